@@ -19,7 +19,7 @@ WIDTH, MOST_METHODS = 100, 30
 # A demo -> the demo to try next.
 NEXT_DEMO = {
     "lvlm": "compare", "compare": "dflash", "dflash": "sage", "sage": "video", "video": "visual-ar",
-    "visual-ar": "visual-ar-textures", "visual-ar-textures": "lvlm-ov",
+    "visual-ar": "visual-ar-blocks", "visual-ar-blocks": "visual-ar-textures", "visual-ar-textures": "lvlm-ov",
     "lvlm-ov": "suite", "suite": "compare", "lvlm-seeds": "lvlm-distilled",
     "lvlm-distilled": "compare", "adapt": "compare",
 }  # fmt: skip
