@@ -273,8 +273,8 @@ def test_an_answer_from_scores_that_are_not_finite_is_not_written(again, monkeyp
     """The weights are finite when they are loaded, and their scores overflow: the record is named."""
     open_target = texts.open_target
 
-    def overflowing(*arguments):
-        target = open_target(*arguments)
+    def overflowing(*arguments, **keywords):
+        target = open_target(*arguments, **keywords)
         target.decoder.model.lm_head.weight.data = target.decoder.model.lm_head.weight.data.sign() * 3e38
         return target
 

@@ -5,15 +5,16 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.core.results import BEGUN
 from draftsmith.core.tracking import TrackingConfig
 from draftsmith.models.captioners import CaptionerConfig
+from draftsmith.trainers.context import Context
+from draftsmith.trainers.engine import EngineConfig
 from draftsmith.trainers.matching import ABSENT, FINGERPRINTS, HIDDEN, stage_state
-from draftsmith.trainers.run import check_stages, pending_restart, run_stages
+from draftsmith.trainers.run import MakeContext, check_stages, pending_restart, run_stages
 from draftsmith.trainers.stages.base import Planned, Stage
 from stages_run import list_anew
 
@@ -31,16 +32,22 @@ def planned(**changes) -> Planned:
     return Planned(**{"name": "note", "stage": Note(), "inputs": {}, "fingerprint": "f", **changes})
 
 
-def run(output: Path, *plan: Planned, restart: str | None = None, chosen: Sequence[str] | None = None) -> list[str]:
-    said: list[str] = []
+def contexts(said: list[str], **settings) -> MakeContext:
+    """Makes each stage's context, whose messages go into `said`."""
 
     def context(stage, folder, inputs, stop, line):
-        return SimpleNamespace(
-            folder=folder, inputs=inputs, fingerprint=stage.fingerprint, target=None, tracking=TrackingConfig(),
-            trackers=[],
-            say=said.append, resolved={f"stages.{stage.name}.captioner.dtype": "bfloat16"},
+        return Context(
+            name=stage.name, folder=folder, seed=0, fingerprint=stage.fingerprint, target=None, drafter=None,
+            engine=EngineConfig(), tracking=TrackingConfig(), inputs=inputs, say=said.append, stop=stop, line=line,
+            **settings,
         )  # fmt: skip
 
+    return context
+
+
+def run(output: Path, *plan: Planned, restart: str | None = None, chosen: Sequence[str] | None = None) -> list[str]:
+    said: list[str] = []
+    context = contexts(said, resolved={f"stages.{stage.name}.captioner.dtype": "bfloat16" for stage in plan})
     run_stages(plan, context, output=output, chosen=chosen, restart=restart, say=said.append)
     return said
 
@@ -339,15 +346,9 @@ class Fragile(Stage):
 def start(output: Path, plan: list[Planned], words=WORDS, chosen=None) -> list[str]:
     """As the command line does it."""
     said: list[str] = []
-
-    def context(stage, folder, inputs, stop, line):
-        return SimpleNamespace(
-            folder=folder, target=None, tracking=TrackingConfig(), trackers=[], say=said.append, resolved={}
-        )
-
     restart = pending_restart(plan, output, chosen, "note", words, said.append)
     check_stages(plan, output, chosen, restart)
-    run_stages(plan, context, output=output, chosen=chosen, restart=restart, say=said.append, words=words)
+    run_stages(plan, contexts(said), output=output, chosen=chosen, restart=restart, say=said.append, words=words)
     return said
 
 
