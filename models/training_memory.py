@@ -14,8 +14,30 @@ from transformers import PreTrainedConfig
 
 from .hub import config_value
 from .layer import LayerShape
+from .memory import BYTES
 
 SUPERVISED = 0.25  # of the positions of a conversation, about
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What one forward of a rank trains a drafter on.
+
+    Args:
+        rows: samples.
+        positions: of all rows, padding and an image generator's prompts included.
+        width: bytes of a number in training (W).
+        held: bytes of a number of the target's states.
+        codes: of all rows, of an image generator; 0 of a language model.
+        objective: the stage's terms of a head's loss; None: the drafter's own.
+    """
+
+    rows: int
+    positions: int
+    width: int
+    held: int
+    codes: int = 0
+    objective: Any = None
 
 
 @dataclass(frozen=True)
@@ -113,6 +135,16 @@ def head_beside(
     return inputs * each + 40.0 * min(chunk, inputs) * passes * shape.vocab_size
 
 
+def head_memory(layer: LayerShape, micro: MicroBatch, *, passes: int, states: int, chunk: int) -> dict[str, float]:
+    """Of a hidden-state head of a language model: both of these, as a dry run names them."""
+    return {
+        "activations": head_activations(layer, micro.positions, passes, micro.width),
+        "states and scores": head_beside(
+            layer, micro.positions, passes, micro.width, states=states, target_width=micro.held, chunk=chunk
+        ),
+    }
+
+
 def dflash_activations(
     shape: LayerShape, layers: int, joined: int, context: int, places: int, width: int, *, chunks: int = 1
 ) -> float:
@@ -170,3 +202,16 @@ def code_scores(vocabulary: int, codes: int, *, compares: bool = True) -> float:
 def code_scores_beside(vocabulary: int, codes: int) -> float:
     """Bytes that live beside those for a moment: the target's scores, the head's, and a gradient."""
     return 3.0 * 4 * codes * vocabulary
+
+
+def image_head_memory(activations: float, vocabulary: int, width: int, codes: int) -> dict[str, float]:
+    """Of a head of an image generator, as a dry run names it.
+
+    Args:
+        width: of the target's states, which are kept in float32.
+    """
+    return {
+        "activations": activations,
+        "scores": code_scores_beside(vocabulary, codes),
+        "states": codes * width * BYTES["float32"],
+    }

@@ -57,6 +57,12 @@ def _maker(earlier: list[Planned], thing: str, wanted: str | None, name: str, re
         if wanted in names:
             raise UserError(f"stage {name!r} takes its {thing} from {wanted!r}, which makes none", where=where,
                             hint=did_you_mean(wanted, makers))  # fmt: skip
+        if wanted in recipe.stages and wanted != name:
+            raise UserError(
+                f"stage {name!r} takes its {thing} from {wanted!r}, which runs later", where=where,
+                hint=f"stages run in the order written, and those that a recipe adds run last: `order` lists all of "
+                f"them in another order, or give what reads {wanted!r} a stage of its own",
+            )  # fmt: skip
         others = recipe.stages[name].names_of(thing)
         raise UserError(f"stage {name!r} takes its {thing} from {wanted!r}, which is no earlier stage", where=where,
                         hint=did_you_mean(wanted, [*others, *(makers or names)]))  # fmt: skip

@@ -21,6 +21,7 @@ from ...core.section import Section
 from ...core.states import Taps
 from ..decoding.warp import Warp
 from ..targets.base import Target, TargetShape, TargetStep
+from ..training_memory import MicroBatch
 
 if TYPE_CHECKING:
     from .ensemble import EnsembleConfig
@@ -194,6 +195,12 @@ class DrafterConfig(Section):
     def count(self, shape: TargetShape) -> dict[str, int]:
         """Part -> number of parameters that are its own, without weights."""
         return {}
+
+    def training_memory(self, shape: TargetShape, micro: MicroBatch) -> dict[str, float] | None:
+        """Bytes that a training step holds beside weights, gradients, optimizer and target, by what takes them; None:
+        this kind does not estimate them, and a dry run says so.
+        """
+        return None
 
     def lines(self, shape: TargetShape, config: Any) -> list[str]:
         """What a dry run says of it beside a target of this shape and model config."""

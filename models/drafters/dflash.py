@@ -27,11 +27,12 @@ from ..decoding.cache import Cache
 from ..decoding.expansions import Expansions
 from ..decoding.warp import Warp
 from ..targets.base import Target, TargetShape, TargetStep
+from ..training_memory import MicroBatch, dflash_activations, dflash_beside
 from .base import PLAIN, CountTokens, Drafter, DraftingOptions, PublishedDrafter, TargetIdentity
 from .dflash_files import dflash_manifest, load_dflash, save_dflash
 from .dflash_images import DflashImageProposal, DflashImageTraining, image_layer
 from .dflash_module import DflashHead, DflashShape, even_taps
-from .dflash_training import DflashLoss, DflashTraining
+from .dflash_training import BLOCKS, DflashLoss, DflashTraining
 from .eagle3 import likeliest_ids
 from .head_config import mirrored_layer
 from .head_files import find_head
@@ -184,6 +185,16 @@ class DflashConfig(PublishedDrafter):
     def drafter(self, module: nn.Module, target: Target, options: DraftingOptions = PLAIN) -> Drafter:
         proposal = DflashImageProposal if target.shape.draws_images else DflashProposal
         return proposal(cast(DflashHead, module), target, self)
+
+    def training_memory(self, shape: TargetShape, micro: MicroBatch) -> dict[str, float]:
+        """Count a block after each token, as many as a sample has at most."""
+        made, anchors, joined = self.shape(shape), self.loss.num_anchors, len(self.shape(shape).taps)
+        sizes = joined, micro.positions, min(micro.positions, micro.rows * anchors) * made.block_size
+        chunks = -(-min(micro.positions // micro.rows, anchors) // BLOCKS)
+        kept = dflash_activations(made.layer, made.num_layers, *sizes, micro.width, chunks=chunks)
+        beside = dflash_beside(made.layer, *sizes, micro.width, target_width=micro.held, chunk=self.loss.chunk)
+        states = {"states": float(micro.codes * shape.hidden_size * micro.held * (1 + joined))} if micro.codes else {}
+        return {**states, "activations": kept, "states and scores": beside}
 
     def count(self, shape: TargetShape) -> dict[str, int]:
         with torch.device("meta"):

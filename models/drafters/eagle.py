@@ -23,6 +23,7 @@ from ...core.errors import UserError
 from ...core.states import Taps
 from ..layer import LayerShape
 from ..targets.base import Target, TargetShape
+from ..training_memory import MicroBatch, image_head_activations, image_head_memory
 from .base import PLAIN, CountTokens, Drafter, DraftingOptions, TargetIdentity
 from .eagle_images import (
     EagleLoss,
@@ -150,6 +151,15 @@ class EagleConfig(FusedHeadConfig):
         if target.shape.draws_images:
             return ImageEagleProposal(cast(ImageEagleHead, module), target.guided)
         return super().drafter(module, target, options)
+
+    def training_memory(self, shape: TargetShape, micro: MicroBatch) -> dict[str, float]:
+        """Of an image generator count rows twice with `loss.guided`: with their condition and without."""
+        if not shape.draws_images:
+            return super().training_memory(shape, micro)
+        rows = 2 if self.loss.guided else 1
+        codes = rows * micro.codes
+        kept = image_head_activations(self.layer(shape), rows * micro.positions, codes, micro.width)
+        return image_head_memory(kept, shape.vocab_size, shape.hidden_size, codes)
 
     def count(self, shape: TargetShape) -> dict[str, int]:
         """Count trainable parameters; the frozen embedding of an image generator's head is left out."""

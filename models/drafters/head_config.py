@@ -20,6 +20,7 @@ from ...core.states import Taps
 from ..hub import config_value, recurrent_layers, rope_of
 from ..layer import STRETCHED, LayerShape, stretched
 from ..targets.base import Target, TargetShape
+from ..training_memory import MicroBatch, head_memory
 from .base import PLAIN, CountTokens, Drafter, DraftingOptions, PublishedDrafter, TargetIdentity
 from .head_files import find_head, load_head, manifest_of, save_head
 from .head_inputs import Image, Reads, Visual
@@ -124,6 +125,13 @@ class HeadConfig(PublishedDrafter):
         return mirrored_layer(self, shape.text, input_norm=True)
 
     # ---- verbs
+
+    def training_memory(self, shape: TargetShape, micro: MicroBatch) -> dict[str, float]:
+        """Count every pass over the head's own outputs."""
+        terms = micro.objective or self.terms
+        passes = 1 + (self.mtp_steps if terms.mtp_steps is None else terms.mtp_steps)
+        states = 1 + len(self.taps_for(shape, training=True).layers)
+        return head_memory(self.layer(shape), micro, passes=passes, states=states, chunk=terms.chunk)
 
     def check(self, shape: TargetShape) -> None:
         """Raise `UserError` for a target that draws images, or one that `mirrored_layer` refuses."""

@@ -30,7 +30,7 @@ BAD = {
         ["recipe=llava15-68m", "stages.new={data: {path: mine.json}}"],
         "stages.new: its kind is missing; kinds are generate, encode, regenerate, cache, train, evaluate, publish",
     ),
-    "needs earlier": (["recipe=demo/lvlm", "stages.target.data.from=evaluate"], "no earlier stage"),
+    "needs earlier": (["recipe=demo/lvlm", "stages.target.data.from=evaluate"], "which runs later"),
     "makes no data": (["recipe=demo/lvlm", "stages.language.data.from=target"], "makes none"),
     "unknown scenario": (["recipe=demo/lvlm", "stages.world.splits.train.captoin=1"], "did you mean 'caption'"),
     "lora without its part": (["recipe=llava15-68m", "stages.pretrain.lora={rank: 4}"], "does not name language_model"),

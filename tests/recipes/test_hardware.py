@@ -1,8 +1,11 @@
 """Dry runs say what an evaluation takes of a GPU, and end with 1 where it does not fit."""
 
 import re
+from dataclasses import replace
+from typing import ClassVar, Literal
 
 import pytest
+from draftsmith.models.drafters.base import PublishedDrafter
 from draftsmith.models.sizes import parameter_counts
 from draftsmith.recipes.dry_run import does_not_fit
 from draftsmith.recipes.launch import run_recipe
@@ -125,6 +128,28 @@ def test_weights_gradients_and_optimizer_by_zero_stage(zero, precision, weights,
     assert micro_of(stage, recipe) * recipe.hardware.gpus == stage.batch_size
     parts = engine_parts(1000, 400, stage, recipe)
     assert parts == {"weights": weights, "gradients": gradients, "optimizer": optimizer}
+
+
+class NewDrafter(PublishedDrafter):
+    """As the first version of somebody's own: it estimates nothing."""
+
+    kind: Literal["new"] = "new"
+    trains_on: ClassVar[str | None] = "states"
+
+    def count(self, shape):
+        return {"trainable": 10**9}
+
+
+@pytest.mark.parametrize(("name", "stage"), [("eagle3-qwen2.5-vl-7b", "text"), ("eagle-anole-7b", "head")])
+def test_what_a_drafter_does_not_estimate_is_named(name, stage):
+    loaded = load([f"recipe={name}"])
+    one = next(one for one in plan(loaded.recipe, loaded.path) if one.name == stage)
+    known, new = one.stage.memory(one), one.stage.model_copy(update={"drafter": NewDrafter()})
+    memory = new.memory(replace(one, stage=new))
+    assert memory.parts["frozen target"] == known.parts["frozen target"] and "activations" in known.parts
+    assert "activations" not in memory.parts and memory.parts["weights"] == 2e9
+    assert "not counted: activations and scores, which new does not estimate" in memory.lines(None)[0]
+    assert "not counted" not in known.lines(None)[0]
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,8 @@ class Memory:
     parts: dict[str, float] = field(default_factory=dict)
     # Published models whose size a dry run, which fetches nothing, does not know.
     uncounted: tuple[str, ...] = ()
+    # A kind of drafter that does not estimate what its training holds (`DrafterConfig.training_memory`).
+    unestimated: str | None = None
 
     @property
     def total(self) -> float:
@@ -61,6 +63,8 @@ class Memory:
         line = f"  memory of the fullest GPU about {self.total / _GIB:.1f} GiB: {each or 'models under 0.1'}, CUDA 2.0"
         if self.uncounted:
             line += f"; not counted, since a dry run fetches no config: {', '.join(self.uncounted)}"
+        if self.unestimated:
+            line += f"; not counted: activations and scores, which {self.unestimated} does not estimate"
         if hardware is None:
             return [line]
         verdict = "fits" if self.fits(hardware) else "DOES NOT FIT"

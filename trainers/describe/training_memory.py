@@ -11,21 +11,14 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from ...core import ranks
-from ...models.drafters.dflash_training import BLOCKS
 from ...models.llava import is_tied
-from ...models.memory import BYTES, Decoding, activation_bytes, peak
+from ...models.memory import Decoding, activation_bytes, peak
 from ...models.sizes import parameter_counts
 from ...models.training_memory import (
     SUPERVISED,
-    code_scores_beside,
+    MicroBatch,
     cross_entropy_bytes,
     decoder_activations,
-    dflash_activations,
-    dflash_beside,
-    head_activations,
-    head_beside,
-    image_head_activations,
-    medusa_activations,
     tower_activations,
 )
 from .memory import Memory
@@ -91,7 +84,7 @@ def lvlm_parts(stage: Any, recipe: Any, config: PreTrainedConfig, trained: int, 
     return parts
 
 
-def head_parts(stage: Any, recipe: Any, max_length: int | None) -> dict[str, float]:
+def head_memory(stage: Any, recipe: Any, max_length: int | None) -> Memory:
     """Of a hidden-state head of a language model.
 
     Args:
@@ -112,42 +105,11 @@ def head_parts(stage: Any, recipe: Any, max_length: int | None) -> dict[str, flo
     weights = weights or sum(parameter_counts(target).values())
     parts |= _frozen(recipe, weights, None if stage.reads_tables else positions)
     if positions is None:
-        return parts
-    width, held = number_bytes(recipe), held_bytes(recipe.target)
-    if config.kind == "medusa":
-        made = config.shape(shape)
-        parts["activations"] = medusa_activations(
-            made.hidden_size, made.num_heads, made.num_layers, positions, 0, width, compares=False
-        )
-        parts["scores"] = 40.0 * 128 * made.num_heads * shape.vocab_size
-        return parts
-    if config.kind == "dflash":
-        return parts | _dflash_parts(config, shape, positions, micro_of(stage, recipe), width, held)
-    if config.kind == "peagle":  # masks are entries beside the true ones
-        rows = micro_of(stage, recipe)
-        positions += min(positions, rows * config.loss.num_anchors) * (config.parallel_tokens - 1)
-    objective, layer = stage.objective or config.terms, config.layer(shape)
-    passes = (
-        1 if config.kind == "peagle" else 1 + (config.mtp_steps if objective.mtp_steps is None else objective.mtp_steps)
+        return Memory(parts)
+    micro = MicroBatch(
+        micro_of(stage, recipe), positions, number_bytes(recipe), held_bytes(recipe.target), objective=stage.objective
     )
-    states = 1 + len(config.taps_for(shape, training=True).layers)
-    parts["activations"] = head_activations(layer, positions, passes, width)
-    parts["states and scores"] = head_beside(
-        layer, positions, passes, width, states=states, target_width=held, chunk=objective.chunk
-    )
-    return parts
-
-
-def _dflash_parts(config: Any, shape: Any, positions: int, rows: int, width: int, held: int) -> dict[str, float]:
-    """Of a micro-batch of so many rows with a block after each token, as many as a sample has at most."""
-    made, loss = config.shape(shape), config.loss
-    blocks = min(positions, rows * loss.num_anchors)
-    sizes = len(made.taps), positions, blocks * made.block_size
-    chunks = -(-min(positions // rows, loss.num_anchors) // BLOCKS)
-    return {
-        "activations": dflash_activations(made.layer, made.num_layers, *sizes, width, chunks=chunks),
-        "states and scores": dflash_beside(made.layer, *sizes, width, target_width=held, chunk=loss.chunk),
-    }
+    return _with_drafter(parts, config, shape, micro)
 
 
 def _frozen(recipe: Any, weights: int, positions: int | None) -> dict[str, float]:
@@ -161,38 +123,20 @@ def _frozen(recipe: Any, weights: int, positions: int | None) -> dict[str, float
     return parts
 
 
-def image_parts(stage: Any, recipe: Any) -> dict[str, float] | None:
+def image_head_memory(stage: Any, recipe: Any) -> Memory | None:
     """Of a head of an image generator; None: of its tokenizer, its reader, or itself, which only demos train."""
     if stage.model != "drafter":
         return None
     config, shape, section = stage.drafter or recipe.drafter, mirrored_shape(recipe), recipe.target
     trained = drafter_parameters(config, recipe)
     parts = engine_parts(trained, trained, stage, recipe)
-    micro, width, held = micro_of(stage, recipe), number_bytes(recipe), held_bytes(section)
-    codes = micro * section.num_codes
+    rows, held = micro_of(stage, recipe), held_bytes(section)
     parts["frozen target"] = held * section.count()["transformer"]
-    if config.kind == "dflash":
-        places = micro * (section.prompt_places + section.num_codes)
-        joined = 1 + len(config.shape(shape).taps)
-        parts["states"] = codes * shape.hidden_size * held * joined
-        return parts | _dflash_parts(config, shape, places, micro, width, held)
-    if config.kind == "medusa":
-        made = config.shape(shape)
-        compares = config.loss.token_divergence != "ce"
-        kept = medusa_activations(
-            made.hidden_size, made.num_heads, made.num_layers, codes, shape.vocab_size, width, compares=compares
-        )
-    else:
-        # With guided distributions every sample runs with its condition and without.
-        codes *= 2 if config.loss.guided else 1
-        prompt = section.prompt_places * codes / section.num_codes
-        kept = image_head_activations(config.layer(shape), round(codes + prompt), codes, width)
-    parts["activations"] = kept
-    parts["scores"] = code_scores_beside(shape.vocab_size, codes)
-    parts["states"] = codes * shape.hidden_size * BYTES["float32"]
-    return parts
+    codes = rows * section.num_codes
+    micro = MicroBatch(rows, rows * section.prompt_places + codes, number_bytes(recipe), held, codes)
+    return _with_drafter(parts, config, shape, micro)
 
 
-def memory_of(parts: dict[str, float] | None) -> Memory | None:
-    """As a dry run shows it."""
-    return None if parts is None else Memory(parts)
+def _with_drafter(parts: dict[str, float], config: Any, shape: Any, micro: MicroBatch) -> Memory:
+    own = config.training_memory(shape, micro)
+    return Memory(parts, unestimated=config.kind) if own is None else Memory(parts | own)

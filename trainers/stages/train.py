@@ -26,7 +26,7 @@ from ..describe.train import (
     start_line,
     told_steps,
 )
-from ..describe.training_memory import head_parts, image_parts, memory_of
+from ..describe.training_memory import head_memory, image_head_memory
 from ..engine import init_distributed
 from ..fit import FitSettings, fit, seed_all
 from ..training.codes import open_codes
@@ -109,9 +109,9 @@ class TrainStage(TrainSettings):
         """Of its fullest GPU; None: of a tiny target, an image tokenizer or a reader, which demos train."""
         way = self.way(plan.recipe.target, plan.recipe.drafter)
         if way == "codes":
-            return memory_of(image_parts(self, plan.recipe))
+            return image_head_memory(self, plan.recipe)
         if way == "states":
-            return memory_of(head_parts(self, plan.recipe, head_length(plan)))
+            return head_memory(self, plan.recipe, head_length(plan))
         return None if self.model == "target" and not self._is_of_drafts(plan) else lvlm_memory(plan)
 
     def _is_of_drafts(self, plan: Planned) -> bool:
