@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -34,6 +33,7 @@ from draftsmith.trainers.results import NAMES_WEIGHTS, named_weights
 from draftsmith.trainers.run import pending_restart, run_stages
 from draftsmith.trainers.stages.base import Stage
 from safetensors.torch import save_file
+from stages_run import contexts
 
 pytestmark = pytest.mark.filterwarnings("ignore:Pydantic serializer")
 # Recipe and settings; together they have every section of the schema.
@@ -43,10 +43,11 @@ RECIPES = (
     ("demo/adapt",),
     ("peagle-qwen2.5-vl-7b",),
     ("adapt-eagle3-qwen2.5-vl-7b",),
+    ("eagle3-qwen2.5-vl-7b", "stages.text.source={kind: online, engine: {kind: vllm}}"),
     ("demo/lvlm", "stages.finetune.lora={rank: 4}", "stages.finetune.objective={kind: cross_entropy}",
      "stages.pretrain.packing={max_tokens: 4096}"),
     ("demo/suite", "stages.publish={kind: publish, repo: me/x, prompt: {text: hello}}"),
-    ("demo/lvlm-distilled",),
+    ("demo/lvlm-distilled", "stages.answers.engine={kind: sglang}"),
     ("demo/video", "stages.sparrow.source=null", "stages.sparrow.source={kind: cached_on_first_epoch}",
      "stages.sparrow.data={from: world, path: single}"),
     ("demo/visual-ar", "stages.world.textures={contrast: 20}"),
@@ -76,6 +77,11 @@ HARMLESS = {
     "log_every": "how often a line is logged",
     "num_workers": "processes that read",
     "tensor_parallel_size": "how many ranks hold a frozen target together",
+    "python": "where a serving engine is installed",
+    "scratch": "where an engine's requests and answers lie on their way",
+    "gpu_memory_utilization": "how much of a GPU an engine takes",
+    "max_num_seqs": "how many requests an engine runs together",
+    "ahead": "how many batches an engine works ahead",
 }
 # Fields whose value stands in another one.
 ELSEWHERE = {
@@ -324,12 +330,8 @@ def test_what_the_run_itself_writes_is_nothing_outside(tmp_path, monkeypatch):
         only = [replace(planned, stage=Weights(), inputs={}, earlier={})]
         restart = pending_restart(only, tmp_path, ["target"], "target", words, lambda text: None)
         with pytest.raises(KeyboardInterrupt):
-            run_stages(only, context, output=tmp_path, chosen=None, restart=restart, say=print, words=words)
+            run_stages(only, contexts(print), output=tmp_path, chosen=None, restart=restart, say=print, words=words)
     assert sorted(path.name for path in tmp_path.glob("target*")) == ["target", "target.before-1"]
-
-
-def context(stage, folder, inputs, stop, line):
-    return SimpleNamespace(folder=folder, target=None, tracking=TrackingConfig(), trackers=[], resolved={}, say=print)
 
 
 def test_a_word_is_no_path(tmp_path, monkeypatch):

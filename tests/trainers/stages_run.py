@@ -1,14 +1,19 @@
 """Stages of a recipe in this process, as the command line runs them (but for its lock)."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 from draftsmith.core.results import DONE, read_mark, sums_of, write_mark
+from draftsmith.core.tracking import TrackingConfig
 from draftsmith.recipes.launch import context_maker
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
-from draftsmith.trainers.run import run_stages
+from draftsmith.trainers.context import Context
+from draftsmith.trainers.engine import EngineConfig
+from draftsmith.trainers.run import MakeContext, run_stages
 
 # Overrides of recipe=demo/lvlm: a target from a synthetic dataset of a hundred records.
 TINY_DATASET = [
@@ -41,6 +46,18 @@ FEW = [
     "stages.finetune.steps=3",
     "stages.evaluate.max_new_tokens=12",
 ]
+
+
+def contexts(say: Callable[[str], None], **settings: Any) -> MakeContext:
+    """Makes the contexts of stages that need no target and no drafter; their messages go to `say`."""
+
+    def context(stage, folder, inputs, stop, line):
+        return Context(
+            name=stage.name, folder=folder, seed=0, fingerprint=stage.fingerprint, target=None, drafter=None,
+            engine=EngineConfig(), tracking=TrackingConfig(), inputs=inputs, say=say, stop=stop, line=line, **settings,
+        )  # fmt: skip
+
+    return context
 
 
 def list_anew(folder: Path) -> None:

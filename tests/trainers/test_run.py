@@ -9,14 +9,11 @@ from pathlib import Path
 import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.core.results import BEGUN
-from draftsmith.core.tracking import TrackingConfig
 from draftsmith.models.captioners import CaptionerConfig
-from draftsmith.trainers.context import Context
-from draftsmith.trainers.engine import EngineConfig
 from draftsmith.trainers.matching import ABSENT, FINGERPRINTS, HIDDEN, stage_state
-from draftsmith.trainers.run import MakeContext, check_stages, pending_restart, run_stages
+from draftsmith.trainers.run import check_stages, pending_restart, run_stages
 from draftsmith.trainers.stages.base import Planned, Stage
-from stages_run import list_anew
+from stages_run import contexts, list_anew
 
 
 class Note(Stage):
@@ -32,22 +29,9 @@ def planned(**changes) -> Planned:
     return Planned(**{"name": "note", "stage": Note(), "inputs": {}, "fingerprint": "f", **changes})
 
 
-def contexts(said: list[str], **settings) -> MakeContext:
-    """Makes each stage's context, whose messages go into `said`."""
-
-    def context(stage, folder, inputs, stop, line):
-        return Context(
-            name=stage.name, folder=folder, seed=0, fingerprint=stage.fingerprint, target=None, drafter=None,
-            engine=EngineConfig(), tracking=TrackingConfig(), inputs=inputs, say=said.append, stop=stop, line=line,
-            **settings,
-        )  # fmt: skip
-
-    return context
-
-
 def run(output: Path, *plan: Planned, restart: str | None = None, chosen: Sequence[str] | None = None) -> list[str]:
     said: list[str] = []
-    context = contexts(said, resolved={f"stages.{stage.name}.captioner.dtype": "bfloat16" for stage in plan})
+    context = contexts(said.append, resolved={f"stages.{stage.name}.captioner.dtype": "bfloat16" for stage in plan})
     run_stages(plan, context, output=output, chosen=chosen, restart=restart, say=said.append)
     return said
 
@@ -348,7 +332,7 @@ def start(output: Path, plan: list[Planned], words=WORDS, chosen=None) -> list[s
     said: list[str] = []
     restart = pending_restart(plan, output, chosen, "note", words, said.append)
     check_stages(plan, output, chosen, restart)
-    run_stages(plan, contexts(said), output=output, chosen=chosen, restart=restart, say=said.append, words=words)
+    run_stages(plan, contexts(said.append), output=output, chosen=chosen, restart=restart, say=said.append, words=words)
     return said
 
 

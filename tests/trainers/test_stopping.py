@@ -7,13 +7,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 from called_ranks import call_two_ranks
-from draftsmith.core.tracking import TrackingConfig
 from draftsmith.trainers.checkpoint import CheckpointConfig
 from draftsmith.trainers.evaluation.resume_log import ResumeLog, resumed
 from draftsmith.trainers.loop import Training, train
@@ -22,6 +20,7 @@ from draftsmith.trainers.run import DONE, run_stages
 from draftsmith.trainers.stages.base import Planned, Stage
 from draftsmith.trainers.stopping import Stop, Stopped
 from ranks_run import FORKS, run_ranks
+from stages_run import contexts
 from training import Samples, engine, loader, module, weights
 
 STEPS, EVERY = 5, 2  # a validation after steps 2, 4 and 5
@@ -115,14 +114,8 @@ class Work(Stage):
 
 def stages(output: Path, *, asks: bool) -> list[str]:
     said: list[str] = []
-
-    def context(stage, folder, inputs, stop, line):
-        return SimpleNamespace(
-            folder=folder, target=None, tracking=TrackingConfig(), trackers=[], resolved={}, say=said.append, stop=stop
-        )
-
     plan = [Planned("first", Work(asks=asks), {}, "f"), Planned("second", Work(), {}, "g")]
-    run_stages(plan, context, output=output, chosen=None, restart=None, say=said.append)
+    run_stages(plan, contexts(said.append), output=output, chosen=None, restart=None, say=said.append)
     return said
 
 
@@ -137,10 +130,7 @@ def test_between_two_stages_the_run_stops(number, tmp_path, monkeypatch):
     assert stages(tmp_path, asks=False) == ["stage first: finished before, same inputs", "stage second"]
     # Asked in the last stage there is nothing left to stop.
     other = [Planned("first", Work(asks=True), {}, "f")]
-    make = lambda stage, folder, inputs, stop, line: SimpleNamespace(  # noqa: E731
-        folder=folder, target=None, tracking=TrackingConfig(), trackers=[], resolved={}, say=print, stop=stop
-    )
-    run_stages(other, make, output=tmp_path / "other", chosen=None, restart=None, say=lambda text: None)
+    run_stages(other, contexts(print), output=tmp_path / "other", chosen=None, restart=None, say=lambda text: None)
     assert (tmp_path / "other" / "first" / DONE).is_file()
 
 
