@@ -142,7 +142,7 @@ def _introduction(facts: CardFacts) -> list[str]:
     return [
         f"# {facts.repo.split('/')[-1]}", "",
         f"{what} that drafts tokens for {target}. The target checks every token, so that the output stays the target's; "
-        "and how much sooner it comes is measured below.", "",
+        "the speedup is measured below.", "",
         *markdown(words(["", ""], rows)),
     ]  # fmt: skip
 
