@@ -139,7 +139,7 @@ def _stages(
             if not waits:
                 findings.append(fault(subject, state.problem, state.hint or ""))
         elif state == "finished":
-            findings.append(ok(subject, "finished before, same inputs: passed over"))
+            findings.append(ok(subject, "finished before, same inputs: skipped"))
             continue
         if stage.name in too_large:
             findings.append(fault(subject, too_large[stage.name], "choose another output=, or a smaller states.dtype"))
@@ -153,14 +153,14 @@ def _stages(
 COMMAND = Command(
     name="check",
     summary="look at a recipe before it runs: sizes, data, room, stages that finished",
-    description="What a dry run prints, and whether the run can begin: the engine on this machine, models and data\n"
-    "on disk, room for the output, stages that have finished or whose inputs changed. Records are encoded as\n"
-    "training would encode them, and one is shown with its supervised text in [[ ]]. Nothing is trained,\n"
+    description="Print a dry run, then check whether the run can begin: the engine on this machine, models and data on\n"
+    "disk, room for the output, stages that have finished or whose inputs changed. Records are encoded as training\n"
+    "would encode them, and one is shown with its supervised text in [[ ]]. Nothing is trained,\n"
     "fetched or written.\n"
-    "Exits with 3 where something has to be fixed.",
+    "Exits with 3 if something must be fixed.",
     examples=(
         ("draftsmith check llava15-68m", "sizes and what is missing"),
-        ("draftsmith check llava15-68m stages.finetune.data.path=/data/mix665k.json", "with one's own file"),
+        ("draftsmith check llava15-68m stages.finetune.data.path=/data/mix665k.json", "with your own file"),
         ("draftsmith check llava15-68m --samples 5000", "read more records of each file"),
     ),
     arguments=(

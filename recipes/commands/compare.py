@@ -55,11 +55,12 @@ def _run(options: argparse.Namespace) -> int:
 COMMAND = Command(
     name="compare",
     summary="a leaderboard of runs, and the runs side by side: settings, training curves, evaluation",
-    description="First the leaderboard: tau, expected and measured speedup, the drafter's memory and the cost of its\n"
-    "training for every method, a table for each set of requests. Runs that differ in `seed` alone get a table of\n"
-    "means with their spread. Then settings that differ, training curves (from each stage's metrics.jsonl) and\n"
-    "evaluation tables. Runs may be finished or under way. Printed, and written to a folder: compare.md,\n"
-    "compare.html (one file, with the pictures), leaderboard.csv, compare.json, curves.png.",
+    description="Compare runs, finished or under way. The leaderboard has tau (tokens per pass of the target), the\n"
+    "expected and measured speedup, the drafter's memory and the cost of its training, a table for each set of\n"
+    "requests. Runs that differ only in `seed` get a table of means with their spread. Then come settings that\n"
+    "differ, training curves (from each stage's metrics.jsonl) and evaluation tables. The page is printed, and\n"
+    "written to a folder: compare.md, compare.html (one file, with the pictures), leaderboard.csv, compare.json,\n"
+    "curves.png.",
     examples=(
         ("draftsmith compare runs/*", "one leaderboard; the pages go to compare/"),
         ("draftsmith compare runs/a runs/b --output out/ab", "two runs; the pages go to out/ab"),
@@ -69,8 +70,8 @@ COMMAND = Command(
     ),
     arguments=(
         Argument("runs", "output folders of runs", {"nargs": "+", "metavar": "RUN"}),
-        Argument("--output", "folder of the pages (compare)", {"default": "compare"}),
-        Argument("--metrics", "curves to draw, with commas between (losses and tau)", {"metavar": "NAMES"}),
+        Argument("--output", "folder for the pages (compare)", {"default": "compare"}),
+        Argument("--metrics", "curves to draw, separated by commas (losses and tau)", {"metavar": "NAMES"}),
     ),
     run=_run,
     takes="folder",

@@ -75,7 +75,7 @@ COMMAND = Command(
     name="demo",
     summary="train tiny models on drawn data and measure them: a CPU, minutes, nothing to download",
     description="Run a demo recipe from drawn data to a report, on two processes of this machine. No GPU, weights or\n"
-    "data are needed. Start it again to go on where it stopped. Further words are settings of the recipe.\n"
+    "data are needed. Start it again to continue where it stopped. Words after the name are settings of the recipe.\n"
     "draftsmith recipes demo lists the demos.",
     examples=(
         ("draftsmith demo", "a draft VLM for a tiny LLaVA"),

@@ -33,13 +33,13 @@ def _run(options: argparse.Namespace) -> int:
 
 COMMAND = Command(
     name="doctor",
-    summary="look at this environment and machine, with the hint for each fault",
-    description="Versions against those that were tested, devices, DeepSpeed and its ops, disk and memory, cores\n"
-    "against threads and ranks, Hub and wandb login. The network is used only with --network.\n"
-    "Exits with 3 where something has to be fixed; warnings alone exit with 0.",
+    summary="check this environment and machine, and say how to fix each fault",
+    description="Compare installed versions with the tested ones, and check devices, DeepSpeed and its ops, disk and\n"
+    "memory, cores against threads and ranks, Hub and wandb login. The network is used only with --network.\n"
+    "Exits with 3 if something must be fixed; warnings alone exit with 0.",
     examples=(
         ("draftsmith doctor", ""),
-        ("draftsmith doctor --ranks 8", "threads against eight processes on this node"),
+        ("draftsmith doctor --ranks 8", "do the threads of eight processes fit this node?"),
         ("draftsmith doctor --network", "also: do the Hub (HF_ENDPOINT) and wandb answer?"),
     ),
     arguments=(

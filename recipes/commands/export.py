@@ -46,7 +46,10 @@ COMMAND = Command(
     examples=(
         ("draftsmith export runs/eagle3-qwen2.5-vl-7b/pictures out/EAGLE3-Qwen2.5-VL-7B --to vllm", ""),
         ("draftsmith export runs/llava15-68m/finetune out/llava15-68m-text --to vllm --prompts text", ""),
-        ("draftsmith export runs/x/eagle3 out/head --to vllm --target runs/x/target --target-to out/target", "a pair"),
+        (
+            "draftsmith export runs/x/eagle3 out/head --to vllm --target runs/x/target --target-to out/target",
+            "a pair",
+        ),
         ("draftsmith export runs/msd/train out/MSD --to eagle --target weights/llava-1.5-7b-hf", ""),
     ),
     arguments=(
@@ -54,9 +57,7 @@ COMMAND = Command(
         Argument("destination", "a directory that does not exist yet"),
         Argument("--to", "vllm, sglang, speculators or eagle", {"required": True}),
         Argument("--target", "Hub id or directory of the target (as the drafter's manifest names it)"),
-        Argument(
-            "--target-to", "write the target of a run there, too, as vLLM reads it: a pair that is served together"
-        ),
+        Argument("--target-to", "also write the run's target to this folder as vLLM reads it, to serve both together"),
         Argument(
             "--prompts", "text: the engine will never receive images", {"choices": ("all", "text"), "default": "all"}
         ),

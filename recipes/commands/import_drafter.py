@@ -35,9 +35,9 @@ def _run(options: argparse.Namespace) -> int:
 COMMAND = Command(
     name="import",
     summary="turn a published drafter into a folder that recipes read",
-    description="Write a published drafter as a folder that recipes read. What its files leave unsaid is worked out\n"
-    "from the target or asked for. Weights are read from safetensors, or from a pickle without running anything in\n"
-    "it. The recipe's section for it is printed. docs/exports.md has the table of what is read.",
+    description="Write a published drafter as a folder that recipes read. What its files do not say is derived from\n"
+    "the target, or an option is asked for. Weights are read from safetensors, or from a pickle without running its\n"
+    "code. The command prints the drafter section for a recipe. docs/exports.md lists the layouts that it reads.",
     examples=(
         ("draftsmith import lucylyn/MSD-LLaVA1.5-7B weights/msd --as msd --target llava-hf/llava-1.5-7b-hf", ""),
         ("draftsmith import downloads/vispec weights/vispec --as vispec --target Qwen/Qwen2.5-VL-7B-Instruct", ""),
@@ -49,14 +49,14 @@ COMMAND = Command(
     ),
     arguments=(
         Argument("drafter", "Hub id or directory of the published drafter"),
-        Argument("destination", "a directory that does not exist yet; it appears whole or not at all"),
+        Argument("destination", "a directory that does not exist yet"),
         Argument("--as", "what it is: eagle, eagle3, peagle, dflash, msd, vispec, lantern or lvlm",
                  {"dest": "kind", "required": True, "metavar": "KIND"}),
         Argument("--target", "Hub id or directory of the model that it drafts for", {"required": True}),
-        Argument("--image", "eagle, eagle3, peagle: what stood at pictures in its training",
+        Argument("--image", "eagle, eagle3, peagle: what the drafter saw in place of picture tokens in its training",
                  {"choices": ("placeholder", "projected")}),
-        Argument("--revision", "of the drafter"),
-        Argument("--target-revision", "of the target"),
+        Argument("--revision", "revision of the drafter"),
+        Argument("--target-revision", "revision of the target"),
         Argument("--no-weights", "do not compare embeddings: the target's config is enough", {"action": "store_true"}),
     ),
     run=_run,

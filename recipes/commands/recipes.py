@@ -33,16 +33,16 @@ def _list(given: argparse.Namespace) -> int:
 LIST = Command(
     name="recipes",
     summary="list the recipes that ship with the project",
-    description="The recipes that ship with the project, one line each. Each file's header says what the paper does,\n"
+    description="List the recipes that ship with the project, one line each. The header of each file has the paper,\n"
     "the hardware, the expected numbers and the command.",
     examples=(
         ("draftsmith recipes", "all of them"),
         ("draftsmith recipes demo", "those that run on a CPU in minutes"),
-        ("draftsmith recipes llamagen eagle", "with both words in name or headline"),
+        ("draftsmith recipes llamagen eagle", "recipes with both words in the name or the line"),
     ),
     arguments=(
-        Argument("words", "only recipes whose name or headline has all of these", {"nargs": "*", "metavar": "WORD"}),
-        Argument("--names", "names alone, one on a line", {"action": "store_true"}),
+        Argument("words", "only recipes with all of these words", {"nargs": "*", "metavar": "WORD"}),
+        Argument("--names", "print only the names, one on each line", {"action": "store_true"}),
     ),
     run=_list,
 )
@@ -57,16 +57,20 @@ def _show(given: argparse.Namespace) -> int:
 
 SHOW = Command(
     name="show",
-    summary="show a recipe as it would run, with where each value came from",
-    description="The recipe with its defaults, what it extends and the command line put together. After each value\n"
-    "stands where it came from: a recipe's file, the recipe that it extends, the command line, or the default.\n"
-    "The output is a recipe itself: saved to a file it runs the same.",
+    summary="show a recipe as it would run, and where each value came from",
+    description="Print the whole recipe: its file, what it extends, the command line and all defaults. A comment after\n"
+    "each value says where the value came from. The output is a recipe, too: save it to a file, and it runs\n"
+    "the same.",
     examples=(
-        ("draftsmith show llava15-160m", "what it sets, what llava15-68m sets, and all defaults"),
-        ("draftsmith show llava15-160m --no-defaults", "only what somebody has set"),
-        ("draftsmith show demo/lvlm seed=3 > mine.yaml", "a recipe of one's own: draftsmith train mine.yaml"),
+        ("draftsmith show llava15-160m", "its own settings, those of llava15-68m, and all defaults"),
+        ("draftsmith show llava15-160m --no-defaults", "without the defaults"),
+        ("draftsmith show demo/lvlm seed=3 > mine.yaml", "a recipe of your own: draftsmith train mine.yaml"),
     ),
-    arguments=(NAME, SETTINGS, Argument("--no-defaults", "only what somebody has set", {"action": "store_true"})),
+    arguments=(
+        NAME,
+        SETTINGS,
+        Argument("--no-defaults", "leave out defaults", {"action": "store_true"}),
+    ),
     run=_show,
     takes="recipe",
 )

@@ -68,8 +68,8 @@ def _publish(options: argparse.Namespace) -> int:
 TRAIN = Command(
     name="train",
     summary="run a recipe up to its trained drafter",
-    description="Run the recipe's stages up to the trained drafter: all kinds but evaluate and publish. A stage that\n"
-    "has finished with the same settings is passed over, and an interrupted one goes on from its newest checkpoint.\n"
+    description="Run the recipe's stages up to the trained drafter: all kinds but evaluate and publish. Stages that\n"
+    "have finished with the same settings are skipped, and an interrupted one continues from its newest checkpoint.\n"
     "This process is the only rank; on several GPUs or nodes start it with a launcher (docs/clusters.md):\n"
     "  deepspeed --module draftsmith train NAME",
     examples=(
@@ -90,7 +90,7 @@ EVALUATE = Command(
     "folder of a run: its own recipe is taken.",
     examples=(
         ("draftsmith evaluate demo/lvlm", ""),
-        ("draftsmith evaluate runs/demo-lvlm", "the recipe that this run ran"),
+        ("draftsmith evaluate runs/demo-lvlm", "the recipe that this folder was made with"),
         (
             "draftsmith evaluate llava15-68m 'stages.evaluate.tree={kind: chain, gamma: 7}' restart=evaluate",
             "again, with longer drafts",

@@ -40,7 +40,7 @@ COMMAND = Command(
     summary="check a published folder: its files, and the tokens of its stored prompt",
     description="Check a published drafter, a folder or a Hub id: every file against SHA256SUMS, the manifest, and\n"
     "the stored prompt, which must give the tokens and accepted drafts that it was published with. The stored prompt\n"
-    "needs the target, which the manifest or --target names. Exits with 3 where something is not as it was published.",
+    "needs the target, which the manifest or --target names. Exits with 3 if something differs.",
     examples=(
         ("draftsmith verify runs/llava15-68m/publish/repository", "the target is the one that the manifest names"),
         ("draftsmith verify me/llava-1.5-7b-draft --target weights/llava-1.5-7b-hf", "a target on this machine"),
@@ -51,7 +51,7 @@ COMMAND = Command(
         Argument("folder", "a published folder, or the Hub id of one"),
         Argument("--target", f"Hub id or directory of the target, or PART=PLACE; parts: {', '.join(PARTS)}",
                  {"action": "append", "default": [], "metavar": "[PART=]PLACE"}),
-        Argument("--revision", "of a Hub id"),
+        Argument("--revision", "revision, if FOLDER is a Hub id"),
         Argument("--files-only", "check the files, decode nothing", {"action": "store_true"}),
     ),
     run=_run,

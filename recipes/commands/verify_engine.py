@@ -61,15 +61,18 @@ def shown(found: Verification) -> str:
 
 COMMAND = Command(
     name="verify-engine",
-    summary="serve an exported folder with vLLM, and compare every drafted chain with our own loop's",
+    summary="serve an exported folder with vLLM, and compare every drafted chain with draftsmith's own",
     description="Serve a folder of `draftsmith export --to vllm` with the vLLM that is installed, and decode the same\n"
-    "requests here: texts, one picture, two pictures, and pictures that are resized. Compared are plain answers,\n"
-    "answers with the drafter, and every drafted chain, token by token. What differs is named with what it points at.\n"
-    "vLLM runs in its own Python: --python, or the environment variable DRAFTSMITH_VLLM_PYTHON. Exits with 3 where\n"
-    "more than 2% of the chains of a group differ, or an answer does.",
+    "requests here: texts, one picture, two pictures, and pictures that are resized. The command compares plain\n"
+    "answers, answers with the drafter, and every drafted chain, token by token, and names the likely cause of each\n"
+    "difference. vLLM runs in its own Python: --python, or the environment variable DRAFTSMITH_VLLM_PYTHON. Exits\n"
+    "with 3 if an answer differs, or more than 2% of the chains of a group.",
     examples=(
         ("draftsmith verify-engine out/EAGLE3-Qwen2.5-VL-7B", "vLLM in this environment"),
-        ("draftsmith verify-engine out/head --target runs/x/target --python ~/vllm/bin/python", "in its own"),
+        (
+            "draftsmith verify-engine out/head --target runs/x/target --python ~/vllm/bin/python",
+            "in its own environment",
+        ),
     ),
     arguments=(
         Argument("folder", "a folder of draftsmith export --to vllm"),
@@ -78,7 +81,7 @@ COMMAND = Command(
         Argument("--tokens", "tokens of each answer", {"type": int, "default": 48, "metavar": "N"}),
         Argument(
             "--without-known-faults",
-            "patch the engine's known faults in its process: is the export right?",
+            "patch the engine's known faults in its process, to test the export by itself",
             {"action": "store_true"},
         ),
         Argument("--keep", "keep requests, answers and logs in this new folder", {"metavar": "FOLDER"}),

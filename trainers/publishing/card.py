@@ -141,7 +141,7 @@ def _introduction(facts: CardFacts) -> list[str]:
         rows.append(["began as", f"[{facts.base}](https://huggingface.co/{facts.base})"])
     return [
         f"# {facts.repo.split('/')[-1]}", "",
-        f"{what} that drafts tokens for {target}. The target checks every token, so that the output stays the target's; "
+        f"{what} that drafts tokens for {target}. The target checks every token, so the output stays the target's; "
         "the speedup is measured below.", "",
         *markdown(words(["", ""], rows)),
     ]  # fmt: skip
