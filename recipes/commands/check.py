@@ -153,8 +153,8 @@ def _stages(
 COMMAND = Command(
     name="check",
     summary="look at a recipe before it runs: sizes, data, room, stages that finished",
-    description="Print a dry run, then check whether the run can begin: the engine on this machine, models and data on\n"
-    "disk, room for the output, stages that have finished or whose inputs changed. Records are encoded as training\n"
+    description="Print a dry run, then check whether the run can begin: the engine on this machine, models and data\n"
+    "on disk, room for the output, stages that have finished or whose inputs changed. Records are encoded as training\n"
     "would encode them, and one is shown with its supervised text in [[ ]]. Nothing is trained,\n"
     "fetched or written.\n"
     "Exits with 3 if something must be fixed.",

@@ -58,8 +58,8 @@ def _show(given: argparse.Namespace) -> int:
 SHOW = Command(
     name="show",
     summary="show a recipe as it would run, and where each value came from",
-    description="Print the whole recipe: its file, what it extends, the command line and all defaults. A comment after\n"
-    "each value says where the value came from. The output is a recipe, too: save it to a file, and it runs\n"
+    description="Print the whole recipe: its file, what it extends, the command line and all defaults. A comment\n"
+    "after each value says where the value came from. The output is a recipe, too: save it to a file, and it runs\n"
     "the same.",
     examples=(
         ("draftsmith show llava15-160m", "its own settings, those of llava15-68m, and all defaults"),

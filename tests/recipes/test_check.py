@@ -52,7 +52,7 @@ def test_a_synthetic_dataset_that_is_there_is_read_as_training_would(generated, 
     before = files(generated)
     code, text = check(capsys, *FEW, f"output={generated}")
     assert code == OK and files(generated) == before
-    assert "passed over" in line(text, "stages.world")
+    assert "skipped" in line(text, "stages.world")
     assert "34 usable records, 34 read" in line(text, "stages.target.data")
     assert "<image x 9>" in text and "[[" in text, "a sample with its supervised text"
     assert "1 usable records, 1 read" in line(text, "stages.evaluate.probes.binding.data")
