@@ -166,6 +166,7 @@ def _ran_anew(planned: Planned, output: Path) -> Iterator[str]:
 
 def input_problem(planned: Planned, thing: str, maker: str, output: Path) -> UserError | None:
     """Why the stage that makes an input has not made it with these settings."""
+    thing = thing.partition("/")[0]  # "drafter/finetune": one of several drafters
     if done(output / maker) is None:
         return UserError(
             f"stage {planned.name} needs the {thing} of stage {maker}, which has not finished"

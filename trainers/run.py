@@ -260,8 +260,9 @@ def check_stages(plan: Sequence[Planned], output: Path, chosen: Sequence[str] | 
             if maker in running or has_finished:
                 continue
             if maker in stale:
+                what = thing.partition("/")[0]
                 raise UserError(
-                    f"restart={restart} sets aside stage {maker}, whose {thing} stage {planned.name} takes",
+                    f"restart={restart} sets aside stage {maker}, whose {what} stage {planned.name} takes",
                     where=str(output / maker), hint=f"add {maker} to stages=[...]",
                 )  # fmt: skip
             if (problem := input_problem(planned, thing, maker, output)) is not None:

@@ -302,6 +302,7 @@ def test_a_restart_that_cannot_run_moves_nothing(tmp_path):
     for chosen, plan, problem in [
         (("second",), (first, second), "restart=note sets aside stage note, whose data stage second takes"),
         (None, (first, planned(name="third", inputs={"data": "gone"})), "needs the data of stage gone"),
+        (None, (first, planned(name="third", inputs={"drafter/gone": "gone"})), "needs the drafter of stage gone"),
         (None, (first, planned(name="second", fingerprint="g")), "with other settings"),
     ]:
         with pytest.raises(UserError, match=problem):
