@@ -97,9 +97,9 @@ def config_pages() -> dict[str, str]:
 
 
 _INTRODUCTION = (
-    "This page is generated from the schema. A key stands below the place that its heading names; NAME is a name of\n"
-    "your own. *Required* means that there is no default. `draftsmith show RECIPE` prints any recipe with all of its\n"
-    "values and where each came from.\n"
+    "This page is generated from the schema. Each heading is the place of a section in a recipe, and its table\n"
+    "lists the section's keys; NAME is a name of your own. *Required* means that there is no default.\n"
+    "`draftsmith show RECIPE` prints any recipe with all of its values and where each came from.\n"
 )
 
 
