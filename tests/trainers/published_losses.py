@@ -1,6 +1,7 @@
 """Losses of published heads by the formulas of their authors' training scripts, on plain tensors: one sample at a time.
 
-Sources: EAGLE `eagle/train/main.py`, MSD's and ViSpec's forks of it, EAGLE-3 `eagle/traineagle3/cnets.py`.
+Sources: EAGLE `eagle/train/main.py`, MSD's and ViSpec's forks of it, EAGLE-3 `eagle/traineagle3/cnets.py`; P-EAGLE by
+its paper (arXiv 2602.01469), with anchors as docs/papers.md has them.
 Nothing of the project is used: weights by their published names, a target by its states.
 Letters: T tokens, N inputs, D width, V vocabulary, H heads, E width of a head.
 """
@@ -138,6 +139,42 @@ def eagle3(state: State, sample: Sample, joined: Tensor, shape: Shape, passes: i
         ours = linear(norm(hidden, state["norm.weight"], shape.eps), state, "lm_head")
         total = total + 0.8**number * (crossed(goal[:, known], ours) * mask).sum()
     return total
+
+
+def peagle(
+    state: State, sample: Sample, joined: Tensor, shape: Shape, mask_embed: Tensor, *, tokens: int, decay: float = 0.8
+) -> Tensor:
+    """Sum over blocks of the weighted cross-entropies of the tokens that one pass drafts.
+
+    A block begins after each supervised token that another follows: a row of its own, of the true entries up to it and
+    `tokens` - 1 masks. A block counts as many supervised tokens as there are for each block.
+
+    Args:
+        joined: [T,3D] states of the three layers.
+        mask_embed: [D] row of the mask's id.
+    """
+    known, learned = state["t2d"].bool(), sample.supervised.bool()
+    anchors = [at for at in range(1, len(learned) - 1) if learned[at] and learned[at + 1]]
+    weights, total = torch.tensor([decay**place for place in range(tokens)]), torch.zeros(())
+    masks = (mask_embed.expand(tokens - 1, -1), state["mask_hidden"][0].expand(tokens - 1, -1))
+    for anchor in anchors:
+        embeds = torch.cat([sample.embeds[1 : anchor + 1], masks[0]])
+        hidden = linear(torch.cat([joined[:anchor], masks[1]]), state, "fc")
+        x = torch.cat([
+            norm(embeds, state["midlayer.input_layernorm.weight"], shape.eps),
+            norm(hidden, state["midlayer.hidden_norm.weight"], shape.eps),
+        ], -1)  # fmt: skip
+        hidden = hidden + attention(x, state, "midlayer.self_attn", shape)
+        own_norm = norm(hidden, state["midlayer.post_attention_layernorm.weight"], shape.eps)
+        hidden = (hidden + feed_forward(own_norm, state, "midlayer.mlp"))[-tokens:]
+        ours = linear(norm(hidden, state["norm.weight"], shape.eps), state, "lm_head")
+        for place in range(tokens):
+            if not learned[anchor : anchor + place + 2].all() or anchor + place + 1 == len(learned):
+                break
+            goal = sample.scores[anchor + place]
+            if known[goal.argmax()]:
+                total = total + weights[place] * crossed(goal[None, known], ours[None, place])[0]
+    return total * learned[1:].sum() / len(anchors) / weights.sum()
 
 
 def vispec(state: State, sample: Sample, shape: Shape, lm_head: Tensor, passes: int = 2) -> Tensor:

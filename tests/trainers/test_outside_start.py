@@ -18,13 +18,17 @@ from draftsmith.models.drafters.eagle_images import ImageEagleTraining
 from draftsmith.models.drafters.head_training import HeadTraining
 from draftsmith.models.drafters.medusa import MedusaConfig
 from draftsmith.models.drafters.msd import MsdConfig
+from draftsmith.models.drafters.peagle import PeagleConfig, PeagleTraining
 from draftsmith.models.drafters.sparrow import SparrowConfig
 from draftsmith.models.drafters.vispec import VispecConfig
 from draftsmith.models.exports import export_drafter
-from draftsmith.models.exports.layouts import llama_values
+from draftsmith.models.exports.dflash import lay_out_dflash, read_dflash
+from draftsmith.models.exports.layouts import lay_out, llama_values
+from draftsmith.models.exports.source import Target, read_head
 from draftsmith.models.generators import load_generator
 from draftsmith.models.imports.start import load_start
 from draftsmith.models.llamagen.files import save_model
+from draftsmith.models.llamagen.folders import write_folder
 from draftsmith.models.targets.base import language_shape
 from draftsmith.models.targets.llamagen_section import build_transformer
 from draftsmith.recipes.cli import main
@@ -34,7 +38,7 @@ from draftsmith.trainers.stages.encode import EncodeStage
 from draftsmith.trainers.stages.train import TrainStage
 from draftsmith.trainers.training.states import open_target
 from PIL import Image
-from published_losses import Sample, Shape, eagle, eagle3, vispec
+from published_losses import Sample, Shape, eagle, eagle3, peagle, vispec
 from safetensors.torch import load_file, save_file
 from states_run import WORDS, context, losses, synthetic
 from torch.nn import functional as F
@@ -47,13 +51,16 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "models" / "drafters"))
 from test_dflash import reference
 
 SEEN = {"image": "projected"}
-TTT = Eagle3Config(kind="eagle3", taps=(1, 2, 3), draft_vocab_size=90, visual_slots="read", image="placeholder")
+TTT_READS = {"taps": (1, 2, 3), "draft_vocab_size": 90, "visual_slots": "read", "image": "placeholder"}
+TTT = Eagle3Config(kind="eagle3", **TTT_READS)
 KINDS = {
     "eagle": EagleConfig(kind="eagle", **SEEN),
     "eagle3": TTT,
     "msd": MsdConfig(kind="msd"),
     "vispec": VispecConfig(kind="vispec"),
+    "peagle": PeagleConfig(kind="peagle", parallel_tokens=5, mask_token_id=7, **TTT_READS),
 }
+JOINED = ("eagle3", "peagle")  # read three layers of the target
 # Without noise, which is drawn; else as the papers have it.
 TERMS = {
     "eagle": {"feature": 1.0, "token": 0.1, "noise": 0.0},
@@ -100,7 +107,7 @@ def loud(head, seed: int = 3):
 def fresh(made, kind: str):
     """A head of this kind for the target of `made`."""
     config, text = KINDS[kind], made.model.config.text_config
-    ids = likeliest_ids(torch.arange(text.vocab_size), 90) if kind == "eagle3" else None
+    ids = likeliest_ids(torch.arange(text.vocab_size), 90) if kind in JOINED else None
     return loud(config.module(config.layer(language_shape(text)), ids))
 
 
@@ -108,7 +115,8 @@ def published(made, kind: str, folder, *, pickled: bool = True, state=None, **va
     """A folder as the head's authors publish it: their names of settings, and the target's rows beside the weights."""
     head, text = fresh(made, kind), made.model.config.text_config
     folder.mkdir(parents=True)
-    taps = {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]} if kind == "eagle3" else {}
+    taps = {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]} if kind in JOINED else {}
+    taps |= {"pard_token": 7} if kind == "peagle" else {}
     settings = llama_values(head.shape, text) | {"rms_norm_eps": text.rms_norm_eps} | taps | values
     (folder / "config.json").write_text(json.dumps(settings))
     whole = dict(head.state_dict()) | {"embed_tokens.weight": made.model.get_input_embeddings().weight.detach().clone()}
@@ -125,12 +133,12 @@ def start(made, kind: str, folder, output, *, config=None, **changes):
     seen = []
     settings = {
         "kind": "train", "from": {"path": str(folder)}, "source": {"kind": "online"},
-        **({} if kind is None else {"objective": TERMS[kind]}),
+        **({"objective": TERMS[kind]} if kind in TERMS else {}),
         "data": {"path": str(made.folder / ("text.json" if kind == "vispec" else "long.json")), "max_length": 256},
         "batch_size": 10, "steps": 1, "optim": {"lr": 1e-9}, "log_every": 1,
     }  # fmt: skip
     asked = context(made, output, config or KINDS[kind])
-    module = HeadTraining if kind is not None else DflashTraining
+    module = {None: DflashTraining, "peagle": PeagleTraining}.get(kind, HeadTraining)
     forward = module.forward
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "forward", lambda self, batch, states: (
@@ -150,7 +158,7 @@ def by_hand(made, kind: str, state, batch) -> float:
     comes = torch.ones(text.vocab_size, dtype=torch.bool)
     comes[made.placeholders] = False
     lm_head, rows = model.lm_head.weight[comes], model.get_input_embeddings().weight
-    if kind == "eagle3":
+    if kind in JOINED:
         assert not state["t2d"][made.placeholders].any()
         state = state | {"t2d": state["t2d"][comes]}
     pixels = iter(batch.pixels)
@@ -162,10 +170,12 @@ def by_hand(made, kind: str, state, batch) -> float:
         found = model(input_ids=ids[None], pixel_values=images, output_hidden_states=True)
         states = [layer[0] for layer in found.hidden_states]
         # EAGLE-3's servers give a picture's places the row of the placeholder.
-        embeds = F.embedding(ids, rows) if kind == "eagle3" else states[0]
+        embeds = F.embedding(ids, rows) if kind in JOINED else states[0]
         sample = Sample(embeds, states[-1], states[-1] @ lm_head.T, batch.loss_mask[row, :length])
         if kind == "eagle3":
-            total += eagle3(state, sample, torch.cat([states[layer] for layer in (1, 2, 3)], -1), shape)
+            total += eagle3(state, sample, torch.cat(states[1:4], -1), shape)
+        elif kind == "peagle":
+            total += peagle(state, sample, torch.cat(states[1:4], -1), shape, rows[7], tokens=5)
         elif kind == "vispec":
             total += vispec(state, sample, shape, lm_head)
         else:
@@ -175,7 +185,7 @@ def by_hand(made, kind: str, state, batch) -> float:
 
 
 def _keys(kind: str) -> str:
-    return ("midlayer" if kind == "eagle3" else "layers.0") + ".self_attn.k_proj.weight"
+    return ("midlayer" if kind in JOINED else "layers.0") + ".self_attn.k_proj.weight"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -192,27 +202,49 @@ def test_the_first_loss_of_a_published_head_is_that_of_its_authors_formula(made,
     )
 
 
+def exported_to(made, engine: str, folder, destination, kind: str) -> None:
+    """speculators' layout names its target by a Hub id, which a folder on disk has not."""
+    if engine != "speculators":
+        export_drafter(folder, destination, engine, target=str(made.folder / "target"), prompts="text")
+        return
+    whose = Target(made.model.config, "some/target")
+    read, written = (read_dflash, lay_out_dflash) if kind == "dflash" else (read_head, lay_out)
+    write_folder(destination, *written(engine, read(folder, whose)))
+
+
 @pytest.mark.parametrize(
     ("kind", "engine"),
-    [("eagle", "eagle"), ("eagle", "vllm"), ("eagle", "sglang"), ("eagle3", "vllm"), ("msd", "eagle"),
-     ("vispec", "eagle")],
+    [("eagle", "eagle"), ("eagle", "vllm"), ("eagle", "sglang"), ("eagle3", "vllm"),
+     ("eagle3", "speculators"), ("msd", "eagle"), ("vispec", "eagle"), ("peagle", "vllm"), ("peagle", "speculators")],
 )  # fmt: skip
 def test_an_export_is_a_start_as_the_stage_that_it_was_made_of(made, tmp_path, kind, engine):
     """One step writes our layout; started from it, and from its export, the loss is the same."""
     start(made, kind, published(made, kind, tmp_path / "theirs"), tmp_path / "first")
-    target = str(made.folder / "target")
-    export_drafter(tmp_path / "first", tmp_path / "export", engine, target=target, prompts="text")
+    exported_to(made, engine, tmp_path / "first", tmp_path / "export", kind)
     ours, _ = start(made, kind, tmp_path / "first", tmp_path / "from-ours")
     exported, _ = start(made, kind, tmp_path / "export", tmp_path / "from-export")
     assert exported == pytest.approx(ours, rel=1e-6)
 
 
+DFLASH = DflashConfig(
+    kind="dflash", block_size=4, num_layers=2, taps=(1, 2, 3), mask_token_id=7,
+    loss={"token_divergence": "ce", "gamma": 2.0},
+)  # fmt: skip
+
+
+def test_an_export_of_a_dflash_draft_is_a_start_as_the_stage_that_it_was_made_of(made, tmp_path):
+    ours = tmp_path / "first"
+    start(made, None, "", ours, config=DFLASH, **{"from": "scratch"})
+    expected, _ = start(made, None, ours, tmp_path / "from-ours", config=DFLASH)
+    for engine in ("vllm", "speculators"):
+        exported_to(made, engine, ours, tmp_path / engine, "dflash")
+        exported, _ = start(made, None, tmp_path / engine, tmp_path / f"from-{engine}", config=DFLASH)
+        assert exported == pytest.approx(expected, rel=1e-6), engine
+
+
 def test_the_first_loss_of_a_dflash_draft_is_that_of_its_blocks_by_hand(made, tmp_path):
     """Its published layout has no manifest; each block of each answer by plain loops, over transformers' target."""
-    config = DflashConfig(
-        kind="dflash", block_size=4, num_layers=2, taps=(1, 2, 3), mask_token_id=7,
-        loss={"token_divergence": "ce", "gamma": 2.0},
-    )  # fmt: skip
+    config = DFLASH
     asked = context(made, tmp_path / "looked", config)
     target = open_target(asked, asked.processor())
     head = loud(config.build(target))

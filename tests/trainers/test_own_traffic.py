@@ -1,0 +1,108 @@
+"""A head goes on with a log of one's own traffic: the log, its records, the recipe that ships, the report.
+
+Only the target, the lengths and the numbers of samples are smaller.
+"""
+
+import base64
+import io
+import json
+
+import pytest
+import torch
+import yaml
+from draftsmith.data.processor import build_qwen_processor
+from draftsmith.data.shapes.tokenizer import train_tokenizer
+from draftsmith.models.llava import TokenIds
+from draftsmith.models.qwen import QWEN_FAMILIES, qwen_config
+from draftsmith.recipes.cli import main
+from PIL import Image
+from states_run import WORDS
+from tiny_qwen import text_config, vision_config
+
+KIND = "qwen2_5_vl"
+PIXELS = {"min_pixels": 256, "max_pixels": 256, "max_length": 256}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """`target`, a tiny Qwen2.5-VL, and `traffic.jsonl`, what it was asked: every other request shows a picture."""
+    folder = tmp_path_factory.mktemp("traffic")
+    said = [f"Which? {' '.join(WORDS[i:] + WORDS[:i])}." for i in range(len(WORDS))]
+    tokenizer = train_tokenizer(["user assistant system\n", *said] * 3, 400)
+    processor = build_qwen_processor(
+        tokenizer, KIND, patch_size=4, min_pixels=256, max_pixels=256, image_mean=(0.5,) * 3, image_std=(0.25,) * 3
+    )
+    ids = TokenIds(
+        len(tokenizer), processor.image_token_id, processor.bos_id, processor.eos_id, processor.pad_id,
+        processor.video_token_id, processor.vision_start_id, processor.vision_end_id,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    config = qwen_config(KIND, text_config(KIND, 7, 32), vision_config(KIND, 32), ids)
+    QWEN_FAMILIES[KIND][1](config).save_pretrained(folder / "target")
+    processor.save(folder / "target")
+    lines = [line(number, url(number) if number % 2 else None) for number in range(20)]
+    lines.insert(3, line(99, "https://example.com/a.png"))
+    (folder / "traffic.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return folder
+
+
+def url(number: int) -> str:
+    data = io.BytesIO()
+    Image.new("RGB", (16, 16), (12 * number, 255 - 12 * number, 90)).save(data, "PNG")
+    return "data:image/png;base64," + base64.b64encode(data.getvalue()).decode()
+
+
+def line(number: int, picture: str | None) -> dict:
+    """A request and its answer, as servers of the OpenAI kind log them."""
+    shown = [] if picture is None else [{"type": "image_url", "image_url": {"url": picture}}]
+    asked = [{"role": "user", "content": [*shown, {"type": "text", "text": "Which?"}]}]
+    answer = " ".join((WORDS * 2)[number % 3 : number % 3 + 6])
+    choice = {"index": 0, "message": {"role": "assistant", "content": answer}, "finish_reason": "stop"}
+    return {"request": {"model": "mine", "messages": asked}, "response": {"choices": [choice]}}
+
+
+def adapting(start, printed: dict) -> dict:
+    """The recipe that ships, with the sections that `draftsmith logs` printed."""
+    data = printed["data"] | PIXELS
+    return {
+        "extends": "adapt-eagle3-qwen2.5-vl-7b",
+        "target": {"path": "target", "dtype": "float32"},
+        "drafter": {"draft_vocab_size": 200},
+        "stages": {
+            "traffic": {
+                "from": start, "format": printed["format"], "data": data, "batch_size": 4, "epochs": 3,
+                "micro_batch_size": 4, "num_workers": 0, "held_out": 0.2, "validation": {"every": 4},
+                "optim": {"lr": 0.002}, "log_every": 1,
+            },
+            "evaluate": {
+                "format": printed["format"], "benchmarks": {"traffic": {"data": data | {"max_samples": 3}}},
+                "methods": {"as it was": {"drafter": {"path": "runs/base/traffic", "draft_vocab_size": 200}}},
+                "max_new_tokens": 8,
+            },
+        },
+        "engine": {"zero_stage": 0, "precision": "fp32"},
+        "tracking": {"wandb": None},
+    }  # fmt: skip
+
+
+def test_a_log_becomes_a_head_that_is_measured_beside_the_one_it_was(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    assert main(["logs", "traffic.jsonl", "data/traffic", "--skip"]) == 0
+    said = capsys.readouterr().out
+    assert "records.jsonl: 20 records, 20 answers" in said and "left out 1:" in said
+    printed = yaml.safe_load(said[said.index("format:") :])
+
+    def run(name: str, start, *more: str) -> list[float]:
+        """Held-out losses of the recipe's training, one after every fourth step."""
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(adapting(start, printed), sort_keys=False))
+        assert main([f"recipe={name}.yaml", f"output=runs/{name}", *more]) == 0
+        metrics = (folder / "runs" / name / "traffic" / "metrics.jsonl").read_text().splitlines()
+        return [row["val_loss"] for row in map(json.loads, metrics) if "val_loss" in row]
+
+    base = run("base", "scratch", "stages=[traffic]")
+    adapted = run("adapted", {"path": "runs/base/traffic"})
+    assert base[0] > base[-1], "a head learns from the log"
+    assert adapted[0] < base[0] and adapted[-1] < base[-1], "and the next training goes on where it was"
+    report = json.loads((folder / "runs/adapted/evaluate/report.json").read_text())
+    assert {cell["method"]: cell["requests"] for cell in report["cells"]} == {"adapted": 3, "as it was": 3}
+    assert "Greedy outputs are identical to plain decoding" in capsys.readouterr().out
