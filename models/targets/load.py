@@ -208,6 +208,9 @@ def load_weights(
 def _tables(maker: Any, source: str | Path, config: PreTrainedConfig, arguments: dict[str, Any]) -> Any:
     """The model without its layers; its config says how many it has."""
     text, vision = config.get_text_config(), config_value(config, "vision_config")
+    for part in (config, text):  # layers alone are quantised, and their kernels may not be installed here
+        if config_value(part, "quantization_config") is not None:
+            del part.quantization_config
     layers, text.num_hidden_layers = text.num_hidden_layers, 0
     if vision is not None:
         setattr(vision, "num_hidden_layers" if config_value(vision, "depth") is None else "depth", 0)

@@ -1,5 +1,7 @@
 """States of whole sequences: the numbers of a prefill's taps, with the pictures, and nothing that was not asked for."""
 
+import json
+
 import pytest
 import tiny_qwen
 import torch
@@ -107,6 +109,28 @@ def test_the_tables_alone_say_what_the_target_says(family, tmp_path):
     assert torch.equal(tables.embedding, whole.embedding)
     names = {name for name, _ in tables.decoder.model.named_parameters()}
     assert not any(part in name for name in names for part in ("language_model.layers.", "encoder.layers.", "blocks."))
+
+
+@pytest.mark.parametrize("method", ["awq", "fp8"])
+def test_the_tables_of_a_quantised_target_are_read_without_its_kernels(method, tmp_path):
+    """An engine runs it; embedding, norm and LM head are stored as they are, and the layers are not read."""
+    made = model("llava")
+    made.save_pretrained(tmp_path)
+    state = {name: value for name, value in load_file(tmp_path / "model.safetensors").items() if ".layers." not in name}
+    save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
+    values = json.loads((tmp_path / "config.json").read_text())
+    quantised = (
+        {"quant_method": method, "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+        if method == "awq"
+        else {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    )
+    (tmp_path / "config.json").write_text(json.dumps(values | {"quantization_config": quantised}))
+    tables = load_target(
+        LlavaTargetConfig(kind="llava", path=str(tmp_path)), tmp_path, num_token_ids=60, image_token_id=None,
+        device=torch.device("cpu"), tables_only=True,
+    )  # fmt: skip
+    assert torch.equal(tables.embedding, made.get_input_embeddings().weight)
+    assert torch.equal(tables.decoder.language_model.norm.weight, made.model.language_model.norm.weight)
 
 
 @pytest.mark.parametrize(
