@@ -29,6 +29,7 @@ from .prompts import Asked
 
 _DRAFTER: TypeAdapter[Any] = TypeAdapter(AnyDrafter)
 _TARGET: TypeAdapter[Any] = TypeAdapter(TargetConfig)
+_SERVED = ("vllm", "speculators")  # layouts that vLLM reads
 NUM_DRAFTED = 4  # of drafters that draft token by token
 
 
@@ -58,7 +59,7 @@ class Noting:
 
 
 class Exported:
-    """An exported folder of `draftsmith export --to vllm`, opened beside its target.
+    """An exported folder of `draftsmith export` in a layout that vLLM reads, opened beside its target.
 
     Args:
         target: Hub id or directory; None: as the manifest names it.
@@ -70,7 +71,7 @@ class Exported:
     def __init__(self, folder: Path, target: str | None = None):
         manifest = read_manifest(folder)
         self.folder, self.export = folder, manifest.get("export") or {}
-        if self.export.get("engine") != "vllm":
+        if self.export.get("engine") not in _SERVED:
             raise UserError("this is no folder that draftsmith export wrote for vLLM", where=str(folder / MANIFEST),
                             hint="export the drafter first: draftsmith export FOLDER OUT --to vllm")  # fmt: skip
         section = manifest.get("target")

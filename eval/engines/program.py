@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,46 +21,103 @@ from ...core.errors import UserError
 
 PYTHON = "DRAFTSMITH_VLLM_PYTHON"
 VLLM = Path(__file__).with_name("vllm_program.py")
-_SET_UP = f"scripts/test_engines makes an environment with vLLM on a CPU; name its interpreter: --python or {PYTHON}"
+_BESIDE = Path(__file__).with_name("ends_with_parent.py")
+_NAMES = {"vllm": "vLLM", "sglang": "SGLang"}
+_OLDEST = {"vllm": (0, 32)}  # what was tried; older ones hand out no hidden states of chosen layers
 _LINES = 12  # of a log, in an error
+TIMEOUT_S = 3600.0
+# Prints the version, or nothing where the package is missing. vLLM's package has several names.
+_LOOK = (
+    "import importlib.metadata as m, importlib.util as u, sys\n"
+    "names = m.packages_distributions().get(sys.argv[1]) if u.find_spec(sys.argv[1]) else None\n"
+    "print('\\n' + (m.version(names[0]) if names else ''))"
+)
 
 
-def find_python(asked: str | None = None, engine: str = "vllm") -> str:
+def find_python(asked: str | None = None, engine: str = "vllm", *, key: str = "--python") -> str:
     """The interpreter with an engine: `asked`, else (of vLLM) the environment variable DRAFTSMITH_VLLM_PYTHON, else
     this one.
 
+    Args:
+        key: what names it, for errors.
+
     Raises:
-        UserError: it does not exist, or the engine is not installed there.
+        UserError: it does not exist, or the engine is not installed there, or is older than what was tried.
     """
     python = asked or (os.environ.get(PYTHON) if engine == "vllm" else None) or sys.executable
-    look = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({engine!r}) is None)"
-    try:
-        done = subprocess.run([python, "-c", look], capture_output=True, check=False)
-    except OSError as error:
-        raise UserError(f"no interpreter: {error}", where=python, hint=_SET_UP) from None
-    if done.returncode != 0:
-        name = {"vllm": "vLLM", "sglang": "SGLang"}[engine]
-        hint = _SET_UP if engine == "vllm" else "name the interpreter of its environment: engine.python"
-        raise UserError(f"{name} is not installed in this Python", where=python, hint=hint)
+    version, name = _look(engine, python, key), _NAMES[engine]
+    if not version:
+        raise UserError(f"{name} is not installed in this Python", where=python, hint=_set_up(engine, key))
+    found, oldest = re.match(r"(\d+)\.(\d+)", version), _OLDEST.get(engine, (0, 0))
+    # What is built from a checkout without its tags calls itself 0.1.dev.
+    if found and "dev" not in version and (int(found[1]), int(found[2])) < oldest:
+        wanted = ".".join(map(str, oldest))
+        raise UserError(
+            f"{name} {version} is installed in this Python, and {wanted} is the oldest that works", where=python,
+            hint=f'install "{engine}>={wanted}" there, or name another Python: {key}',
+        )  # fmt: skip
     return python
 
 
-def version_of(package: str, python: str) -> str:
-    """The version of an importable package in another interpreter's environment (vLLM's has several names there)."""
-    look = f"import importlib.metadata as m; print(m.version(m.packages_distributions()[{package!r}][0]))"
-    done = subprocess.run([python, "-I", "-c", look], capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
+def version_of(engine: str, python: str) -> str:
+    """The version of an engine in an interpreter of `find_python`."""
+    return _look(engine, python, "--python")
 
 
-def run_program(program: Path, folder: Path, asked: Mapping[str, Any], *, python: str) -> list[dict[str, Any]]:
+def _look(engine: str, python: str, key: str) -> str:
+    """The version of an engine in an interpreter's environment; empty where there is none."""
+    try:
+        done = subprocess.run([python, "-I", "-c", _LOOK, engine], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise UserError(f"no interpreter: {error.strerror}", where=python, hint=_set_up(engine, key)) from None
+    return done.stdout.rstrip("\n").rpartition("\n")[2].strip()
+
+
+def _set_up(engine: str, key: str) -> str:
+    if engine != "vllm":
+        return f"name the interpreter of its environment: {key}"
+    return f"scripts/test_engines makes an environment with vLLM on a CPU; name its interpreter: {key} or {PYTHON}"
+
+
+def start_program(
+    python: str, program: Path, folder: Path, log: Path, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start a program in a session of its own; it is killed when this process ends, however it does.
+
+    Args:
+        folder: its argument, and where it runs.
+        log: gets what it prints.
+    """
+    with log.open("w") as output:
+        # -I: nothing of ours, by PYTHONPATH or beside the program, is found before the engine's own modules.
+        return subprocess.Popen(
+            [python, "-I", "-u", str(_BESIDE), str(program.resolve()), str(folder.resolve())],
+            stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, env=dict(environment), cwd=folder,
+            start_new_session=True,
+        )  # fmt: skip
+
+
+def kill_program(process: subprocess.Popen[bytes]) -> None:
+    """Kill a started program with all its own processes."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert process.stdin is not None
+    process.stdin.close()
+
+
+def run_program(
+    program: Path, folder: Path, asked: Mapping[str, Any], *, python: str, timeout_s: float = TIMEOUT_S
+) -> list[dict[str, Any]]:
     """Run `program` and return the objects of its `answers.jsonl`.
 
     Args:
         folder: exists; requests, answers and the log are kept in it.
         asked: what the program is to do; written as `asked.json`.
+        timeout_s: after which it is taken for hung.
 
     Raises:
-        UserError: it stopped, or wrote something that is no JSON.
+        UserError: it stopped, took too long, or wrote something that is no JSON.
     """
     (folder / "asked.json").write_text(json.dumps(asked))
     log, answers = folder / "log.txt", folder / "answers.jsonl"
@@ -66,16 +125,44 @@ def run_program(program: Path, folder: Path, asked: Mapping[str, Any], *, python
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "TOKENIZERS_PARALLELISM": "false",
     }
-    with log.open("w") as output:
-        # -I: nothing of ours, by PYTHONPATH or beside the program, is found before the engine's own modules.
-        done = subprocess.run([python, "-I", "-u", str(program.resolve()), str(folder.resolve())], stdout=output,
-                              stderr=subprocess.STDOUT, env=environment, cwd=folder, check=False)  # fmt: skip
-    if done.returncode != 0:
-        raise UserError(f"the engine stopped with exit code {done.returncode}; its last lines:\n{last_lines(log)}",
-                        where=str(log), hint="fix what it says, or ask the engine's makers")  # fmt: skip
+    answers.unlink(missing_ok=True)  # of an earlier program
+    process = start_program(python, program, folder, log, environment)
+    try:
+        code = process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        raise UserError(f"the engine had not ended after {timeout_s:g} s; its last lines:\n{last_lines(log)}",
+                        where=str(log), hint="it hangs, or needs longer: --timeout SECONDS") from None  # fmt: skip
+    finally:
+        kill_program(process)
+    if code != 0:
+        raise UserError(f"the engine {ended(code)}; its last lines:\n{last_lines(log)}", where=str(log),
+                        hint=cure(code, log) or "fix what it says, or ask the engine's makers")  # fmt: skip
     if not answers.is_file():
         raise UserError("the engine ended and wrote no answers", where=str(log), hint="read its log")
     return list(_read(answers))
+
+
+def ended(code: int) -> str:
+    """How a process ended, in words."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    return f"was killed by signal {-code} ({signal.Signals(-code).name})"
+
+
+def cure(code: int, log: Path, memory: str = "", disk: str = "") -> str | None:
+    """What helps, where an engine's end says it; None: nothing known.
+
+    Args:
+        memory: setting that makes it take less.
+        disk: setting that names the folder of its files.
+    """
+    text = log.read_text(errors="replace") if log.is_file() else ""
+    if "No space left on device" in text or "Disk quota exceeded" in text:
+        return "its disk is full: make room" + (f", or name another folder: {disk}" if disk else "")
+    if code == -signal.SIGKILL or "OutOfMemoryError" in text or "out of memory" in text.lower():
+        less = f": {memory}" if memory else ""
+        return f"memory ran out, as far as it shows: give the machine more, or let the engine take less{less}"
+    return None
 
 
 def last_lines(log: Path) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from ...core.errors import UserError
 from .agreement import Cell, Engine, by_start, compare, faults
 from .ours import Drafted, Exported
-from .program import VLLM, run_program
+from .program import TIMEOUT_S, VLLM, run_program
 from .prompts import Asked, make_requests
 
 MAX_NEW_TOKENS = 48
@@ -33,14 +33,16 @@ def verify_engine(
     target: str | None = None,
     max_new_tokens: int = MAX_NEW_TOKENS,
     without_known_faults: bool = False,
+    timeout_s: float = TIMEOUT_S,
 ) -> Verification:
-    """Serve a folder of `draftsmith export --to vllm`, and compare chain by chain with our own loop.
+    """Serve a folder that `draftsmith export` wrote for vLLM, and compare chain by chain with our own loop.
 
     Args:
         scratch: an empty folder for requests, pictures, answers and the engine's logs.
         python: of vLLM's environment.
         target: Hub id or directory; None: as the manifest names it.
         without_known_faults: patch the engine's known faults in its process: is the export right without them?
+        timeout_s: of each of its two starts, after which it is taken for hung.
 
     Raises:
         UserError: no such export, no target, or the engine stopped.
@@ -48,10 +50,9 @@ def verify_engine(
     exported = Exported(folder, target)
     requests = make_requests(exported.processor, scratch, pictures=exported.pictures)
     ours = exported.decode(requests, max_new_tokens)
-    _, plain = _served(exported, requests, scratch, python, None, max_new_tokens, False)
-    about, drafted = _served(
-        exported, requests, scratch, python, exported.speculative, max_new_tokens, without_known_faults
-    )
+    side = _Side(exported, requests, scratch, python, max_new_tokens, timeout_s)
+    _, plain = side.answers(None)
+    about, drafted = side.answers(exported.speculative, without_known_faults=without_known_faults)
     cells = compare(requests, ours, {name: answer.tokens for name, answer in plain.items()}, drafted)
     layers = getattr(exported.config, "num_layers", 1)
     found = _lengths(requests, drafted) + faults(
@@ -60,35 +61,43 @@ def verify_engine(
     return Verification(about, cells, found)
 
 
-def _served(
-    exported: Exported,
-    requests: Sequence[Asked],
-    scratch: Path,
-    python: str,
-    speculative: Any,
-    max_new_tokens: int,
-    without_known_faults: bool,
-) -> tuple[Engine, dict[str, Drafted]]:
-    """The engine's answers to all requests."""
-    longest = max(asked.prompt_tokens for asked in requests) + max_new_tokens + exported.num_drafted + 1
-    most = max(1, *(len(asked.pictures) for asked in requests))
-    engine = {"dtype": "float32", "max_model_len": longest}
-    engine |= {"limit_mm_per_prompt": {"image": most}} if exported.pictures else {}
-    asked = {
-        "model": str(Path(exported.target_path).resolve()) if Path(exported.target_path).is_dir()
-        else exported.target_path,
-        "engine": engine,
-        "speculative": speculative,
-        "max_new_tokens": max_new_tokens,
-        "without_known_faults": without_known_faults,
-        "requests": [{"name": a.name, "ids": a.ids, "pictures": a.pictures} for a in requests],
-    }  # fmt: skip
-    about, *lines = run_program(VLLM, scratch, asked, python=python)
-    answers = {line["name"]: _answer(line, speculative is not None, scratch) for line in lines}
-    if missing := [asked.name for asked in requests if asked.name not in answers]:
-        raise UserError(f"the engine left {len(missing)} requests unanswered: {', '.join(missing[:3])}",
-                        where=str(scratch / "answers.jsonl"), hint="read log.txt beside it")  # fmt: skip
-    return Engine(about["vllm"], about["device"], about["runner"]), answers
+@dataclass(frozen=True)
+class _Side:
+    """The engine's: what it is asked, and where."""
+
+    exported: Exported
+    requests: Sequence[Asked]
+    scratch: Path
+    python: str
+    max_new_tokens: int
+    timeout_s: float
+
+    def answers(self, speculative: Any, *, without_known_faults: bool = False) -> tuple[Engine, dict[str, Drafted]]:
+        """To all requests; `speculative` is vLLM's speculative_config, None for plain decoding."""
+        asked = {
+            "model": self._model, "engine": self._settings, "speculative": speculative,
+            "max_new_tokens": self.max_new_tokens, "without_known_faults": without_known_faults,
+            "requests": [{"name": a.name, "ids": a.ids, "pictures": a.pictures} for a in self.requests],
+        }  # fmt: skip
+        about, *lines = run_program(VLLM, self.scratch, asked, python=self.python, timeout_s=self.timeout_s)
+        answers = {line["name"]: _answer(line, speculative is not None, self.scratch) for line in lines}
+        if missing := [asked.name for asked in self.requests if asked.name not in answers]:
+            raise UserError(f"the engine left {len(missing)} requests unanswered: {', '.join(missing[:3])}",
+                            where=str(self.scratch / "answers.jsonl"), hint="read log.txt beside it")  # fmt: skip
+        return Engine(about["vllm"], about["device"], about["runner"]), answers
+
+    @property
+    def _model(self) -> str:
+        path = Path(self.exported.target_path)
+        return str(path.resolve()) if path.is_dir() else self.exported.target_path
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        longest = max(asked.prompt_tokens for asked in self.requests)
+        length = longest + self.max_new_tokens + self.exported.num_drafted + 1
+        most = max(1, *(len(asked.pictures) for asked in self.requests))
+        pictures = {"limit_mm_per_prompt": {"image": most}} if self.exported.pictures else {}
+        return {"dtype": "float32", "max_model_len": length} | pictures
 
 
 def _answer(line: Mapping[str, Any], drafts: bool, scratch: Path) -> Drafted:

@@ -71,6 +71,7 @@ def without_known_faults() -> None:
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._rms_norm_eps)
         return (wide * self._k_norm_weights[:, None, None, :].float()).to(keys.dtype)
 
+    assert hasattr(qwen3_dflash.DFlashQwen3Model, "_normalize_context_k"), "another vLLM: nothing to patch there"
     base.SpecDecodeBaseProposer.propose = with_slots
     qwen3_dflash.DFlashQwen3Model._normalize_context_k = normalised
 

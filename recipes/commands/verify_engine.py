@@ -35,7 +35,7 @@ def _run(options: argparse.Namespace) -> int:
             place.mkdir(parents=True)
         found = verify_engine(
             Path(options.folder), place, python=python, target=options.target, max_new_tokens=options.tokens,
-            without_known_faults=options.without_known_faults,
+            without_known_faults=options.without_known_faults, timeout_s=options.timeout,
         )  # fmt: skip
     say(shown(found))
     return FAULTS if found.faults else OK
@@ -83,6 +83,11 @@ COMMAND = Command(
             "--without-known-faults",
             "patch the engine's known faults in its process, to test the export by itself",
             {"action": "store_true"},
+        ),
+        Argument(
+            "--timeout",
+            "after which the engine is taken for hung",
+            {"type": float, "default": 3600.0, "metavar": "SECONDS"},
         ),
         Argument("--keep", "keep requests, answers and logs in this new folder", {"metavar": "FOLDER"}),
     ),

@@ -19,14 +19,14 @@ TAPS = (2, 4, 5)
 TEXTS = ("What is in the picture?", "Tell me where the red circle is.", "Count the shapes, one by one.")
 
 
-def build(folder: Path, steps: int = 150) -> None:
-    """`target` as vLLM reads it, `eagle3` and `text` exported for it; the head learns for `steps`."""
+def build(folder: Path, steps: int = 150, rows: int = 160) -> None:
+    """`target` as vLLM reads it, `eagle3` and `text` exported for it; the head learns for `steps` from `rows` texts."""
     torch.manual_seed(0)
     tokenizer = train_tokenizer([f"USER: {text} ASSISTANT: the red circle is on the left." for text in TEXTS * 4], 400)
     processor = build_processor(tokenizer, image_size=32, patch_size=16, image_mean=(0.5,) * 3, image_std=(0.5,) * 3)
-    rows = -(-len(tokenizer) // 64) * 64
+    ids_in_table = -(-len(tokenizer) // 64) * 64
     ids = TokenIds(
-        rows, processor.image_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id
+        ids_in_table, processor.image_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id
     )
     # Heads of 32: the smallest that the CPU engine has a kernel for.
     model = random_llava((128, 256, 8, 4), (32, 64, 2, 2), ids, side=32, patch=16, num_key_value_heads=2,
@@ -36,7 +36,7 @@ def build(folder: Path, steps: int = 150) -> None:
         layer.self_attn.o_proj.weight.data *= 0.006
         layer.mlp.down_proj.weight.data *= 0.006
     # Ids that stand for no text score nothing: engines take no list of them beside a drafter.
-    never = [processor.image_token_id, *range(len(tokenizer), rows)]
+    never = [processor.image_token_id, *range(len(tokenizer), ids_in_table)]
     model.lm_head.weight.data[never] = 0
     model.save_pretrained(folder / "trained")
     processor.save(folder / "trained")
@@ -45,7 +45,7 @@ def build(folder: Path, steps: int = 150) -> None:
     config = Eagle3Config(kind="eagle3", visual_slots="read", image="placeholder", taps=TAPS)
     shape = language_shape(model.config.text_config)
     head = config.module(config.layer(shape), None)
-    _learn(head, model, tokenizer, never, steps)
+    _learn(head, model, tokenizer, never, steps, rows)
     target = {"kind": "llava", "path": str(folder / "target")}
     drafter = config.model_dump(mode="json")
     save_head(head, folder / "head", manifest_of(config, shape, TargetIdentity(target), drafter=drafter))
@@ -58,10 +58,10 @@ def build(folder: Path, steps: int = 150) -> None:
     export_drafter(folder / "twin", folder / "text", "vllm", target=str(folder / "target"))
 
 
-def _learn(head, model, tokenizer, never, steps: int) -> None:
+def _learn(head, model, tokenizer, never, steps: int, rows: int) -> None:
     """Cross-entropy with the target's likeliest token over its own continuations."""
     generator = torch.Generator().manual_seed(1)
-    starts = torch.randint(5, len(tokenizer), (160, 6), generator=generator)
+    starts = torch.randint(5, len(tokenizer), (rows, 6), generator=generator)
     starts[:, 0] = tokenizer.bos_token_id
     asked = {"do_sample": False, "max_new_tokens": LENGTH, "eos_token_id": None, "pad_token_id": tokenizer.pad_token_id}
     with torch.no_grad():

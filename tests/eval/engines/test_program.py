@@ -1,10 +1,15 @@
 """Programs in another interpreter: what they write comes back, and what goes wrong there is said here."""
 
+import multiprocessing
+import os
+import signal
 import sys
+import time
 
+import psutil
 import pytest
 from draftsmith.core.errors import UserError
-from draftsmith.eval.engines.program import PYTHON, find_python, run_program
+from draftsmith.eval.engines.program import PYTHON, find_python, run_program, version_of
 
 
 def program(folder, text):
@@ -33,6 +38,8 @@ def test_modules_beside_a_program_are_not_its_own(tmp_path):
     ("text", "words"),
     [
         ("print('no kernel for heads of 8')\nsys.exit(7)", "exit code 7(.|\n)*no kernel for heads of 8"),
+        ("import os; os.kill(os.getpid(), 9)", r"killed by signal 9 \(SIGKILL\)(.|\n)*memory ran out"),
+        ("pathlib.Path('/dev/full').write_text('x')", r"exit code 1(.|\n)*No space left(.|\n)*its disk is full"),
         ("pass", "wrote no answers"),
         ("(folder / 'answers.jsonl').write_text('{\"n\": 1}\\n{\"n\"')", r"no JSON object(.|\n)*answers.jsonl, line 2"),
     ],
@@ -43,11 +50,65 @@ def test_what_goes_wrong_there_is_said_here(tmp_path, text, words):
 
 
 def test_an_interpreter_is_looked_at_before_anything_is_loaded(monkeypatch, tmp_path):
-    with pytest.raises(UserError, match=r"no interpreter(.|\n)*nowhere/python(.|\n)*scripts/test_engines"):
-        find_python(str(tmp_path / "nowhere" / "python"))
+    for lost in (tmp_path / "nowhere" / "python", tmp_path):
+        with pytest.raises(UserError, match=rf"no interpreter(.|\n)*{lost}(.|\n)*scripts/test_engines"):
+            find_python(str(lost))
+    with pytest.raises(UserError, match=r"vLLM is not installed(.|\n)*stages.x.engine.python"):
+        find_python("/bin/true", key="stages.x.engine.python")
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')  # without any installed package
     bare.chmod(0o755)
     monkeypatch.setenv(PYTHON, str(bare))
     with pytest.raises(UserError, match="vLLM is not installed in this Python"):
         find_python()
+
+
+@pytest.mark.parametrize(("version", "good"), [("0.31.9", False), ("0.32.0", True), ("1.0", True), ("0.1.dev9", True)])
+def test_an_older_engine_is_refused_with_both_versions(monkeypatch, tmp_path, version, good):
+    """A checkout that was built without its tags calls itself 0.1.dev, whatever it is."""
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho a warning of some library\necho\necho {version}\n")
+    python.chmod(0o755)
+    if good:
+        assert find_python(str(python)) == str(python) and version_of("vllm", str(python)) == version
+        return
+    with pytest.raises(UserError, match=r"vLLM 0.31.9 is installed(.|\n)*0.32 is the oldest(.|\n)*vllm>=0.32"):
+        find_python(str(python))
+
+
+def test_a_program_that_hangs_is_ended_with_its_own_processes(tmp_path):
+    text = "import subprocess, time\n(folder / 'own').write_text(str(subprocess.Popen(['sleep', '600']).pid))\n"
+    text += "print('loading', flush=True)\ntime.sleep(600)"
+    timeout_s, own = 0.5, tmp_path / "own"
+    while not own.is_file():  # a busy machine takes long to start Python
+        timeout_s *= 2
+        with pytest.raises(UserError, match=r"had not ended after(.|\n)*--timeout"):
+            run_program(program(tmp_path, text), tmp_path, {}, python=sys.executable, timeout_s=timeout_s)
+    _wait_until_gone(int(own.read_text()))
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_no_program_outlives_the_command(tmp_path, how):
+    text = "import os, time\n(folder / 'own').write_text(str(os.getpid()))\ntime.sleep(600)"
+    path, own = program(tmp_path, text), tmp_path / "own"
+    command = multiprocessing.get_context("fork").Process(
+        target=run_program, args=(path, tmp_path, {}), kwargs={"python": sys.executable}
+    )
+    command.start()
+    while not (own.is_file() and own.read_text()):
+        time.sleep(0.01)
+    os.kill(command.pid, how)
+    command.join(5)
+    _wait_until_gone(int(own.read_text()))
+
+
+def _wait_until_gone(pid):
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return
+        except psutil.NoSuchProcess:
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"process {pid} lives on")

@@ -10,45 +10,59 @@ from draftsmith.eval.engines.ours import Exported
 from draftsmith.recipes.cli import main
 from served_pair import build
 
+TOKENS = 8
+
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pair")
-    build(folder, steps=8)
+    build(folder, steps=2, rows=4)
     return folder
+
+
+@pytest.fixture(scope="module")
+def drafted(pair, tmp_path_factory):
+    """What our own loop answers and drafts, by request: decoded once for all engines."""
+    exported = Exported(pair / "eagle3")
+    requests = verify.make_requests(exported.processor, tmp_path_factory.mktemp("pictures"), pictures=True)
+    return exported.decode(requests, TOKENS)
 
 
 class Engine:
     """Answers as vLLM's program does, by our own loop; `stray` changes each answer."""
 
-    def __init__(self, folder, stray=lambda line, drafts: None):
-        self.folder, self.stray, self.asked = folder, stray, []
+    def __init__(self, drafted, stray=lambda line, drafts: None):
+        self.drafted, self.stray, self.asked = drafted, stray, []
 
-    def __call__(self, program, scratch, asked, *, python):
+    def __call__(self, program, scratch, asked, *, python, timeout_s):
         self.asked.append(asked)
-        exported, requests = Exported(self.folder), verify.make_requests(Exported(self.folder).processor, scratch,
-                                                                         pictures=True)  # fmt: skip
-        ours = exported.decode(requests, asked["max_new_tokens"])
+        assert asked["max_new_tokens"] == TOKENS
         lines = [{"vllm": "0.32.0", "torch": "2.13.0", "device": "cpu", "runner": "V1"}]
-        for request in requests:
-            drafted = ours[request.name]
-            line = {"name": request.name, "prompt_tokens": drafted.prompt_tokens, "tokens": drafted.tokens}
+        for request in asked["requests"]:
+            drafted = self.drafted[request["name"]]
+            line = {"name": request["name"], "prompt_tokens": drafted.prompt_tokens, "tokens": list(drafted.tokens)}
             line["chains"] = list(drafted.chains.values()) if asked["speculative"] else None
             self.stray(line, asked["speculative"] is not None)
             lines.append(line)
         return lines
 
 
-def run(pair, tmp_path, monkeypatch, stray=lambda line, drafts: None):
-    engine = Engine(pair / "eagle3", stray)
-    monkeypatch.setattr(verify, "run_program", engine)
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    return engine, verify.verify_engine(pair / "eagle3", scratch, python="python", max_new_tokens=12)
+@pytest.fixture
+def run(pair, drafted, tmp_path, monkeypatch):
+    """run(stray) -> the engine and what verify_engine finds."""
+
+    def verified(stray=lambda line, drafts: None):
+        engine = Engine(drafted, stray)
+        monkeypatch.setattr(verify, "run_program", engine)
+        scratch = tmp_path / "scratch"
+        scratch.mkdir()
+        return engine, verify.verify_engine(pair / "eagle3", scratch, python="python", max_new_tokens=TOKENS)
+
+    return verified
 
 
-def test_an_engine_that_is_our_loop_agrees_everywhere(pair, tmp_path, monkeypatch):
-    engine, found = run(pair, tmp_path, monkeypatch)
+def test_an_engine_that_is_our_loop_agrees_everywhere(pair, run, tmp_path):
+    engine, found = run()
     assert not found.faults and [cell.group for cell in found.cells] == [
         "text", "one picture", "two pictures", "resized picture",
     ]  # fmt: skip
@@ -61,33 +75,37 @@ def test_an_engine_that_is_our_loop_agrees_everywhere(pair, tmp_path, monkeypatc
         assert all((tmp_path / "scratch" / name).is_file() for name in request["pictures"])
 
 
-def test_other_chains_and_other_prompts_are_faults(pair, tmp_path, monkeypatch):
+def test_other_chains_and_other_prompts_are_faults(run):
     def stray(line, drafts):
         if line["name"].startswith("one"):
             line["prompt_tokens"] += 3
         if drafts and line["name"].startswith("text"):
             line["chains"] = [[(token + 1) % 300 for token in chain] for chain in line["chains"]]
 
-    _, found = run(pair, tmp_path, monkeypatch, stray)
+    _, found = run(stray)
     problems = " | ".join(problem for problem, _ in found.faults)
     assert "one picture: the prompt has" in problems and "text: " in problems and "chains differ" in problems
     assert len(found.faults) == 2
 
 
-def test_a_runner_that_shows_no_chains_is_no_agreement(pair, tmp_path, monkeypatch):
+def test_a_runner_that_shows_no_chains_is_no_agreement(run):
     with pytest.raises(UserError, match=r"does not show what it drafts(.|\n)*VLLM_USE_V2_MODEL_RUNNER=0"):
-        run(pair, tmp_path, monkeypatch, lambda line, drafts: line.update(chains=None))
+        run(lambda line, drafts: line.update(chains=None))
 
 
-def test_an_unanswered_request_is_named(pair, tmp_path, monkeypatch):
+def test_an_unanswered_request_is_named(run):
     with pytest.raises(UserError, match="left 4 requests unanswered: text 1"):
-        run(pair, tmp_path, monkeypatch, lambda line, drafts: line.update(name=line["name"].replace("text", "x")))
+        run(lambda line, drafts: line.update(name=line["name"].replace("text", "x")))
 
 
 def test_what_is_no_export_for_vllm_is_refused(pair, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("draftsmith.eval.engines.program.find_python", lambda asked: "python")
     assert main(["verify-engine", str(pair / "head")]) == 2
     assert "draftsmith export FOLDER OUT --to vllm" in capsys.readouterr().err
+    assert main(["verify-engine", str(tmp_path / "nowhere")]) == 2
+    assert "nowhere" in capsys.readouterr().err
+    assert main(["verify-engine", str(pair / "eagle3"), "--target", str(tmp_path / "gone")]) == 2
+    assert "gone" in capsys.readouterr().err
     lost = tmp_path / "lost"
     shutil.copytree(pair / "eagle3", lost)
     manifest = json.loads((lost / "draftsmith.json").read_text())
@@ -96,15 +114,15 @@ def test_what_is_no_export_for_vllm_is_refused(pair, tmp_path, capsys, monkeypat
     assert "--target runs/x/target" in capsys.readouterr().err
 
 
-def test_the_command_prints_the_table_and_exits_with_3_for_a_fault(pair, tmp_path, capsys, monkeypatch):
+def test_the_command_prints_the_table_and_exits_with_3_for_a_fault(pair, drafted, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("draftsmith.eval.engines.program.find_python", lambda asked: "python")
-    words = ["verify-engine", str(pair / "eagle3"), "--tokens", "10"]
-    monkeypatch.setattr(verify, "run_program", Engine(pair / "eagle3"))
+    words = ["verify-engine", str(pair / "eagle3"), "--tokens", str(TOKENS)]
+    monkeypatch.setattr(verify, "run_program", Engine(drafted))
     assert main([*words, "--keep", str(tmp_path / "kept")]) == 0
     shown = capsys.readouterr().out
     assert "vLLM 0.32.0 on cpu, runner V1" in shown and "resized picture  4/4" in shown and "0 fault(s)" in shown
     assert (tmp_path / "kept" / "two-pictures-0-1.png").is_file()
     assert main([*words, "--keep", str(tmp_path / "kept")]) == 2, "what is kept is not written over"
-    monkeypatch.setattr(verify, "run_program", Engine(pair / "eagle3", lambda line, drafts: line["tokens"].reverse()))
+    monkeypatch.setattr(verify, "run_program", Engine(drafted, lambda line, drafts: line["tokens"].reverse()))
     assert main(words) == 3
     assert "DIFFERS" in capsys.readouterr().out

@@ -1,8 +1,11 @@
 """Exported pairs in a real vLLM (scripts/test_engines): every chain as here, and each kind of mistake is flagged."""
 
+import importlib.util
 import json
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -12,8 +15,11 @@ from draftsmith.eval.engines import verify
 from draftsmith.eval.engines.ours import Exported
 from draftsmith.eval.engines.program import PYTHON, VLLM, find_python, run_program
 from draftsmith.eval.engines.prompts import make_requests
+from draftsmith.models.exports import export, export_drafter, export_target
+from served_heads import save_drawn
 from served_pair import build
 
+ROOT = Path(__file__).resolve().parents[3]
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(PYTHON not in os.environ, reason="no vLLM: scripts/test_engines makes its environment"),
@@ -27,9 +33,9 @@ def pair(tmp_path_factory):
     return folder
 
 
-def verified(folder, tmp_path):
+def verified(folder, tmp_path, **settings):
     scratch = Path(tempfile.mkdtemp(dir=tmp_path))
-    return verify.verify_engine(folder, scratch, python=find_python(), max_new_tokens=32)
+    return verify.verify_engine(folder, scratch, python=find_python(), max_new_tokens=32, **settings)
 
 
 def test_every_chain_is_as_here(pair, tmp_path):
@@ -99,13 +105,58 @@ def test_swapped_pictures_are_flagged(pair, tmp_path, monkeypatch):
     assert "swapped" in " ".join(hint for _, hint in found.faults)
 
 
+@pytest.mark.parametrize("kind", ["eagle3", "peagle", "dflash"])
+def test_what_speculators_reads_is_served_too(pair, tmp_path, monkeypatch, kind):
+    """vLLM maps the package's settings to its own, some of them by other defaults (docs/exports.md)."""
+    monkeypatch.setattr(export, "_check_named", lambda engine, whose: None)  # a target of ours has no name on the Hub
+    save_drawn(kind, pair / "target", tmp_path / "head")
+    export_drafter(tmp_path / "head", tmp_path / "out", "speculators", target=str(pair / "target"))
+    found = verified(tmp_path / "out", tmp_path, target=str(pair / "target"))
+    assert not found.faults and all(cell.chains > 30 for cell in found.cells)
+
+
+def test_the_norm_op_of_a_cpu_is_named(pair, tmp_path):
+    """A DFlash draft of two layers: the engine's fault, and no other one beside it."""
+    save_drawn("dflash", pair / "target", tmp_path / "head", num_layers=2)
+    export_drafter(tmp_path / "head", tmp_path / "out", "vllm")
+    found = verified(tmp_path / "out", tmp_path)
+    assert found.faults and all("vLLM's norm op" in hint for _, hint in found.faults)
+    assert not verified(tmp_path / "out", tmp_path, without_known_faults=True).faults
+
+
+def test_the_slots_of_the_v1_runner_are_named(tmp_path):
+    """Pictures of a Qwen-VL: the engine's fault, and text is as here."""
+    target = qwen(tmp_path)
+    save_drawn("eagle3", target, tmp_path / "head")
+    export_drafter(tmp_path / "head", tmp_path / "out", "vllm")
+    found = verified(tmp_path / "out", tmp_path)
+    assert found.cells[0].good and found.faults and all("vLLM's V1 runner" in hint for _, hint in found.faults)
+    assert not verified(tmp_path / "out", tmp_path, without_known_faults=True).faults
+
+
+def qwen(folder):
+    """The tiny Qwen2.5-VL of scripts/engine_table.py after a few steps, as vLLM reads it."""
+    spec = importlib.util.spec_from_file_location("engine_table", ROOT / "scripts" / "engine_table.py")
+    table = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(table)
+    asked = table.recipe("qwen2_5_vl")
+    stages = {name: asked["stages"][name] for name in ("world", "target")}
+    stages["world"]["splits"] = {"train": {"caption": 60, "colors": 40, "sums": 40}}
+    stages["target"]["steps"] = 40
+    (folder / "recipe.yaml").write_text(json.dumps({**asked, "stages": stages, "output": str(folder / "run")}))
+    command = [sys.executable, str(ROOT / "trains" / "train.py"), f"recipe={folder / 'recipe.yaml'}"]
+    subprocess.run(command, check=True, timeout=900)
+    export_target(folder / "run" / "target", folder / "target")
+    return folder / "target"
+
+
 def test_a_text_draft_that_is_the_target_stands_whole(pair, tmp_path):
     exported = Exported(pair / "eagle3")
     requests = [{"name": a.name, "ids": a.ids, "pictures": []}
                 for a in make_requests(exported.processor, tmp_path, pictures=False)]  # fmt: skip
     draft = {"method": "draft_model", "model": str(pair / "text"), "num_speculative_tokens": 3}
-    asked = {"model": str(pair / "target"), "engine": {"dtype": "float32", "max_model_len": 128},
-             "speculative": draft, "max_new_tokens": 24, "requests": requests}  # fmt: skip
+    asked = {"model": str(pair / "target"), "engine": {"dtype": "float32", "max_model_len": 128}, "speculative": draft,
+             "max_new_tokens": 24, "without_known_faults": False, "requests": requests}  # fmt: skip
     _, *answers = run_program(VLLM, tmp_path, asked, python=find_python())
     for answer in answers:
         chains = verify.by_start(answer["tokens"], answer["chains"])

@@ -1,0 +1,45 @@
+"""Heads with drawn weights beside a target on disk, loud enough that every part of them shows in what they draft."""
+
+from pathlib import Path
+
+import torch
+from draftsmith.models.drafters.base import TargetIdentity
+from draftsmith.models.drafters.dflash import DflashConfig
+from draftsmith.models.drafters.dflash_files import dflash_manifest
+from draftsmith.models.drafters.dflash_module import DflashHead
+from draftsmith.models.drafters.eagle3 import Eagle3Config
+from draftsmith.models.drafters.head_files import manifest_of, save_head
+from draftsmith.models.drafters.peagle import PeagleConfig
+from draftsmith.models.hub import read_config
+from draftsmith.models.targets.base import language_shape
+
+TAPS = (2, 4, 5)
+_READ = {"taps": TAPS, "visual_slots": "read", "image": "placeholder"}
+
+
+def save_drawn(kind: str, target: Path, folder: Path, num_layers: int = 1) -> None:
+    """A head of `kind` (eagle3, peagle or dflash) for the target in a folder, in our own layout."""
+    config = read_config(str(target), key="target")
+    shape = language_shape(config.get_text_config())
+    identity = TargetIdentity({"kind": "llava" if config.model_type == "llava" else "qwen2_5_vl", "path": str(target)})
+    if kind == "dflash":
+        section = DflashConfig(kind="dflash", block_size=5, num_layers=num_layers, taps=TAPS, mask_token_id=0)
+        head = _drawn(DflashHead(section.shape(shape), None))
+        drafter = section.model_dump(mode="json")
+        section.save(head, folder, dflash_manifest(section, shape, identity, drafter=drafter))
+        return
+    section = Eagle3Config(kind=kind, **_READ) if kind == "eagle3" else \
+        PeagleConfig(kind=kind, parallel_tokens=4, mask_token_id=0, **_READ)  # fmt: skip
+    head = _drawn(section.module(section.layer(shape), None))
+    save_head(head, folder, manifest_of(section, shape, identity, drafter=section.model_dump(mode="json")))
+
+
+@torch.no_grad()
+def _drawn(head):
+    generator = torch.Generator().manual_seed(0)
+    for value in head.parameters():
+        if value.dim() > 1:
+            value.normal_(0, 0.15, generator=generator)
+        else:  # norms, which differ from layer to layer
+            value.uniform_(0.4, 1.6, generator=generator)
+    return head
