@@ -20,7 +20,8 @@ from ...models.decoding.warp import Warp
 from ...models.distillation import keep_scores
 from ..context import Context
 from ..engines import ServedEngine
-from ..engines.served import ServedAnswers, engine_process, identity_of_engine
+from ..engines.opened import engine_process, identity_of_engine
+from ..engines.served import ServedAnswers
 from ..records import check_fit, open_records
 from ..training.states import open_target
 
@@ -44,7 +45,7 @@ class Texts:
         self.target = open_target(context, self.processor, tables_only=isinstance(engine, ServedEngine))
         check_fit(context, self.dataset, self.target.decoder, as_cut=False)
         _check_kept(stage.keep_logprobs, self.processor.num_token_ids)
-        self.engine = identity_of_engine(engine)
+        self.engine = identity_of_engine(engine, f"stages.{context.name}.engine")
         self.side_by_side: int = stage.batch_size
         self.served: ServedAnswers | None = None
         if isinstance(engine, ServedEngine):
@@ -52,7 +53,7 @@ class Texts:
             self.served = ServedAnswers(
                 engine,
                 context.opened.enter_context(engine_process(
-                    engine, context, layers=None, max_length=stage.data.max_length,
+                    engine, context, key="engine", layers=None, max_length=stage.data.max_length,
                     most_pictures=int(self.dataset.column("images").max()),
                 )),
                 self.processor, self._warp, self.target.decoder.banned,

@@ -43,6 +43,8 @@ class ServedEngine(Section):
     scratch: Place | None = None
     # Batches that it works ahead of the training or the shard that reads its hidden states.
     ahead: int = Field(4, ge=1)
+    # Seconds without a sign of it, loading included, after which it is taken for hung and started again.
+    timeout_s: float = Field(3600.0, gt=0)
     # Further arguments of the engine, such as enforce_eager or max_num_batched_tokens.
     options: dict[str, Any] = Field(default_factory=dict)
 

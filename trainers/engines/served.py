@@ -5,120 +5,28 @@ Letters: B rows, T tokens, D width, L layers.
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ...core import ranks
 from ...core.batch import Batch, Request
 from ...core.errors import UserError
 from ...core.pictures import TEXT, Picture
 from ...core.positions import place_positions
 from ...core.states import Taps, TargetStates
 from ...data.processor import Processor
-from ...eval.engines.program import find_python, version_of
 from ...models.decoding.batched import Written
 from ...models.decoding.warp import Warp
-from ...models.exports.target import export_target, vllm_reads
+from ...models.qwen import num_deepstack
 from ...models.targets.language import kept_states
-from ..context import Context
 from .pictures import one_placeholder_each, shown
 from .process import EngineProcess
 from .section import ServedEngine
-
-_WHOLE = 8192  # tokens of a pass at least, where prompts are computed in one piece
-
-
-def identity_of_engine(section: Any) -> dict[str, Any] | None:
-    """What identifies the engine in what it writes; None: our own passes.
-
-    Raises:
-        UserError: it is not installed in the interpreter that the section names.
-    """
-    if not isinstance(section, ServedEngine):
-        return None
-    return section.identity | {"version": version_of(section.name, find_python(section.python, section.name))}
-
-
-@contextmanager
-def engine_process(
-    section: ServedEngine,
-    context: Context,
-    *,
-    layers: Sequence[int] | None,
-    max_length: int,
-    most_pictures: int,
-) -> Iterator[EngineProcess]:
-    """The engine of this rank, with the stage's target.
-
-    Args:
-        layers: whose hidden states are wanted; None: answers alone.
-        max_length: tokens of a prompt and its answer, at most.
-        most_pictures: of a request.
-
-    Raises:
-        UserError: several ranks would each start an engine on all GPUs.
-    """
-    if section.tensor_parallel_size > 1 and ranks.world_size() > 1:
-        raise UserError(
-            f"engine.tensor_parallel_size is {section.tensor_parallel_size}, and each of {ranks.world_size()} ranks "
-            "would start an engine on all GPUs", where=f"key stages.{context.name}.engine.tensor_parallel_size",
-            hint="start one rank, or leave the key out: each rank then has an engine on its own GPU",
-        )  # fmt: skip
-    on_gpu = context.device().type == "cuda"
-    base = context.folder / "cache"
-    if section.scratch is not None:  # which other runs may use, too
-        base = Path(section.scratch) / f"{context.folder.parent.name}-{context.name}-{context.fingerprint[:8]}"
-    # A prompt whose states are wanted is answered by one token.
-    settings = section.settings(
-        _model(context, base), context.target.dtype, max_length + 1, most_pictures, on_gpu=on_gpu
-    )
-    if context.target.path is not None and not Path(context.target_source()).is_dir():
-        settings["revision"] = context.target.revision
-    settings |= {} if layers is None else {"max_num_batched_tokens": max(_WHOLE, max_length + 1)}
-    own_gpu = _own_gpu(context) if on_gpu and section.tensor_parallel_size == 1 else None
-    with EngineProcess(
-        base / f"engine-{ranks.rank()}",
-        section.name,
-        settings | section.options,
-        layers,
-        python=find_python(section.python, section.name),
-        stop=context.stop,
-        devices=own_gpu,
-    ) as process:
-        yield process
-
-
-def _model(context: Context, base: Path) -> str:
-    """Where the engine reads the target; one that vLLM would not read is written under its names first."""
-    source = Path(context.target_source())
-    if not source.is_dir():
-        return str(source)
-    if vllm_reads(source):
-        return str(source.resolve())
-    served = base / "served-target"
-    if ranks.is_main():
-        shutil.rmtree(served, ignore_errors=True)  # of an earlier start
-        served.parent.mkdir(parents=True, exist_ok=True)
-        export_target(source, served)
-    ranks.barrier()
-    return str(served.resolve())
-
-
-def _own_gpu(context: Context) -> str:
-    """This rank's GPU, as CUDA_VISIBLE_DEVICES names it."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    index = context.device().index or 0
-    return visible.split(",")[index] if visible else str(index)
 
 
 class ServedAnswers:
@@ -192,7 +100,8 @@ class ServedStates:
         decoder, mask = self.target.decoder, batch.attention_mask
         dtype, device = self.target.embedding.dtype, self.target.device
         states = torch.zeros(*batch.ids.shape, len(self.layers), self.target.config.hidden_size, dtype=dtype)
-        for row, answer in enumerate(self.process.wait(job)):
+        # Other ranks may be inside the same step, or wait for its end: whoever asks stops between two batches.
+        for row, answer in enumerate(self.process.wait(job, stops=False)):
             length, name = int(mask[row].sum()), batch.sample_ids[row]
             file = self.process.folder / "done" / answer["states"]
             held = load_file(file)
@@ -212,6 +121,21 @@ class ServedStates:
 def layers_for(taps: Taps, num_layers: int) -> tuple[int, ...]:
     """The layers that an engine must hand out for these taps; the last one is the feature before its norm."""
     return tuple(sorted({*taps.layers, num_layers}))
+
+
+def check_layers(engine: str, layers: Sequence[int], config: Any) -> None:
+    """Raises `UserError` for layers whose states the engine hands out without what the target adds to them.
+
+    Qwen3-VL adds what its tower saw to the output of its first layers, after the place that an engine taps (measured:
+    losses 3e-3 apart).
+    """
+    added = num_deepstack(config)
+    if layers[0] <= added:
+        raise UserError(
+            f"the drafter reads layer {layers[0]}, and at pictures {engine} hands out the first {added} without what "
+            "the target adds to them (deepstack)", where="key drafter.taps",
+            hint=f"set drafter.taps above {added}, or engine: {{kind: transformers}}",
+        )  # fmt: skip
 
 
 def check_length(theirs: int, ours: int, name: str) -> None:

@@ -117,7 +117,7 @@ def open_states(stage: Any, context: Context, processor: Processor, target: Any,
         context.folder / SHARDS, SeededCollate(processor.pad_id, processor.image_size, seed), stage.micro,
     )  # fmt: skip
     if isinstance(source, OnlineStates):
-        served = open_served(source.engine, context, samples, target, processor, taps)
+        served = open_served(source.engine, context, samples, target, processor, taps, key="source.engine")
         return Online(replace(builder, served=served))
     measured = ranks.broadcast(builder.measure() if ranks.is_main() else None)
     known = identity_of(context, processor, stage.format, stage.data, taps, source.states.dtype)

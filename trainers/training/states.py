@@ -37,12 +37,14 @@ from ...data.states.identity import states_identity, weights_identity
 from ...data.states.samples import Chosen, Counts, SeededCollate, StatesSamples, joined_counts
 from ...data.states.writer import StatesWriting, batches
 from ...models.drafters.base import DrafterConfig
+from ...models.hub import read_config
 from ...models.losses import log_probs
 from ...models.targets.base import TargetShape
 from ...models.targets.load import load_target
 from ..context import Context
 from ..engines import EngineSection, ServedEngine
-from ..engines.served import ServedStates, engine_process, identity_of_engine, layers_for
+from ..engines.opened import engine_process, identity_of_engine
+from ..engines.served import ServedStates, check_layers, layers_for
 from ..records import open_records
 from ..stopping import Stop
 
@@ -138,7 +140,7 @@ def identity_of(
     weights = weights_identity(context.target_source(), path=section.path, revision=section.revision)
     return states_identity(
         target=settings | weights, processor=processor, form=form, data=data, wanted=wanted, dtype=dtype,
-        engine=None if engine is None else identity_of_engine(engine),
+        engine=None if engine is None else identity_of_engine(engine, f"stages.{context.name}.engine"),
     )  # fmt: skip
 
 
@@ -290,22 +292,35 @@ def looked_ahead(items: Iterable[_Item], count: int) -> Iterator[_Item]:
 
 
 def open_served(
-    engine: EngineSection, context: Context, samples: StatesSamples, target: Any, processor: Processor, wanted: Taps
+    engine: EngineSection,
+    context: Context,
+    samples: StatesSamples,
+    target: Any,
+    processor: Processor,
+    wanted: Taps,
+    *,
+    key: str,
 ) -> ServedStates | None:
-    """The engine that a stage names, beside this rank; None: the target runs here.
+    """The engine that a stage names, loaded beside this rank (all ranks call); None: the target runs here.
 
     Args:
+        key: of the section in the stage's own.
         target: its tables.
     """
     if not isinstance(engine, ServedEngine):
         return None
     target.check(wanted)
     data = samples.dataset
-    layers = layers_for(wanted, target.decoder.num_layers)
+    most_pictures, layers = int(data.column("images").max()), layers_for(wanted, target.decoder.num_layers)
+    if most_pictures:
+        source = context.target_source()
+        check_layers(engine.name, layers, read_config(str(source), key="target", revision=context.target.revision))
     process = context.opened.enter_context(engine_process(
-        engine, context, layers=layers, max_length=data.config.max_length,
-        most_pictures=int(data.column("images").max()),
+        engine, context, key=key, layers=layers, max_length=data.config.max_length,
+        most_pictures=most_pictures,
     ))  # fmt: skip
+    with context.stop.together():  # and not inside a step, which a stop does not end
+        process.start()
     return ServedStates(process, target, processor, wanted, layers, engine.ahead)
 
 

@@ -5,6 +5,7 @@ itself is in `test_vllm.py`.
 """
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -15,15 +16,21 @@ from draftsmith.core.pictures import PatchGrid, Picture, whole_picture
 from draftsmith.core.refused import Refused
 from draftsmith.data.patches import patches
 from draftsmith.data.shards import ShardReader
+from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.eagle3 import Eagle3Config
+from draftsmith.models.drafters.peagle import PeagleConfig
+from draftsmith.models.qwen import qwen_config
 from draftsmith.models.targets.llava import LlavaTargetConfig
-from draftsmith.trainers.engines import process, served
+from draftsmith.trainers.engines import opened, process, served
 from draftsmith.trainers.engines.pictures import one_placeholder_each, shown
 from draftsmith.trainers.stages.cache import CacheStage
 from draftsmith.trainers.stages.regenerate import RegenerateStage
+from draftsmith.trainers.stopping import Stopped
 from draftsmith.trainers.training.states import looked_ahead
 from PIL import Image
 from states_run import RECORDS, cached, context, losses, stage, synthetic
+from tiny_qwen import IDS, text_config, vision_config
+from transformers import LlavaConfig
 
 WORKERS = Path(__file__).with_name("workers")
 VLLM = {"kind": "vllm", "max_num_seqs": 4, "ahead": 3}
@@ -39,8 +46,8 @@ def made(tmp_path_factory):
 def engine(monkeypatch):
     """transformers in the engine's place, in this Python."""
     monkeypatch.setattr(process, "_WORKERS", WORKERS)
-    monkeypatch.setattr(served, "find_python", lambda asked, engine: sys.executable)
-    monkeypatch.setattr(served, "version_of", lambda package, python: "1.0")
+    monkeypatch.setattr(opened, "find_python", lambda asked, engine, key: sys.executable)
+    monkeypatch.setattr(opened, "version_of", lambda package, python: "1.0")
 
 
 def run(stage, asked):
@@ -59,7 +66,14 @@ def written(folder):
     return [(info, tensors["ids"].tolist()) for _, tensors, info in map(reader.__getitem__, range(len(reader)))]
 
 
-def test_answers_are_those_of_our_own_passes(made, tmp_path):
+def fault(folder, **what):
+    """What goes wrong with the engine of the stage in `folder` (see workers/vllm_worker.py)."""
+    (folder / "cache").mkdir(parents=True)
+    (folder / "cache" / "fault.json").write_text(json.dumps(what))
+    return folder
+
+
+def test_answers_are_those_of_our_own_passes(made, tmp_path, monkeypatch):
     ours, theirs = answers(made, tmp_path / "ours"), answers(made, tmp_path / "theirs", engine=VLLM)
     assert written(ours) == written(theirs) and len(written(ours)) == RECORDS
     assert len({tuple(ids) for _, ids in written(ours)}) > 5, "answers that depend on nothing prove nothing"
@@ -67,6 +81,10 @@ def test_answers_are_those_of_our_own_passes(made, tmp_path):
     identities = [ShardReader(folder / "answers").identity for folder in (ours, theirs)]
     assert identities[1].pop("engine") == {"kind": "vllm", "quantization": None, "options": {}, "version": "1.0"}
     assert identities[0] == identities[1]
+    # What one engine began is not continued by another.
+    monkeypatch.setattr(opened, "version_of", lambda package, python: "1.1")
+    with pytest.raises(UserError, match=r"another engine.version: '1.0', now '1.1'"):
+        answers(made, theirs, engine=VLLM)
 
 
 @pytest.fixture(scope="module")
@@ -116,40 +134,64 @@ def test_an_engine_that_dies_is_started_again(made, own_losses, tmp_path, monkey
     starts = []
     start = process.EngineProcess._start
     monkeypatch.setattr(process.EngineProcess, "_start", lambda self: starts.append(self) or start(self))
-    (tmp_path / "run" / "cache").mkdir(parents=True)
-    (tmp_path / "run" / "cache" / "fault.json").write_text('{"die": 3}')
-    theirs = losses(trained(made, tmp_path / "run"))
+    theirs = losses(trained(made, fault(tmp_path / "run", die=3)))
     assert len(starts) == 2
     assert [theirs[step] for step in theirs] == pytest.approx([own_losses[step] for step in theirs], rel=1e-4)
 
 
 def test_an_engine_that_always_dies_is_a_fault_with_its_own_words(made, tmp_path):
-    (tmp_path / "run" / "cache").mkdir(parents=True)
-    (tmp_path / "run" / "cache" / "fault.json").write_text('{"die": -1}')
-    with pytest.raises(UserError, match=r"3 times with exit code 9(.|\n)*no memory for another block\n") as caught:
-        answers(made, tmp_path / "run", engine=VLLM)
+    with pytest.raises(UserError, match=r"exit code 9, and 3 times(.|\n)*no memory for another block\n") as caught:
+        answers(made, fault(tmp_path / "run", die=-1), engine=VLLM)
     assert "shutdown" not in str(caught.value) and (tmp_path / "run/cache/engine-0/log.txt").is_file()
+    assert "key stages.run.engine" in str(caught.value)
 
 
-@pytest.mark.parametrize("fault", ["longer", "write"])
-def test_what_an_engine_gets_wrong_is_refused(made, tmp_path, fault):
-    """Another number of picture tokens would be an answer to another prompt, without a sign of it."""
+@pytest.mark.parametrize("of", ["answers", "states"])
+def test_another_number_of_picture_tokens_is_refused_with_both(made, tmp_path, of):
+    """It would be an answer to another prompt, without a sign of it."""
+    folder = fault(tmp_path / "run", longer=True)
+    with pytest.raises(UserError, match=r"prompt has (\d+) tokens, and ours (\d+)") as caught:
+        answers(made, folder, engine=VLLM) if of == "answers" else trained(made, folder)
+    theirs, ours = map(int, re.search(r"has (\d+) tokens, and ours (\d+)", str(caught.value)).groups())
+    assert theirs == ours + 1
+
+
+def test_an_id_without_a_token_is_refused(made, tmp_path):
     image = json.loads((made.folder / "target/config.json").read_text())["image_token_index"]
-    value, words = {
-        "longer": (True, "prompt has 168 tokens, and ours 167"),
-        "write": (image, f"wrote id {image}, which has no token"),
-    }[fault]
-    (tmp_path / "run" / "cache").mkdir(parents=True)
-    (tmp_path / "run" / "cache" / "fault.json").write_text(json.dumps({fault: value}))
-    with pytest.raises(UserError, match=words):
-        answers(made, tmp_path / "run", engine=VLLM)
+    with pytest.raises(UserError, match=f"wrote id {image}, which has no token"):
+        answers(made, fault(tmp_path / "run", write=image), engine=VLLM)
 
 
-def test_a_folder_of_another_engine_is_refused(made, tmp_path, monkeypatch):
-    answers(made, tmp_path / "run", engine=VLLM)
-    monkeypatch.setattr(served, "version_of", lambda package, python: "1.1")
-    with pytest.raises(UserError, match=r"another engine.version: '1.0', now '1.1'"):
-        answers(made, tmp_path / "run", engine=VLLM)
+def test_a_stop_inside_a_step_saves_it(made, tmp_path, monkeypatch):
+    """Of an engine that answers slowly: the step in hand is finished, whose other ranks wait for it, and saved."""
+    asked, jobs = context(made, tmp_path / "run", HEAD), []
+    waited = process.EngineProcess.wait
+
+    def wait(self, name, **how):
+        jobs.append(name)
+        asked.stop.raised = len(jobs) >= 4  # micro-batches of two: inside the second step
+        return waited(self, name, **how)
+
+    monkeypatch.setattr(process.EngineProcess, "wait", wait)
+    with pytest.raises(Stopped, match="after step 2"), asked.opened:
+        stage(made, source={"kind": "online", "engine": VLLM}, epochs=2).run(asked)
+    assert list(asked.folder.glob("checkpoints/*2*"))
+
+
+OTHERS = {
+    "dflash": DflashConfig(kind="dflash", block_size=3, num_layers=1, taps=(1, 3)),
+    "peagle": PeagleConfig(kind="peagle", taps=(1, 2, 3), visual_slots="read", image="placeholder", parallel_tokens=2),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_block_parallel_drafters_learn_from_its_states(made, tmp_path, kind):
+    folders = []
+    for name, source in {"ours": {}, "theirs": {"engine": VLLM}}.items():
+        asked = context(made, tmp_path / name, OTHERS[kind])
+        folders.append(run(stage(made, source={"kind": "online"} | source, steps=3), asked))
+    ours, theirs = (list(losses(folder).values()) for folder in folders)
+    assert len(ours) == 3 and theirs == pytest.approx(ours, rel=1e-4)
 
 
 def test_pictures_are_handed_over_as_they_were_read():
@@ -202,6 +244,15 @@ def test_what_an_engine_cannot_do_is_refused(made):
         stage(made, source={"kind": "online", "engine": VLLM}).check(
             LlavaTargetConfig(kind="llava_next", path="x"), HEAD
         )
+
+
+def test_layers_that_a_target_adds_pictures_to_are_refused():
+    """Measured in vLLM 0.32, with a tiny Qwen3-VL that adds them to two layers: losses of taps 1, 3, 6 part by 3e-3."""
+    config = qwen_config("qwen3_vl", text_config("qwen3_vl", 4, 32), vision_config("qwen3_vl", 32), IDS)
+    with pytest.raises(UserError, match=r"reads layer 2(.|\n)*first 2(.|\n)*deepstack(.|\n)*drafter.taps above 2"):
+        served.check_layers("vllm", (2, 3, 4), config)
+    served.check_layers("vllm", (3, 4), config)
+    served.check_layers("vllm", (1, 4), LlavaConfig())
 
 
 def test_items_are_taken_ahead():

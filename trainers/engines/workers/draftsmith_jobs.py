@@ -2,11 +2,12 @@
 
 FOLDER/engine.json: `settings` (arguments of the engine) and `layers` (null, or the layers whose hidden states are
 wanted: k is what enters layer k, and the number of layers is what leaves the last one, before the final norm).
+FOLDER/ready appears once the engine is loaded.
 FOLDER/jobs/NAME.json: `requests`, each with `ids` (one placeholder for a picture), `pictures` (names of tensors
-[H,W,3] uint8 in NAME.safetensors beside it) and `sampling`. Jobs are done in the order of their names.
+[H,W,3] uint8 in NAME.safetensors beside it) and `sampling`. Jobs are begun in the order of their names.
 FOLDER/done/NAME.json appears whole: `answers`, each with `prompt_tokens` as the engine counts them, `tokens`, `stop`
 (eos or length) and, where layers are wanted, `states`, a file beside it with `hidden_states` [T,layers,D] and
-`token_ids` [T]. The program ends when FOLDER/jobs/end appears, or when the process that started it does.
+`token_ids` [T]. The program ends when FOLDER/jobs/end appears.
 """
 
 import json
@@ -21,25 +22,55 @@ def asked(folder):
     return json.loads((folder / "engine.json").read_text())
 
 
-def serve(folder, answer):
-    """Do jobs until the end.
+class InTurn:
+    """Jobs one after the other, for an engine that answers a whole job at a time.
 
     Args:
         answer: (name of the job, requests, pictures of each request) -> its answers.
     """
+
+    def __init__(self, answer):
+        self.answer, self.jobs = answer, []
+
+    def begin(self, *job):
+        self.jobs.append(job)
+
+    def step(self):
+        job = self.jobs.pop(0)
+        return {job[0]: self.answer(*job)}
+
+
+def serve(folder, engine):
+    """Do jobs until the end.
+
+    Args:
+        engine: `begin(name, requests, pictures of each request)` takes a job on; `step()` works on what was taken on,
+            and returns the answers of each job that is finished, by name.
+    """
+    jobs, done, last, working = folder / "jobs", folder / "done", "", set()
+    (folder / "ready").touch()
+    while not (jobs / "end").exists():
+        # Names rise. Whoever reads an answer removes it and then the job, which must not be done again in between.
+        for path in sorted(path for path in jobs.glob("*.json") if path.stem > last):
+            last = path.stem
+            if not (done / path.name).exists():  # by an engine before this one
+                engine.begin(last, *_read(path))
+                working.add(last)
+        if not working:
+            time.sleep(_LOOK_S)
+            continue
+        for name, answers in engine.step().items():
+            aside = done / f"{name}.partial"
+            aside.write_text(json.dumps({"answers": answers}))
+            os.replace(aside, done / f"{name}.json")
+            working.remove(name)
+
+
+def _read(path):
+    """The requests of a job, and each one's pictures."""
     from PIL import Image
     from safetensors.numpy import load_file
 
-    jobs, done, parent = folder / "jobs", folder / "done", os.getppid()
-    while os.getppid() == parent and not (jobs / "end").exists():
-        left = sorted(path for path in jobs.glob("*.json") if not (done / path.name).exists())
-        if not left:
-            time.sleep(_LOOK_S)
-            continue
-        name, requests = left[0].stem, json.loads(left[0].read_text())["requests"]
-        beside = left[0].with_suffix(".safetensors")
-        tensors = load_file(beside) if beside.is_file() else {}
-        pictures = [[Image.fromarray(tensors[key]) for key in request["pictures"]] for request in requests]
-        aside = done / f"{name}.partial"
-        aside.write_text(json.dumps({"answers": answer(name, requests, pictures)}))
-        os.replace(aside, done / f"{name}.json")
+    requests, beside = json.loads(path.read_text())["requests"], path.with_suffix(".safetensors")
+    tensors = load_file(beside) if beside.is_file() else {}
+    return requests, [[Image.fromarray(tensors[key]) for key in request["pictures"]] for request in requests]

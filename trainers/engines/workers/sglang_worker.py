@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent))
-from draftsmith_jobs import asked, serve
+from draftsmith_jobs import InTurn, asked, serve
 
 
 def answers(engine, name, requests, pictures):
@@ -33,7 +33,7 @@ def main(folder):
     from sglang import Engine
 
     engine = Engine(**asked(folder)["settings"])
-    serve(folder, lambda *job: answers(engine, *job))
+    serve(folder, InTurn(lambda *job: answers(engine, *job)))
 
 
 if __name__ == "__main__":

@@ -39,27 +39,57 @@ def open_engine(settings, layers, store):
     return LLM(speculative_config=speculative, kv_transfer_config=connector, **(settings | whole))
 
 
-def answers(engine, folder, layers, name, requests, pictures):
-    """Of one job."""
-    from vllm import SamplingParams
+class Batches:
+    """Jobs whose requests run together: as one ends, the next one takes its place, of whichever job it is.
 
-    prompts = [{"prompt_token_ids": request["ids"]} for request in requests]
-    for prompt, shown in zip(prompts, pictures, strict=True):
-        prompt |= {"multi_modal_data": {"image": shown}} if shown else {}
-    sampling = [SamplingParams(**_sampling(request["sampling"])) for request in requests]
-    lines = []
-    for number, answer in enumerate(engine.generate(prompts, sampling, use_tqdm=False)):
-        output = answer.outputs[0]
+    Args:
+        engine: vllm.LLM.
+        layers: whose hidden states go into files; None: answers alone.
+    """
+
+    def __init__(self, engine, folder, layers):
+        self.engine, self.done, self.layers = engine, folder / "done", layers
+        self.places = {}  # id of a request in the engine -> its job, and its number there
+        self.open = {}  # job -> answers by number, as far as they are there, and how many it has
+
+    def begin(self, name, requests, pictures):
+        """Hand a job to the engine."""
+        from vllm import SamplingParams
+
+        prompts = [{"prompt_token_ids": request["ids"]} for request in requests]
+        for prompt, shown in zip(prompts, pictures, strict=True):
+            prompt |= {"multi_modal_data": {"image": shown}} if shown else {}
+        sampling = [SamplingParams(**_sampling(request["sampling"])) for request in requests]
+        ids = self.engine.enqueue(prompts, sampling, use_tqdm=False)
+        self.places |= {key: (name, number) for number, key in enumerate(ids)}
+        self.open[name] = {}, len(requests)
+
+    def step(self):
+        """One pass of the engine."""
+        finished = {}
+        for output in self.engine.llm_engine.step():
+            if not output.finished:
+                continue
+            name, number = self.places.pop(output.request_id)
+            answers, count = self.open[name]
+            answers[number] = self._line(output, f"{name}-{number}.safetensors")
+            if len(answers) == count:
+                del self.open[name]
+                finished[name] = [answers[number] for number in range(count)]
+        return finished
+
+    def _line(self, output, states):
+        """A finished request as its job's file has it; `states` is the name of the file of its hidden states."""
+        answer = output.outputs[0]
         line = {
-            "prompt_tokens": len(answer.prompt_token_ids),
-            "tokens": [int(token) for token in output.token_ids],
-            "stop": "eos" if output.finish_reason == "stop" else "length",
+            "prompt_tokens": len(output.prompt_token_ids),
+            "tokens": [int(token) for token in answer.token_ids],
+            "stop": "eos" if answer.finish_reason == "stop" else "length",
         }
-        if layers is not None:
-            line["states"] = f"{name}-{number}.safetensors"
-            take(answer.kv_transfer_params["hidden_states_path"], folder / "done" / line["states"])
-        lines.append(line)
-    return lines
+        if self.layers is not None:
+            line["states"] = states
+            take(output.kv_transfer_params["hidden_states_path"], self.done / states)
+        return line
 
 
 def _sampling(asked):
@@ -82,7 +112,7 @@ def main(folder):
     given = asked(folder)
     (folder / "states").mkdir(exist_ok=True)
     engine = open_engine(given["settings"], given["layers"], folder / "states")
-    serve(folder, lambda *job: answers(engine, folder, given["layers"], *job))
+    serve(folder, Batches(engine, folder, given["layers"]))
 
 
 if __name__ == "__main__":
