@@ -255,7 +255,7 @@ class Tracker:
             action()
         except Exception as error:  # a failed tracker must not end a run: the failure is printed and training continues
             if where not in self._failed:
-                self.say(f"tracking failed and goes on without: {redact(str(error))}")
+                self.say(f"tracking failed, and the run continues without it: {redact(str(error))}")
             self._failed.add(where)
 
 

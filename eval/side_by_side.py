@@ -90,7 +90,7 @@ def _curves(path: Path) -> dict[str, list[tuple[int, float]]]:
             if name not in ("step", "time") and isinstance(value, int | float) and math.isfinite(value):
                 curves.setdefault(name, []).append((step, float(value)))
     if damaged:
-        notice(f"{path}: {damaged} damaged or cut lines are passed over (a run that was killed leaves one)")
+        notice(f"{path}: {damaged} damaged or cut lines are skipped (a run that was killed leaves one)")
     return curves
 
 

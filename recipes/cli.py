@@ -75,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(redact(f"error: {error}"), file=sys.stderr, flush=True)
         return MISTAKE
     except Stopped as stopped:
-        say(f"{stopped}: the same command goes on from there")
+        say(f"{stopped}: the same command continues from there")
         return STOPPED
     except KeyboardInterrupt:  # before the first stage; from then on it asks the run to stop
         if ranks.is_main():

@@ -147,7 +147,7 @@ class Stop:
                 self.raised = True
                 if not told:
                     told = True
-                    self._say("asked to stop: ends at the next step, request or batch (a second Ctrl-C ends at once)")
+                    self._say("asked to stop: ends after this step, request or batch (a second Ctrl-C ends at once)")
                     # The store may be in use by the main thread, which must not keep a second signal waiting.
                     threading.Thread(target=ranks.tell, args=(_TOLD,), daemon=True).start()
 

@@ -36,7 +36,7 @@ def tracked(context: Context) -> Iterator[Context]:
             try:
                 _hand_on(context)
             except Exception as error:  # the stage has its results: a tracker is not worth them
-                context.say(f"tracking failed and goes on without: {redact(first_line(error))}")
+                context.say(f"tracking failed, and the run continues without it: {redact(first_line(error))}")
     finally:
         for tracker in context.trackers:
             tracker.finish(int(failed))

@@ -201,7 +201,9 @@ def test_a_dead_network_is_said_once_and_the_file_goes_on(tmp_path, monkeypatch,
     for step in range(1, 5):
         mine.log({"loss": 1.0}, step)
     mine.finish()
-    assert said == [f"tracking failed and goes on without: {fails}: no route to https://{HIDDEN}@host with {HIDDEN}"]
+    assert said == [
+        f"tracking failed, and the run continues without it: {fails}: no route to https://{HIDDEN}@host with {HIDDEN}"
+    ]
     assert [row["step"] for row in rows(tmp_path)] == [1, 2, 3, 4]
 
 

@@ -64,7 +64,7 @@ def test_lines_that_are_passed_over_are_told(two, capfd):
     read_run(two[0], "a")
     assert not capfd.readouterr().err, told
     read_run(two[1], "b")
-    assert f"{two[1]}/finetune/metrics.jsonl: 2 damaged or cut lines are passed over" in capfd.readouterr().err
+    assert f"{two[1]}/finetune/metrics.jsonl: 2 damaged or cut lines are skipped" in capfd.readouterr().err
 
 
 def test_what_differs_and_what_does_not(two):

@@ -61,7 +61,7 @@ def test_a_stopped_command_says_so_and_exits_with_143(number, words, finished, t
     run = shutil.copytree(finished, tmp_path / "run")
     assert main(words.format(run=run).split()) == STOPPED
     printed = capfd.readouterr()
-    assert "stopped in the upload: the same command goes on from there" in printed.out
+    assert "stopped in the upload: the same command continues from there" in printed.out
     assert "Traceback" not in printed.err
 
 

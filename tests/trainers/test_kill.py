@@ -148,7 +148,7 @@ def test_sigterm_to_one_of_two_ranks_stops_both_and_the_same_command_goes_on(alo
     arguments = ["recipe=demo/lvlm", f"output={output}", *SETTINGS]
     result = run_ranks(2, ASKED, *arguments, cwd=ROOT, timeout=120, STEP="8", ASKED="1")
     assert [code for code, _ in result] == [143, 143], result
-    assert "stopped after step 8: the same command goes on from there" in result[0][1]
+    assert "stopped after step 8: the same command continues from there" in result[0][1]
     assert sorted(losses(output)) == list(range(1, 9)) and not (output / "target" / "done.json").exists()
     text = finish(output)
     assert "resuming from" in text and "step 8" in text

@@ -133,5 +133,5 @@ def _last_loss(path: Path) -> float | None:
         except (ValueError, AttributeError, RecursionError):
             damaged += 1
     if damaged:
-        notice(f"{path}: {damaged} damaged or cut lines are passed over (a run that was killed leaves one)")
+        notice(f"{path}: {damaged} damaged or cut lines are skipped (a run that was killed leaves one)")
     return loss

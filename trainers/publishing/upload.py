@@ -324,7 +324,9 @@ def _hint(error: BaseException, to: Destination) -> str:
         return "make room: what is fetched back is as large as what was sent; then run the same command again"
     if status == 412:
         return "somebody else commits to this repository: try again when they are done"
-    return "check the network and https://status.huggingface.co, and run the same command again: it goes on from there"
+    return (
+        "check the network and https://status.huggingface.co, and run the same command again: it continues from there"
+    )
 
 
 def _compare(folder: Path, fetched: Path) -> None:

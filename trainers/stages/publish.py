@@ -157,10 +157,10 @@ class PublishStage(Stage):
         what = f"  the drafter of stage {plan.inputs.get('drafter', '?')} with the report of {plan.inputs['report']}"
         if self.repo is None:
             usual = suggested(method, name)
-            return [what, f"  no repo is named: the folder is built and tried (a usual name: {usual})"]
+            return [what, f"  no repo is named: the folder is built and tested (a usual name: {usual})"]
         check_name(self.repo, method, name, is_language=not target.draws_images)
         if self.dry_run:
-            return [what, f"  dry_run: the folder is built and tried, {self.repo} is left alone"]
+            return [what, f"  dry_run: the folder is built and tested; {self.repo} is not changed"]
         if self.pull_request or self.revision is not None:
             where = "as a pull request" if self.pull_request else f"to {self.revision}"
             return [what, f"  one commit {where} of {self.repo}, fetched back and tried; main is left alone"]
@@ -207,10 +207,10 @@ def _publish(stage: PublishStage, context: Context) -> None:
     (folder / CARD).write_text(model_card(facts))
     write_sums(folder)
     refuse_secrets(folder, hub.token if hub is not None else None)
-    context.say(f"{context.name}: tau {section.expected.tau:.2f} on the stored prompt; trying it in a fresh process")
+    context.say(f"{context.name}: tau {section.expected.tau:.2f} on the stored prompt; testing it in a fresh process")
     try_folder(folder, sources, snippets, names(folder), stop=context.stop)
     if hub is None:
-        context.say(f"built and tried, not uploaded: {folder}")
+        context.say(f"built and tested, not uploaded: {folder}")
         _finish(context.folder, {"repo": stage.repo, "uploaded": False, "tau": section.expected.tau})
         return
     assert stage.repo is not None
@@ -246,7 +246,7 @@ def _measured(
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     if not any(expected.accepted):
-        context.say("warning: nothing is accepted on the stored prompt, which then shows little: set prompt.text")
+        context.say("warning: no drafted token is accepted on the stored prompt, so it shows little: set prompt.text")
     return section.model_copy(update={"expected": expected}), sources
 
 
