@@ -1,9 +1,9 @@
 """Conversations to ids: one function for training and for decoding, so that both see the same prompt.
 
-Templates are LLaVA-1.5's `plain` (alignment) and `v1` (Vicuna), LLaVA-OneVision's `qwen`, Qwen-VL's `qwen_vl` and
-Llama-3's `llama3`; supervision is a matter of character spans, mapped to tokens through offsets, never of counting
-tokens as the official masker does (it drops every multi-turn sample of a tokenizer in which a blank and `USER` are one
-piece).
+Templates are LLaVA-1.5's `plain` (alignment) and `v1` (Vicuna), LLaVA-OneVision's `qwen`, Qwen-VL's `qwen_vl`,
+InternVL's `internvl`, Mistral's `mistral` and Llama-3's `llama3`; supervision is a matter of character spans, mapped to
+tokens through offsets, never of counting tokens as the official masker does (it drops every multi-turn sample of a
+tokenizer in which a blank and `USER` are one piece).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pydantic import model_validator
 from ..core.errors import UserError
 from ..core.pictures import TEXT, VIDEO, Picture
 from ..core.section import Section
-from .processor import Processor
+from .processor import QWEN, Processor
 
 IMAGE_MARK, VIDEO_MARK = "<image>", "<video>"  # as long as each other: one can stand in for the other's place
 # Marks of a record without clips and of one with: elsewhere <video> is a word that somebody wrote (HTML has it).
@@ -53,19 +53,23 @@ class _Chat:
 _CHATS = {
     "qwen": _Chat("<|im_start|>{}\n", "<|im_end|>", "\n", QWEN_SYSTEM),
     "qwen_vl": _Chat("<|im_start|>{}\n", "<|im_end|>", "\n", QWEN_SYSTEM),
+    "internvl": _Chat("<|im_start|>{}\n", "<|im_end|>", "\n", ""),
     "llama3": _Chat("<|start_header_id|>{}<|end_header_id|>\n\n", "<|eot_id|>", "", ""),
 }
-_TURN_END = {"v1": "</s>"} | {name: chat.end for name, chat in _CHATS.items()}
+# Template -> families whose pictures stand between tokens of their own, which it writes.
+_WRITES: dict[str, tuple[str, ...]] = {"qwen_vl": QWEN, "internvl": ("internvl",), "mistral": ("pixtral",)}
+_TURN_END = {"v1": "</s>", "mistral": "</s>"} | {name: chat.end for name, chat in _CHATS.items()}
 
 
 class PromptFormat(Section):
     """How a conversation becomes text. Training and decoding must use the same one."""
 
     # plain: alignment; v1: targets with Llama's tokenizer; qwen: LLaVA-OneVision with Qwen2's (its qwen_1_5); qwen_vl:
-    # Qwen2-VL, Qwen2.5-VL and Qwen3-VL; llama3: text-only targets of Llama-3.
-    template: Literal["plain", "v1", "qwen", "qwen_vl", "llama3"] = "v1"
-    # null: the template's own system sentence (official LLaVA; Qwen2-VL's and Qwen2.5-VL's, Qwen3-VL and llama3 have
-    # none); "": none (the HF chat template).
+    # Qwen2-VL, Qwen2.5-VL and Qwen3-VL; internvl: InternVL 3; mistral: Mistral 3 and Pixtral; llama3: text-only
+    # targets of Llama-3.
+    template: Literal["plain", "v1", "qwen", "qwen_vl", "internvl", "mistral", "llama3"] = "v1"
+    # null: the template's own system sentence (official LLaVA; Qwen2-VL's and Qwen2.5-VL's; the others have none:
+    # Mistral's published one names a date); "": none (the HF chat template).
     system: str | None = None
     # llava15 moves every mark of a turn to its front and keeps one; next moves a single mark only, and is
     # the one for several images; verbatim leaves the text alone.
@@ -118,7 +122,7 @@ def render(
         turns: `from`/`value` pairs as in LLaVA JSON; a first turn that is not the human's is dropped.
         has_image: there are images or clips, whose marks are placed.
         has_clip: <video> is a mark, too.
-        written: of template qwen_vl, what each mark is written as (`written_marks`).
+        written: of a template that surrounds pictures, what each mark is written as (`written_marks`).
         family: of the processor; Qwen3-VL has no system sentence of its own.
         open_ended: leave out the last answer, ending where it would begin (for decoding).
 
@@ -138,9 +142,12 @@ def render(
     if form.template == "v1":
         end = " " if open_ended and form.answer_end == "blank" else "</s>"
         return _render_v1(pairs, SYSTEM if form.system is None else form.system, open_ended, end)
+    if form.template == "mistral":
+        return _render_mistral(_write_marks(pairs, written, MARKS[has_clip], keeps_breaks=False), form, open_ended)
     chat = _CHATS[form.template]
-    if form.template == "qwen_vl":
-        pairs = _write_marks(pairs, written, MARKS[has_clip])
+    if form.template in _WRITES:
+        # The line break beside a mark is LLaVA's way of writing; InternVL has one, too.
+        pairs = _write_marks(pairs, written, MARKS[has_clip], keeps_breaks=form.template == "internvl")
     if form.template == "llama3":
         pairs = [(role, value.strip()) for role, value in pairs]
     own = "" if family == "qwen3_vl" else chat.system
@@ -216,8 +223,31 @@ def _render_chat(pairs: list[tuple[str, str]], chat: _Chat, system: str, open_en
     return Rendered(text, tuple(spans))
 
 
-def written_marks(pictures: Sequence[Picture]) -> list[str]:
-    """What each image's and clip's mark becomes for Qwen-VL: marks between vision tokens, and times before frames."""
+def _render_mistral(pairs: list[tuple[str, str]], form: PromptFormat, open_ended: bool) -> Rendered:
+    text = f"[SYSTEM_PROMPT]{form.system}[/SYSTEM_PROMPT]" if form.system else ""
+    spans, last = [], len(pairs) - 1
+    for number, (role, value) in enumerate(pairs):
+        if role == "human":
+            text += f"[INST]{value}[/INST]"
+        elif open_ended and number == last:
+            break
+        elif value:
+            start = len(text)
+            text += f"{value}</s>"
+            spans.append((start, len(text)))
+    return Rendered(text, tuple(spans))
+
+
+def written_marks(pictures: Sequence[Picture], family: str) -> list[str]:
+    """What each image's and clip's mark becomes: a mark for each of its runs (`_runs`), between tokens of the family.
+
+    Qwen3-VL writes times before the frames of a clip, InternVL their numbers; Pixtral ends rows with a token.
+    """
+    if family == "pixtral":
+        rows = [len(_runs(picture, family)) for picture in pictures]
+        return [f"{IMAGE_MARK}[IMG_BREAK]" * (count - 1) + f"{IMAGE_MARK}[IMG_END]" for count in rows]
+    if family == "internvl":
+        return ["\n".join(_internvl_runs(picture)) for picture in pictures]
     texts: list[str] = []
     for picture in pictures:
         mark = VIDEO_MARK if picture.modality == VIDEO else IMAGE_MARK
@@ -232,10 +262,30 @@ def written_marks(pictures: Sequence[Picture]) -> list[str]:
     return texts
 
 
-def _write_marks(pairs: list[tuple[str, str]], written: Sequence[str], marks: re.Pattern[str]) -> list[tuple[str, str]]:
-    """The line break beside a mark is LLaVA's way of writing, and goes."""
+def _internvl_runs(picture: Picture) -> list[str]:
+    """An image's run, or one of each frame of a clip."""
+    if picture.modality != VIDEO:
+        return [f"<img>{IMAGE_MARK}</img>"]
+    return [f"Frame{number}: <img>{VIDEO_MARK}</img>" for number in range(1, picture.num_tiles + 1)]
+
+
+def _runs(picture: Picture, family: str) -> list[int]:
+    """Lengths of the runs of placeholders that a picture becomes, as `written_marks` writes them."""
+    if family == "internvl" and picture.modality == VIDEO:
+        return [picture.patches**2] * picture.num_tiles
+    if family == "pixtral":
+        assert picture.whole is not None, "Pixtral's pictures are read whole"
+        _, rows, columns = picture.whole.of_tokens
+        return [columns] * rows
+    return [picture.num_tokens]
+
+
+def _write_marks(
+    pairs: list[tuple[str, str]], written: Sequence[str], marks: re.Pattern[str], *, keeps_breaks: bool
+) -> list[tuple[str, str]]:
+    """Each mark as it is written. Marks and texts in unequal numbers are found by `_check_marks`."""
     left = iter(written)
-    pattern = re.compile(f"\n?(?:{marks.pattern})\n?")
+    pattern = marks if keeps_breaks else re.compile(f"\n?(?:{marks.pattern})\n?")
     return [(role, pattern.sub(lambda match: next(left, match[0]), text)) for role, text in pairs]
 
 
@@ -265,24 +315,24 @@ def encode(
     assert not (num_images and processor.reads_whole), "a picture that is read whole has tokens of its own number"
     pictures = pictures or [Picture(math.isqrt(processor.num_image_tokens))] * num_images
     has_clip = any(picture.modality == VIDEO for picture in pictures)
-    written = written_marks(pictures) if form.template == "qwen_vl" else ()
+    written = written_marks(pictures, processor.family) if form.template in _WRITES else ()
     rendered = render(
         turns, form, has_image=len(pictures) > 0, has_clip=has_clip, open_ended=open_ended, written=written,
         family=processor.family,
     )  # fmt: skip
     marks = MARKS[has_clip]
-    _check_marks(marks.findall(rendered.text), pictures, form)
-    # Between special tokens, as Qwen-VL's pictures stand, the two are the same.
-    pieces = _official_pieces if form.image_join == "official" or processor.reads_whole else _hf_pieces
-    left = iter(pictures)
+    runs = [(picture, length) for picture in pictures for length in _runs(picture, processor.family)]
+    _check_marks(marks.findall(rendered.text), [picture for picture, _ in runs], form, num_files=len(pictures))
+    # Between special tokens, as pictures of these templates stand, the two are the same.
+    pieces = _official_pieces if form.image_join == "official" or form.template in _WRITES else _hf_pieces
+    left = iter(runs)
     begin = [] if processor.bos_id is None else [processor.bos_id]
     ids, loss_mask, modality = begin, [False] * len(begin), [TEXT] * len(begin)
     # Spans follow each other: the last one that begins before a token is the only one that it can lie in.
     first, last = [a for a, _ in rendered.spans], [b for _, b in rendered.spans]
     for token, start, end in pieces(rendered.text, processor, marks):
         if token is None:
-            picture = next(left)
-            run = picture.num_tokens
+            picture, run = next(left)
             ids += [_placeholder(picture, processor)] * run
             loss_mask += [False] * run
             modality += [picture.modality] * run
@@ -302,23 +352,33 @@ def _check_template(form: PromptFormat, processor: Processor) -> None:
     if end is not None and eos != end:
         raise UserError(
             f"template {form.template} ends turns with {end}, the tokenizer with {eos}",
-            hint="use template: v1 with Llama's tokenizer, qwen or qwen_vl with Qwen's, llama3 with Llama-3's",
+            hint="use template: v1 with Llama's tokenizer, qwen, qwen_vl or internvl with Qwen's, llama3 with Llama's",
         )
-    if processor.reads_whole != (form.template == "qwen_vl"):
+    wanted = next((name for name, families in _WRITES.items() if processor.family in families), None)
+    if wanted != (form.template if form.template in _WRITES else None):
+        hint = f"use template: {wanted}" if wanted else "use template: v1, qwen or llama3, as its tokenizer is"
         raise UserError(
             f"template {form.template} and a processor of {processor.family}",
-            hint="use template: qwen_vl with Qwen-VL, whose pictures stand between tokens of their own, and only there",
+            hint=f"{hint}: {', '.join(_WRITES)} write the tokens between which pictures of their families stand",
         )
+    if form.template == "mistral" and form.system and "[SYSTEM_PROMPT]" not in processor.tokenizer.get_vocab():
+        raise UserError("format.system is set, and the tokenizer has no [SYSTEM_PROMPT] token (Pixtral 12B's)",
+                        hint="leave system out, and begin the question with the sentence")  # fmt: skip
 
 
-def _check_marks(marks: list[str], pictures: Sequence[Picture], form: PromptFormat) -> None:
+def _check_marks(marks: list[str], pictures: Sequence[Picture], form: PromptFormat, *, num_files: int) -> None:
+    """Args:
+    pictures: of each run, in order.
+    num_files: images and clips, some of which may have several runs.
+    """
     if len(marks) != len(pictures):
         clips = any(picture.modality == VIDEO for picture in pictures)
         hint = "write one <image> mark for each image" + (" and one <video> mark for each clip" if clips else "")
         if form.image_rule == "llava15" and len(pictures) > 1:
             hint += ", and set image_rule: next in the stage's format (llava15 keeps one mark of a turn)"
         named = "images and clips" if clips else "images"
-        raise UserError(f"{len(marks)} <image> marks for {len(pictures)} {named}", hint=hint)
+        count = max(0, num_files + len(marks) - len(pictures))
+        raise UserError(f"{count} <image> marks for {num_files} {named}", hint=hint)
     for mark, picture in zip(marks, pictures, strict=True):
         if mark == VIDEO_MARK and picture.modality != VIDEO:
             raise UserError("a <video> mark stands for an image", hint="write <image>, or name a clip under `video`")

@@ -58,7 +58,8 @@ class ConversationData(Section):
     # How tiles are chosen where the published training code (original) and transformers' models (hf) differ: as the
     # target does, and targets are transformers' models.
     anyres_convention: Convention = "hf"
-    # Pixels of an image that is read whole (Qwen-VL); null: as the processor's files say. What lies outside is resized.
+    # Pixels of an image that is read whole (Qwen-VL), or of its tiles (InternVL); null: as the processor's files say.
+    # What lies outside is resized.
     min_pixels: int | None = Field(None, ge=1)
     max_pixels: int | None = Field(None, ge=1)
     video: VideoSettings = VideoSettings()

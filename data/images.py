@@ -3,11 +3,12 @@
 `square` is CLIP's own processing (shortest edge, centre crop; SigLIP's squeezes); `pad` first extends the picture to a
 square with the mean colour, so that nothing is cut off (LLaVA-1.5, `image_aspect_ratio`). `anyres` (LLaVA-NeXT) cuts
 every picture into tiles; `anyres_max_9` (LLaVA-OneVision) a picture that stands alone, and of several makes a padded
-tile and a newline each.
+tile and a newline each. InternVL cuts every picture by its own rule, whatever the aspect (`own_layouts`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -15,12 +16,25 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from ..core.errors import UserError
 from ..core.pictures import Picture
 from .picture_files import MAX_CANVAS, check_area
 from .processor import Processor
-from .tiles import Convention, Size, Tiling, cut, next_resolutions, onevision_resolutions, tiled_picture
+from .tiles import (
+    Convention,
+    Size,
+    Tiling,
+    cut,
+    cut_own,
+    next_resolutions,
+    onevision_resolutions,
+    own_tiles,
+    tiled_picture,
+)
 
 Aspect = Literal["square", "pad", "anyres", "anyres_max_9"]
+# The fewest and the most pixels of a picture whose size decides; None: as the processor's files say.
+Limits = tuple[int | None, int | None]
 _MAX_TILES = 9
 
 
@@ -30,7 +44,7 @@ def check_canvas(size: Size, processor: Processor, aspect: Aspect, *, num_images
     That is the picture itself, or the square of its longer side on which `pad` puts it; and CLIP's own way resizes the
     shorter side and leaves the other one long.
     """
-    if processor.reads_whole or is_tiled(aspect, num_images):
+    if processor.sizes_decide or is_tiled(aspect, num_images):
         return  # the sizes on the way are those of a list, or within pixel limits
     width, height = size
     edge = processor.image_processor.size.get("shortest_edge")
@@ -79,6 +93,36 @@ def layouts(
         scheme = tiling(processor, aspect, convention)
         return tuple(tiled_picture(size, scheme) for size in sizes)
     return (Picture(processor.patches, newline="one_token" if aspect == "anyres_max_9" else "none"),) * len(sizes)
+
+
+def own_grid(size: Size, processor: Processor, limits: Limits) -> tuple[int, int]:
+    """Tiles across and down of a picture of an InternVL, whose limits of pixels are limits of tiles.
+
+    Raises:
+        UserError: the fewest are more than the most.
+    """
+    images, area = processor.image_processor, processor.image_size**2
+    least = images.min_patches if limits[0] is None else -(-limits[0] // area)
+    most = images.max_patches if limits[1] is None else max(1, limits[1] // area)
+    if least > most:
+        raise UserError(f"a picture has at least {least} and at most {most} tiles of {area:,} pixels",
+                        hint="set min_pixels and max_pixels so that a number of tiles lies between them")  # fmt: skip
+    return own_tiles(size, processor.image_size, least=least, most=most)
+
+
+def own_layouts(sizes: Sequence[Size], processor: Processor, limits: Limits) -> tuple[Picture, ...]:
+    """The layouts of an InternVL's pictures, from their sizes (width, height) alone."""
+    counts = [math.prod(own_grid(size, processor, limits)) for size in sizes]
+    return tuple(Picture(processor.patches, count + (count > 1)) for count in counts)
+
+
+def own_pixels(images: Sequence[Image.Image], processor: Processor, limits: Limits) -> Tensor:
+    """Normalised pixels [I,3,S,S] float32 of an InternVL's tiles, as `own_layouts` counts them."""
+    side, resample = processor.image_size, processor.image_processor.resample
+    tiles = [
+        tile for image in images for tile in cut_own(image, own_grid(image.size, processor, limits), side, resample)
+    ]
+    return pixels(tiles, processor, "square")
 
 
 def pixels(

@@ -81,7 +81,7 @@ def _bounds(dataset: ConversationDataset, prompts: bool) -> tuple[np.ndarray, np
     most = sizes + images * (per_image + 3) + len(dataset.form.system or SYSTEM) + _ROOM
     most = most + len(dataset.config.question_end)
     unknown = clips > 0
-    if is_tiled(image_reader.aspect, 1) or image_reader.processor.reads_whole:
+    if is_tiled(image_reader.aspect, 1) or image_reader.processor.sizes_decide:
         unknown |= images > 0
     return least, np.where(unknown, np.iinfo(np.int64).max, most)
 

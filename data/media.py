@@ -17,9 +17,9 @@ from PIL import Image
 from torch import Tensor
 
 from ..core.errors import UserError
-from ..core.pictures import PatchGrid, Picture
+from ..core.pictures import VIDEO, PatchGrid, Picture
 from .conversations import IMAGE_MARK, MARKS
-from .images import Aspect, check_canvas, is_tiled, layouts, pixels
+from .images import Aspect, Limits, check_canvas, is_tiled, layouts, own_layouts, own_pixels, pixels
 from .media_files import MediaFile, located
 from .patches import clip_pictures, image_picture, patches
 from .picture_files import image_size, load_image
@@ -34,9 +34,9 @@ class ImageReader:
     """Reads the images and clips of a record with the settings of a data section.
 
     Args:
-        aspect: what is done to images that are not square; nothing where they are read whole.
+        aspect: what is done to images that are not square; nothing where they are read whole or in InternVL's tiles.
         convention: of tiled images.
-        pixel_limits: the fewest and the most pixels of an image that is read whole; None: the processor's.
+        pixel_limits: the fewest and the most pixels of an image whose size decides; None: the processor's.
         allow_outside: names of files may lead out of the data section's folders.
     """
 
@@ -44,7 +44,7 @@ class ImageReader:
     aspect: Aspect
     convention: Convention
     video: VideoSettings
-    pixel_limits: tuple[int | None, int | None] = (None, None)
+    pixel_limits: Limits = (None, None)
     allow_outside: bool = False
 
     def media(self, record: dict[str, Any], images: Path, videos: Path) -> Media:
@@ -65,9 +65,15 @@ class ImageReader:
             whole = self._whole(files, clips)
             return Media(whole, _order(record, len(files), len(clips)), tuple(files), tuple(clips), self)
         # A single tile does not depend on the image's size, so no file is opened for it.
-        sizes = [image_size(file) if is_tiled(self.aspect, len(files)) else (0, 0) for file in files]
-        of_images = layouts(sizes, self.processor, self.aspect, self.convention)
+        sized = self.processor.sizes_decide or is_tiled(self.aspect, len(files))
+        sizes = [image_size(file) if sized else (0, 0) for file in files]
         of_clips = tuple(self.video.picture(len(clip.numbers), self.processor.patches) for clip in clips)
+        if self.processor.sizes_decide:
+            of_images = own_layouts(sizes, self.processor, self.pixel_limits)
+            # Each frame is a tile, whose tokens are neither pooled nor end with a newline.
+            of_clips = tuple(Picture(self.processor.patches, len(clip.numbers), VIDEO) for clip in clips)
+        else:
+            of_images = layouts(sizes, self.processor, self.aspect, self.convention)
         by_file = tuple((picture,) for picture in of_images + of_clips)
         return Media(by_file, _order(record, len(files), len(clips)), tuple(files), tuple(clips), self)
 
@@ -123,7 +129,11 @@ class Media:
             shown = zip([*([image] for image in images), *clips], self._by_file, strict=True)
             each = [patches(frames, _grid(pictures), processor) for frames, pictures in shown]
         else:
-            tiles = pixels(images, processor, aspect, image_reader.convention) if images else torch.empty(0)
+            tiles = torch.empty(0)
+            if images and processor.sizes_decide:
+                tiles = own_pixels(images, processor, image_reader.pixel_limits)
+            elif images:
+                tiles = pixels(images, processor, aspect, image_reader.convention)
             each = list(tiles.split([picture.num_tiles for (picture,) in self._by_file[: len(images)]]))
             # Each frame is one tile, as the tower's own image processor makes it.
             each += [pixels(frames, processor, "square") for frames in clips]

@@ -1,4 +1,4 @@
-"""Pictures and clips as Qwen-VL's towers read them: whole, in patches, two frames of a clip in one.
+"""Pictures as towers of Qwen-VL and Pixtral read them: whole, in patches; two frames of a Qwen-VL's clip are in one.
 
 Sides are rounded to what becomes one token (patch x merge), within limits of pixels; a clip's frames have limits of
 their own and share one for the whole clip. Everything but `patches` is arithmetic on sizes.
@@ -51,9 +51,33 @@ def image_picture(
     size: Size, processor: Processor, *, min_pixels: int | None = None, max_pixels: int | None = None
 ) -> Picture:
     """The layout of an image of `size` pixels (width, height); limits that are None are the processor's."""
+    if processor.family == "pixtral":
+        return whole_picture(_grid(_shrunk(size, processor, min_pixels, max_pixels), processor), IMAGE)
     limits = processor.image_processor.size
     least, most = min_pixels or limits["shortest_edge"], max_pixels or limits["longest_edge"]
     return whole_picture(_grid(rounded(size, processor.image_size, least, most), processor), IMAGE)
+
+
+def _shrunk(size: Size, processor: Processor, least: int | None, most: int | None) -> Size:
+    """Pixtral's way: never larger than the longest edge, sides cut to whole pixels and rounded up to whole tokens.
+
+    Raises:
+        UserError: a fewest number of pixels is asked for, or one side is more than 200 times the other.
+    """
+    if least is not None:
+        raise UserError(f"min_pixels is {least}, and Pixtral's and Mistral 3's pictures are only ever made smaller",
+                        hint="leave min_pixels out; max_pixels is honoured")  # fmt: skip
+    width, height = size
+    if max(size) > _MOST_OBLONG * min(size):
+        raise UserError(f"a picture of {width} x {height} pixels, and one side may be {_MOST_OBLONG} times the other",
+                        hint="cut or remove the picture")  # fmt: skip
+    shrink = max(size) / processor.image_processor.size["longest_edge"]
+    if most is not None:
+        shrink = max(shrink, math.sqrt(width * height / most))
+    unit = processor.image_size
+    sides = [math.floor(side / shrink) if shrink > 1 else side for side in size]
+    wide, high = (max(1, math.ceil(side / unit)) * unit for side in sides)
+    return wide, high
 
 
 def clip_pictures(clip: Clip, settings: VideoSettings, processor: Processor) -> tuple[Picture, ...]:
@@ -62,6 +86,9 @@ def clip_pictures(clip: Clip, settings: VideoSettings, processor: Processor) -> 
     Raises:
         UserError: the clip does not say how many frames a second has, which positions or times are made of.
     """
+    if processor.family == "pixtral":
+        raise UserError("the record has a clip, and Pixtral and Mistral 3 read images alone",
+                        hint="use records without clips, or a target that reads them")  # fmt: skip
     unit, count = processor.image_size, len(clip.numbers)
     least, most = settings.pixel_limits(count, unit)
     size = rounded(clip.size, unit, least, most)
@@ -84,7 +111,8 @@ def _grid(size: Size, processor: Processor, *, frames: int = 1, seconds: float =
 
 
 def patches(frames: Sequence[Image.Image], grid: PatchGrid, processor: Processor) -> Tensor:
-    """Normalised patches [P,C*2*S*S] float32 of RGB frames, in the order of tokens: merged ones one after another.
+    """Normalised patches [P,C*2*S*S] float32 of RGB frames, in the order of tokens: merged ones one after another; of
+    Pixtral [P,C*S*S], row by row.
 
     Args:
         frames: an image is one; an odd last one is doubled.
@@ -94,6 +122,9 @@ def patches(frames: Sequence[Image.Image], grid: PatchGrid, processor: Processor
     size = grid.columns * side, grid.rows * side
     pixels = np.stack([np.asarray(frame.resize(size, images.resample), dtype=np.float32) for frame in frames])
     tensor = (torch.from_numpy(pixels) / 255 - torch.tensor(images.image_mean)) / torch.tensor(images.image_std)
+    if processor.family == "pixtral":  # row by row, and no frames
+        cut = tensor.view(grid.rows, side, grid.columns, side, 3)
+        return cut.permute(0, 2, 4, 1, 3).reshape(-1, 3 * side * side)
     if len(tensor) % _FRAMES:
         tensor = torch.cat([tensor, tensor[-1:]])
     cut = tensor.view(

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +23,9 @@ from ..core.pretrained import RESTORE, reading_pretrained
 from .published_settings import Published, published_settings
 from .tiles import next_resolutions, onevision_resolutions
 
-Family = Literal["llava", "llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "causal_lm"]
+Family = Literal[
+    "llava", "llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl", "pixtral", "causal_lm"
+]  # fmt: skip
 _FAMILIES: dict[str, Family] = {
     "LlavaProcessor": "llava",
     "LlavaNextProcessor": "llava_next",
@@ -30,9 +33,14 @@ _FAMILIES: dict[str, Family] = {
     "Qwen2VLProcessor": "qwen2_vl",
     "Qwen2_5_VLProcessor": "qwen2_5_vl",
     "Qwen3VLProcessor": "qwen3_vl",
+    "InternVLProcessor": "internvl",
+    "PixtralProcessor": "pixtral",  # of Mistral 3, too
 }
 QWEN: tuple[Family, ...] = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 # What stands for pictures in prompts, and what surrounds them; a text-only tokenizer has none of it.
+INTERNVL_MARKS = ("<IMG_CONTEXT>", "<img>", "</img>")
+INTERNVL_TILES = 12  # that a picture is cut into at most, of the published files
+PIXTRAL_MARKS = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
 QWEN_MARKS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
 NO_TOKEN = -1
 # Of these a file that says how pictures are read has some.
@@ -48,15 +56,15 @@ def _pil(name: str) -> Any:
 class Processor:
     """What turns text and pictures into a target's inputs.
 
-    `image_processor` makes one tile of one picture, whatever the LLaVA: cutting pictures is done by `tiles`. Qwen-VL's
-    holds the settings that `patches` works by; a text-only model has none.
+    `image_processor` makes one tile of one picture, whatever the LLaVA or InternVL: cutting pictures is done by
+    `tiles`. Qwen-VL's holds the settings that `patches` works by; a text-only model has none.
     """
 
     tokenizer: PreTrainedTokenizerFast
     image_processor: Any
     image_token_id: int  # NO_TOKEN: the model reads text alone
     patch_size: int
-    image_size: int  # side of the square input in pixels; of Qwen-VL the side of what becomes one token
+    image_size: int  # side of the square input in pixels; where pictures are read whole, of what becomes one token
     pad_id: int
     bos_id: int | None  # None: a prompt begins with nothing (Qwen)
     eos_id: int
@@ -65,7 +73,7 @@ class Processor:
     video_token_id: int | None = None  # None: a clip's tokens are the image's
     # Of the family's tiled pictures, where its files list them; empty: its usual ones, in multiples of a tile.
     resolutions: tuple[tuple[int, int], ...] = ()
-    # What surrounds each run of picture tokens (Qwen-VL).
+    # What surrounds each run of picture tokens (Qwen-VL, InternVL).
     vision_start_id: int | None = None
     vision_end_id: int | None = None
 
@@ -77,7 +85,12 @@ class Processor:
     @property
     def reads_whole(self) -> bool:
         """Pictures in as many patches as they have, and not in tiles."""
-        return self.family in QWEN
+        return self.family in QWEN or self.family == "pixtral"
+
+    @property
+    def sizes_decide(self) -> bool:
+        """Whether the number of a picture's tokens follows from its size, whatever the data section's aspect."""
+        return self.reads_whole or self.family == "internvl"
 
     @property
     def patches(self) -> int:
@@ -109,7 +122,7 @@ class Processor:
         """Write files that `load_processor` reads.
 
         Of LLaVA and LLaVA-NeXT, `AutoProcessor.from_pretrained(folder)` makes the family's processor, too. Those of
-        OneVision and Qwen-VL need torchvision: their files are written, and what loads them is ours.
+        the other families need torchvision: their files are written, and what loads them is ours.
         """
         if self.family not in ("llava", "llava_next"):
             self._save_apart(folder)
@@ -139,6 +152,10 @@ class Processor:
             images = _pil("LlavaOnevision")(size=side, **statistics, image_grid_pinpoints=self._pinpoints())
             about |= {"num_image_tokens": self.num_image_tokens, "vision_feature_select_strategy": "full"}
             about |= {"patch_size": self.patch_size}
+        elif self.family == "internvl":
+            about |= {"image_seq_length": self.num_image_tokens}
+        elif self.family == "pixtral":
+            about |= {"patch_size": self.patch_size, "spatial_merge_size": self.image_size // self.patch_size}
         images.save_pretrained(folder)
         (folder / "processor_config.json").write_text(json.dumps(about, indent=1))
 
@@ -205,8 +222,54 @@ def build_qwen_processor(
     return _qwen(tokenizer, images, kind, "build_qwen_processor")
 
 
+def build_internvl_processor(
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    image_size: int,
+    patch_size: int,
+    max_tiles: int = INTERNVL_TILES,
+    image_mean: tuple[float, float, float],
+    image_std: tuple[float, float, float],
+) -> Processor:
+    """A processor for an InternVL that the project makes itself; the tokenizer gets the marks that it lacks.
+
+    Args:
+        patch_size: pixels along a patch of the tower, of which 2 x 2 become one token.
+        max_tiles: that a picture is cut into, at most.
+    """
+    lacking = [mark for mark in (*INTERNVL_MARKS, "<|im_start|>", "<|im_end|>") if mark not in tokenizer.get_vocab()]
+    tokenizer.add_special_tokens({"additional_special_tokens": lacking})
+    tokenizer.eos_token = "<|im_end|>"
+    side = {"height": image_size, "width": image_size}
+    images = _pil("GotOcr2")(size=side, max_patches=max_tiles, image_mean=image_mean, image_std=image_std)
+    return _internvl(tokenizer, images, (image_size // patch_size // 2) ** 2, "build_internvl_processor")
+
+
+def build_pixtral_processor(
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    patch_size: int,
+    merge: int,
+    longest_edge: int,
+    image_mean: tuple[float, float, float],
+    image_std: tuple[float, float, float],
+) -> Processor:
+    """A processor for a Pixtral or Mistral 3 that the project makes itself; the tokenizer gets the marks that it lacks.
+
+    Args:
+        merge: patches along a side of what becomes one token: 1 of Pixtral, 2 of Mistral 3.
+        longest_edge: most pixels along a side of a picture.
+    """
+    marks = (*PIXTRAL_MARKS, "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]")
+    lacking = [mark for mark in marks if mark not in tokenizer.get_vocab()]
+    tokenizer.add_special_tokens({"additional_special_tokens": lacking})
+    size, patch = {"longest_edge": longest_edge}, {"height": patch_size, "width": patch_size}
+    images = _pil("Pixtral")(size=size, patch_size=patch, image_mean=image_mean, image_std=image_std)
+    return _pixtral(tokenizer, images, patch_size, merge, "build_pixtral_processor")
+
+
 def load_processor(source: str | Path, *, revision: str | None = None, text_only: bool = False) -> Processor:
-    """The processor of a published or saved LLaVA, NeXT, OneVision or Qwen-VL.
+    """The processor of a published or saved LLaVA, NeXT, OneVision, Qwen-VL, InternVL, Pixtral or Mistral 3.
 
     Args:
         text_only: the source is a language model's, which has a tokenizer alone.
@@ -227,6 +290,13 @@ def load_processor(source: str | Path, *, revision: str | None = None, text_only
             made = _pil("Qwen2VL")
             own = made(**published.images) if published else made.from_pretrained(source, revision=revision)
             return _qwen(tokenizer, own, family, key)
+        if family == "internvl":
+            own = _pil("GotOcr2").from_pretrained(source, revision=revision)
+            return _internvl(tokenizer, own, int(settings.get("image_seq_length") or 256), key)
+        if family == "pixtral":
+            own = _pil("Pixtral").from_pretrained(source, revision=revision)
+            patch, merge = int(settings.get("patch_size") or 16), int(settings.get("spatial_merge_size") or 1)
+            return _pixtral(tokenizer, own, patch, merge, key)
         images = _load_images(source, revision, settings, published)
         # Old processor files lack the patch size; every CLIP-L/14 and SigLIP-so400m/14 LLaVA has 14.
         return _processor(
@@ -241,9 +311,7 @@ def load_processor(source: str | Path, *, revision: str | None = None, text_only
 
 def _qwen(tokenizer: Any, images: Any, family: Family, where: str) -> Processor:
     _check_fast(tokenizer, where)
-    marks = [tokenizer.convert_tokens_to_ids(mark) for mark in QWEN_MARKS]
-    if None in marks or tokenizer.unk_token_id in marks:
-        raise UserError(f"{where}: the tokenizer lacks one of {', '.join(QWEN_MARKS)}", hint="use a Qwen-VL's files")
+    marks = _marks(tokenizer, QWEN_MARKS, where, "a Qwen-VL's")
     if images.temporal_patch_size != 2:
         raise UserError(f"{where}: {images.temporal_patch_size} frames make a patch, expected 2", hint="report this")
     image, video, start, end = marks
@@ -258,6 +326,45 @@ def _qwen(tokenizer: Any, images: Any, family: Family, where: str) -> Processor:
         vision_start_id=start,
         vision_end_id=end,
     )
+
+
+def _internvl(tokenizer: Any, images: Any, num_tokens: int, where: str) -> Processor:
+    """Args:
+    num_tokens: of a tile, after the tower's patches were merged.
+    """
+    _check_fast(tokenizer, where)
+    image, start, end = _marks(tokenizer, INTERNVL_MARKS, where, "an InternVL's")
+    side, patches = int(images.size["height"]), math.isqrt(num_tokens)
+    if patches**2 != num_tokens or side % patches or images.size["width"] != side:
+        raise UserError(f"{where}: tiles of {images.size} pixels are no square of {num_tokens} tokens",
+                        hint="use the files of an InternVL: image_seq_length and size go together")  # fmt: skip
+    images.crop_to_patches = False  # `tiles` cuts
+    return replace(
+        _text_only(tokenizer, where), image_processor=images, image_token_id=image, patch_size=side // patches,
+        image_size=side, family="internvl", vision_start_id=start, vision_end_id=end,
+    )  # fmt: skip
+
+
+def _pixtral(tokenizer: Any, images: Any, patch: int, merge: int, where: str) -> Processor:
+    """Args:
+    merge: patches along a side of what becomes one token.
+    """
+    _check_fast(tokenizer, where)
+    image, _, _ = _marks(tokenizer, PIXTRAL_MARKS, where, "a Pixtral's or Mistral 3's")
+    if tokenizer.bos_token_id is None:
+        raise UserError(f"{where}: the tokenizer has no bos token", hint="use a Pixtral's or Mistral 3's files")
+    return replace(
+        _text_only(tokenizer, where), image_processor=images, image_token_id=image, patch_size=patch,
+        image_size=patch * merge, family="pixtral", bos_id=tokenizer.bos_token_id,  # its template writes it
+    )  # fmt: skip
+
+
+def _marks(tokenizer: Any, marks: Sequence[str], where: str, whose: str) -> list[int]:
+    """Ids of these tokens. Raises `UserError` where the tokenizer lacks one."""
+    ids = [tokenizer.convert_tokens_to_ids(mark) for mark in marks]
+    if None in ids or tokenizer.unk_token_id in ids:
+        raise UserError(f"{where}: the tokenizer lacks one of {', '.join(marks)}", hint=f"use {whose} files")
+    return ids
 
 
 def _text_only(tokenizer: Any, where: str) -> Processor:

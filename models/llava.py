@@ -31,6 +31,7 @@ from ..core.errors import UserError
 from ..core.loss import StepLoss
 from ..core.states import TargetStates, at_places, places_of, put_at
 from .hub import config_value
+from .internvl import see_tiles
 from .lora import LoraConfig, add_adapters
 from .packed_row import last_states
 from .pictures import Packing
@@ -287,6 +288,8 @@ def hidden_states(llava: PreTrainedModel, packing: Packing, batch: Batch, *, tra
 def selected_features(llava: PreTrainedModel, pixels: Tensor) -> Tensor:
     """States [I,P,C] of the tower's chosen layer for pixels [I,3,S,S]: layer -2 without CLS in LLaVA-1.5."""
     config, tower = llava.config, llava.model.vision_tower
+    if config.model_type == "internvl":
+        return see_tiles(llava, pixels)
     states = tower(pixels.to(next(tower.parameters()).dtype), output_hidden_states=True).hidden_states
     chosen = states[config.vision_feature_layer]
     return chosen[:, 1:] if config.vision_feature_select_strategy == "default" else chosen

@@ -163,10 +163,25 @@ def _tower_bytes(config: PreTrainedConfig, width: int, positions: int) -> float 
     merge = config_value(vision, "spatial_merge_size")
     if merge is not None:  # pictures whole: every patch at once
         return positions * merge**2 * (8 * wide + 2 * inner) * width
-    patches = (vision.image_size // vision.patch_size) ** 2 + 1
-    held = min(_TILES * patches, max(positions, patches))
+    if config_value(vision, "model_type") == "pixtral":  # one picture whole, all layers' states and a mask
+        seen = min(positions * config_value(config, "spatial_merge_size", 1) ** 2, _most_patches(vision))
+        return seen * ((vision.num_hidden_layers + 8) * wide + 2 * inner + seen) * width
+    side, patch = _one(vision.image_size), _one(vision.patch_size)
+    patches = (side // patch) ** 2 + 1
+    # InternVL merges patches: a token is of 2 x 2.
+    seen = positions * round(1 / config_value(config, "downsample_ratio", 1.0)) ** 2
+    held = min(_TILES * patches, max(seen, patches))
     # All layers' states are returned.
     return held * ((vision.num_hidden_layers + 8) * wide + 2 * inner) * width
+
+
+def _most_patches(vision: Any) -> int:
+    return (_one(vision.image_size) // _one(vision.patch_size)) ** 2
+
+
+def _one(size: Any) -> int:
+    """Of a side in pixels, which some configs write for both sides."""
+    return int(size[0] if isinstance(size, list | tuple) else size)
 
 
 def peak(parts: dict[str, float]) -> float:

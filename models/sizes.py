@@ -10,7 +10,9 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from .internvl import INTERNVL, new_internvl
 from .llava import FAMILIES, is_tied, llava_parts, new_model
+from .mistral import MISTRAL3, new_mistral
 from .qwen import QWEN_FAMILIES, qwen_parts
 
 
@@ -21,6 +23,10 @@ def empty_model(config: PreTrainedConfig) -> PreTrainedModel:
             return new_model(config)
         if config.model_type in QWEN_FAMILIES:
             return QWEN_FAMILIES[config.model_type][1](config)
+        if config.model_type == INTERNVL:
+            return new_internvl(config)
+        if config.model_type == MISTRAL3:
+            return new_mistral(config)
         return AutoModelForCausalLM.from_config(config)
 
 
@@ -44,7 +50,7 @@ def _counted(described: _Described) -> dict[str, int]:
     model = empty_model(config)
     if is_tied(config):
         model.tie_weights()
-    if config.model_type in FAMILIES:
+    if config.model_type in (*FAMILIES, INTERNVL, MISTRAL3):
         parts = llava_parts(model)
     else:
         parts = qwen_parts(model) if config.model_type in QWEN_FAMILIES else {"language_model": model}

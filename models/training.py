@@ -9,7 +9,9 @@ from transformers import PreTrainedModel
 
 from ..core.batch import Batch
 from ..core.errors import UserError
+from .internvl import INTERNVL
 from .llava import FAMILIES, LlavaTraining, Part
+from .mistral import MistralTraining, reads_whole
 from .packed_row import last_states
 from .qwen import QWEN_FAMILIES, QwenTraining
 
@@ -41,7 +43,9 @@ def training_of(model: PreTrainedModel, trainable: Any, **settings: Any) -> Llav
     if family in QWEN_FAMILIES:
         return QwenTraining(model, trainable, **settings)
     settings.pop("resume", None)
-    if family in FAMILIES:
+    if reads_whole(model.config):
+        return MistralTraining(model, trainable, **settings)
+    if family in (*FAMILIES, INTERNVL):
         return LlavaTraining(model, trainable, **settings)
     if other := {*trainable} - {"language_model"}:
         raise UserError(f"trainable names {sorted(other)}, and {family} reads text alone", hint="[language_model]")

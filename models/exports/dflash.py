@@ -19,9 +19,10 @@ from ..drafters.dflash import DflashConfig
 from ..drafters.dflash_module import DflashHead
 from ..drafters.head_files import head_state
 from ..drafters.manifest import read_manifest
+from ..mistral import reads_whole
 from ..qwen import num_deepstack
 from .layouts import Files, llama_values, proposals
-from .rules import Engine, Prompts
+from .rules import UNCOMPARED, Engine, Prompts
 from .source import Target
 
 # Targets whose classes hand states to a DFlash draft in vLLM.
@@ -83,6 +84,8 @@ def _reasons(engine: Engine, source: DflashSource) -> list[str]:
 def _pictures(source: DflashSource) -> list[str]:
     if source.config.visual(training=False) == "none":
         return ["it sees no state at a picture (text-only window), and the engine shows it all of them"]
+    if reads_whole(source.target.config):
+        return [UNCOMPARED]
     added, first = num_deepstack(source.target.config), source.head.shape.taps[0]
     if first <= added:
         return [

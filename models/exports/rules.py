@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 from ...core.errors import UserError
 from ..drafters.eagle3 import Eagle3Config
+from ..mistral import reads_whole
 from ..qwen import num_deepstack
 from .source import HeadSource
 
@@ -23,12 +24,15 @@ Prompts = Literal["all", "text"]
 _TEXT = ("llama", "qwen2", "qwen3")
 _SERVED: dict[str, dict[bool, tuple[str, ...]]] = {
     "vllm": {
-        False: ("llava", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", *_TEXT),
-        True: ("llava", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", *_TEXT),
+        False: ("llava", "pixtral", "mistral3", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", *_TEXT),
+        True: ("llava", "pixtral", "mistral3", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", *_TEXT),
     },
     "sglang": {False: ("llava", *_TEXT), True: ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", *_TEXT)},
 }
+_UNREAD = ("internvl", "mistral3", "pixtral")  # whose classes of SGLang were not read
 _SERVED["speculators"] = _SERVED["vllm"]
+# Of Mistral 3 and Pixtral.
+UNCOMPARED = "with pictures of this target its drafts and the engine's were not compared"
 _NAMES = {"vllm": "vLLM", "sglang": "SGLang", "speculators": "speculators (vLLM)", "eagle": "EAGLE's own code"}
 
 
@@ -51,10 +55,12 @@ def check_head(engine: Engine, source: HeadSource, prompts: Prompts) -> None:
 def _target(engine: Engine, source: HeadSource) -> list[str]:
     if engine == "eagle":
         return []
-    model, is_eagle3 = source.target.config.model_type, source.config.is_eagle3
+    config, is_eagle3 = source.target.config, source.config.is_eagle3
+    # Pixtral's config says llava: vLLM's class of that runs its tower, too.
+    model = "pixtral" if config.model_type == "llava" and reads_whole(config) else config.model_type
     if model in _SERVED[engine][is_eagle3]:
         return []
-    if model.startswith("qwen3_5"):
+    if model.startswith("qwen3_5") or (engine == "sglang" and model in _UNREAD):
         return [f"nobody has read here how its class of {model} hands states to heads"]
     return [f"its class of {model} hands no states to a head of EAGLE-{3 if is_eagle3 else 1}"]
 
@@ -99,6 +105,8 @@ def _taps(engine: Engine, source: HeadSource) -> list[str]:
 def _pictures(engine: Engine, source: HeadSource) -> list[str]:
     """Reasons that do not apply if no prompt has a picture."""
     config = source.config
+    if engine != "eagle" and reads_whole(source.target.config):
+        return [UNCOMPARED]
     if engine == "eagle" and config.kind in ("msd", "vispec"):
         return []
     if engine == "eagle":

@@ -17,6 +17,8 @@ from ..llava import TokenIds
 from .language import LanguageTarget
 from .section import TargetSection
 
+_HINT = "use a model of Llama's shape (llama, qwen2, qwen3, mistral without windows)"
+
 
 class CausalTargetConfig(TargetSection):
     """A text-only target: published weights, or a tiny one that a recipe spells out and trains itself."""
@@ -67,13 +69,12 @@ class CausalTarget(LanguageTarget):
 @torch.inference_mode()
 def _check(model: PreTrainedModel) -> None:
     """That embedding, decoder and head in a row are the whole model: some scale or cap scores on the way."""
-    name, hint = model.config.model_type, "use a model of Llama's shape (llama, qwen2, qwen3, mistral without windows)"
+    name, hint = model.config.model_type, _HINT
     children = dict(model.named_children())
     core = children.get("model", nn.Identity())
     if "lm_head" not in children or not isinstance(dict(core.named_children()).get("layers"), nn.ModuleList):
         raise UserError(f"{name} has no decoder `model.layers` and head `lm_head`", where="key target", hint=hint)
-    if {*(config_value(model.config, "layer_types") or ())} - {"full_attention"} or _window(model.config):
-        raise UserError(f"some layers of {name} see a window alone", where="key target", hint=hint)
+    check_windows(model.config)
     model.eval()
     embedding: Any = model.get_input_embeddings()
     ids = torch.arange(3, 7, device=embedding.weight.device)[None]
@@ -81,6 +82,16 @@ def _check(model: PreTrainedModel) -> None:
     parts = model.lm_head(core(inputs_embeds=embedding(ids), use_cache=False)[0]).float().to(whole.device)
     if not torch.allclose(whole, parts, atol=1e-2 * float(whole.abs().max()), rtol=0):
         raise UserError(f"{name} does more than embed, decode and score", where="key target", hint=hint)
+
+
+def check_windows(config: Any) -> None:
+    """Raises `UserError` for a decoder some of whose layers see a window: our masks show all of the past to each layer.
+
+    Args:
+        config: transformers' text config.
+    """
+    if {*(config_value(config, "layer_types") or ())} - {"full_attention"} or _window(config):
+        raise UserError(f"some layers of {config.model_type} see a window alone", where="key target", hint=_HINT)
 
 
 def _window(config: Any) -> bool:

@@ -14,6 +14,7 @@ from ..decoding.decoder import CachedDecoder
 from ..hub import read_config
 from ..inline import InlineModel
 from ..llava import FAMILIES, TokenIds, assemble, llava_config
+from ..mistral import reads_whole
 from ..pictures import flat_view, pictures_of
 from .language import LanguageTarget
 from .section import TargetSection, refuse_kind
@@ -65,6 +66,11 @@ class LlavaTargetConfig(TargetSection):
         return FAMILIES[model_type][1]
 
     def target(self, model: PreTrainedModel, *, num_token_ids: int, image_token_id: int | None) -> LlavaTarget:
+        if reads_whole(model.config):
+            raise UserError(
+                "the weights are a Pixtral: a LLaVA whose tower reads pictures whole, and not in tiles",
+                where="key target.kind", hint="write kind: pixtral",
+            )  # fmt: skip
         return LlavaTarget(
             model, num_token_ids=num_token_ids, image_token_id=image_token_id, reads_tiles=self.reads_tiles,
             prefill_chunk=self.prefill_chunk,

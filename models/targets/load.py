@@ -19,13 +19,18 @@ from ..hub import config_value, read_config
 from ..llava import FAMILIES, TokenIds
 from ..stored import resolved_dtype
 from .causal import CausalTargetConfig
+from .internvl import InternVLTargetConfig
 from .language import LanguageTarget
 from .llava import LlavaTargetConfig
+from .mistral import MistralTargetConfig
 from .parallel import check_ranks, parallel_plan
 from .qwen import QwenTargetConfig
 
 # A recipe's `target` of the language tracks.
-TargetConfig = Annotated[LlavaTargetConfig | QwenTargetConfig | CausalTargetConfig, Field(discriminator="kind")]
+TargetConfig = Annotated[
+    LlavaTargetConfig | QwenTargetConfig | InternVLTargetConfig | MistralTargetConfig | CausalTargetConfig,
+    Field(discriminator="kind"),
+]
 
 
 def target_config(config: TargetConfig, ids: TokenIds | None, *, network: bool) -> PreTrainedConfig:

@@ -15,6 +15,9 @@ PUBLISHED = {
     "qwen3-vl-235b-a22b-instruct": (235_670_022_896, 235.7),
     # 9.65 of them in the files, with a layer that predicts a second token, which transformers leaves out.
     "qwen3.5-9b": (9_409_813_744, 9.41),
+    "internvl3-8b-hf": (7_944_373_760, 7.94),
+    "mistral-small-3.1-24b-instruct-2503": (24_011_361_280, 24.0),
+    "pixtral-12b": (12_682_739_712, 12.7),  # "12B" and a tower of 400M
     "llama-3.1-8b-instruct": (8_030_261_248, 8.03),
     "llama-3.2-1b-instruct": (1_235_814_400, 1.24),
 }

@@ -18,10 +18,11 @@ from ...data.dataset import ConversationData
 from ...data.images import is_tiled, layouts, tiling
 from ...data.media import ImageReader
 from ...data.mixture import JsonFile, Name, Selection, Share, are_present, is_mixture
-from ...data.processor import QWEN, Processor
+from ...data.processor import INTERNVL_TILES, QWEN, Processor
 from ...data.published_settings import WHOLE_PIXELS, processor_family
 from ...data.records import RecordFile
 from ...models.hub import config_value
+from ...models.mistral import merge_of, reads_whole
 from ..stages.base import Planned
 
 LOOKED_AT = 500  # records whose pictures are opened at most: a head costs little, and a clip is read through
@@ -94,8 +95,15 @@ def image_reader_of(data: ConversationData, config: PreTrainedConfig) -> ImageRe
         images = SimpleNamespace(size=dict(zip(("shortest_edge", "longest_edge"), WHOLE_PIXELS[family], strict=True)))
     else:
         side = vision.image_size
+    patch = vision.patch_size
+    if family == "internvl":  # of a tile's patches 2 x 2 become one token
+        side, patch = side[0], round(patch[0] / config.downsample_ratio)
+        images = SimpleNamespace(min_patches=1, max_patches=INTERNVL_TILES)
+    elif reads_whole(config):
+        family, side = "pixtral", patch * merge_of(config)
+        images = SimpleNamespace(size={"longest_edge": vision.image_size})
     processor = Processor(
-        absent, images, 0, vision.patch_size, side, **nothing, family=family,
+        absent, images, 0, patch, side, **nothing, family=family,
         resolutions=tuple((a, b) for a, b in config_value(config, "image_grid_pinpoints") or ()),
     )  # fmt: skip
     limits = data.min_pixels, data.max_pixels
@@ -105,13 +113,13 @@ def image_reader_of(data: ConversationData, config: PreTrainedConfig) -> ImageRe
 def visual_tokens(files: OnDisk, data: ConversationData, image_reader: ImageReader) -> VisualTokens:
     """What pictures and clips become, by their layouts. Files are opened only where their size decides."""
     # Of several pictures, which max_9 does not tile.
-    flat = layouts([(0, 0)] * 2, image_reader.processor, "square" if data.aspect == "anyres" else data.aspect)[0]
-    tiled = [n for n in (1, 2) if is_tiled(data.aspect, n)]
+    plain = data.aspect == "anyres" or image_reader.processor.sizes_decide
+    flat = layouts([(0, 0)] * 2, image_reader.processor, "square" if plain else data.aspect)[0]
+    tiled = [n for n in (1, 2) if image_reader.processor.sizes_decide or is_tiled(data.aspect, n)]
     least = flat.num_tokens
     if image_reader.processor.reads_whole:
-        tiled = [1, 2]
-        pixels = data.min_pixels or image_reader.processor.image_processor.size["shortest_edge"]
-        least = pixels // image_reader.processor.image_size**2
+        pixels = data.min_pixels or image_reader.processor.image_processor.size.get("shortest_edge", 0)
+        least = max(1, pixels // image_reader.processor.image_size**2)
     counts = files.images * least
     sized = np.isin(np.minimum(files.images, 2), tiled) | (files.clips > 0)
     opened = np.flatnonzero(sized)
@@ -143,6 +151,8 @@ def most_patches(data: ConversationData, image_reader: ImageReader) -> int:
     if is_tiled(data.aspect, 1):
         scheme = tiling(tile, data.aspect, data.anyres_convention)
         tiles += max(wide * high for wide, high in scheme.resolutions) // scheme.tile**2
+    if tile.family == "internvl":
+        tiles += max(1, (data.max_pixels or INTERNVL_TILES * tile.image_size**2) // tile.image_size**2)
     if "video" in data.model_fields_set:  # a section that says how clips are read has some
         tiles = max(tiles, data.video.num_frames)
     return max(data.max_length, tiles * tile.num_image_tokens)

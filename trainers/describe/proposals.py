@@ -168,6 +168,8 @@ def _visual(length: int | str, data: Any, config: Any) -> int:
     if isinstance(length, str):
         return visual_tokens(length)
     vision = config.vision_config
+    if (per_frame := config_value(config, "image_seq_length")) is not None and config.model_type == "internvl":
+        return length * int(per_frame)
     merge = config_value(vision, "spatial_merge_size")
     if merge is None:  # frames are tiles, whose patches are pooled two by two
         return length * math.ceil(vision.image_size // vision.patch_size / 2) ** 2

@@ -93,6 +93,9 @@ class ServedEngine(Section):
         if states and target.kind not in self.tapped:
             known = f", only of {', '.join(self.tapped)}" if self.tapped else ""
             raise Refused("engine.kind", f"{name} hands out no hidden states of a {target.kind}{known}", own)
+        if target.kind in ("internvl", "mistral3", "pixtral"):
+            problem = f"nobody has compared here how {name} expands the pictures of a {target.kind}"
+            raise Refused("engine.kind", problem, own)
         if target.kind.startswith("llava") and aspect.startswith("anyres"):
             problem = f"{name} cuts a picture into tiles by itself, which may not be those that the data section cuts"
             raise Refused("engine.kind", problem, f"{own}, or set aspect: square or pad")

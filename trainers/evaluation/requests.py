@@ -237,6 +237,8 @@ def frame_tokens(
             their tokens, two frames merged into one step, counts.
         num_frames: taken of a clip, which share `max_tokens`.
     """
+    if processor.family == "internvl":  # each frame is a tile, and all of its tokens are read
+        video = video.model_copy(update={"newline": "none", "pooling": "none"})
     if not processor.reads_whole:
         return llava_frames(video, processor.patches)
     unit = processor.image_size

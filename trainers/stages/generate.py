@@ -21,7 +21,14 @@ from ...core.refused import Refused
 from ...data.captioned import Captioned, TarSource, read
 from ...data.conversations import SYSTEM
 from ...data.mixture import STRATEGIES, is_strategy
-from ...data.processor import QWEN, Processor, build_processor, build_qwen_processor
+from ...data.processor import (
+    QWEN,
+    Processor,
+    build_internvl_processor,
+    build_pixtral_processor,
+    build_processor,
+    build_qwen_processor,
+)
 from ...data.shapes.captioned import write_captioned
 from ...data.shapes.scenarios import KINDS
 from ...data.shapes.scene import IMAGE_MEAN, IMAGE_STD
@@ -201,8 +208,9 @@ class GenerateStage(Stage):
             wanted = "numbers of pictures" if target.draws_images else "records of each kind of scenario"
             raise Refused("splits", f"target {target.kind} does not read what they say", f"give {wanted}")
         if self.writes_conversations and isinstance(tower := dict(target).get("vision_tower"), dict):
-            # A Qwen-VL reads pictures of any size.
-            for key in ("patch_size",) if target.kind in QWEN else ("patch_size", "image_size"):
+            # A Qwen-VL, Pixtral or Mistral 3 reads pictures of any size.
+            any_size = target.kind in (*QWEN, "pixtral", "mistral3")
+            for key in ("patch_size",) if any_size else ("patch_size", "image_size"):
                 if key in tower and tower[key] != dict(self)[key]:
                     problem = f"pictures have {dict(self)[key]}, and target.vision_tower reads {tower[key]}"
                     raise Refused(key, problem, "write the same in both")
@@ -281,7 +289,13 @@ def _processor(stage: GenerateStage, kind: str, tokenizer: Any) -> Processor:
         return build_qwen_processor(
             tokenizer, kind, patch_size=stage.patch_size, min_pixels=least, max_pixels=most, **pixels
         )
-    return build_processor(tokenizer, image_size=stage.image_size, patch_size=stage.patch_size, **pixels)
+    if kind in ("mistral3", "pixtral"):
+        merge = 2 if kind == "mistral3" else 1
+        return build_pixtral_processor(
+            tokenizer, patch_size=stage.patch_size, merge=merge, longest_edge=stage.image_size, **pixels
+        )
+    make = build_internvl_processor if kind == "internvl" else build_processor
+    return make(tokenizer, image_size=stage.image_size, patch_size=stage.patch_size, **pixels)
 
 
 def _texts(path: Path) -> list[str]:

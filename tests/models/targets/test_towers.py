@@ -1,0 +1,365 @@
+"""InternVL, Mistral 3 and Pixtral as targets: as transformers computes, trees as single forwards, heads, refusals."""
+
+import copy
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from draftsmith.core.errors import UserError
+from draftsmith.core.pictures import PatchGrid, Picture, whole_picture
+from draftsmith.core.refused import Refused
+from draftsmith.core.states import Taps, feature_places, visual_places
+from draftsmith.data.collate import Sample, collate
+from draftsmith.eval.loop import Decoding, generate
+from draftsmith.eval.policies import Chain, Draw, Dynamic, Product, Static
+from draftsmith.eval.rules import Greedy, Sampling
+from draftsmith.models.decoding.batched import write_answers
+from draftsmith.models.decoding.tree import Tree
+from draftsmith.models.decoding.warp import Warp
+from draftsmith.models.drafters.independent import IndependentProposal
+from draftsmith.models.exports.rules import check_head
+from draftsmith.models.exports.source import HeadSource, Target
+from draftsmith.models.memory import Decoding as Asked
+from draftsmith.models.memory import activation_bytes, cache_bytes, peak, weight_bytes
+from draftsmith.models.targets.causal import CausalTarget
+from draftsmith.models.targets.internvl import InternVLTargetConfig
+from draftsmith.models.targets.llava import LlavaTargetConfig
+from draftsmith.models.targets.load import build_target, load_target
+from draftsmith.models.targets.mistral import MistralTargetConfig
+from draftsmith.models.training import training_of
+from draftsmith.trainers.engines.section import VllmEngine
+from heads_tiny import config_of
+from live_tensors import Live
+from tiny import llava
+from tiny_towers import (
+    EOS,
+    IDS,
+    IMAGE_ID,
+    KINDS,
+    TILE,
+    TOKENS,
+    VOCAB,
+    longer,
+    model,
+    published,
+    reference,
+    request,
+    target,
+    text_values,
+    tower_values,
+)
+from torch import nn
+from transformers import Gemma4ForCausalLM, Gemma4TextConfig
+
+MODELS = {kind: model(kind) for kind in KINDS}
+CASES = [(1,), (4, 1)]  # tiles of each picture, or tokens across
+TREE = [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]
+HEADS = [
+    {"kind": "eagle3", "taps": [1, 2, 3]},
+    {"kind": "dflash", "block_size": 4, "num_layers": 1, "taps": [1, 2]},
+]
+every_kind = pytest.mark.parametrize("kind", KINDS)
+every_tower = pytest.mark.parametrize("kind", ["internvl", "mistral3", "pixtral"])
+
+
+def greedy(policy, max_new_tokens: int = 12) -> Decoding:
+    return Decoding(policy, Greedy(), Draw("top-k"), Warp(), max_new_tokens, (EOS,))
+
+
+def all_logits(own, asked) -> torch.Tensor:
+    """[T,V] of a prompt, through our prefill."""
+    _, step = own.prefill(asked, Taps(feature=True), capacity=1)
+    return own.scores(step.feature[0])
+
+
+@every_kind
+@pytest.mark.parametrize("tiles", [*CASES, ()])
+def test_a_prompt_scores_as_in_transformers(kind, tiles):
+    asked, llm = request(kind, tiles), MODELS[kind]
+    with torch.no_grad():
+        expected = llm(**published(asked)).logits[0]
+    ours = all_logits(target(llm), asked)
+    kept = ~ours[0].isinf()
+    assert kept.sum() == TOKENS - 1 and not kept[IMAGE_ID]
+    torch.testing.assert_close(ours[:, kept], expected[:, kept], atol=3e-4, rtol=0)
+    if tiles:
+        blind = copy.copy(asked)
+        object.__setattr__(blind, "pixels", -asked.pixels)
+        assert (all_logits(target(llm), blind)[-1, kept] - ours[-1, kept]).abs().max() > 1e-2
+
+
+@every_kind
+@pytest.mark.parametrize("policy", [Chain(3), Static(TREE)], ids=["chain", "static"])
+def test_a_copy_as_draft_is_always_right_and_changes_nothing(kind, policy):
+    own = target(MODELS[kind])
+    draft = IndependentProposal(target(copy.deepcopy(MODELS[kind])).decoder, "M", newline_id=7)
+    for number, tiles in enumerate([(), CASES[1]]):
+        asked = request(kind, tiles, seed=number)
+        drafted = generate(own, draft, asked, greedy(policy))
+        deepest = [min(c.num_drafted, c.num_emitted) for c in drafted.cycles]
+        assert [c.num_accepted for c in drafted.cycles][:-1] == deepest[:-1] and deepest[0] == 3
+        assert drafted.tokens == generate(own, None, asked, greedy(policy)).tokens
+        assert drafted.tokens == reference(MODELS[kind], asked, 12)
+
+
+@every_kind
+def test_a_tree_is_its_paths_one_by_one_also_after_commits_and_in_chunks(kind):
+    asked = request(kind, CASES[1], seed=5)
+    own = target(MODELS[kind], prefill_chunk=7)
+    session, _ = own.prefill(asked, Taps(), capacity=20)
+    tree = Tree(torch.tensor([11, 12, 13, 14, 15]), (-1, -1, 0, 0, 2), (0,) * 5)
+    paths = {0: [11], 1: [12], 2: [11, 13], 3: [11, 14], 4: [11, 13, 15]}
+    before, whole = [9], target(MODELS[kind])
+    for root, path in ((9, [0, 2]), (21, [0, 3])):
+        step = own.verify(session, root, tree)
+        for node, ids in paths.items():
+            alone = all_logits(whole, longer(asked, [*before, *ids]))[-1]
+            torch.testing.assert_close(step.logits[node + 1], alone, atol=2e-4, rtol=0)
+        own.commit(session, path)
+        before += [*[int(tree.tokens[n]) for n in path], 21]
+
+
+def batch_of(*asked):
+    samples = [
+        Sample(
+            r.ids.tolist(), [n >= len(r.ids) - 3 for n in range(len(r.ids))], r.modality.tolist(), r.pixels, r.name,
+            r.pictures,
+        )
+        for r in asked
+    ]  # fmt: skip
+    return collate(samples, pad_id=0, image_size=TILE)
+
+
+@every_tower
+def test_states_are_the_taps_of_a_prefill_and_what_training_sees(kind):
+    own = target(MODELS[kind])
+    asked = [request(kind, CASES[1], seed=7), request(kind, (), seed=8), request(kind, CASES[0], seed=9)]
+    batch = batch_of(*asked)
+    states = own.states(batch, Taps(feature=True, text_layers=(1,), visual_layers=(0, 2)))
+    text = feature_places(batch.modality, batch.attention_mask, batch.loss_mask)
+    visual = visual_places(batch.modality, batch.attention_mask)
+    for row, one in enumerate(asked):
+        length = len(one.ids)
+        _, step = own.prefill(one, Taps(text_layers=(0, 1, 2), feature=True), capacity=1)
+        for ours, theirs, kept in (
+            (states.feature, step.feature, text), (states.layers[1], step.layers[1], text),
+            (states.layers[0], step.layers[0], visual), (states.layers[2], step.layers[2], visual),
+        ):  # fmt: skip
+            here = kept[row, :length]
+            torch.testing.assert_close(ours[row, :length][here], theirs[0][here], atol=2e-4, rtol=0)
+            assert ours[row, :length][~here].abs().sum() == 0
+    with torch.no_grad():
+        module = training_of(MODELS[kind], ("projector",), gradient_checkpointing=False)
+        torch.testing.assert_close(module.hidden_states(batch)[text], states.feature[text], atol=2e-4, rtol=0)
+
+
+@every_tower
+def test_answers_in_batches_are_those_of_single_requests(kind):
+    asked = [request(kind, CASES[1]), request(kind, (), seed=1), request(kind, CASES[0], seed=2)]
+    own = target(MODELS[kind])
+    expected = [generate(own, None, one, greedy(Chain(1), 8)).tokens for one in asked]
+    written = write_answers(own.decoder, asked, Warp(), limits=[8] * 3, seeds=[0] * 3, eos_ids=(EOS,))
+    assert [w.ids for w in written] == expected
+
+
+@every_tower
+@pytest.mark.parametrize("settings", HEADS, ids=lambda settings: settings["kind"])
+def test_heads_change_nothing(kind, settings):
+    own, config = target(MODELS[kind]), config_of(**settings)
+    torch.manual_seed(1)
+    head = config.build(own, count_tokens=lambda: torch.arange(VOCAB))
+    for parameter in head.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=0.3)
+    policies = [Chain(3), Product(8, 3, 3)] if settings["kind"] == "dflash" else [Chain(3), Dynamic(8, 2, 3)]
+    asked = request(kind, CASES[1], seed=3)
+    plain = generate(own, None, asked, greedy(Chain(1))).tokens
+    for policy in policies:
+        drafted = generate(own, config.drafter(head, own), asked, greedy(policy))
+        assert drafted.tokens == plain and sum(c.num_drafted for c in drafted.cycles) > 0
+
+
+@pytest.mark.parametrize("kind", ["internvl", "mistral3"])
+@pytest.mark.parametrize("policy", [Chain(2), Static([(0,), (1,), (0, 0)])], ids=["chain", "static"])
+def test_a_draw_of_many_is_distributed_as_the_target(kind, policy):
+    """Temperature 1, a draft that is often wrong, two tokens of the target's own 5 likeliest: chi-square."""
+    own, asked, count, warp = target(MODELS[kind]), request(kind, (1,), words=2), 500, Warp(1.0, top_k=5)
+    noisy = copy.deepcopy(MODELS[kind])
+    noisy.lm_head.weight.data += 0.2 * torch.randn(
+        noisy.lm_head.weight.shape, generator=torch.Generator().manual_seed(1)
+    )
+    draft = IndependentProposal(target(noisy).decoder, "M", newline_id=7)
+    first = warp(all_logits(own, asked)[-1])
+    expected = {
+        (a, b): float(first[a] * second[b])
+        for a in first.nonzero().flatten().tolist()
+        for second in [warp(all_logits(own, longer(asked, [a]))[-1])]
+        for b in second.nonzero().flatten().tolist()
+    }
+    generator, seen, accepted, drafted = torch.Generator().manual_seed(3), Counter(), 0, 0
+    for _ in range(count):
+        result = generate(own, draft, asked, Decoding(policy, Sampling(), Draw("sample"), warp, 3, ()), generator)
+        seen[tuple(result.tokens[:2])] += 1
+        accepted += sum(c.num_accepted for c in result.cycles)
+        drafted += sum(c.num_drafted for c in result.cycles)
+    assert set(seen) <= set(expected) and 0 < accepted < drafted
+    common = {key: chance for key, chance in expected.items() if chance * count >= 5}
+    rare = 1 - sum(common.values())
+    statistic = sum((seen[key] - count * chance) ** 2 / (count * chance) for key, chance in common.items())
+    statistic += (count - sum(seen[key] for key in common) - count * rare) ** 2 / (count * rare) if rare > 1e-9 else 0
+    freedom = len(common) - (rare <= 1e-9)
+    point = freedom * (1 - 2 / (9 * freedom) + 3.09 * (2 / (9 * freedom)) ** 0.5) ** 3  # 99.9%, Wilson-Hilferty
+    assert statistic < point, (statistic, point)
+
+
+@every_tower
+def test_a_dry_runs_memory(kind):
+    llm, asked = MODELS[kind], request(kind, (4,) * 6, words=10)
+    actual = sum(p.numel() * p.element_size() for p in llm.parameters())
+    assert sum(weight_bytes(llm.config, "float32").values()) == actual
+    positions = len(asked.ids) + 10
+    with Live() as live:
+        session, _ = target(llm).prefill(asked, Taps(), capacity=10)
+    held = sum(p.numel() * p.element_size() for layer in session.cache.own_layers for p in (layer.keys, layer.values))
+    assert held == cache_bytes(llm.config, "float32", positions)
+    estimate = peak(activation_bytes(llm.config, "float32", Asked(positions)))
+    assert 0.5 < estimate / (live.most - held) < 2, (estimate, live.most - held)
+
+
+# ---- sections, files, and what is refused with the reason
+
+
+SECTIONS = {
+    "internvl": (InternVLTargetConfig, "qwen2", "internvl_vision"),
+    "mistral3": (MistralTargetConfig, "mistral", "pixtral"),
+    "pixtral": (MistralTargetConfig, "mistral", "pixtral"),
+}
+
+
+def section(kind: str = "internvl", **settings):
+    config, text, tower = SECTIONS[kind]
+    values = {"kind": kind, "language_model": {"model_type": text, **text_values()}}
+    values["language_model"] |= {"sliding_window": None, "head_dim": 8} if text == "mistral" else {}
+    values |= {"vision_tower": {"model_type": tower, **tower_values(kind)}} | settings
+    return config.model_validate(values)
+
+
+@pytest.mark.parametrize("kind", SECTIONS)
+def test_a_new_target_is_saved_and_read_again(kind, tmp_path):
+    torch.manual_seed(0)
+    llm = build_target(section(kind), IDS)
+    llm.save_pretrained(tmp_path)
+    path = SECTIONS[kind][0](kind=kind, path=str(tmp_path))
+    read = load_target(path, tmp_path, num_token_ids=TOKENS, image_token_id=IMAGE_ID, device=torch.device("cpu"))
+    asked = request(kind, CASES[1])
+    assert torch.equal(all_logits(read, asked), all_logits(target(llm.eval()), asked))
+    tables = load_target(
+        path, tmp_path, num_token_ids=TOKENS, image_token_id=IMAGE_ID, device=torch.device("cpu"), tables_only=True
+    )
+    assert torch.equal(tables.embedding, read.embedding) and tables.shape.num_layers == 3
+
+
+def test_what_cannot_be_exact_is_refused():
+    asked = request("internvl")
+    for other in (Picture(4, 1, newline="one_token"), whole_picture(PatchGrid(1, 4, 4))):
+        cut = copy.copy(asked)
+        object.__setattr__(cut, "pictures", (other,))
+        with pytest.raises(UserError, match="cut for another family"):
+            target(MODELS["internvl"]).prefill(cut, Taps(), capacity=1)
+    windows = model("internvl", use_sliding_window=True, sliding_window=8, max_window_layers=0)
+    with pytest.raises(UserError, match="see a window alone"):
+        target(windows)
+    with pytest.raises(UserError, match="internvl_chat"):
+        section().model_class("internvl_chat", "OpenGVLab/InternVL3-8B")
+    clip = {"model_type": "clip_vision_model", "hidden_size": 16, "num_attention_heads": 2}
+    for kind, (_, _, tower) in SECTIONS.items():
+        with pytest.raises(UserError, match=f"is of model_type {tower}"):
+            build_target(section(kind, vision_tower=clip), IDS)
+
+
+def test_what_a_pixtral_or_mistral_3_cannot_be_is_refused():
+    asked = request("mistral3")
+    with pytest.raises(UserError, match="1 x 1 patches a token"):
+        target(MODELS["pixtral"]).prefill(asked, Taps(), capacity=1)
+    with pytest.raises(UserError, match="2 x 2 patches a token"):
+        target(MODELS["mistral3"]).prefill(request("internvl"), Taps(), capacity=1)
+    with pytest.raises(UserError, match="see a window alone"):
+        target(model("mistral3", sliding_window=8))
+    with pytest.raises(UserError, match="a LLaVA whose tower reads pictures whole"):
+        LlavaTargetConfig(kind="llava", path="x/y").target(MODELS["pixtral"], num_token_ids=TOKENS, image_token_id=1)
+    with pytest.raises(UserError, match="no Pixtral's"):
+        MistralTargetConfig(kind="pixtral", path="x/y").target(llava(0), num_token_ids=60, image_token_id=59)
+    for kind, model_type in (("mistral3", "llava"), ("pixtral", "mistral3"), ("pixtral", "qwen2_5_vl")):
+        with pytest.raises(UserError, match=f"is of model_type '{model_type}'"):
+            MistralTargetConfig(kind=kind, path="x/y").model_class(model_type, "x/y")
+
+
+@pytest.mark.parametrize("kind", SECTIONS)
+def test_engines_that_were_not_compared_are_refused(kind):
+    with pytest.raises(Refused, match=f"expands the pictures of a {kind}"):
+        VllmEngine(kind="vllm").check(section(kind), states=False, aspect="square")
+
+
+def test_rotations_that_follow_the_length_are_fixed_up_to_the_trained_one_and_refused_beyond():
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    dynamic = model("internvl", rope_parameters=rope, max_position_embeddings=32)
+    plain = model("internvl", max_position_embeddings=32)
+    asked = request("internvl", (1,), words=5)
+    assert len(asked.ids) == 14
+    within = [all_logits(target(one), longer(asked, [9] * 17)) for one in (dynamic, plain)]
+    assert torch.equal(*within)
+    with pytest.raises(UserError, match="rotations are dynamic: beyond 32"):
+        target(dynamic).prefill(asked, Taps(), capacity=19)
+    with pytest.raises(UserError, match="rotations are dynamic"):
+        target(dynamic).states(batch_of(longer(asked, [9] * 20)), Taps(feature=True))
+    target(plain).prefill(asked, Taps(), capacity=19)
+
+
+def test_weights_do_not_move():
+    own, before = target(copy.deepcopy(MODELS["internvl"])), MODELS["internvl"].state_dict()
+    own.states(batch_of(request("internvl")), Taps(feature=True))
+    after = own.decoder.model.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert not any(p.requires_grad for p in own.decoder.model.parameters())
+
+
+def exporting(kind: str, settings: dict) -> HeadSource:
+    """A head without weights, beside a target of this kind."""
+    config, beside = config_of(**settings), Target(MODELS[kind].config, None)
+    with torch.device("meta"):
+        head = config.build(target(MODELS[kind]), count_tokens=None)
+    return HeadSource(Path(kind), config, head, beside, {})
+
+
+@pytest.mark.parametrize(
+    ("kind", "engine", "prompts", "why"),
+    [
+        ("mistral3", "vllm", "text", None),
+        ("mistral3", "speculators", "text", None),
+        ("mistral3", "vllm", "all", "were not compared"),
+        ("mistral3", "sglang", "text", "nobody has read here how its class of mistral3"),
+        ("pixtral", "vllm", "text", None),
+        ("pixtral", "vllm", "all", "were not compared"),
+        ("pixtral", "sglang", "text", "nobody has read here how its class of pixtral"),
+        ("internvl", "vllm", "text", "its class of internvl hands no states to a head of EAGLE-3"),
+        ("internvl", "sglang", "text", "nobody has read here how its class of internvl"),
+    ],
+)
+def test_exports_say_what_is_known_of_engines(kind, engine, prompts, why):
+    source = exporting(kind, {"kind": "eagle3", "visual_slots": "read", "image": "placeholder", "taps": [1, 2]})
+    if why is None:
+        check_head(engine, source, prompts)
+        return
+    with pytest.raises(UserError, match=why):
+        check_head(engine, source, prompts)
+
+
+def test_gemma_4_is_refused_by_the_reason():
+    """Five of six of its layers see a window: its text model is no causal_lm target."""
+    config = Gemma4TextConfig(
+        vocab_size=VOCAB, hidden_size=16, intermediate_size=16, num_hidden_layers=6, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, global_head_dim=8, hidden_size_per_layer_input=0, sliding_window=8,
+    )  # fmt: skip
+    with pytest.raises(UserError, match="some layers of gemma4_text see a window alone"):
+        CausalTarget(Gemma4ForCausalLM(config), num_token_ids=TOKENS)
