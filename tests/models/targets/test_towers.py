@@ -94,13 +94,16 @@ def test_a_prompt_scores_as_in_transformers(kind, tiles):
 def test_a_copy_as_draft_is_always_right_and_changes_nothing(kind, policy):
     own = target(MODELS[kind])
     draft = IndependentProposal(target(copy.deepcopy(MODELS[kind])).decoder, "M", newline_id=7)
+    accepted: list[int] = []
     for number, tiles in enumerate([(), CASES[1]]):
         asked = request(kind, tiles, seed=number)
         drafted = generate(own, draft, asked, greedy(policy))
         deepest = [min(c.num_drafted, c.num_emitted) for c in drafted.cycles]
-        assert [c.num_accepted for c in drafted.cycles][:-1] == deepest[:-1] and deepest[0] == 3
+        assert [c.num_accepted for c in drafted.cycles][:-1] == deepest[:-1]
+        accepted += deepest[:-1]
         assert drafted.tokens == generate(own, None, asked, greedy(policy)).tokens
         assert drafted.tokens == reference(MODELS[kind], asked, 12)
+    assert 3 in accepted
 
 
 @every_kind
@@ -180,6 +183,7 @@ def test_heads_change_nothing(kind, settings):
         assert drafted.tokens == plain and sum(c.num_drafted for c in drafted.cycles) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["internvl", "mistral3"])
 @pytest.mark.parametrize("policy", [Chain(2), Static([(0,), (1,), (0, 0)])], ids=["chain", "static"])
 def test_a_draw_of_many_is_distributed_as_the_target(kind, policy):
