@@ -219,7 +219,8 @@ def test_a_draw_of_many_is_distributed_as_the_target(kind, policy):
 
 @every_tower
 def test_a_dry_runs_memory(kind):
-    llm, asked = MODELS[kind], request(kind, (4,) * 6, words=10)
+    # The estimate is of nothing but pictures: one that fills the prompt, where they are read whole.
+    llm, asked = MODELS[kind], request(kind, (4,) * 6 if kind == "internvl" else (60,), words=2)
     actual = sum(p.numel() * p.element_size() for p in llm.parameters())
     assert sum(weight_bytes(llm.config, "float32").values()) == actual
     positions = len(asked.ids) + 10
@@ -329,11 +330,10 @@ def test_weights_do_not_move():
 
 
 def exporting(kind: str, settings: dict) -> HeadSource:
-    """A head without weights, beside a target of this kind."""
-    config, beside = config_of(**settings), Target(MODELS[kind].config, None)
-    with torch.device("meta"):
-        head = config.build(target(MODELS[kind]), count_tokens=None)
-    return HeadSource(Path(kind), config, head, beside, {})
+    """A new head beside a target of this kind, with a layer more: engines tap what enters one."""
+    config, deep = config_of(**settings), target(model(kind, num_hidden_layers=4))
+    head = config.build(deep, count_tokens=None)
+    return HeadSource(Path(kind), config, head, Target(deep.decoder.model.config, None), {})
 
 
 @pytest.mark.parametrize(
@@ -351,7 +351,7 @@ def exporting(kind: str, settings: dict) -> HeadSource:
     ],
 )
 def test_exports_say_what_is_known_of_engines(kind, engine, prompts, why):
-    source = exporting(kind, {"kind": "eagle3", "visual_slots": "read", "image": "placeholder", "taps": [1, 2]})
+    source = exporting(kind, {"kind": "eagle3", "visual_slots": "read", "image": "placeholder", "taps": [1, 2, 3]})
     if why is None:
         check_head(engine, source, prompts)
         return
