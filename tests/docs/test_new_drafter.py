@@ -13,9 +13,13 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "adding-a-drafter.md").read_text()
 FEW = [
-    "stages.world.splits={words: {name: 8, caption: 8, attribute: 8, difference: 4, clip: 4, sums: 4}, "
-    "single: {name: 12, attribute: 12}, text: {sums: 8}, pairs: {difference: 8}, clips: {clip: 4}, "
-    "align: {caption: 16}, seen_single: {attribute: 2}, seen_pairs: {difference: 2}, seen_clips: {clip: 2}}",
+    "stages.world.splits.words={name: 8, caption: 8, colors: 4, attribute: 8, conversation: 4, place: 4, "
+    "difference: 4, edit: 4, clip: 4, sums: 4, fact: 4}",
+    "stages.world.splits.single={name: 8, colors: 4, caption: 4, attribute: 8, conversation: 4, place: 4}",
+    "stages.world.splits.text={sums: 4, fact: 4}", "stages.world.splits.pairs={difference: 4, edit: 4}",
+    "stages.world.splits.clips.clip=4", "stages.world.splits.align.caption=16",
+    "stages.world.splits.seen_single={attribute: 2, conversation: 1, place: 1}",
+    "stages.world.splits.seen_pairs={difference: 2, edit: 2}", "stages.world.splits.seen_clips.clip=1",
     "stages.target.optim.warmup_steps=1", "stages.recurrent.optim.warmup_steps=1",
     "stages.eagle3.optim.warmup_steps=1", "stages.answers.max_new_tokens=8", "stages.table.max_new_tokens=8",
     *(f"stages.{name}.steps=3" for name in ("target", "language", "align", "draft", "eagle3", "recurrent")),
@@ -69,4 +73,4 @@ def test_the_drafter_of_the_page_enters_the_package(tmp_path):
     report = (tmp_path / "runs" / "recurrent" / "table" / "report.md").read_text()
     for name in ("recurrent, chain", "recurrent, tree", "EAGLE-3, chain", "draft LVLM, MT*"):
         assert name in report
-    assert "4/4" in report  # every method's outputs are plain decoding's
+    assert "8/8" in report  # every method's outputs are plain decoding's
