@@ -100,17 +100,17 @@ def test_sparrows_breakdown():
     numbers = {"4.5k": (418.86, 136.23, 7.51, 1.20), "25k": (455.10, 168.69, 18.13, 11.46)}
     rows = []
     for budget, (tokens, calls, decode, prefill) in numbers.items():
-        # A hundred such requests in one: 41886 tokens.
+        # Ten such requests in one: 4189 tokens.
         visual = 4509 if budget == "4.5k" else 25_089
-        rows.append(request("MSD", calls=round(100 * calls), emitted=round(100 * tokens), decode=100 * decode,
-                            prefill=100 * prefill, budget=budget, visual_tokens=visual))  # fmt: skip
+        rows.append(request("MSD", calls=round(10 * calls), emitted=round(10 * tokens), decode=10 * decode,
+                            prefill=10 * prefill, budget=budget, visual_tokens=visual))  # fmt: skip
     table = video.breakdown([*rows[::-1], request("Sparrow")], "MSD")
     assert [column.name for column in table.columns] == ["per request", "4.5k", "25k"], "by length, whatever came first"
     values = {row[0]: row[1:] for row in table.rows}
     assert values["tau"] == pytest.approx((3.07, 2.69), abs=0.01)  # 455.10 / 168.69 is 2.698
     assert values["prefill share (%)"] == pytest.approx((13.8, 38.7), abs=0.05)
     assert values["one decoding step (ms)"] == pytest.approx((55.1, 107.5), abs=0.1)
-    assert values["generated tokens"] == pytest.approx((41887, 45511))
+    assert values["generated tokens"] == pytest.approx((4190, 4552))
     assert "**" not in "".join(markdown(table)[4:]), "measures of one method are not compared"
 
 
