@@ -31,7 +31,7 @@ def test_assisted_generation_gives_the_same_tokens_and_a_row_each(tiny, capsys):
     profiles = assisted.assisted(tiny, ARGUMENTS)
     pairs.profiles([replace(profile, met=False) for profile in profiles[:1]])
     rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
-    assert [row[0].split(", ", 1)[1] for row in rows[2:4]] == [f"tiny, T {t}, behind 1 tokens" for t in (0, 1)]
+    assert [row[0].split(", ", 1)[1] for row in rows[2:4]] == [f"tiny, T {t}, after 1 tokens" for t in (0, 1)]
     greedy, sampled = rows[2:4]
     assert int(greedy[5]) >= 1 and sampled[5] == ""  # compared cycles: sampled answers cannot be
     assert greedy[2] in ("met", "missed") and greedy[6] == "1"

@@ -103,6 +103,7 @@ def test_transformers_refuses_what_is_done_here():
         MODEL.generate(**given, assistant_model=copy.deepcopy(MODEL), max_new_tokens=4, do_sample=False)
 
 
+@pytest.mark.slow  # about 40 seconds; the default tier has the exact comparison with the step recurrence
 def test_a_draw_of_many_is_distributed_as_the_target():
     """Chains and trees at temperature 1, against the target's own probabilities of three tokens (chi-square)."""
     torch.manual_seed(1)
