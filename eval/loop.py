@@ -24,6 +24,8 @@ from ..models.targets.base import SeeingTarget, Taps, Target
 from .policies import Draw, TreePolicy
 from .rules import SCORES, Rule, inverse_cdf
 
+Clock = Callable[[], float]  # the moment in seconds
+
 
 @dataclass(frozen=True)
 class Cycle:
@@ -81,11 +83,17 @@ class EmbeddedRequest:
     seconds: float
 
 
-def embed_once(target: Target, request: Request | ImageRequest) -> EmbeddedRequest | None:
-    """Run the target's vision tower over the pictures of `request`; None: it has none, and nothing is worth keeping."""
+def embed_once(
+    target: Target, request: Request | ImageRequest, *, clock: Clock | None = None
+) -> EmbeddedRequest | None:
+    """Run the target's vision tower over the pictures of `request`; None: it has none, and nothing is worth keeping.
+
+    Args:
+        clock: `generate`'s.
+    """
     if not isinstance(request, Request) or request.pixels is None:
         return None
-    clock = _clock(target)
+    clock = clock or _clock(target)
     start = clock()
     prompt = cast(SeeingTarget, target).embed_prompt(request)
     return EmbeddedRequest(prompt, clock() - start)
@@ -100,6 +108,7 @@ def generate(
     generator: torch.Generator | None = None,
     *,
     embedded: EmbeddedRequest | None = None,
+    clock: Clock | None = None,
 ) -> Generation:
     """Continue `request` until an end token (which is kept) or `max_new_tokens`.
 
@@ -108,11 +117,12 @@ def generate(
         generator: draws the uniforms of the rule and the bonus tokens and seeds sampled draws, on the CPU; needed
             above temperature 0.
         embedded: `embed_once`'s, of this very request; None: the target's tower runs in the prefill.
+        clock: the moment in seconds; None: the wall's, after the target's device has finished.
 
     Raises:
         NotFinite: the scores that a token comes from are not.
     """
-    run = _Run(target, drafter, decoding, generator)
+    run = _Run(target, drafter, decoding, generator, clock or _clock(target, drafter))
     start = run.clock()
     cycles = []
     embedded_s = 0.0 if embedded is None else embedded.seconds
@@ -131,10 +141,17 @@ def generate(
 class _Run:
     """One request while it is decoded; `tokens` is its answer so far."""
 
-    def __init__(self, target: Target, drafter: Drafter | None, decoding: Decoding, generator: torch.Generator | None):
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None,
+        decoding: Decoding,
+        generator: torch.Generator | None,
+        clock: Clock,
+    ):
         self.target, self.drafter, self.decoding, self.generator = target, drafter, decoding, generator
         self.draw = replace(decoding.draw, ends=frozenset(decoding.eos_ids), warp=decoding.warp)
-        self.clock, self.tokens = _clock(target, drafter), list[int]()
+        self.clock, self.tokens = clock, list[int]()
 
     @property
     def room(self) -> int:
@@ -217,7 +234,7 @@ def _uniforms(num_nodes: int, warp: Warp, generator: torch.Generator | None) -> 
     return [] if warp.greedy else torch.rand(num_nodes + 1, generator=generator, dtype=torch.float64).tolist()
 
 
-def _clock(target: Target, drafter: Drafter | None = None) -> Callable[[], float]:
+def _clock(target: Target, drafter: Drafter | None = None) -> Clock:
     """perf_counter, after the target's device has finished (CUDA runs behind), without the capture of graphs."""
     device = target.device
     if device.type != "cuda":

@@ -137,6 +137,14 @@ def test_plain_decoding_is_charged_for_no_drafting(clock):
     assert result.total_s == PREFILL + 7 * (VERIFY + RULE + COMMIT)
 
 
+def test_a_clock_that_is_given_counts_in_the_place_of_the_walls():
+    given = Clock()
+    decoding = Decoding(Policy(given), Rule(given), Draw("top-k"), Warp(), 8, ())
+    result = generate(Target(given), Drafter(given), None, decoding, clock=given)
+    assert result.total_s == given.seconds - 1000.0 and result.prefill_s == PREFILL
+    assert sum(c.total_s for c in result.cycles) == result.total_s - result.prefill_s - result.draft_prefill_s
+
+
 def test_a_row_has_the_whole_time(clock):
     plain, drafted = decoded(clock, drafts=False), decoded(clock, drafts=True)
     row = measure([plain], [drafted], benchmark="b", method="M", request="r", temperature=0.0, max_new_tokens=8,

@@ -333,6 +333,7 @@ def test_a_killed_untimed_evaluation_goes_on_with_another_batch_size(demo, tmp_p
     [
         ("benchmarks.captions.reader=false", "give quality or reader"),
         ("repeats=2", "repeats.*the benchmark is untimed"),
+        ("clock=thread", "clock.*the benchmark is untimed"),
         ("probes={analysis: {k: [2]}}", "probes.analysis.*the benchmark is untimed"),
     ],
 )

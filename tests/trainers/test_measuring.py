@@ -1,11 +1,16 @@
 """What each request of an evaluation is decoded with, and under which name its rows are kept."""
 
+import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 from draftsmith.core.batch import ImageRequest
+from draftsmith.core.errors import UserError
 from draftsmith.eval.policies import Chain
 from draftsmith.trainers.evaluation import measuring, resume_log
+from draftsmith.trainers.evaluation.clock import clock_of
 from draftsmith.trainers.evaluation.measuring import Measuring
 from draftsmith.trainers.stopping import Stop
 
@@ -29,9 +34,10 @@ class Drafting:
 @pytest.fixture
 def decoded(monkeypatch):
     """(drafter, temperature, top-k, top-p, length, seed) of each call of `generate`, and what measures."""
-    calls = []
+    calls, clocks = [], []
 
-    def generate(target, drafter, request, decoding, generator, *, embedded):
+    def generate(target, drafter, request, decoding, generator, *, embedded, clock):
+        clocks.append(clock)
         warp = decoding.warp
         seed = generator.initial_seed()
         calls.append((drafter, warp.temperature, warp.top_k, warp.top_p, decoding.max_new_tokens, seed))
@@ -41,8 +47,9 @@ def decoded(monkeypatch):
 
     monkeypatch.setattr(measuring, "generate", generate)
     stage = SimpleNamespace(
-        temperatures=[0.0, 0.7], max_new_tokens=[8, 16], top_k=5, top_p=0.9, repeats=2, warmup=0, kind="evaluate"
-    )
+        temperatures=[0.0, 0.7], max_new_tokens=[8, 16], top_k=5, top_p=0.9, repeats=2, warmup=0, kind="evaluate",
+        clock="wall", clocks=clocks,
+    )  # fmt: skip
     return calls, stage
 
 
@@ -69,6 +76,26 @@ def test_draws_follow_from_the_request_and_settings_from_the_cell(decoded, tmp_p
     assert one.seed(NUMBER) != one.seed(NUMBER + 1)
 
 
+@pytest.mark.parametrize(("name", "counts"), [("wall", None), ("thread", time.thread_time)])
+def test_plain_decoding_and_methods_are_timed_by_the_same_clock(decoded, tmp_path, monkeypatch, name, counts):
+    _, stage = decoded
+    stage.clock = name
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    one = replace(of(stage, tmp_path), target=SimpleNamespace(device=torch.device("cpu")))
+    common = {"benchmark": "b", "request": "r", "temperature": 0.7, "max_new_tokens": 16, "medium": "drawn"}
+    one._rows(NUMBER, requests().open(0, None), one.decodings(0.7, 16), common)
+    assert stage.clocks == [counts] * 4
+
+
+@pytest.mark.parametrize(("device", "threads", "found"), [("cpu", 2, "2 threads"), ("cuda:1", 1, "cuda:1")])
+def test_seconds_of_one_thread_need_all_work_on_it(monkeypatch, device, threads, found):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    target = SimpleNamespace(device=torch.device(device))
+    assert clock_of("wall", target) is None
+    with pytest.raises(UserError, match=found):
+        clock_of("thread", target)
+
+
 def test_rows_are_kept_apart_by_all_that_a_cell_differs_in(decoded, tmp_path):
     _, stage = decoded
     one = of(stage, tmp_path)
@@ -82,8 +109,8 @@ def test_a_greedy_answer_that_is_not_plain_decodings_is_explained(decoded, tmp_p
     """A relaxed rule's answers may differ, and nothing is decoded again for them."""
     plain = measuring.generate
 
-    def generate(target, drafter, request, decoding, generator, *, embedded):
-        answer = plain(target, drafter, request, decoding, generator, embedded=embedded)
+    def generate(target, drafter, request, decoding, generator, **named):
+        answer = plain(target, drafter, request, decoding, generator, **named)
         return answer if drafter is None else SimpleNamespace(**(vars(answer) | {"tokens": [2]}))
 
     drafting = Drafting()

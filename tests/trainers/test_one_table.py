@@ -71,6 +71,10 @@ REFUSED = {
     "sampled draws on a pruned tree": (
         {"methods": {"M": {"draw": "sample", "tree": "30-4-8"}}, "temperatures": [1.0]}, "not lossless"
     ),
+    "the clock of a pruned drafter": (
+        {"methods": {"M": {"drafter": {"kind": "pruned", "model": "target"}}}, "clock": "thread"},
+        "times its pruning by the wall's clock",
+    ),
     "a mode of a pruned drafter": (
         {"methods": {"M": {"drafter": {"kind": "pruned", "model": "target"}, "mode": "T"}}},
         "mode is no decoding setting",

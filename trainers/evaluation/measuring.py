@@ -17,7 +17,7 @@ import torch
 from ...core import ranks
 from ...data.lengths import count_long
 from ...eval.first_difference import first_difference
-from ...eval.loop import Decoding, EmbeddedRequest, Generation, embed_once, generate
+from ...eval.loop import Clock, Decoding, EmbeddedRequest, Generation, embed_once, generate
 from ...eval.policies import Chain, Draw
 from ...eval.rows import PLAIN, Row, measure
 from ...eval.rules import RULES
@@ -25,6 +25,7 @@ from ...models.decoding.warp import Warp
 from ..context import Context
 from ..positions import before_decoding
 from ..progress import StageLine
+from .clock import clock_of
 from .drafters import Drafting
 from .requests import ConversationSet, Opened, RequestSet
 from .resume_log import resumed_in_turn
@@ -158,7 +159,7 @@ class Measuring:
         plainly = self.plainly(common["temperature"], common["max_new_tokens"])
         for _ in range(self.stage.repeats):
             # One pass of the tower for all methods of a repeat, whose times it counts in.
-            embedded = embed_once(self.target, opened.request)
+            embedded = embed_once(self.target, opened.request, clock=self.clock)
             plain.append(self._generate(index, None, opened, plainly, embedded))
             for drafting, decoding in decodings.items():
                 drafted[drafting].append(self._generate(index, drafting, opened, decoding, embedded))
@@ -210,7 +211,7 @@ class Measuring:
             self._warm[place] += 1
             opened = requests.open(index, self.target)
             if opened is not None:
-                embedded = embed_once(self.target, opened.request)
+                embedded = embed_once(self.target, opened.request, clock=self.clock)
                 self._generate(index, None, opened, self.plainly(temperature, self.lengths[0]), embedded)
                 for drafting, decoding in decodings.items():
                     self._generate(index, drafting, opened, decoding, embedded)
@@ -224,7 +225,13 @@ class Measuring:
         embedded: EmbeddedRequest | None,
     ) -> Generation:
         drafter = None if drafting is None else drafting.drafter
-        return generate(self.target, drafter, opened.request, decoding, self.uniforms(index), embedded=embedded)
+        uniforms = self.uniforms(index)
+        return generate(self.target, drafter, opened.request, decoding, uniforms, embedded=embedded, clock=self.clock)
+
+    @property
+    def clock(self) -> Clock | None:
+        """What counts the seconds; None: the wall's clock."""
+        return clock_of(self.stage.clock, self.target)
 
     def uniforms(self, index: int) -> torch.Generator:
         """The seed depends on the request and not on the rank, so the report does not depend on the number of ranks."""

@@ -83,6 +83,7 @@ class Reporting:
             "temperatures": stage.temperatures,
             "truncation": f"top-k {stage.top_k or 'all'}, top-p {stage.top_p:g}",
             "repeats": stage.repeats,
+            **({"seconds": "of the thread that decodes (clock: thread)"} if stage.clock == "thread" else {}),
             **self.about,
             **({"left out": dict(left_out)} if left_out else {}),
             "torch": torch.__version__,

@@ -30,6 +30,7 @@ from ..describe.image_memory import drawing_memory
 from ..describe.memory import Memory, evaluation_memory
 from ..engine import init_distributed
 from ..evaluation.benchmarks import Benchmarks, PromptsBenchmark, TabedBenchmark, check_benchmarks, clip_sets
+from ..evaluation.clock import ClockName
 from ..evaluation.graphs import GraphsConfig
 from ..evaluation.methods import PRESETS, Method, decoding_with, named_members
 from ..evaluation.probes import Probes
@@ -43,7 +44,7 @@ _OF_TEXT = (
 )  # fmt: skip
 _OF_IMAGES = ("preset",)
 _OF_FAMILIES = ("adt", "adt-llamagen")  # presets of one family of image generators each
-_OF_TIMES = ("warmup", "repeats", "contrasts")  # nor where pictures are drawn for their quality alone
+_OF_TIMES = ("warmup", "repeats", "clock", "contrasts")  # nor where pictures are drawn for their quality alone
 # Keys of before -> the same as it is written now.
 _RENAMED = {
     "modes": "methods: {NAME: {drafter: STAGE, mode: MODE}}, one for each mode (NAME: {} is mode M)",
@@ -105,6 +106,9 @@ class EvaluateStage(Stage):
     # Requests of each medium and length decoded before the clock counts, and times that each request is decoded.
     warmup: int = Field(1, ge=0)
     repeats: int = Field(1, ge=1)
+    # Whose seconds count. thread: of the thread that decodes, which other work on the machine does not stretch; on a
+    # CPU, with OMP_NUM_THREADS=1.
+    clock: ClockName = Field("wall", exclude_if=lambda value: value == "wall")
     # Which passes are CUDA graphs: {draft: true, target: false, head: false} and `length`.
     graphs: GraphsConfig = Field(GraphsConfig(), exclude_if=lambda value: value == GraphsConfig())
     # What else is read of target and drafters, untimed; null: nothing but what SAGE's methods log.
@@ -214,6 +218,13 @@ class EvaluateStage(Stage):
         if self.compare is not None:
             _known("compare", {*self.compare.first, *self.compare.second}, drafters)
         _known("contrasts", {name for pair in self.contrasts.values() for name in pair}, drafters | {*self.methods})
+        return self
+
+    @model_validator(mode="after")
+    def _by_one_clock(self) -> EvaluateStage:
+        for key, section in self._own_drafters():
+            if self.clock == "thread" and section.kind == "pruned":
+                raise Refused(key, "times its pruning by the wall's clock, and clock is thread", "leave clock out")
         return self
 
     def names_of(self, thing: str) -> list[str]:
