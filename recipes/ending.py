@@ -23,7 +23,7 @@ NEXT_DEMO = {
     "lvlm-ov": "suite", "suite": "compare", "lvlm-seeds": "lvlm-distilled",
     "lvlm-distilled": "compare", "adapt": "compare",
 }  # fmt: skip
-_NOTE = "tau: tokens per target pass; x: measured speedup of decoding; same: answers equal to plain decoding's"
+_NOTE = "tau: tokens per target pass; x: measured speedup of decoding; same: outputs equal plain decoding's"
 _ROOM = 13  # of a set: "12.34 10.12x"
 
 
