@@ -1,0 +1,63 @@
+"""Recipes with InternVL, Mistral 3 and Pixtral: a tiny target is made, trained, read for heads and decoded."""
+
+import copy
+import json
+
+import heads_run
+import pytest
+from draftsmith.data.processor import load_processor
+from tiny_towers import is_whole, text_values, tower_values
+
+TEXT = {"internvl": "qwen2", "mistral3": "mistral", "pixtral": "mistral"}
+HEADS = {"head": {"kind": "eagle3", "taps": [1, 2, 3]}, "block": {"kind": "dflash", "block_size": 4, "num_layers": 1}}
+
+
+def of_kind(kind: str) -> dict:
+    """The LLaVA recipe with this target, EAGLE-3 and DFlash; without clips where the target reads none."""
+    recipe = copy.deepcopy(heads_run.RECIPE)
+    template = {"template": "mistral" if is_whole(kind) else "internvl", "image_rule": "verbatim"}
+    text = {"model_type": TEXT[kind], **text_values(4)} | ({"sliding_window": None} if is_whole(kind) else {})
+    tower = {"model_type": "pixtral" if is_whole(kind) else "internvl_vision", **tower_values(kind)}
+    tower["image_size"] = 24
+    recipe["target"] = {"kind": kind, "language_model": text, "vision_tower": tower, "prefill_chunk": 24}
+    recipe["drafter"] = HEADS["head"]
+    stages = recipe["stages"]
+    stages["world"] |= {"patch_size": 4}
+    stages["target"]["trainable"] = ["vision_tower", "projector", "language_model"]
+    stages["states"]["drafters"] = [HEADS["block"]]
+    stages["block"] = stages.pop("msd") | {"drafter": HEADS["block"]}
+    evaluate = stages.pop("evaluate")
+    evaluate["methods"] = {
+        "EAGLE-3": {"drafter": "head", "tree": "8-3-3"},
+        "DFlash": {"drafter": "block", "tree": {"kind": "chain", "gamma": 3}},
+        "DFlash, tree": {"drafter": "block", "tree": {"kind": "product", "total": 6, "levels": 3}},
+    }
+    del evaluate["probes"]
+    stages["evaluate"] = evaluate
+    if is_whole(kind):
+        del stages["world"]["splits"]["train"]["clip"], evaluate["lengths"]
+        evaluate["benchmarks"]["sets"]["sets"] = ["SEED-Bench", "GSM8K"]
+    for stage in stages.values():
+        if "format" in stage:
+            stage["format"] = template
+    return recipe
+
+
+@pytest.mark.parametrize("kind", ["internvl", "mistral3"])
+def test_a_tiny_target_is_trained_and_answers(kind, monkeypatch, tmp_path):
+    monkeypatch.setattr(heads_run, "RECIPE", of_kind(kind))
+    told = heads_run.run(tmp_path, stages=["world", "target", "answers"])
+    shown = "[IMG_BREAK]<image x 3>[IMG_END]" if is_whole(kind) else "<img><image x 9></img>"
+    assert any(shown in line for line in told)
+    made = load_processor(tmp_path / "target")
+    assert (made.family, made.image_size) == (("pixtral", 8) if is_whole(kind) else ("internvl", 24))
+    assert json.loads((tmp_path / "target" / "config.json").read_text())["model_type"] == kind
+    assert any("4 answers" in line for line in told)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", TEXT)
+def test_heads_on_a_tiny_target(kind, monkeypatch, tmp_path):
+    monkeypatch.setattr(heads_run, "RECIPE", of_kind(kind))
+    told = "\n".join(heads_run.run(tmp_path))
+    assert "Greedy outputs are identical to plain decoding" in told
