@@ -3,13 +3,16 @@
 The engines are a few lines of Python behind the package's own files.
 """
 
+import importlib
 import multiprocessing
 import os
 import signal
 import sys
 import threading
 import time
+import uuid
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -77,6 +80,39 @@ def test_a_job_is_done_once_though_its_answer_is_read_first(tmp_path):
     (tmp_path / "jobs" / "end").touch()
     doing.join(5)
     assert done == ["000000000", "000000001"]
+
+
+class Requests:
+    """vLLM 0.32's ids: with a random end where they are handed out, and without it in what comes back."""
+
+    def __init__(self, *steps):
+        self.llm_engine, self.steps, self.count = self, list(steps), 0
+
+    def enqueue(self, prompts, sampling, use_tqdm):
+        self.count += len(prompts)
+        return [f"{number}-{uuid.uuid4().hex[:8]}" for number in range(self.count - len(prompts), self.count)]
+
+    def step(self):
+        answer = {"token_ids": [4], "finish_reason": "stop"}
+        return [
+            SimpleNamespace(
+                finished=True, request_id=str(n), prompt_token_ids=[1] * (n + 1), outputs=[SimpleNamespace(**answer)]
+            )
+            for n in self.steps.pop(0)
+        ]
+
+
+def test_requests_of_several_jobs_end_in_any_order(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=dict))
+    monkeypatch.setitem(sys.modules, "draftsmith_jobs", draftsmith_jobs)
+    monkeypatch.setattr(os, "environ", dict(os.environ))  # which the program sets before vLLM is imported
+    batches = importlib.import_module("draftsmith.trainers.engines.workers.vllm_worker").Batches
+    jobs = batches(Requests([1], [2, 0], [3]), tmp_path, None)
+    for name in ("a", "b"):
+        jobs.begin(name, [request(1)[0] | {"sampling": {}}, request(2)[0] | {"sampling": {}}], [[], []])
+    done = [{name: [line["prompt_tokens"] for line in lines] for name, lines in jobs.step().items()} for _ in range(3)]
+    assert done == [{}, {"a": [1, 2]}, {"b": [3, 4]}]
+    assert not jobs.open and not jobs.places
 
 
 @pytest.mark.parametrize(

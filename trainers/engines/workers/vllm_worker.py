@@ -61,7 +61,8 @@ class Batches:
             prompt |= {"multi_modal_data": {"image": shown}} if shown else {}
         sampling = [SamplingParams(**_sampling(request["sampling"])) for request in requests]
         ids = self.engine.enqueue(prompts, sampling, use_tqdm=False)
-        self.places |= {key: (name, number) for number, key in enumerate(ids)}
+        # Inside, an id gets a random end after a dash, which outputs do not have.
+        self.places |= {key.partition("-")[0]: (name, number) for number, key in enumerate(ids)}
         self.open[name] = {}, len(requests)
 
     def step(self):
