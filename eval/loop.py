@@ -207,16 +207,17 @@ class _Run:
         )  # fmt: skip
 
     def _drafted(self, drafter: Drafter) -> Tree:
-        # The target adds one token itself, so the last positions need no draft.
+        root = drafter.root()
+        # Read now: a drafter may say in each cycle how much of what it drafted is worth a verification. The target adds
+        # one token itself, so the last positions need no draft.
         levels = min(self.room - 1, drafter.max_levels or self.room)
         if levels <= 0:
-            drafter.root()
             return no_tree()
 
         def expand(parents: Sequence[int], tokens: Tensor) -> Tensor:
             return self.draw.support(drafter.expand(parents, tokens))
 
-        root = self.draw.support(drafter.root())
+        root = self.draw.support(root)
         self.draw = self.draw.seeded(self.generator, root.device)
         return self.decoding.policy.grow(root, expand, self.draw, max_levels=levels)
 

@@ -17,8 +17,9 @@ import yaml
 
 from ...core.files import new_folder
 from ..videos import write_clip
+from .captioned import HELD_OUT
 from .scenarios import KINDS, OF_CLIPS, TEXT_ONLY, Scenario
-from .scene import draw
+from .scene import COLORS, SHAPES, draw
 from .suites import write_suite, write_video_suite
 from .wordings import Wordings, drawn_by, usual
 
@@ -36,6 +37,7 @@ def write_dataset(
     lengths: Sequence[int] = (4, 16, 64),
     clip_kinds: Sequence[str] = ("clip",),
     wordings: Wordings = "usual",
+    unseen: int = 0,
     before_each: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Write `<split>.json`, `images/<split>/*.png`, `videos/<split>/*.mp4`, `<mixture>.yaml` and `manifest.json`.
@@ -52,16 +54,19 @@ def write_dataset(
         lengths: frames of that suite's clips, in turn.
         clip_kinds: scenarios of that suite's clips (keys of `OF_CLIPS`), a set of each for each of `lengths`.
         wordings: "several" draws each answer's among right ones; the scenes and questions stay.
+        unseen: pairs of a shape and a colour that the split `held_out` alone shows, one at least in each of its records
+            with pictures; 0: every split shows all.
         before_each: called before each record; what it raises leaves nothing behind.
     """
     frames = clip_frames or {}
     manifest: dict[str, Any] = {"seed": seed, "image_size": image_size, "splits": splits, "sha256": {}}
     manifest |= {"clip_frames": frames} if frames else {}
     manifest |= {} if wordings == "usual" else {"wordings": wordings}
+    manifest |= {"unseen": unseen} if unseen else {}
 
     def record(at: Path, split: str, kind: str, index: int, num_frames: int | None = None) -> dict[str, Any]:
         before_each()
-        scenario = sample(seed, split, kind, index, num_frames=num_frames, wordings=wordings)
+        scenario = sample(seed, split, kind, index, num_frames=num_frames, wordings=wordings, unseen=unseen)
         return _write_record(at, split, kind, index, scenario, image_size)
 
     # A stage that was killed before it was marked as done finds its own pictures here, and writes them again.
@@ -89,15 +94,42 @@ def write_dataset(
 
 
 def sample(
-    seed: int, split: str, kind: str, index: int, *, num_frames: int | None = None, wordings: Wordings = "usual"
+    seed: int,
+    split: str,
+    kind: str,
+    index: int,
+    *,
+    num_frames: int | None = None,
+    wordings: Wordings = "usual",
+    unseen: int = 0,
 ) -> Scenario:
     """The scenario behind a record. Seeded by a string: Python hashes it the same on every machine.
 
     Args:
         num_frames: of a clip; None: the usual four.
         wordings: "usual": one for all answers of a kind; "several": drawn among right ones, of the same scenes.
+        unseen: as of `write_dataset`. A scenario is drawn anew until it shows what its split may show.
     """
     record = f"{seed}/{split}/{kind}/{index}"
+    pairs = unseen_pairs(seed, unseen)
+    attempt = 0
+    while True:
+        scenario = _drawn(record if not attempt else f"{record}/again-{attempt}", kind, num_frames, wordings)
+        shown = {(item.shape, item.color) for scene in (*scenario.scenes, *scenario.frames) for item in scene.objects}
+        if not shown or bool(shown & pairs) == (unseen > 0 and split == HELD_OUT):
+            return scenario
+        attempt += 1
+
+
+def unseen_pairs(seed: int, count: int) -> frozenset[tuple[str, str]]:
+    """`count` pairs of a shape and a colour, at most 24: each shape and each colour comes in other pairs as well."""
+    assert 0 <= count <= 24, count
+    rng, size = random.Random(f"{seed}/unseen"), len(SHAPES)
+    shapes, colors = rng.sample(SHAPES, size), rng.sample(sorted(COLORS), len(COLORS))
+    return frozenset((shapes[i % size], colors[(i % size + i // size) % len(colors)]) for i in range(count))
+
+
+def _drawn(record: str, kind: str, num_frames: int | None, wordings: Wordings) -> Scenario:
     rng, say = random.Random(record), usual if wordings == "usual" else drawn_by(random.Random(f"{record}/wording"))
     if kind in OF_CLIPS and num_frames is not None:
         return OF_CLIPS[kind](rng, say, num_frames)

@@ -34,7 +34,9 @@ class Drafter(Protocol):
     """
 
     taps: Taps
-    max_levels: int | None  # levels that it can propose; None: any
+    # Levels that it can propose, 1 at least; None: any. Read after `root`, which may set it for the cycle: before any
+    # token is drawn.
+    max_levels: int | None
 
     def start(self, request: Any, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
         """Begin a request whose prompt the target has run; at most `capacity` tokens follow."""

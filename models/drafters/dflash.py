@@ -29,6 +29,7 @@ from ..decoding.warp import Warp
 from ..targets.base import Target, TargetShape, TargetStep
 from ..training_memory import MicroBatch, dflash_activations, dflash_beside
 from .base import PLAIN, CountTokens, Drafter, DraftingOptions, PublishedDrafter, TargetIdentity
+from .dflash_confidence import DflashConfidence, kept_levels
 from .dflash_files import dflash_manifest, load_dflash, save_dflash
 from .dflash_images import DflashImageProposal, DflashImageTraining, image_layer
 from .dflash_module import DflashHead, DflashShape, even_taps
@@ -77,10 +78,15 @@ class DflashConfig(PublishedDrafter):
     rope: Literal["target", "plain"] = "target"
     # What is trained for.
     loss: DflashLoss = DflashLoss()
+    # A head that is trained beside the draft and says how likely each drafted token is accepted (DSpark); null: none.
+    confidence: DflashConfidence | None = None
+    # A block ends before the first token where the chance that it and all before it are accepted falls below this.
+    # Higher verifies fewer tokens in vain, and is accepted less often. Null: whole blocks.
+    cut_below: float | None = Field(None, gt=0, lt=1)
 
     # Published drafts are Qwen3's layer whatever the target is: no biases.
     qkv_bias: ClassVar[bool | None] = False
-    decoding_settings: ClassVar[frozenset[str]] = frozenset({"positions", "vata"})
+    decoding_settings: ClassVar[frozenset[str]] = frozenset({"positions", "vata", "cut_below"})
     for_images: ClassVar[bool] = True
     trains_on: ClassVar[str | None] = "states"
 
@@ -90,6 +96,8 @@ class DflashConfig(PublishedDrafter):
             raise ValueError("taps are layers in ascending order, each once")
         if self.sliding_window is not None and self.sliding_window < self.block_size:
             raise ValueError(f"sliding_window is {self.sliding_window}, shorter than a block of {self.block_size}")
+        if self.cut_below is not None and self.confidence is None:
+            raise ValueError("cut_below reads a confidence head, and this draft has none (confidence: {})")
         return self
 
     def visual(self, *, training: bool) -> Literal["none", "read"]:
@@ -114,7 +122,10 @@ class DflashConfig(PublishedDrafter):
             layer = image_layer(self, target)
         else:
             layer = replace(mirrored_layer(self, target.text, input_norm=True), qk_rms_norm=True)
-        return DflashShape(layer, self.num_layers, taps, self.block_size, self.mask_token_id, self.sliding_window)
+        return DflashShape(
+            layer, self.num_layers, taps, self.block_size, self.mask_token_id, self.sliding_window,
+            self.confidence is not None,
+        )  # fmt: skip
 
     def check(self, shape: TargetShape) -> None:
         """Raise `UserError` as `shape`."""
@@ -207,7 +218,7 @@ class DflashConfig(PublishedDrafter):
 
 
 _OF_LANGUAGE = frozenset({"sliding_window", "draft_vocab_size", "visual_slots", "vata", "blind_share", "positions",
-                          "rope_theta", "rope"})  # fmt: skip
+                          "rope_theta", "rope", "confidence", "cut_below"})  # fmt: skip
 
 
 def lm_head_rows(target: Target, ids: Tensor) -> Tensor:
@@ -265,6 +276,9 @@ class DflashProposal:
         self._states = self._states[:, :0]
         scores = self.head.draft_scores(hidden[0, 1:], self.target.scores, self.target.embedding.dtype)
         self._levels, self._expansions = self._warp.apply_temperature(scores), Expansions()  # [K,V]
+        if self.config.cut_below is not None:
+            assert self.head.confidence_head is not None
+            self.max_levels = kept_levels(self.head.confidence_head(hidden[0, 1:]), self.config.cut_below)
         return self._levels[0]
 
     def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from ..layer import GatedFeedForward, HeadAttention, LayerShape, RMSNorm, Rotary
 from ..losses import ChunkedHead, FrozenHead
+from .dflash_confidence import ConfidenceHead
 
 # (layer's number, queries [B,H,Q,E], keys and values [B,G,C+Q,E] of states and blocks) -> [B,H,Q,E]
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -39,6 +40,8 @@ class DflashShape:
     mask_token_id: int | None
     # Committed states before a place, itself included, that it sees; None: all.
     sliding_window: int | None = None
+    # Whether a confidence head stands beside the draft.
+    confidence: bool = False
 
     @property
     def num_masks(self) -> int:
@@ -117,6 +120,8 @@ class DflashHead(nn.Module):
             # As in EAGLE-3's files: the target's id is i + d2t[i].
             self.register_buffer("d2t", draft_ids - torch.arange(len(draft_ids), device=draft_ids.device))
         self.rotary = Rotary(layer)
+        # Last, so that the weights before it are drawn alike with and without it.
+        self.confidence_head = ConfidenceHead(width) if shape.confidence else None
 
     @property
     def dtype(self) -> torch.dtype:

@@ -26,6 +26,7 @@ from ...core.states import OnDevice, TargetStates, uploaded
 from ..attention import attend
 from ..losses import Divergence, divergence
 from ..targets.base import Target
+from .dflash_confidence import DflashConfidence, acceptance, confidence_loss
 from .dflash_module import DflashHead
 from .head_training import is_blind
 
@@ -110,7 +111,7 @@ class Sequences:
 class DflashTraining(nn.Module):
     """`engine(batch, states)` gives the loss. Of the frozen target its embedding and its LM head are used."""
 
-    metrics = ("top1", "top3", "accepted")
+    metrics: tuple[str, ...] = ("top1", "top3", "accepted")
 
     def __init__(self, head: DflashHead, target: Target, config: DflashConfig):
         super().__init__()
@@ -118,6 +119,8 @@ class DflashTraining(nn.Module):
         self.target = target  # no module: neither the optimizer nor a checkpoint sees it
         self.lm = head.lm_head_of(target.scores, self.loss.chunk, target.embedding.dtype)
         self.weights = self.loss.weights(head.shape.block_size)
+        if config.confidence is not None:
+            self.metrics = (*self.metrics, "confidence_error")
 
     def parts(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
         """Return the head's parameters as one part, for the optimizer's groups."""
@@ -129,6 +132,7 @@ class DflashTraining(nn.Module):
 
         Metrics: hits of the first mask (top1, top3), and how many masks in a row hit from the first on (accepted),
         what a chain is accepted at temperature 0. A hit is the answer's token for `ce`, else the target's likeliest.
+        With a confidence head also how far its chances are off, in the mean over a block's places by their weights.
         """
         rows = self.sequences(batch, states)
         shape, device = self.head.shape, rows.ids.device
@@ -141,11 +145,27 @@ class DflashTraining(nn.Module):
         assert states.feature is not None
         goal, labels = states.feature[row, places], rows.ids[row, places + 1]
         weights = uploaded(torch.tensor(self.weights), device)[mask] * blocks.share[row]
-        compare = Places(self.loss.token_divergence, self.target, self.head.draft_ids, goal, labels, weights)
-        loss, _ = self.lm(outputs[row, block, mask], compare)
+        compare = Places(
+            self.loss.token_divergence, self.target, self.head.draft_ids, goal, labels, weights,
+            keeps_acceptance=self.config.confidence is not None,
+        )  # fmt: skip
+        filled = outputs[row, block, mask]  # [S,D]
+        loss, _ = self.lm(filled, compare)
         sums = compare.hits(trained.shape, (row, block, mask), blocks.share)
+        if self.config.confidence is not None:
+            more, error = self._confidence(filled, compare, weights, self.config.confidence)
+            loss, sums = loss + more, (*sums, error)
         count = uploaded(rows.loss_mask[:, 1:].sum(), device)
         return StepLoss(loss, count, dict(zip(self.metrics, sums, strict=True)))
+
+    def _confidence(
+        self, outputs: Tensor, compare: Places, weights: Tensor, settings: DflashConfidence
+    ) -> tuple[Tensor, Tensor]:
+        """The confidence head's loss at the trained places, and its error; `compare` has been called."""
+        assert self.head.confidence_head is not None
+        logits = self.head.confidence_head(outputs.detach() if settings.detached else outputs)
+        loss, error = confidence_loss(logits, torch.cat(compare.acceptances), weights)
+        return settings.weight * loss, error
 
     def sequences(self, batch: Batch, states: TargetStates) -> Sequences:
         """The rows of a batch of texts and pictures."""
@@ -226,15 +246,17 @@ class Places:
         ids: [V'] of the draft's vocabulary; None: the target's.
         goal: [S,D] features that score the tokens `labels` [S].
         weights: [S].
+        keeps_acceptance: `acceptances` gathers how likely each place's draft is accepted at temperature 1.
     """
 
     def __init__(
         self, name: Literal["ce"] | Divergence, target: Target, ids: Tensor | None, goal: Tensor, labels: Tensor,
-        weights: Tensor,
+        weights: Tensor, *, keeps_acceptance: bool = False,
     ):  # fmt: skip
         self.name, self.scores, self.dtype = name, target.scores, target.embedding.dtype
         self.ids, self.goal, self.labels, self.weights = ids, goal, labels, weights
         self.ranks: list[Tensor] = []
+        self.keeps_acceptance, self.acceptances = keeps_acceptance, list[Tensor]()
 
     def hits(self, shape: torch.Size, at: tuple[Tensor, Tensor, Tensor], share: Tensor) -> tuple[Tensor, ...]:
         """Sums over blocks, after the comparison: the first place hit, was among three, and how many hit in a row.
@@ -257,10 +279,13 @@ class Places:
         """
         right = self.labels[piece]
         theirs = None
-        if self.name != "ce":
+        if self.name != "ce" or self.keeps_acceptance:
             with torch.no_grad():
                 theirs = self.scores(self.goal[piece].to(self.dtype)).to(ours)
-                right = theirs.argmax(-1)
+                right = right if self.name == "ce" else theirs.argmax(-1)
+                if self.keeps_acceptance:
+                    self.acceptances.append(acceptance(theirs, ours, self.ids))
+        theirs = None if self.name == "ce" else theirs
         known = torch.ones_like(right, dtype=torch.bool)
         if self.ids is not None:
             entry = torch.searchsorted(self.ids, right).clamp(max=len(self.ids) - 1)

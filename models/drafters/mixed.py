@@ -72,9 +72,12 @@ class MixedProposal:
     def __init__(self, members: Sequence[Drafter], weights: Weights, vocab_size: int):
         self.members, self.weights, self.vocab_size = list(members), weights, vocab_size
         self.taps = _all_taps([member.taps for member in members])
-        levels = [member.max_levels for member in members if member.max_levels is not None]
-        self.max_levels = min(levels, default=None)
         self._drafted: list[Tensor] = []  # [M,F,V] of the root and of each expansion
+
+    @property
+    def max_levels(self) -> int | None:
+        """What all members can propose, in this cycle."""
+        return min((member.max_levels for member in self.members if member.max_levels is not None), default=None)
 
     @torch.inference_mode()
     def start(self, request: Any, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:

@@ -101,7 +101,8 @@ def lay_out_dflash(engine: Engine, source: DflashSource) -> Files:
 
 
 def _state(source: DflashSource) -> dict[str, Tensor]:
-    return dict(source.head.state_dict())
+    """Without a confidence head: engines' DFlash verifies whole blocks, and what is drafted is the same."""
+    return {name: value for name, value in source.head.state_dict().items() if not name.startswith("confidence_head.")}
 
 
 def _layers(source: DflashSource) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from draftsmith.core.batch import TEXT, Request
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Dynamic, Product, Static
 from draftsmith.eval.rules import Sampling
+from draftsmith.models.decoding.tree import chain
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.eagle3 import likeliest_ids
 from draftsmith.models.drafters.pruned import PrunedConfig, PrunedProposal
@@ -52,6 +53,7 @@ DRAFTERS = {
     "peagle, all taps": TAPS | {"kind": "peagle", "parallel_tokens": 3, "visual_slots": "read", "mask_token_id": 61},
     "pruned sibling": "sibling",
     "pruned target": "target",
+    "dflash, cut by confidence": DFLASH | {"confidence": {}, "cut_below": 0.3},
 }
 TREES = {
     "chain": lambda: Chain(3),
@@ -151,7 +153,8 @@ class Cycle:
         self.drafter.start(self.asked, step, WARP, capacity=40)
         self.drafter.begin(self.first)
         expand = lambda parents, tokens: WARP.truncate(self.drafter.expand(parents, tokens))  # noqa: E731
-        tree = policy.grow(WARP.truncate(self.drafter.root()), expand, draw, max_levels=2)
+        root = self.drafter.root()
+        tree = policy.grow(WARP.truncate(root), expand, draw, max_levels=min(2, self.drafter.max_levels or 2))
         return tree, WARP(self.big.verify(session, self.first, tree).logits)
 
     def add(self, found, rule, tree, p, weight=1.0):
@@ -191,6 +194,7 @@ def test_two_sampled_tokens_are_distributed_as_the_targets(big, name):
     ("name", "tree_name"),
     [
         ("msd with vata", "chain"),
+        ("dflash, cut by confidence", "chain"),
         *(pytest.param(*pair, marks=pytest.mark.slow)
           for pair in itertools.product(("sparrow", "eagle3", "pruned sibling"), FIXED)),
     ],
@@ -209,13 +213,38 @@ def test_sampled_proposals(big, name, tree_name):
     assert float((result - cycle.wanted).abs().max()) < 2e-5
 
 
+class CutByWhatIsDrawn(Chain):
+    """Drops the last token of a sampled chain where the draft found it unlikely: what a cut must not depend on."""
+
+    def grow(self, root, expand, draw, *, max_levels):
+        tree = super().grow(root, expand, draw, max_levels=max_levels)
+        last = tree.num_nodes - 1
+        if tree.draft_probs[last, tree.tokens[last]] > 0.3:
+            return tree
+        return chain(tree.tokens[:last], tree.draft_probs[:last] if last else None)
+
+
+def test_a_cut_that_reads_what_is_drawn_is_not_exact(big):
+    """The same enumeration finds it, so that it would have found a confidence head that looks at drawn tokens."""
+    cycle, result, waiting = cycle_of("dflash", big), torch.zeros(EMITTED, EMITTED, dtype=torch.float64), [[]]
+    while waiting:
+        script = waiting.pop()
+        draw = Scripted(script)
+        tree, p = cycle.grow(CutByWhatIsDrawn(2), draw)
+        if draw.open:
+            waiting += [[*script, choice] for choice in range(draw.open[0])]
+        else:
+            cycle.add(result, Sampling(), tree, p, draw.chance)
+    assert float((result - cycle.wanted).abs().max()) > 1e-3
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "tree_name", "draw"),
     [
         ("sparrow", "dynamic", "top-k"), ("sparrow", "sage template", "sample"), ("msd with vata", "static", "sample"),
         ("vispec", "sage online", "top-k"), ("eagle3, all taps", "sage dynamic", "top-k"),
-        ("eagle3", "chain", "sample"),
+        ("eagle3", "chain", "sample"), ("dflash, cut by confidence", "chain", "sample"),
     ],
 )  # fmt: skip
 def test_end_to_end(big, name, tree_name, draw):

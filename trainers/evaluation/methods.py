@@ -38,7 +38,7 @@ RuleConfig = Annotated[
     Annotated[ExactRule | LanternConfig | BlockConfig, Field(discriminator="kind")], BeforeValidator(_rule)
 ]
 # What a method changes in its drafter's section: settings that decoding alone reads.
-SETTINGS = ("mode", "vata", "positions", "visual_share", "share_by", "share_layer", "cfg_scale")
+SETTINGS = ("mode", "vata", "positions", "visual_share", "share_by", "share_layer", "cut_below", "cfg_scale")
 
 
 class Method(Section):
@@ -72,6 +72,8 @@ class Method(Section):
     share_by: Literal["last", "text"] | None = None
     # The layer of the target whose attention chooses.
     share_layer: int | None = Field(None, ge=0)
+    # Of a DFlash draft with a confidence head: blocks end where the chance that all is accepted falls below this.
+    cut_below: float | None = Field(None, gt=0, lt=1)
     # Of a smaller LlamaGen: its guidance.
     cfg_scale: float | None = Field(None, ge=0)
 

@@ -29,7 +29,7 @@ from ...data.processor import (
     build_processor,
     build_qwen_processor,
 )
-from ...data.shapes.captioned import write_captioned
+from ...data.shapes.captioned import HELD_OUT, write_captioned
 from ...data.shapes.scenarios import KINDS
 from ...data.shapes.scene import IMAGE_MEAN, IMAGE_STD
 from ...data.shapes.suites import CLIPS, SETS, num_suite_records, num_video_suite_records
@@ -51,6 +51,7 @@ CONVERSATIONS = {
     "clip_lengths",
     "clip_kinds",
     "wordings",
+    "unseen",
 }
 CAPTIONED = {"grain", "pairs", "textures"}
 
@@ -96,6 +97,9 @@ class GenerateStage(Stage):
     # usual: answers of a kind are written alike, and a target learns them word for word. several: each is drawn among
     # right wordings, so that what the target says differs from the data (to see what its answers are worth to a draft).
     wordings: Wordings = Field("usual", exclude_if=lambda value: value == "usual")
+    # Pairs of a shape and a colour (of 48) that the split `held_out` alone shows, one at least in each of its records
+    # with pictures: what the target and the drafters never saw together. 0: every split shows all pairs.
+    unseen: int = Field(0, ge=0, le=24, exclude_if=lambda value: value == 0)
 
     # Captioned pictures: noise of the paper, a standard deviation of 0 to 255: what makes its codes uncertain.
     grain: float = Field(10.0, ge=0, le=128)
@@ -181,6 +185,8 @@ class GenerateStage(Stage):
                     raise ValueError(f"splits.{split} names scenario {kind!r}; {did_you_mean(kind, KINDS)}")
             if (split == CLIPS and self.video_suite) or (split.startswith(SETS) and (self.suite or self.video_suite)):
                 raise ValueError(f"splits.{split} would hold the very records that the suite asks; name it otherwise")
+        if self.unseen and HELD_OUT not in self.splits:
+            raise ValueError(f"unseen is of the split {HELD_OUT}, and there is none")
         for mixture, parts in self.mixtures.items():
             for split, strategy in parts.items():
                 if split not in self.splits:
@@ -248,6 +254,7 @@ def _write_conversations(stage: GenerateStage, context: Context, folder: Path) -
         lengths=stage.clip_lengths,
         clip_kinds=stage.clip_kinds,
         wordings=stage.wordings,
+        unseen=stage.unseen,
         before_each=_counting(context),
     )
     first = next(iter(stage.splits))
