@@ -262,12 +262,16 @@ class Difference:
 def paired_difference(first: Iterable[Row], second: Iterable[Row]) -> Difference:
     """tau of `first` less tau of `second` on the requests that both have.
 
-    Rows pair by request, and by drafter where both sides are of the same drafters (two modes of several drafts).
+    Rows pair by request, and by drafter where both sides are of the same drafters (two modes of several drafts). Where
+    they are of different ones, as many on each side (two kinds of drafts of several seeds), drafters pair in the order
+    of their names.
     """
     first, second = list(first), list(second)
-    same = {r.drafter for r in first} == {r.drafter for r in second}
-    other = {_pair(row, same): row for row in second}
-    mine = {_pair(row, same): row for row in first}
+    mine, other = (_by_request_and_drafter(side) for side in (first, second))
+    names, others = {r.drafter for r in first}, {r.drafter for r in second}
+    if names != others:
+        assert min(len(names), len(others)) == 0 or len(names) == len(others), "a request stands twice on one side"
+        mine, other = _numbered(mine), _numbered(other)
     assert len(mine) == len(first) and len(other) == len(second), "a request stands twice on one side"
     pairs = [(row, other[key]) for key, row in sorted(mine.items()) if key in other]
     if not pairs:
@@ -278,9 +282,17 @@ def paired_difference(first: Iterable[Row], second: Iterable[Row]) -> Difference
     return Difference(tau_of(sides[0]) - tau_of(sides[1]), interval, verdict(interval), len(pairs))
 
 
-def _pair(row: Row, with_drafter: bool) -> tuple[Any, ...]:
-    place = (row.request, row.benchmark, row.turn, row.budget, row.temperature, row.max_new_tokens)
-    return (*place, row.drafter if with_drafter else "")
+def _by_request_and_drafter(rows: Sequence[Row]) -> dict[tuple[Any, ...], Row]:
+    """Rows by what was asked of whom; the drafter is the key's last part."""
+    return {
+        (r.request, r.benchmark, r.turn, r.budget, r.temperature, r.max_new_tokens, r.drafter): r for r in rows
+    }  # fmt: skip
+
+
+def _numbered(rows: Mapping[tuple[Any, ...], Row]) -> dict[tuple[Any, ...], Row]:
+    """The same rows, with the drafter's number among its side's in place of its name."""
+    numbers = {name: number for number, name in enumerate(sorted({key[-1] for key in rows}))}
+    return {(*key[:-1], numbers[key[-1]]): row for key, row in rows.items()}
 
 
 @dataclass(frozen=True)

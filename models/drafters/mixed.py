@@ -72,12 +72,8 @@ class MixedProposal:
     def __init__(self, members: Sequence[Drafter], weights: Weights, vocab_size: int):
         self.members, self.weights, self.vocab_size = list(members), weights, vocab_size
         self.taps = _all_taps([member.taps for member in members])
+        self.max_levels: int | None = None  # what all members can propose, as each says in its `root`
         self._drafted: list[Tensor] = []  # [M,F,V] of the root and of each expansion
-
-    @property
-    def max_levels(self) -> int | None:
-        """What all members can propose, in this cycle."""
-        return min((member.max_levels for member in self.members if member.max_levels is not None), default=None)
 
     @torch.inference_mode()
     def start(self, request: Any, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
@@ -94,7 +90,9 @@ class MixedProposal:
     def root(self) -> Tensor:
         """Drop the last cycle's q of the members, then return the mixture's q [V]."""
         self._drafted = []
-        return self._mixed([member.root()[None] for member in self.members])[0]
+        each = [member.root()[None] for member in self.members]
+        self.max_levels = min((m.max_levels for m in self.members if m.max_levels is not None), default=None)
+        return self._mixed(each)[0]
 
     def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
         return self._mixed([member.expand(parents, tokens) for member in self.members])

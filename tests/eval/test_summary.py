@@ -130,6 +130,16 @@ def test_paired_differences_pair_by_request_and_drafter():
         s.paired_difference(first, other)
 
 
+def test_drafters_of_other_names_pair_in_their_order():
+    """Two kinds of drafts of three seeds each, as a recipe names their stages."""
+    taus = {"dflash": 1, "dflash_1": 2, "dflash_2": 3, "eagle3": 1, "eagle3_1": 1, "eagle3_2": 1}
+    rows = [a_row(request=f"r{n}", drafter=d, accepted=(a,) * 4) for n in range(4) for d, a in taus.items()]
+    first, second = ([r for r in rows if r.drafter.startswith(kind)] for kind in ("dflash", "eagle3"))
+    result = s.paired_difference(first, second[::-1])
+    assert result.difference == pytest.approx(1.0) and result.requests == 12
+    assert s.paired_difference(first[::-1], second) == result
+
+
 def test_a_paired_interval_is_narrower_than_an_unpaired_one():
     easy = random.Random(0)
     first = [a_row(request=f"r{n}", accepted=(easy.randint(0, 4),) * 9) for n in range(30)]
