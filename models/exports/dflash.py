@@ -6,7 +6,7 @@ speculators' layout (as ours). Blocks are bidirectional: where a layout has a de
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,6 +49,16 @@ def read_dflash(folder: Path, target: Target) -> DflashSource:
     stored = next(value.dtype for value in head_state(folder).values() if value.is_floating_point())
     beside: Any = SimpleNamespace(shape=target.shape, embedding=torch.empty(0, target.text.hidden_size))
     return DflashSource(folder, config, config.load(folder, beside, dtype=stored).eval(), target)
+
+
+def without_confidence(source: DflashSource) -> DflashSource:
+    """The draft alone: engines' DFlash verifies whole blocks, and drafts the same without the confidence head."""
+    config = source.config.model_copy(update={"confidence": None, "cut_below": None})
+    ids = source.head.draft_ids
+    head = DflashHead(replace(source.head.shape, confidence=False), ids).to(source.head.dtype)
+    state = source.head.state_dict()
+    head.load_state_dict({name: value for name, value in state.items() if not name.startswith("confidence_head.")})
+    return replace(source, config=config, head=head.eval())
 
 
 def check_dflash(engine: Engine, source: DflashSource, prompts: Prompts) -> None:
@@ -101,8 +111,7 @@ def lay_out_dflash(engine: Engine, source: DflashSource) -> Files:
 
 
 def _state(source: DflashSource) -> dict[str, Tensor]:
-    """Without a confidence head: engines' DFlash verifies whole blocks, and what is drafted is the same."""
-    return {name: value for name, value in source.head.state_dict().items() if not name.startswith("confidence_head.")}
+    return dict(source.head.state_dict())
 
 
 def _layers(source: DflashSource) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from ..hub import config_value, rope_of, target_embedding
 from ..llamagen.folders import write_folder
 from ..llava import grow_vocabulary, language_model_of
 from ..targets.load import load_llava, load_weights
-from .dflash import check_dflash, lay_out_dflash, read_dflash
+from .dflash import check_dflash, lay_out_dflash, read_dflash, without_confidence
 from .layouts import CHAIN, lay_out
 from .rules import ENGINES, Engine, Prompts, check_head
 from .source import Target, find_target, kind_of, read_head
@@ -138,6 +138,11 @@ def _dflash(
     check_dflash(engine, source, prompts)
     _check_named(engine, whose)
     notes = [f"the engine drafts {source.head.shape.num_masks} tokens a cycle, as the block was trained"]
+    manifest = read_manifest(folder)
+    if source.config.confidence is not None:
+        source = without_confidence(source)
+        manifest |= {"drafter": source.config.model_dump(mode="json")}
+        notes.append("its confidence head is left out: the engine verifies whole blocks")
     if source.head.shape.num_layers > 1:
         notes.append("on a CPU vLLM 0.32 norms the keys of every layer by the first layer's weight; GPUs are right")
     notes += _of_pictures(whose, prompts, engine)
@@ -145,7 +150,7 @@ def _dflash(
     values, state = lay_out_dflash(engine, source)
     with new_folder(destination) as aside:
         write_folder(aside, values, state)
-        (aside / MANIFEST).write_text(json.dumps(read_manifest(folder) | {"export": export}, indent=1, sort_keys=True))
+        (aside / MANIFEST).write_text(json.dumps(manifest | {"export": export}, indent=1, sort_keys=True))
     named = whose.name or target
     return Exported(destination, engine, "dflash", named, tuple(notes), source.head.shape.num_masks)
 

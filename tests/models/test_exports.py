@@ -611,6 +611,21 @@ def test_dflash_without_pictures_may_hide_their_states(tmp_path):
     assert made_.method == "dflash" and '"num_speculative_tokens": 3' in made_.command
 
 
+@pytest.mark.parametrize("more", [{}, {"draft_vocab_size": 20}])
+def test_dflash_leaves_its_confidence_head_out(tmp_path, more):
+    """The draft alone, which its manifest says, so that it is read back and drafts whole blocks."""
+    _, folder, head = dflash_made(tmp_path, confidence={}, cut_below=0.3, **more)
+    made_ = export_drafter(folder, tmp_path / "out", "vllm")
+    assert any("confidence head is left out" in note for note in made_.notes)
+    drafter = json.loads((tmp_path / "out" / "draftsmith.json").read_text())["drafter"]
+    assert drafter["confidence"] is None and drafter["cut_below"] is None
+    again = read_dflash(tmp_path / "out", Target(target_config(), "a/b"))
+    assert again.config == DflashConfig(**DFLASH | more)
+    kept = {name: value for name, value in head.state_dict().items() if not name.startswith("confidence_head")}
+    found = again.head.state_dict()
+    assert kept.keys() == found.keys() and all(torch.equal(value, found[name]) for name, value in kept.items())
+
+
 def test_a_causal_draft_of_speculators_is_refused(tmp_path):
     _, folder, _ = dflash_made(tmp_path, sliding_window=8)
     values, state = lay_out_dflash("speculators", read_dflash(folder, Target(target_config(), "a/b")))

@@ -101,6 +101,10 @@ REFUSED = {
         {"benchmarks": {"a": {"data": {"path": "x"}}, **DRAWN["benchmarks"]}}, "want an evaluation each"
     ),
     "contrasts of nobody": ({"contrasts": {"x": ["M", "N"]}}, r"contrasts names \['N'\]"),
+    "contrasts of other numbers": (
+        {"methods": {"M": {"drafters": ["a", "b"]}, "N": {"drafter": "c"}}, "contrasts": {"x": ["M", "N"]}},
+        "compares 2 drafters with 1",
+    ),
 }  # fmt: skip
 
 

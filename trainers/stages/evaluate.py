@@ -218,6 +218,12 @@ class EvaluateStage(Stage):
         if self.compare is not None:
             _known("compare", {*self.compare.first, *self.compare.second}, drafters)
         _known("contrasts", {name for pair in self.contrasts.values() for name in pair}, drafters | {*self.methods})
+        for name, pair in self.contrasts.items():
+            counts = [len(self.methods[one].names) or 1 for one in pair if one in self.methods]
+            if len(counts) == 2 and counts[0] != counts[1]:
+                raise ValueError(
+                    f"contrasts.{name} compares {counts[0]} drafters with {counts[1]}, and they pair one by one"
+                )
         return self
 
     @model_validator(mode="after")
