@@ -155,7 +155,7 @@ def test_it_learns_where_the_draft_is_wrong(big):
         kept(head.confidence_head(outputs), alphas, weights)[0].backward()
         optimizer.step()
     error = float(training(batch, states).metrics["confidence_error"])
-    assert error < 0.6 * constant, (error, constant)
+    assert error < 0.75 * constant, (error, constant)
 
 
 def test_settings():
