@@ -19,10 +19,12 @@ from draftsmith.models.llamagen.files import save_model
 from draftsmith.models.targets.llamagen_section import build_transformer
 from draftsmith.recipes.load import load
 from draftsmith.trainers.evaluation import measuring, untimed
+from draftsmith.trainers.evaluation.drawn import drawn_tokens
 from draftsmith.trainers.evaluation.kept_pictures import FOLDER
 from draftsmith.trainers.evaluation.resume_log import ResumeLog
 from draftsmith.trainers.stages.evaluate import EvaluateStage
 from PIL import Image
+from rows import a_row
 from visual_run import METHODS, SHAPE, SIDE, TREE, VQ, context
 
 SAMPLED = {"sampled chain", "sampled chain, block rule"}
@@ -340,3 +342,13 @@ def test_a_killed_untimed_evaluation_goes_on_with_another_batch_size(demo, tmp_p
 def test_settings_that_an_untimed_evaluation_does_not_read_are_refused(setting, match):
     with pytest.raises(UserError, match=match):
         load(["recipe=demo/visual-ar", f"{UNTIMED}={{}}", f"stages.evaluate.{setting}"])
+
+
+def test_of_several_drafters_one_ones_pictures_are_judged():
+    """A judge has one picture for each prompt; tau is over all of them."""
+    rows = [
+        a_row(request=f"p{n}", method=method, drafter=drafter, tokens=(n, place), temperature=0.0)
+        for n in range(2)
+        for place, (method, drafter) in enumerate((("plain decoding", ""), ("block", "dflash_1"), ("block", "dflash")))
+    ]
+    assert drawn_tokens(rows) == {0.0: {"plain decoding": [(0, 0), (1, 0)], "block": [(0, 2), (1, 2)]}}

@@ -138,10 +138,15 @@ def _rule(generator: Generator, context: Context, method: Method) -> Callable[[f
 
 
 def drawn_tokens(rows: Sequence[Row]) -> dict[float, dict[str, list[tuple[int, ...]]]]:
-    """temperature -> method (plain decoding first) -> the tokens of each picture, in the order of the prompts."""
+    """temperature -> method (plain decoding first) -> the tokens of each picture, in the order of the prompts.
+
+    Of a method with several drafters those of the first one by name: a picture for each prompt is judged.
+    """
     tokens_by: dict[float, dict[str, list[tuple[int, ...]]]] = {}
+    first = {method: min(row.drafter for row in its) for (method,), its in grouped(rows, "method").items()}
     for row in rows:
-        tokens_by.setdefault(row.temperature, {}).setdefault(row.method, []).append(row.tokens)
+        if row.drafter == first[row.method]:
+            tokens_by.setdefault(row.temperature, {}).setdefault(row.method, []).append(row.tokens)
     return tokens_by
 
 
