@@ -79,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
         return STOPPED
     except KeyboardInterrupt:  # before the first stage; from then on it asks the run to stop
         if ranks.is_main():
-            print("stopped: the same command goes on from what is finished", file=sys.stderr, flush=True)
+            print("stopped: the same command continues from what is finished", file=sys.stderr, flush=True)
         return STOPPED
     except BrokenPipeError:
         sys.stderr.close()  # `draftsmith show NAME | head`: the reader has what it wanted

@@ -236,7 +236,7 @@ def test_an_interrupt_outside_of_training_has_no_traceback(monkeypatch, capsys):
     monkeypatch.setattr(cli, "run_recipe", interrupted)
     assert main(["recipe=demo/lvlm"]) == STOPPED
     printed = capsys.readouterr().err
-    assert "the same command goes on" in printed and "Traceback" not in printed
+    assert "the same command continues" in printed and "Traceback" not in printed
 
 
 def test_exit_codes_are_told_by_the_docs():

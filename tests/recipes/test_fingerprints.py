@@ -82,6 +82,7 @@ HARMLESS = {
     "gpu_memory_utilization": "how much of a GPU an engine takes",
     "max_num_seqs": "how many requests an engine runs together",
     "ahead": "how many batches an engine works ahead",
+    "timeout_s": "when an engine counts as hung",
 }
 # Fields whose value stands in another one.
 ELSEWHERE = {

@@ -232,14 +232,16 @@ def test_settings_of_decoding():
 )
 def test_lengths_of_llava_onevision(length, frames, label):
     """196 tokens a frame and one newline."""
-    video, result = at_length(VideoSettings(), length, SimpleNamespace(reads_whole=False, patches=27), [])
+    video, result = at_length(
+        VideoSettings(), length, SimpleNamespace(family="llava_onevision", reads_whole=False, patches=27), []
+    )
     assert (video.num_frames, video.fps, video.min_frames, result) == (frames, None, min(2, frames), label)
 
 
 @pytest.mark.parametrize(("length", "frames", "label"), [("17k", 132, "17k"), (128, 128, "16384"), ("0.5k", 4, "0.5k")])
 def test_lengths_of_qwen(length, frames, label):
     """At most 256 tokens for two frames of 448 x 448."""
-    processor = SimpleNamespace(reads_whole=True, image_size=28)
+    processor = SimpleNamespace(family="qwen2_5_vl", reads_whole=True, image_size=28)
     video, result = at_length(
         VideoSettings(max_pixels=448**2), length, processor, [(1920, 1920), (448, 448), (600, 500)]
     )

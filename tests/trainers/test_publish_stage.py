@@ -494,7 +494,7 @@ def test_sigterm_during_the_upload_and_the_same_command_again(published, tmp_pat
         server.on("PUT", f"/storage/{weights}", slow)
         assert main([f"recipe={recipe}", f"output={copy}", "stages=[publish]"]) == 128 + signal.SIGTERM
         through.set()
-        assert "the same command goes on" in "".join(capfd.readouterr())
+        assert "the same command continues" in "".join(capfd.readouterr())
         repository = server.repositories["me/tiny-draft"]
         assert repository.messages == ["initial commit"] and not (copy / "publish" / "done.json").exists()
         server.actions.clear()

@@ -65,7 +65,7 @@ def test_the_same_command_goes_on_to_equal_results(stage, run, request, tmp_path
     shutil.rmtree(output / stage)
     arguments = [*command, f"output={output}", f"stages=[{stage}]"]
     ((code, text),) = run_ranks(1, ASKED, *arguments, cwd=ROOT, FOLDER=str(output / stage))
-    assert code == 128 + signal.SIGTERM and "the same command goes on" in text, text[-3000:]
+    assert code == 128 + signal.SIGTERM and "the same command continues" in text, text[-3000:]
     assert not (output / stage / "done.json").exists()
     kept = [path for pattern in ("*.tar", "rows/**/*.jsonl") for path in (output / stage).rglob(pattern)]
     times = {path: path.stat().st_mtime_ns for path in kept if path.suffix == ".tar"}
