@@ -57,6 +57,8 @@ RECIPES = (
     ("tabed-sweep",),
     ("llava-ov-68m-anyres", "stages.evaluate.captioner={kind: blip2}"),
     ("hivis-qwen2.5-vl-7b",),
+    ("eagle3-internvl3-8b",),
+    ("eagle3-mistral-small-3.1-24b",),
     ("vispec-llava-ov-7b",),
     ("sparrow-ablation-qwen2.5-vl-7b",),
     ("sage-llama3-8b-1b",),
