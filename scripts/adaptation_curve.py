@@ -19,6 +19,7 @@ from pathlib import Path
 from draftsmith.core.errors import UserError
 from draftsmith.eval.rows import PLAIN, Row, grouped, read_rows
 from draftsmith.eval.style import BLUE, GREY, ORANGE, one_panel, save, styled
+from draftsmith.eval.tables import Table, markdown, text
 from draftsmith.recipes.load import load
 from draftsmith.recipes.schema import Recipe
 from draftsmith.trainers.fit import SCRATCH
@@ -79,16 +80,17 @@ def table(heads: Sequence[Head]) -> str:
     """Markdown: a line for each arm and number of steps, tau of each seed, and shares of the longest from nothing."""
     longest = whole(heads)
     most = max(head.steps for head in longest.values())
-    columns = ["head", "steps", *(f"seed {seed}" for seed in longest), "mean", "share of from nothing, by seed", "mean"]
-    lines = [columns, ["---"] * len(columns)]
+    seeds = [f"seed {seed}" for seed in longest]
+    columns = [text(name) for name in ("head", "steps", *seeds, "mean", "share of from nothing, by seed", "mean share")]
+    rows = []
     for (arm, steps), group in grouped(heads, "arm", "steps").items():
         shares = [head.tau / longest[head.seed].tau for head in group]
         mean = statistics.mean(shares)
         by_seed = ", ".join(f"{share:.1%}" for share in shares)
         taus = [f"{head.tau:.2f}" for head in group]
         mean_tau = f"{statistics.mean(head.tau for head in group):.2f}"
-        lines.append([arm, f"{steps:,} ({steps / most:.1%})", *taus, mean_tau, by_seed, f"{mean:.1%}"])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        rows.append((arm, f"{steps:,} ({steps / most:.1%})", *taus, mean_tau, by_seed, f"{mean:.1%}"))
+    return "\n".join(markdown(Table("", tuple(columns), tuple(rows)))).rstrip()
 
 
 @styled

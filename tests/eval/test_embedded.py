@@ -132,7 +132,9 @@ COMMON = {"benchmark": "b", "request": "r", "temperature": 0.0, "max_new_tokens"
 
 
 def measured(own, drafter, requests, tmp_path):
-    stage = SimpleNamespace(temperatures=[0.0], max_new_tokens=[10], top_k=0, top_p=1.0, repeats=3, warmup=1)
+    stage = SimpleNamespace(
+        temperatures=[0.0], max_new_tokens=[10], top_k=0, top_p=1.0, repeats=3, warmup=1, clock="wall"
+    )
     context = SimpleNamespace(seed=3, folder=tmp_path, stop=SimpleNamespace(check=lambda where: None))
     one = Measuring(
         stage, context, own, [Drafting(name, drafter) for name in POLICIES], (tiny.EOS,), tokenizer=object()

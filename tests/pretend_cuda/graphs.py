@@ -82,7 +82,7 @@ def _decoded(target, kind, requests, temperature):
     said, launches = [], []
     for asked in requests:
         with torch.no_grad():
-            run = loop._Run(target, drafter, decoding, torch.Generator().manual_seed(0))
+            run = loop._Run(target, drafter, decoding, torch.Generator().manual_seed(0), loop._clock(target, drafter))
             run.prefill(asked)
             cycles = []
             while not run.ended:

@@ -57,7 +57,7 @@ def _decoded(target, drafter, policy, requests, temperature):
     said, counts = [], []
     for asked in requests:
         with torch.no_grad():
-            run = loop._Run(target, drafter, decoding, torch.Generator().manual_seed(0))
+            run = loop._Run(target, drafter, decoding, torch.Generator().manual_seed(0), loop._clock(target, drafter))
             run.prefill(asked)
             run._drafted = _counting(run._drafted, drafted := [])
             cycles = []

@@ -99,7 +99,7 @@ def cycles():
             # An end token, so that policies look for it as they do in a run.
             decoding = replace(_decoding(policy, temperature, 16), eos_ids=(tiny.EOS,))
             with torch.no_grad():
-                run = loop._Run(big, drafter, decoding, torch.Generator().manual_seed(0))
+                run = loop._Run(big, drafter, decoding, torch.Generator().manual_seed(0), loop._clock(big, drafter))
                 run.prefill(asked)
                 run.cycle()  # graphs are captured
                 COUNTS.clear()
