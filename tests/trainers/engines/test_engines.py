@@ -201,7 +201,7 @@ def test_pictures_are_handed_over_as_they_were_read():
         class image_processor:
             image_mean, image_std, resample = (0.48, 0.46, 0.41), (0.27, 0.26, 0.28), Image.Resampling.BICUBIC
 
-        patch_size = 4
+        family, patch_size = "qwen2_5_vl", 4
 
     torch.manual_seed(0)
     bytes_ = torch.randint(0, 256, (16, 24, 3), dtype=torch.uint8)
