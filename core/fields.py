@@ -73,11 +73,8 @@ def _sentence(text: str) -> str:
 Sentence = Annotated[str, AfterValidator(_sentence)]
 
 
-# Keys of a section that say where weights lie or how a serving engine runs, and change no result.
-PLACES = (
-    "device_map", "offload", "tensor_parallel_size",
-    "python", "scratch", "gpu_memory_utilization", "max_num_seqs", "ahead", "timeout_s",
-)  # fmt: skip
+# Keys of a section that say where weights lie, and change no result.
+PLACES = ("device_map", "offload", "tensor_parallel_size")
 
 
 def file_name(text: str) -> str:

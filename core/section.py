@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 # No setting counts further; what is larger is a slip, and some of what reads it (NumPy, torch) counts in 64 bits.
 MOST = 10**15
 
+# Context of `model_dump` for fingerprints: sections may leave out what changes no result.
+FINGERPRINT = {"fingerprint": True}
+
 
 def _number(value: Any) -> Any:
     """Refuses what pydantic would count as 0 or 1, and whole numbers as large as a float can name them."""

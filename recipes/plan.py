@@ -13,6 +13,7 @@ from typing import Any
 from ..core.errors import UserError, did_you_mean
 from ..core.fields import PLACES
 from ..core.secrets import redact_tree
+from ..core.section import FINGERPRINT
 from ..core.weights import weights_identity
 from ..data.mixture import identities
 from ..data.records import file_identity
@@ -102,7 +103,7 @@ def _settings(recipe: Recipe, name: str, inputs: dict[str, str], earlier: list[P
     are left out, and the engine where no weights are trained.
     """
     stage = recipe.stages[name]
-    section = _without_places(stage.model_dump(mode="json"))
+    section = _without_places(stage.model_dump(mode="json", context=FINGERPRINT))
     for harmless in ("log_every", "num_workers", "checkpoints", "expected", "about", *stage.harmless()):
         section.pop(harmless, None)
     drafter = _without_places(recipe.drafter.model_dump(mode="json")) if recipe.drafter else None

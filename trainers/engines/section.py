@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializationInfo, SerializerFunctionWrapHandler, model_serializer
 
 from ...core.fields import Place
 from ...core.refused import Refused
-from ...core.section import Section
+from ...core.section import FINGERPRINT, Section
 from ...models.decoding.warp import Warp
 
 
@@ -47,6 +47,11 @@ class ServedEngine(Section):
     timeout_s: float = Field(3600.0, gt=0)
     # Further arguments of the engine, such as enforce_eager or max_num_batched_tokens.
     options: dict[str, Any] = Field(default_factory=dict)
+
+    @model_serializer(mode="wrap")
+    def _written(self, write: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+        """A stage's fingerprint holds its identity: a run goes on with another Python, folder or share of memory."""
+        return self.identity if info.context == FINGERPRINT else write(self)
 
     @property
     def identity(self) -> dict[str, Any]:
