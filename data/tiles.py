@@ -93,7 +93,7 @@ def own_tiles(size: Size, tile: int, *, least: int, most: int) -> tuple[int, int
 
 
 def cut_own(image: Image.Image, grid: tuple[int, int], side: int, resample: Any) -> list[Image.Image]:
-    """The tiles of `own_tiles`' grid, row by row, of the picture squeezed into it; behind several the whole picture."""
+    """The tiles of `own_tiles`' grid, row by row, of the picture squeezed into it; after several, the whole picture."""
     wide, high = grid
     canvas = image.resize((wide * side, high * side), resample)
     corners = [(left, top) for top in range(0, high * side, side) for left in range(0, wide * side, side)]
