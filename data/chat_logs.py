@@ -22,7 +22,7 @@ from PIL import Image
 
 from ..core.errors import UserError
 from ..core.files import new_folder, open_data
-from .conversations import IMAGE_MARK
+from .picture_marks import IMAGE_MARK
 
 RECORDS, PICTURES, SKIPPED = "records.jsonl", "pictures", "skipped.jsonl"
 _ROLES = {"user": "human", "assistant": "gpt"}

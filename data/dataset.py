@@ -18,11 +18,12 @@ from ..core.errors import UserError
 from ..core.fields import Place
 from ..core.section import Section
 from .collate import Sample, empty_sample
-from .conversations import MARKS, Encoded, PromptFormat, encode
+from .conversations import Encoded, PromptFormat, encode
 from .images import Aspect
 from .media import ImageReader, Media
 from .missing import refuse_all_missing
 from .mixture import Name, RecordSources, Selection, identities
+from .picture_marks import MARKS
 from .processor import Processor
 from .records import RecordFile, id_of, id_problems, name_of, num_clips
 from .skipped import TEXT_KEPT, SkippedLog

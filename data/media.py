@@ -18,11 +18,11 @@ from torch import Tensor
 
 from ..core.errors import UserError
 from ..core.pictures import VIDEO, PatchGrid, Picture
-from .conversations import IMAGE_MARK, MARKS
 from .images import Aspect, Limits, check_canvas, is_tiled, layouts, own_layouts, own_pixels, pixels
 from .media_files import MediaFile, located
 from .patches import clip_pictures, image_picture, patches
 from .picture_files import image_size, load_image
+from .picture_marks import IMAGE_MARK, MARKS
 from .processor import Processor
 from .records import paths
 from .tiles import Convention, Size

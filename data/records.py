@@ -23,9 +23,10 @@ from ..core.errors import UserError, encodable
 from ..core.files import open_data, parse_json
 from ..core.locks import Lock
 from . import scan
-from .conversations import IMAGE_MARK, ROLES, VIDEO_MARK
+from .conversations import ROLES
 from .embedded import Embedded
 from .kept_arrays import read_arrays, write_arrays
+from .picture_marks import IMAGE_MARK, VIDEO_MARK
 from .workers import num_processes, quiet_worker
 
 _FORMAT = 4  # of a kept index and of the checks it holds: count up when either changes

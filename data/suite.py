@@ -21,7 +21,7 @@ from ..core.fields import Place
 from ..core.files import read_json, write_whole
 from ..core.section import Section
 from .benchmark_sets import BENCHMARK_SETS, DESCRIBE, EXPLAIN, Ask, Medium, wording
-from .conversations import IMAGE_MARK, MARKS, VIDEO_MARK
+from .picture_marks import IMAGE_MARK, MARKS, VIDEO_MARK
 from .records import file_identity, open_records, paths
 
 BENCHMARK = ("LLaVA-W", "DocVQA", "POPE", "MMVet", "IEdit", "MB", "Spot")

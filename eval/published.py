@@ -22,10 +22,12 @@ from ..core.errors import UserError, first_line
 from ..core.fields import Seed
 from ..core.files import checked
 from ..core.section import Section
-from ..data.conversations import IMAGE_MARK, PromptFormat, encode
+from ..data.conversations import PromptFormat, encode
 from ..data.images import Aspect
 from ..data.media import ImageReader
-from ..data.processor import Processor, load_processor
+from ..data.picture_marks import IMAGE_MARK
+from ..data.processor import Processor
+from ..data.processor_files import load_processor
 from ..data.tiles import Convention
 from ..data.videos import VideoSettings
 from ..models.decoding.warp import Warp

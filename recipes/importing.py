@@ -17,7 +17,7 @@ from ..core.errors import UserError, did_you_mean
 from ..core.files import new_folder
 from ..core.pretrained import reading_pretrained
 from ..core.results import check_written
-from ..data.processor import load_processor
+from ..data.processor_files import load_processor
 from ..models.drafters.base import TargetIdentity
 from ..models.drafters.dflash_files import dflash_manifest
 from ..models.drafters.eagle_images import save_eagle

@@ -29,7 +29,8 @@ from draftsmith.data.conversations import SYSTEM, PromptFormat
 from draftsmith.data.dataset import ConversationData, ConversationDataset
 from draftsmith.data.loader import Loader
 from draftsmith.data.order import epoch_order
-from draftsmith.data.processor import Processor, build_processor
+from draftsmith.data.processor import Processor
+from draftsmith.data.processor_files import build_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.eval import timing
 from PIL import Image

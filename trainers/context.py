@@ -12,7 +12,8 @@ import torch
 
 from ..core import ranks
 from ..core.tracking import Tracker, TrackingConfig
-from ..data.processor import Processor, load_processor, with_own_image_processor
+from ..data.processor import Processor
+from ..data.processor_files import load_processor, with_own_image_processor
 from ..models.hub import read_config, vision_half
 from ..models.llava import TokenIds
 from ..models.targets.parallel import check_ranks

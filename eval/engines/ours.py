@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ...core.errors import UserError
 from ...core.files import checked
-from ...data.processor import Processor, load_processor
+from ...data.processor import Processor
+from ...data.processor_files import load_processor
 from ...models.decoding.tree import Tree
 from ...models.decoding.warp import Warp
 from ...models.drafters import AnyDrafter

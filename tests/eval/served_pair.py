@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import torch
-from draftsmith.data.processor import build_processor
+from draftsmith.data.processor_files import build_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.eval.studies.latency_models import random_llava
 from draftsmith.models.drafters.base import TargetIdentity

@@ -6,7 +6,8 @@ from draftsmith.core.batch import Request
 from draftsmith.core.pictures import Picture
 from draftsmith.data.conversations import PromptFormat, encode
 from draftsmith.data.images import layouts, pixels
-from draftsmith.data.processor import Processor, build_processor
+from draftsmith.data.processor import Processor
+from draftsmith.data.processor_files import build_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.models.llava import TokenIds, assemble, llava_config
 from PIL import Image

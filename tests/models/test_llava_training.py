@@ -11,7 +11,7 @@ from draftsmith.core.batch import IMAGE, Batch
 from draftsmith.core.errors import UserError
 from draftsmith.data.conversations import PromptFormat, encode
 from draftsmith.data.images import pixels
-from draftsmith.data.processor import build_processor
+from draftsmith.data.processor_files import build_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.models.drafters.lvlm import MANIFEST, LvlmConfig, build_drafter, load_drafter, save_llava
 from draftsmith.models.llava import (

@@ -10,7 +10,7 @@ import torch
 from draftsmith.core.batch import Batch
 from draftsmith.core.errors import UserError
 from draftsmith.core.pictures import TEXT
-from draftsmith.data.processor import with_own_image_processor
+from draftsmith.data.processor_files import with_own_image_processor
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import Greedy

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from draftsmith.core.pictures import TEXT, VIDEO
-from draftsmith.data.processor import build_qwen_processor
+from draftsmith.data.processor_files import build_qwen_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.data.shards import ShardReader
 from draftsmith.data.videos import write_clip

@@ -11,7 +11,7 @@ import pytest
 import torch
 from damage import DAMAGES, told
 from draftsmith.core.errors import UserError
-from draftsmith.data.processor import load_processor
+from draftsmith.data.processor_files import load_processor
 from draftsmith.data.shards import ShardReader
 from draftsmith.data.suite import read_index
 from draftsmith.data.videos import VideoSettings

@@ -9,7 +9,7 @@ from draftsmith.core.errors import UserError
 from draftsmith.core.pictures import TEXT
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData, ConversationDataset
-from draftsmith.data.processor import build_qwen_processor
+from draftsmith.data.processor_files import build_qwen_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.data.videos import write_clip
 from draftsmith.recipes.load import load

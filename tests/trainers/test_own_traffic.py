@@ -10,7 +10,7 @@ import json
 import pytest
 import torch
 import yaml
-from draftsmith.data.processor import build_qwen_processor
+from draftsmith.data.processor_files import build_qwen_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.models.llava import TokenIds
 from draftsmith.models.qwen import QWEN_FAMILIES, qwen_config

@@ -20,7 +20,7 @@ import yaml
 from damage import DAMAGES, told
 from draftsmith.core.checksums import SUMS, check_sums, sha256_of, write_sums
 from draftsmith.core.errors import UserError
-from draftsmith.data.processor import load_processor
+from draftsmith.data.processor_files import load_processor
 from draftsmith.eval.published import UserRequest, open_published
 from draftsmith.eval.stored_prompt import reproduce
 from draftsmith.models.drafters.lvlm import load_drafter

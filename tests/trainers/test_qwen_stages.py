@@ -5,7 +5,7 @@ import json
 import heads_run
 import pytest
 import torch
-from draftsmith.data.processor import load_processor
+from draftsmith.data.processor_files import load_processor
 from draftsmith.models.targets.load import load_target
 from draftsmith.models.targets.qwen import QwenTargetConfig
 from tiny_qwen import text_config, vision_config

@@ -11,7 +11,7 @@ from draftsmith.core.errors import UserError
 from draftsmith.data.answers import SHARDS, SKIPPED
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData, ConversationDataset
-from draftsmith.data.processor import load_processor
+from draftsmith.data.processor_files import load_processor
 from draftsmith.data.shards import ShardReader
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw

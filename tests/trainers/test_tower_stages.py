@@ -5,7 +5,7 @@ import json
 
 import heads_run
 import pytest
-from draftsmith.data.processor import load_processor
+from draftsmith.data.processor_files import load_processor
 from tiny_towers import is_whole, text_values, tower_values
 
 TEXT = {"internvl": "qwen2", "mistral3": "mistral", "pixtral": "mistral"}

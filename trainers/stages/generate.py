@@ -21,9 +21,8 @@ from ...core.refused import Refused
 from ...data.captioned import Captioned, TarSource, read
 from ...data.conversations import SYSTEM
 from ...data.mixture import STRATEGIES, is_strategy
-from ...data.processor import (
-    QWEN,
-    Processor,
+from ...data.processor import QWEN, Processor
+from ...data.processor_files import (
     build_internvl_processor,
     build_pixtral_processor,
     build_processor,

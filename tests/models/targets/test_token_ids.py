@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from draftsmith.core.errors import UserError
-from draftsmith.data.processor import load_processor
+from draftsmith.data.processor_files import load_processor
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import Greedy
