@@ -35,9 +35,9 @@ from .dflash_images import DflashImageProposal, DflashImageTraining, image_layer
 from .dflash_module import DflashHead, DflashShape, even_taps
 from .dflash_training import BLOCKS, DflashLoss, DflashTraining
 from .eagle3 import likeliest_ids
-from .head_config import mirrored_layer
 from .head_files import find_head
 from .made_for import image_head_manifest
+from .mirrored import mirrored_layer
 
 PIECE = 4096  # states of a prompt that are read at once
 

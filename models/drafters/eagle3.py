@@ -22,10 +22,11 @@ from ..losses import ChunkedHead
 from ..targets.base import Target, TargetShape
 from ..training_passes import TrainingPasses
 from .base import CountTokens
-from .head_config import HeadConfig, mirrored_layer
+from .head_config import HeadConfig
 from .head_inputs import Image, Reads, Visual
 from .head_module import StateHead
 from .head_training import HeadObjective
+from .mirrored import mirrored_layer
 
 EAGLE3_LOSS = HeadObjective(token=1.0, decay=0.8, noise=0.0)
 
