@@ -16,6 +16,7 @@ from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.pruned import PrunedConfig, PrunedProposal
 from draftsmith.trainers.evaluation.measuring import Measuring
 from draftsmith.trainers.evaluation.requests import Opened
+from draftsmith.trainers.stages.evaluate import EvaluateStage
 
 KINDS = ["llava", *tiny_qwen.KINDS[1:3]]
 GREEDY = Warp()
@@ -132,9 +133,8 @@ COMMON = {"benchmark": "b", "request": "r", "temperature": 0.0, "max_new_tokens"
 
 
 def measured(own, drafter, requests, tmp_path):
-    stage = SimpleNamespace(
-        temperatures=[0.0], max_new_tokens=[10], top_k=0, top_p=1.0, repeats=3, warmup=1, clock="wall"
-    )
+    asks = {"benchmarks": {"b": {"data": {"path": "b"}}}, "methods": {name: {} for name in POLICIES}}
+    stage = EvaluateStage(kind="evaluate", max_new_tokens=10, repeats=3, **asks)
     context = SimpleNamespace(seed=3, folder=tmp_path, stop=SimpleNamespace(check=lambda where: None))
     one = Measuring(
         stage, context, own, [Drafting(name, drafter) for name in POLICIES], (tiny.EOS,), tokenizer=object()

@@ -5,12 +5,12 @@ draft.
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from damage import DAMAGES, told
 from draftsmith.core.errors import UserError
+from draftsmith.data.processor import Processor
 from draftsmith.data.processor_files import load_processor
 from draftsmith.data.shards import ShardReader
 from draftsmith.data.suite import read_index
@@ -227,21 +227,25 @@ def test_settings_of_decoding():
     assert Method(tree="static").tree.build().max_nodes == 25 and Method().tree.gamma == 5
 
 
+def untokenized(family, patch_size, image_size) -> Processor:
+    """A processor of which only sizes are asked."""
+    ids = {"image_token_id": 0, "pad_id": 0, "bos_id": None, "eos_id": 0, "newline_id": 0}
+    return Processor(None, None, patch_size=patch_size, image_size=image_size, family=family, **ids)
+
+
 @pytest.mark.parametrize(
     ("length", "frames", "label"), [("25k", 128, "25k"), (128, 128, "25089"), ("0.5k", 3, "0.5k"), ("1", 1, "1")]
 )
 def test_lengths_of_llava_onevision(length, frames, label):
     """196 tokens a frame and one newline."""
-    video, result = at_length(
-        VideoSettings(), length, SimpleNamespace(family="llava_onevision", reads_whole=False, patches=27), []
-    )
+    video, result = at_length(VideoSettings(), length, untokenized("llava_onevision", 14, 384), [])
     assert (video.num_frames, video.fps, video.min_frames, result) == (frames, None, min(2, frames), label)
 
 
 @pytest.mark.parametrize(("length", "frames", "label"), [("17k", 132, "17k"), (128, 128, "16384"), ("0.5k", 4, "0.5k")])
 def test_lengths_of_qwen(length, frames, label):
     """At most 256 tokens for two frames of 448 x 448."""
-    processor = SimpleNamespace(family="qwen2_5_vl", reads_whole=True, image_size=28)
+    processor = untokenized("qwen2_5_vl", 14, 28)
     video, result = at_length(
         VideoSettings(max_pixels=448**2), length, processor, [(1920, 1920), (448, 448), (600, 500)]
     )

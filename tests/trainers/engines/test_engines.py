@@ -15,6 +15,7 @@ from draftsmith.core.errors import UserError
 from draftsmith.core.pictures import PatchGrid, Picture, whole_picture
 from draftsmith.core.refused import Refused
 from draftsmith.data.patches import patches
+from draftsmith.data.processor import Processor, pil
 from draftsmith.data.shards import ShardReader
 from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.eagle3 import Eagle3Config
@@ -197,25 +198,23 @@ def test_block_parallel_drafters_learn_from_its_states(made, tmp_path, kind):
 def test_pictures_are_handed_over_as_they_were_read():
     """Byte for byte, also of a picture that was cut into merged patches."""
 
-    class Processor:
-        class image_processor:
-            image_mean, image_std, resample = (0.48, 0.46, 0.41), (0.27, 0.26, 0.28), Image.Resampling.BICUBIC
-
-        family, patch_size = "qwen2_5_vl", 4
-
+    mean, std = (0.48, 0.46, 0.41), (0.27, 0.26, 0.28)
+    images = pil("Qwen2VL")(image_mean=mean, image_std=std, patch_size=4, merge_size=2)
+    processor = Processor(
+        None, images, 0, patch_size=4, image_size=8, pad_id=0, bos_id=None, eos_id=0, newline_id=0, family="qwen2_5_vl"
+    )
     torch.manual_seed(0)
     bytes_ = torch.randint(0, 256, (16, 24, 3), dtype=torch.uint8)
     grid = PatchGrid(1, 4, 6)
-    cut = patches([Image.fromarray(bytes_.numpy())], grid, Processor)
-    (found,) = shown(cut, [whole_picture(grid)], Processor, "")
+    cut = patches([Image.fromarray(bytes_.numpy())], grid, processor)
+    (found,) = shown(cut, [whole_picture(grid)], processor, "")
     assert torch.equal(found, bytes_)
-    mean, std = (torch.tensor(v) for v in (Processor.image_processor.image_mean, Processor.image_processor.image_std))
-    tile = ((bytes_ / 255 - mean) / std).permute(2, 0, 1)
-    assert torch.equal(shown(tile[None], [Picture(4)], Processor, "")[0], bytes_)
+    tile = ((bytes_ / 255 - torch.tensor(mean)) / torch.tensor(std)).permute(2, 0, 1)
+    assert torch.equal(shown(tile[None], [Picture(4)], processor, "")[0], bytes_)
     with pytest.raises(UserError, match="several"):
-        shown(tile[None], [Picture(4, num_tiles=2)], Processor, "")
+        shown(tile[None], [Picture(4, num_tiles=2)], processor, "")
     with pytest.raises(UserError, match="clip"):
-        shown(tile[None], [Picture(4, modality=2)], Processor, "")
+        shown(tile[None], [Picture(4, modality=2)], processor, "")
 
 
 def test_pictures_side_by_side_keep_a_placeholder_each():
