@@ -99,7 +99,7 @@ def request(kind: str, images=((4, 6),), clip: tuple[int, int, int] | None = Non
     return Request(torch.tensor(ids), torch.tensor(modality, dtype=torch.int8), pixels, f"r{seed}", tuple(pictures))
 
 
-def batch_of(*asked: Request):
+def batch_of(*asked: Request, image_size: int = 8):
     """Requests as samples of training, whose last three tokens are supervised."""
     samples = [
         Sample(
@@ -108,7 +108,7 @@ def batch_of(*asked: Request):
         )
         for r in asked
     ]  # fmt: skip
-    return collate(samples, pad_id=0, image_size=8)
+    return collate(samples, pad_id=0, image_size=image_size)
 
 
 def published(kind: str, asked: Request) -> dict:

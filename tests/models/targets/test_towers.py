@@ -2,15 +2,16 @@
 
 import copy
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
+import tiny_qwen
 import torch
 from draftsmith.core.errors import UserError
 from draftsmith.core.pictures import PatchGrid, Picture, whole_picture
 from draftsmith.core.refused import Refused
 from draftsmith.core.states import Taps, feature_places, visual_places
-from draftsmith.data.collate import Sample, collate
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Dynamic, Product, Static
 from draftsmith.eval.rules import Greedy, Sampling
@@ -123,15 +124,7 @@ def test_a_tree_is_its_paths_one_by_one_also_after_commits_and_in_chunks(kind):
         before += [*[int(tree.tokens[n]) for n in path], 21]
 
 
-def batch_of(*asked):
-    samples = [
-        Sample(
-            r.ids.tolist(), [n >= len(r.ids) - 3 for n in range(len(r.ids))], r.modality.tolist(), r.pixels, r.name,
-            r.pictures,
-        )
-        for r in asked
-    ]  # fmt: skip
-    return collate(samples, pad_id=0, image_size=TILE)
+batch_of = partial(tiny_qwen.batch_of, image_size=TILE)
 
 
 @every_tower
