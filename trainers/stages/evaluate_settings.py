@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -305,7 +305,7 @@ class EvaluateSettings(Stage):
         """Of an image generator."""
         return self.drawing.prompts
 
-    def with_count(self, count: int) -> EvaluateSettings:
+    def with_count(self, count: int) -> Self:
         """Of an image generator: with so many prompts."""
         prompts = self.prompts.model_copy(update={"max_samples": count})
         drawing = self.drawing.model_copy(update={"prompts": prompts})
