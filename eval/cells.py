@@ -111,7 +111,7 @@ def _place_columns(cells: Sequence[Cell]) -> list[Measure]:
 def methods_table(cells: Sequence[Cell]) -> Table | None:
     """One line per method with tau and DSR on every set: the main comparison of methods.
 
-    None where there is one method or one set: the table of every cell says the same.
+    None if there is one method or one set: the table of all results then says the same.
     """
     label, methods = labels(cells), list(dict.fromkeys(cell.method for cell in cells))
     places = list(dict.fromkeys(label(cell) for cell in cells))
@@ -130,7 +130,7 @@ def methods_table(cells: Sequence[Cell]) -> Table | None:
         exact = [cell.summary for cell in cells if cell.method == method and cell.exact]
         line.append((sum(s.identical for s in exact), sum(s.requests for s in exact)) if exact else None)
         lines.append(tuple(line))
-    note = "Identical: greedy requests whose every token is plain decoding's."
+    note = "Identical: greedy requests whose output equals plain decoding's in every token."
     return Table("Methods", tuple(columns), tuple(lines), note=note, compared=())
 
 
@@ -160,16 +160,18 @@ def common_table(cells: Sequence[Cell], quality: Quality) -> Table:
             for m, f in sorted(notes.items())]  # fmt: skip
     if any(cell.relaxed for cell in cells):
         footnotes.append("Relaxed acceptance (LANTERN): outputs are not distributed as the target's.")
-    return Table("Every cell", (*(c for c, _ in columns), *scores), tuple(lines), note=NOTE, footnotes=tuple(footnotes))
+    return Table(
+        "All results", (*(c for c, _ in columns), *scores), tuple(lines), note=NOTE, footnotes=tuple(footnotes)
+    )
 
 
 NOTE = (
-    "tau: tokens emitted after the prefill over verification passes, bonus token included; plain decoding has 1. "
-    "Expected: tau / (levels T_q/T_p + T_verify/T_p) with the kept depth for levels; Eq. 1 takes T_verify/T_p as 1 "
-    "and the deepest tree. DSR: speedup of decoding, ESR: end to end, token for token, both against plain decoding of "
-    "the same target at the same temperature in the same run; quartiles are over requests. T_q/T_p is of PyTorch, "
-    "eager but for `graphs`: a served engine's plain step takes less time and its T_q/T_p is larger, so these "
-    "speedups flatter drafting against one."
+    "tau: tokens emitted after the prefill divided by verification passes, bonus token included; plain decoding has 1. "
+    "Expected: tau / (levels x T_q/T_p + T_verify/T_p), where levels is the kept depth. TABED's Eq. 1 sets "
+    "T_verify/T_p to 1 and uses the deepest tree. DSR and ESR: speedup of decoding alone and end to end, as seconds "
+    "per token, against plain decoding of the same target at the same temperature in the same run; quartiles are over "
+    "requests. Times are of PyTorch in eager mode, except where `graphs` is on. A serving engine's plain step takes "
+    "less time, so its T_q/T_p is larger, and drafting gains less there than these speedups say."
 )
 
 
@@ -203,7 +205,7 @@ def _with_quality(
 
 
 def cycles_table(cells: Sequence[Cell]) -> Table:
-    """What a cycle is made of: its tree, and where its time goes."""
+    """The trees of the cycles and the times of their parts."""
     columns: list[Measure] = [
         *_place_columns(cells),
         (Column("planned depth"), lambda c: c.summary.planned_depth),
@@ -211,7 +213,7 @@ def cycles_table(cells: Sequence[Cell]) -> Table:
         (Column("tau / planned depth"), lambda c: c.summary.tau_over_depth),
         (Column("nodes", ".1f"), lambda c: c.summary.mean_nodes),
         (Column("cycles with an accepted draft", ".1%"), lambda c: c.summary.first_accepted),
-        (Column("of drafted levels", ".1%"), lambda c: c.summary.acceptance_rate),
+        (Column("accepted of drafted levels", ".1%"), lambda c: c.summary.acceptance_rate),
         (Column("plain step, ms"), lambda c: c.summary.T_p_ms),
         (Column("target, ms"), lambda c: c.summary.target_ms),
         (Column("rule, ms"), lambda c: c.summary.rule_ms),
@@ -220,8 +222,8 @@ def cycles_table(cells: Sequence[Cell]) -> Table:
     ]
     lines = tuple(tuple(value(cell) for _, value in columns) for cell in cells)
     note = (
-        "Depths and nodes are means over cycles, times medians of a cycle. Planned: levels that a tree was to have, "
-        "ADT-Tree's d; kept: levels of what was verified, after reranking and before an end token or the answer's end. "
-        "tau / planned depth is ADT-Tree's alpha."
+        "Depths and nodes are means over cycles, times are medians of a cycle. Planned depth: the levels that a tree "
+        "was planned with (ADT-Tree's d). Kept depth: the levels that were verified, after reranking and up to an end "
+        "token or the answer's end. tau / planned depth is ADT-Tree's alpha."
     )
-    return Table("A cycle", tuple(column for column, _ in columns), lines, note=note)
+    return Table("Cycles: trees and times", tuple(column for column, _ in columns), lines, note=note)

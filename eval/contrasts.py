@@ -1,4 +1,4 @@
-"""What one change does: drafters side by side, two drafters on the same requests, two ways of training over seeds."""
+"""Effects on tau: drafters compared, two drafters on the same requests, two ways of training over seeds."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ def drafters_table(rows: Sequence[Row], label: Label) -> Table | None:
             lines.append((name, method, *taus, (beyond, sum(s.requests for s in summaries.values()))))
     columns = (text("drafter"), text("method"), *(Column(place, kind="interval") for place in places))
     beyond_column = Column("beyond positions", kind="count")
-    note = "tau [95%]; of how many requests the positions go beyond the draft's own."
-    return Table("Drafter by drafter", (*columns, beyond_column), tuple(lines), note=note)
+    note = "tau [95%]. Beyond positions: the number of requests that exceed the draft's positions."
+    return Table("By drafter", (*columns, beyond_column), tuple(lines), note=note)
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """tau of the first drafter less that of the second in one place and mode."""
+    """tau of the first drafter minus that of the second in one place and mode."""
 
     name: str
     mode: str
@@ -116,9 +116,9 @@ def contrasts_table(contrasts: Sequence[Contrast]) -> Table:
     for name, mode in dict.fromkeys((one.name, one.mode) for one in contrasts):
         mine = {one.place: one.result for one in contrasts if (one.name, one.mode) == (name, mode)}
         lines.append((name, mode, *((d.difference, *d.interval) if (d := mine.get(p)) else None for p in places)))
-    columns = (text("what it changes"), text("mode"), *(Column(p, "+.2f", kind="interval") for p in places))
-    note = "Difference of tau on the same requests, 95% interval of a paired bootstrap."
-    return Table("What a change does", columns, tuple(lines), note=note)
+    columns = (text("change"), text("mode"), *(Column(p, "+.2f", kind="interval") for p in places))
+    note = "Difference of tau on the same requests, with the 95% interval of a paired bootstrap."
+    return Table("Effect of each change on tau", columns, tuple(lines), note=note)
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class TrainingComparison:
 
 
 def compare_trainings(rows: Sequence[Row], settings: Comparison) -> TrainingComparison:
-    """tau of the first stages less tau of the second in one place and mode, with Student's 95% interval over pairs."""
+    """tau of the first stages minus tau of the second in one place and mode, with Student's 95% interval over pairs."""
     pairs = {f"{a} - {b}": (of(rows, a), of(rows, b)) for a, b in zip(settings.first, settings.second, strict=True)}
     difference = seed_difference(pairs)
     assert difference is not None, "two pairs at least"
@@ -155,7 +155,7 @@ def sentence(where: str, comparison: TrainingComparison) -> str:
     seeds = comparison.difference
     each = ", ".join(f"{name} {value:+.3f}" for name, value in seeds.each.items())
     low, high = seeds.interval
-    line = f"{where}, first trainings less second: tau {seeds.mean:+.3f}, 95% interval "
+    line = f"{where}, first trainings minus second: tau {seeds.mean:+.3f}, 95% interval "
     line += f"[{low:+.3f}, {high:+.3f}] ({seeds.verdict}; {each})."
     if comparison.why:
         line += " **Not shown to be above 0**: " + "; ".join(comparison.why) + "."
@@ -167,25 +167,27 @@ def _why(seeds: SeedDifference, depths: Mapping[str, Sequence[float]], same: flo
     count, deviation = len(values), seeds.deviation
     if mean > 0:
         enough = next((k for k in range(count + 1, 31) if student_half_width(deviation, k) < mean), None)
-        more = f"{enough} would do if they spread alike" if enough else "even 30 would not do if they spread alike"
+        needed = f"{enough if enough else 'even 30'} seeds would {'' if enough else 'not '}suffice at the same spread"
         reasons.append(
-            f"{count} seeds that differ by {deviation:.3f} (standard deviation) cannot tell {mean:+.3f} from 0; {more}"
+            f"{count} seeds with a standard deviation of {deviation:.3f} cannot distinguish {mean:+.3f} from 0; "
+            f"{needed}"
         )
     else:
-        reasons.append(f"on average the first accept no more ({sum(v > 0 for v in values)} of {count} seeds do)")
+        more = sum(v > 0 for v in values)
+        reasons.append(f"on average the first trainings accept no more (they do with {more} of {count} seeds)")
     pairs = zip(depths["first"], depths["second"], strict=False)
     shares = ", ".join(f"{depth}: {a:.1%} against {b:.1%}" for depth, (a, b) in enumerate(pairs, 1))
-    reasons.append(f"accepted of the drafts reached, by depth: {shares}")
+    reasons.append(f"share accepted of the drafts that were reached, by depth: {shares}")
     reasons.append(
-        f"the target's own answer is the data's, word for word, in {same:.1%} of the requests"
-        + (": the two learned nearly the same text" if same > 0.5 else "")
+        f"the target's own answer equals the data's word for word in {same:.1%} of the requests"
+        + (", so the two trainings saw nearly the same text" if same > 0.5 else "")
     )
     return reasons
 
 
 @dataclass(frozen=True)
 class Differences:
-    modes: Mapping[str, tuple[Difference, SeedDifference | None]]  # place -> M less T
+    modes: Mapping[str, tuple[Difference, SeedDifference | None]]  # place -> M minus T
     contrasts: tuple[Contrast, ...]
     trainings: Mapping[str, TrainingComparison]
 
@@ -199,7 +201,7 @@ class Differences:
         }
 
     def sentences(self) -> list[str]:
-        """Sentences on M less T in each place, over several drafters too, and on each comparison of trainings."""
+        """Sentences on M minus T in each place, also over several drafters, and on each comparison of trainings."""
         lines = []
         for place, (difference, seeds) in self.modes.items():
             lines.append(
@@ -214,7 +216,7 @@ class Differences:
 
 
 def mode_differences(rows: Sequence[Row], label: Label) -> dict[str, tuple[Difference, SeedDifference | None]]:
-    """tau of a draft LVLM that sees the pictures less that of the same draft without them."""
+    """tau of a draft LVLM that sees the pictures minus that of the same draft without them."""
     differences = {}
     for place, some in by(rows, label).items():
         seeing, blind = ([row for row in some if row.mode == mode] for mode in ("M", "T"))

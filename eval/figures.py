@@ -71,7 +71,7 @@ def methods(path: Path, places: Mapping[str, Mapping[str, Summary]]) -> None:
         panel.grid(axis="both", alpha=0.25)
         panel.axvline(1.0, color=GREY, linewidth=1, linestyle="--")
     panels[0][0].set_yticks(range(len(names)), names)
-    panels[0][0].invert_yaxis()
+    panels[0][0].set_ylim(len(names) - 0.5, -0.5)  # the first method at the top, half a row beyond each end
     figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside lower center", ncol=6)
     save(figure, path)
 

@@ -20,8 +20,8 @@ def findings(cells: Sequence[Cell], label: Label) -> list[str]:
         lines.append(f"Best tau: {best.summary.tau:.2f} ({best.method}, {label(best)}).")
         if fastest.summary.DSR > 1:
             s = fastest.summary
-            lines.append(f"Best measured speedup of decoding: {s.DSR:.2f}x ({fastest.method}, {label(fastest)}), "
-                         f"expected {s.expected_speedup:.2f}x, both at its tau of {s.tau:.2f}.")  # fmt: skip
+            lines.append(f"Best measured speedup of decoding: {s.DSR:.2f}x ({fastest.method}, {label(fastest)}). At "
+                         f"its tau of {s.tau:.2f} the expected speedup is {s.expected_speedup:.2f}x.")  # fmt: skip
         else:
             s = best.summary
             lines.append(
@@ -43,19 +43,19 @@ def _exactness(cells: Sequence[Cell], label: Label) -> list[str]:
         return _differences(different, len(greedy), label)
     count = sum(cell.summary.requests for cell in greedy)
     if greedy:
-        return [f"Greedy outputs are identical to plain decoding, every token of {count} decoded requests."]
+        return [f"Greedy outputs are identical to plain decoding, token by token, in all {count} decoded requests."]
     return []
 
 
 def _differences(different: Sequence[Cell], count: int, label: Label) -> list[str]:
-    """Ties of rounding are told as such; whatever is none, or not known to be one, is a fault."""
+    """Differences at near ties of scores are reported as rounding, and all others as faults."""
     requests = sum(cell.summary.requests - cell.summary.identical for cell in different)
     ties = sum(cell.summary.ties for cell in different)
     if requests == ties:
         widest = max((d for cell in different for d in cell.summary.differences), key=lambda d: d["ulps"])
-        return [f"Greedy outputs differ from plain decoding in {requests} requests, each first where two scores nearly "
-                f"tie: at most {_gap(widest)} apart. "
-                "Passes over one token and over several round differently."]  # fmt: skip
+        return [f"Greedy outputs differ from plain decoding in {requests} requests. Each first difference is at a near "
+                f"tie: the two scores are at most {_gap(widest)} apart, "
+                "and passes over one token and over several tokens round differently."]  # fmt: skip
     first = next(cell for cell in different if cell.summary.ties < cell.summary.requests - cell.summary.identical)
     fault = next((d for d in first.summary.differences if not d["tie"]), None)
     where = f"first at {first.summary.first_different}"
@@ -96,14 +96,15 @@ def cautions(cells: Sequence[Cell], label: Label) -> list[str]:
         if far:
             count, total = sum(c.summary.beyond_positions for c in far), sum(c.summary.requests for c in far)
             lines.append(
-                f"**{count} of {total} requests of {', '.join(map(label, far))} go beyond the draft's positions** in "
-                f"{method}: it was not trained there. Modes T and P are shorter."
+                f"**{count} of {total} requests of {', '.join(map(label, far))} exceed the draft's positions** in "
+                f"{method}: the draft was not trained for such lengths. Prompts in modes T and P are shorter."
             )
     vacuous = [f"{c.method}, {label(c)}" for c in cells if not c.summary.num_accepted or not
                c.summary.rejected_somewhere]  # fmt: skip
     if vacuous:
         more = f" and {len(vacuous) - 6} more" if len(vacuous) > 6 else ""
-        lines.append(f"Nothing accepted, or nothing rejected, in: {'; '.join(vacuous[:6])}{more}.")
+        lines.append(f"No drafted token was accepted, or none was rejected, in: {'; '.join(vacuous[:6])}{more}. There "
+                     "equal outputs say nothing about the acceptance rule.")  # fmt: skip
     return lines
 
 

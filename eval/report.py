@@ -127,21 +127,21 @@ def write(folder: Path, report: Report, rows: Sequence[Row]) -> None:
     if places:
         figures.acceptance_by_depth(folder / "acceptance.png", places)
         panels = f" of the first {figures.MOST_PANELS} sets" if len(places) > figures.MOST_PANELS else ""
-        drawn = [Figure("acceptance.png", f"Share accepted by depth{panels}.")]
+        drawn = [Figure("acceptance.png", f"Share of drafted tokens accepted, by depth{panels}.")]
         if methods_table(report.cells) is not None:
             figures.methods(folder / "methods.png", places)
             drawn.insert(
                 0,
                 Figure(
                     "methods.png",
-                    "Every method on every set: tau, and the speedup of decoding that was measured at it.",
+                    "tau and the measured speedup of decoding, of every method on every set.",
                 ),
             )
         if sum(map(len, places.values())) <= figures.MOST_BARS:
             figures.speedups(folder / "speedup.png", places)
             drawn.append(
                 Figure(
-                    "speedup.png", "Speedup of decoding, expected and measured, each at the tau of its set and method."
+                    "speedup.png", "Expected and measured speedup of decoding, each at the tau of its set and method."
                 )
             )
     (folder / "report.json").write_text(redact(json.dumps(report.to_json(), indent=1)))
@@ -166,7 +166,7 @@ def parts(report: Report, drawn: Sequence[Figure]) -> list[Part]:
 
 def title(report: Report) -> str:
     """Of both pages."""
-    return "Speculative decoding, measured" if report.cells else "Pictures, scored"
+    return "Speculative decoding: measured results" if report.cells else "Quality of drawn pictures"
 
 
 def page(report: Report, drawn: Sequence[Figure]) -> str:

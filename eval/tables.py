@@ -86,16 +86,15 @@ class Table:
         if not names:
             return ""
         has_tau = any(column.name.split(" ")[0] == "tau" for column in self.columns)
-        where = "in its line" if has_tau else "that this report gives for its sets and its method"
+        where = "in its row" if has_tau else "that this report gives for its sets and its method"
         what = f"{', '.join(names)} depends" if len(names) == 1 else f"{', '.join(names)} depend"
         return (
-            f"{what} on tau: each holds at the tau {where}, so for these requests, this temperature and this drafter "
-            "alone."
+            f"{what} on tau: each holds only at the tau {where}, for these requests, this temperature and this drafter."
         )
 
     def remark(self) -> str:
-        """What stands under it: its note, what its columns depend on, whose table it follows."""
-        notes = (self.note, self.on_tau(), f"In the shape of {self.source}." if self.source else "")
+        """The text under the table: its note, what its columns depend on, and the paper's table whose layout it has."""
+        notes = (self.note, self.on_tau(), f"Layout as in {self.source}." if self.source else "")
         return " ".join(note for note in notes if note)
 
     def marks(self) -> list[list[Mark]]:

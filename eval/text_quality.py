@@ -151,11 +151,11 @@ def scores_table(built: Mapping[str, Any]) -> Table:
         rows.append((model, *ends))
     counts = {name: next(iter(next(iter(m.values())).values()))["n"] for name, m in built["tables"].items()}
     note = (
-        "Scores are in [0, 1], with 1.96 standard errors to each side; n: "
+        "Scores are in [0, 1], plus or minus 1.96 standard errors; n: "
         + ", ".join(f"{k} {n}" for k, n in counts.items()) + ". "
         "Accuracy: the answer contains a reference (OCRBench). METEOR: nltk's. ROUGE-L: F1, torchmetrics', best of the "
         f"references, of an answer's first {MOST_CHARACTERS} characters. TABED's table 5 names no metric; ROUGE-L is "
-        "that of the sets' own bench."
+        "the one that the sets' own benchmark uses."
     )  # fmt: skip
     shown = (Column(metric, ".3f", kind="interval", group=name) for name, metric in columns)
     return Table("", (tables.text("model"), *shown), tuple(rows), note=note)
@@ -172,7 +172,7 @@ def markdown(built: dict[str, Any], pictures: Callable[[Mapping[str, Any]], Sequ
         *tables.markdown(scores_table(built)),
         "## Sample answers",
         "",
-        "The first of each set, not chosen.",
+        "The first records of each set, without selection.",
         "",
     ]
     for name, samples in built["samples"].items():

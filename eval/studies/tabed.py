@@ -21,13 +21,13 @@ AVERAGE = "Avg."
 Tau = Callable[[str, str], float | None]  # of a set and a turn
 
 NOTE = (
-    "Cells are tau: tokens emitted after the prefill over verification passes, bonus token included; plain decoding "
-    "has 1. **Best** and <u>second best</u> of each draft's methods. Averages are unweighted over sets; the second "
-    "turn of a set is the mean over its tasks. Each cell's n and 95% interval stand under Every cell."
+    "Cells are tau: tokens emitted after the prefill divided by verification passes, bonus token included; plain "
+    "decoding has 1. **Best** and <u>second best</u> of each draft's methods. Averages are unweighted over sets; the "
+    "second turn of a set is the mean over its tasks. The table of all results has each cell's n and 95% interval."
 )
 SPEED_NOTE = (
-    "Speeds are over all first turns. Eq. 1: tau / (gamma T_q/T_p + 1), TABED's; expected: with the levels that were "
-    "drafted, and T_verify/T_p in place of 1; DSR: measured, of decoding."
+    "Speedups are over all first turns. Eq. 1 is TABED's: tau / (gamma T_q/T_p + 1). Expected uses the levels that "
+    "were drafted, and T_verify/T_p instead of 1. DSR is the measured speedup of decoding."
 )
 
 
@@ -144,8 +144,8 @@ def _notes(rows: Sequence[Row], plan: Plan) -> list[str]:
         if row.turn and row.details.get("beyond_positions"):
             far.setdefault(row.method, []).append(f"{row.benchmark} ({row.turn})")
     notes = [
-        f"**Requests beyond the draft's positions** in {method}: {', '.join(dict.fromkeys(places))}. It was not "
-        "trained there."
+        f"**Requests beyond the draft's positions** in {method}: {', '.join(dict.fromkeys(places))}. The "
+        "draft was not trained for such lengths."
         for method, places in far.items()
     ]
     substitutes = [f"{name} by {info.label}" for name, info in plan.sets.items() if info.label]

@@ -19,14 +19,14 @@ from ..tables import Column, Figure, ReportSection, Table, Value, text
 from .video_figures import HeldVisual, tau_by_visual_share, tau_by_visual_tokens
 
 TAU_NOTE = (
-    "tau: tokens emitted after the prefill over verification passes, bonus token included; plain decoding has 1. "
-    "DSR and ESR: speedup of decoding alone and end to end, token for token, over plain decoding of the same target in "
-    "the same run, both in eager PyTorch, which flatters drafting against a served engine."
+    "tau: tokens emitted after the prefill divided by verification passes, bonus token included; plain decoding has 1. "
+    "DSR and ESR: speedup of decoding alone and end to end, as seconds per token, against plain decoding of the same "
+    "target in the same run. Both are measured in eager PyTorch; in a serving engine drafting gains less."
 )
 SAGE_NOTE = (
-    "tau as SAGE counts it: drafted tokens accepted in a verification pass, **without the bonus token**, one less than "
-    "in all other tables here. Tokens/s and speedup are of decoding, without the prefill, in "
-    "eager PyTorch, which flatters drafting against a served engine."
+    "tau as SAGE counts it: drafted tokens accepted in a verification pass, **without the bonus token**, so one less "
+    "than in all other tables here. Tokens/s and speedup are of decoding, without the prefill, measured in eager "
+    "PyTorch; in a serving engine drafting gains less."
 )
 
 
@@ -235,13 +235,14 @@ def by_generated(rows: Sequence[Row], methods: Sequence[str]) -> Table:
     table = methods_by(
         whole, lambda row: str(row.max_new_tokens), (TAU, SAGE_TAU, SAGE_TOKENS), methods, title="By generated tokens",
         source="SAGE, figure 3",
-        note=TAU_NOTE + " No bonus: as SAGE counts tau. Tokens/s are of decoding, without the prefill.",
+        note=TAU_NOTE + " tau (no bonus) is SAGE's tau. Tokens/s are of decoding, without the prefill.",
     )  # fmt: skip
     if not ended:
         return table
     count = len({row.request for row in rows})
     footnote = (
-        f"Answers to {len(ended)} of {count} requests ended before: left out; `stop_at_end: false` lets none end."
+        f"Answers to {len(ended)} of {count} requests ended earlier and are left out. With `stop_at_end: false` none "
+        "ends."
     )
     return replace(table, footnotes=(*table.footnotes, footnote))
 
@@ -266,7 +267,7 @@ def breakdown(rows: Sequence[Row], method: str) -> Table:
     lines: list[tuple[Value, ...]] = [
         (name, *(float(of(summary)) for summary in lengths.values())) for name, of in _BREAKDOWN.items()
     ]
-    note = "Generated tokens count the first one, which comes from the prefill and enters no tau."
+    note = "Generated tokens include the first one, which comes from the prefill and does not count in tau."
     columns = (text("per request"), *(Column(length) for length in lengths))
     return Table(f"Breakdown: {method}", columns, tuple(lines), "Sparrow, table 5", note)
 
@@ -284,14 +285,14 @@ OPERATIONS = {
 
 
 def time_shares(rows: Sequence[Row], methods: Sequence[str]) -> Table:
-    """Where the time goes, as shares of the whole."""
+    """Share of the total time that each operation takes."""
     lines = []
     for (name,), some in grouped(sorted(rows, key=lambda row: list(methods).index(row.method)), "method").items():
         sums = [sum(row.parts_s.get(key, 0.0) for row in some) for key in OPERATIONS.values()]
         lines.append((name, *(ratio(part, sum(sums)) for part in sums), 1.0 if sum(sums) else 0.0))
     note = (
-        "Verification is the target's pass and the acceptance rule; a tree that is grown step by step belongs to draft "
-        "decoding, and what is told to it afterwards is the update."
+        "Verification is the target's pass and the acceptance rule. Draft decoding includes growing a tree level by "
+        "level; the tree update is the work after verification that prepares the next tree."
     )
     columns = (text("method"), *(Column(name, ".2%") for name in (*OPERATIONS, "total")))
     return Table("Time by operation", columns, tuple(lines), "SAGE, table 6", note)
@@ -364,7 +365,8 @@ def _footnotes(rows: Sequence[Row]) -> tuple[str, ...]:
             f"**Outputs differ** from plain decoding in {len(different)} of {len(greedy)} requests, {first}."
         )
     elif greedy:
-        footnotes.append(f"Outputs are identical to plain decoding in all {len(greedy)} greedy requests, every token.")
+        count = len(greedy)
+        footnotes.append(f"Outputs are identical to plain decoding in all {count} greedy requests, token by token.")
     short = [row for row in rows if row.budget and row.visual_tokens < 0.9 * visual_tokens(row.budget)]
     if short:
         why = "short clips, or small frames"

@@ -76,9 +76,9 @@ def weights_section(figures: Sequence[WeightsFigure]) -> ReportSection:
     columns = (text("set"), text("drafter"), text("method"), Column("requests", "d"), Column("steps", "d"),
                Column("its weights", ".1%"), Column("weight 1", ".1%"), Column("weight 0.5", ".1%"),
                Column("weight 0", ".1%"))  # fmt: skip
-    note = ("Share of the drafted tokens at which the target takes the likeliest token of the mixture: by the weights "
-            "in use, and by weights that stay (1: the first member alone, 0: the second, 0.5: both alike). Of an "
-            "ensemble of more members these are two, by their shares of what the two have.")  # fmt: skip
+    note = ("Share of the drafted tokens at which the target accepts the mixture's likeliest token, with the weights "
+            "in use and with fixed weights (1: the first member alone, 0: the second alone, 0.5: both equally). For "
+            "more than two members the table shows two of them, with their weights scaled to sum to 1.")  # fmt: skip
     table = Table("", columns, tuple(lines), source="TABED, figures 3 and 4", note=note)
     drawn = (Figure(figure.path, f"{figure.place}: {figure.method} of {figure.drafter}") for figure in figures)
     return ReportSection("Weights over time", (table, *drawn), "weights")

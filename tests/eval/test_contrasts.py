@@ -132,19 +132,19 @@ def test_a_clear_gain_needs_no_excuse():
 @pytest.mark.parametrize(
     ("gains", "says"),
     [
-        ([2, 4, 8], "seeds that differ by 0.306 (standard deviation) cannot tell +0.467 from 0; 5 would do"),
-        ([-8, 2, 10], "even 30 would not do"),
-        ([-2, -4, 2], "on average the first accept no more (1 of 3 seeds do)"),
-        ([-4, -4, -4], "on average the first accept no more (0 of 3 seeds do)"),
-        ([0, 0, 0], "on average the first accept no more (0 of 3 seeds do)"),
+        ([2, 4, 8], "seeds with a standard deviation of 0.306 cannot distinguish +0.467 from 0; 5 seeds would suffice"),
+        ([-8, 2, 10], "even 30 seeds would not suffice"),
+        ([-2, -4, 2], "on average the first trainings accept no more (they do with 1 of 3 seeds)"),
+        ([-4, -4, -4], "on average the first trainings accept no more (they do with 0 of 3 seeds)"),
+        ([0, 0, 0], "on average the first trainings accept no more (they do with 0 of 3 seeds)"),
     ],
 )
 def test_no_gain_is_said_with_its_reasons(gains, says):
     result = compare_trainings(trained(gains, plain_is_data=True), WAYS)
     line = sentence("pictures", result)
     assert result.difference.interval[0] <= 0 and "**Not shown to be above 0**" in line and says in line
-    assert "accepted of the drafts reached, by depth: 1:" in line
-    assert "the data's, word for word, in 100.0% of the requests: the two learned nearly the same text" in line
+    assert "accepted of the drafts that were reached, by depth: 1:" in line
+    assert "the data's word for word in 100.0% of the requests, so the two trainings saw nearly the same text" in line
     assert compare_trainings(trained(gains), WAYS).why[-1].endswith("in 0.0% of the requests")
 
 

@@ -10,7 +10,7 @@ from .rows import METHODS, a_row, measured_rows
 def test_findings_say_what_holds():
     told = build(measured_rows(total_s=0.2, prefill_s=0.1), about={}, methods=METHODS).findings
     assert told[0].startswith("Best tau: ") and "Best measured speedup of decoding: " in told[1]
-    assert "Greedy outputs are identical to plain decoding, every token of 36 decoded requests." in told
+    assert "Greedy outputs are identical to plain decoding, token by token, in all 36 decoded requests." in told
     assert any(line.startswith("pictures: tau with the picture minus without is ") for line in told)
     binding = {"questions": 20, "accuracy": 0.9, "blind_accuracy": 0.25}
     assert "in 90.0% of 20 held-out questions" in " ".join(
@@ -25,8 +25,8 @@ def test_findings_say_what_does_not_hold():
     told = " ".join(build(bad, about={}, methods=METHODS).findings)
     assert "**No wall-clock gain on this machine**" in told and "first at r2" in told
     assert "**Outputs differ** from plain decoding in 6 of 7 greedy cells: M, pictures" in told
-    assert "**2 of 12 requests of pictures, clips go beyond the draft's positions** in M" in told
-    assert "Nothing accepted, or nothing rejected, in: dead, pictures." in told
+    assert "**2 of 12 requests of pictures, clips exceed the draft's positions** in M" in told
+    assert "No drafted token was accepted, or none was rejected, in: dead, pictures." in told
 
 
 def test_lengths_of_clips_are_compared_in_the_longest_answers():

@@ -76,7 +76,7 @@ def test_the_page_asks_for_itself_alone(folder, tmp_path):
         )  # fmt: skip
         server.shutdown()
     assert "/report.html" in asked and set(asked) <= {"/report.html", "/favicon.ico"}, asked
-    assert "<title>Speculative decoding, measured</title>" in shown, "and no text of it ran as a script"
+    assert "<title>Speculative decoding: measured results</title>" in shown, "and no text of it ran as a script"
 
 
 def test_a_click_sorts_a_table(folder, tmp_path):

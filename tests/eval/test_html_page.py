@@ -95,7 +95,7 @@ def test_a_tables_remarks_are_those_of_the_markdown(tmp_path):
     columns = (text("m"), Column("DSR", unit="x"))
     one = Table("a", columns, (("M", 1.5),), source="LANTERN, table 1", note="A note.")
     page = html_page("a", [one], tmp_path)
-    assert one.remark() in page and "In the shape of LANTERN, table 1." in page and "DSR depends on tau" in page
+    assert one.remark() in page and "Layout as in LANTERN, table 1." in page and "DSR depends on tau" in page
 
 
 def test_each_picture_of_a_grid_stands_under_its_caption_beside_its_method(tmp_path):

@@ -19,10 +19,10 @@ def test_drafters_of_one_method_and_contrasts_have_tables():
     report = build(some, about={}, methods=METHODS, contrasts={"another seed": ("seed_1", "finetune")})
     assert [t.title for t in report.tables] == [
         "Methods",
-        "Every cell",
-        "A cycle",
-        "Drafter by drafter",
-        "What a change does",
+        "All results",
+        "Cycles: trees and times",
+        "By drafter",
+        "Effect of each change on tau",
     ]
     assert "over 2 drafters" in " ".join(report.findings)
     assert {one["name"] for one in report.to_json()["contrasts"]} == {"another seed"}
@@ -34,7 +34,8 @@ def test_two_trainings_over_seeds_are_compared():
     ways = Comparison(first=["new", "new_1"], second=["old", "old_1"])
     report = build(some, about={}, methods=METHODS, compare=ways)
     assert list(report.to_json()["comparison"]) == ["pictures, mode M", "clips, mode M"]
-    assert any(line.startswith("pictures, mode M, first trainings less second: tau +0.000") for line in report.findings)
+    told = report.findings
+    assert any(line.startswith("pictures, mode M, first trainings minus second: tau +0.000") for line in told)
 
 
 def test_files(tmp_path):
@@ -47,11 +48,13 @@ def test_files(tmp_path):
     cell = data["cells"][0]
     assert cell["benchmark"] == "pictures" and cell["requests"] == 6 and len(cell["tau_interval"]) == 2
     page = (tmp_path / "report.md").read_text()
-    wanted = ["# Speculative decoding, measured", "| pictures | M | 6 |", "## Where heads look", "![Shares.](a.png)"]
-    wanted += ["- device: CPU", "- EAGLE: drafter eagle, tree 30-4-8", "![Share accepted by depth.](acceptance.png)"]
+    wanted = ["# Speculative decoding: measured results", "| pictures | M | 6 |"]
+    wanted += ["## Where heads look", "![Shares.](a.png)"]
+    wanted += ["- device: CPU", "- EAGLE: drafter eagle, tree 30-4-8"]
+    wanted += ["![Share of drafted tokens accepted, by depth.](acceptance.png)"]
     for words in wanted:
         assert words in page, words
-    assert page.index("## Every cell") < page.index("## Where heads look")
+    assert page.index("## All results") < page.index("## Where heads look")
     assert len(read_rows(tmp_path / "rows.jsonl")) == 36
     for name in ("acceptance.png", "speedup.png"):
         assert (tmp_path / name).stat().st_size > 10_000
@@ -65,7 +68,7 @@ def test_many_cells_stand_behind_the_sections(tmp_path):
     assert report.findings[-1] == "**Warning**: settings: such."
     write(tmp_path, report, some)
     page = (tmp_path / "report.md").read_text()
-    assert page.index("## Suite") < page.index("## Every cell") and "| set 3 | first | M |" in page
+    assert page.index("## Suite") < page.index("## All results") and "| set 3 | first | M |" in page
 
 
 def test_rows_of_another_version_name_their_file(tmp_path):
@@ -78,11 +81,11 @@ def test_ratios_that_depend_on_tau_say_so_and_at_what_tau(tmp_path):
     report = build(measured_rows(), about={}, methods=METHODS)
     write(tmp_path, report, measured_rows())
     page = (tmp_path / "report.md").read_text()
-    said = "expected, TABED's Eq. 1, DSR [IQR], ESR [IQR] depend on tau: each holds at the tau in its line"
-    assert said in page and "DSR depends on tau: each holds at the tau in its line" in page
-    assert "these speedups flatter drafting against one" in page
-    assert re.search(r"both at its tau of \d\.\d\d|the best DSR is \d\.\d\dx, at tau \d\.\d\d", page)
+    said = "expected, TABED's Eq. 1, DSR [IQR], ESR [IQR] depend on tau: each holds only at the tau in its row"
+    assert said in page and "DSR depends on tau: each holds only at the tau in its row" in page
+    assert "drafting gains less there than these speedups say" in page
+    assert re.search(r"At its tau of \d\.\d\d the expected speedup|the best DSR is \d\.\d\dx, at tau \d\.\d\d", page)
     tables = {table["title"]: table for table in json.loads((tmp_path / "report.json").read_text())["tables"]}
-    assert said in tables["Every cell"]["on_tau"] and "on_tau" not in tables["A cycle"]
+    assert said in tables["All results"]["on_tau"] and "on_tau" not in tables["Cycles: trees and times"]
     alone = Table("", (Column("speedup", unit="x"), Column("T_q/T_p")), ((1.0, 0.1),))
-    assert "speedup depends on tau: each holds at the tau that this report gives" in "\n".join(markdown(alone))
+    assert "speedup depends on tau: each holds only at the tau that this report gives" in "\n".join(markdown(alone))

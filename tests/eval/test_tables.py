@@ -25,7 +25,7 @@ def test_markdown():
         "| plain decoding | - | 9.00x | - |",
         "| M | **2.50 [2.00, 3.00]** | 1.50x | 3/4 |",
         "| T | <u>2.00 [1.50, 2.50]</u> | 1.50x | 4/4 |",
-        "", f"Of two sets. {TABLE.on_tau()} In the shape of Sparrow, table 2.", "", "- a note", "",
+        "", f"Of two sets. {TABLE.on_tau()} Layout as in Sparrow, table 2.", "", "- a note", "",
     ]  # fmt: skip
 
 

@@ -23,7 +23,7 @@ def test_from_the_synthetic_dataset_to_the_interval(tmp_path):
         assert list(result["each"]) == names
         assert result["mean"] == pytest.approx(sum(result["each"].values()) / 3)
         assert bool(result["why"]) == (result["interval"][0] <= 0)
-        shown = f"{benchmark}, mode M, first trainings less second"
+        shown = f"{benchmark}, mode M, first trainings minus second"
         assert shown in (folder / "report.md").read_text() and any(shown in line for line in told)
     manifests = [
         json.loads((tmp_path / "run" / f"{s}{n}" / "draftsmith.json").read_text())

@@ -170,10 +170,10 @@ class Probing:
             shown = watched[start : start + len(COLORS)]
             confidence.plot_acceptance(self._path("confidence" + end), {n: bins[n] for n in shown})
             confidence.plot_autocorrelation(self._path("entropy" + end), {n: lags[n] for n in shown})
-            content += [Figure(f"confidence{end}", "Accepted by confidence."),
-                        Figure(f"entropy{end}", "Entropy over cycles.")]  # fmt: skip
-        content.append("The best static tree by the rates and times that were measured (eval/studies/planner.py); a "
-                       "proposal, to be measured itself:")  # fmt: skip
+            content += [Figure(f"confidence{end}", "Share of drafted tokens accepted, by the draft's confidence."),
+                        Figure(f"entropy{end}", "Autocorrelation of the draft's entropy over cycles.")]  # fmt: skip
+        content.append("The best static tree, computed from the measured acceptance rates and times "
+                       "(eval/studies/planner.py). It is a proposal, and was not measured:")  # fmt: skip
         content.append("\n".join(f"- {name}: {_shown(data)}" for name, data in plans.items()))
         return ReportSection("Confidence and acceptance", tuple(content))
 
@@ -196,7 +196,7 @@ class Probing:
             return []
         data["attention_shares"] = shares
         video_figures.attention_bars(self._path("attention.png"), shares)
-        text = f"From the first token after the prompt, on {first}."
+        text = f"Attention of the first token after the prompt, on {first}."
         return [ReportSection("Where heads attend", (text, Figure("attention.png", "Attention shares.")))]
 
     def _in_the_target(self, clips: Sequence[ConversationSet], data: dict[str, Any]) -> ReportSection:
@@ -213,10 +213,10 @@ class Probing:
         sentence = f"below {visual_tokens.THRESHOLD:g} " + (
             "at no layer" if layer is None else f"from layer {layer} on"
         )
-        middle = "" if bridge is None else f"; heads read layer {bridge} at visual places"
+        middle = "" if bridge is None else f"; heads read layer {bridge} at visual tokens"
         content = (
-            f"The cosine of their states with their embeddings is {sentence}{middle}.",
-            Figure("retention.png", "Cosine of states with embeddings, by layer."),
+            f"The cosine similarity of visual tokens' states with their embeddings is {sentence}{middle}.",
+            Figure("retention.png", "Cosine similarity of states with embeddings, by layer."),
             Figure("visual-attention.png", "Attention to visual tokens by layer and head."),
         )
         return ReportSection("Visual tokens in the target", content)
@@ -240,10 +240,10 @@ class Probing:
         data["importance"] = accuracy
         video_figures.importance_curve(self._path("importance.png"), accuracy, bridge=self._bridge())
         content = (
-            f"Stock prompts of {', '.join(accuracy)}.",
+            f"Measured with the stock prompts of {', '.join(accuracy)}.",
             Figure("importance.png", "Right answers without visual tokens from a layer on; dashed: with all of them."),
         )
-        return ReportSection("From which layer on the target can do without visual tokens", content)
+        return ReportSection("From which layer on the target no longer needs visual tokens", content)
 
     def _questions(self, requests: ConversationSet) -> list[visual_tokens.Question]:
         tokenizer, questions = requests.dataset.processor.tokenizer, []

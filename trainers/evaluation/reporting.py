@@ -75,7 +75,7 @@ class Reporting:
         left_out = self.measuring.left_out
         return {
             "command": context.command,
-            "device": f"{name}, {torch.get_num_threads()} threads, {ranks.world_size()} rank(s)",
+            "device": f"{name}, {torch.get_num_threads()} thread(s), {ranks.world_size()} rank(s)",
             "date": time.strftime("%Y-%m-%d"),
             "seed": context.seed,
             "target": context.target.path or "trained in this run",
@@ -130,7 +130,7 @@ def picture_grids(
     for temperature, by_method in shown.items():
         name, columns = f"pictures-T{temperature:g}.png", len(next(iter(by_method.values())))
         save_grid(folder / name, torch.cat([*by_method.values()]), columns=columns)
-        caption = f"Temperature {temperature:g}, row by row: {', '.join(by_method)}."
+        caption = f"Temperature {temperature:g}. Rows from top to bottom: {'; '.join(by_method)}."
         asked = tuple(p.caption or f"class {p.label}" for p in prompts[:columns])
         content.append(PictureGrid(name, caption, tuple(by_method), asked))
     return ReportSection("Pictures", tuple(content))

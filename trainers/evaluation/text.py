@@ -138,9 +138,7 @@ def _held(measuring: Measuring) -> dict[str, HeldVisual]:
 
 
 def _about(stage: Any, rows: list[Row]) -> dict[str, Any]:
-    tower = (
-        "one pass for each request and repeat; its time is in every method's prefill and total, plain decoding's too"
-    )
+    tower = "runs once for each request and repeat; its time counts in every method's prefill, also in plain decoding's"
     prompts = {b.convention for b in stage.benchmarks.values() if isinstance(b, SetsBenchmark)}
     return {
         "max_new_tokens": stage.max_new_tokens,

@@ -68,17 +68,19 @@ def by_place(statistics: CellStatistics, contrast: Tensor) -> dict[str, dict[str
 def places_table(by_temperature: Mapping[float, Mapping[str, Mapping[str, float]]], widest: str) -> Table:
     """A line for each temperature and place."""
     names = ("share", "target_top1", "target_top10", "head_top1", "first_draft_exact", "first_draft_lantern")
-    heads = ("of the cells", "target top-1", "target top-10", "head top-1", "first draft's chance, exact",
+    heads = ("share of cells", "target top-1", "target top-10", "head top-1", "first draft's chance, exact",
              f"first draft's chance, LANTERN {widest}")  # fmt: skip
     rows: tuple[tuple[Value, ...], ...] = tuple(
         (temperature, place, *(values[name] for name in names))
         for temperature, places in by_temperature.items()
         for place, values in places.items()
     )
-    note = (f"By the deviation of a cell's pixels (0 to 255): flat below {LIMITS[0]:g}, edge from {LIMITS[1]:g} on. "
-            "At temperature 0 probabilities are those at temperature 1.")  # fmt: skip
+    note = (f"The standard deviation of a cell's pixels (0 to 255) decides: flat below {LIMITS[0]:g}, edge from "
+            f"{LIMITS[1]:g} on, texture between. At temperature 0 the probabilities are those at "
+            "temperature 1.")  # fmt: skip
     columns = (Column("T", "g"), text("place"), *(Column(head, ".1%") for head in heads))
-    return Table("How sure the target is, by place", columns, rows, source="ADT-Tree, section III-B", note=note)
+    title = "How sure the target is in flat, textured and edge cells"
+    return Table(title, columns, rows, source="ADT-Tree, section III-B", note=note)
 
 
 def mixed_table(rows: Sequence[Row], contrast: Mapping[float, Mapping[str, Tensor]]) -> Table | None:

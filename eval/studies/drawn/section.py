@@ -70,7 +70,7 @@ def drawn_section(
         content += _statistics(place, tag, config, statistics, pictures[temperature][PLAIN], captions)
         content += _trade_offs(place, tag, summaries, quality.get(temperature, {}), rules)
     data = {f"{t:g}": s.summary() | {"places": places[t]} for t, s in by_temperature.items()}
-    return ReportSection("Why, and where", tuple(content), "analysis", data)
+    return ReportSection("Analysis of the pictures", tuple(content), "analysis", data)
 
 
 def _numbers(config: AnalysisConfig, by_temperature: Mapping[float, CellStatistics]) -> Content:
@@ -84,9 +84,9 @@ def _numbers(config: AnalysisConfig, by_temperature: Mapping[float, CellStatisti
         values = (s["accuracy_top1"], s["accuracy_top3"], s["target_top1"], s["target_top10"], s["expected_acceptance"],
                   s["first_draft_exact"], s["first_draft_lantern"][-1][-1])  # fmt: skip
         rows.append((temperature, s["pictures"], *values))
-    note = ("Read from pictures that the target drew plainly, from true features. At temperature 0 probabilities are "
-            "those at temperature 1. A first draft's chance is the probability that the rule accepts the head's first "
-            "draft of a cell, whether a cycle starts there or not.")  # fmt: skip
+    note = ("Measured on pictures that the target drew by plain decoding; the head reads the target's features. At "
+            "temperature 0 the probabilities are those at temperature 1. A first draft's chance is the probability "
+            "that the rule accepts the head's first draft of a cell, whether or not a cycle starts there.")  # fmt: skip
     bounds = (Column("T", "g"), text("divergence"), Column("delta", "g"), Column("first draft's chance", ".1%"),
               Column("size of A", ".1f"), Column("ms"))  # fmt: skip
     costs = tuple(
@@ -94,9 +94,9 @@ def _numbers(config: AnalysisConfig, by_temperature: Mapping[float, CellStatisti
         for temperature, statistics in by_temperature.items()
         for b in statistics.bounds
     )
-    alike = f"Bounds that LANTERN found alike, at k = {max(config.k)}; median ms for 59 drafts."
+    alike = f"Bounds that LANTERN reports as equivalent, at k = {max(config.k)}; median ms for 59 drafts."
     return [
-        Table("Head and target, cell by cell", columns, tuple(rows), note=note),
+        Table("How well the head predicts the target", columns, tuple(rows), note=note),
         Table("Bounds of LANTERN", bounds, costs, source="LANTERN, tables 3 and 9", note=alike),
     ]
 
@@ -123,9 +123,9 @@ def _overall(
     )
     rank_histogram(place / "ranks.png", {f"T = {t:g}": r.rank_drawn for t, r in by_temperature.items()})
     return _shown(
-        ("accuracy", "How often the head ranks the target's most likely token first, or among three."),
-        ("probability", "How sure the target is."),
-        ("ranks", "Where the head ranks the token that was drawn."),
+        ("accuracy", "How often the target's most likely token is the head's first, or among its first three."),
+        ("probability", "Mean probability of the target's most likely token, and of its ten most likely."),
+        ("ranks", "The head's rank of the token that was drawn."),
     )
 
 
@@ -152,15 +152,15 @@ def _drawing(
     initialisations(place / f"methods-{tag}.png", summaries)
     latency_bars(place / f"latency-{tag}.png", summaries)
     return _shown(
-        (f"depth-{tag}", "Depth in its draft tree at which each token of the first picture stood; 0 was not drafted."),
-        (f"length-{tag}", "How many tokens came in one cycle with each token of the first picture."),
+        (f"depth-{tag}", "Depth in the draft tree of each token of the first picture; 0: the token was not drafted."),
+        (f"length-{tag}", "Number of tokens that the cycle of each token of the first picture emitted."),
         (f"mean-length-{tag}", f"The same, mean over {len(methods[names[0]])} pictures."),
-        (f"accepted-{tag}", "Cycles by tokens emitted."),
+        (f"accepted-{tag}", "Share of cycles by the number of tokens that they emitted."),
         (
             f"methods-{tag}",
-            "tau (95% of bootstraps), levels of a tree, speedup (quartiles) at that tau.",
+            "tau (95% interval), levels of a tree, and speedup (quartiles) at that tau.",
         ),
-        (f"latency-{tag}", "Where a cycle's time goes."),
+        (f"latency-{tag}", "Time of a cycle, by part."),
     )
 
 
@@ -172,7 +172,7 @@ def _statistics(
     maps = [cell_map(values, statistics.grid) for values in statistics.top1[:count]]
     top1_map(place / f"top1-{tag}.png", list(pictures[:count]), maps, captions[:count])
     cells = config.cells_of(statistics.top1[0], statistics.grid)
-    chosen = "The flattest and the sharpest cell" if config.cells is None else "Cells"
+    chosen = "the flattest and the sharpest cell" if config.cells is None else "some cells"
     distributions_at(
         place / f"distributions-{tag}.png",
         pictures[0],
@@ -193,7 +193,7 @@ def _statistics(
     set_size_grid(place / f"sizes-{tag}.png", sizes)
     return _shown(
         (f"top1-{tag}", "Probability of the target's most likely token."),
-        (f"distributions-{tag}", f"{chosen} of the first picture: the target's likeliest tokens."),
+        (f"distributions-{tag}", f"The target's most likely tokens at {chosen} of the first picture."),
         (f"lantern-{tag}", "First draft's chance under LANTERN."),
         (f"sizes-{tag}", f"Mean size of LANTERN's sets over the cells, k = {max(config.k)}."),
     )

@@ -419,7 +419,8 @@ def test_the_section_has_every_figure_of_the_methods(tmp_path):
     assert len(figures) == 14 and all((tmp_path / path).stat().st_size > 3000 for path in figures)
     assert section.name == "analysis" and section.data["1"]["pictures"] == 2
     assert [part.title for part in section.content if isinstance(part, Table)] == [
-        "Head and target, cell by cell", "Bounds of LANTERN", "How sure the target is, by place",
+        "How well the head predicts the target", "Bounds of LANTERN",
+        "How sure the target is in flat, textured and edge cells",
         "Pictures with a flat and a textured region",
     ]  # fmt: skip
     assert section.data["1"]["places"]["flat"]["share"] == 0.25

@@ -109,7 +109,7 @@ def test_the_section(article, tmp_path):
         "First turn", "Second turn", "Averages",
     ]  # fmt: skip
     page = "\n".join(section_markdown(section))
-    assert "| 68M | MT* | <u>2.26</u> | **2.16** |" in page and "In the shape of TABED, tables 1 and 10 to 14." in page
+    assert "| 68M | MT* | <u>2.26</u> | **2.16** |" in page and "Layout as in TABED, tables 1 and 10 to 14." in page
     assert "- a note" in page and "Local substitutes, not the published sets: PSV by story, VIST by story." in page
-    assert "beyond the draft's positions** in M: PSV (first). It was not trained there." in page
+    assert "beyond the draft's positions** in M: PSV (first). The draft was not trained for such" in page
     assert (tmp_path / "suite.png").stat().st_size > 10_000

@@ -165,7 +165,7 @@ def test_lengths_of_answers_are_compared_on_the_same_requests():
     table = video.by_generated(rows, ["SAGE"])
     assert [column.group for column in table.columns[1::3]] == ["512", "1024", "2048"]
     assert table.rows[0][1:3] == pytest.approx((511 / 128, 511 / 128 - 1)), "ours, and without the bonus token"
-    assert any("Answers to 1 of 2 requests ended before: left out" in told for told in table.footnotes)
+    assert any("Answers to 1 of 2 requests ended earlier and are left out" in told for told in table.footnotes)
 
 
 def test_pictures_have_tokens_per_second_end_to_end():
