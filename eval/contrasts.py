@@ -110,13 +110,22 @@ def _mode_of(sides: Iterable[Sequence[Row]]) -> Label:
     return lambda row: row.mode
 
 
-def contrasts_table(contrasts: Sequence[Contrast]) -> Table:
-    """A line for each contrast and mode: the difference of tau with its interval in each place."""
-    places, lines = list(dict.fromkeys(one.place for one in contrasts)), []
+def contrasts_table(contrasts: Sequence[Contrast], order: Sequence[str] = ()) -> Table:
+    """A line for each contrast and mode: the difference of tau with its interval in each place.
+
+    Args:
+        order: of the places; without it they are in the order of the contrasts.
+    """
+    measured = list(dict.fromkeys(one.place for one in contrasts))
+    places = [place for place in dict.fromkeys((*order, *measured)) if place in measured]
+    modes, lines = any(one.mode for one in contrasts), []
     for name, mode in dict.fromkeys((one.name, one.mode) for one in contrasts):
         mine = {one.place: one.result for one in contrasts if (one.name, one.mode) == (name, mode)}
-        lines.append((name, mode, *((d.difference, *d.interval) if (d := mine.get(p)) else None for p in places)))
-    columns = (text("change"), text("mode"), *(Column(p, "+.2f", kind="interval") for p in places))
+        values = ((d.difference, *d.interval) if (d := mine.get(p)) else None for p in places)
+        lines.append((name, *([mode] if modes else []), *values))
+    columns = (
+        text("change"), *([text("mode")] if modes else []), *(Column(p, "+.2f", kind="interval") for p in places)
+    )  # fmt: skip
     note = "Difference of tau on the same requests, with the 95% interval of a paired bootstrap."
     return Table("Effect of each change on tau", columns, tuple(lines), note=note)
 

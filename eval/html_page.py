@@ -33,6 +33,7 @@ th, td { padding: .28rem .7rem; border-bottom: 1px solid var(--line); text-align
 thead th { vertical-align: bottom; border-bottom-width: 2px } tbody tr:hover td { background: var(--soft) }
 tr > :first-child { position: sticky; left: 0; background: var(--page) }
 td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
+td:not(.number) { min-width: 6.5rem }
 td b { color: var(--mark) }
 th button { font: inherit; font-weight: 600; border: 0; padding: 0; background: none; color: inherit;
             cursor: pointer; text-align: left }

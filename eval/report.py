@@ -107,7 +107,7 @@ def build(
     if (by_drafter := drafters_table(single, label)) is not None:
         tables.append(by_drafter)
     if differences.contrasts:
-        tables.append(contrasts_table(differences.contrasts))
+        tables.append(contrasts_table(differences.contrasts, [label(cell) for cell in cells]))
     data = differences.to_json() | ({"binding": dict(binding)} if binding else {})
     sentences = (*findings(cells, label), *differences.sentences(), *binding_sentence(binding), *cautions(cells, label))
     sentences += tuple(f"**Warning**: {text}." for text in warnings)
@@ -127,21 +127,24 @@ def write(folder: Path, report: Report, rows: Sequence[Row]) -> None:
     if places:
         figures.acceptance_by_depth(folder / "acceptance.png", places)
         panels = f" of the first {figures.MOST_PANELS} sets" if len(places) > figures.MOST_PANELS else ""
-        drawn = [Figure("acceptance.png", f"Share of drafted tokens accepted, by depth{panels}.")]
+        temperatures = sorted({cell.temperature for cell in report.cells})
+        cold = f" At temperature {temperatures[0]:g}." if len(temperatures) > 1 else ""
+        drawn = [Figure("acceptance.png", f"Share of drafted tokens accepted, by depth{panels}.{cold}")]
         if methods_table(report.cells) is not None:
             figures.methods(folder / "methods.png", places)
             drawn.insert(
                 0,
                 Figure(
                     "methods.png",
-                    "tau and the measured speedup of decoding, of every method on every set.",
+                    f"tau and the measured speedup of decoding, of every method on every set.{cold}",
                 ),
             )
         if sum(map(len, places.values())) <= figures.MOST_BARS:
             figures.speedups(folder / "speedup.png", places)
             drawn.append(
                 Figure(
-                    "speedup.png", "Expected and measured speedup of decoding, each at the tau of its set and method."
+                    "speedup.png",
+                    f"Expected and measured speedup of decoding, each at the tau of its set and method.{cold}",
                 )
             )
     (folder / "report.json").write_text(redact(json.dumps(report.to_json(), indent=1)))

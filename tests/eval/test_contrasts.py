@@ -65,6 +65,7 @@ def test_a_contrast_is_the_first_less_the_second_on_the_same_requests():
     assert values["five", "M"] == paired_difference(drafted("many", 30), drafted("few", 12))
     page = markdown(contrasts_table(actual))
     assert any(line.startswith("| more positions | M | +0.20 [") and "+1.80 [" in line for line in page)
+    assert "| change | mode | five | one |" in markdown(contrasts_table(actual, ["five", "absent", "one"]))
     assert contrasts_of(ROWS, {}, where) == [] and contrasts_of(ROWS, {"gone": ("many", "absent")}, where) == []
 
 
@@ -73,6 +74,7 @@ def test_methods_are_contrasted_too():
     for pair in (("EAGLE-3", "EAGLE"), ("a", "b")):
         (one,) = contrasts_of(rows, {"training test": pair}, where)
         assert one.result.difference == pytest.approx(0.5) and one.mode == ""
+        assert "| change | one |" in markdown(contrasts_table([one])), "heads have no modes"
     # A drafter under two trees: its methods are told apart.
     rows = [
         row for d, e in (("a", 30), ("b", 25)) for m in ("chain", "tree") for row in drafted(d, e, mode="", method=m)
