@@ -23,7 +23,7 @@ class SparrowConfig(DirectHeadConfig):
     mtp_steps: int = Field(1, ge=0)
     # Visual inputs of training hold middle states; false: embeddings.
     ivsb: bool = True
-    # Layers that those states have passed; null: half of the target's.
+    # Layers that those states have passed; null: half of the target's, at least one.
     middle_layer: int | None = Field(None, ge=1)
 
     own_loss: ClassVar[HeadObjective] = VISUAL_STAGE
@@ -39,7 +39,7 @@ class SparrowConfig(DirectHeadConfig):
         return self._middle(shape) if self.ivsb else 0
 
     def _middle(self, shape: TargetShape) -> int:
-        layer = self.middle_layer or shape.num_layers // 2
+        layer = self.middle_layer or max(1, shape.num_layers // 2)
         if not 1 <= layer <= shape.num_layers:
             raise UserError(
                 f"drafter.middle_layer is {layer}, and the target has {shape.num_layers} layers",

@@ -55,6 +55,10 @@ def test_what_each_kind_wants():
     shape = language_shape(text_config())
     of = lambda **settings: config_of(**settings).taps_for(shape, training=True)  # noqa: E731
     assert of(kind="sparrow") == Taps(feature=True, visual_layers=(4,))
+    single = language_shape(text_config(layers=1))
+    assert config_of(kind="sparrow").taps_for(single, training=True).visual_layers == (1,), (
+        "half of one layer is that one"
+    )
     assert of(kind="sparrow", middle_layer=6, state=-2) == Taps(feature=True, text_layers=(7,), visual_layers=(6,))
     assert (
         of(kind="sparrow", ivsb=False) == of(kind="msd") == of(kind="vispec") == Taps(feature=True, visual_layers=(0,))
