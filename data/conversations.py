@@ -1,9 +1,9 @@
 """Conversations to ids: one function for training and for decoding, so that both see the same prompt.
 
 Templates are LLaVA-1.5's `plain` (alignment) and `v1` (Vicuna), LLaVA-OneVision's `qwen`, Qwen-VL's `qwen_vl`,
-InternVL's `internvl`, Mistral's `mistral` and Llama-3's `llama3`; supervision is a matter of character spans, mapped to
-tokens through offsets, never of counting tokens as the official masker does (it drops every multi-turn sample of a
-tokenizer in which a blank and `USER` are one piece).
+InternVL's `internvl`, Mistral's `mistral`, Gemma 4's `gemma` and Llama-3's `llama3`; supervision is a matter of
+character spans, mapped to tokens through offsets, never of counting tokens as the official masker does (it drops every
+multi-turn sample of a tokenizer in which a blank and `USER` are one piece).
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ SYSTEM = (
 )
 QWEN_SYSTEM = "You are a helpful assistant."
 ROLES = {"human": "USER", "gpt": "ASSISTANT"}
-_CHAT_ROLES = {"human": "user", "gpt": "assistant"}
 
 
 @dataclass(frozen=True)
@@ -40,22 +39,26 @@ class _Chat:
         head: what begins a turn, with {} for its role.
         between: what stands after a turn's end.
         system: the template's own system sentence.
+        answers: what it calls who answers.
     """
 
     head: str
     end: str
     between: str
     system: str
+    answers: str = "assistant"
 
 
 _CHATS = {
     "qwen": _Chat("<|im_start|>{}\n", "<|im_end|>", "\n", QWEN_SYSTEM),
     "qwen_vl": _Chat("<|im_start|>{}\n", "<|im_end|>", "\n", QWEN_SYSTEM),
     "internvl": _Chat("<|im_start|>{}\n", "<|im_end|>", "\n", ""),
+    "gemma": _Chat("<|turn>{}\n", "<turn|>", "\n", "", "model"),
     "llama3": _Chat("<|start_header_id|>{}<|end_header_id|>\n\n", "<|eot_id|>", "", ""),
 }
 # Template -> families whose pictures stand between tokens of their own, which it writes.
-_WRITES: dict[str, tuple[str, ...]] = {"qwen_vl": QWEN, "internvl": ("internvl",), "mistral": ("pixtral",)}
+_WRITES: dict[str, tuple[str, ...]] = {"qwen_vl": QWEN, "internvl": ("internvl",), "mistral": ("pixtral",),
+                                       "gemma": ("gemma4",)}  # fmt: skip
 _TURN_END = {"v1": "</s>", "mistral": "</s>"} | {name: chat.end for name, chat in _CHATS.items()}
 
 
@@ -63,9 +66,9 @@ class PromptFormat(Section):
     """How a conversation becomes text. Training and decoding must use the same one."""
 
     # plain: alignment; v1: targets with Llama's tokenizer; qwen: LLaVA-OneVision with Qwen2's (its qwen_1_5); qwen_vl:
-    # Qwen2-VL, Qwen2.5-VL and Qwen3-VL; internvl: InternVL 3; mistral: Mistral 3 and Pixtral; llama3: text-only
-    # targets of Llama-3.
-    template: Literal["plain", "v1", "qwen", "qwen_vl", "internvl", "mistral", "llama3"] = "v1"
+    # Qwen2-VL, Qwen2.5-VL and Qwen3-VL; internvl: InternVL 3; mistral: Mistral 3 and Pixtral; gemma: Gemma 4,
+    # without its channel of thoughts; llama3: text-only targets of Llama-3.
+    template: Literal["plain", "v1", "qwen", "qwen_vl", "internvl", "mistral", "gemma", "llama3"] = "v1"
     # null: the template's own system sentence (official LLaVA; Qwen2-VL's and Qwen2.5-VL's; the others have none:
     # Mistral's published one names a date); "": none (the HF chat template).
     system: str | None = None
@@ -146,7 +149,7 @@ def render(
     if form.template in _WRITES:
         # The line break beside a mark is LLaVA's way of writing; InternVL has one, too.
         pairs = _write_marks(pairs, written, MARKS[has_clip], keeps_breaks=form.template == "internvl")
-    if form.template == "llama3":
+    if form.template in ("llama3", "gemma"):
         pairs = [(role, value.strip()) for role, value in pairs]
     own = "" if family == "qwen3_vl" else chat.system
     return _render_chat(pairs, chat, own if form.system is None else form.system, open_ended)
@@ -208,7 +211,7 @@ def _render_chat(pairs: list[tuple[str, str]], chat: _Chat, system: str, open_en
     text = chat.head.format("system") + system + chat.end + chat.between if system else ""
     spans, last = [], len(pairs) - 1
     for number, (role, value) in enumerate(pairs):
-        text += chat.head.format(_CHAT_ROLES[role])
+        text += chat.head.format("user" if role == "human" else chat.answers)
         if open_ended and number == last and role == "gpt":
             break
         start = len(text)
@@ -217,7 +220,7 @@ def _render_chat(pairs: list[tuple[str, str]], chat: _Chat, system: str, open_en
             spans.append((start, len(text)))
         text += chat.between
     if open_ended and pairs[last][0] == "human":
-        text += chat.head.format(_CHAT_ROLES["gpt"])
+        text += chat.head.format(chat.answers)
     return Rendered(text, tuple(spans))
 
 
@@ -308,7 +311,7 @@ def _check_template(form: PromptFormat, processor: Processor) -> None:
     if end is not None and eos != end:
         raise UserError(
             f"template {form.template} ends turns with {end}, the tokenizer with {eos}",
-            hint="use template: v1 with Llama's tokenizer, qwen, qwen_vl or internvl with Qwen's, llama3 with Llama's",
+            hint="use template: v1 with Llama's tokenizer, qwen, qwen_vl or internvl with Qwen's, gemma with Gemma's",
         )
     wanted = next((name for name, families in _WRITES.items() if processor.family in families), None)
     if wanted != (form.template if form.template in _WRITES else None):

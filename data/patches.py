@@ -1,4 +1,6 @@
-"""Pictures as towers of Qwen-VL and Pixtral read them: whole, in patches; two frames of a Qwen-VL's clip are in one.
+"""Pictures as towers of Qwen-VL, Pixtral and Gemma 4 read them: whole, in patches.
+
+Two frames of a Qwen-VL's clip are in one patch.
 
 Sides are rounded to what becomes one token (patch x merge), within limits of pixels; a clip's frames have limits of
 their own and share one for the whole clip. Everything but `patches` is arithmetic on sizes.
@@ -14,8 +16,9 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ratio_preserving_size
 
-from ..core.errors import UserError
+from ..core.errors import UserError, first_line
 from ..core.pictures import IMAGE, VIDEO, PatchGrid, Picture, whole_picture
 from .processor import Processor
 from .tiles import Size
@@ -53,6 +56,8 @@ def image_picture(
     """The layout of an image of `size` pixels (width, height); limits that are None are the processor's."""
     if processor.family == "pixtral":
         return whole_picture(_grid(_shrunk(size, processor, min_pixels, max_pixels), processor), IMAGE)
+    if processor.family == "gemma4":
+        return whole_picture(_grid(_filled(size, processor, min_pixels, max_pixels), processor), IMAGE)
     limits = processor.image_processor.size
     least, most = min_pixels or limits["shortest_edge"], max_pixels or limits["longest_edge"]
     return whole_picture(_grid(rounded(size, processor.image_size, least, most), processor), IMAGE)
@@ -80,14 +85,37 @@ def _shrunk(size: Size, processor: Processor, least: int | None, most: int | Non
     return wide, high
 
 
+def _filled(size: Size, processor: Processor, least: int | None, most: int | None) -> Size:
+    """Gemma 4's way: as large as its number of tokens allows, whatever the picture's size, sides cut to whole tokens.
+
+    Raises:
+        UserError: a fewest number of pixels is asked for, or the picture is a line.
+    """
+    if least is not None:
+        raise UserError(f"min_pixels is {least}, and Gemma 4's pictures all get as many tokens as they may have",
+                        hint="leave min_pixels out; max_pixels is honoured")  # fmt: skip
+    images, unit = processor.image_processor, processor.image_size
+    count = images.max_soft_tokens if most is None else max(1, min(images.max_soft_tokens, most // unit**2))
+    merge = unit // processor.patch_size
+    try:
+        high, wide = get_aspect_ratio_preserving_size(
+            height=size[1], width=size[0], patch_size=processor.patch_size, max_patches=count * merge**2,
+            pooling_kernel_size=merge,
+        )  # fmt: skip
+    except ValueError as error:
+        raise UserError(f"a picture of {size[0]} x {size[1]} pixels does not fit {count} tokens: {first_line(error)}",
+                        hint="cut or remove the picture, or raise max_pixels") from error  # fmt: skip
+    return wide, high
+
+
 def clip_pictures(clip: Clip, settings: VideoSettings, processor: Processor) -> tuple[Picture, ...]:
     """The layout of a clip: one picture, or of Qwen3-VL one for each pair of frames, whose time is written before it.
 
     Raises:
         UserError: the clip does not say how many frames a second has, which positions or times are made of.
     """
-    if processor.family == "pixtral":
-        raise UserError("the record has a clip, and Pixtral and Mistral 3 read images alone",
+    if processor.family in ("pixtral", "gemma4"):
+        raise UserError("the record has a clip, and Pixtral, Mistral 3 and (here) Gemma 4 read images alone",
                         hint="use records without clips, or a target that reads them")  # fmt: skip
     unit, count = processor.image_size, len(clip.numbers)
     least, most = settings.pixel_limits(count, unit)
@@ -112,7 +140,7 @@ def _grid(size: Size, processor: Processor, *, frames: int = 1, seconds: float =
 
 def patches(frames: Sequence[Image.Image], grid: PatchGrid, processor: Processor) -> Tensor:
     """Normalised patches [P,C*2*S*S] float32 of RGB frames, in the order of tokens: merged ones one after another; of
-    Pixtral [P,C*S*S], row by row.
+    Pixtral [P,C*S*S] and Gemma 4 [P,S*S*C], row by row.
 
     Args:
         frames: an image is one; an odd last one is doubled.
@@ -122,8 +150,10 @@ def patches(frames: Sequence[Image.Image], grid: PatchGrid, processor: Processor
     size = grid.columns * side, grid.rows * side
     pixels = np.stack([np.asarray(frame.resize(size, images.resample), dtype=np.float32) for frame in frames])
     tensor = (torch.from_numpy(pixels) / 255 - torch.tensor(images.image_mean)) / torch.tensor(images.image_std)
-    if processor.family == "pixtral":  # row by row, and no frames
+    if processor.family in ("pixtral", "gemma4"):  # row by row, and no frames
         cut = tensor.view(grid.rows, side, grid.columns, side, 3)
+        if processor.family == "gemma4":  # the colours of a pixel beside each other
+            return cut.permute(0, 2, 1, 3, 4).reshape(-1, 3 * side * side)
         return cut.permute(0, 2, 4, 1, 3).reshape(-1, 3 * side * side)
     if len(tensor) % _FRAMES:
         tensor = torch.cat([tensor, tensor[-1:]])

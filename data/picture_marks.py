@@ -17,6 +17,8 @@ def written_marks(pictures: Sequence[Picture], family: str) -> list[str]:
 
     Qwen3-VL writes times before the frames of a clip, InternVL their numbers; Pixtral ends rows with a token.
     """
+    if family == "gemma4":
+        return [f"<|image>{IMAGE_MARK}<image|>" for _ in pictures]
     if family == "pixtral":
         rows = [len(runs_of(picture, family)) for picture in pictures]
         return [f"{IMAGE_MARK}[IMG_BREAK]" * (count - 1) + f"{IMAGE_MARK}[IMG_END]" for count in rows]

@@ -18,7 +18,8 @@ from transformers import LlavaNextProcessor, LlavaProcessor, PreTrainedTokenizer
 from .tiles import next_resolutions, onevision_resolutions
 
 Family = Literal[
-    "llava", "llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl", "pixtral", "causal_lm"
+    "llava", "llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl", "pixtral", "gemma4",
+    "causal_lm",
 ]  # fmt: skip
 FAMILIES: dict[str, Family] = {
     "LlavaProcessor": "llava",
@@ -29,9 +30,11 @@ FAMILIES: dict[str, Family] = {
     "Qwen3VLProcessor": "qwen3_vl",
     "InternVLProcessor": "internvl",
     "PixtralProcessor": "pixtral",  # of Mistral 3, too
+    "Gemma4Processor": "gemma4",
 }
 QWEN: tuple[Family, ...] = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 # What stands for pictures in prompts, and what surrounds them; a text-only tokenizer has none of it.
+GEMMA_MARKS = ("<|image|>", "<|image>", "<image|>")
 INTERNVL_MARKS = ("<IMG_CONTEXT>", "<img>", "</img>")
 INTERNVL_TILES = 12  # that a picture is cut into at most, of the published files
 PIXTRAL_MARKS = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
@@ -65,7 +68,7 @@ class Processor:
     video_token_id: int | None = None  # None: a clip's tokens are the image's
     # Of the family's tiled pictures, where its files list them; empty: its usual ones, in multiples of a tile.
     resolutions: tuple[tuple[int, int], ...] = ()
-    # What surrounds each run of picture tokens (Qwen-VL, InternVL).
+    # What surrounds each run of picture tokens (Qwen-VL, InternVL, Gemma 4).
     vision_start_id: int | None = None
     vision_end_id: int | None = None
 
@@ -77,7 +80,7 @@ class Processor:
     @property
     def reads_whole(self) -> bool:
         """Pictures in as many patches as they have, and not in tiles."""
-        return self.family in QWEN or self.family == "pixtral"
+        return self.family in (*QWEN, "pixtral", "gemma4")
 
     @property
     def sizes_decide(self) -> bool:

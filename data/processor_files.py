@@ -18,6 +18,7 @@ from ..core.files import read_json
 from ..core.pretrained import RESTORE, reading_pretrained
 from .processor import (
     FAMILIES,
+    GEMMA_MARKS,
     INTERNVL_MARKS,
     INTERNVL_TILES,
     NO_TOKEN,
@@ -33,6 +34,7 @@ from .published_settings import Published, published_settings
 
 # Of these a file that says how pictures are read has some.
 _IMAGE_KEYS = {"image_mean", "size", "crop_size", "image_processor_type", "feature_extractor_type"}
+_TURN_ENDS = "<turn|>"  # of Gemma 4
 _CURE = "check the name and the network, or give a directory"
 
 
@@ -124,8 +126,23 @@ def build_pixtral_processor(
     return _pixtral(tokenizer, images, patch_size, merge, "build_pixtral_processor")
 
 
+def build_gemma_processor(
+    tokenizer: PreTrainedTokenizerFast, *, patch_size: int, pooling: int = 3, max_tokens: int = 70
+) -> Processor:
+    """A processor for a Gemma 4 that the project makes itself; the tokenizer gets the marks that it lacks.
+
+    Args:
+        pooling: patches along a side of what becomes one token.
+        max_tokens: of a picture: 70, 140, 280, 560 or 1120.
+    """
+    lacking = [mark for mark in (*GEMMA_MARKS, "<|turn>", _TURN_ENDS) if mark not in tokenizer.get_vocab()]
+    tokenizer.add_special_tokens({"additional_special_tokens": lacking})
+    images = pil("Gemma4")(patch_size=patch_size, pooling_kernel_size=pooling, max_soft_tokens=max_tokens)
+    return _gemma(tokenizer, images, "build_gemma_processor")
+
+
 def load_processor(source: str | Path, *, revision: str | None = None, text_only: bool = False) -> Processor:
-    """The processor of a published or saved LLaVA, NeXT, OneVision, Qwen-VL, InternVL, Pixtral or Mistral 3.
+    """The processor of a published or saved LLaVA, NeXT, OneVision, Qwen-VL, InternVL, Pixtral, Mistral 3 or Gemma 4.
 
     Args:
         text_only: the source is a language model's, which has a tokenizer alone.
@@ -153,6 +170,8 @@ def load_processor(source: str | Path, *, revision: str | None = None, text_only
             own = pil("Pixtral").from_pretrained(source, revision=revision)
             patch, merge = int(settings.get("patch_size") or 16), int(settings.get("spatial_merge_size") or 1)
             return _pixtral(tokenizer, own, patch, merge, key)
+        if family == "gemma4":
+            return _gemma(tokenizer, pil("Gemma4").from_pretrained(source, revision=revision), key)
         images = _load_images(source, revision, settings, published)
         # Old processor files lack the patch size; every CLIP-L/14 and SigLIP-so400m/14 LLaVA has 14.
         return _processor(
@@ -212,6 +231,20 @@ def _pixtral(tokenizer: Any, images: Any, patch: int, merge: int, where: str) ->
     return replace(
         _text_only(tokenizer, where), image_processor=images, image_token_id=image, patch_size=patch,
         image_size=patch * merge, family="pixtral", bos_id=tokenizer.bos_token_id,  # its template writes it
+    )  # fmt: skip
+
+
+def _gemma(tokenizer: Any, images: Any, where: str) -> Processor:
+    _check_fast(tokenizer, where)
+    image, start, end = _marks(tokenizer, GEMMA_MARKS, where, "a Gemma 4's")
+    _marks(tokenizer, ("<|turn>", _TURN_ENDS), where, "an instruction-tuned Gemma 4's")
+    if tokenizer.bos_token_id is None:
+        raise UserError(f"{where}: the tokenizer has no bos token", hint="use a Gemma 4's files")
+    tokenizer.eos_token = _TURN_ENDS  # base models' files name the end of a text
+    unit = images.patch_size * images.pooling_kernel_size
+    return replace(
+        _text_only(tokenizer, where), image_processor=images, image_token_id=image, patch_size=images.patch_size,
+        image_size=unit, family="gemma4", bos_id=tokenizer.bos_token_id, vision_start_id=start, vision_end_id=end,
     )  # fmt: skip
 
 

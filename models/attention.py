@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from ..core.errors import UserError
+from .hub import kv_shapes
 
 GROUPED = "grouped_sdpa"
 
@@ -110,7 +112,13 @@ def use_grouped(config: Any) -> None:
     Args:
         config: the decoder's own.
     """
-    if config._attn_implementation == "sdpa" and config.num_key_value_heads != config.num_attention_heads:
+    groups = any(heads != config.num_attention_heads for heads, _ in kv_shapes(config))
+    if config._attn_implementation == "sdpa" and groups:
         AttentionInterface.register(GROUPED, as_interface(attend))
         AttentionMaskInterface.register(GROUPED, sdpa_mask)
         config._attn_implementation = GROUPED
+
+
+def added(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A boolean mask as eager attention adds it to scores."""
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)

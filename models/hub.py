@@ -38,6 +38,37 @@ def recurrent_layers(text: Any) -> tuple[bool, ...]:
     return tuple(kind == RECURS for kind in kinds) if RECURS in kinds else ()
 
 
+def has_windows(text: Any) -> bool:
+    """Whether some layers of a text config see a window of positions and others all (Gemma 4)."""
+    return "sliding_attention" in (config_value(text, "layer_types") or ())
+
+
+def scales_embeddings(text: Any) -> bool:
+    """Whether the language model multiplies rows of its table before its first layer (Gemma 4: by sqrt(D)). Heads read
+    the rows as they are stored.
+    """
+    return text.model_type.startswith("gemma")
+
+
+def kv_shapes(text: Any) -> list[tuple[int, int]]:
+    """Of each layer of a text config its heads of keys and values, and the width of a head: Gemma 4's layers differ."""
+    count = text.num_hidden_layers
+    if config_value(text, "global_head_dim") is not None:  # as transformers wrote it before 5.20
+        shared = config_value(text, "num_global_key_value_heads") if text.attention_k_eq_v else None
+        wide = shared or text.num_key_value_heads, text.global_head_dim
+        usual = text.num_key_value_heads, text.head_dim
+        return [wide if kind == "full_attention" else usual for kind in text.layer_types]
+    if (layers := config_value(text, "per_layer_config")) is not None:
+        return [(layers[n].num_key_value_heads, layers[n].head_dim) for n in range(count)]
+    heads = config_value(text, "num_key_value_heads") or text.num_attention_heads
+    return [(heads, config_value(text, "head_dim") or text.hidden_size // text.num_attention_heads)] * count
+
+
+def own_layers(text: Any) -> int:
+    """Layers that have keys and values of their own: the last of Gemma 4's smaller models read an earlier one's."""
+    return int(text.num_hidden_layers - (config_value(text, "num_kv_shared_layers") or 0))
+
+
 def pinned_config(source: str) -> dict[str, Any] | None:
     """The pinned config of a published model, by the last part of its Hub id, or None."""
     path = PINNED / f"{source.rstrip('/').split('/')[-1].lower()}.json"
@@ -100,8 +131,11 @@ def config_value(config: Any, name: str, default: Any = None) -> Any:
 
 
 def rope_of(text: Any) -> dict[str, Any]:
-    """The rotation of a transformers text config, a copy of its `rope_parameters`; empty where it names none."""
-    return dict(config_value(text, "rope_parameters") or {})
+    """The rotation of a transformers text config, a copy of its `rope_parameters`; empty where it names none. Where
+    kinds of layers have one each (Gemma 4), that of the layers that see all.
+    """
+    rope = dict(config_value(text, "rope_parameters") or {})
+    return dict(rope["full_attention"]) if "full_attention" in rope else rope
 
 
 def vision_half(config: PreTrainedConfig) -> PreTrainedConfig:

@@ -34,6 +34,7 @@ _SIZES = {
 # Of models to train our own arithmetic wants one number for these, where transformers takes lists, too.
 _WHOLE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "image_size", "patch_size")
 _LARGEST = 1 << 31
+_UNEVEN = ("gemma4_text",)  # whose layers may differ in their sizes
 # Of numbers with a fraction: (above or from, up to).
 _RANGES = {
     "initializer_range": (0.0, 10.0), "initializer_factor": (0.0, 1e6), "rope_theta": (1.0, 1e12),
@@ -93,10 +94,15 @@ def new_config(values: dict[str, Any]) -> PreTrainedConfig:
     _check_activation(values)
     check_known(values, CONFIG_MAPPING[model_type])
     config = _made(functools.partial(AutoConfig.for_model, model_type), values)
-    if any(getattr(part, "is_heterogeneous", False) for part in _parts(config)):
+    layers = [part for part in _parts(config) if getattr(part, "is_heterogeneous", False)]
+    if layers and model_type not in _UNEVEN:
         problem = f"the layers of {model_type} differ in their sizes, which nothing here reads"
         raise Refused("model_type", problem, "llama and clip_vision_model, for example")
-    _check_shape(config)
+    for part in layers:
+        for number in range(part.num_hidden_layers):
+            _check_shape(part.per_layer_config[number])
+    if not layers:
+        _check_shape(config)
     return config
 
 

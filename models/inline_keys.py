@@ -15,7 +15,10 @@ from ..core.refused import Refused
 from ..core.secrets import shortened
 
 # Keys of configs from before transformers 5, which reads them into `rope_parameters` and `dtype`.
-_EARLIER = {"rope_parameters": ("rope_theta", "rope_scaling"), "dtype": ("torch_dtype",)}
+_EARLIER = {
+    "rope_parameters": ("rope_theta", "rope_scaling"), "dtype": ("torch_dtype",),
+    "per_layer_config": ("global_head_dim", "num_global_key_value_heads"),  # Gemma 4's, which it still reads
+}  # fmt: skip
 _ROPES = ("rope_parameters", "rope_scaling")
 _EVERY_ROPE = {"rope_type", "type", "rope_theta"}
 # rope_type -> what transformers' modeling_rope_utils reads beside these.

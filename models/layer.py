@@ -258,14 +258,14 @@ STRETCHED = {
 def stretched(rope: Mapping[str, Any], max_positions: int | None = None) -> dict[str, Any] | None:
     """What stretches a rotation given as transformers' `rope_parameters` (or the older `rope_scaling`); None: nothing.
 
-    A dynamic one is plain up to the length that its model was trained for, and counts as plain. Of a kind that is not
-    in `STRETCHED` the kind alone.
+    A dynamic one is plain up to the length that its model was trained for, and counts as plain; so does one that turns
+    a part of each attention head alone (proportional, Gemma 4). Of a kind that is not in `STRETCHED` the kind alone.
 
     Args:
         max_positions: of the model, which were its original ones where it does not say.
     """
     kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind in ("default", "mrope", "dynamic"):
+    if kind in ("default", "mrope", "dynamic", "proportional"):
         return None
     known = {"original_max_position_embeddings": max_positions} | {k: v for k, v in rope.items() if v is not None}
     return {"rope_type": kind} | {name: known[name] for name in STRETCHED.get(kind, ()) if name in known}

@@ -117,7 +117,7 @@ def llava_config(
 
 def placeholder_ids(config: PreTrainedConfig) -> tuple[int, ...]:
     """Ids that stand for images and clips in a prompt, and are never emitted."""
-    names = ("image_token_index", "video_token_index", "image_token_id", "video_token_id")
+    names = ("image_token_index", "video_token_index", "image_token_id", "video_token_id", "audio_token_id")
     ids = (config_value(config, name) for name in names)
     return tuple({value for value in ids if value is not None})
 
@@ -247,13 +247,18 @@ class LlavaTraining(nn.Module):
         places = places_of(batch.predicting, hidden.device)
         labels = at_places(batch.ids, places, 1)  # [S]
         # The head runs on supervised positions only: at 32064 rows it is most of a small draft's cost.
-        logits = self.llava.lm_head(at_places(hidden, places)).float()  # [S,V]
+        logits = self.scores(at_places(hidden, places)).float()  # [S,V]
         loss = F.cross_entropy(logits, labels, reduction="sum")
         choice = logits.argmax(-1)
         metrics = {"accuracy": (choice == labels).sum()}
         if target_choice is not None:
             metrics["agreement"] = (choice == target_choice).sum()
         return StepLoss(loss, batch.loss_mask[:, 1:].sum(), metrics)
+
+    def scores(self, hidden: Tensor) -> Tensor:
+        """[...,D] -> [...,V] of the LM head."""
+        scores: Tensor = self.llava.lm_head(hidden)
+        return scores
 
     def hidden_states(self, batch: Batch) -> Tensor:
         """Final states [B,T,D] of the language model, its feature: the LM head is still to come."""

@@ -14,7 +14,8 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from .decoding.delta_rule import CHUNK
-from .hub import config_value, recurrent_layers
+from .gemma import SOFT_TOKENS
+from .hub import config_value, has_windows, kv_shapes, own_layers, recurrent_layers
 from .sizes import empty_model, num_parameters, parameter_counts
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -64,11 +65,12 @@ def cache_bytes(config: PreTrainedConfig, dtype: str, positions: int, size: int 
     """Keys and values of the layers that attend for one row of so many positions, on one of `size` ranks, and states of
     those that recur.
     """
-    text = config.get_text_config()
-    heads = config_value(text, "num_key_value_heads") or text.num_attention_heads
-    recurring = sum(recurrent_layers(text))
-    attending = text.num_hidden_layers - recurring
-    keys = 2 * attending * (heads // size) * _head_width(text) * positions * BYTES[dtype]
+    text, recurs = config.get_text_config(), recurrent_layers(config.get_text_config())
+    recurring, shapes = sum(recurs), kv_shapes(text)[: own_layers(text)]
+    attending = [shape for number, shape in enumerate(shapes) if not (recurs and recurs[number])]
+    keys = 2 * sum((heads // size) * head for heads, head in attending) * positions * BYTES[dtype]
+    if has_windows(text):
+        keys += 8 * positions  # where each key stands
     if not recurring:
         return keys
     state = text.linear_num_value_heads * text.linear_key_head_dim * text.linear_value_head_dim * BYTES["float32"]
@@ -93,7 +95,13 @@ def _recurrent_bytes(text: Any, width: int, places: int, nodes: int) -> float:
 
 
 def _head_width(text: Any) -> int:
-    return config_value(text, "head_dim") or text.hidden_size // text.num_attention_heads
+    """Of the widest layer."""
+    return max(head for _, head in kv_shapes(text))
+
+
+def _embedded_width(text: Any) -> int:
+    """Of what enters of a token: Gemma 4's layers have tables of their own."""
+    return int(text.hidden_size + text.num_hidden_layers * (config_value(text, "hidden_size_per_layer_input") or 0))
 
 
 def activation_bytes(config: PreTrainedConfig, dtype: str, asked: Decoding) -> dict[str, float]:
@@ -109,6 +117,11 @@ def activation_bytes(config: PreTrainedConfig, dtype: str, asked: Decoding) -> d
     layer = max(layer, _recurrent_bytes(text, width, places, asked.nodes))
     # The prompt's embeddings and its last states, joined of chunks.
     prompt = asked.positions * text.hidden_size * width * (2 if chunk == asked.positions else 3)
+    # The layers' own: of the prompt, and of the chunk as they are projected, normed in float32 and summed.
+    tables = _embedded_width(text) - text.hidden_size
+    prompt += tables * (asked.positions * width + chunk * (3 * width + 4))
+    if has_windows(text):
+        prompt += 2 * places * asked.positions  # a second mask, and what it is made of
     # What Qwen3-VL's tower adds after its first layers; like the embeddings it stays while every method decodes.
     prompt += asked.positions * text.hidden_size * width * _num_deepstack(config)
     scores = 4 * 4 * asked.nodes * text.vocab_size  # float32: scores, warped, sorted, probabilities
@@ -163,6 +176,11 @@ def _tower_bytes(config: PreTrainedConfig, width: int, positions: int) -> float 
     merge = config_value(vision, "spatial_merge_size")
     if merge is not None:  # pictures whole: every patch at once
         return positions * merge**2 * (8 * wide + 2 * inner) * width
+    if config_value(vision, "model_type") == "gemma4_vision":  # one picture whole
+        pooled = min(positions, SOFT_TOKENS)
+        seen = pooled * vision.pooling_kernel_size**2
+        # Pooling weighs every patch for every token: whole numbers, and float32.
+        return seen * ((8 * wide + 2 * inner) * width + 12 * pooled)
     if config_value(vision, "model_type") == "pixtral":  # one picture whole, all layers' states and a mask
         seen = min(positions * config_value(config, "spatial_merge_size", 1) ** 2, _most_patches(vision))
         return seen * ((vision.num_hidden_layers + 8) * wide + 2 * inner + seen) * width

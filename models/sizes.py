@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from .gemma import GEMMA, gemma_parts, new_gemma
 from .internvl import INTERNVL, new_internvl
 from .llava import FAMILIES, is_tied, llava_parts, new_model
 from .mistral import MISTRAL3, new_mistral
@@ -27,6 +28,8 @@ def empty_model(config: PreTrainedConfig) -> PreTrainedModel:
             return new_internvl(config)
         if config.model_type == MISTRAL3:
             return new_mistral(config)
+        if config.model_type == GEMMA:
+            return new_gemma(config)
         return AutoModelForCausalLM.from_config(config)
 
 
@@ -52,6 +55,8 @@ def _counted(described: _Described) -> dict[str, int]:
         model.tie_weights()
     if config.model_type in (*FAMILIES, INTERNVL, MISTRAL3):
         parts = llava_parts(model)
+    elif config.model_type == GEMMA:
+        parts = gemma_parts(model)
     else:
         parts = qwen_parts(model) if config.model_type in QWEN_FAMILIES else {"language_model": model}
     return {str(name): num_parameters([module]) for name, module in parts.items()}

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from ..core.batch import Batch
 from ..core.errors import UserError
+from .gemma import GEMMA, GemmaTraining
 from .internvl import INTERNVL
 from .llava import FAMILIES, LlavaTraining, Part
 from .mistral import MistralTraining, reads_whole
@@ -43,6 +44,8 @@ def training_of(model: PreTrainedModel, trainable: Any, **settings: Any) -> Llav
     if family in QWEN_FAMILIES:
         return QwenTraining(model, trainable, **settings)
     settings.pop("resume", None)
+    if family == GEMMA:
+        return GemmaTraining(model, trainable, **settings)
     if reads_whole(model.config):
         return MistralTraining(model, trainable, **settings)
     if family in (*FAMILIES, INTERNVL):

@@ -12,7 +12,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from .hub import config_value
+from .hub import config_value, kv_shapes
 from .layer import LayerShape
 from .memory import BYTES
 
@@ -59,11 +59,10 @@ class Block:
     def of_config(cls, text: Any) -> Block:
         """Of transformers' config of a language model; of experts those that a token runs through."""
         heads = text.num_attention_heads
-        head = config_value(text, "head_dim") or text.hidden_size // heads
+        groups, head = max(kv_shapes(text), key=lambda shape: shape[0] * shape[1])
         experts = config_value(text, "moe_intermediate_size")
         inner = text.intermediate_size if experts is None else experts * text.num_experts_per_tok
-        keys = (config_value(text, "num_key_value_heads") or heads) * head
-        return cls(text.hidden_size, inner, heads * head, keys)
+        return cls(text.hidden_size, inner, heads * head, groups * head)
 
     @classmethod
     def of_layer(cls, shape: LayerShape) -> Block:

@@ -77,7 +77,7 @@ def one_placeholder_each(ids: list[int], placeholder: int) -> list[int]:
 
 def _format(processor: Processor) -> PromptFormat:
     """A template that fits the tokenizer. Which one does not matter: both sides get the same ids."""
-    own = {"internvl": "internvl", "pixtral": "mistral"}.get(processor.family)
+    own = {"internvl": "internvl", "pixtral": "mistral", "gemma4": "gemma"}.get(processor.family)
     template = own or ("qwen_vl" if processor.reads_whole else "qwen" if processor.bos_id is None else "v1")
     return PromptFormat(template=template, system="", image_rule="verbatim")
 

@@ -7,7 +7,7 @@ Letters: R rows, N new positions, D width, V vocabulary, P past positions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from ...core.pictures import TEXT, Picture
 from ...core.positions import FLAT, PositionScheme, place_positions
 from ...core.states import uploaded
-from ..attention import check_takes_masks, use_grouped
+from ..attention import added, check_takes_masks, use_grouped
 from ..hub import config_value
 from ..llava import language_model_of, placeholder_ids, pool_features, selected_features
 from ..packed_row import PackedRow
@@ -51,6 +51,8 @@ class PromptRows:
     visual: Tensor | None = None  # [R,T] bool, on the CPU; given where `deepstack` is
     deepstack: tuple[Tensor, ...] = ()  # of the first layers: [n,D] that is added after each, at visual places
     segments: Tensor | None = None  # [1,T] int64: the sample of each token of a packed row, which sees no other
+    # [R,T] int64: of a picture whose tokens see each other (Gemma 4) a number of its own, elsewhere -1; None: no such
+    blocks: Tensor | None = None
 
     @property
     def rope_delta(self) -> int:
@@ -205,7 +207,8 @@ class CachedDecoder:
             queries: [T] bool: places whose attention is averaged, [R,heads,T]; None: all.
         """
         length, parts = prompts.embeds.shape[1], []
-        for start, stop, wants_attention in _pieces(length, chunk or length, queries if attention else None):
+        pieces = _pieces(length, chunk or length, queries if attention else None)
+        for start, stop, wants_attention in self._whole(pieces, prompts):
             part = self.forward(
                 prompts.embeds[:, start:stop],
                 cache,
@@ -218,6 +221,10 @@ class CachedDecoder:
             cache.advance(stop - start)
             parts.append(part)
         return parts[0] if len(parts) == 1 else _joined(parts, length)
+
+    def _whole(self, pieces: Iterable[tuple[int, int, bool]], prompts: PromptRows) -> Iterable[tuple[int, int, bool]]:
+        """The chunks of a prompt, none of which may cut what must run at once."""
+        return pieces
 
     def _deepstack(self, prompts: PromptRows, start: int, stop: int) -> Mapping[str, Any]:
         """Further inputs of the model for these positions, besides the embeddings."""
@@ -250,7 +257,7 @@ class CachedDecoder:
         self, embeds: Tensor, cache: Cache, positions: Tensor, seen: Tensor, *, layers: Sequence[int] = ()
     ) -> DecoderStates:
         """As `forward`, with a mask [1,1,N,K] bool over all K places that the cache hands over (`Cache.written_at`)."""
-        return self._through(embeds, cache, positions, _additive(seen, embeds.dtype) if self._eager else seen, layers)
+        return self._through(embeds, cache, positions, seen, layers)
 
     def _through(
         self, embeds: Tensor, cache: Cache, positions: Tensor, full: Tensor | None, layers: Sequence[int],
@@ -261,24 +268,20 @@ class CachedDecoder:
         if plain is not None:
             feature, states = unwrapped.run(self.language_model, plain, embeds, cache, places, full, layers)
             return DecoderStates(feature, states | ({0: embeds} if 0 in layers else {}), {})
+        # Eager attention, the only one that returns its weights, adds the mask to the scores.
+        dtype = embeds.dtype if attention or self._eager else None
+        inputs = self._inputs(embeds, cache, places, full, dtype, more or {})
         with Tapped(self.language_model, layers, attention) as tapped:
-            output = self.language_model(
-                inputs_embeds=embeds,
-                attention_mask=self._mask_of_layers(full),
-                position_ids=places,
-                past_key_values=cache,
-                use_cache=True,
-                **(more or {}),
-            )
+            output = self.language_model(**inputs, position_ids=places, past_key_values=cache, use_cache=True)
         if 0 in layers:
-            tapped.states[0] = embeds
+            tapped.states[0] = inputs["inputs_embeds"]
         # With a device map, layers are on several devices. The states are moved to the device of the embedding, where
         # they are read.
         here = lambda by_layer: {layer: part.to(embeds.device) for layer, part in by_layer.items()}  # noqa: E731
         return DecoderStates(output.last_hidden_state.to(embeds.device), here(tapped.states), here(tapped.weights))
 
     def _mask(self, embeds: Tensor, past: int, mask: Tensor | None, *, wants_weights: bool) -> Tensor | None:
-        """[R,1,N,K] of all that N new positions [R,N,D] see; None where a kernel knows it: all, or causal from 0."""
+        """[R,1,N,K] bool: what N new positions [R,N,D] see; None where a kernel knows it: all, or causal from 0."""
         rows, count = embeds.shape[:2]
         eager = wants_weights or self._eager
         if mask is None and not eager and not self.always_masks and (count == 1 or past == 0):
@@ -288,8 +291,21 @@ class CachedDecoder:
             full[..., past + count - mask.shape[-1] :] = mask if mask.dim() == 2 else mask.unsqueeze(1)
         elif count > 1:
             full[..., past:].tril_()
-        # Eager attention, the only one that returns its weights, adds the mask to the scores.
-        return _additive(full, embeds.dtype) if eager else full
+        return full
+
+    def _inputs(
+        self, embeds: Tensor, cache: Cache, places: Tensor, full: Tensor | None, additive: torch.dtype | None,
+        more: Mapping[str, Any],
+    ) -> dict[str, Any]:  # fmt: skip
+        """What the model takes of N new positions at `places`, besides these and the cache.
+
+        Args:
+            full: [R,1,N,K] bool: what they see; None: as a kernel knows it.
+            additive: masks are added to the scores, in this type; None: they are boolean.
+            more: as of `forward`.
+        """
+        mask = full if full is None or additive is None else added(full, additive)
+        return {"inputs_embeds": embeds, "attention_mask": self._mask_of_layers(mask), **more}
 
     def _mask_of_layers(self, full: Tensor | None) -> Any:
         """The mask as the model takes it."""
@@ -299,9 +315,14 @@ class CachedDecoder:
         """Positions in the number of coordinates that the model takes: [R,N], or [3,R,N] under M-RoPE."""
         return positions[0] if positions.dim() == 3 else positions
 
+    def projected(self, feature: Tensor) -> Tensor:
+        """What the LM head makes of a feature, [...,V] float32: linear, and of all ids."""
+        scores: Tensor = self.model.lm_head(feature).to(self.device).float()
+        return scores
+
     def logits(self, feature: Tensor) -> Tensor:
         """Scores [...,V] float32; minus infinity for ids that are never emitted."""
-        scores = self.model.lm_head(feature).to(self.device).float()
+        scores = self.projected(feature)
         # Few ids are banned: a mask over the vocabulary would be read whole, for every row.
         return scores.index_fill_(-1, self._banned, float("-inf")) if len(self._banned) else scores
 
@@ -315,6 +336,7 @@ def packed_prompts(prompts: PromptRows, row: PackedRow) -> PromptRows:
         mask=None,
         visual=None if prompts.visual is None else prompts.visual[row.kept][None],
         segments=row.segments[None],
+        blocks=None if prompts.blocks is None else row.pack(prompts.blocks),
     )
 
 
@@ -365,7 +387,3 @@ def with_features(embeds: Tensor, modality: Tensor, features: Tensor) -> Tensor:
     else:
         torch._assert_async(places.sum() == len(features))  # the host goes on, and the next read raises
     return embeds.masked_scatter(places.unsqueeze(-1), features.to(embeds))
-
-
-def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)

@@ -27,6 +27,7 @@ from ..decoding.cache import Cache
 from ..decoding.expansions import Expansions
 from ..decoding.warp import Warp
 from ..targets.base import Target, TargetShape, TargetStep
+from ..targets.language import LanguageTarget
 from ..training_memory import MicroBatch, dflash_activations, dflash_beside
 from .base import PLAIN, CountTokens, Drafter, DraftingOptions, PublishedDrafter, TargetIdentity
 from .dflash_confidence import DflashConfidence, kept_levels
@@ -225,7 +226,9 @@ def lm_head_rows(target: Target, ids: Tensor) -> Tensor:
     """Rows [V',D] float32 on the CPU of the target's LM head at `ids` [V'], read from the scores of unit vectors."""
     width, step = target.shape.hidden_size, 256
     units = torch.eye(width, dtype=target.embedding.dtype, device=target.embedding.device)
-    columns = [target.scores(units[start : start + step])[:, ids.to(units.device)] for start in range(0, width, step)]
+    # Scores may be capped, which is not linear.
+    project = target.decoder.projected if isinstance(target, LanguageTarget) else target.scores
+    columns = [project(units[start : start + step])[:, ids.to(units.device)] for start in range(0, width, step)]
     return torch.cat(columns).T.float().cpu().contiguous()
 
 

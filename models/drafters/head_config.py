@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ...core.errors import UserError
 from ...core.refused import Refused
 from ...core.states import Taps
-from ..hub import recurrent_layers
+from ..hub import recurrent_layers, scales_embeddings
 from ..layer import LayerShape
 from ..targets.base import Target, TargetShape
 from ..training_memory import MicroBatch, head_memory
@@ -142,6 +142,13 @@ class HeadConfig(PublishedDrafter):
                 where="key drafter.kind", hint="use eagle, medusa or llamagen for an image generator",
             )  # fmt: skip
         self.layer(shape)
+        if scales_embeddings(shape.text) and self.image_input() == "projected" and not self.is_eagle3:
+            raise UserError(
+                f"drafter.image is projected, and the target ({shape.text.model_type}) multiplies rows of its table: "
+                f"pictures would enter {shape.hidden_size**0.5:.0f} times as large as words, without a norm between",
+                where="key drafter.kind",
+                hint="use eagle3, whose inputs are normed, or dflash; of eagle, set image: placeholder",
+            )
 
     def check_settings(self, draws_images: bool) -> None:
         """Also refuse `blind_share` of a head that holds no visual input in training."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 from ...core.errors import UserError
-from ..hub import config_value, rope_of
+from ..hub import config_value, kv_shapes, rope_of
 from ..layer import STRETCHED, LayerShape, stretched
 
 # What transformers takes where a config says nothing.
@@ -67,7 +68,8 @@ def mirrored_layer(config: Mirroring, text: Any, *, input_norm: bool | None, lik
     qwen = text.model_type.startswith("qwen")
     theta: Any = config.rope_theta or rope.get("rope_theta") or config_value(text, "rope_theta", 10000.0)
     bias = not like_llama and (text.model_type.startswith("qwen2") or bool(config_value(text, "attention_bias")))
-    own = config_value(text, "head_dim")
+    # Where layers differ (Gemma 4), those are mirrored that most layers are like.
+    groups, own = Counter(kv_shapes(text)).most_common(1)[0][0]
     inner = config.intermediate_size or config_value(text, "intermediate_size")
     if inner is None:
         raise UserError(
@@ -76,14 +78,14 @@ def mirrored_layer(config: Mirroring, text: Any, *, input_norm: bool | None, lik
         )  # fmt: skip
     return LayerShape(
         vocab_size=text.vocab_size, hidden_size=text.hidden_size, num_heads=heads,
-        num_kv_heads=heads if config.kv_heads == "mha" else text.num_key_value_heads,
+        num_kv_heads=heads if config.kv_heads == "mha" else groups,
         intermediate_size=inner,
         norm_eps=config.norm_eps or text.rms_norm_eps,
         rope_theta=float(theta),
         input_norm=qwen if input_norm is None else input_norm,
         qkv_bias=bias if config.qkv_bias is None else config.qkv_bias,
         qk_rms_norm=text.model_type.startswith("qwen3") and not like_llama,
-        own_head_dim=own if own and own * heads != text.hidden_size else None,
+        own_head_dim=own if own * heads != text.hidden_size else None,
         attention_input=2 * text.hidden_size if like_llama else None,
         mrope_section=section, mrope_interleaved=bool(section) and text.model_type.startswith("qwen3"),
         rope_scaling=scaling,

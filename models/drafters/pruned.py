@@ -166,7 +166,8 @@ def pruned_prompt(prompts: PromptRows, kept: Tensor, *, positions: Literal["comp
     if visual is not None:
         number = (visual[0].cumsum(0) - 1)[at][visual[0, at]].to(kept.device)
         visual, deepstack = visual[:, at], tuple(part[number] for part in deepstack)
-    return PromptRows(prompts.embeds[:, kept], placed, next_position, None, visual, deepstack)
+    blocks = None if prompts.blocks is None else prompts.blocks[:, kept]
+    return PromptRows(prompts.embeds[:, kept], placed, next_position, None, visual, deepstack, blocks=blocks)
 
 
 class PrunedProposal(IndependentProposal):

@@ -29,7 +29,7 @@ _SERVED: dict[str, dict[bool, tuple[str, ...]]] = {
     },
     "sglang": {False: ("llava", *_TEXT), True: ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", *_TEXT)},
 }
-_UNREAD = ("internvl", "mistral3", "pixtral")  # whose classes of SGLang were not read
+_UNREAD = ("internvl", "mistral3", "pixtral", "gemma4")  # whose classes of SGLang were not read
 _SERVED["speculators"] = _SERVED["vllm"]
 # Of Mistral 3 and Pixtral.
 UNCOMPARED = "with pictures of this target its drafts and the engine's were not compared"
@@ -60,7 +60,7 @@ def _target(engine: Engine, source: HeadSource) -> list[str]:
     model = "pixtral" if config.model_type == "llava" and reads_whole(config) else config.model_type
     if model in _SERVED[engine][is_eagle3]:
         return []
-    if model.startswith("qwen3_5") or (engine == "sglang" and model in _UNREAD):
+    if model.startswith(("qwen3_5", "gemma4")) or (engine == "sglang" and model in _UNREAD):
         return [f"nobody has read here how its class of {model} hands states to heads"]
     return [f"its class of {model} hands no states to a head of EAGLE-{3 if is_eagle3 else 1}"]
 

@@ -19,6 +19,7 @@ from ..hub import config_value, read_config
 from ..llava import FAMILIES, TokenIds
 from ..stored import resolved_dtype
 from .causal import CausalTargetConfig
+from .gemma import GemmaTargetConfig
 from .internvl import InternVLTargetConfig
 from .language import LanguageTarget
 from .llava import LlavaTargetConfig
@@ -28,7 +29,12 @@ from .qwen import QwenTargetConfig
 
 # A recipe's `target` of the language tracks.
 TargetConfig = Annotated[
-    LlavaTargetConfig | QwenTargetConfig | InternVLTargetConfig | MistralTargetConfig | CausalTargetConfig,
+    LlavaTargetConfig
+    | QwenTargetConfig
+    | InternVLTargetConfig
+    | MistralTargetConfig
+    | GemmaTargetConfig
+    | CausalTargetConfig,
     Field(discriminator="kind"),
 ]
 
@@ -217,6 +223,8 @@ def _tables(maker: Any, source: str | Path, config: PreTrainedConfig, arguments:
         if config_value(part, "quantization_config") is not None:
             del part.quantization_config
     layers, text.num_hidden_layers = text.num_hidden_layers, 0
+    if own := config_value(text, "hidden_size_per_layer_input"):  # Gemma 4's tables are of layers that are left out
+        text.hidden_size_per_layer_input = 0
     if vision is not None:
         setattr(vision, "num_hidden_layers" if config_value(vision, "depth") is None else "depth", 0)
     before = logging.get_verbosity()
@@ -226,4 +234,6 @@ def _tables(maker: Any, source: str | Path, config: PreTrainedConfig, arguments:
     finally:
         logging.set_verbosity(before)
     model.config.get_text_config().num_hidden_layers = layers
+    if own:
+        model.config.get_text_config().hidden_size_per_layer_input = own
     return model, info

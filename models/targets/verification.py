@@ -21,7 +21,7 @@ from ..decoding.cache import Cache
 from ..decoding.captured import Graphs, why_nowhere
 from ..decoding.decoder import CachedDecoder, DecoderStates
 from ..decoding.tree import Tree
-from ..hub import recurrent_layers, rope_of
+from ..hub import has_windows, recurrent_layers, rope_of
 
 NODES = (1, 8, 16, 32, 64, 128)
 _SHORTEST = 256
@@ -45,6 +45,8 @@ def why_not(decoder: CachedDecoder) -> str | None:
         return "the shapes of a mixture of experts depend on its tokens"
     if recurrent_layers(config):
         return "recurrent layers keep what a tree wrote in tensors of its own size"
+    if has_windows(config):
+        return "layers see a window of positions, which a graph's buffers do not hold"
     if config._attn_implementation not in _KERNELS:
         return f"attention is {config._attn_implementation}, which takes no mask"
     return None

@@ -21,6 +21,7 @@ from ...data.mixture import JsonFile, Name, Selection, Share, are_present, is_mi
 from ...data.processor import INTERNVL_TILES, QWEN, Processor
 from ...data.published_settings import WHOLE_PIXELS, processor_family
 from ...data.records import RecordFile
+from ...models.gemma import GEMMA, SOFT_TOKENS
 from ...models.hub import config_value
 from ...models.mistral import merge_of, reads_whole
 from ..stages.base import Planned
@@ -93,6 +94,9 @@ def image_reader_of(data: ConversationData, config: PreTrainedConfig) -> ImageRe
     if family in QWEN:  # reads pictures whole: a tile's side is then that of what becomes one token
         side = vision.patch_size * vision.spatial_merge_size
         images = SimpleNamespace(size=dict(zip(("shortest_edge", "longest_edge"), WHOLE_PIXELS[family], strict=True)))
+    elif family == GEMMA:
+        side = vision.patch_size * vision.pooling_kernel_size
+        images = SimpleNamespace(max_soft_tokens=SOFT_TOKENS, size={})
     else:
         side = vision.image_size
     patch = vision.patch_size

@@ -14,7 +14,7 @@ from pydantic import Field
 from ...core.section import Section
 from ...models.captioners import LvlmCaptions, num_published
 from ...models.drafters.pruned import PrunedConfig
-from ...models.hub import recurrent_layers
+from ...models.hub import has_windows, recurrent_layers
 from ...models.memory import BYTES, Decoding, activation_bytes, cache_bytes, graph_bytes, peak, weight_bytes
 from ...models.targets.base import language_shape
 from ...models.targets.load import target_config
@@ -140,9 +140,8 @@ def _takes_graphs(config: Any, section: Any) -> bool:
     """Whether the target's passes can be graphs on a GPU (`targets/verification.py`), as far as a recipe tells."""
     text = config.get_text_config()
     experts = getattr(text, "num_experts", None) or getattr(text, "num_local_experts", None)
-    return (
-        section.tensor_parallel_size == 1 and section.device_map is None and not experts and not recurrent_layers(text)
-    )
+    whole = section.tensor_parallel_size == 1 and section.device_map is None
+    return whole and not experts and not recurrent_layers(text) and not has_windows(text)
 
 
 def _captioner(plan: Any, target: Any) -> tuple[float, float] | None:

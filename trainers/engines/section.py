@@ -98,7 +98,7 @@ class ServedEngine(Section):
         if states and target.kind not in self.tapped:
             known = f", only of {', '.join(self.tapped)}" if self.tapped else ""
             raise Refused("engine.kind", f"{name} hands out no hidden states of a {target.kind}{known}", own)
-        if target.kind in ("internvl", "mistral3", "pixtral"):
+        if target.kind in ("internvl", "mistral3", "pixtral", "gemma4"):
             problem = f"nobody has compared here how {name} expands the pictures of a {target.kind}"
             raise Refused("engine.kind", problem, own)
         if target.kind.startswith("llava") and aspect.startswith("anyres"):

@@ -61,6 +61,7 @@ _KNOWN: tuple[tuple[str, Licence], ...] = (
     (r"Qwen/Qwen(2(\.5)?|3)-VL-.*", _APACHE),
     (r"Qwen/Qwen3\.5-.*", _APACHE),
     (r"mistralai/Mistral-Small-3\.1-.*|(mistralai|mistral-community)/pixtral-12b.*", _APACHE),
+    (r"google/gemma-4-.*", _APACHE),
     (r"meta-llama/Llama-3\.1-.*", _LLAMA31),
     (r"meta-llama/Llama-3\.2-.*", _LLAMA32),
     (r"lmsys/vicuna-(7b|13b)-v1\.5.*|meta-llama/Llama-2-.*", _LLAMA2),

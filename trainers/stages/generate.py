@@ -23,6 +23,7 @@ from ...data.conversations import SYSTEM
 from ...data.mixture import STRATEGIES, is_strategy
 from ...data.processor import QWEN, Processor
 from ...data.processor_files import (
+    build_gemma_processor,
     build_internvl_processor,
     build_pixtral_processor,
     build_processor,
@@ -213,8 +214,8 @@ class GenerateStage(Stage):
             wanted = "numbers of pictures" if target.draws_images else "records of each kind of scenario"
             raise Refused("splits", f"target {target.kind} does not read what they say", f"give {wanted}")
         if self.writes_conversations and isinstance(tower := dict(target).get("vision_tower"), dict):
-            # A Qwen-VL, Pixtral or Mistral 3 reads pictures of any size.
-            any_size = target.kind in (*QWEN, "pixtral", "mistral3")
+            # A Qwen-VL, Pixtral, Mistral 3 or Gemma 4 reads pictures of any size.
+            any_size = target.kind in (*QWEN, "pixtral", "mistral3", "gemma4")
             for key in ("patch_size",) if any_size else ("patch_size", "image_size"):
                 if key in tower and tower[key] != dict(self)[key]:
                     problem = f"pictures have {dict(self)[key]}, and target.vision_tower reads {tower[key]}"
@@ -300,6 +301,8 @@ def _processor(stage: GenerateStage, kind: str, tokenizer: Any) -> Processor:
         return build_pixtral_processor(
             tokenizer, patch_size=stage.patch_size, merge=merge, longest_edge=stage.image_size, **pixels
         )
+    if kind == "gemma4":
+        return build_gemma_processor(tokenizer, patch_size=stage.patch_size)
     make = build_internvl_processor if kind == "internvl" else build_processor
     return make(tokenizer, image_size=stage.image_size, patch_size=stage.patch_size, **pixels)
 

@@ -102,7 +102,7 @@ def _check_head(module: LlavaTraining, sample: Sample, processor: Processor) -> 
     place = _place(module)
     batch = batch.to(place)
     with torch.no_grad():
-        ours = module.llava.lm_head(module.hidden_states(batch))
+        ours = module.scores(module.hidden_states(batch))
         pixels = {} if sample.pixels is None or batch.pixels is None else {"pixel_values": sample.pixels.to(place)}
         theirs = module.llava(input_ids=batch.ids, attention_mask=batch.attention_mask.long(), **pixels).logits
     gap = float((ours - theirs).abs().max())
