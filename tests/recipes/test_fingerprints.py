@@ -59,6 +59,7 @@ RECIPES = (
     ("hivis-qwen2.5-vl-7b",),
     ("eagle3-internvl3-8b",),
     ("eagle3-mistral-small-3.1-24b",),
+    ("eagle3-gemma-4-e4b",),
     ("vispec-llava-ov-7b",),
     ("sparrow-ablation-qwen2.5-vl-7b",),
     ("sage-llama3-8b-1b",),

@@ -40,6 +40,7 @@ EXPECTED = {
     "eagle3-qwen3.5-9b": ["399,523,840", "9,409,813,744", "the target runs in every step"],
     "eagle3-internvl3-8b": ["402,798,592", "7,944,373,760", "the target runs in every step"],
     "eagle3-mistral-small-3.1-24b": ["24,011,361,280", "the target runs in every step"],
+    "eagle3-gemma-4-e4b": ["201,205,760", "7,632,344,064", "the target runs in every step"],
     "dflash-llava15-7b": ["1,095,812,352", "tree product, 9 levels, at most 29 nodes", "DFlash + VATA"],
     "dflash-qwen2.5-vl-7b": ["1,229,499,648", "the target runs in every step", "tree chain, 15 levels"],
     "dflash-qwen3-vl-8b": ["1,048,626,432", "8,767,123,696"],
