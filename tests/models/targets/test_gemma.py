@@ -126,11 +126,16 @@ def test_a_tree_is_its_paths_one_by_one_also_after_commits_and_in_chunks(shape, 
     """In float64: nodes of one depth share a position, windows are cut within the tree, rejected nodes leave nothing."""
     asked, llm = request(CASES[1], seed=5), copy.deepcopy(MODELS[shape]).double()
     llm.set_attn_implementation(attention)
-    session, _ = target(llm, prefill_chunk=5).prefill(asked, Taps(), capacity=30)
-    tree = Tree(torch.tensor([11, 12, 13, 14, 15, 16, 17]), (-1, -1, 0, 0, 2, 4, 5), (0,) * 7)
-    paths = {0: [11], 1: [12], 2: [11, 13], 3: [11, 14], 4: [11, 13, 15], 5: [11, 13, 15, 16], 6: [11, 13, 15, 16, 17]}
+    session, _ = target(llm, prefill_chunk=5).prefill(asked, Taps(), capacity=40)
+    # A chain that is deeper than the window, with two leaves beside it: its nodes' places are not their positions.
+    tree = Tree(torch.arange(11, 22), (-1, -1, 0, 0, 2, 4, 5, 6, 7, 8, 9), (0,) * 11)
+    paths = {0: [11]} | {node: [] for node in range(1, 11)}
+    for node in range(1, 11):
+        parent = tree.parents[node]
+        paths[node] = [*(paths[parent] if parent >= 0 else []), 11 + node]
+    assert len(paths[10]) == 9 > WINDOW
     own, before = target(llm), [9]
-    for root, path in ((9, [0, 2, 4]), (21, [0, 3]), (22, [1])):
+    for root, path in ((9, [0, 2, 4, 5]), (21, [0, 3]), (22, [1])):
         step = own.verify(session, root, tree)
         for node, ids in paths.items():
             with torch.no_grad():
