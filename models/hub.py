@@ -58,7 +58,8 @@ def kv_shapes(text: Any) -> list[tuple[int, int]]:
         wide = shared or text.num_key_value_heads, text.global_head_dim
         usual = text.num_key_value_heads, text.head_dim
         return [wide if kind == "full_attention" else usual for kind in text.layer_types]
-    if (layers := config_value(text, "per_layer_config")) is not None:
+    if config_value(text, "is_heterogeneous", False):
+        layers = text.per_layer_config
         return [(layers[n].num_key_value_heads, layers[n].head_dim) for n in range(count)]
     heads = config_value(text, "num_key_value_heads") or text.num_attention_heads
     return [(heads, config_value(text, "head_dim") or text.hidden_size // text.num_attention_heads)] * count

@@ -41,7 +41,10 @@ BAD = {
     # Targets
     "Lumina-mGPT": (["target.kind=lumina-mgpt"], "Lumina-mGPT is not supported"),
     "unknown target": (["target.kind=llamagan"], "did you mean 'llamagen'"),
-    "unknown target, nothing near": (["target.kind=qqq"], "known names: anole, causal_lm, gemma4, internvl, llamagen, llava"),
+    "unknown target, nothing near": (
+        ["target.kind=qqq"],
+        "known names: anole, causal_lm, gemma4, internvl, llamagen, llava",
+    ),
     "size and shape": (["target.size=XL"], "give size"),
     "no text encoder": (["target.text_encoder=null"], "condition: text needs text_encoder"),
     "a text encoder for classes": (["target.condition=class"], "condition is class"),

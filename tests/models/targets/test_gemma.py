@@ -123,7 +123,7 @@ def test_a_copy_as_draft_is_always_right_and_changes_nothing(shape, policy):
 @every_shape
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_a_tree_is_its_paths_one_by_one_also_after_commits_and_in_chunks(shape, attention):
-    """In float64: nodes of one depth share a position, windows are cut within the tree, rejected nodes leave nothing."""
+    """In float64: nodes of a depth share a position, windows are cut within the tree, rejected nodes leave nothing."""
     asked, llm = request(CASES[1], seed=5), copy.deepcopy(MODELS[shape]).double()
     llm.set_attn_implementation(attention)
     session, _ = target(llm, prefill_chunk=5).prefill(asked, Taps(), capacity=40)
@@ -354,8 +354,8 @@ def test_what_cannot_be_exact_is_refused():
         section().model_class("gemma4_unified", "google/gemma-4-12B-it")
     with pytest.raises(UserError, match="is of model_type 'gemma3'"):
         section().model_class("gemma3", "google/gemma-3-4b-it")
+    clip = {"model_type": "clip_vision_model", "hidden_size": 16, "num_attention_heads": 2}
     with pytest.raises(UserError, match="is of model_type gemma4_vision, and is a clip_vision_model"):
-        clip = {"model_type": "clip_vision_model", "hidden_size": 16, "num_attention_heads": 2}
         build_target(section(vision_tower=clip), IDS)
     with pytest.raises(ValueError, match="never cut here"):
         section(tensor_parallel_size=2)
