@@ -17,7 +17,7 @@ PUBLISHED = {
     "qwen3.5-9b": (9_409_813_744, 9.41),
     "internvl3-8b-hf": (7_944_373_760, 7.94),
     "mistral-small-3.1-24b-instruct-2503": (24_011_361_280, 24.0),
-    # 7,996,156,490 in the files: 308,756,768 are of the tower of sounds and its projector, 55,055,616 of layers' keys and
+    # 7,996,156,490 in the files: 308,756,768 of the tower of sounds and its projector, 55,055,616 of layers' keys and
     # values that nothing reads, 42 scalars of layers.
     "gemma-4-e4b-it": (7_632_344_064, 7.63),
     "gemma-4-31b-it": (31_273_086_512, 31.3),  # 31,273,088,876 in the files, with 2,364 numbers that do not learn
