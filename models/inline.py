@@ -34,7 +34,6 @@ _SIZES = {
 # Of models to train our own arithmetic wants one number for these, where transformers takes lists, too.
 _WHOLE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "image_size", "patch_size")
 _LARGEST = 1 << 31
-_UNEVEN = ("gemma4_text",)  # whose layers may differ in their sizes
 # Of numbers with a fraction: (above or from, up to).
 _RANGES = {
     "initializer_range": (0.0, 10.0), "initializer_factor": (0.0, 1e6), "rope_theta": (1.0, 1e12),
@@ -46,6 +45,12 @@ _RANGES = {
 def _checked(values: dict[str, Any]) -> dict[str, Any]:
     _check_whole(values)
     new_config(values)
+    return values
+
+
+def _checked_uneven(values: dict[str, Any]) -> dict[str, Any]:
+    _check_whole(values)
+    new_config(values, uneven=True)
     return values
 
 
@@ -64,23 +69,29 @@ def _checked_t5(values: dict[str, Any]) -> dict[str, Any]:
 
 # A config in a recipe, with its model_type.
 InlineModel = Annotated[dict[str, Any], AfterValidator(_checked)]
+# That of a family whose layers may differ in their sizes.
+UnevenModel = Annotated[dict[str, Any], AfterValidator(_checked_uneven)]
 # Part of a model whose family says what it is: a tower of Qwen-VL.
 InlinePart = Annotated[dict[str, Any], AfterValidator(_checked_part)]
 # That of a T5 encoder, whose model_type need not be said.
 InlineT5 = Annotated[dict[str, Any], AfterValidator(_checked_t5)]
 
 
-def inline_config(values: dict[str, Any], key: str) -> PreTrainedConfig:
+def inline_config(values: dict[str, Any], key: str, *, uneven: bool = False) -> PreTrainedConfig:
     """The config of `new_config`; a refusal is a `UserError` that names the recipe's key."""
     try:
-        return new_config(values)
+        return new_config(values, uneven=uneven)
     except Refused as refused:
         where = f"{key}.{refused.key}".rstrip(".")
         raise UserError(f"{where}: {refused.problem}", where=f"key {key}", hint=refused.hint) from refused
 
 
-def new_config(values: dict[str, Any]) -> PreTrainedConfig:
-    """transformers' config of what a recipe spells out. Raises `Refused` for keys and values that it cannot mean."""
+def new_config(values: dict[str, Any], *, uneven: bool = False) -> PreTrainedConfig:
+    """transformers' config of what a recipe spells out. Raises `Refused` for keys and values that it cannot mean.
+
+    Args:
+        uneven: its layers may differ in their sizes; who asks for it reads them layer by layer.
+    """
     values = dict(values)
     model_type = values.pop("model_type", None)
     if model_type is None:
@@ -95,7 +106,7 @@ def new_config(values: dict[str, Any]) -> PreTrainedConfig:
     check_known(values, CONFIG_MAPPING[model_type])
     config = _made(functools.partial(AutoConfig.for_model, model_type), values)
     layers = [part for part in _parts(config) if getattr(part, "is_heterogeneous", False)]
-    if layers and model_type not in _UNEVEN:
+    if layers and not uneven:
         problem = f"the layers of {model_type} differ in their sizes, which nothing here reads"
         raise Refused("model_type", problem, "llama and clip_vision_model, for example")
     for part in layers:

@@ -12,8 +12,7 @@ from ...core.errors import UserError
 from ...core.refused import Refused
 from ..decoding.gemma import GemmaDecoder
 from ..gemma import GEMMA, Gemma4ForConditionalGeneration, check_text, gemma_config, new_gemma
-from ..hub import read_config
-from ..inline import InlineModel
+from ..inline import InlineModel, UnevenModel, inline_config
 from ..llava import TokenIds
 from .language import LanguageTarget
 from .section import TargetSection, refuse_kind
@@ -26,7 +25,7 @@ class GemmaTargetConfig(TargetSection):
     kind: Literal["gemma4"]
     # Inline configs of a target that a `train` stage with `model: target` makes from nothing; their model types are
     # gemma4_text and gemma4_vision.
-    language_model: InlineModel | None = None
+    language_model: UnevenModel | None = None
     vision_tower: InlineModel | None = None
 
     @model_validator(mode="after")
@@ -39,8 +38,9 @@ class GemmaTargetConfig(TargetSection):
 
     def inline_config(self, ids: TokenIds) -> PreTrainedConfig:
         assert self.language_model is not None and self.vision_tower is not None
-        vision = read_config(self.vision_tower, key="target.vision_tower")
-        return gemma_config(read_config(self.language_model, key="target.language_model"), vision, ids)
+        vision = inline_config(self.vision_tower, "target.vision_tower")
+        text = inline_config(self.language_model, "target.language_model", uneven=True)
+        return gemma_config(text, vision, ids)
 
     def new(self, config: PreTrainedConfig) -> PreTrainedModel:
         return new_gemma(config).float()
