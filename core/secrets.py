@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import warnings
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 from urllib.parse import quote
@@ -23,9 +24,11 @@ _HARMLESS = {"image_token", "eos_token", "bos_token", "pad_token", "unk_token"}
 _COMMIT_NAMES, _COMMIT = {"commit", "revision"}, re.compile(r"[0-9a-f]{40}")
 
 
-def redact(text: str) -> str:
-    """`text` without values of secret environment variables and without what looks like a secret."""
-    for value in secret_values():
+def redact(text: str, values: Sequence[str] | None = None) -> str:
+    """`text` without values of secret environment variables and without what looks like a secret. `values` are those of
+    `secret_values`, where many texts share one look at the environment.
+    """
+    for value in secret_values() if values is None else values:
         text = text.replace(value, HIDDEN)
     pieces, at = [], 0
     for hit in sorted(hits(text), key=lambda hit: (hit.start, -hit.stop)):
@@ -90,16 +93,23 @@ def redact_tree(value: Any, name: str = "") -> Any:
     """A nested structure with secret values hidden. Secrets are recognised by the name of their key or by their
     format.
     """
+    return _redact_tree(value, name, secret_values())
+
+
+def _redact_tree(value: Any, name: str, values: Sequence[str]) -> Any:
     if isinstance(value, dict):
         inherits = _is_secret(name, "")
-        return {_redact_key(k): redact_tree(v, name if inherits else str(k)) for k, v in value.items()}
+        return {
+            redact(k, values) if isinstance(k, str) else k: _redact_tree(v, name if inherits else str(k), values)
+            for k, v in value.items()
+        }
     if isinstance(value, list | tuple):
-        return [redact_tree(v, name) for v in value]
+        return [_redact_tree(v, name, values) for v in value]
     if value is None or isinstance(value, bool):
         return value
     if _is_secret(name, str(value)):
         return HIDDEN
-    return _redact_named(name, value) if isinstance(value, str) else value
+    return _redact_named(name, value, values) if isinstance(value, str) else value
 
 
 def _is_secret(name: str, value: str) -> bool:
@@ -110,11 +120,7 @@ def _is_secret(name: str, value: str) -> bool:
     return not is_count
 
 
-def _redact_key(key: Any) -> Any:
-    return redact(key) if isinstance(key, str) else key
-
-
-def _redact_named(name: str, value: str) -> str:
+def _redact_named(name: str, value: str, values: Sequence[str] | None = None) -> str:
     if name.split(".")[-1] in _COMMIT_NAMES and _COMMIT.fullmatch(value):
         return value
-    return redact(value)
+    return redact(value, values)

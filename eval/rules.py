@@ -236,7 +236,7 @@ def _at_uniforms(probs: Tensor, uniforms: Tensor) -> Tensor:
     total = cumulative[:, -1:]
     place = torch.searchsorted(cumulative, uniforms[:, None] * total, right=True)
     # A place inside is one where the sum rose. Rounding can lead past the end: the last such place is taken then.
-    place = torch.minimum(place, torch.searchsorted(cumulative, total))
+    place = torch.minimum(place, torch.searchsorted(cumulative, total.contiguous()))
     return place.where((total > 0) & total.isfinite(), -1)[:, 0]
 
 

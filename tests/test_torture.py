@@ -30,6 +30,12 @@ def torture(folder: Path, *arguments: str, minutes: float) -> str:
     return done.stdout
 
 
+def test_a_slice_of_what_costs_little_holds(tmp_path):
+    said = torture(tmp_path, "--attempts", "3", "--kinds", "damage,recipe,half", "--jobs", "1", minutes=5)
+    assert "3 tried, 3 held, 0 failed" in said
+
+
+@pytest.mark.slow
 def test_a_slice_of_all_kinds_holds(tmp_path):
     kinds = "kill,disk,damage,half,reading,recipe,records,pictures,place"
     said = torture(tmp_path, "--attempts", "10", "--kinds", kinds, "--jobs", "1", minutes=5)

@@ -79,7 +79,8 @@ def _load(
         return _lantern(config, folder, target, identity)
     if config.kind not in LANGUAGE_HEADS or target.shape.draws_images:
         raise UserError(
-            f"published heads that are read are EAGLE, EAGLE-3, MSD, ViSpec, DFlash, LANTERN's; this is {config.kind}",
+            f"published heads that are read are EAGLE, EAGLE-3, P-EAGLE, MSD, ViSpec, DFlash, "
+            f"LANTERN's; this is {config.kind}",
             where=str(folder), hint=f"give a folder that draftsmith wrote (it has {MANIFEST})",
         )  # fmt: skip
     assert isinstance(config, HeadConfig)

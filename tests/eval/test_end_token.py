@@ -81,6 +81,7 @@ def greedy(policy, limit, eos):
     return Decoding(policy, Greedy(), Draw("top-k"), Warp(), limit, eos)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("name", policies())
 @pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
 def test_nothing_is_drafted_behind_an_end_token_and_nothing_behind_it_is_counted(name, sampled):

@@ -123,6 +123,7 @@ class Compared(EnsembleProposal):
             single.accept(verified)
 
 
+@pytest.mark.covering
 @POLICIES
 @pytest.mark.parametrize("config", [STANDARD[1], STANDARD[3], FURTHER[-1]], ids=lambda c: c.name)
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
@@ -140,6 +141,7 @@ def test_batched_rows_are_the_modes_run_one_by_one(config, policy, sizes):
     assert drafter.compared > 20
 
 
+@pytest.mark.covering
 @POLICIES
 @pytest.mark.parametrize("mode", MODES)
 def test_one_member_is_the_mode_itself(big, near, mode, policy):
@@ -181,6 +183,7 @@ def answers(request):
     return big, near(big), [(one, generate(target(big), None, one, greedy(Chain(5))).tokens) for one in asked]
 
 
+@pytest.mark.covering
 @POLICIES
 @pytest.mark.parametrize("config", [*map(preset, MODES), *STANDARD, *FURTHER], ids=lambda c: c.name)
 def test_greedy_output_is_plain_decoding(answers, config, policy):

@@ -195,6 +195,7 @@ class WithReplacement:
                 )
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("draw", ["top-k", "sample"])
 @pytest.mark.parametrize(
     ("shape", "vocab"),
@@ -288,6 +289,7 @@ def chi_square(observed, expected) -> float:
     return statistic / point
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("draw", ["top-k", "sample"])
 @pytest.mark.parametrize("policy", [Chain(2), Static(FORK)], ids=["chain", "fork"])
 def test_twenty_thousand_draws(policy, draw):

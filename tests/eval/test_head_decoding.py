@@ -117,6 +117,7 @@ class Oracle(nn.Module):
         return answers
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("shape", POLICIES)
 @pytest.mark.parametrize("images", [0, 1, 2])
 @pytest.mark.parametrize("name", ["sparrow", "msd"])

@@ -328,6 +328,7 @@ def same(a, b) -> bool:
     return along and (a.path, a.tokens, a.bonus) == (b.path, b.tokens, b.bonus)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("divergence", ["tvd", "jsd"])
 @pytest.mark.parametrize("form", ["deterministic", "drawn", "filled"])
 def test_delta_0_is_the_exact_rule_bit_for_bit(form, divergence, monkeypatch):

@@ -38,6 +38,7 @@ def test_plain_output_is_the_targets_own(models, answers):
         assert generate(target(models[0]), None, asked, greedy(Chain(1))).tokens == expected
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("mode", ["M", "T"])
 @pytest.mark.parametrize(
     "policy", [Chain(1), Chain(4), Chain(7), Static(TREE)], ids=["chain1", "chain4", "chain7", "static"]

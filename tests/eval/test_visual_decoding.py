@@ -80,6 +80,7 @@ def check_cycles(result, length):
     assert emitted == len(result.tokens) == length and result.stop == "length"
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("kind", ["eagle", "medusa", "dflash", "sibling"])
 @pytest.mark.parametrize("shape", POLICIES)
@@ -221,6 +222,7 @@ def with_oracle(setting, kind, seed, *, loud):
     return generator, asked, MedusaProposal(LevelOracle(states), generator.guided)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("shape", POLICIES)
 @pytest.mark.parametrize("kind", ["eagle", "medusa"])
 @pytest.mark.parametrize("setting", [*SETTINGS, *ANOLES])
@@ -390,6 +392,7 @@ EXACT = {
 }
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("kind", ["eagle", "medusa", "dflash"])
 @pytest.mark.parametrize("name", EXACT)
 def test_two_tokens_are_distributed_as_the_targets(name, kind):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from draftsmith.models.hub import pinned_config
 from draftsmith.recipes.cli import main
+from recorded import recorded_dry_run
 from safetensors.torch import save_file
 
 
@@ -51,12 +52,21 @@ from safetensors.torch import save_file
         ("demo/video", ["samples 6,940", "400 (the world's), 0 of them held out; 0 with", "out; 5,200 with pictures"]),
     ],
 )
-def test_counts(recipe, expected, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main([f"recipe={recipe}", "dry_run=true"]) == 0
-    shown = capsys.readouterr().out
+def test_counts(recipe, expected):
+    """By the recorded text, which tests/test_goldens.py makes anew."""
+    shown = recorded_dry_run(recipe)
+    assert "exit code" not in shown
     for number in expected:
         assert number in shown
+
+
+@pytest.mark.parametrize("recipe", ["llava-ov-68m", "sparrow-qwen2.5-vl-7b", "eagle-llamagen-c2i-l", "demo/video"])
+def test_it_says_what_is_recorded_and_writes_nothing(recipe, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main([f"recipe={recipe}", "dry_run=true"]) == 0
+    shown, expected = capsys.readouterr().out, recorded_dry_run(recipe)
+    stages = [line for line in expected.splitlines() if line.startswith("stage ")]
+    assert stages and [line for line in shown.splitlines() if line.startswith("stage ")] == stages
     assert list(tmp_path.iterdir()) == []
 
 

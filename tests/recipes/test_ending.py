@@ -12,6 +12,7 @@ from draftsmith.recipes.commands.demo import demo_names
 from draftsmith.recipes.ending import NEXT_DEMO, WIDTH, ending, short_table, try_next
 from draftsmith.recipes.load import load, recipe_names
 from draftsmith.recipes.plan import plan
+from recorded import first_of_each_folder
 from rows import METHODS, a_row, measured_rows, report_of
 
 
@@ -36,14 +37,21 @@ def test_every_command_that_is_offered_exists_and_parses(name, tmp_path):
         elif called == "export":
             assert Path(options.drafter).name in stages and options.to == "vllm"
         elif called == "publish":
-            # As `draftsmith publish RUN` does: the run's own recipe with a stage of this kind.
             assert options.name == f"{tmp_path}/a run"
-            tree = tmp_path / "recipe.yaml"
-            tree.write_text(yaml.safe_dump(load([f"recipe={name}", f"output={tmp_path}/a run"]).tree, sort_keys=False))
-            again = load([f"recipe={tree}", "stages.published={kind: publish}"])
-            assert plan(again.recipe, again.path)[-1].name == "published"
         else:
             raise AssertionError(called)
+
+
+@pytest.mark.parametrize("name", first_of_each_folder())
+def test_publish_plans_where_it_is_offered(name, tmp_path):
+    """As `draftsmith publish RUN` does: the run's own recipe with a stage of this kind."""
+    found = load([f"recipe={name}", f"output={tmp_path}/a run"])
+    if not any(" publish " in command for command, _ in try_next(found.recipe, found.path, list(found.recipe.stages))):
+        return
+    tree = tmp_path / "recipe.yaml"
+    tree.write_text(yaml.safe_dump(found.tree, sort_keys=False))
+    again = load([f"recipe={tree}", "stages.published={kind: publish}"])
+    assert plan(again.recipe, again.path)[-1].name == "published"
 
 
 def test_every_demo_leads_to_another():

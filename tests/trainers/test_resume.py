@@ -41,8 +41,14 @@ def equal(actual, expected):
 
 
 def at(all_steps, few):
-    """Stages 1 and 2 share their checkpoint code with 0 but for the optimizer's parts: few of the steps there."""
-    cases = [(zero, step) for zero in range(4) for step in (few if zero in (1, 2) else all_steps)]
+    """Stages 1 and 2 share their checkpoint code with 0 but for the optimizer's parts: few of the steps there.
+    The other steps of stage 3 are slow tests: the loop, in which the step matters, is the same for all stages.
+    """
+    cases = [
+        pytest.param(zero, step, marks=pytest.mark.slow if zero == 3 and step not in few else ())
+        for zero in range(4)
+        for step in (few if zero in (1, 2) else all_steps)
+    ]
     return pytest.mark.parametrize(("alone", "step"), cases, indirect=["alone"])
 
 

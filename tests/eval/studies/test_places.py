@@ -19,7 +19,7 @@ def picture(figures, seed=0, **changes):
     """uint8 [1,3,32,32] on a texture, or on plain paper where `half_plain` and seed say so."""
     rng = np.random.default_rng(seed)
     image = draw_figures(figures, 32, grain=1.0, rng=rng, textures=Textures(**changes))
-    return torch.from_numpy(np.asarray(image)).permute(2, 0, 1)[None]
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]
 
 
 def test_contrast_is_the_deviation_of_a_cells_pixels():

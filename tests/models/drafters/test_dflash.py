@@ -156,6 +156,7 @@ def greedy(policy, length):
 # ---- training
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("kind", ["ce", "kl"])
 @pytest.mark.parametrize("name", KINDS)
 def test_the_loss_by_hand(big, name, kind):

@@ -58,7 +58,7 @@ def test_its_loss_by_hand(big, settings, kind):
             c = (head.confidence_head.proj.weight[0] @ out + head.confidence_head.proj.bias[0]).sigmoid()
             weight = training.weights[mask] * blocks.share[row]
             total = total - weight * (label * c.log() + (1 - label) * (1 - c).log())
-            error += float(weight * (c - label).abs())
+            error += float((weight * (c - label).abs()).detach())
     torch.testing.assert_close(found.loss_sum - plain.loss_sum, 0.7 * total.detach(), rtol=1e-3, atol=1e-3)
     assert float(found.metrics["confidence_error"]) == pytest.approx(error, rel=1e-4)
     wanted = torch.autograd.grad(0.7 * total, [*head.confidence_head.parameters()])
@@ -115,7 +115,7 @@ def test_blocks_are_cut_where_the_running_product_falls(big):
             chance, count = 1.0, 0
             for out in block[0, 1:]:
                 w = head.confidence_head.proj
-                chance *= float((w.weight[0] @ out + w.bias[0]).sigmoid())
+                chance *= float((w.weight[0] @ out + w.bias[0]).sigmoid().detach())
                 count += chance >= 0.2
             levels.append(max(1, count))
         assert cut.tokens == plain and len({*levels}) > 1
@@ -147,7 +147,7 @@ def test_it_learns_where_the_draft_is_wrong(big):
         patch.setattr(dflash_training, "confidence_loss", lambda *a: (labels.append(a), kept(*a))[1])
         training(batch, states)
     _, alphas, weights = labels[0]
-    constant = min(float((weights * (alphas - one).abs()).sum()) for one in alphas)
+    constant = min(float((weights * (alphas - one).abs()).sum().detach()) for one in alphas)
     optimizer = torch.optim.Adam(head.confidence_head.parameters(), lr=0.05)
     outputs = features[0].detach()
     for _ in range(300):

@@ -63,6 +63,7 @@ def test_a_prompt_scores_as_in_transformers(kind, images, clip):
     assert differs == (clip is not None and not kind.startswith("qwen3"))
 
 
+@pytest.mark.covering
 @every_kind
 @pytest.mark.parametrize("policy", [Chain(3), Static(TREE)], ids=["chain", "static"])
 def test_a_copy_as_draft_is_always_right_and_changes_nothing(kind, policy):

@@ -147,7 +147,7 @@ def test_an_engine_that_always_dies_is_a_fault_with_its_own_words(made, tmp_path
     assert "key stages.run.engine" in str(caught.value)
 
 
-@pytest.mark.parametrize("of", ["answers", "states"])
+@pytest.mark.parametrize("of", [pytest.param("answers", marks=pytest.mark.slow), "states"])
 def test_another_number_of_picture_tokens_is_refused_with_both(made, tmp_path, of):
     """It would be an answer to another prompt, without a sign of it."""
     folder = fault(tmp_path / "run", longer=True)
@@ -185,7 +185,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("kind", OTHERS)
+@pytest.mark.parametrize("kind", [pytest.param("dflash", marks=pytest.mark.slow), "peagle"])
 def test_block_parallel_drafters_learn_from_its_states(made, tmp_path, kind):
     folders = []
     for name, source in {"ours": {}, "theirs": {"engine": VLLM}}.items():
