@@ -17,7 +17,7 @@ def pytest_collection_modifyitems(items):
         if item.get_closest_marker("covering"):
             products[item.nodeid.split("[")[0]].append(item)
     for cases in products.values():
-        # A part of the id for each parametrisation. A case that is asked for by its own name is the first of one: it runs.
+        # A part of the id for each parametrisation. A case that is asked for by its own name is the only one: it runs.
         named = [case.callspec._idlist for case in cases]
         axes = [list(dict.fromkeys(names)) for names in zip(*named, strict=True)]
         second_longest = sorted(map(len, axes))[-2]

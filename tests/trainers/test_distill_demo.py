@@ -10,6 +10,7 @@ from draftsmith.data.shards import ShardReader
 PAIRS = ("", "_1", "_2")
 
 
+@pytest.mark.slow
 def test_from_the_synthetic_dataset_to_the_interval(tmp_path):
     told = run(tmp_path / "run")
     folder = tmp_path / "run" / "compare"

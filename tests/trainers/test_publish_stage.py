@@ -530,6 +530,7 @@ def test_a_command_that_is_started_again_makes_no_second_pull_request(published,
     assert json.loads((copy / "publish" / "published.json").read_text())["pull_request"].endswith("/discussions/1")
 
 
+@pytest.mark.slow
 def test_a_run_goes_to_the_hub_and_is_opened_by_its_name(published, tmp_path, monkeypatch):
     """What the test below does with the commands of a shell, in this process but for the card's code."""
     copy = unpublished(published, tmp_path)

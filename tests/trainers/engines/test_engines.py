@@ -130,6 +130,7 @@ def test_states_are_kept_as_those_of_our_own_passes(made, own_losses, tmp_path):
     run(stage(made, source=both | {"accept": ["engine"]}, steps=1), context(made, tmp_path / "accepted", HEAD))
 
 
+@pytest.mark.slow
 def test_an_engine_that_dies_is_started_again(made, own_losses, tmp_path, monkeypatch):
     """Nothing is lost, and nothing comes twice."""
     starts = []
