@@ -74,7 +74,8 @@ class ConversationData(Section):
     # pictures (and their marks) away, keeps the text and lists it. null, and what is too long without pictures, too:
     # as on_error says. Prompts that are decoded are never shortened.
     over_length: Literal["error", "skip", "drop_images"] | None = None
-    # Maximum number of usable records to keep, in file order; null: all.
+    # Maximum number of usable records to keep, in file order; null: all. The first records of a file that is grouped by
+    # kind are of few kinds: choose them with `kinds`, or mix the file first.
     max_samples: int | None = Field(None, ge=1)
     # Keep only these scenario kinds (the record's `kind` key); null: all.
     kinds: list[str] | None = None

@@ -309,7 +309,7 @@ def test_heads_of_another_kind_target_or_making_are_refused(made, tmp_path):
     refused(r"layers that it reads \[1, 2, 4\], and the recipe's drafter has \[1, 2, 3\]", "eagle3", moved)
     refused("is no directory, and cannot be fetched", "msd", tmp_path / "nowhere")
     sparrow = SparrowConfig(kind="sparrow", gap_share=0.0)
-    refused("published heads that are read are EAGLE, EAGLE-3, MSD", "msd", eagle_folder, config=sparrow)
+    refused("published heads that are read are EAGLE, EAGLE-3, P-EAGLE, MSD", "msd", eagle_folder, config=sparrow)
 
 
 def test_our_own_folders_are_checked_as_ever(made, tmp_path):
