@@ -197,16 +197,8 @@ def tagged(tag: str) -> list[Path]:
     return [page for page in PAGES if any(b.tags[0] == tag for b in blocks(page.read_text(), slow=True))]
 
 
-# Pages whose blocks train for ten seconds and more: tests of the same stages are in the default tier.
-LONG = ("adding-a-drafter.md", "your-own-data.md")
-
-
 @pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(page, marks=pytest.mark.slow if page.name in LONG else (), id=str(page.relative_to(ROOT)))
-        for page in sorted({*tagged("run"), *tagged("dry-run")})
-    ],
+    "page", sorted({*tagged("run"), *tagged("dry-run")}), ids=lambda page: str(page.relative_to(ROOT))
 )
 def test_blocks_run(page, folder):
     run_page(page.read_text())
