@@ -46,12 +46,12 @@ KINDS = {"text": (1328, 0), "Qwen image": (960, 280), "OneVision image": (960, 1
 LAYOUTS: dict[str, tuple[StatesDtype, Taps]] = {
     "embeddings and last, everywhere": ("bf16", Taps(feature=True, text_layers=(0,), everywhere=True)),
     "last and middle, everywhere": ("bf16", Taps(feature=True, text_layers=(14,), everywhere=True)),
-    "last at text, middle at visual places (Sparrow)": ("bf16", Taps(feature=True, visual_layers=(14,))),
+    "last at text, middle at visual tokens (Sparrow)": ("bf16", Taps(feature=True, visual_layers=(14,))),
     "the same, int8 in 64-blocks": ("int8", Taps(feature=True, visual_layers=(14,))),
     "the same, fp8": ("fp8", Taps(feature=True, visual_layers=(14,))),
     "last at text (HiViS)": ("bf16", Taps(feature=True)),
     "EAGLE-3, three taps and last, everywhere": ("bf16", Taps(feature=True, text_layers=(2, 14, 25), everywhere=True)),
-    "EAGLE-3, one tap at visual places": ("bf16", Taps(feature=True, text_layers=(2, 14, 25), visual_layers=(14,))),
+    "EAGLE-3, one tap at visual tokens": ("bf16", Taps(feature=True, text_layers=(2, 14, 25), visual_layers=(14,))),
 }
 
 

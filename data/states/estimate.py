@@ -42,7 +42,7 @@ def record_bytes(
     Args:
         width: D.
         text: places that states are kept at for their text, `feature_places`; a sample's text tokens are as many.
-        visual: visual places.
+        visual: visual tokens.
     """
     at_text = text + (visual if wanted.everywhere else 0)
     states = at_text * (int(wanted.feature) + len(wanted.text_layers))

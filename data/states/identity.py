@@ -166,7 +166,7 @@ def _check_states(held: Mapping[str, Any], wanted: Mapping[str, Any], folder: Pa
         missing = sorted(set(wanted[name]) - set(held.get(name, ())))
         if missing:
             raise _lacking(f"states.{name} lacks layer {missing[0]}", folder)
-    for name, problem in (("feature", "is not kept"), ("everywhere", "is false: visual places have no H")):
+    for name, problem in (("feature", "is not kept"), ("everywhere", "is false: visual tokens have no H")):
         if wanted[name] and not held.get(name):
             raise _lacking(f"states.{name} {problem}", folder)
 

@@ -145,7 +145,7 @@ def importance_curve(path: Path, accuracy: Mapping[str, Mapping[int, float]], *,
 
     Args:
         accuracy: set -> `importance`, the target's number of layers among its keys.
-        bridge: the layer whose states the head reads at visual places (m*).
+        bridge: the layer whose states the head reads at visual tokens (m*).
     """
     figure, panel = one_panel((6.4, 3.3))
     lines(panel, {name: (sorted(of), [of[layer] for layer in sorted(of)]) for name, of in accuracy.items()})

@@ -33,7 +33,7 @@ THRESHOLD = 0.25  # of retention, below which Sparrow takes visual tokens to be 
 def kinds_of(modality: Tensor) -> Tensor:
     """[T] places in `KINDS`: the instruction is the text after the last visual place, text what stands before it.
 
-    The paper does not say where its instruction begins. A prompt without visual places is all instruction.
+    The paper does not say where its instruction begins. A prompt without visual tokens is all instruction.
     """
     visual = (modality != TEXT).nonzero().flatten()
     kinds = torch.full_like(modality, KINDS.index("text"), dtype=torch.long)
@@ -54,7 +54,7 @@ def attention_shares(weights: Tensor, kinds: Tensor) -> dict[Kind, Tensor]:
 
 @torch.inference_mode()
 def target_visual_attention(target: Any, request: Request) -> Tensor:
-    """[L,H] of the last prompt token's attention that visual places receive together (figure 3b)."""
+    """[L,H] of the last prompt token's attention that visual tokens receive together (figure 3b)."""
     layers = tuple(range(target.decoder.num_layers))
     _, step = target.prefill(request, Taps(prefill_attention=layers, attention_queries="last"), capacity=1)
     visual = step.prompt.modality[0] != TEXT
@@ -149,7 +149,7 @@ def says_letter(decode: Callable[[list[int]], str], letter: str) -> Callable[[li
 def importance(
     target: Any, questions: Sequence[Question], layers: Sequence[int], decoding: Decoding
 ) -> dict[int, float]:
-    """Layer -> share of right answers where visual places are unseen from that layer on (figures 3a and 5).
+    """Layer -> share of right answers where visual tokens are unseen from that layer on (figures 3a and 5).
 
     The number of the target's layers stands for seeing all of them: what the others are compared with.
 

@@ -49,7 +49,7 @@ class PromptRows:
     next_position: Tensor  # [R] int64, on either device: the position of a row's next token
     mask: Tensor | None = None  # [R,T] bool: no padding; None: there is none that could be seen
     visual: Tensor | None = None  # [R,T] bool, on the CPU; given where `deepstack` is
-    deepstack: tuple[Tensor, ...] = ()  # of the first layers: [n,D] that is added after each, at visual places
+    deepstack: tuple[Tensor, ...] = ()  # of the first layers: [n,D] that is added after each, at visual tokens
     segments: Tensor | None = None  # [1,T] int64: the sample of each token of a packed row, which sees no other
     # [R,T] int64: of a picture whose tokens see each other (Gemma 4) a number of its own, elsewhere -1; None: no such
     blocks: Tensor | None = None
@@ -380,7 +380,7 @@ def _joined(parts: Sequence[DecoderStates], length: int) -> DecoderStates:
 
 
 def with_features(embeds: Tensor, modality: Tensor, features: Tensor) -> Tensor:
-    """Embeddings [R,N,D] whose visual places hold `features` [P,D] in order."""
+    """Embeddings [R,N,D] whose visual tokens hold `features` [P,D] in order."""
     places = modality != TEXT
     if places.device.type == "cpu":
         assert int(places.sum()) == len(features), f"{int(places.sum())} places for {len(features)} features"

@@ -211,9 +211,9 @@ class DrafterConfig(Section):
             return [f"  {'parameters':<16} {count:>16,}   nothing is trained"]
         trained = f"  {'trainable':<16} {count:>16,}"
         if not shape.draws_images:
-            return [f"{trained}   {self.kind}, beside the target's tables"]
+            return [f"{trained}   {self.kind}, without the target's embedding and LM head"]
         beside = self.frozen_beside(shape)
-        return [trained, f"  {'with embedding':<16} {count + beside:>16,}   frozen, the target's"][: 1 + (beside > 0)]
+        return [trained, f"  {'with embedding':<16} {count + beside:>16,}   the target's, frozen"][: 1 + (beside > 0)]
 
     def exports(self, engine: str) -> list[str]:
         """Why a serving engine (vllm, sglang, speculators, eagle) cannot run this kind; none: its settings decide.

@@ -94,7 +94,7 @@ def lay_out(
     Args:
         modality, mask: [B,T], best on the CPU: what follows depends on their values.
         num_vectors: of `compressed`: inputs that a picture keeps, its last ones.
-        keep: [B,T] bool: visual places whose inputs stay, of those that the kind has; None: all.
+        keep: [B,T] bool: visual tokens whose inputs stay, of those that the kind has; None: all.
         device: of the layout; None: where `modality` is.
     """
     modality_, mask_ = modality.cpu(), mask.cpu()

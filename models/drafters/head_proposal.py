@@ -123,7 +123,7 @@ class HeadProposal(Recursive):
         return self._warp.apply_temperature(scores)
 
     def _kept(self, prompt: Prompt, prefill: TargetStep) -> Tensor:
-        """[1,T+1] bool: the visual places that get the most attention, as many as the share says."""
+        """[1,T+1] bool: the visual tokens that get the most attention, as many as the share says."""
         modality, (layer,) = prompt.modality, self.taps.prefill_attention
         assert modality is not None
         scores, shown = prefill.attention[layer][0].mean(0), modality[0] != TEXT

@@ -144,7 +144,7 @@ class HeadTraining(nn.Module):
         return filled, positions
 
     def _seen(self, batch: Batch) -> Tensor | None:
-        """[B,T] bool: visual places whose inputs this epoch keeps; None: all."""
+        """[B,T] bool: visual tokens whose inputs this epoch keeps; None: all."""
         share, blind = self.share if self.visual == "direct" else 1.0, self.config.blind_share
         if not blind and share in (0.0, 1.0):
             return None
@@ -224,7 +224,7 @@ def is_blind(seed: int, share: float) -> bool:
 
 
 def _drawn(batch: Batch, share: float) -> Tensor:
-    """[B,T] bool: visual places that this epoch keeps, drawn from each row's seed."""
+    """[B,T] bool: visual tokens that this epoch keeps, drawn from each row's seed."""
     keep = torch.zeros(batch.ids.shape, dtype=torch.bool)
     modality, mask = batch.on_host("modality"), batch.on_host("attention_mask")
     for row, seed in enumerate(batch.seeds):

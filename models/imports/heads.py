@@ -62,7 +62,7 @@ def import_head(
         source: Hub id or directory.
         text: the target's text config.
         embedding: the target's [V,D]: a head's own copy is compared with it; None: it is not, and that is noted.
-        image: what stood at visual places in its training; published files do not say. Of `eagle`, `eagle3`, `peagle`.
+        image: what stood at visual tokens in its training; published files do not say. Of `eagle`, `eagle3`, `peagle`.
         sees: the target reads pictures.
 
     Raises:

@@ -201,7 +201,7 @@ class LanguageTarget:
             raise UserError(
                 f"visual states after layer {early[0]} are wanted, and Qwen3-VL adds to them what its tower saw after "
                 f"each of its first {deepstack} layers: a tap there and the next layer's input are two things",
-                hint=f"tap visual places above layer {deepstack} (half of the layers is usual), or at 0, the embedding",
+                hint=f"tap visual tokens above layer {deepstack} (half of the layers is usual), or at 0, the embedding",
             )
 
 

@@ -45,7 +45,7 @@ def test_declared_tokens_give_the_known_sizes(name, wanted, text, visual, teraby
 
 
 def test_ids_of_a_long_clip_are_little_beside_no_states_of_it():
-    """0.27 TB of states; the ids, modalities and positions of 25,089 visual places are a fifteenth more."""
+    """0.27 TB of states; the ids, modalities and positions of 25,089 visual tokens are a fifteenth more."""
     size = declared_size(
         Taps(feature=True), WIDTH, "bf16", samples=SAMPLES, text_tokens=SAMPLES * 557, visual_tokens=SAMPLES * 25_089
     )

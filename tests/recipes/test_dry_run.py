@@ -35,8 +35,8 @@ from safetensors.torch import save_file
         ),
         ("llava15-160m-distilled", ["162,515,712", "distills by lk_hybrid"]),
         ("demo/lvlm", ["22200 records", "steps 1,300"]),
-        ("demo/lvlm-distilled", ["answers 22,200 (the world's)", "stage distill_2 (train)", "distills by lk_hybrid"]),
-        ("demo/lvlm-ov", ["stories: 900 records", "samples 11,240 (the world's)", "samples 1,000 (the world's)"]),
+        ("demo/lvlm-distilled", ["answers 22,200 (generated)", "stage distill_2 (train)", "distills by lk_hybrid"]),
+        ("demo/lvlm-ov", ["stories: 900 records", "samples 11,240 (generated)", "samples 1,000 (generated)"]),
         ("eagle-llamagen-xl-stage1", ["777,678,080", "23,595,520", "44,567,040", "steps 118,760", "46.1 GiB"]),
         ("eagle-llamagen-xl-stage2", ["777,678,080", "23,595,520", "1024 codes"]),
         ("eagle-llamagen-c2i-l", ["342,910,976", "14,944,256"]),
@@ -49,7 +49,7 @@ from safetensors.torch import save_file
         ("medusa-llamagen-3b", ["3,096,659,200", "51,216,000"]),
         ("chain-llamagen-3b", ["3,096,659,200", "342,910,976", "nothing is trained"]),
         ("demo/visual-ar", ["656,960", "steps 1,600"]),
-        ("demo/video", ["samples 6,940", "400 (the world's), 0 of them held out; 0 with", "out; 5,200 with pictures"]),
+        ("demo/video", ["samples 6,940", "400 (generated), 0 of them held out; 0 with", "out; 5,200 with pictures"]),
     ],
 )
 def test_counts(recipe, expected):
@@ -106,7 +106,7 @@ def test_a_pattern_without_a_match_is_said(capsys, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        (["recipe=demo/lvlm"], ["dtype auto (float32: it is spelt out here)", "precision auto (fp32)"]),
+        (["recipe=demo/lvlm"], ["dtype auto (float32: the recipe spells it out)", "precision auto (fp32)"]),
         (
             ["recipe=llava15-68m", "target.dtype=auto", "engine.precision=auto"],
             ["dtype auto (as stored, which a dry run does not look up: counted as bfloat16; float32 on a CPU)",

@@ -76,10 +76,10 @@ def test_a_disk_that_cannot_hold_it_is_said_beforehand(monkeypatch):
 
 def test_what_is_kept_and_other_types_are_named():
     text = lines(stage(960, 280, states={"dtype": "int8"}), SparrowConfig(kind="sparrow"))
-    assert "H where text is read or learned, layer 14 at visual places in int8" in text and "bf16 605 GB" in text
+    assert "H at text and supervised tokens, layer 14 at visual tokens in int8" in text and "bf16 605 GB" in text
     both = stage(960, 280, drafters=[{"kind": "msd"}])
-    assert "layer 0, 14 at visual places" in lines(both, SparrowConfig(kind="sparrow"))
-    assert "layers 2, 14, 25 at the same places" in lines(stage(960, 280), Eagle3Config(kind="eagle3"))
+    assert "layer 0, 14 at visual tokens" in lines(both, SparrowConfig(kind="sparrow"))
+    assert "layers 2, 14, 25 at the same tokens" in lines(stage(960, 280), Eagle3Config(kind="eagle3"))
 
 
 def test_what_is_not_declared_is_said_to_be_unknown():

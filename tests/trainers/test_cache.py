@@ -129,7 +129,7 @@ def test_states_that_are_read_are_those_that_are_computed(made, tmp_path, drafte
                 assert torch.allclose(one_, other_, rtol=0.01, atol=0.02)
                 assert torch.equal(one_.any(-1), other_.any(-1)), "other places"
     if drafter.kind == "msd":
-        # Layer 0 at visual places is the projected picture: other pixels, other states; text is not kept at all.
+        # Layer 0 at visual tokens is the projected picture: other pixels, other states; text is not kept at all.
         assert drafter.taps_for(target.shape, training=True).visual_layers == (0,)
 
 

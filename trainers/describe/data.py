@@ -60,7 +60,7 @@ def on_disk(data: ConversationData) -> OnDisk | None:
 def samples(plan: Planned, files: OnDisk | None) -> tuple[int | None, str]:
     """How many a stage has, and how that is known."""
     if (written := generated(plan)) is not None:
-        return written, "the world's"
+        return written, "generated"
     if files is not None:
         return len(files), "measured"
     if (expected := getattr(plan.stage, "expected", None)) is not None:

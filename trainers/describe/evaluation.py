@@ -25,7 +25,7 @@ def describe_evaluation(stage: Any) -> list[str]:
         lines.append(f"  clips{of} at {', '.join(clips)}")
     answers = "" if stage.draws else f"answers of up to {', '.join(map(str, stage.max_new_tokens))} tokens; "
     temperatures = ", ".join(f"{t:g}" for t in stage.temperatures)
-    lines.append(f"  temperatures {temperatures}; {answers}each decoded plainly, and by")
+    lines.append(f"  temperatures {temperatures}; {answers}each request is decoded plainly and by:")
     lines += [f"    {name}: {method.line(stage.drafters)}" for name, method in stage.methods.items()]
     lines += _untimed_lines(stage)
     if stage.target is not None:
@@ -41,9 +41,11 @@ def describe_evaluation(stage: Any) -> list[str]:
 def _untimed_lines(stage: Any) -> list[str]:
     if not stage.draws or stage.drawing.untimed is None:
         return []
-    lines = [f"  for their quality alone, untimed: plainly {stage.drawing.untimed.batch_size} side by side"]
+    lines = [f"  for their quality alone, untimed: plain decoding in batches of {stage.drawing.untimed.batch_size}"]
     left_out = [name for name, method in stage.methods.items() if not stage.is_drawn(method)]
-    return lines + ([f"  not drawn, since plain decoding's stand for them: {', '.join(left_out)}"] if left_out else [])
+    if left_out:
+        lines.append(f"  not drawn, because their pictures equal plain decoding's: {', '.join(left_out)}")
+    return lines
 
 
 def _num_parameters(section: Any) -> int:

@@ -36,7 +36,7 @@ def dtype_text(section: Any) -> str:
         return str(section.dtype)
     name = held_dtype(section)
     if section.path is None:
-        return f"auto ({name}: it is spelt out here)"
+        return f"auto ({name}: the recipe spells it out)"
     if not Path(section.path).is_dir():
         return f"auto (as stored, which a dry run does not look up: counted as {name}; float32 on a CPU)"
     return f"auto ({name}: as stored; float32 on a CPU)"

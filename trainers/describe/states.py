@@ -22,7 +22,7 @@ from .models import target_shape
 if TYPE_CHECKING:
     from ..training.states import StatesStore
 
-_WORD = 1.4  # ids that a word becomes, about: no tokenizer is asked
+_WORD = 1.4  # approximate ids of a word: no tokenizer is asked
 
 
 def describe_states(plan: Planned) -> list[str]:
@@ -67,7 +67,7 @@ def caching(plan: Planned, drafter: Any, target: PreTrainedConfig, output: str |
     except UserError as error:
         lines.append(f"  warning: {error.problem} under {output}: the stage stops before it writes anything")
     others = ", ".join(f"{dtype} {shown(size.total_bytes)}" for dtype, size in sizes.items() if dtype != store.dtype)
-    return [*lines, f"  in other types: {others}"]
+    return [*lines, f"  with other dtypes: {others}"]
 
 
 def summary(size: Size, store: StatesStore) -> str:
@@ -81,11 +81,11 @@ def summary(size: Size, store: StatesStore) -> str:
 
 def described(keeps: Taps) -> str:
     """For people."""
-    parts = [f"H {'at every place' if keeps.everywhere else 'where text is read or learned'}"] if keeps.feature else []
+    parts = [f"H {'at every token' if keeps.everywhere else 'at text and supervised tokens'}"] if keeps.feature else []
     if keeps.text_layers:
-        parts.append(f"layers {', '.join(map(str, keeps.text_layers))} at the same places")
+        parts.append(f"layers {', '.join(map(str, keeps.text_layers))} at the same tokens")
     if keeps.visual_layers:
-        parts.append(f"layer {', '.join(map(str, keeps.visual_layers))} at visual places")
+        parts.append(f"layer {', '.join(map(str, keeps.visual_layers))} at visual tokens")
     return ", ".join(parts)
 
 

@@ -113,8 +113,8 @@ class SetsBenchmark(SuiteBenchmark):
 
     def lines(self) -> list[str]:
         names = ", ".join(self.names or ["the sets that it has"])
-        rows = self.data.max_samples or (f"all (the papers: {SAMPLES})" if self.on_hub else "all")
-        return [f"  suite {self.data.path}: {names}; rows of a set: {rows}; {self.convention} prompts"]
+        rows = self.data.max_samples or (f"all (papers: {SAMPLES})" if self.on_hub else "all")
+        return [f"  suite {self.data.path}: {names}; {rows} rows of each set; {self.convention} prompts"]
 
 
 class QualitySection(Section):

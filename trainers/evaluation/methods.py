@@ -157,7 +157,7 @@ class Method(Section):
     def line(self, drafters: Collection[str]) -> str:
         """Of a dry run. The evaluation names `drafters`; stages train all others."""
         if self.names:
-            what = ", ".join(name if name in drafters else f"of stage {name}" for name in self.names)
+            what = ", ".join(name if name in drafters else f"drafter of stage {name}" for name in self.names)
         else:
             what = f"kind {self.drafter.kind}" if isinstance(self.drafter, DrafterConfig) else "the recipe's drafter"
             if isinstance(self.drafter, PublishedDrafter) and self.drafter.path is not None:

@@ -151,7 +151,7 @@ class RegenerateStage(Stage):
     def describe(self, plan: Planned) -> list[str]:
         if self.prompts is not None:
             pictures = f"{self.prompts.max_samples or '?'} prompts x {self.repeats} pictures"
-            return [f"  up to {pictures}, {self.batch_size} side by side"]
+            return [f"  up to {pictures}, in batches of {self.batch_size}"]
         assert self.data is not None
         number, how = samples(plan, on_disk(self.data))
         shown = "unknown: the data is not on disk" if number is None else f"{number:,} ({how})"

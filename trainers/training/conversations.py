@@ -163,7 +163,7 @@ def _save(stage: Any, context: Context, engine: Engine, processor: Processor, to
         "target": str(context.target.path or "inline"),
         "target_revision": context.target.revision,
         "tokenizer_hash": processor.tokenizer_hash,
-        # Its own image processor' projected features stand at visual places, and every token has one position.
+        # Its own image processor' projected features stand at visual tokens, and every token has one position.
         "reads": {"visual_embedding": "projected", "positions": "flat"},
         "tested_with": tested_with(),
         "format": stage.format.model_dump(),
