@@ -17,10 +17,14 @@ from tiny import IMAGE_ID, TOKENS, VOCAB, llava, target
 from tiny_qwen import model as qwen_model
 from tiny_qwen import request as qwen_request
 from tiny_qwen import target as qwen_target
+from tiny_towers import model as tower_model
+from tiny_towers import request as tower_request
+from tiny_towers import target as tower_target
 from training import Samples
 from transformers import LlamaConfig, LlamaForCausalLM
 
 QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+TOWERS = ("internvl", "mistral3", "pixtral")
 PARTS = ("vision_tower", "projector", "language_model")
 
 
@@ -39,6 +43,8 @@ def samples(family: str) -> list[Sample]:
     if family in QWEN:
         clip = qwen_request(family, ((4, 6),), (5, 4, 4))
         return of_requests(clip, qwen_request(family, (), seed=1), qwen_request(family, ((4, 4), (6, 4)), seed=2))
+    if family in TOWERS:
+        return of_requests(*(tower_request(family, tiles, seed=len(tiles)) for tiles in ((4, 1), (), (1,))))
     if family in ("llava_next", "llava_onevision"):
         return of_requests(*(tiled_request(family, sizes) for sizes in ([(24, 40)], [(48, 16), (16, 16)])))
     if family == "llama":
@@ -49,6 +55,8 @@ def samples(family: str) -> list[Sample]:
 def model(family: str):
     if family in QWEN:
         return qwen_model(family)
+    if family in TOWERS:
+        return tower_model(family)
     if family in ("llava_next", "llava_onevision"):
         return tiled_model(family)
     if family == "llama":
@@ -80,7 +88,7 @@ def compare(module, batch: Batch, states=None) -> None:
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("family", ["llava", "llava_next", "llava_onevision", "llama", *QWEN])
+@pytest.mark.parametrize("family", ["llava", "llava_next", "llava_onevision", "llama", *TOWERS, *QWEN])
 def test_packed_and_padded_are_one_loss(family, attention):
     llm = model(family).double()
     llm.set_attn_implementation(attention)
@@ -94,11 +102,11 @@ def test_packed_and_padded_are_one_loss(family, attention):
 
 
 @pytest.mark.parametrize("chunk", [None, 7])
-@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "qwen3_vl", "qwen3_5"])
+@pytest.mark.parametrize("family", ["llava", *TOWERS, "qwen2_5_vl", "qwen3_vl", "qwen3_5"])
 def test_a_packed_row_has_the_states_of_its_samples(family, chunk):
     """Of the target on a head's batch, at once and in pieces that end inside samples."""
     llm, taps = model(family), Taps(feature=True, text_layers=(0, 1), visual_layers=(3,) if family in QWEN else ())
-    made = qwen_target(llm, prefill_chunk=chunk) if family in QWEN else target(llm)
+    made = (qwen_target if family in QWEN else tower_target if family in TOWERS else target)(llm)
     made.prefill_chunk = chunk
     batch = collate(samples(family), pad_id=3, image_size=16)
     padded, packed = (made.states(replace(batch, packed=packed), taps) for packed in (False, True))
