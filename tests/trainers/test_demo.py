@@ -72,7 +72,6 @@ def test_three_seeds_of_one_draft(tmp_path):
     assert len(set(weights)) == 3
 
 
-@pytest.mark.slow
 def test_two_ranks_with_zero2_from_files_to_report(tmp_path):
     zero2 = asked(tmp_path / "run", "engine.zero_stage=2")
     done = launch(*zero2)
