@@ -101,7 +101,7 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
 
 
 def _likeness(name: str, other: str) -> float:
-    """0 to 1. Words of one name are looked for in the other whatever their order; joined words are told apart."""
+    """Similarity from 0 to 1. The words of one name may occur in the other in any order; joined words are separated."""
     parts, others = ([p for p in re.split(r"[\W_]+", text) if p] or [text] for text in (name, other))
     pairs = [[_ratio(a, b) for b in others] for a in parts]
     best = [*map(max, pairs), *map(max, zip(*pairs, strict=True))]

@@ -1,4 +1,4 @@
-"""What lower layers tell the user without stopping: a damaged file that was made again, a line that was passed over."""
+"""Notices of lower layers to the user that do not stop a run: a damaged file was rebuilt, a line was skipped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the weights of a frozen model come to lie: straight on this rank's device, or spread over its GPUs.
+"""Where the weights of a frozen model are loaded: directly onto this rank's device, or spread over its GPUs.
 
 Loaded to the host first, eight ranks that each read 7B in bf16 take 130 GB of it. A model that is spread over GPUs and
 does not fit would quietly spill to the host's memory or the disk, and each token would wait for them.

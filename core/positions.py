@@ -1,4 +1,4 @@
-"""Positions of prompts with pictures, the same in prefill, decoding and training, whatever a library's version counts.
+"""Positions of prompts with pictures: the same in prefill, decoding and training, and with any version of transformers.
 
 One row of positions counts tokens. M-RoPE (Qwen2-VL) has three rows, time, height and width: equal on text, on a
 picture the coordinates of each of its tokens. Letters: B rows, T places, n coordinates (1 or 3).

@@ -1,4 +1,4 @@
-"""Folders of weights that transformers reads: their files are checked before, and what it raises names them.
+"""Folders of weights that transformers reads: files are checked first, and its errors are raised with the file's name.
 
 transformers and tokenizers check little of what they read: a cut or edited file ends in a KeyError, a TypeError, or a
 bare Exception somewhere inside them.

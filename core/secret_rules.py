@@ -1,4 +1,4 @@
-"""What a secret looks like: formats of tokens and keys, addresses with passwords, and values beside a secret's name.
+"""Patterns of secrets: formats of tokens and keys, addresses with passwords, and values after a secret's name.
 
 `secret_rules.toml` holds a kept list of providers' formats. The formats here are shorter, so that a key that lost its
 end is found as well. Logs are read by these rules line by line, so each rule waits for a keyword.

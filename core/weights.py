@@ -1,4 +1,4 @@
-"""Identity of weights that a recipe names by their path, so that weights which changed in place are told.
+"""Identity of weights that a recipe names by path. It changes when the files change in place.
 
 Reading tens of gigabytes at every start would take minutes. Files of up to 64 MiB count with every byte. Of larger ones
 count the size, the header and the start, middle and end of every tensor: weights that were trained further, merged,

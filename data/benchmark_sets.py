@@ -1,4 +1,4 @@
-"""Published sets of videos, pictures and texts that heads are measured on, as facts: ids, columns, where clips lie.
+"""Published sets of videos, pictures and texts that heads are measured on: Hub ids, columns, and where clips are.
 
 Sparrow and SAGE decode long descriptions of them. The sets' own prompts ask for a letter or a word (one or two tokens:
 nothing to speculate on), so there are two ways to ask: `describe` for speed, `stock` for questions that are scored.

@@ -222,7 +222,7 @@ class _Pictures:
             with Image.open(io.BytesIO(data)) as image:
                 image.verify()
                 suffix = (image.format or "").lower()
-        except Exception:  # PIL raises whatever a broken file makes of it
+        except Exception:  # PIL raises many kinds of exceptions for broken files
             raise _Unusable("a picture that cannot be read") from None
         name = f"{PICTURES}/{hashlib.sha256(data).hexdigest()[:32]}.{suffix}"
         path = self._folder.parent / name

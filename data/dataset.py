@@ -142,9 +142,9 @@ class ConversationDataset:
         for file in self.records:
             for problem, place in id_problems(file):
                 if strict:
-                    hint = "fix the ids, or set on_error: skip (records are then told apart by their place)"
+                    hint = "fix the ids, or set on_error: skip (records are then identified by their position)"
                     raise UserError(problem, where=f"{file}, {place}", hint=hint)
-                reason = f"{problem}, {place}: all are kept and told apart by their place"
+                reason = f"{problem}, {place}: all are kept and identified by their position in the file"
                 notes.append({"file": str(file), "record": None, "id": None, "reason": reason})
         places = self.selection.places()
         if self.config.kinds is not None:

@@ -1,4 +1,4 @@
-"""Looks for some of a data section's pictures before training starts: a wrong folder is no list of bad records."""
+"""Looks for some of a data section's pictures before training starts, to report a wrong folder as one error."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def _read(file: MediaFile, use: Callable[[Image.Image], _Read]) -> _Read:
     except UnidentifiedImageError as error:  # its own text names an address in memory
         problem = f"corrupt image: none of {', '.join(FORMATS)}, or damaged in its head"
         raise BadMedia(problem, reason="unreadable image", where=str(file), hint=_REPLACE) from error
-    # Pillow's parsers raise whatever comes of damaged bytes (SyntaxError, struct.error, zlib.error, IndexError, ...).
+    # Pillow's parsers raise many kinds of exceptions for damaged bytes (SyntaxError, struct.error, zlib.error, ...).
     except Exception as error:
         problem = f"corrupt image: {first_line(error)}"
         raise BadMedia(problem, reason="unreadable image", where=str(file), hint=_REPLACE) from error

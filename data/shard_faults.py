@@ -1,4 +1,4 @@
-"""Shards that are no longer as they were written: found, and made ready so that their stage writes them alone.
+"""Finds shards that changed after they were written, and removes them so that their stage writes only these again.
 
 A stage that runs again writes every shard whose tar or json is missing, and none besides.
 """

@@ -1,4 +1,4 @@
-"""The log of what a data section leaves out: each record once, whoever of ranks, workers and restarts meets it."""
+"""The log of what a data section leaves out: each record once, for all ranks, workers and restarts together."""
 
 from __future__ import annotations
 

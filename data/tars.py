@@ -1,4 +1,4 @@
-"""Tar shards from strangers: which members they hold and where, found without running, unpacking or believing anything.
+"""Tar shards from untrusted sources: lists their members and offsets without running, unpacking or trusting anything.
 
 webdataset unpickles `.pkl` and `.pyd` members by default and hands `pipe:` addresses to a shell. Here a path is a local
 file, a member is bytes under a suffix of an allow-list, and everything else is refused with a reason that can be

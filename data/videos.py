@@ -64,7 +64,7 @@ class VideoSettings(Section):
         return min(least, most), max(min(most, share), min(int(least * 1.05), most))
 
     def picture(self, num_frames: int, patches: int) -> Picture:
-        """The layout of a clip of which so many frames are taken."""
+        """The layout of a clip with this number of frames."""
         return Picture(patches, num_frames, VIDEO, newline=self.newline, pooling=self.pooling)
 
 
@@ -165,7 +165,7 @@ def _opened(path: MediaFile) -> Iterator[tuple[Any, Any]]:
     except MemoryError as error:
         hint = "shrink the clip, take fewer frames (video.num_frames), or use fewer workers"
         raise BadMedia("not enough memory for the clip", where=str(path), hint=hint) from error
-    # PyAV raises FFmpeg's errors and whatever else comes of damaged bytes (a rate of 0 in 0 seconds, text in no code).
+    # For damaged bytes PyAV raises FFmpeg's errors and others (a rate of 0 in 0 seconds, text in no known encoding).
     except Exception as error:
         raise _broken(path, first_line(error)) from error
 

@@ -1,4 +1,4 @@
-"""A number of visual tokens as a number of frames, or of pixels, for the family at hand.
+"""Converts a number of visual tokens to a number of frames or pixels, for each family of targets.
 
 Sparrow and SAGE name their inputs by visual tokens (0.5k to 25k); what a clip has is frames. The nearest number of
 frames counts, not the largest that fits: LLaVA-OneVision's "25k" are 128 frames of 196 tokens and a newline, 25,089.
@@ -51,7 +51,7 @@ class FrameTokens:
     per_clip: int = 0
 
     def total(self, num_frames: int) -> int:
-        """Tokens of a clip of so many frames."""
+        """Tokens of a clip with this number of frames."""
         return self.per_step * -(-num_frames // self.frames_per_step) + self.per_clip
 
     def frames(self, budget: int | str) -> int:

@@ -1,4 +1,4 @@
-"""Processes that read beside a rank: how many there may be, and that none outlives the rank."""
+"""Worker processes of a rank that read data: limits their number, and ends them with the rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report of an evaluation, whatever the target: findings, one common table, contrasts, figures, and sections.
+"""The report of an evaluation, the same for every target: findings, tables, contrasts, figures, and sections.
 
 Everything in it is computed from rows. The papers' own tables and figures are sections that `eval/studies/` makes.
 """

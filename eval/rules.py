@@ -89,7 +89,7 @@ class Greedy:
 
 
 class Sampling:
-    """Speculative sampling over a tree: what comes out is distributed as the target, whatever was proposed.
+    """Speculative sampling over a tree: the output is distributed as the target for any proposal.
 
     Where proposals are deterministic, each visited node draws its next token once, from p: a child with that token is
     accepted, and a token without a child is the bonus. Each child is so accepted with probability p, as if all had been

@@ -1,4 +1,4 @@
-"""The one look of all figures, and the frame that each is drawn in.
+"""The common style of all figures.
 
 Colours stay apart for colour-blind readers (Okabe and Ito). Sizes suit a README: at most eight inches at 130 dots.
 """

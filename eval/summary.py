@@ -200,7 +200,7 @@ def _totals(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def ordered(rows: Iterable[Row]) -> list[Row]:
-    """By request first, so that the same requests are resampled alike whatever the method is called."""
+    """By request first, so that the bootstrap resamples the same requests for every method."""
     return sorted(rows, key=lambda row: (row.request, *map(str, row.key)))
 
 

@@ -19,7 +19,7 @@ GAP = 2  # pixels between the pictures of a grid
 
 @dataclass(frozen=True)
 class Column:
-    """What stands in a column, and how it is printed."""
+    """A column of a table: its heading and the format of its values."""
 
     name: str
     format: str = ".2f"  # of str.format, for each number
@@ -30,7 +30,7 @@ class Column:
 
     @property
     def depends_on_tau(self) -> bool:
-        """Whether it holds speedups, expected or measured: nothing else is so many times something."""
+        """Whether it holds speedups, expected or measured: only they have the unit x."""
         return self.unit == "x"
 
     @property

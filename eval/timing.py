@@ -1,4 +1,4 @@
-"""What the benchmarks share: neighbouring runs in turn, medians with quartiles, fresh processes, and printed tables.
+"""Functions of all benchmarks: alternating runs, medians with quartiles, fresh processes, and printed tables.
 
 Machines are shared and warm up: only ratios of neighbours within one process say something, so nothing is timed alone.
 """

@@ -1,4 +1,4 @@
-"""Attention of targets, drafts and heads: no mask where none is needed, and grouped heads as they are.
+"""Attention of targets, drafts and heads. It builds no mask where none is needed, and does not repeat grouped heads.
 
 Torch's fast kernels take no mask or a causal one. An explicit mask is for trees and padding, and with one, a CUDA
 kernel does not read grouped heads: transformers then copies all keys and values once for each query head. Here the

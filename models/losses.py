@@ -2,7 +2,7 @@
 
 p is the target's, q the draft's probability; alpha = sum of min(p, q) is what speculative sampling accepts.
 `ChunkedHead` and `FrozenHead` project a chunk of positions at a time and take each chunk's gradient in the forward:
-what a step holds does not grow with the vocabulary, and the head is one module call whatever the number of supervised
+what a step holds does not grow with the vocabulary, and the head is one module call for any number of supervised
 positions, so that ranks make the same collectives under ZeRO-3.
 Letters: S positions, C positions of a chunk, D width, V vocabulary, M further sums.
 """

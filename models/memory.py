@@ -136,7 +136,7 @@ def activation_bytes(config: PreTrainedConfig, dtype: str, asked: Decoding) -> d
 
 
 def _layer_bytes(text: Any, width: int, places: int, size: int = 1) -> float:
-    """Of a layer's pass over so many places, without its attention."""
+    """Memory of a layer's pass over this number of tokens, without its attention."""
     heads, head = text.num_attention_heads // size, _head_width(text)
     inner = config_value(text, "moe_intermediate_size") or text.intermediate_size
     # Its input and the sum, normed in float32, queries and outputs; gate, up and their product.

@@ -113,7 +113,7 @@ def pictures_of(request: Request) -> tuple[Picture, ...]:
 
 
 def kept_of_runs(request: Request, lengths: Sequence[int]) -> Tensor:
-    """[T] bool: all text, and the first `lengths[i]` ids of the i-th picture's run (adjacent runs are told apart)."""
+    """[T] bool: all text, and the first `lengths[i]` ids of the i-th picture's run, also if two runs are adjacent."""
     runs = [picture.num_tokens for picture in pictures_of(request)]
     inside = [torch.arange(run) < keep for run, keep in zip(runs, lengths, strict=True)]
     kept = request.modality == TEXT
@@ -145,7 +145,7 @@ def flat_view(request: Request) -> Request:
 
 
 def pooled_view(request: Request, pool: int) -> Request:
-    """What a model reads that pools `pool` x `pool` patches before its projector: about so many times fewer tokens."""
+    """Tokens of a model that pools `pool` x `pool` patches before its projector: about `pool`^2 times fewer."""
     if request.pixels is None or pool == 1:
         return request
     return with_pictures(request, [_pooled(picture, pool) for picture in pictures_of(request)], request.pixels)

@@ -1,4 +1,4 @@
-"""What a run says at its end: a short table of what was measured, where the reports lie, and what to try next."""
+"""The end of a run's output: a short table of results, the paths of the reports, and commands to try next."""
 
 from __future__ import annotations
 

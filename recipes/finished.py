@@ -1,4 +1,4 @@
-"""A finished run of a visual recipe, as scripts open it: the recipe's keys as ever, and options of their own.
+"""Opens a finished run of an image generator's recipe for scripts, with the recipe's keys and the script's own options.
 
 A script brings a section of options, whose fields say what they are for; what it draws and how it is judged it reads
 from the recipe's stage of kind evaluate.

@@ -1,4 +1,4 @@
-"""One run of a recipe in this process: the whole of `recipe=NAME key=value ...`, on whichever rank this is."""
+"""Runs a recipe in this process, on any rank: everything that `recipe=NAME key=value ...` does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One leaderboard of runs: what each method measured, what its drafter weighs, and what training it cost.
+"""A leaderboard of runs: each method's results, its drafter's memory, and the cost of its training.
 
 Methods are compared where they measured the same thing: one table for each target, set of requests, temperature and
 number of new tokens. What a run's folder does not say is a dash, with its reason below the table.

@@ -1,4 +1,4 @@
-"""What pydantic finds wrong with a recipe, as one message: the key, who set it, the nearest known key, an example."""
+"""pydantic's errors as one message: the key, where it was set, the nearest known key, an example."""
 
 from __future__ import annotations
 

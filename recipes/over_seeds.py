@@ -1,4 +1,4 @@
-"""Runs of one recipe that differ in their seed alone: a line for each method, with its spread over the seeds.
+"""Runs of one recipe that differ only in their seed: a row for each method, with its spread over the seeds.
 
 A claim about a method needs more than one training. Each run trains everything anew from its own seed, so that the
 spread holds the synthetic data, the weights and the order of the data.

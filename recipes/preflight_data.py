@@ -1,4 +1,4 @@
-"""A recipe's data before a run: what of it is on disk, whether its records can be read, and how a sample looks.
+"""Checks a recipe's data before a run: files on disk, whether records can be read, and an example of a sample.
 
 Records of conversations are encoded as training would encode them where the processor is at hand; elsewhere their
 files are looked for. Nothing is written.

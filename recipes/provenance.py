@@ -1,4 +1,4 @@
-"""What a run was made with: versions of the packages that matter, and the state of the checkout."""
+"""Provenance of a run: versions of the packages that matter, and the state of the checkout."""
 
 from __future__ import annotations
 

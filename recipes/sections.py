@@ -1,4 +1,4 @@
-"""Sections of a schema as messages need them: which kinds there are, which keys, and what stands at a place."""
+"""Sections of a schema for error messages: their kinds, their keys, and the section at a key."""
 
 from __future__ import annotations
 

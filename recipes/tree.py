@@ -1,5 +1,6 @@
-"""What a recipe's tree may hold, whatever the schema says: keys that are text, numbers that are finite, text that can
-be printed. Inline model configs and free-form values are looked at nowhere else.
+"""Checks of a recipe's tree that do not depend on the schema: keys are text, numbers are finite, text can be printed.
+
+Inline model configs and free-form values are checked nowhere else.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""tau of adapted heads against the steps that they were given, beside heads from nothing: a table and a figure.
+"""tau of adapted heads against their number of training steps, and of heads trained from scratch: a table, a figure.
 
     scripts/adaptation_curve.py runs/demo-adapt
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""How long a data section of LLaVA's size takes to open, and what it holds in memory.
+"""Time to open a data section of LLaVA's size, and its memory.
 
     scripts/benchmark_data.py                    665000 generated records, as many as LLaVA-1.5's finetuning mixture has
     scripts/benchmark_data.py --suffix .jsonl

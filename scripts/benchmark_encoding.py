@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""What encoding pictures for a visual target holds in memory, and what a killed encode stage does again.
+"""Memory of encoding pictures for an image generator, and the work that a killed encode stage repeats.
 
     scripts/benchmark_encoding.py             prints a section for docs/benchmarks.md
     scripts/benchmark_encoding.py --quick     fewer pictures, for a look

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""What an ensemble of drafting modes costs: its draft step, and the choice of its weights.
+"""Cost of an ensemble of drafting modes: its draft step, and the choice of its weights.
 
     scripts/benchmark_ensemble.py                    sizes of the demo, on this machine
     scripts/benchmark_ensemble.py --size full        a 7B target and a 68M draft with random weights (CUDA)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""What reading a checkpoint takes of the host's memory, beside the pages of its files.
+"""Host memory that reading a checkpoint needs, apart from the pages of its files.
 
     scripts/benchmark_loading.py      prints a section for docs/benchmarks.md; writes 1.4 GB to the temporary folder
 

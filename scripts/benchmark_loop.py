@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""How fast the decoding loop and the training step are, against what stands beside them.
+"""Speed of the decoding loop and of the training step, compared with other implementations.
 
     scripts/benchmark_loop.py               prints a section for docs/benchmarks.md
 

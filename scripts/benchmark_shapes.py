@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""What a cycle of a head costs beside a plain step, by the shape of a tiny target and the length of the clip.
+"""Time of a head's cycle relative to a plain step, by the shape of a tiny target and the length of the clip.
 
     OMP_NUM_THREADS=1 scripts/benchmark_shapes.py               prints a section for docs/benchmarks.md
     scripts/benchmark_shapes.py --shapes 4x128 16x64            layers x width

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""What reading cached states costs beside reading their files, what writing them holds, and what each layout takes.
+"""Reading cached states compared with reading their files, the memory of writing them, and the size of each layout.
 
     scripts/benchmark_states.py                            1.5 GB of made-up states at the width of a 7B target
     scripts/benchmark_states.py --gigabytes 20 --folder /data/bench --workers 4     more than the machine's memory

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""What drafting costs beside the models of the visual demo; of encoding, see benchmark_encoding.py.
+"""Cost of drafting beyond the models' own time, at the image demo's size (encoding: benchmark_encoding.py).
 
     scripts/benchmark_visual.py             prints a section for docs/benchmarks.md
     scripts/benchmark_visual.py --quick     fewer pairs

@@ -126,7 +126,7 @@ class Row:
 
 
 def launched(words: Sequence[str], ranks: int) -> list[str]:
-    """A recipe's command on so many ranks of this node."""
+    """A recipe's command on this number of ranks of this node."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
     return [sys.executable, *launcher, "-m", "draftsmith.recipes.cli", *words]
 
@@ -231,7 +231,7 @@ def run(row: Row, folder: Path, known: dict[str, dict[str, float]]) -> None:
         said = re.findall(r"graphs of (?:the target|heads).*", (output / "evaluate" / "report.md").read_text())
         fine = ("passes replayed", "is on a CPU", "no head with levels")
         row.good &= bool(said) and all(any(words in line for words in fine) for line in said)
-        parts += said or ["the report says nothing of graphs"]
+        parts += said or ["the report does not mention graphs"]
     best = max((key for key in found if not key.startswith("plain")), key=lambda key: found[key])
     parts += [f"tau {found[best]:.2f} ({best.strip()})", peak_memory(ended.stdout + ended.stderr), seconds]
     row.found = ", ".join(part for part in parts if part)

@@ -210,7 +210,7 @@ class Engine:
         threshold = config.persistence_threshold
         whole = {} if threshold is None else {"stage3_param_persistence_threshold": threshold}
         # ZeRO-3 leaves the process a linear layer of its own, which keeps no gathered weights for the backward: it is
-        # kept for this engine's steps, and whatever runs beside or after them (a decoding that is timed) has torch's.
+        # kept for this engine's steps, and everything else (a decoding that is timed) has torch's.
         with _linear_is(functional.linear):
             self._engine, self._optimizer, _, _ = deepspeed.initialize(
                 model=module,
@@ -332,7 +332,7 @@ class Engine:
         return client_state
 
     def full_weights(self) -> Any:
-        """Context in which rank 0 sees whole parameters, in the precision that forwards use, whatever the stage."""
+        """Context in which rank 0 sees whole parameters, in the precision that forwards use, under any ZeRO stage."""
         import deepspeed
 
         parameters = list(self.module.parameters())

@@ -1,6 +1,6 @@
 """What a person watches while a stage runs: one live line on a terminal, and a line now and then elsewhere.
 
-The line says which stage this is and what it is for, how far it is, and how long it will take at its own rate.
+The line has the stage, its purpose, its progress, and the time left at its current rate.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class StageLine:
 
     Args:
         name: of the stage.
-        about: what it is for.
+        about: the purpose of the stage.
         place: which stage of how many this is.
         live: whether a terminal shows one line, which changes; None: what `watched` says.
         behind: what is known of the time of later stages; None: nothing.

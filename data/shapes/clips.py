@@ -1,4 +1,4 @@
-"""Clips of one object that moves, told in two ways: facts from the first words on, or after an introduction.
+"""Clips of one moving object, described in two ways: facts from the first words on, or after an introduction.
 
 A drafter that holds text alone (Sparrow's VATA) has what the target's states of text say. Where the answer opens with
 facts, those states have had no words yet in which to gather them; after an introduction that never changes, they have.

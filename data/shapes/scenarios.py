@@ -1,4 +1,4 @@
-"""What is asked about scenes and what is true: one function per kind of scenario.
+"""Questions about scenes and their true answers: one function for each kind of scenario.
 
 The kinds follow the benchmarks of the papers (TABED, appendix I): captions, questions with reasons,
 probes, words in pictures, several pictures, stories, and text without a picture. Each function maps

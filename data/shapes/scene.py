@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from PIL import Image, ImageDraw
 
-# Every colour is darker than the page, so that a shape is a linear function of the pixels whatever its colour.
+# Every colour is darker than the page, so that a shape is a linear function of the pixels for any colour.
 # With colours on both sides of a gray page, and CLIP's normalization, a tiny tower learned the colours and then
 # no shape for 3000 steps; like this it learns both in 200 (docs/decisions/0004-shapes-on-white.md).
 COLORS = {

@@ -1,4 +1,4 @@
-"""How states are written: bfloat16, or a byte a value with scales beside it.
+"""Storage types of states: bfloat16, or one byte for each value with scales.
 
 A language model's states have a few channels that are many times as loud as all others. A scale for each place would
 be theirs, and the others would round to nothing; one for each 64 channels keeps them apart (int8), and the loudest
@@ -18,7 +18,7 @@ StatesDtype = Literal["bf16", "int8", "fp8"]
 DTYPES: tuple[StatesDtype, ...] = get_args(StatesDtype)
 
 BLOCK = 64  # channels that share a scale in int8
-# A channel whose loudest value is so many times the loudest of a usual channel is kept beside the others.
+# A channel whose peak is this many times the median peak is stored separately.
 LOUD = 6.0
 _FP8_MOST = 448.0  # of e4m3
 

@@ -1,4 +1,4 @@
-"""Cached states as samples of the loader: which comes when is a pure function of (seed, epoch, step), on any rank.
+"""Cached states as samples of the loader. Their order is a pure function of (seed, epoch, step), on any rank.
 
 A micro-batch is read into one piece of memory, record by record; nothing is copied after that. A record's checksum is
 compared the first time that a process reads it: disks do not rot between two epochs.

@@ -1,4 +1,4 @@
-"""One sequence as a cache keeps it: states only at the places that a head reads, in order, without an index.
+"""One sequence as a cache stores it: states only at the tokens that a head reads, in order, without an index.
 
 Which places those are follows from modality and loss mask (`core.states`), so nothing says so twice. Embeddings are
 looked up from ids, scores made from H: neither is ever written.
@@ -81,7 +81,7 @@ class StatesForm:
 class PackedStates:
     """A micro-batch as it was read: bytes of records, which become a `Batch` on the device they are moved to.
 
-    States travel as they are kept, and are spread over their places behind the bus.
+    States are copied to the device as they are stored, and expanded to padded tensors there.
     """
 
     buffer: Tensor  # [bytes] uint8

@@ -1,4 +1,4 @@
-"""The product tree of a block: the best nodes where each level has one distribution, whatever stands above it.
+"""The product tree of a block: the best nodes if each level has one distribution that does not depend on its parents.
 
 For drafters that answer by level (DFlash, P-EAGLE): one pass gives all levels, a path's probability is the product of
 its tokens', and the best nodes are found without another pass. A drafter that reads its own drafts is asked along its

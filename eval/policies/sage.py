@@ -60,7 +60,7 @@ class SageTree(SizingSettings):
 
 
 class SageCycle(NamedTuple):
-    """What the log keeps of a cycle that drafted. The first tree is the fixed one, whatever its first three say."""
+    """What the log keeps of a cycle that drafted. The first tree is fixed: its first three fields say nothing."""
 
     confidence: float  # alpha, of the cycle before
     depth: float  # D(alpha)

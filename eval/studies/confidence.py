@@ -1,4 +1,4 @@
-"""What happened at every place that the target reached: how sure the drafter was, and which of its children stood.
+"""What happened at every place that the target reached: how sure the drafter was, and which child was accepted.
 
 `Watched` wraps any tree policy and changes nothing of it. From its record come SAGE's figures (acceptance by
 confidence, autocorrelation of the entropy: its Figure 2) and the rates that the planner reads.

@@ -1,4 +1,4 @@
-"""Whether codes near one another in the codebook stand for one another, and what LANTERN buys with it.
+"""Whether near codes of the codebook are interchangeable, and how much LANTERN gains from it.
 
 Drawing with every token replaced by a near one (section 4.1, appendix C), patches of near and far codes (figure 6), and
 the tables of a sweep over k, delta and temperature (tables 3, 7, 9 to 11). Scripts of the same names write them.
@@ -36,7 +36,7 @@ class Replacing:
 
     The token itself is one of them, as in the paper's own B_k (section 4.2): k = 1 is plain decoding. The scores it
     answers with are certain of the replaced token, so the loop writes that one back and goes on from it. Each token
-    takes two uniforms whatever k is: pictures of different k are drawn with the same luck.
+    takes two uniforms for every k, so that pictures of different k use the same random numbers.
 
     Args:
         generator: on the CPU.

@@ -1,4 +1,4 @@
-"""What becomes of visual tokens inside a target, and how much of a draft's attention they take.
+"""Visual tokens inside a target by layer, and their share of a draft's attention.
 
 Why Sparrow's head reads the states of a middle layer and drafts without visual keys: measured on any target that the
 decoding loop knows. Sources: Sparrow, figures 2, 3, 5 and 6, appendix D.

@@ -58,7 +58,7 @@ class CacheLayer(CacheLayerMixin):
         return self.keys[:, :, :end], self.values[:, :, :end]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Keys that a mask covers for so many queries, and their offset; for transformers."""
+        """The number of keys that a mask covers for this number of queries, and their offset; for transformers."""
         return self.length + int(query_length), 0
 
     def get_seq_length(self) -> int:

@@ -1,4 +1,4 @@
-"""The cached forward over a Qwen3.5: of four layers three recur (gated DeltaNet), and one attends.
+"""The cached forward over Qwen3.5: three of every four layers are recurrent (gated DeltaNet), one is attention.
 
 transformers' own cache keeps one state for each recurrent layer, so it cannot forget a rejected token or run a tree.
 Here these layers run over `RecurrentLayer`, with transformers' weights and modules. Letters: R rows, N new positions,

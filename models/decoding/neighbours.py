@@ -1,4 +1,4 @@
-"""Which codes of a codebook lie nearest to each code: those that LANTERN takes for interchangeable (appendix D.2).
+"""The nearest codes of each code of a codebook, which LANTERN treats as interchangeable (appendix D.2).
 
 The table is computed once for a codebook and kept on disk under its hash: 16384 codes take half a minute on one core.
 Letters: C codes, K neighbours, D width of a code, N tokens.

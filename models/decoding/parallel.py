@@ -1,4 +1,4 @@
-"""Tensors of a model that several ranks hold together (transformers' tensor parallel plan), whole on every rank.
+"""Gathers whole tensors of a model that is sharded over ranks (transformers' tensor parallel plan) on every rank.
 
 Outputs of its modules are whole as they come. What is not: weights that are read outside their module, and attention
 weights, of which each rank has its own heads. All ranks call these functions together.

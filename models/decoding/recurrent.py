@@ -1,4 +1,4 @@
-"""A cache of decoders whose layers attend or recur: keys and values of the ones, states of the others.
+"""A cache for decoders with attention and recurrent layers: keys and values of the former, states of the latter.
 
 A recurrent layer holds the state after the last committed place and what later places have written (`delta_rule`). A
 place that is not accepted is dropped, and the state after an accepted path is computed from what its nodes wrote: no

@@ -1,4 +1,4 @@
-"""Passes over a decoder of Llama's kind, or a head's layer, without what modules wrap around each operation.
+"""Passes over a Llama-style decoder or a head's layer without the overhead of torch modules.
 
 Decoding runs many passes over few positions, and there a sixth to a half of a pass on a CPU goes to calls of modules,
 keywords that pass from layer to layer, masks that the caller has made already, and classes of outputs. Here the same

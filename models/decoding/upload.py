@@ -1,4 +1,4 @@
-"""Small arrays of the host in one copy to the device: a level of a tree needs several, and each copy has its own price.
+"""Copies several small host arrays to the device at once: a level of a tree needs several, and each copy costs time.
 
 Letters: N nodes without the root.
 """

@@ -1,4 +1,4 @@
-"""A key-value cache that knows at which position each of its keys stands: windows are counted over positions.
+"""A key-value cache that knows the position of each of its keys, because attention windows are counted in positions.
 
 A tree's nodes of one depth share a position, and a prompt may be padded or pruned, so that places in the cache do not
 tell how far two tokens are apart. Letters: R rows, N new positions, K places written so far, L capacity.

@@ -1,4 +1,4 @@
-"""What a drafter is: a section of a recipe that owns its verbs, and what the decoding loop asks of its proposal.
+"""The interface of a drafter: a section of a recipe with its verbs, and the proposal that the decoding loop calls.
 
 A new drafter is one file with three things to learn: its config (`DrafterConfig`), its loss (`objective`) and its
 proposal (`drafter`). See docs/adding-a-drafter.md.

@@ -61,7 +61,7 @@ class DflashConfig(PublishedDrafter):
     draft_vocab_size: int | None = Field(None, ge=1)
     # States of visual tokens: read are seen like any other, none are not (a text-only window).
     visual_slots: Literal["none", "read"] = "read"
-    # Text-only window in decoding, whatever training had.
+    # Text-only window in decoding, independent of training.
     vata: bool = False
     # Share of the samples in training, drawn anew in each epoch, whose visual states are hidden, as under `vata`.
     blind_share: float = Field(0.0, ge=0, le=1)
@@ -85,7 +85,7 @@ class DflashConfig(PublishedDrafter):
     # Higher verifies fewer tokens in vain, and is accepted less often. Null: whole blocks.
     cut_below: float | None = Field(None, gt=0, lt=1)
 
-    # Published drafts are Qwen3's layer whatever the target is: no biases.
+    # Published drafts have Qwen3's layer for every target: no biases.
     qkv_bias: ClassVar[bool | None] = False
     decoding_settings: ClassVar[frozenset[str]] = frozenset({"positions", "vata", "cut_below"})
     for_images: ClassVar[bool] = True

@@ -44,7 +44,7 @@ class Eagle3Config(HeadConfig):
     visual_slots: Literal["none", "middle", "read"] = "none"
     # What their embedding half is.
     image: Image = "placeholder"
-    # Text-only window in decoding, whatever training had at visual tokens.
+    # Text-only window in decoding, independent of what training had at visual tokens.
     vata: bool = False
     # The likeliest tokens, which the draft's own head scores; null: the whole vocabulary.
     draft_vocab_size: int | None = Field(None, ge=1)
@@ -78,7 +78,7 @@ class Eagle3Config(HeadConfig):
         return Reads(layers, layers[1] if held == "middle" else None, image)
 
     def layers_of(self, shape: TargetShape) -> tuple[int, int, int]:
-        """The layers whose states are joined. Raises `UserError` where the target has not so many."""
+        """The layers whose states are joined. Raises `UserError` if the target has fewer layers."""
         layers = self.taps or (2, shape.num_layers // 2, shape.num_layers - 3)
         if not 0 < layers[0] < layers[1] < layers[2] <= shape.num_layers:
             raise UserError(

@@ -134,7 +134,7 @@ def load_head(
     state = head_state(folder, device)
     layer = stored_layer(config, folder, layer, state)
     _check_embedding(state.pop(_EMBEDDING, None), target.embedding, folder)
-    # A file of EAGLE-3 without d2t holds the whole vocabulary, whatever the recipe says.
+    # An EAGLE-3 file without d2t holds the whole vocabulary, even if the recipe says otherwise.
     ids = state["d2t"].cpu() + torch.arange(len(state["d2t"])) if "d2t" in state else None
     with without_storage(device):
         head = config.module(layer, ids)

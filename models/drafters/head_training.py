@@ -191,7 +191,7 @@ class HeadTraining(nn.Module):
         for step in range(self.num_passes):
             states = inputs.states
             if step:
-                # In a packed row an input that follows none of its sample is not replaced, whatever stands before it.
+                # In a packed row a sample's first input is not replaced: the input before it is another sample's.
                 states = torch.where(inputs.replaced, F.pad(outputs[-1], (0, 0, 1, 0))[:, :-1], states)
             out = head(
                 inputs.embeds, states, inputs.positions, mask, keys, direct=inputs.direct, image=inputs.image,

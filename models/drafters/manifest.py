@@ -14,7 +14,7 @@ _CURE = "restore the file, or train the drafter again"
 
 @dataclass(frozen=True)
 class _Kinds:
-    """Of the entries that are read; whatever else a manifest holds is a record."""
+    """The entries of a manifest that are read; all others are for the record only."""
 
     method: str | None = None
     drafter: dict[str, Any] | None = None

@@ -110,7 +110,7 @@ class PrunedConfig(DrafterConfig):
         return [*parameter_lines(target_config(self.model, None, network=False)), f"  {kept}; nothing is trained"]
 
     def num_kept(self, visual: int) -> int:
-        """The budget for so many visual tokens."""
+        """The budget for this number of visual tokens."""
         left = visual * (1 - self.ratio)
         return round(left) if self.budget == "round" else int(left)
 
@@ -263,7 +263,7 @@ _SIZES = ("image_size", "patch_size", "spatial_merge_size", "temporal_patch_size
 
 
 def check_sibling(sibling: LanguageTarget, target: LanguageTarget) -> None:
-    """Raises `UserError` where the two do not read a prompt in the same places."""
+    """Raises `UserError` if the two models do not have the same tokens of a prompt."""
     ours, theirs = sibling.decoder.model.config, target.decoder.model.config
     our_vision, their_vision = (config_value(config, "vision_config") for config in (ours, theirs))
     pairs = {

@@ -51,7 +51,7 @@ class FixedWeights(Section):
     values: tuple[float, ...] | None = None
 
     def build(self, members: int) -> Fixed:
-        """Return the rule for so many members; without `values` all count the same."""
+        """Return the rule for this number of members; without `values` all have the same weight."""
         return Fixed(self.values or (1.0,) * members)
 
 

@@ -1,7 +1,7 @@
 """LANTERN's drafters of LlamaGen and Anole (`jadohu/*`): EAGLE heads with an embedding of their own.
 
 Their loader takes the first file of a target that it finds, and in LlamaGen's that is the LM head: the rows that a head
-was trained beside are those in its checkpoint, whatever the target's are.
+was trained with are those in its checkpoint, and may differ from the target's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a target offers the decoding loop, whatever model it is.
+"""The interface of a target to the decoding loop, the same for every model.
 
 Letters: N nodes without the root, R rows (2 under guidance), D width, V vocabulary.
 """

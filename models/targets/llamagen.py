@@ -140,7 +140,7 @@ class LlamaGenTarget:
         return self.guided(states.feature, self._steps(committed, offsets))
 
     def _steps(self, committed: int, offsets: Sequence[int]) -> list[int]:
-        """Which image code each token scores that stands so many places after the `committed` ones."""
+        """The index of the image code that each token predicts, given its distance from the `committed` tokens."""
         first = committed - self.model.config.num_condition_tokens + 1  # the code after the root
         return [first + place for place in offsets]
 

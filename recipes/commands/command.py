@@ -1,4 +1,4 @@
-"""What a subcommand is: its words for people and for shell completion, its arguments, and what it does."""
+"""The type of a subcommand: its help, its arguments (also for shell completion), and the function that runs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`draftsmith doctor`: what of this environment and machine would spoil a run, each with its hint."""
+"""`draftsmith doctor`: problems of this environment and machine that would spoil a run, each with a hint."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ TREE = {"total": 60, "depth": 5, "width": 10}
 
 
 def target_config(size: str, layers: int) -> LlamaConfig:
-    """A Llama of so many layers."""
+    """A Llama with this number of layers."""
     return LlamaConfig(
         **SIZES[size], num_hidden_layers=layers, max_position_embeddings=4096, initializer_range=0.06, bos_token_id=1,
         eos_token_id=None, pad_token_id=0, tie_word_embeddings=False,

@@ -50,7 +50,7 @@ def _target(section: Any, width: int) -> dict[str, int]:
 
 
 def _drafter(config: Any, shape: Any, places: int, width: int) -> tuple[float, float]:
-    """Weights, and keys and values at so many places of all rows."""
+    """Memory of the weights, and of keys and values at this number of tokens of all rows."""
     weights = float(width * sum(config.count(shape).values()))
     if config.kind == "llamagen":
         own = published(config.size, grid=shape.grid, condition=shape.condition)

@@ -1,4 +1,4 @@
-"""What `auto` will be, as far as a dry run can tell: for GPUs, on whatever machine it is asked."""
+"""What `auto` becomes on a GPU, as far as a dry run can tell on any machine."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _WORD = 1.4  # approximate ids of a word: no tokenizer is asked
 
 
 def describe_states(plan: Planned) -> list[str]:
-    """The lines of a stage that keeps states, in its recipe."""
+    """The lines of a recipe's stage that keeps states."""
     recipe = plan.recipe
     return caching(plan, recipe.drafter, target_shape(recipe), recipe.output)
 

@@ -102,7 +102,7 @@ def _try(job: Mapping[str, Any]) -> None:
                 exec(compile(code, title, "exec"), {"__name__": "snippet"})
         except UserError:
             raise
-        except Exception as error:  # whatever a snippet of the card fails with is the card's fault
+        except Exception as error:  # any exception of the card's code is the card's fault
             last = traceback.format_exception_only(error)[-1].strip()
             raise UserError(f"the card's code fails: {last}", where=title) from error
     reproduce(job["folder"], target=job["target"])

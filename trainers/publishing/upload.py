@@ -249,7 +249,7 @@ class Hub:
                 problem = _Missing(f"{to.repo}, {what}: {self._clean(error)}", hint=_rights(to))
             except OfflineModeIsEnabled:
                 problem = UserError("the Hub is switched off (HF_HUB_OFFLINE)", hint="unset HF_HUB_OFFLINE")
-            except Exception as error:  # whatever the client raises holds its requests: only its text goes on, redacted
+            except Exception as error:  # its exceptions hold requests: only their text goes on, redacted
                 problem = UserError(f"{to.repo}, {what}: {self._clean(error)}", hint=_hint(error, to))
                 if _passes(error) and attempt + 1 < attempts:
                     self.say(f"{what}: {self._clean(error)}; trying again in {2**attempt} s")

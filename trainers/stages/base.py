@@ -23,7 +23,7 @@ class Stage(Section):
 
     # Whether the recipe's `engine` section changes what it writes.
     trains: ClassVar[bool] = False
-    # Whether every rank loads the whole target, whatever the settings.
+    # Whether every rank loads the whole target, independent of the settings.
     loads_target: ClassVar[bool] = False
     # Whether it holds models whose type may be `auto`.
     holds_models: ClassVar[bool] = True

@@ -25,7 +25,7 @@ from ..stopping import Stop
 
 
 class ValidationSettings(Section):
-    """Held-out samples that are scored every so many optimizer steps, and after the last one."""
+    """Scores held-out samples at regular intervals of optimizer steps, and after the last one."""
 
     # Optimizer steps between two scores; the last step always has one.
     every: int = Field(ge=1)
@@ -36,7 +36,7 @@ class ValidationSettings(Section):
     # Draft LVLMs: also run the frozen target on them (null: yes): `val_agreement`. It reads the draft's own batches, so
     # both must have their pictures in tiles, or both in one tile each.
     against_target: bool | None = None
-    # Heads: at most so many samples.
+    # Heads: the largest number of samples.
     max_samples: int | None = Field(None, ge=1)
 
     def rows(self, default: int) -> int:

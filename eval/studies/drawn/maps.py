@@ -1,4 +1,4 @@
-"""Where decoding stood when it drew a picture, from the rows of a report: maps of its cells.
+"""Maps of a picture's cells from the rows of a report: depth and number of tokens of the cycle that drew each cell.
 
 Letters: G cells along a side, n = G^2 cells, M = n - 1 cells that are drafted (the prefill gives the first).
 """

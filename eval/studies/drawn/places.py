@@ -1,4 +1,4 @@
-"""Kinds of places in drawn pictures, told by the pixels of each cell: flat, textured, or on an edge.
+"""Kinds of cells of drawn pictures, decided by the pixels of each cell: flat, textured, or on an edge.
 
 Targets are said to be uncertain in some of them and sure in others (LANTERN, section 3; ADT-Tree, section III-B and
 figure 9), and trees to go deeper in some than in others (ADT-Tree, figure 2).

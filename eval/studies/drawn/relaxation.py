@@ -1,4 +1,4 @@
-"""What LANTERN's relaxed acceptance makes of one draft for each cell, and what its bounds cost (tables 1, 3 and 9).
+"""Acceptance of one draft for each cell under LANTERN's relaxed rule, and the time of its bounds (tables 1, 3 and 9).
 
 Letters: N cells, V vocabulary.
 """
