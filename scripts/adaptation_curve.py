@@ -26,7 +26,7 @@ from draftsmith.trainers.fit import SCRATCH
 from draftsmith.trainers.stages.evaluate import EvaluateStage
 from draftsmith.trainers.stages.train import TrainStage
 
-ADAPTED, FRESH = "adapted", "from nothing"
+ADAPTED, FRESH = "adapted", "from scratch"
 
 
 @dataclass(frozen=True)
@@ -71,17 +71,17 @@ def heads_of(recipe: Recipe, rows: Sequence[Row]) -> list[Head]:
 
 
 def whole(heads: Sequence[Head]) -> dict[int, Head]:
-    """Seed -> its longest training from nothing, which others are compared with."""
+    """Seed -> its longest training from scratch, which others are compared with."""
     fresh = [head for head in heads if head.arm == FRESH]
     return {head.seed: head for head in sorted(fresh, key=lambda one: one.steps)}
 
 
 def table(heads: Sequence[Head]) -> str:
-    """Markdown: a line for each arm and number of steps, tau of each seed, and shares of the longest from nothing."""
+    """Markdown: a line for each arm and number of steps, tau of each seed, and shares of the longest from scratch."""
     longest = whole(heads)
     most = max(head.steps for head in longest.values())
     seeds = [f"seed {seed}" for seed in longest]
-    columns = [text(name) for name in ("head", "steps", *seeds, "mean", "share of from nothing, by seed", "mean share")]
+    columns = [text(name) for name in ("head", "steps", *seeds, "mean", "share of from scratch, by seed", "mean share")]
     rows = []
     for (arm, steps), group in grouped(heads, "arm", "steps").items():
         shares = [head.tau / longest[head.seed].tau for head in group]
@@ -95,7 +95,7 @@ def table(heads: Sequence[Head]) -> str:
 
 @styled
 def figure(path: Path, heads: Sequence[Head], bar: float = 0.95) -> None:
-    """tau against steps: each seed a point, the mean a line; `bar` is a share of the longest from nothing."""
+    """tau against steps: each seed a point, the mean a line; `bar` is a share of the longest from scratch."""
     drawn, panel = one_panel((5.6, 3.4))
     for arm, color, marker in ((ADAPTED, BLUE, "o"), (FRESH, ORANGE, "s")):
         own = [head for head in heads if head.arm == arm]
@@ -103,7 +103,7 @@ def figure(path: Path, heads: Sequence[Head], bar: float = 0.95) -> None:
         means = {steps: statistics.mean(h.tau for h in group) for (steps,), group in grouped(own, "steps").items()}
         panel.plot([*means], [*means.values()], color=color, marker=marker, markersize=4, label=f"{arm}, mean")
     goal = bar * statistics.mean(head.tau for head in whole(heads).values())
-    panel.axhline(goal, color=GREY, linewidth=1, linestyle="--", label=f"{bar:.0%} of the longest from nothing")
+    panel.axhline(goal, color=GREY, linewidth=1, linestyle="--", label=f"{bar:.0%} of the longest from scratch")
     panel.set(xlabel="training steps on the new target's answers", ylabel="tau")
     panel.legend(loc="lower right")
     save(drawn, path)

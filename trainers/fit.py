@@ -89,7 +89,7 @@ class FitSettings(Stage):
 
     @property
     def outside(self) -> OutsideStart | None:
-        """The weights outside the run that it starts from; None: it starts from a stage's, or from nothing."""
+        """The weights outside the run that it starts from; None: it starts from a stage's, or from scratch."""
         return self.from_stage if isinstance(self.from_stage, OutsideStart) else None
 
     @property

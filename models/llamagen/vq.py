@@ -156,7 +156,7 @@ def nearest(cells: Tensor, codebook: Tensor) -> Tensor:
 def revive_dead_codes(tokenizer: VqTokenizer, images: Tensor, generator: torch.Generator) -> int:
     """Move every code that no cell of `images` chooses onto one of these cells, drawn by its error; returns how many.
 
-    A code that is never chosen gets no gradient, so a tokenizer trained from nothing, above all a tiny one, is left
+    A code that is never chosen gets no gradient, so a tokenizer trained from scratch, above all a tiny one, is left
     with a handful of living codes. Calling this every few dozen steps of early training fixes it; nothing calls it by
     itself. It writes weights in place: every rank must hand in the same images and generator, and an optimizer that
     keeps a float32 copy of low-precision weights would undo it.

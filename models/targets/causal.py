@@ -24,7 +24,7 @@ class CausalTargetConfig(TargetSection):
     """A text-only target: published weights, or a tiny one that a recipe spells out and trains itself."""
 
     kind: Literal["causal_lm"]
-    # Inline config of a target that a `train` stage with `model: target` makes from nothing.
+    # Inline config of a target that a `train` stage with `model: target` makes from scratch.
     language_model: InlineModel | None = None
 
     @model_validator(mode="after")

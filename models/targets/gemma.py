@@ -23,7 +23,7 @@ class GemmaTargetConfig(TargetSection):
 
     # The dense sizes with a tower: E2B, E4B, 31B. The tower of sounds of the two smaller ones is not read.
     kind: Literal["gemma4"]
-    # Inline configs of a target that a `train` stage with `model: target` makes from nothing; their model types are
+    # Inline configs of a target that a `train` stage with `model: target` makes from scratch; their model types are
     # gemma4_text and gemma4_vision.
     language_model: UnevenModel | None = None
     vision_tower: InlineModel | None = None

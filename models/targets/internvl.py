@@ -27,7 +27,7 @@ class InternVLTargetConfig(TargetSection):
     # InternVL 3 as transformers has it (repositories that end in -hf), with a language model of Qwen2, Qwen3 or Llama.
     # The original repositories (model_type internvl_chat) are code of their own, which is not run.
     kind: Literal["internvl"]
-    # Inline configs of a target that a `train` stage with `model: target` makes from nothing; the tower's model_type is
+    # Inline configs of a target that a `train` stage with `model: target` makes from scratch; the tower's model_type is
     # internvl_vision.
     language_model: InlineModel | None = None
     vision_tower: InlineModel | None = None

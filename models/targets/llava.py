@@ -25,7 +25,7 @@ class LlavaTargetConfig(TargetSection):
 
     # LLaVA-1.5, LLaVA-NeXT (1.6) or LLaVA-OneVision; the model_type of the weights' own config.
     kind: Literal["llava", "llava_next", "llava_onevision"]
-    # Inline configs of a target that a `train` stage with `model: target` makes from nothing.
+    # Inline configs of a target that a `train` stage with `model: target` makes from scratch.
     language_model: InlineModel | None = None
     vision_tower: InlineModel | None = None
     # Of an inline tower; null: the family's, -2, or -1 in OneVision (whose tower has lost its last layer).

@@ -25,7 +25,7 @@ class MistralTargetConfig(TargetSection):
     # Mistral 3, whose tower's patches are merged 2 x 2, or Pixtral, a LLaVA with the same tower (weights of
     # transformers' layout, as mistral-community/pixtral-12b).
     kind: MistralKind
-    # Inline configs of a target that a `train` stage with `model: target` makes from nothing; the tower's model_type is
+    # Inline configs of a target that a `train` stage with `model: target` makes from scratch; the tower's model_type is
     # pixtral.
     language_model: InlineModel | None = None
     vision_tower: InlineModel | None = None

@@ -30,7 +30,7 @@ class QwenTargetConfig(TargetSection):
 
     # Qwen2-VL, Qwen2.5-VL, Qwen3-VL or Qwen3.5; the mixtures of experts of the last two are their kind, too.
     kind: QwenKind
-    # Inline configs of a target that a `train` stage with `model: target` makes from nothing; `model_type` of the first
+    # Inline configs of a target that a `train` stage with `model: target` makes from scratch; `model_type` of the first
     # may name qwen3_vl_moe_text or qwen3_5_moe_text.
     language_model: InlineModel | None = None
     vision_tower: InlinePart | None = None

@@ -105,7 +105,7 @@ def states():
 
 
 def images():
-    """An image head: a tokenizer, a generator and a text encoder learned from nothing, codes and features, a head."""
+    """An image head: a tokenizer, a generator and a text encoder learned from scratch, codes and features, a head."""
     output = _begin()
     steps = {"vq": 1, "reader": 1, "target": 2, "head": 2, "head_without_dropout": 1}
     few = [f"stages.{name}.steps={n}" for name, n in steps.items()]

@@ -59,7 +59,7 @@ def test_a_run_is_read_and_drawn(script, tmp_path, monkeypatch, capsys):
     write_rows(tmp_path / "evaluate" / "rows.jsonl", measured())
     monkeypatch.setattr(sys, "argv", ["scripts/adaptation_curve.py", str(tmp_path)])
     script.main()
-    assert "| from nothing | 1,500 (100.0%) |" in capsys.readouterr().out
+    assert "| from scratch | 1,500 (100.0%) |" in capsys.readouterr().out
     assert (tmp_path / "evaluate" / "adaptation.png").stat().st_size > 5_000
     lvlm = load(["recipe=demo/lvlm"]).recipe
     with pytest.raises(UserError, match="no stage goes on from a head"):
