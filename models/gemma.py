@@ -34,6 +34,7 @@ class Gemma4ForConditionalGeneration(transformers.Gemma4ForConditionalGeneration
     """transformers' class, without the tower of sounds: E2B and E4B have one, and nothing here reads it."""
 
     def __init__(self, config: Any):
+        check_text(config.get_text_config())  # before any weight is read
         if config.audio_config is not None:
             config = copy.deepcopy(config)
             config.audio_config = None
@@ -79,7 +80,8 @@ def check_text(text: Any) -> None:
     if config_value(text, "use_bidirectional_attention") == "all":
         raise UserError("all tokens of this model see each other: it writes no text", where="key target",
                         hint="use a Gemma 4 that answers")  # fmt: skip
-    shared = config_value(text, "num_kv_shared_layers") or 0
+    # Tables alone are read without layers.
+    shared = text.num_hidden_layers and config_value(text, "num_kv_shared_layers")
     if shared and not config_value(text, "hidden_size_per_layer_input"):
         raise UserError(
             "layers share keys and values, and have no embeddings of their own: transformers' own forward fails on it",

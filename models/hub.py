@@ -7,6 +7,7 @@ a target's embedding, which is read here without loading the model.
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,11 @@ def kv_shapes(text: Any) -> list[tuple[int, int]]:
         return [(layers[n].num_key_value_heads, layers[n].head_dim) for n in range(count)]
     heads = config_value(text, "num_key_value_heads") or text.num_attention_heads
     return [(heads, config_value(text, "head_dim") or text.hidden_size // text.num_attention_heads)] * count
+
+
+def usual_heads(text: Any) -> tuple[int, int]:
+    """Heads of keys and values, and the width of a head, of most of the layers: those that heads mirror."""
+    return Counter(kv_shapes(text)).most_common(1)[0][0]
 
 
 def own_layers(text: Any) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ...core.states import uploaded
 from .cache import Cache
 
 
@@ -47,6 +48,7 @@ class WindowedCache(Cache):
 
     def _gather(self, written: Sequence[int]) -> None:
         super()._gather(written)
-        if self._positions is not None:
+        if self._positions is not None and list(written) != list(range(len(written))):
             start = self.length
-            self._positions[:, start : start + len(written)] = self._positions[:, [start + place for place in written]]
+            index = uploaded(torch.tensor([start + place for place in written]), self._positions.device)
+            self._positions[:, start : start + len(written)] = self._positions[:, index]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 from ...core.errors import UserError
-from ..hub import config_value, kv_shapes, rope_of
+from ..hub import config_value, rope_of, usual_heads
 from ..layer import STRETCHED, LayerShape, stretched
 
 # What transformers takes where a config says nothing.
@@ -68,8 +67,7 @@ def mirrored_layer(config: Mirroring, text: Any, *, input_norm: bool | None, lik
     qwen = text.model_type.startswith("qwen")
     theta: Any = config.rope_theta or rope.get("rope_theta") or config_value(text, "rope_theta", 10000.0)
     bias = not like_llama and (text.model_type.startswith("qwen2") or bool(config_value(text, "attention_bias")))
-    # Where layers differ (Gemma 4), those are mirrored that most layers are like.
-    groups, own = Counter(kv_shapes(text)).most_common(1)[0][0]
+    groups, own = usual_heads(text)
     inner = config.intermediate_size or config_value(text, "intermediate_size")
     if inner is None:
         raise UserError(

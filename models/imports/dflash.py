@@ -11,7 +11,7 @@ from ...core.errors import UserError
 from ..drafters.dflash import DflashConfig
 from ..drafters.dflash_files import native_values, settings_of
 from ..drafters.dflash_module import DflashHead
-from ..hub import rope_of
+from ..hub import rope_of, usual_heads
 from ..llamagen.folders import CONFIG
 from ..targets.base import language_shape
 from .files import check_rope, read_published, theta_of
@@ -52,7 +52,7 @@ def import_dflash(
         settings["rope"] = rope
     if settings.get("intermediate_size") == text.intermediate_size:
         del settings["intermediate_size"]
-    if values.get("num_key_value_heads") not in (None, text.num_key_value_heads):
+    if values.get("num_key_value_heads") not in (None, usual_heads(text)[0]):
         settings["kv_heads"] = "mha"  # compared with the weights' shapes below
     config = DflashConfig.model_validate(settings)
     stored = next(value.dtype for value in state.values() if value.is_floating_point())

@@ -20,7 +20,7 @@ from ..drafters.head_config import HeadConfig
 from ..drafters.head_inputs import Image
 from ..drafters.head_module import StateHead
 from ..exports.layouts import unfold_fc_bias
-from ..hub import config_value, rope_of
+from ..hub import rope_of, usual_heads
 from ..llamagen.folders import check_shapes, shapes_of
 from ..targets.base import language_shape
 from .files import State, as_one_layer, check_rope, read_published, theta_of
@@ -173,13 +173,13 @@ def _attention(state: State, layer: str, text: Any, where: str) -> dict[str, Any
     if key not in state or gate not in state:
         held = ", ".join(sorted(state)[:4])
         raise UserError(f"{key} is missing; the file begins with {held}", where=where, hint="give the folder of a head")
-    width = config_value(text, "head_dim") or text.hidden_size // text.num_attention_heads
+    own, width = usual_heads(text)
     heads = state[key].shape[0] // width
     settings: dict[str, Any] = {"qkv_bias": f"{layer}.self_attn.q_proj.bias" in state}
-    if heads != text.num_key_value_heads:
+    if heads != own:
         if heads != text.num_attention_heads:
             raise UserError(
-                f"{heads} heads of keys and values, the target has {text.num_key_value_heads} for "
+                f"{heads} heads of keys and values, the target has {own} for "
                 f"{text.num_attention_heads} of queries", where=where, hint="name the target that it was trained for",
             )  # fmt: skip
         settings["kv_heads"] = "mha"

@@ -17,6 +17,7 @@ from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Dynamic, Product, Static
 from draftsmith.eval.rules import Greedy, Sampling
 from draftsmith.models.decoding.batched import write_answers
+from draftsmith.models.decoding.removal import unseen_from
 from draftsmith.models.decoding.tree import Tree
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.dflash import lm_head_rows
@@ -361,6 +362,51 @@ def test_what_cannot_be_exact_is_refused():
         section(tensor_parallel_size=2)
     with pytest.raises(Refused, match="expands the pictures of a gemma4"):
         VllmEngine(kind="vllm").check(section(), states=False, aspect="square")
+
+
+def test_saved_experts_are_refused(tmp_path):
+    values = MODELS["large"].config.to_dict()
+    values["text_config"] |= {
+        "enable_moe_block": True, "num_experts": 2, "top_k_experts": 1, "moe_intermediate_size": 8,
+    }  # fmt: skip
+    Published(type(MODELS["large"].config)(**values)).save_pretrained(tmp_path)
+    path = GemmaTargetConfig(kind="gemma4", path=str(tmp_path))
+    with pytest.raises(UserError, match="mixture of experts"):
+        load_target(path, tmp_path, num_token_ids=TOKENS, image_token_id=IMAGE_ID, device=torch.device("cpu"))
+
+
+@every_shape
+def test_checkpointing_changes_no_gradient(shape):
+    """Layers that read another's keys and values are run again with the same ones."""
+    batch, found = batch_of(request(CASES[1], seed=7), request((), seed=8)), []
+    for checkpointing in (False, True):
+        parts = ("vision_tower", "projector", "language_model")
+        module = training_of(copy.deepcopy(MODELS[shape]), parts, gradient_checkpointing=checkpointing).train()
+        loss = module(batch)
+        loss.loss_sum.backward()
+        named = {name: p.grad for name, p in module.llava.named_parameters() if p.grad is not None}
+        assert "model.language_model.layers.3.self_attn.q_proj.weight" in named
+        assert "model.embed_vision.embedding_projection.weight" in named
+        found.append((loss.loss_sum.detach(), named))
+    assert torch.equal(found[0][0], found[1][0]) and found[0][1].keys() == found[1][1].keys()
+    for name, gradient in found[0][1].items():
+        torch.testing.assert_close(gradient, found[1][1][name], atol=1e-5, rtol=1e-4, msg=name)
+
+
+@every_shape
+def test_visual_tokens_are_hidden_from_some_layers(shape):
+    """Hidden from all layers, pictures change nothing of the text after them; from none, everything is as ever."""
+    own, asked = target(MODELS[shape]), request(CASES[1], seed=9)
+    other = copy.copy(asked)
+    object.__setattr__(other, "pixels", 1 - asked.pixels)
+    places = asked.modality != 0
+    with unseen_from(own.decoder, places, 0):
+        hidden = [all_logits(own, one)[-1] for one in (asked, other)]
+    torch.testing.assert_close(*hidden, atol=1e-5, rtol=0)
+    seen = all_logits(own, asked)
+    with unseen_from(own.decoder, places, 4):
+        torch.testing.assert_close(all_logits(own, asked), seen, atol=1e-5, rtol=0)
+    assert not torch.allclose(seen[-1], all_logits(own, other)[-1], atol=1e-3)
 
 
 def test_its_text_model_alone_is_refused_by_the_reason():
