@@ -52,8 +52,8 @@ class WandbConfig(Section):
     mode: Literal["online", "offline", "disabled"] | None = None
     # Labels to find runs by.
     tags: list[str] = Field(default_factory=list)
-    # Weights that wandb keeps: none; results, the model that a stage leaves; checkpoints, those too, optimizer states
-    # and all, as they are written. Each is copied before it is sent (WANDB_DATA_DIR says where to).
+    # Weights that wandb keeps. results: the model that a stage leaves; checkpoints: also every checkpoint with its
+    # optimizer states. Each is copied before it is sent (to WANDB_DATA_DIR).
     artifacts: Literal["none", "results", "checkpoints"] = "none"
 
 

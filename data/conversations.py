@@ -78,8 +78,8 @@ class PromptFormat(Section):
     # official: the texts around an image are tokenized on their own, so a lone blank stands on both sides;
     # hf: one pass with <image> as a special token, as llava-hf's processor does.
     image_join: Literal["official", "hf"] = "official"
-    # Of requests, what stands after an answer that another turn follows: end, as in training; blank, as in the second
-    # turns of TABED's released code.
+    # In requests, the text after an answer that another turn follows: end, the end token as in training; blank, as in
+    # the second turns of TABED's released code.
     answer_end: Literal["end", "blank"] = "end"
 
     @model_validator(mode="after")

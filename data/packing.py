@@ -19,7 +19,7 @@ from ..core.section import Section
 class PackingConfig(Section):
     """Several samples one after another in a row, each attending to itself alone."""
 
-    # Of a row, which is one forward on one rank: as many as fit the memory, and no fewer than the longest sample has.
+    # Tokens of a row, which is one forward on one rank: as many as fit in memory, and at least the longest sample's.
     max_tokens: int = Field(ge=8)
 
 

@@ -40,7 +40,7 @@ class PromptSource(Section):
     """
 
     path: Place | None = None
-    # The stage in whose folder the path lies (a synthetic dataset).
+    # The stage whose folder contains the path (a synthetic dataset).
     from_stage: str | None = Field(None, alias="from")
     # Class-conditional models: labels in turn, as many as max_samples.
     classes: int | None = Field(None, ge=1, le=1 << 24)

@@ -216,11 +216,11 @@ USUAL = {
     "revision": "A commit, tag or branch of the Hub; null: the newest.",
     "dtype": "Precision of the weights.",
     "format": "How conversations become text.",
-    "top_k": "Only so many of the likeliest tokens can be drawn; 0: all.",
+    "top_k": "Only this number of the likeliest tokens can be drawn; 0: all.",
     "top_p": "Only the likeliest tokens that make up this probability can be drawn; 1: all.",
     "tree": "The shape of what is drafted in one cycle.",
     "max_new_tokens": "Tokens of an answer.",
-    "max_samples": "At most so many, in the order of the file; null: all.",
+    "max_samples": "The largest number of samples, in the order of the file; null: all.",
     "gradient_checkpointing": "Compute activations again in the backward pass: memory for speed.",
 }
 

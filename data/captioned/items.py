@@ -31,7 +31,7 @@ Opener = Callable[[int], "Captioned | Refused"]  # number -> item; only then are
 class Source(Section):
     """What every kind of source can be told, and does."""
 
-    # Read the first so many items, refused ones included; null: all.
+    # Read only this number of items, refused ones included; null: all.
     max_samples: int | None = Field(None, ge=1)
 
     def openers(self, start: int) -> Iterator[Opener]:

@@ -121,8 +121,8 @@ class ClassFolderSource(Source):
     folder: Place
     # JSON {"0": ["n01440764", "tench"], ...} of labels, folders and names; null: labels in the order of the folders.
     class_index: Place | None = None
-    # Read the first so many pictures of each class: items come class by class, and the first of all are of few
-    # classes; null: all.
+    # Read only this number of pictures of each class: items come class by class, so a limit on all of them would leave
+    # few classes; null: all.
     max_per_class: int | None = Field(None, ge=1)
 
     def openers(self, start: int) -> Iterator[Opener]:

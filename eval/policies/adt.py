@@ -33,7 +33,7 @@ class AdtTree(Section):
     """ADT-Tree's settings. A depth is `Dynamic`'s: d expansions plan d + 1 levels, which the paper's tables count."""
 
     kind: Literal["adt"]
-    # The paper's steps and widths for a target; keys written beside it win. null: give width_step and width_range.
+    # The paper's steps and widths for a target; keys set beside it override it. null: give width_step and width_range.
     preset: Literal["anole", "llamagen"] | None = None
     # Nodes with the root, the most in any cycle (not in the paper: `Dynamic`'s).
     total: int = Field(60, ge=2)

@@ -27,10 +27,10 @@ class SizingSettings(Section):
     max_width: int = Field(10, ge=1)
     # Most nodes, without the root.
     max_nodes: int = Field(64, ge=1)
-    # What must exceed the threshold, and what P_parent is: the probability of the whole path (the paper's formal line)
-    # or of the token alone (its text). local fills the tree up to max_nodes, cumulative seldom passes 16.
+    # The probability that must exceed the threshold, and that P_parent stands for. cumulative: of the whole path (the
+    # paper's formal line); the tree seldom exceeds 16 nodes. local: of the token alone (its text); it fills max_nodes.
     threshold: Literal["cumulative", "local"] = "cumulative"
-    # Of the k likeliest tokens, in the tree: as the draft has them, or renormalised over k, as the entropy takes them.
+    # Probabilities of the k likeliest tokens in the tree: the draft's own, or renormalised over k as for the entropy.
     probabilities: Literal["raw", "renormalised"] = "raw"
     # Of the number of children. "p_l < W_l" of the paper's formal line counts up; at least 1 either way.
     rounding: Literal["ceil", "floor"] = "ceil"

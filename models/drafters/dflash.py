@@ -53,13 +53,13 @@ class DflashConfig(PublishedDrafter):
     num_layers: int = Field(5, ge=1, le=32)
     # Layers of the target whose states are joined, in decoder layers passed; null: as many as the draft has, evenly.
     taps: tuple[int, ...] | None = Field(None, min_length=1)
-    # The target's id whose embedding stands for a mask: one that no text has. Null: a vector that is trained.
+    # The target's id whose embedding is used for masks; it must not occur in text. Null: a trained vector.
     mask_token_id: int | None = Field(None, ge=0)
-    # States before a place, itself included, that it sees beside its block, at least a block's; null: all.
+    # Number of states up to its position that a token attends to beside its block, at least a block's; null: all.
     sliding_window: int | None = Field(None, ge=1)
-    # The likeliest tokens, which the draft's own LM head scores; null: the target's LM head scores all of them.
+    # Number of most frequent tokens that the draft's own LM head scores; null: the target's LM head scores all tokens.
     draft_vocab_size: int | None = Field(None, ge=1)
-    # States of visual tokens: read are seen like any other, none are not (a text-only window).
+    # read: the draft attends to states of visual tokens as to all others; none: it does not (a text-only window).
     visual_slots: Literal["none", "read"] = "read"
     # Text-only window in decoding, independent of training.
     vata: bool = False
@@ -79,10 +79,10 @@ class DflashConfig(PublishedDrafter):
     rope: Literal["target", "plain"] = "target"
     # What is trained for.
     loss: DflashLoss = DflashLoss()
-    # A head that is trained beside the draft and says how likely each drafted token is accepted (DSpark); null: none.
+    # A trained head that predicts the probability that each drafted token is accepted (DSpark); null: none.
     confidence: DflashConfidence | None = None
-    # A block ends before the first token where the chance that it and all before it are accepted falls below this.
-    # Higher verifies fewer tokens in vain, and is accepted less often. Null: whole blocks.
+    # A block ends before the first token whose probability to be accepted, with all before it, is below this. Higher
+    # values verify fewer tokens in vain, and accept fewer tokens. Null: whole blocks.
     cut_below: float | None = Field(None, gt=0, lt=1)
 
     # Published drafts have Qwen3's layer for every target: no biases.

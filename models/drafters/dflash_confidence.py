@@ -21,7 +21,7 @@ from ...core.section import Section
 class DflashConfidence(Section):
     """Trains a confidence head beside the draft."""
 
-    # Of its binary cross-entropy beside the draft's own loss (DSpark: 1).
+    # Weight of its binary cross-entropy in the loss, relative to the draft's own (DSpark: 1).
     weight: float = Field(1.0, gt=0)
     # Whether its gradient ends at the head, so that the draft learns what it would learn without one. False lets the
     # draft's layers learn from it as well.

@@ -229,8 +229,8 @@ class FusedHeadConfig(HeadConfig):
     fc_bias: bool = True
     # A norm before the attention; null: for Qwen alone, as MSD's published heads have it.
     input_norm: bool | None = False
-    # What enters as the state: the feature, which feeds the target's LM head, or the state before its last layer
-    # (Sparrow's text says second-to-last). What comes out is a feature in both cases.
+    # The state that the head reads: the feature, which feeds the target's LM head, or the state before the last layer
+    # (Sparrow's text says second-to-last). The head's output is a feature in both cases.
     state: Literal["feature", -2] = "feature"
 
     def reads(self, shape: TargetShape, *, training: bool) -> Reads:
@@ -265,8 +265,8 @@ class DirectHeadConfig(FusedHeadConfig):
     share_by: Literal["last", "text"] = "last"
     # Null: half of the target's layers, or the next above that attends.
     share_layer: int | None = Field(None, ge=0)
-    # Share that training keeps in each sample, drawn at random: states carry no attention. 0 trains without any;
-    # above it every sample with a picture sees some, and `blind_share` has samples that see none.
+    # Share of visual inputs that training keeps in each sample, at random because states carry no attention. 0 trains
+    # without any; above 0 every sample with a picture has some. `blind_share` makes samples that have none.
     train_visual_share: float = Field(1.0, ge=0, le=1)
 
     decoding_settings: ClassVar[frozenset[str]] = frozenset(

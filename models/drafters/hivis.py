@@ -21,7 +21,7 @@ class HivisConfig(FusedHeadConfig):
     input_norm: bool | None = True
     positions: Literal["compact", "flat", "mrope"] = "compact"
     mtp_steps: int = Field(1, ge=0)
-    # Learned vectors added by how many steps a state lies after the last true one; 0: none.
+    # Number of learned vectors, added by a state's distance from the last true state; 0: none.
     num_steps: int = Field(0, ge=0)
 
     own_loss: ClassVar[HeadObjective] = VISUAL_STAGE

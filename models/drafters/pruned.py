@@ -44,8 +44,8 @@ class PrunedConfig(DrafterConfig):
         {"ratio", "attention_share", "budget", "positions", "attention_layers"}
     )
 
-    # What drafts: a smaller sibling of the target (a section as the target's, with its path), or `target`: the target's
-    # own weights with a cache of its own, which agrees most and costs most.
+    # The drafting model: a smaller model of the family (a section like the target's, with its path), or `target`: the
+    # target's own weights with a separate cache, which agrees most and costs most.
     model: Literal["target"] | TargetConfig = "target"
     # Share of the visual tokens that is removed. SpecVLM and SAGE: 0.9 for clips; SAGE: 0.8 for images. 0 keeps all,
     # and then nothing of the target's attention is needed: plain drafting by a sibling.
@@ -55,7 +55,7 @@ class PrunedConfig(DrafterConfig):
     # How many tokens N (1 - ratio) is: rounded, or cut as the published code does, where floats lose one (40 tokens at
     # ratio 0.8 leave 7).
     budget: Literal["round", "truncate"] = "round"
-    # Of what is kept: compact counts it as a text of its own (SpecVLM), target keeps the places it had in the target.
+    # Positions of the remaining tokens: compact counts them anew (SpecVLM), target keeps those of the target.
     positions: Literal["compact", "target"] = "compact"
     # Layers whose attention is averaged; null: all that attend.
     attention_layers: tuple[int, ...] | None = None

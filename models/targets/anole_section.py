@@ -45,8 +45,8 @@ class AnoleTargetConfig(ImageTargetSection):
     # Guidance. Two samplers are published: LANTERN's has scale 3, top-k 2000, T 1; GAIR's, without pictures in the
     # prompt, scale 3, T 0.7, top-p 0.9. Numbers of one are not comparable with the other's.
     cfg_scale: GuidanceScale = 3.0
-    # What draws the pictures: Hub id or directory in the layout of leloy/Anole-7b-v0.1-vqvae-hf, or the file of Meta's
-    # vqgan.ckpt; null draws none.
+    # The image tokenizer, which turns codes into pictures: Hub id or directory in the layout of
+    # leloy/Anole-7b-v0.1-vqvae-hf, or the file of Meta's vqgan.ckpt; null draws none.
     vq_path: Place | None = "leloy/Anole-7b-v0.1-vqvae-hf"
     # A commit, tag or branch of `vq_path`.
     vq_revision: Revision | None = None

@@ -49,9 +49,9 @@ class LlamaGenTargetConfig(ImageTargetSection):
     revision: Revision | None = None
     # A published size; or `shape`, spelt out.
     size: Size | None = None
-    # The shape of a LlamaGen of one's own, where `size` names none.
+    # The shape of a LlamaGen that is not published; then `size` is not given.
     shape: LlamaGenConfig | None = None
-    # What a picture is asked for by.
+    # The condition of a picture.
     condition: Literal["class", "text"] = "text"
     # Side of the pictures: 256, 384 or 512 for the published models.
     image_size: int = Field(256, ge=8, le=1 << 16)

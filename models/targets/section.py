@@ -32,8 +32,8 @@ class TargetSection(Section):
     # accelerate's device map for targets larger than one GPU (auto, balanced, ...), in runs of one rank; null: this
     # rank's device.
     device_map: DeviceMap | None = None
-    # cpu: what the GPUs of a device map do not hold lies in the host's memory, and every token waits for it; null: such
-    # a target is refused.
+    # cpu: weights that do not fit on the GPUs of a device map stay in the host's memory, and every token waits for
+    # them; null: such a target is refused.
     offload: Literal["cpu"] | None = None
     # Ranks that hold the target together, each a part of every layer (transformers' tensor parallel plan), and decode
     # in step: as many as the run has. 1: each rank holds the whole. For targets larger than one GPU: all GPUs work at

@@ -43,8 +43,8 @@ class Untimed(Section):
     # Pictures of plain decoding that each rank draws side by side; memory as in a regenerate stage. Methods draw theirs
     # one by one.
     batch_size: int = Field(16, ge=1)
-    # Draw those of exact methods, too. They are distributed as plain decoding's (at temperature 0 they are the same),
-    # so a table of quality needs none of them.
+    # Also draw the pictures of exact methods. They have plain decoding's distribution (at temperature 0 they are the
+    # same pictures), so a table of quality does not need them.
     exact_methods: bool = False
 
 
@@ -58,7 +58,7 @@ class PromptsBenchmark(Benchmark):
     # Score the pictures with the reader of a synthetic dataset (a stage with model: reader).
     reader: bool = False
     # Draw for quality alone, in batches; null: every method's pictures are drawn one by one, and timed.
-    # Unset it stays out of fingerprints, so that evaluations of before go on.
+    # Fingerprints leave it out if it is not set, so that older evaluations can continue.
     untimed: Untimed | None = Field(None, exclude_if=lambda value: value is None)
     # Pictures of each method in the report's grids.
     shown: int = Field(8, ge=1)

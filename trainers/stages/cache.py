@@ -61,8 +61,8 @@ class CacheStage(Stage):
     states: StatesStore = StatesStore()
     # Sequences that the target runs together on each rank.
     batch_size: int = Field(8, ge=1)
-    # Which program runs the target: transformers, in this process, or vLLM (kind: vllm), in one of its own. Unset it is
-    # in no fingerprint.
+    # The program that runs the target: transformers in this process, or vLLM (kind: vllm) in a separate process.
+    # Fingerprints leave it out if it is not set.
     engine: EngineSection = Field(TransformersEngine(), exclude_if=lambda value: value == TransformersEngine())
     expected: Expected | None = None
 

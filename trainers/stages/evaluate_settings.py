@@ -68,19 +68,19 @@ class EvaluateSettings(Stage):
     # Drafters that no stage of the recipe trains, by the names that methods give: something published by its path.
     drafters: dict[FileName, AnyDrafter] = Field(default_factory=dict)
     # adt (Anole) or adt-llamagen (100 captions, Tables I to V), which differ in ADT-Tree's steps and widths, or lantern
-    # (1,000 captions for speed, 30,000 for quality, Tables 2 and 6); null: the methods below. How many prompts there
-    # are is for the benchmark to say.
+    # (1,000 captions for speed, 30,000 for quality, Tables 2 and 6); null: the methods below. The
+    # benchmark sets the number of prompts.
     preset: Literal["adt", "adt-llamagen", "lantern"] | None = None
-    # For methods that name no tree: a name or a section, as a method's; null: chain.
+    # The tree of methods that name none: a name or a section, as in a method; null: chain.
     tree: Any = None
     # Name in the tables -> how it decodes.
     methods: dict[FileName, Method] = Field(min_length=1)
-    # What writes the captions of drafting mode C; needed where a method has it.
+    # The model that writes the captions of drafting mode C; needed if a method has this mode.
     captioner: CaptionerConfig | None = None
-    # Of clips: numbers of frames, or as text of visual tokens ("0.5k", "25k"); each clip is decoded at every one of
-    # them. none: once, as the data section reads it. A mapping gives each set its own ({MVBench: ["13k"]}).
+    # Lengths of clips, as numbers of frames or, as text, of visual tokens ("0.5k", "25k"). Each clip is decoded at
+    # every length; without any, once as the data section reads it. A mapping has them by set ({MVBench: ["13k"]}).
     lengths: Lengths = Field(default_factory=list)
-    # Every method decodes at each of them that it can be used at; 0 is greedy.
+    # Every method decodes at each temperature that it supports; 0 is greedy.
     temperatures: list[Temperature] = Field([0.0], min_length=1)
     # 0 keeps all. Image generators' own: 1000 for text-conditional LlamaGen, 2000 for class-conditional and Anole.
     top_k: int = Field(0, ge=0)

@@ -67,13 +67,13 @@ class PublishStage(Stage):
 
     kind: Literal["publish"]
     # NAMESPACE/NAME. Engines guess the method from it: `EAGLE-...` for EAGLE, `EAGLE3-...` for EAGLE-3, and neither
-    # for others. null: the folder alone is built, which dry_run does with a name, too.
+    # for others. null: only build the folder (with a name, dry_run does the same).
     repo: str | None = None
-    # Build and try the folder, and leave the Hub alone.
+    # Build and test the folder, and do not change the Hub.
     dry_run: bool = False
     # public: once the repository has been fetched back and tried. private leaves that to you.
     visibility: Literal["private", "public"] = "private"
-    # A branch, which is made where it is missing; null: main.
+    # A branch, created if it does not exist; null: main.
     revision: Revision | None = None
     # Propose the commit as a pull request.
     pull_request: bool = False

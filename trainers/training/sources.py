@@ -36,8 +36,8 @@ class OnlineStates(Section):
     """The target runs on each batch: nothing is kept. Cheaper than a terabyte for most."""
 
     kind: Literal["online"] = "online"
-    # Which program runs the target: transformers, in this process, or vLLM (kind: vllm), in one of its own that works
-    # some batches ahead. Unset it is in no fingerprint.
+    # The program that runs the target: transformers in this process, or vLLM (kind: vllm) in a separate process that
+    # works some batches ahead. Fingerprints leave it out if it is not set.
     engine: EngineSection = Field(TransformersEngine(), exclude_if=lambda value: value == TransformersEngine())
 
 
@@ -49,8 +49,8 @@ class CachedStates(Section):
     from_stage: str | list[str] | None = Field(None, alias="from")
     # Folders of shards from elsewhere.
     path: Place | list[Place] | None = None
-    # Fields in which they may differ from what would be computed now (transformers, image_backend, ...): head and
-    # target then part, by as much as you know.
+    # Fields in which they may differ from what would be computed now (transformers, image_backend, ...). The states
+    # then differ from the target's, by an amount that you must judge.
     accept: list[Acceptable] = Field(default_factory=list)
 
     @model_validator(mode="after")
