@@ -6,6 +6,7 @@ Data code creates it and models pack features by it, so both count the same toke
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -113,3 +114,20 @@ class Picture:
 def whole_picture(grid: PatchGrid, modality: int = IMAGE) -> Picture:
     """A picture that is read whole, with the patches of `grid`."""
     return Picture(1, grid.num_patches, modality, whole=grid)
+
+
+def one_placeholder_each(ids: Sequence[int], modality: Sequence[int], pictures: Sequence[Picture]) -> list[int]:
+    """`ids` with each picture's run cut to its first id, as a serving engine takes them.
+
+    An engine expands placeholders itself: it would expand a run again, silently.
+
+    Args:
+        modality: of each id.
+        pictures: of this row, in order; their runs may stand beside each other.
+    """
+    kept, place, left = [], 0, iter(pictures)
+    while place < len(ids):
+        kept.append(ids[place])
+        place += 1 if modality[place] == TEXT else next(left).num_tokens
+    assert next(left, None) is None, "pictures without a run"
+    return kept

@@ -9,6 +9,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw
 
 from ...core.batch import Request
+from ...core.pictures import one_placeholder_each
 from ...data.conversations import PromptFormat
 from ...data.processor import Processor
 from ..published import ImageSettings, UserRequest, read_request
@@ -65,14 +66,9 @@ def make_requests(processor: Processor, folder: Path, *, pictures: bool, seed: i
             user = UserRequest(text=TEXTS[number], pictures=names)
             reader = ImageSettings(aspect="square").image_reader(processor)
             request = read_request(user, folder, _format(processor), reader)
-            ids = one_placeholder_each(request.ids.tolist(), processor.image_token_id)
+            ids = one_placeholder_each(request.ids.tolist(), request.modality.tolist(), request.pictures)
             asked.append(Asked(f"{group} {number + 1}", group, request, ids, names))
     return asked
-
-
-def one_placeholder_each(ids: list[int], placeholder: int) -> list[int]:
-    """`ids` with each run of `placeholder` as a single one."""
-    return [token for place, token in enumerate(ids) if token != placeholder or place == 0 or ids[place - 1] != token]
 
 
 def _format(processor: Processor) -> PromptFormat:

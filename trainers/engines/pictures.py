@@ -1,7 +1,7 @@
-"""Requests as an engine takes them: one placeholder for a picture, and the picture at the size that the tower reads.
+"""Pictures as an engine takes them: at the size that the tower reads.
 
-An engine expands placeholders itself: a run of them would be expanded again, silently. It also resizes pictures with
-other code than ours, so that it is handed what our own processor made of them, turned back into bytes.
+An engine resizes pictures with other code than ours, so it gets what our own processor made of them, turned back into
+bytes.
 Letters: I tiles, P patches, C channels, S side, H height, W width.
 """
 
@@ -13,25 +13,10 @@ import torch
 from torch import Tensor
 
 from ...core.errors import UserError
-from ...core.pictures import TEXT, VIDEO, Picture
+from ...core.pictures import VIDEO, Picture
 from ...data.processor import Processor
 
 _PASSED = "engine: {kind: transformers} reads them"
-
-
-def one_placeholder_each(ids: Tensor, modality: Tensor, pictures: Sequence[Picture]) -> list[int]:
-    """`ids` [T] with each picture's run cut to its first id.
-
-    Args:
-        pictures: of this row, in order; their runs may stand beside each other.
-    """
-    kept, place, left = [], 0, iter(pictures)
-    tokens, kinds = ids.tolist(), modality.tolist()
-    while place < len(tokens):
-        kept.append(tokens[place])
-        place += 1 if kinds[place] == TEXT else next(left).num_tokens
-    assert next(left, None) is None, "pictures without a run"
-    return kept
 
 
 def shown(pixels: Tensor | None, pictures: Sequence[Picture], processor: Processor, name: str) -> list[Tensor]:

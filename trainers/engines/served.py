@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...core.batch import Batch, Request
 from ...core.errors import UserError
-from ...core.pictures import TEXT, Picture
+from ...core.pictures import TEXT, Picture, one_placeholder_each
 from ...core.positions import place_positions
 from ...core.states import Taps, TargetStates
 from ...data.processor import Processor
@@ -24,7 +24,7 @@ from ...models.decoding.batched import Written
 from ...models.decoding.warp import Warp
 from ...models.qwen import num_deepstack
 from ...models.targets.language import kept_states
-from .pictures import one_placeholder_each, shown
+from .pictures import shown
 from .process import EngineProcess
 from .section import ServedEngine
 
@@ -49,7 +49,7 @@ class ServedAnswers:
             names = [f"{number}-{index}" for index in range(len(request.pictures))]
             pictures |= dict(zip(names, shown(request.pixels, request.pictures, self.processor, request.name),
                                  strict=True))  # fmt: skip
-            ids = one_placeholder_each(request.ids, request.modality, request.pictures)
+            ids = one_placeholder_each(request.ids.tolist(), request.modality.tolist(), request.pictures)
             end = self.processor.eos_id
             sampling = self.section.sampling(self.warp, seed=seed, limit=limit, end=end, never=self._bias)
             asked.append({"ids": ids, "pictures": names, "sampling": sampling})
@@ -90,7 +90,7 @@ class ServedStates:
             names = [f"{number}-{index}" for index in range(len(shapes))]
             pictures |= dict(zip(names, shown(pixels, shapes, self.processor, name), strict=True))
             asked.append({
-                "ids": one_placeholder_each(ids, modality, shapes), "pictures": names,
+                "ids": one_placeholder_each(ids.tolist(), modality.tolist(), shapes), "pictures": names,
                 "sampling": {"temperature": 0.0, "max_tokens": 1},
             })  # fmt: skip
         return partial(self._finish, batch, self.process.submit(asked, pictures))

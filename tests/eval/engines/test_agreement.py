@@ -8,7 +8,7 @@ from draftsmith.core.batch import TEXT as WORDS
 from draftsmith.core.batch import Request
 from draftsmith.eval.engines.agreement import Cell, Engine, accepted, by_start, compare, faults
 from draftsmith.eval.engines.ours import Drafted
-from draftsmith.eval.engines.prompts import ONE, RESIZED, TEXT, TWO, Asked, one_placeholder_each
+from draftsmith.eval.engines.prompts import ONE, RESIZED, TEXT, TWO, Asked
 
 GOOD = Cell(TEXT, 4, plain=4, same=4, chains=100, equal=100, first=100, accepted=(70, 70))
 V1 = Engine("0.32.0", "cpu", "V1")
@@ -78,7 +78,3 @@ def test_engine_faults_are_named_where_they_are_and_nowhere_else():
     text = replace(GOOD, equal=20, first=50)
     assert "engine's fault" not in found(text, kind="dflash", layers=1)[0][1]
     assert "engine's fault" not in found(text, kind="dflash", layers=2, engine=replace(V1, device="cuda"))[0][1]
-
-
-def test_an_engine_gets_one_placeholder_a_picture():
-    assert one_placeholder_each([1, 9, 9, 9, 4, 9, 9, 5, 5], 9) == [1, 9, 4, 9, 5, 5]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from draftsmith.core.errors import UserError
-from draftsmith.core.pictures import PatchGrid, Picture, whole_picture
+from draftsmith.core.pictures import PatchGrid, Picture, one_placeholder_each, whole_picture
 from draftsmith.core.refused import Refused
 from draftsmith.data.patches import patches
 from draftsmith.data.processor import Processor, pil
@@ -23,7 +23,7 @@ from draftsmith.models.drafters.peagle import PeagleConfig
 from draftsmith.models.qwen import qwen_config
 from draftsmith.models.targets.llava import LlavaTargetConfig
 from draftsmith.trainers.engines import opened, process, served
-from draftsmith.trainers.engines.pictures import one_placeholder_each, shown
+from draftsmith.trainers.engines.pictures import shown
 from draftsmith.trainers.stages.cache import CacheStage
 from draftsmith.trainers.stages.regenerate import RegenerateStage
 from draftsmith.trainers.stopping import Stopped
@@ -220,7 +220,7 @@ def test_pictures_are_handed_over_as_they_were_read():
 
 def test_pictures_side_by_side_keep_a_placeholder_each():
     """An engine expands each of them; one for both would be one picture."""
-    ids, kinds = torch.tensor([1, 9, 9, 9, 9, 9, 9, 9, 9, 5]), torch.tensor([0, 1, 1, 1, 1, 1, 1, 1, 1, 0])
+    ids, kinds = [1, 9, 9, 9, 9, 9, 9, 9, 9, 5], [0, 1, 1, 1, 1, 1, 1, 1, 1, 0]
     assert one_placeholder_each(ids, kinds, [Picture(2), Picture(2)]) == [1, 9, 9, 5]
 
 
