@@ -46,7 +46,7 @@ def check_parallel(
             if other not in (1, size):
                 raise UserError(
                     f"{place}.{_SIZE} is {other}, and the target's is {size}", where=f"key {place}.{_SIZE}",
-                    hint=f"use {size}, or 1: each rank then holds this model whole",
+                    hint="use 1: each rank then holds this model whole" + f", or {size}" * (size > 1),
                 )  # fmt: skip
 
 
@@ -55,7 +55,7 @@ def _dumped(section: Any) -> Any:
 
 
 def _sizes(section: Any, key: str) -> Iterator[tuple[str, int]]:
-    """Key of each section that names a number of ranks, and the number."""
+    """Key of each section that names a number of ranks, and the number; a serving engine's names its own GPUs."""
     if isinstance(section, list):
         for place, part in enumerate(section):
             yield from _sizes(part, f"{key}.{place}")
@@ -63,4 +63,5 @@ def _sizes(section: Any, key: str) -> Iterator[tuple[str, int]]:
         if isinstance(section.get(_SIZE), int):
             yield key, section[_SIZE]
         for name, part in section.items():
-            yield from _sizes(part, f"{key}.{name}")
+            if name != "engine":
+                yield from _sizes(part, f"{key}.{name}")

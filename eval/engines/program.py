@@ -166,10 +166,15 @@ def cure(code: int, log: Path, memory: str = "", disk: str = "") -> str | None:
 
 
 def last_lines(log: Path) -> str:
-    """What an engine's log says of its end: up to the last error, where it names one, and not what came of it."""
+    """What an engine's log says of its end: up to the last error with its indented lines, where it names one, and not
+    what came of it.
+    """
     lines = log.read_text(errors="replace").splitlines()
     errors = [number for number, line in enumerate(lines) if re.match(r"(\w+\.)*\w*(Error|Exception)\b", line)]
-    return "\n".join(f"    {line}" for line in lines[: errors[-1] + 1 if errors else None][-_LINES:])
+    end = errors[-1] + 1 if errors else len(lines)
+    while errors and end < len(lines) and lines[end].startswith(" "):
+        end += 1
+    return "\n".join(f"    {line}" for line in lines[:end][-_LINES:])
 
 
 def _read(path: Path) -> Iterable[dict[str, Any]]:

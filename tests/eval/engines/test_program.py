@@ -37,6 +37,10 @@ def test_modules_beside_a_program_are_not_its_own(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        (
+            "print('ValueError: 1 of them\\n  fp8 wants bf16\\nthat was all')\nsys.exit(1)",
+            r"ValueError: 1 of them\n +fp8 wants bf16(?!\n +that was all)",
+        ),
         ("print('no kernel for heads of 8')\nsys.exit(7)", "exit code 7(.|\n)*no kernel for heads of 8"),
         ("import os; os.kill(os.getpid(), 9)", r"killed by signal 9 \(SIGKILL\)(.|\n)*memory ran out"),
         ("pathlib.Path('/dev/full').write_text('x')", r"exit code 1(.|\n)*No space left(.|\n)*its disk is full"),
