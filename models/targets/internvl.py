@@ -7,17 +7,15 @@ from typing import Any, Literal
 from pydantic import model_validator
 from transformers import InternVLForConditionalGeneration, PreTrainedConfig, PreTrainedModel
 
-from ...core.batch import Batch, Request
+from ...core.batch import Request
 from ...core.errors import UserError
-from ...core.states import Taps, TargetStates
 from ..decoding.decoder import CachedDecoder
-from ..hub import read_config, rope_of
+from ..hub import read_config
 from ..inline import InlineModel
 from ..internvl import INTERNVL, internvl_config, new_internvl
 from ..llava import TokenIds
-from .base import TargetStep
 from .causal import check_windows
-from .language import EmbeddedPrompt, LanguageSession, LanguageTarget
+from .language import LanguageTarget
 from .section import TargetSection, refuse_kind
 
 
@@ -70,27 +68,6 @@ class InternVLTarget(LanguageTarget):
     def __init__(self, model: PreTrainedModel, *, num_token_ids: int, prefill_chunk: int | None = None):
         check_windows(model.config.get_text_config())
         super().__init__(CachedDecoder(model, num_token_ids=num_token_ids), prefill_chunk=prefill_chunk)
-        self._is_dynamic = rope_of(self.config).get("rope_type") == "dynamic"
-
-    def prefill(
-        self, request: Request, taps: Taps, *, capacity: int, embedded: EmbeddedPrompt | None = None
-    ) -> tuple[LanguageSession, TargetStep]:
-        self._check_length(len(request.ids) + capacity, request.name)
-        return super().prefill(request, taps, capacity=capacity, embedded=embedded)
-
-    def states(self, batch: Batch, taps: Taps) -> TargetStates:
-        self._check_length(batch.ids.shape[1])
-        return super().states(batch, taps)
-
-    def _check_length(self, places: int, name: str | None = None) -> None:
-        """Raises `UserError` for a text that is longer than its rotations are fixed for."""
-        most = self.decoder.max_positions
-        if self._is_dynamic and most is not None and places > most:
-            raise UserError(
-                f"prompt and answer may take {places:,} places, and this target's rotations are dynamic: beyond "
-                f"{most:,} they change with the length of the text, and keys in a cache stay as they were turned",
-                where=name, hint=f"shorten the prompt or the answer to {most:,} places together",
-            )  # fmt: skip
 
     def view(self, request: Request) -> Request:
         """The request as the target reads it. Raises `UserError` where its pictures are cut for another family."""

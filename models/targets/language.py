@@ -22,9 +22,10 @@ from ..decoding.parallel import whole
 from ..decoding.rows import Guidance
 from ..decoding.tree import Tree
 from ..decoding.upload import upload_tree
+from ..hub import rope_of
 from ..packed_row import PackedRow
 from .base import Prompt, TargetShape, TargetStep, check_layers, language_shape
-from .verification import VerificationGraphs
+from .verification import DYNAMIC, VerificationGraphs
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,15 @@ class LanguageTarget:
     def prefill(
         self, request: Request, taps: Taps, *, capacity: int, embedded: EmbeddedPrompt | None = None
     ) -> tuple[LanguageSession, TargetStep]:
-        """Run the prompt. `capacity` is the number of tokens that may follow it, drafted ones included."""
+        """Run the prompt.
+
+        Args:
+            capacity: number of tokens that may follow it, drafted ones included.
+
+        Raises:
+            UserError: the text may grow longer than the target's rotations are fixed for.
+        """
+        self._check_length(len(request.ids) + capacity, request.name)
         embedded = self.embed_prompt(request) if embedded is None else embedded
         assert embedded.request is request, "embedded for another request, whose pictures may be others"
         ids, modality, prompts = embedded.ids, embedded.modality, embedded.rows
@@ -169,6 +178,7 @@ class LanguageTarget:
     def states(self, batch: Batch, taps: Taps) -> TargetStates:
         """One teacher-forced pass over `batch` (right padded) as `prefill` runs a prompt; what is not kept is zero."""
         self.check(taps)
+        self._check_length(batch.ids.shape[1])
         batch = batch.to(self.decoder.device)
         mask, real = batch.attention_mask, None
         if batch.pixels is not None and len(batch.pixels) > batch.num_dummy_images:
@@ -179,6 +189,19 @@ class LanguageTarget:
         states = self._run(prompts, row, taps)
         feature = states.feature if taps.feature else None
         return kept_states(batch, taps, feature, states.layers, prompts.positions)
+
+    def _check_length(self, places: int, name: str | None = None) -> None:
+        """Raises `UserError` for a text that is longer than the target's rotations are fixed for."""
+        rope, most = rope_of(self.config), self.decoder.max_positions
+        kind = rope.get("rope_type") or rope.get("type")
+        if kind == "longrope":
+            most = rope.get("original_max_position_embeddings") or most
+        if kind in DYNAMIC and most is not None and places > most:
+            raise UserError(
+                f"prompt and answer may take {places:,} places, and this target's rotations ({kind}) change with the "
+                f"length of the text beyond {most:,}, while keys in a cache stay as they were turned",
+                where=name, hint=f"shorten the prompt or the answer to {most:,} places together",
+            )  # fmt: skip
 
     def _run(self, prompts: PromptRows, row: PackedRow | None, taps: Taps) -> DecoderStates:
         """States [B,T,D] of a batch's prompts, padded or in one packed row."""

@@ -28,8 +28,8 @@ _SHORTEST = 256
 # What a kernel does not do beside a mask of its own, or does by values that the host must know.
 _KERNELS = {"sdpa", "grouped_sdpa", "eager"}
 
-# Rotations whose frequencies depend on the longest position, which transformers reads on the host.
-_DYNAMIC = {"dynamic", "longrope"}
+# Rotations whose frequencies depend on the longest position beyond a length; transformers reads it on the host.
+DYNAMIC = {"dynamic", "longrope"}
 
 
 def why_not(decoder: CachedDecoder) -> str | None:
@@ -39,7 +39,7 @@ def why_not(decoder: CachedDecoder) -> str | None:
         return reason
     rope = rope_of(config)
     kind = rope.get("rope_type") or rope.get("type")
-    if kind in _DYNAMIC:
+    if kind in DYNAMIC:
         return f"rotations are {kind}, which the host computes anew as positions grow"
     if getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None):
         return "the shapes of a mixture of experts depend on its tokens"

@@ -307,9 +307,9 @@ def test_rotations_that_follow_the_length_are_fixed_up_to_the_trained_one_and_re
     assert len(asked.ids) == 14
     within = [all_logits(target(one), longer(asked, [9] * 17)) for one in (dynamic, plain)]
     assert torch.equal(*within)
-    with pytest.raises(UserError, match="rotations are dynamic: beyond 32"):
+    with pytest.raises(UserError, match=r"rotations \(dynamic\) change with the length of the text beyond 32"):
         target(dynamic).prefill(asked, Taps(), capacity=19)
-    with pytest.raises(UserError, match="rotations are dynamic"):
+    with pytest.raises(UserError, match=r"rotations \(dynamic\)"):
         target(dynamic).states(batch_of(longer(asked, [9] * 20)), Taps(feature=True))
     target(plain).prefill(asked, Taps(), capacity=19)
 
