@@ -50,6 +50,8 @@ def test_rotations_that_change_with_the_length(kind):
     with pytest.raises(UserError, match=rf"\({kind}\) change with the length of the text beyond {fixed}.*\n.*a record"):
         own.prefill(request, Taps(), capacity=17)
     long = asked(fixed + 1)
-    batch = collate([Sample(long.ids.tolist(), [True] * (fixed + 1), [0] * (fixed + 1))], pad_id=0, image_size=16)
+    batch = collate(
+        [Sample(long.ids.tolist(), [True] * (fixed + 1), [0] * (fixed + 1), None, "a record")], pad_id=0, image_size=16
+    )
     with pytest.raises(UserError, match="change with the length"):
         own.states(batch, Taps(feature=True))
