@@ -25,6 +25,8 @@ _BESIDE = Path(__file__).with_name("ends_with_parent.py")
 _NAMES = {"vllm": "vLLM", "sglang": "SGLang"}
 _OLDEST = {"vllm": (0, 32)}  # what was tried; older ones hand out no hidden states of chosen layers
 _LINES = 12  # of a log, in an error
+# A line of vLLM's log that a worker or its core wrote: (Worker pid=7) ERROR 11-25 18:59:57 [executor.py:953] ...
+_OF_A_PROCESS = re.compile(r"\(\w+ pid=\d+\) ERROR .*?\] ((?:\w+\.)*\w*(?:Error|Exception)\b.*)")
 TIMEOUT_S = 3600.0
 # Prints the version, or nothing where the package is missing. vLLM's package has several names.
 _LOOK = (
@@ -167,14 +169,18 @@ def cure(code: int, log: Path, memory: str = "", disk: str = "") -> str | None:
 
 def last_lines(log: Path) -> str:
     """What an engine's log says of its end: up to the last error with its indented lines, where it names one, and not
-    what came of it.
+    what came of it. An error of one of its own processes, which the last one came of, stands first.
     """
     lines = log.read_text(errors="replace").splitlines()
     errors = [number for number, line in enumerate(lines) if re.match(r"(\w+\.)*\w*(Error|Exception)\b", line)]
     end = errors[-1] + 1 if errors else len(lines)
     while errors and end < len(lines) and lines[end].startswith(" "):
         end += 1
-    return "\n".join(f"    {line}" for line in lines[:end][-_LINES:])
+    shown = lines[:end][-_LINES:]
+    causes = [found[1] for line in lines[:end] if (found := _OF_A_PROCESS.match(line))]
+    if causes and not any(causes[-1] in line for line in shown):
+        shown = [causes[-1], *shown]
+    return "\n".join(f"    {line}" for line in shown)
 
 
 def _read(path: Path) -> Iterable[dict[str, Any]]:

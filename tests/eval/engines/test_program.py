@@ -41,6 +41,11 @@ def test_modules_beside_a_program_are_not_its_own(tmp_path):
             "print('ValueError: 1 of them\\n  fp8 wants bf16\\nthat was all')\nsys.exit(1)",
             r"ValueError: 1 of them\n +fp8 wants bf16(?!\n +that was all)",
         ),
+        (
+            "print('(Worker pid=7) ERROR 11-25 18:59 [a.py:9] RuntimeError: no EAGLE3 interface')\n"
+            "print('\\n'.join(f'line {n}' for n in range(40)))\nprint('RuntimeError: see above')\nsys.exit(1)",
+            r"RuntimeError: no EAGLE3 interface(.|\n)*RuntimeError: see above",
+        ),
         ("print('no kernel for heads of 8')\nsys.exit(7)", "exit code 7(.|\n)*no kernel for heads of 8"),
         ("import os; os.kill(os.getpid(), 9)", r"killed by signal 9 \(SIGKILL\)(.|\n)*memory ran out"),
         ("pathlib.Path('/dev/full').write_text('x')", r"exit code 1(.|\n)*No space left(.|\n)*its disk is full"),
