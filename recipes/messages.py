@@ -193,7 +193,7 @@ def _example(places: list[str], asked: Asked) -> str | None:
 
 
 def _written(key: str, value: Any) -> str | None:
-    if not isinstance(value, float | int | str | list | tuple):
+    if not isinstance(value, float | int | str | list | tuple | dict):
         return None
     text = yaml.safe_dump(value, default_flow_style=True).removesuffix("\n...\n").strip()
     return f"write {key}={text}, for example"
@@ -205,6 +205,9 @@ def _of_type(annotation: Any) -> Any:
     if get_origin(annotation) is list:
         item = _of_type(get_args(annotation)[0])
         return None if item is None else [item]
+    if get_origin(annotation) in (dict, Mapping):
+        item = _of_type(get_args(annotation)[1])
+        return {"name": {} if item is None else item}
     return next((value for part in get_args(annotation) if (value := _of_type(part)) is not None), None)
 
 

@@ -126,7 +126,10 @@ class EvaluateSettings(Stage):
             return values
         if renamed := [f"{key}: now written {text}" for key, text in _RENAMED.items() if key in values]:
             raise ValueError("; ".join(renamed))
-        methods = {**PRESETS.get(values.get("preset") or "", {}), **(values.get("methods") or {})}
+        given, preset = values.get("methods") or {}, values.get("preset") or ""
+        if not isinstance(given, dict) or not isinstance(preset, str):
+            return values  # the fields' own types say what is wrong
+        methods = {**PRESETS.get(preset, {}), **given}
         if (tree := values.get("tree")) is not None:
             sections = [method for method in methods.values() if isinstance(method, dict)]
             if sections and all("tree" in method for method in sections):
