@@ -81,8 +81,8 @@ def table(heads: Sequence[Head]) -> str:
     longest = whole(heads)
     most = max(head.steps for head in longest.values())
     seeds = [f"seed {seed}" for seed in longest]
-    shares = ("share of heads from scratch, by seed", "mean share")
-    columns = [text(name) for name in ("head", "steps", *seeds, "mean", *shares)]
+    last = ("share of heads from scratch, by seed", "mean share")
+    columns = [text(name) for name in ("head", "steps", *seeds, "mean", *last)]
     rows = []
     for (arm, steps), group in grouped(heads, "arm", "steps").items():
         shares = [head.tau / longest[head.seed].tau for head in group]
