@@ -38,6 +38,7 @@ def resolved(loaded: Loaded) -> dict[str, Any]:
         _hide(tree["drafter"], recipe.drafter, recipe.drafter.unread(recipe.target.draws_images))
     for name, stage in recipe.stages.items():
         _hide(tree["stages"][name], stage, stage.unread_with(recipe.target, recipe.drafter))
+        _hide_of_drafters(tree["stages"][name], stage, recipe.target.draws_images)
     return redact_tree(tree)
 
 
@@ -45,6 +46,24 @@ def _hide(tree: dict[str, Any], section: Section, unread: Iterable[str]) -> None
     """Takes settings away that nothing reads."""
     for name in unread:
         tree.pop(type(section).model_fields[name].alias or name, None)
+
+
+def _hide_of_drafters(tree: Any, value: Any, draws_images: bool) -> None:
+    """The same for every drafter that a stage's section spells out."""
+    from ..models.drafters.base import DrafterConfig  # help texts need no torch
+
+    if isinstance(value, DrafterConfig):
+        _hide(tree, value, value.unread(draws_images))
+    elif isinstance(value, Section):
+        for name, field in type(value).model_fields.items():
+            if (key := field.alias or name) in tree:
+                _hide_of_drafters(tree[key], getattr(value, name), draws_images)
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            _hide_of_drafters(tree[str(key)], part, draws_images)
+    elif isinstance(value, list | tuple):
+        for part, one in zip(tree, value, strict=True):
+            _hide_of_drafters(part, one, draws_images)
 
 
 def values(loaded: Loaded) -> list[Value]:
