@@ -17,14 +17,14 @@ import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..core.batch import TEXT, Batch
+from ..core.batch import Batch
 from ..core.errors import UserError
 from ..core.pictures import PatchGrid, Picture, whole_picture
-from ..core.states import places_of, put_at
 from .attention import added
 from .hub import config_value
-from .llava import LlavaTraining, Part, TokenIds
+from .llava import Part, TokenIds
 from .packed_row import PackedRow
+from .whole_pictures import WholePicturesTraining
 
 GEMMA = "gemma4"  # model_type
 SOFT_TOKENS = 280  # that a picture has at most, of the published files
@@ -161,7 +161,7 @@ def capped(config: Any, scores: Tensor) -> Tensor:
     return scores if cap is None else torch.tanh(scores / cap) * cap
 
 
-class GemmaTraining(LlavaTraining):
+class GemmaTraining(WholePicturesTraining):
     """The training forward over a Gemma 4: LLaVA's loss over other states, under the cap on scores."""
 
     def by_part(self) -> dict[Part, nn.Module]:
@@ -173,16 +173,11 @@ class GemmaTraining(LlavaTraining):
 
     def hidden_states(self, batch: Batch) -> Tensor:
         """Final states [B,T,D] of the language model."""
-        core, visual = self.llava.model, batch.on_host("modality") != TEXT
-        embeds = core.get_input_embeddings()(batch.ids)
-        # Every rank runs its tower in every step; where no row has a picture, over one that changes nothing.
-        pixels = None if batch.num_dummy_images else batch.pixels
-        seen = self._see_nothing(batch) if pixels is None else see_whole(self.llava, pixels, batch.pictures)
-        if pixels is None:
-            embeds = embeds + 0.0 * seen.sum().to(embeds)
-        else:
-            embeds = put_at(embeds, places_of(visual, embeds.device), seen.to(embeds))
-        return _last_states(core.language_model, batch, embeds, visual)
+        embeds, visual = self._embeds(batch)
+        return _last_states(self.llava.model.language_model, batch, embeds, visual)
+
+    def _see(self, pixels: Tensor, batch: Batch) -> Tensor:
+        return see_whole(self.llava, pixels, batch.pictures)
 
     def _see_nothing(self, batch: Batch) -> Tensor:
         vision = self.llava.config.vision_config

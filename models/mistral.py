@@ -22,13 +22,13 @@ from transformers import (
     PreTrainedModel,
 )
 
-from ..core.batch import TEXT, Batch
+from ..core.batch import Batch
 from ..core.errors import UserError
 from ..core.pictures import PatchGrid, Picture, whole_picture
-from ..core.states import places_of, put_at
 from .hub import config_value
-from .llava import LlavaTraining, TokenIds
+from .llava import TokenIds
 from .packed_row import last_states
+from .whole_pictures import WholePicturesTraining
 
 MistralKind = Literal["mistral3", "pixtral"]
 MISTRAL3, TOWER = "mistral3", "pixtral"  # model types of the whole and of the tower
@@ -92,21 +92,16 @@ def see_whole(model: Any, patches: Tensor, pictures: Sequence[Picture]) -> Tenso
     return torch.cat(features)
 
 
-class MistralTraining(LlavaTraining):
+class MistralTraining(WholePicturesTraining):
     """The training forward over a Mistral 3 or a Pixtral: LLaVA's loss over other states."""
 
     def hidden_states(self, batch: Batch) -> Tensor:
         """Final states [B,T,D] of the language model."""
-        core, visual = self.llava.model, batch.on_host("modality") != TEXT
-        embeds = core.get_input_embeddings()(batch.ids)
-        # Every rank runs its tower in every step; where no row has a picture, over one that changes nothing.
-        pixels = None if batch.num_dummy_images else batch.pixels
-        seen = self._see_nothing(batch) if pixels is None else see_whole(self.llava, pixels, batch.pictures)
-        if pixels is None:
-            embeds = embeds + 0.0 * seen.sum().to(embeds)
-        else:
-            embeds = put_at(embeds, places_of(visual, embeds.device), seen.to(embeds))
-        return last_states(core.language_model, batch, embeds, batch.positions[0])
+        embeds, _ = self._embeds(batch)
+        return last_states(self.llava.model.language_model, batch, embeds, batch.positions[0])
+
+    def _see(self, pixels: Tensor, batch: Batch) -> Tensor:
+        return see_whole(self.llava, pixels, batch.pictures)
 
     def _see_nothing(self, batch: Batch) -> Tensor:
         config = self.llava.config

@@ -7,8 +7,7 @@ from typing import Any, Literal
 from pydantic import model_validator
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ...core.batch import VIDEO, Request
-from ...core.errors import UserError
+from ...core.batch import Request
 from ...core.refused import Refused
 from ..decoding.gemma import GemmaDecoder
 from ..gemma import GEMMA, Gemma4ForConditionalGeneration, check_text, gemma_config, new_gemma
@@ -16,6 +15,7 @@ from ..inline import InlineModel, UnevenModel, inline_config
 from ..llava import TokenIds
 from .language import LanguageTarget
 from .section import TargetSection, refuse_kind
+from .whole_pictures import check_whole
 
 
 class GemmaTargetConfig(TargetSection):
@@ -77,12 +77,4 @@ class GemmaTarget(LanguageTarget):
 
     def view(self, request: Request) -> Request:
         """The request as the target reads it. Raises `UserError` where its pictures are cut for another family."""
-        pictures = request.pictures
-        if any(p.whole is None or p.whole.merge != self.merge or p.modality == VIDEO for p in pictures) or (
-            request.pixels is not None and not pictures
-        ):
-            raise UserError(
-                f"the target reads images whole, {self.merge} x {self.merge} patches a token, and these are cut for "
-                "another family", where=request.name, hint="use its own processor for this target's requests",
-            )  # fmt: skip
-        return request
+        return check_whole(request, self.merge)

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import model_validator
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ...core.batch import VIDEO, Request
+from ...core.batch import Request
 from ...core.errors import UserError
 from ..decoding.mistral import MistralDecoder
 from ..hub import read_config
@@ -17,6 +17,7 @@ from ..mistral import CLASSES, MISTRAL3, MistralKind, merge_of, mistral_config, 
 from .causal import check_windows
 from .language import LanguageTarget
 from .section import TargetSection, refuse_kind
+from .whole_pictures import check_whole
 
 
 class MistralTargetConfig(TargetSection):
@@ -80,12 +81,4 @@ class MistralTarget(LanguageTarget):
 
     def view(self, request: Request) -> Request:
         """The request as the target reads it. Raises `UserError` where its pictures are cut for another family."""
-        pictures = request.pictures
-        if any(p.whole is None or p.whole.merge != self.merge or p.modality == VIDEO for p in pictures) or (
-            request.pixels is not None and not pictures
-        ):
-            raise UserError(
-                f"the target reads images whole, {self.merge} x {self.merge} patches a token, and these are cut for "
-                "another family", where=request.name, hint="use its own processor for this target's requests",
-            )  # fmt: skip
-        return request
+        return check_whole(request, self.merge)
