@@ -126,7 +126,8 @@ def check_positions(positions: int, stage: Any) -> None:
     """Samples longer than the language model has positions would be learned wrong, silently."""
     if stage.data.max_length > positions:
         raise UserError(
-            f"data.max_length is {stage.data.max_length} and the language model has {positions} positions",
+            f"data.max_length is {stage.data.max_length} and the language model has {positions} positions "
+            "(max_position_embeddings)",
             hint=f"set data.max_length to {positions} or less, or give the model more: drafter.rope_scaling, or the "
             "stage's positions",
         )

@@ -1,7 +1,6 @@
 """Gemma 4 as a target: as transformers computes, trees as single forwards, heads, memory, refusals."""
 
 import copy
-from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,7 @@ from draftsmith.core.refused import Refused
 from draftsmith.core.states import Taps, feature_places, visual_places
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Dynamic, Product, Static
-from draftsmith.eval.rules import Greedy, Sampling
+from draftsmith.eval.rules import Greedy
 from draftsmith.models.decoding.batched import write_answers
 from draftsmith.models.decoding.removal import unseen_from
 from draftsmith.models.decoding.tree import Tree
@@ -33,6 +32,7 @@ from draftsmith.models.targets.load import build_target, load_target
 from draftsmith.models.targets.verification import why_not
 from draftsmith.models.training import training_of
 from draftsmith.trainers.engines.section import VllmEngine
+from drawn_pairs import check_pairs
 from heads_tiny import config_of
 from live_tensors import Live
 from tiny_gemma import (
@@ -248,33 +248,13 @@ def test_what_a_head_mirrors(shape):
 @pytest.mark.parametrize("policy", [Chain(2), Static([(0,), (1,), (0, 0)])], ids=["chain", "static"])
 def test_a_draw_of_many_is_distributed_as_the_target(shape, policy):
     """Temperature 1, a draft that is often wrong, two tokens of the target's own 5 likeliest: chi-square."""
-    own, asked, count, warp = target(MODELS[shape]), request(((1, 2),), words=2), 500, Warp(1.0, top_k=5)
+    own, asked = target(MODELS[shape]), request(((1, 2),), words=2)
     noisy = copy.deepcopy(MODELS[shape])
     noisy.lm_head.weight = nn.Parameter(
         noisy.lm_head.weight + 0.1 * torch.randn(VOCAB, 32, generator=torch.Generator().manual_seed(1))
     )
     draft = IndependentProposal(target(noisy).decoder, "M", newline_id=7)
-    first = warp(all_logits(own, asked)[-1])
-    expected = {
-        (a, b): float(first[a] * second[b])
-        for a in first.nonzero().flatten().tolist()
-        for second in [warp(all_logits(own, longer(asked, [a]))[-1])]
-        for b in second.nonzero().flatten().tolist()
-    }
-    generator, seen, accepted, drafted = torch.Generator().manual_seed(3), Counter(), 0, 0
-    for _ in range(count):
-        result = generate(own, draft, asked, Decoding(policy, Sampling(), Draw("sample"), warp, 3, ()), generator)
-        seen[tuple(result.tokens[:2])] += 1
-        accepted += sum(c.num_accepted for c in result.cycles)
-        drafted += sum(c.num_drafted for c in result.cycles)
-    assert set(seen) <= set(expected) and 0 < accepted < drafted
-    common = {key: chance for key, chance in expected.items() if chance * count >= 5}
-    rare = 1 - sum(common.values())
-    statistic = sum((seen[key] - count * chance) ** 2 / (count * chance) for key, chance in common.items())
-    statistic += (count - sum(seen[key] for key in common) - count * rare) ** 2 / (count * rare) if rare > 1e-9 else 0
-    freedom = len(common) - (rare <= 1e-9)
-    point = freedom * (1 - 2 / (9 * freedom) + 3.09 * (2 / (9 * freedom)) ** 0.5) ** 3  # 99.9%, Wilson-Hilferty
-    assert statistic < point, (statistic, point)
+    check_pairs(own, draft, asked, policy, all_logits, longer)
 
 
 @every_shape
