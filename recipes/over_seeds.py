@@ -13,6 +13,7 @@ from ..eval.run_tables import Cell
 from ..eval.side_by_side import Run
 from ..eval.summary import student_half_width
 from ..eval.tables import Column, Table, text
+from .schema import Recipe
 
 # What may differ between runs of one recipe.
 _FREE = ("seed", "output")
@@ -35,10 +36,14 @@ def _groups(runs: Sequence[Run]) -> list[list[Run]]:
     """Runs with equal settings and different seeds, each group in the order of its seeds."""
     alike: dict[tuple[tuple[str, str], ...], dict[int, Run]] = {}
     for run in runs:
-        if run.settings.get("seed", "").isdigit():
-            recipe = tuple(sorted((key, value) for key, value in run.settings.items() if key not in _FREE))
-            alike.setdefault(recipe, {}).setdefault(int(run.settings["seed"]), run)
+        recipe = tuple(sorted((key, value) for key, value in run.settings.items() if key not in _FREE))
+        alike.setdefault(recipe, {}).setdefault(_seed(run), run)
     return [[by_seed[seed] for seed in sorted(by_seed)] for by_seed in alike.values() if len(by_seed) > 1]
+
+
+def _seed(run: Run) -> int:
+    """Of a run; a recipe that names none has the schema's default, which `recipe.yaml` does not write down."""
+    return int(run.settings.get("seed", Recipe.model_fields["seed"].default))
 
 
 def _measured(group: Sequence[Run]) -> dict[str, dict[str, list[Cell]]]:
@@ -58,7 +63,7 @@ def _measured(group: Sequence[Run]) -> dict[str, dict[str, list[Cell]]]:
 
 
 def _table(group: Sequence[Run], where: str, by_method: dict[str, list[Cell]]) -> Table:
-    seeds = ", ".join(run.settings["seed"] for run in group)
+    seeds = ", ".join(str(_seed(run)) for run in group)
     rows = tuple(_row(method, cells) for method, cells in by_method.items())
     return Table(f"Over seeds {seeds}: {where}", _COLUMNS, rows, note=NOTE, compared=())
 

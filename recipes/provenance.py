@@ -42,8 +42,10 @@ def version_of(name: str) -> str | None:
 
 
 def _git(*arguments: str) -> str | None:
-    """Output of git in this checkout; None for an installed wheel."""
+    """Output of git in this checkout; None for an installed wheel, whatever checkout its environment lies in."""
     folder = Path(__file__).resolve().parents[1]
+    if not (folder / ".git").exists():
+        return None
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10, check=False

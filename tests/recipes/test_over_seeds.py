@@ -23,6 +23,15 @@ def run(folder, seed, *cells, **settings):
     return folder
 
 
+def test_a_run_that_names_no_seed_has_the_default_one(tmp_path):
+    default, second = run(tmp_path / "a", None, {}), run(tmp_path / "b", 1, {"tau": 5.0})
+    recipe = yaml.safe_load((default / "recipe.yaml").read_text())
+    del recipe["seed"]  # as a run writes it whose command says nothing of seeds
+    (default / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    (table,) = over(default, second)
+    assert table.title.startswith("Over seeds 0, 1: ") and table.column("tau of each seed") == ["4.00, 5.00"]
+
+
 def over(*folders):
     return tables(read_runs(folders))
 
