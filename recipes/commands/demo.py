@@ -43,8 +43,8 @@ def command(words: Sequence[str], ranks: int, port: int) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """What the ranks see: one thread each, since models this small gain nothing from more and then give the same
-    numbers everywhere; no network; modules of the working folder are not imported in place of installed ones.
+    """What the ranks see: one thread each, since models this small gain nothing from more, and the same numbers come out
+    on processors of one kind; no network; modules of the working folder are not imported in place of installed ones.
     """
     fixed = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONSAFEPATH": "1",
              "HF_HUB_DISABLE_TELEMETRY": "1"}  # fmt: skip
@@ -79,7 +79,7 @@ COMMAND = Command(
     "draftsmith recipes demo lists the demos.",
     examples=(
         ("draftsmith demo", "a draft VLM for a tiny LLaVA"),
-        ("draftsmith demo compare", "six drafters of one target in one table"),
+        ("draftsmith demo compare", "ten drafters of one target in one table"),
         ("draftsmith demo visual-ar seed=1", "an image generator, with another seed"),
         ("draftsmith demo video output=/scratch/video", "clips; results go to this folder"),
         ("draftsmith demo lvlm dry_run=true", "what it would do"),
