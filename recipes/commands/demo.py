@@ -43,8 +43,8 @@ def command(words: Sequence[str], ranks: int, port: int) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """What the ranks see: one thread each, since models this small gain nothing from more, and the same numbers come out
-    on processors of one kind; no network; modules of the working folder are not imported in place of installed ones.
+    """What the ranks see: one thread each, since models this small gain nothing from more (and processors of one kind
+    then give equal numbers); no network; modules of the working folder are not imported in place of installed ones.
     """
     fixed = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONSAFEPATH": "1",
              "HF_HUB_DISABLE_TELEMETRY": "1"}  # fmt: skip
