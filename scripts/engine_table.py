@@ -126,7 +126,7 @@ def main() -> int:
     parser.add_argument("--python", help="an interpreter with vLLM")
     asked = parser.parse_args()
     python, faults = find_python(asked.python), 0
-    lines = ["| target | drafter | prompts | plain answers | drafted answers | equal chains | accepted here, there |",
+    lines = ["| target | drafter | prompts | plain answers | drafted answers | chains equal to ours | drafted tokens accepted by our loop, by vLLM |",
              "| --- | --- | --- | --- | --- | --- | --- |"]  # fmt: skip
     named = []
     for target in asked.targets:

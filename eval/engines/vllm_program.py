@@ -17,6 +17,7 @@ from pathlib import Path
 
 # Before vLLM is imported: one process, whose runner can be watched, and small caches.
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # `watch` knows the V1 runner alone
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

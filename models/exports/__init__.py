@@ -6,8 +6,8 @@ token would be accepted and nothing would say why.
 
 from __future__ import annotations
 
-from .export import Exported, export_drafter
+from .export import V1_FAULT, Exported, export_drafter
 from .rules import ENGINES, Engine, Prompts
 from .target import export_target
 
-__all__ = ["ENGINES", "Engine", "Exported", "Prompts", "export_drafter", "export_target"]
+__all__ = ["ENGINES", "V1_FAULT", "Engine", "Exported", "Prompts", "export_drafter", "export_target"]

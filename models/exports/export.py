@@ -166,11 +166,14 @@ def _of_pictures(whose: Target, prompts: Prompts, engine: Engine) -> list[str]:
     if prompts == "text" and whose.sees:
         return ["for prompts without pictures: at a picture the engine runs something else than this head"]
     if whose.config.model_type.startswith("qwen") and whose.sees and engine in _VLLM:
-        return ["vLLM's older runner (V1) drafts wrongly after a Qwen-VL picture (key slots); use V2"]
+        return [V1_FAULT]
     return []
 
 
 _VLLM = ("vllm", "speculators")
+V1_FAULT = (
+    "vLLM's model runner V1 drafts wrongly after a Qwen-VL picture (a bug of its cache slots); serve with runner V2"
+)
 
 
 def _text(folder: Path, destination: Path, engine: Engine, whose: Target, prompts: Prompts, kind: str) -> Exported:

@@ -84,5 +84,6 @@ def test_data_train_measured_chain_export(tmp_path, monkeypatch, capsys):
     export = ["export", "runs/tutorial/pictures", "out/EAGLE3-Qwen2.5-VL-7B", "--to", "vllm"]
     assert main(export) == 0
     said = capsys.readouterr().out
-    assert "use V2" in said and "num_speculative_tokens" in said and "vllm serve" in said
+    assert "serve with runner V2" in said and "num_speculative_tokens" in said and "vllm serve" in said
+    assert "verify-engine out/EAGLE3-Qwen2.5-VL-7B --without-known-faults" in said
     assert (tmp_path / "out/EAGLE3-Qwen2.5-VL-7B/model.safetensors").is_file()
