@@ -1,0 +1,140 @@
+#!/usr/bin/env python
+"""Tables and a figure of README.md and of docs/ that show what demos measured, written from what was measured.
+
+    scripts/results.py record runs/compare-0 runs/compare-1 runs/compare-2    # finished runs, into docs/results
+    scripts/results.py write                                                  # the tables of every page, the figure
+    scripts/results.py check                                                  # exit code 1 where one is another
+
+A page says `<!-- results: NAME -->` above a table; NAME is a function of `result_tables.py`, which says what the table
+holds. `result_figures.py` draws docs/images/compare.png. A run is recorded only where its checkout had no changed
+files, and the runs of all recipes have one commit: so the tables are of one code.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from draftsmith.core.errors import UserError
+from draftsmith.core.files import read_yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "docs" / "results"
+_TABLE = re.compile(r"(?P<mark>^<!-- results: (?P<name>[\w-]+) -->\n\n)(?P<table>(?:^\|.*\n)*)", re.M)
+# Of a cell of report.json, what tables are made of.
+CELL = (
+    "benchmark", "turn", "budget", "temperature", "method", "requests", "tau", "tau_interval", "DSR", "DSR_spread",
+    "ESR", "ESR_spread", "expected_speedup", "T_q_ms", "T_q_over_T_p", "prefill_share", "kept_depth", "mean_nodes",
+    "tau_mean_of_requests", "visual_tokens", "identical", "exact", "relaxed",
+)  # fmt: skip
+PLACES = "How sure the target is in flat, textured and edge cells"  # a table of pictures' reports
+
+
+def recorded(folder: Path) -> tuple[str, dict[str, Any]]:
+    """The name of a finished run's recipe without `demo/`, and what is kept of it.
+
+    Raises:
+        UserError: the run measured nothing, or its code was not that of a commit.
+    """
+    about = read_yaml(folder / "run.yaml", dict[str, Any], hint="give the output folder of a run")
+    commit, changed = about["git"]["commit"], about["git"]["changed_files"]
+    if commit is None or changed:
+        raise UserError("its code is not that of a commit", where=str(folder), hint="run it in a clone without changes")
+    reports = sorted(folder.glob("*/report.json"))
+    if not reports:
+        raise UserError("nothing was measured here", where=str(folder), hint="let the run end")
+    evaluations = {path.parent.name: _evaluation(json.loads(path.read_text())) for path in reports}
+    seed = json.loads(reports[0].read_text())["about"]["seed"]
+    return Path(about["recipe"]).stem, {"seed": seed, "commit": commit, "evaluations": evaluations}
+
+
+def _evaluation(report: dict[str, Any]) -> dict[str, Any]:
+    kept: dict[str, Any] = {"about": {key: report["about"][key] for key in ("device", "date", "torch")}}
+    if report.get("binding"):
+        kept["binding"] = report["binding"]
+    if report.get("quality"):  # temperature -> method -> metric
+        kept["quality"] = {
+            t: {method: {name: score["value"] for name, score in scores.items()} for method, scores in methods.items()}
+            for t, methods in report["quality"].items()
+        }
+    tables = [table for section in report.get("sections", ()) for table in section["tables"]]
+    kept |= {"places": rows} if (rows := [t["rows"] for t in tables if t["title"] == PLACES]) else {}
+    kept["cells"] = [{key: cell[key] for key in CELL if key in cell} for cell in report["cells"]]
+    return _short(kept)
+
+
+def _short(value: Any) -> Any:
+    """Floats with six digits: tables show four."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: _short(part) for key, part in value.items()}
+    return [_short(part) for part in value] if isinstance(value, list) else value
+
+
+def record(folders: Sequence[Path]) -> None:
+    by_recipe: dict[str, dict[str, Any]] = {}
+    for folder in folders:
+        recipe, run = recorded(folder)
+        by_recipe.setdefault(recipe, {})[str(run["seed"])] = run
+    for recipe, runs in by_recipe.items():
+        path = RESULTS / f"{recipe}.json"
+        kept = json.loads(path.read_text()) if path.exists() else {}
+        newest = {run["commit"] for run in runs.values()}
+        # Runs of an earlier commit go: a table never mixes two.
+        kept = {seed: run for seed, run in kept.items() if run["commit"] in newest} | runs
+        lines = ",\n".join(f'"{seed}": {_lines(kept[seed])}' for seed in sorted(kept, key=int))
+        path.write_text(f"{{\n{lines}\n}}\n")
+        print(f"{path.relative_to(ROOT)}: seeds {', '.join(sorted(kept, key=int))}")
+
+
+def _lines(run: dict[str, Any]) -> str:
+    """JSON with a line for each cell, so that a difference of two versions can be read."""
+    text = json.dumps(run)
+    return text.replace('{"benchmark"', '\n{"benchmark"')
+
+
+def pages() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def rewritten(page: str) -> str:
+    """The page with each of its tables as the results have it."""
+    import result_tables
+
+    def table(found: re.Match[str]) -> str:
+        return found["mark"] + result_tables.markdown(found["name"])
+
+    return _TABLE.sub(table, page)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    verbs.add_parser("record", help="keep what finished runs measured").add_argument("runs", nargs="+", type=Path)
+    verbs.add_parser("write", help="write the tables of all pages, and the figure")
+    verbs.add_parser("check", help="name the pages whose tables are not those of the results")
+    options = parser.parse_args(arguments)
+    if options.verb == "record":
+        record(options.runs)
+        return 0
+    stale = {path: new for path in pages() if (new := rewritten(old := path.read_text())) != old}
+    for path, new in stale.items():
+        print(path.relative_to(ROOT))
+        if options.verb == "write":
+            path.write_text(new)
+    if options.verb == "write":
+        import result_figures
+
+        result_figures.draw()
+    return int(bool(stale) and options.verb == "check")
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except UserError as error:
+        sys.exit(f"error: {error}")

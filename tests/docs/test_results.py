@@ -1,0 +1,98 @@
+"""Tables of the pages that show what demos measured: written from docs/results, of one commit (scripts/results.py)."""
+
+import importlib
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from draftsmith.core.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+CELL = {
+    "benchmark": "pictures", "turn": "", "budget": "", "temperature": 0.0, "method": "M", "requests": 12,
+    "tau": 4.123456789, "tau_interval": [3.9, 4.3], "DSR": 1.4, "DSR_spread": [1.2, 1.6], "identical": 12,
+    "exact": True, "accepted_histogram": [1, 2, 3],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def results():
+    sys.path.insert(0, str(ROOT / "scripts"))
+    yield importlib.import_module("results")
+    sys.path.remove(str(ROOT / "scripts"))
+
+
+@pytest.fixture(scope="module")
+def tables(results):
+    return importlib.import_module("result_tables")
+
+
+def run(folder, seed, commit="a" * 40, changed=0):
+    (folder / "evaluate").mkdir(parents=True)
+    about = {"recipe": "lvlm.yaml", "git": {"commit": commit, "changed_files": changed}}
+    (folder / "run.yaml").write_text(yaml.safe_dump(about))
+    said = {"seed": seed, "device": "CPU", "date": "2026-11-26", "torch": "2.13.0", "command": "..."}
+    report = {"about": said, "binding": {"accuracy": 0.75}, "findings": ["..."], "cells": [CELL]}
+    (folder / "evaluate" / "report.json").write_text(json.dumps(report))
+    return folder
+
+
+def test_every_page_has_the_tables_of_what_was_measured(results):
+    assert results.main(["check"]) == 0, "scripts/results.py write, and read what it changed"
+
+
+def test_a_changed_number_in_a_page_is_named_and_written_anew(results, tmp_path, monkeypatch, capsys):
+    page = tmp_path / "README.md"
+    text = (ROOT / "README.md").read_text()
+    mark = "<!-- results: compare-readme -->"
+    cut = text.index("x |", text.index(mark))
+    page.write_text(text[: cut - 1] + "9" + text[cut:])
+    monkeypatch.setattr(results, "pages", lambda: [page])
+    monkeypatch.setattr(results, "ROOT", tmp_path)
+    monkeypatch.setattr(importlib.import_module("result_figures"), "draw", lambda: None)
+    assert results.main(["check"]) == 1 and capsys.readouterr().out == "README.md\n"
+    assert results.main(["write"]) == 0 and page.read_text() == text
+    assert results.main(["check"]) == 0
+
+
+def test_every_table_is_on_a_page_and_every_mark_has_its_table(results, tables):
+    marked = re.findall(r"<!-- results: ([\w-]+) -->", "".join(page.read_text() for page in results.pages()))
+    assert sorted(tables.TABLES) == sorted(marked)
+
+
+def test_all_tables_are_of_one_commit():
+    runs = [run for path in (ROOT / "docs" / "results").glob("*.json") for run in json.loads(path.read_text()).values()]
+    assert len({run["commit"] for run in runs}) == 1
+
+
+def test_runs_are_kept_by_seed_and_those_of_an_earlier_commit_go(results, tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(results, "ROOT", tmp_path)
+    (tmp_path / "results").mkdir()
+    results.record([run(tmp_path / "a", 0), run(tmp_path / "b", 1)])
+    results.record([run(tmp_path / "c", 2)])
+    kept = json.loads((tmp_path / "results" / "lvlm.json").read_text())
+    assert list(kept) == ["0", "1", "2"]
+    evaluation = kept["0"]["evaluations"]["evaluate"]
+    assert evaluation["binding"] == {"accuracy": 0.75} and evaluation["about"]["date"] == "2026-11-26"
+    (cell,) = evaluation["cells"]
+    assert cell["tau"] == 4.12346 and "accepted_histogram" not in cell
+
+    results.record([run(tmp_path / "d", 1, commit="b" * 40)])
+    assert list(json.loads((tmp_path / "results" / "lvlm.json").read_text())) == ["1"]
+
+
+@pytest.mark.parametrize("state", [{"changed": 3}, {"commit": None}])
+def test_a_run_of_code_that_no_commit_has_is_refused(results, tmp_path, state):
+    with pytest.raises(UserError, match="its code is not that of a commit"):
+        results.record([run(tmp_path / "a", 0, **state)])
+
+
+def test_a_run_that_measured_nothing_is_refused(results, tmp_path):
+    folder = run(tmp_path / "a", 0)
+    (folder / "evaluate" / "report.json").unlink()
+    with pytest.raises(UserError, match="nothing was measured here"):
+        results.record([folder])
