@@ -59,7 +59,7 @@ def test_a_changed_number_in_a_page_is_named_and_written_anew(results, tmp_path,
 
 
 def test_every_table_is_on_a_page_and_every_mark_has_its_table(results, tables):
-    marked = re.findall(r"<!-- results: ([\w-]+) -->", "".join(page.read_text() for page in results.pages()))
+    marked = re.findall(r"^<!-- results: ([\w-]+) -->$", "\n".join(page.read_text() for page in results.pages()), re.M)
     assert sorted(tables.TABLES) == sorted(marked)
 
 
