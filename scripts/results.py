@@ -23,7 +23,7 @@ from draftsmith.core.files import read_yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
-_TABLE = re.compile(r"(?P<mark>^<!-- results: (?P<name>[\w-]+) -->\n\n)(?P<table>(?:^\|.*\n)*)", re.M)
+_TABLE = re.compile(r"(?P<mark>^<!-- results: (?P<name>[\w-]+) -->\n\n)(?P<table>(?:^\|.*\n)*)\n?", re.M)
 # Of a cell of report.json, what tables are made of.
 CELL = (
     "benchmark", "turn", "budget", "temperature", "method", "requests", "tau", "tau_interval", "DSR", "DSR_spread",
@@ -106,7 +106,7 @@ def rewritten(page: str) -> str:
     import result_tables
 
     def table(found: re.Match[str]) -> str:
-        return found["mark"] + result_tables.markdown(found["name"])
+        return f"{found['mark']}{result_tables.markdown(found['name'])}\n"
 
     return _TABLE.sub(table, page)
 

@@ -58,6 +58,14 @@ def test_a_changed_number_in_a_page_is_named_and_written_anew(results, tmp_path,
     assert results.main(["check"]) == 0
 
 
+def test_a_table_is_written_apart_from_the_text_behind_it(results, tables, monkeypatch):
+    monkeypatch.setitem(tables.TABLES, "few", lambda: [["a", "b"], ["1", "2"]])
+    written = "<!-- results: few -->\n\n| a | b |\n| --- | --- |\n| 1 | 2 |\n\nText.\n"
+    for before in ("", "| a |\n", "| a |\n\n"):  # no table yet; one that touches the text; as it should be
+        assert results.rewritten(f"<!-- results: few -->\n\n{before}Text.\n") == written
+    assert results.rewritten(written) == written
+
+
 def test_every_table_is_on_a_page_and_every_mark_has_its_table(results, tables):
     marked = re.findall(r"^<!-- results: ([\w-]+) -->$", "\n".join(page.read_text() for page in results.pages()), re.M)
     assert sorted(tables.TABLES) == sorted(marked)
