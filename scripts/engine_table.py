@@ -18,6 +18,7 @@ from pathlib import Path
 import yaml
 from draftsmith.eval.engines.program import find_python
 from draftsmith.eval.engines.verify import Verification, verify_engine
+from draftsmith.eval.tables import markdown, words
 from draftsmith.models.exports import export_drafter, export_target
 
 # Heads of 32 wide, the smallest that the CPU engine has a kernel for.
@@ -107,14 +108,17 @@ def verified(target: str, drafter: str, out: Path, python: str, *, patched: bool
     return verify_engine(place / drafter, scratch, python=python, target=target_folder, without_known_faults=patched)
 
 
-def rows(target: str, drafter: str, found: Verification) -> list[str]:
+HEADS = ("target", "drafter", "prompts", "plain answers", "drafted answers", "chains equal to ours",
+         "drafted tokens accepted by our loop, by vLLM")  # fmt: skip
+
+
+def rows(target: str, drafter: str, found: Verification) -> list[tuple[str, ...]]:
     """Of the table, one for each group of requests."""
-    lines = []
-    for cell in found.cells:
-        counts = f"{cell.plain}/{cell.requests} | {cell.same}/{cell.requests} | {cell.equal}/{cell.chains}"
-        stood = f"{cell.accepted[0]}, {cell.accepted[1]}"
-        lines.append(f"| {target} | {drafter} | {cell.group} | {counts} | {stood} |")
-    return lines
+    return [
+        (target, drafter, cell.group, f"{cell.plain}/{cell.requests}", f"{cell.same}/{cell.requests}",
+         f"{cell.equal}/{cell.chains}", f"{cell.accepted[0]}, {cell.accepted[1]}")
+        for cell in found.cells
+    ]  # fmt: skip
 
 
 def main() -> int:
@@ -126,10 +130,8 @@ def main() -> int:
     parser.add_argument("--python", help="an interpreter with vLLM")
     asked = parser.parse_args()
     python, faults = find_python(asked.python), 0
-    heads = ("target", "drafter", "prompts", "plain answers", "drafted answers", "chains equal to ours",
-             "drafted tokens accepted by our loop, by vLLM")  # fmt: skip
-    lines = [f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads))]
-    named = []
+    table: list[tuple[str, ...]] = []
+    named: list[str] = []
     for target in asked.targets:
         path = asked.out / f"{target}.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -138,13 +140,13 @@ def main() -> int:
         subprocess.run([sys.executable, "-m", "draftsmith", *command], check=True)
         for drafter in asked.drafters:
             found = verified(target, drafter, asked.out, python)
-            lines += rows(target, drafter, found)
+            table += rows(target, drafter, found)
             named += [f"- {target}, {drafter}: {problem}. {hint}." for problem, hint in found.faults]
             if found.faults and all("the engine's fault" in hint for _, hint in found.faults):
                 found = verified(target, drafter, asked.out, python, patched=True)
-                lines += rows(f"{target}, patched", drafter, found)
+                table += rows(f"{target}, patched", drafter, found)
             faults += len(found.faults)
-            (asked.out / "table.md").write_text("\n".join([*lines, "", *named, ""]))
+            (asked.out / "table.md").write_text("\n".join([*markdown(words(HEADS, table)), *named, ""]))
     print((asked.out / "table.md").read_text())
     return 3 if faults else 0
 

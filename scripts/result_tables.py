@@ -13,8 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from draftsmith.eval import tables
 from draftsmith.eval.summary import student_half_width
-from draftsmith.eval.tables import best
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
 Cell = dict[str, Any]
@@ -29,7 +29,7 @@ def markdown(name: str) -> str:
         KeyError: no function has this name.
     """
     heading, *rows = TABLES[name]()
-    return "".join(f"| {' | '.join(row)} |\n" for row in (heading, ["---"] * len(heading), *rows))
+    return "\n".join(tables.markdown(tables.words(heading, rows)))
 
 
 def _table(function: Callable[[], Rows]) -> Callable[[], Rows]:
@@ -203,7 +203,7 @@ def compare() -> Rows:
     for place in range(len(SETS)):
         for key, shown in (("tau", _tau), ("DSR", _speed)):
             means = [statistics.fmean(cell[key] for cell in cells[place]) for cells in by_method.values()]
-            for (method, cells), mark in zip(by_method.items(), best(means), strict=True):
+            for (method, cells), mark in zip(by_method.items(), tables.best(means), strict=True):
                 value, *rest = shown(cells[place]).split(" ", 1)
                 value = {"best": f"**{value}**", "second": f"<u>{value}</u>"}.get(mark, value)
                 rows[method].append(" ".join([value, *rest]))
