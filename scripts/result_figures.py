@@ -6,8 +6,7 @@ import statistics
 from pathlib import Path
 
 from draftsmith.eval.style import COLORS, GREY, WIDEST, errors, panel_grid, save, styled
-from draftsmith.eval.summary import student_half_width
-from result_tables import SETS, cells_of, compared
+from result_tables import SETS, cells_of, compared, student
 
 IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
 
@@ -23,7 +22,7 @@ def compare(path: Path) -> None:
         for place, (name, color) in enumerate(zip(SETS, COLORS, strict=False)):
             values = [[cell[key] for cell in cells_of("compare", method, name)] for method in names]
             means = [statistics.fmean(some) for some in values]
-            spreads = [_student(some) if key == "tau" else (min(some), max(some)) for some in values]
+            spreads = [student(some)[1:] if key == "tau" else (min(some), max(some)) for some in values]
             rows = [row + 0.22 * (place - 1) for row in range(len(names))]
             panel.errorbar(means, rows, xerr=errors(means, spreads), fmt="o", color=color, markersize=4, elinewidth=1,
                            label=name)  # fmt: skip
@@ -34,11 +33,6 @@ def compare(path: Path) -> None:
     panels[0][0].set_ylim(len(names) - 0.5, -0.5)
     figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside lower center", ncol=len(SETS))
     save(figure, path)
-
-
-def _student(values: list[float]) -> tuple[float, float]:
-    mean, half = statistics.fmean(values), student_half_width(statistics.stdev(values), len(values))
-    return mean - half, mean + half
 
 
 def draw() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -60,14 +60,15 @@ def _of_one(recipe: str, seed: int, method: str, benchmark: str | None = None, *
     return cells_of(recipe, method, benchmark, **where)[sorted(_runs(recipe)).index(seed)]
 
 
-def _interval(values: Iterable[float], sign: str = "") -> str:
-    values = list(values)
+def student(values: Sequence[float]) -> tuple[float, float, float]:
+    """The mean of some runs and the ends of Student's 95% interval."""
     mean, half = statistics.fmean(values), student_half_width(statistics.stdev(values), len(values))
-    return f"{mean:{sign}.2f} [{mean - half:.2f}, {mean + half:.2f}]"
+    return mean, mean - half, mean + half
 
 
 def _tau(cells: Sequence[Cell]) -> str:
-    return _interval(cell["tau"] for cell in cells)
+    mean, low, high = student([cell["tau"] for cell in cells])
+    return f"{mean:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def _taus(cells: Sequence[Cell]) -> str:
@@ -308,10 +309,10 @@ def video_steps() -> Rows:
 # demo/visual-ar
 
 
-def _captioned(recipe: str, method: str, temperature: float) -> str:
-    """Share of the pictures that a reader network reads as captioned, over the runs."""
-    shares = [run["quality"][f"{temperature:g}"][method]["as_captioned"] for run in _runs(recipe).values()]
-    return f"{statistics.fmean(shares):.0%}"
+def _captioned(method: str, temperature: float) -> str:
+    """Share of the run's pictures that a reader network reads as captioned."""
+    (run,) = _runs("visual-ar").values()
+    return f"{run['quality'][f'{temperature:g}'][method]['as_captioned']:.0%}"
 
 
 def _named(cell: Cell) -> str:
@@ -329,10 +330,10 @@ def visual_ar_sampled() -> Rows:
     rows = [["method", "n", "speedup [IQR]", "tau [95%]", "kept depth", "nodes", "drawn as captioned"]]
     cells = _drawn(1.0)
     n = str(next(iter(cells.values()))["requests"])
-    rows.append(["plain decoding", n, "1.00x", "1.00", "1.00", "0", _captioned("visual-ar", "plain decoding", 1.0)])
+    rows.append(["plain decoding", n, "1.00x", "1.00", "1.00", "0", _captioned("plain decoding", 1.0)])
     for method, cell in cells.items():
         rows.append([_named(cell), n, _ratio_of_run(cell), _tau_of_run(cell), f"{cell['kept_depth']:.2f}",
-                     f"{cell['mean_nodes']:.0f}", _captioned("visual-ar", method, 1.0)])  # fmt: skip
+                     f"{cell['mean_nodes']:.0f}", _captioned(method, 1.0)])  # fmt: skip
     return rows
 
 
@@ -341,13 +342,13 @@ def visual_ar_greedy() -> Rows:
     rows = [["method", "speedup [IQR]", "tau [95%]", "kept depth", "drawn as captioned"]]
     for method, cell in _drawn(0.0).items():
         rows.append([_named(cell), _ratio_of_run(cell), _tau_of_run(cell), f"{cell['kept_depth']:.2f}",
-                     _captioned("visual-ar", method, 0.0)])  # fmt: skip
+                     _captioned(method, 0.0)])  # fmt: skip
     return rows
 
 
 def _greedy_pair(methods: dict[str, str]) -> Rows:
     cells = _drawn(0.0)
-    rows = [[label, _ratio_of_run(cells[method]), _tau_of_run(cells[method]), _captioned("visual-ar", method, 0.0)]
+    rows = [[label, _ratio_of_run(cells[method]), _tau_of_run(cells[method]), _captioned(method, 0.0)]
             for method, label in methods.items()]  # fmt: skip
     return [["method", "speedup [IQR]", "tau [95%]", "drawn as captioned"], *rows]
 

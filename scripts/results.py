@@ -7,7 +7,8 @@
 
 A page says `<!-- results: NAME -->` above a table; NAME is a function of `result_tables.py`, which says what the table
 holds. `result_figures.py` draws docs/images/compare.png. A run is recorded only where its checkout had no changed
-files, and the runs of all recipes have one commit: so the tables are of one code.
+files, and the runs of all recipes have one commit: so the tables are of one code. A run that was stopped and continued
+knows its last start alone: record runs that went through in one.
 """
 
 import argparse
@@ -26,11 +27,10 @@ RESULTS = ROOT / "docs" / "results"
 _TABLE = re.compile(r"(?P<mark>^<!-- results: (?P<name>[\w-]+) -->\n\n)(?P<table>(?:^\|.*\n)*)\n?", re.M)
 # Of a cell of report.json, what tables are made of.
 CELL = (
-    "benchmark", "turn", "budget", "temperature", "method", "requests", "tau", "tau_interval", "DSR", "DSR_spread",
+    "benchmark", "budget", "temperature", "method", "requests", "tau", "tau_interval", "DSR", "DSR_spread",
     "ESR", "ESR_spread", "expected_speedup", "T_q_ms", "T_q_over_T_p", "prefill_share", "kept_depth", "mean_nodes",
-    "tau_mean_of_requests", "visual_tokens", "identical", "exact", "relaxed",
+    "tau_mean_of_requests", "identical", "exact", "relaxed",
 )  # fmt: skip
-PLACES = "How sure the target is in flat, textured and edge cells"  # a table of pictures' reports
 
 
 def recorded(folder: Path) -> tuple[str, dict[str, Any]]:
@@ -60,8 +60,6 @@ def _evaluation(report: dict[str, Any]) -> dict[str, Any]:
             t: {method: {name: score["value"] for name, score in scores.items()} for method, scores in methods.items()}
             for t, methods in report["quality"].items()
         }
-    tables = [table for section in report.get("sections", ()) for table in section["tables"]]
-    kept |= {"places": rows} if (rows := [t["rows"] for t in tables if t["title"] == PLACES]) else {}
     kept["cells"] = [{key: cell[key] for key in CELL if key in cell} for cell in report["cells"]]
     return _short(kept)
 
@@ -102,10 +100,13 @@ def pages() -> list[Path]:
 
 
 def rewritten(page: str) -> str:
-    """The page with each of its tables as the results have it."""
+    """The page with each of its tables as the results have it. Raises `UserError` where it marks one that is none."""
     import result_tables
 
     def table(found: re.Match[str]) -> str:
+        if found["name"] not in result_tables.TABLES:
+            raise UserError(f"a page marks a table {found['name']!r}, and none has this name",
+                            where="scripts/result_tables.py", hint="correct the mark or add the function")  # fmt: skip
         return f"{found['mark']}{result_tables.markdown(found['name'])}\n"
 
     return _TABLE.sub(table, page)

@@ -66,6 +66,11 @@ def test_a_table_is_written_apart_from_the_text_behind_it(results, tables, monke
     assert results.rewritten(written) == written
 
 
+def test_a_mark_without_a_table_is_named(results):
+    with pytest.raises(UserError, match="a page marks a table 'compar', and none has this name"):
+        results.rewritten("<!-- results: compar -->\n\nText.\n")
+
+
 def test_every_table_is_on_a_page_and_every_mark_has_its_table(results, tables):
     marked = re.findall(r"^<!-- results: ([\w-]+) -->$", "\n".join(page.read_text() for page in results.pages()), re.M)
     assert sorted(tables.TABLES) == sorted(marked)

@@ -284,6 +284,18 @@ def test_what_an_engine_cannot_express(tmp_path, engine, family, settings, says)
 
 
 @pytest.mark.parametrize(
+    ("family", "prompts", "patched"),
+    [("qwen2_5_vl", "all", True), ("qwen2_5_vl", "text", False), ("llava", "all", False)],
+)
+def test_the_printed_check_patches_the_engines_fault_where_it_is_met(tmp_path, capsys, family, prompts, patched):
+    """Chains are read from vLLM's runner V1, which is wrong after pictures of Qwen-VL alone."""
+    _, folder, _ = made(tmp_path, family, **READ)
+    assert main(["export", str(folder), str(tmp_path / "out"), "--to", "vllm", "--prompts", prompts]) == 0
+    (check,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("check ")]
+    assert check.endswith("--without-known-faults") is patched
+
+
+@pytest.mark.parametrize(
     "settings",
     [{"kind": "msd"}, {"kind": "eagle", "vata": True}, {"kind": "sparrow", "input_norm": False}, {"kind": "eagle3"}],
 )
