@@ -22,6 +22,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # torchrun hands on a Ctrl-C that the terminal has sent already: so soon it is no second one.
 _SAME_S = 0.5
 _LOOK_S = 0.5  # between two looks at what other ranks were told
+_SAID_S = 5.0  # for the answer to a signal to be printed
 _ENDED = 130  # exit code of a second Ctrl-C, as shells have it
 _TOLD = "asked to stop"
 _Item = TypeVar("_Item")
@@ -58,7 +59,8 @@ class Stop:
         self._wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         # A process forked from this one must not write its own signals here.
         os.register_at_fork(after_in_child=_forget)
-        threading.Thread(target=self._listen, name="asked-to-stop", daemon=True).start()
+        self._listener = threading.Thread(target=self._listen, name="asked-to-stop", daemon=True)
+        self._listener.start()
         self._before = {number: signal.signal(number, self._signalled) for number in SIGNALS}
         return self
 
@@ -67,6 +69,8 @@ class Stop:
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._wakeup)
         self._writer.close()  # ends the thread, which closes the reader
+        # What it says comes before what the caller says next; a terminal that takes no more text keeps nobody here.
+        self._listener.join(timeout=_SAID_S)
 
     def asked(self) -> bool:
         """Whether this rank was asked, or another one that has said so."""

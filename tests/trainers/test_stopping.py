@@ -31,6 +31,20 @@ def terminate() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+def test_who_asked_is_answered_before_the_run_says_that_it_stopped():
+    """Both lines were printed at once, by two threads: into one another, and the first one of them perhaps not at all."""
+    said = []
+
+    def say(text: str) -> None:
+        time.sleep(0.2)  # a slow terminal
+        said.append(text)
+
+    with pytest.raises(Stopped), Stop(say) as stop:
+        terminate()
+        stop.check("here")
+    assert [text.split(":")[0] for text in said] == ["asked to stop"]
+
+
 def trained(folder: Path, *, asked=lambda place: False):
     """One life of a training with validations of three batches, which draw at random as a module in training does.
 
