@@ -1,4 +1,4 @@
-"""The figures of `results.py`: what `result_tables.py` says in numbers, with the spread of the runs."""
+"""The figures of `results.py`: what `result_tables` says in numbers, with the spread of the runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import statistics
 from pathlib import Path
 
 from draftsmith.eval.style import COLORS, GREY, WIDEST, errors, panel_grid, save, styled
-from result_tables import SETS, cells_of, compared, student
+from result_tables.compared import SETS, compared
+from result_tables.recorded import cells_of, student
 
 IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
 

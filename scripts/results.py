@@ -5,7 +5,7 @@
     scripts/results.py write                                                  # the tables of every page, the figure
     scripts/results.py check                                                  # exit code 1 where one is another
 
-A page says `<!-- results: NAME -->` above a table; NAME is a function of `result_tables.py`, which says what the table
+A page says `<!-- results: NAME -->` above a table; NAME is a function of `result_tables/`, which says what the table
 holds. `result_figures.py` draws docs/images/compare.png. A run is recorded only where its checkout had no changed
 files, and the runs of all recipes have one commit: so the tables are of one code. A run that was stopped and continued
 knows its last start alone: record runs that went through in one.
@@ -29,7 +29,7 @@ _TABLE = re.compile(r"(?P<mark>^<!-- results: (?P<name>[\w-]+) -->\n\n)(?P<table
 CELL = (
     "benchmark", "budget", "temperature", "method", "requests", "tau", "tau_interval", "DSR", "DSR_spread",
     "ESR", "ESR_spread", "expected_speedup", "T_q_ms", "T_q_over_T_p", "prefill_share", "kept_depth", "mean_nodes",
-    "tau_mean_of_requests", "identical", "exact", "relaxed",
+    "tau_mean_of_requests", "drafter_ms", "identical", "exact", "relaxed",
 )  # fmt: skip
 
 
@@ -60,8 +60,46 @@ def _evaluation(report: dict[str, Any]) -> dict[str, Any]:
             t: {method: {name: score["value"] for name, score in scores.items()} for method, scores in methods.items()}
             for t, methods in report["quality"].items()
         }
+    if report.get("contrasts"):
+        kept["contrasts"] = [
+            {key: one[key] for key in ("name", "mode", "place")}
+            | {key: one["result"][key] for key in ("difference", "interval")}
+            for one in report["contrasts"]
+        ]
+    if report.get("comparison"):  # place -> two ways of training over seeds
+        kept["comparison"] = {
+            place: {key: one[key] for key in ("each", "mean", "interval", "verdict", "target_says_the_data")}
+            for place, one in report["comparison"].items()
+        }
+    kept |= _by_drafter(report) | _analysis(report)
     kept["cells"] = [{key: cell[key] for key in CELL if key in cell} for cell in report["cells"]]
     return _short(kept)
+
+
+def _by_drafter(report: dict[str, Any]) -> dict[str, Any]:
+    """tau with its interval of each drafter in each method by place, where methods have several drafters."""
+    found = [table for table in report["tables"] if table["title"] == "By drafter"]
+    if not found:
+        return {}
+    (table,) = found
+    places = [column["name"] for column in table["columns"]][2:-1]
+    lines = [
+        {"drafter": drafter, "method": method, "tau": dict(zip(places, taus, strict=True))}
+        for drafter, method, *taus, _ in table["rows"]
+    ]
+    return {"by_drafter": lines}
+
+
+def _analysis(report: dict[str, Any]) -> dict[str, Any]:
+    """Of drawn pictures by temperature: how sure the target is, in all cells and by their kind."""
+    found = [section["data"] for section in report["sections"] if section["name"] == "analysis"]
+    if not found:
+        return {}
+    keys = ("target_top1", "target_top10", "first_draft_exact", "places")
+    read = {t: {key: values[key] for key in keys} for t, values in found[0].items()}
+    for t, values in found[0].items():
+        read[t]["first_draft_lantern"] = values["first_draft_lantern"][-1][-1]  # of the widest setting
+    return {"analysis": read}
 
 
 def _short(value: Any) -> Any:
@@ -106,7 +144,7 @@ def rewritten(page: str) -> str:
     def table(found: re.Match[str]) -> str:
         if found["name"] not in result_tables.TABLES:
             raise UserError(f"a page marks a table {found['name']!r}, and none has this name",
-                            where="scripts/result_tables.py", hint="correct the mark or add the function")  # fmt: skip
+                            where="scripts/result_tables", hint="correct the mark or add the function")  # fmt: skip
         return f"{found['mark']}{result_tables.markdown(found['name'])}\n"
 
     return _TABLE.sub(table, page)

@@ -105,7 +105,7 @@ def _config(schema: type[C], model_type: str, values: dict[str, Any], path: Path
             where=f"{path}, key model_type",
             hint="give the other directory: transformer and tokenizer have one each"
             if written in (LLAMAGEN, VQ)
-            else "scripts/convert_llamagen.py makes such a directory of a published file",
+            else "`draftsmith convert` makes such a directory of a published file",
         )
     try:
         return schema.model_validate({name: value for name, value in values.items() if name != "model_type"})

@@ -56,7 +56,7 @@ def find_folder(source: str | Path, revision: str | None, *, files: Sequence[str
 def read_values(folder: Path) -> dict[str, Any]:
     """What `config.json` holds."""
     path = folder / CONFIG
-    hint = "give a directory with config.json and model.safetensors; scripts/convert_llamagen.py makes one of a .pt"
+    hint = "give a directory with config.json and model.safetensors; `draftsmith convert` makes one of a .pt"
     return read_json(path, dict[str, Any], hint=hint)
 
 

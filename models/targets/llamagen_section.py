@@ -44,7 +44,7 @@ class LlamaGenTargetConfig(ImageTargetSection):
     adt_preset: ClassVar[str] = "adt-llamagen"
 
     kind: Literal["llamagen"]
-    # Hub id or directory of the weights, as `scripts/convert_llamagen.py` writes them or in LANTERN's layout.
+    # Hub id or directory of the weights, as `draftsmith convert` writes them or in LANTERN's layout.
     path: Place | None = None
     revision: Revision | None = None
     # A published size; or `shape`, spelt out.

@@ -16,11 +16,11 @@ from draftsmith.models.hub import load_language_model, load_vision_tower, read_c
 from draftsmith.models.imports.files import read_published
 from draftsmith.models.imports.lvlm import import_lvlm
 from draftsmith.models.llamagen.captions import TextFeatures
+from draftsmith.models.llamagen.converting import Conversion, convert
 from draftsmith.models.llamagen.files import load_llamagen, load_vq
 from draftsmith.models.targets.anole_section import load_anole
 from draftsmith.models.targets.load import load_llava, load_weights
 from draftsmith.models.vqgan import load_vqgan
-from draftsmith.scripts import convert_llamagen
 from tiny import llava
 from transformers import CLIPConfig, CLIPVisionConfig, LlamaConfig, LlamaForCausalLM, T5Config
 from visual_tiny import anole
@@ -50,11 +50,7 @@ def captioner(folder):
 
 
 def converted(path):
-    """The command prints its errors; here they are raised."""
-    destination = path.parent / "converted"
-    arguments = SimpleNamespace(source=str(path), destination=str(destination), vq=False, to="draftsmith", dtype=None,
-                                image_size=None, size=None, heads=None, revision=None)  # fmt: skip
-    convert_llamagen.convert(arguments)
+    convert(Conversion(str(path)), path.parent / "converted")
 
 
 # What is loaded -> its file's name, the config beside it, and how the folder is read.

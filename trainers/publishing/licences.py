@@ -69,7 +69,7 @@ _KNOWN: tuple[tuple[str, Licence], ...] = (
     (r"JackFram/llama-160m", Licence("other", "its page names the licence 'other', and gives no terms")),
     (r"google/siglip-.*", _APACHE),
     (r"openai/clip-.*", Licence(None)),
-    # Converted weights lie in folders of these names (scripts/convert_llamagen.py).
+    # Converted weights lie in folders of these names (draftsmith convert).
     (r"FoundationVision/LlamaGen.*|llamagen-(c2i|t2i)-.*", _MIT),
     (r"GAIR/Anole-.*|leloy/Anole-.*|facebook/chameleon-.*|(anole|chameleon)-7b.*", _CHAMELEON),
     (r".*(llava_v1_5_mix665k|LLaVA-Instruct-150K|llava_instruct_150k).*", Licence("cc-by-4.0", _OPENAI)),

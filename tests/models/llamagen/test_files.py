@@ -1,12 +1,8 @@
-"""LlamaGen on disk: our layout, LANTERN's, published files, what is refused, and the script that converts."""
+"""LlamaGen on disk: our layout, LANTERN's, published files, what is refused, and the command that converts."""
 
 import argparse
 import json
 import os
-import subprocess
-import sys
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
 import pytest
@@ -15,11 +11,12 @@ from draftsmith.core.errors import UserError
 from draftsmith.models.llamagen import files, folders, lantern_layout, published_files
 from draftsmith.models.llamagen.transformer import SIZES, LlamaGen, LlamaGenConfig, published
 from draftsmith.models.llamagen.vq import VqConfig, VqTokenizer
+from draftsmith.recipes.cli import main
+from draftsmith.recipes.commands import convert as convert_command
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-SCRIPT = Path(__file__).parents[3] / "scripts" / "convert_llamagen.py"
 SHAPE = {"num_layers": 2, "num_heads": 2, "dim": 16, "ffn_hidden": 24, "vocab_size": 32, "grid": 16}
 TEXT = LlamaGenConfig(**SHAPE, condition="text", caption_dim=12, caption_slots=5)
 CLASS = LlamaGenConfig(**SHAPE, condition="class", num_classes=7)
@@ -394,18 +391,14 @@ def test_the_grid_is_in_the_name_or_given():
             published_files.grid_of(name, size)
 
 
-# ---- the script
+# ---- the command
 
 
-@pytest.fixture(scope="module")
-def convert():
-    loader = SourceFileLoader("convert_llamagen", str(SCRIPT))
-    module = module_from_spec(spec_from_loader(loader.name, loader))
-    loader.exec_module(module)
-    return lambda *arguments: module.main([str(a) for a in arguments])
+def convert(*words):
+    return main(["convert", *map(str, words)])
 
 
-def test_an_official_file_with_a_nan_is_refused(convert, tmp_path, capsys):
+def test_an_official_file_with_a_nan_is_refused(tmp_path, capsys):
     """Of what the model is made of; what is left out may hold anything."""
     state = llamagen(CLASS).state_dict() | {"freqs": torch.full((2,), torch.nan)}
     path, kept = tmp_path / "c2i_256.pt", tmp_path / "kept"
@@ -418,7 +411,7 @@ def test_an_official_file_with_a_nan_is_refused(convert, tmp_path, capsys):
     assert not (tmp_path / "new").exists()
 
 
-def test_an_official_file_through_all_layouts(convert, tmp_path, capsys):
+def test_an_official_file_through_all_layouts(tmp_path, capsys):
     state = llamagen(CLASS).state_dict()
     torch.save({"model": {**state, "freqs": torch.ones(2)}, "optimizer": {}, "steps": 3}, tmp_path / "c2i_384.pt")
     ours, theirs, back = tmp_path / "ours", tmp_path / "theirs", tmp_path / "back"
@@ -438,7 +431,7 @@ def test_an_official_file_through_all_layouts(convert, tmp_path, capsys):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["back", "c2i_384.pt", "ours", "theirs"]
 
 
-def test_a_tokenizer_file(convert, tmp_path, capsys):
+def test_a_tokenizer_file(tmp_path, capsys):
     model = tokenizer()
     torch.save({"model": {**model.state_dict(), "loss.weight": torch.ones(2)}}, tmp_path / "vq.pt")
     assert convert("--vq", tmp_path / "vq.pt", tmp_path / "vq") == 0
@@ -448,7 +441,7 @@ def test_a_tokenizer_file(convert, tmp_path, capsys):
     assert same(files.load_vq(tmp_path / "vq"), model)
 
 
-def test_a_tiny_file_needs_its_heads_and_size(convert, tmp_path, capsys):
+def test_a_tiny_file_needs_its_heads_and_size(tmp_path, capsys):
     torch.save(dict(llamagen(TEXT).state_dict()), tmp_path / "x.pt")
     assert convert(tmp_path / "x.pt", tmp_path / "a") == 2
     assert "--image-size" in capsys.readouterr().err
@@ -458,7 +451,7 @@ def test_a_tiny_file_needs_its_heads_and_size(convert, tmp_path, capsys):
     assert same(files.load_llamagen(tmp_path / "a"), llamagen(TEXT))
 
 
-def test_nothing_is_overwritten(convert, tmp_path, capsys):
+def test_nothing_is_overwritten(tmp_path, capsys):
     files.save_model(llamagen(TEXT), tmp_path / "a")
     (tmp_path / "b").mkdir()
     assert convert(tmp_path / "a", tmp_path / "b") == 2
@@ -466,15 +459,15 @@ def test_nothing_is_overwritten(convert, tmp_path, capsys):
     assert not any((tmp_path / "b").iterdir())
 
 
-def test_a_failed_conversion_leaves_nothing(convert, tmp_path, monkeypatch, capsys):
+def test_a_failed_conversion_leaves_nothing(tmp_path, monkeypatch, capsys):
     files.save_model(llamagen(TEXT), tmp_path / "a")
 
     def full_disk(*_):
         raise OSError("no space left on device")
 
     monkeypatch.setattr(folders, "save_file", full_disk)
-    with pytest.raises(OSError, match="no space"):
-        convert(tmp_path / "a", tmp_path / "b")
+    assert convert(tmp_path / "a", tmp_path / "b") == 1
+    assert "no space left on device" in capsys.readouterr().err
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
 
 
@@ -486,14 +479,11 @@ def test_a_failed_conversion_leaves_nothing(convert, tmp_path, monkeypatch, caps
         (["--vq", "--to", "lantern"], "LANTERN's layout is for the transformer"),
     ],
 )
-def test_options_that_would_not_be_honoured(convert, arguments, told, tmp_path, capsys):
+def test_options_that_would_not_be_honoured(arguments, told, tmp_path, capsys):
     files.save_model(llamagen(TEXT), tmp_path / "a")
     assert convert(tmp_path / "a", tmp_path / "b", *arguments) == 2
     assert told in capsys.readouterr().err
 
 
-def test_the_script_runs_by_itself():
-    assert os.access(SCRIPT, os.X_OK)
-    done = subprocess.run([sys.executable, str(SCRIPT), "--help"], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert "t2i_XL_stage1_256.pt" in done.stdout and "--image-size" in done.stdout
+def test_the_help_names_every_published_size():
+    assert tuple(SIZES) == convert_command.SIZES

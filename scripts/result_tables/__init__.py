@@ -1,0 +1,35 @@
+"""What the tables of `results.py` hold: a function for each, named as pages name it, in Markdown.
+
+A module for each kind of demo; `recorded.py` has what they share.
+"""
+
+from __future__ import annotations
+
+from draftsmith.eval import tables
+
+from . import answers, clips, compared, pictures, tales
+from .recorded import TABLES, Rows, about_runs, table
+
+__all__ = ["TABLES", "answers", "clips", "compared", "markdown", "pictures", "tales"]
+
+
+def markdown(name: str) -> str:
+    """A table of `TABLES`, its heading first.
+
+    Raises:
+        KeyError: no function has this name.
+    """
+    heading, *rows = TABLES[name]()
+    return "\n".join(tables.markdown(tables.words(heading, rows)))
+
+
+@table
+def runs() -> Rows:
+    """What was run: every recipe of docs/results."""
+    rows = [["recipe", "seeds", "commit", "date", "device", "torch"]]
+    for recipe, kept in about_runs().items():
+        about = [run["evaluations"][stage]["about"] for run in kept.values() for stage in run["evaluations"]]
+        said = [sorted({run["commit"][:7] for run in kept.values()})]
+        said += [sorted({one[key] for one in about}) for key in ("date", "device", "torch")]
+        rows.append([f"`demo/{recipe}`", ", ".join(sorted(kept, key=int)), *(", ".join(values) for values in said)])
+    return rows

@@ -1,0 +1,108 @@
+"""Tables of demo/compare: every drafter on the same requests."""
+
+from __future__ import annotations
+
+import statistics
+
+from draftsmith.eval import tables
+
+from .recorded import Rows, cells_of, each, methods_of, speed, speeds, table, tau, taus
+
+SETS = ("single", "pairs", "clips")
+
+
+def compared() -> list[str]:
+    """The methods of demo/compare, in the order of the recipe."""
+    return methods_of("compare")
+
+
+def _beside(methods: dict[str, str]) -> Rows:
+    """tau and speed of some methods on each set, in one column a set: the tables of methods' pages."""
+    rows = [["method", *SETS]]
+    for method, label in methods.items():
+        both = [cells_of("compare", method, name) for name in SETS]
+        rows.append([label, *(f"{tau(cells)}, {speed(cells)}" for cells in both)])
+    return rows
+
+
+@table
+def compare_readme() -> Rows:
+    some = ("draft LVLM, M", "DFlash, chain", "EAGLE-3, chain", "EAGLE-3, tree", "Sparrow half blind, tree",
+            "Medusa, tree", "draft LVLM, M, SAGE")  # fmt: skip
+    rows = [["method", "single tau", "measured", "pairs tau", "measured", "clips tau", "measured"]]
+    for method in some:
+        both = [cells_of("compare", method, name) for name in SETS]
+        rows.append([method, *(text for cells in both for text in (tau(cells), speed(cells)))])
+    return rows
+
+
+@table
+def compare() -> Rows:
+    """Every method; of each column the best is bold and the second underlined."""
+    by_method = {method: [cells_of("compare", method, name) for name in SETS] for method in compared()}
+    rows = {method: [method] for method in by_method}
+    for place in range(len(SETS)):
+        for key, shown in (("tau", tau), ("DSR", speed)):
+            means = [statistics.fmean(cell[key] for cell in cells[place]) for cells in by_method.values()]
+            for (method, cells), mark in zip(by_method.items(), tables.best(means), strict=True):
+                value, *rest = shown(cells[place]).split(" ", 1)
+                value = {"best": f"**{value}**", "second": f"<u>{value}</u>"}.get(mark, value)
+                rows[method].append(" ".join([value, *rest]))
+    heading = ["method", *(text for name in SETS for text in (f"{name} tau [95%]", f"{name} DSR"))]
+    return [heading, *rows.values()]
+
+
+@table
+def compare_seeds() -> Rows:
+    rows = [["method", *(text for name in SETS for text in (f"{name}: tau", "DSR"))]]
+    for method in compared():
+        both = [cells_of("compare", method, name) for name in SETS]
+        rows.append([method, *(text for cells in both for text in (each(taus(cells)), speeds(cells)))])
+    return rows
+
+
+@table
+def compare_eagle() -> Rows:
+    return _beside({"EAGLE, tree": "EAGLE, tree", "EAGLE, chain": "EAGLE, chain"})
+
+
+@table
+def compare_eagle_3() -> Rows:
+    return _beside({name: name for name in ("EAGLE-3, tree", "EAGLE-3, chain", "EAGLE-3, SAGE")})
+
+
+@table
+def compare_msd() -> Rows:
+    return _beside({name: name for name in ("MSD, tree", "MSD, chain")})
+
+
+@table
+def compare_medusa() -> Rows:
+    return _beside({name: name for name in ("Medusa, tree", "Medusa, chain")})
+
+
+@table
+def compare_vispec() -> Rows:
+    return _beside({name: name for name in ("ViSpec, tree", "MSD, tree", "EAGLE, tree")})
+
+
+@table
+def compare_hivis() -> Rows:
+    return _beside({name: name for name in ("HiViS, tree", "Sparrow half blind, tree", "Sparrow, tree")})
+
+
+@table
+def compare_block() -> Rows:
+    """Drafters of one pass beside those of five."""
+    return _beside({name: name for name in ("DFlash, chain", "DFlash, tree", "P-EAGLE, chain", "EAGLE-3, chain")})
+
+
+@table
+def compare_sage() -> Rows:
+    return _beside({"draft LVLM, M, SAGE": "draft LVLM, M, SAGE", "draft LVLM, M, tree": "the same, dynamic tree",
+                    "EAGLE-3, SAGE": "EAGLE-3, SAGE"})  # fmt: skip
+
+
+@table
+def compare_specvlm() -> Rows:
+    return _beside({"pruned target, chain": "pruned target, chain"})

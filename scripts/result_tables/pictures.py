@@ -1,0 +1,189 @@
+"""Tables of the demos that draw pictures: demo/visual-ar, demo/visual-ar-textures, demo/visual-ar-blocks."""
+
+from __future__ import annotations
+
+import statistics
+
+from draftsmith.eval.rows import PLAIN
+
+from .recorded import (
+    Cell,
+    Rows,
+    all_same,
+    cells_of,
+    contrasts_of,
+    each_and_mean,
+    evaluations,
+    methods_of,
+    named,
+    ratio_of_run,
+    speeds,
+    table,
+    tau,
+    tau_of_run,
+    with_interval,
+)
+
+TEMPERATURES = (0.0, 1.0)
+
+
+def _scores(recipe: str, method: str, temperature: float, metric: str) -> list[float]:
+    """A score of a method's pictures in each run: `as_captioned` is the share that a reader network reads as such."""
+    return [run["quality"][f"{temperature:g}"][method][metric] for run in evaluations(recipe).values()]
+
+
+def _captioned(recipe: str, method: str, temperature: float) -> str:
+    return f"{statistics.fmean(_scores(recipe, method, temperature, 'as_captioned')):.0%}"
+
+
+# demo/visual-ar: one run
+
+
+def _drawn(recipe: str, temperature: float) -> dict[str, Cell]:
+    """Method -> its cell in the only run."""
+    methods = methods_of(recipe, temperature)
+    return {method: cells_of(recipe, method, temperature=temperature)[0] for method in methods}
+
+
+@table
+def visual_ar_sampled() -> Rows:
+    rows = [["method", "n", "speedup [IQR]", "tau [95%]", "kept depth", "nodes", "drawn as captioned"]]
+    cells = _drawn("visual-ar", 1.0)
+    n = str(next(iter(cells.values()))["requests"])
+    rows.append(["plain decoding", n, "1.00x", "1.00", "1.00", "0", _captioned("visual-ar", PLAIN, 1.0)])
+    for method, cell in cells.items():
+        rows.append([named(cell), n, ratio_of_run(cell), tau_of_run(cell), f"{cell['kept_depth']:.2f}",
+                     f"{cell['mean_nodes']:.0f}", _captioned("visual-ar", method, 1.0)])  # fmt: skip
+    return rows
+
+
+@table
+def visual_ar_greedy() -> Rows:
+    rows = [["method", "speedup [IQR]", "tau [95%]", "kept depth", "drawn as captioned"]]
+    for method, cell in _drawn("visual-ar", 0.0).items():
+        rows.append([named(cell), ratio_of_run(cell), tau_of_run(cell), f"{cell['kept_depth']:.2f}",
+                     _captioned("visual-ar", method, 0.0)])  # fmt: skip
+    return rows
+
+
+def _greedy_pair(methods: dict[str, str]) -> Rows:
+    cells = _drawn("visual-ar", 0.0)
+    rows = [[label, ratio_of_run(cells[method]), tau_of_run(cells[method]), _captioned("visual-ar", method, 0.0)]
+            for method, label in methods.items()]  # fmt: skip
+    return [["method", "speedup [IQR]", "tau [95%]", "drawn as captioned"], *rows]
+
+
+@table
+def visual_ar_adt() -> Rows:
+    return _greedy_pair({"EAGLE-2": "EAGLE-2", "ADT-Tree": "ADT-Tree"})
+
+
+@table
+def visual_ar_lantern() -> Rows:
+    return _greedy_pair({"EAGLE-2": "EAGLE-2 (exact)", "LANTERN": "LANTERN"})
+
+
+# demo/visual-ar-textures: means of the runs
+
+_TEXTURES = "visual-ar-textures"
+
+
+@table
+def textures() -> Rows:
+    """Every method at both temperatures; a score of pictures is the mean of the runs."""
+    rows = [
+        ["method", *(text for t in ("T = 0", "T = 1") for text in (f"tau [95%], {t}", "DSR", "as captioned", "FID"))]
+    ]
+    for method in [PLAIN, *dict.fromkeys(m for t in TEMPERATURES for m in methods_of(_TEXTURES, t))]:
+        row = [method]
+        for t in TEMPERATURES:
+            if method != PLAIN and method not in methods_of(_TEXTURES, t):
+                row += ["-"] * 4
+                continue
+            cells = [] if method == PLAIN else cells_of(_TEXTURES, method, temperature=t)
+            row[0] = named(cells[0]) if cells else "plain decoding"
+            row += [tau(cells), speeds(cells)] if cells else ["1", "1.00x"]
+            row += [_captioned(_TEXTURES, method, t), f"{statistics.fmean(_scores(_TEXTURES, method, t, 'FID')):.0f}"]
+        rows.append(row)
+    return rows
+
+
+@table
+def textures_differences() -> Rows:
+    """Differences of tau on the same requests, each run and their mean."""
+    contrasts = {
+        "temperature of the drafts": "sampled tree minus EAGLE-2",
+        "adaptive tree": "ADT-Tree minus EAGLE-2",
+        "relaxed rule": "LANTERN minus EAGLE-2",
+        "relaxed rule, sampled chain": "LANTERN minus the exact rule, sampled chain",
+        "block rule": "block rule minus token rule, sampled chain",
+        "condition dropout": "EAGLE-2, head with condition dropout minus head without",
+    }
+    rows = [["difference of tau: each seed, mean [Student's 95%]", "T = 0", "T = 1"]]
+    measured = {(one["name"], one["place"]) for run in evaluations(_TEXTURES).values() for one in run["contrasts"]}
+    for name, label in contrasts.items():
+        row = [label]
+        for place in ("captions, T = 0", "captions, T = 1"):
+            found = contrasts_of(_TEXTURES, name, place=place) if (name, place) in measured else []
+            row.append(each_and_mean([one["difference"] for one in found], "+") if found else "-")
+        rows.append(row)
+    return rows
+
+
+@table
+def textures_sure() -> Rows:
+    """How sure the target is, by the kind of the cells of its own pictures: means of the runs."""
+    shown = ("target_top1", "target_top10", "first_draft_exact", "first_draft_lantern")
+    rows = [["T", "place", "of the cells", "target top-1", "target top-10", "first draft's chance, exact",
+             "the same, LANTERN k = 48, delta = 0.4"]]  # fmt: skip
+    for t in ("0", "1"):
+        read = [run["analysis"][t] for run in evaluations(_TEXTURES).values()]
+        for place in ("flat", "texture", "edge"):
+            of = [one["places"][place] for one in read]
+            rows.append([t, place, *(f"{statistics.fmean(one[key] for one in of):.0%}" for key in ("share", *shown))])
+        rows.append([t, "all", "100%", *(f"{statistics.fmean(one[key] for one in read):.0%}" for key in shown)])
+    return rows
+
+
+# demo/visual-ar-blocks: one run, three drafts and three heads
+
+_BLOCKS = "visual-ar-blocks"
+
+
+@table
+def blocks() -> Rows:
+    """Drafts of one pass beside heads of several, at both temperatures."""
+    methods = {
+        "DFlash, chain of 7": ("DFlash, chain of 7", "1"),
+        "EAGLE, chain of 7": ("EAGLE, chain of 7", "7"),
+        "DFlash, product tree": ("DFlash, product tree of 23 nodes", "1"),
+        "EAGLE-2": ("EAGLE-2, as many nodes", "5"),
+        "ADT-Tree": ("ADT-Tree, as many nodes", "5"),
+        "DFlash, sampled chain of 7": ("DFlash, sampled chain of 7", "1"),
+        "EAGLE, sampled chain of 7": ("EAGLE, sampled chain of 7", "7"),
+    }
+    rows = [["method", "passes of the drafter", "T = 0: tau [95%]", "DSR [IQR]", "T = 1: tau [95%]", "DSR [IQR]",
+             "drafting of a cycle, T = 0"]]  # fmt: skip
+    by_temperature = [_drawn(_BLOCKS, t) for t in TEMPERATURES]
+    for method, names in methods.items():
+        cells = [of.get(method) for of in by_temperature]
+        shown = [text for cell in cells for text in ((tau_of_run(cell), ratio_of_run(cell)) if cell else ("-", "-"))]
+        rows.append([*names, *shown, f"{cells[0]['drafter_ms']:.2f} ms" if cells[0] else "-"])
+    return rows
+
+
+@table
+def blocks_bounds() -> Rows:
+    rows = [["what", "bound", "measured"], ["outputs identical to plain decoding (greedy)", "all", all_same(_BLOCKS)]]
+
+    def less(name: str, t: int) -> str:
+        (one,) = contrasts_of(_BLOCKS, name, place=f"captions, T = {t}")
+        return with_interval(one["difference"], one["interval"], "+")
+
+    above = f"T = 0: {less('chains of seven', 0)}; T = 1: {less('chains of seven', 1)}"
+    rows.append(["tau of a DFlash chain of 7 minus that of EAGLE's chain of 7", "at or above 0", above])
+    rows.append(["the same for sampled chains, T = 1", "at or above 0", less("sampled chains of seven", 1)])
+    ms = [_drawn(_BLOCKS, 0.0)[f"{name}, chain of 7"]["drafter_ms"] for name in ("DFlash", "EAGLE")]
+    rows.append(["time of a cycle's drafting, DFlash over EAGLE's seven passes", "at most 1/3",
+                 f"{ms[0] / ms[1]:.2f} ({ms[0]:.2f} and {ms[1]:.2f} ms)"])  # fmt: skip
+    return rows
