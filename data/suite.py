@@ -19,6 +19,7 @@ from pydantic import Field, model_validator
 from ..core.errors import UserError, did_you_mean
 from ..core.fields import Place
 from ..core.files import read_json, write_whole
+from ..core.pages import page
 from ..core.section import Section
 from .benchmark_sets import BENCHMARK_SETS, DESCRIBE, EXPLAIN, Ask, Medium, wording
 from .picture_marks import IMAGE_MARK, MARKS, VIDEO_MARK
@@ -241,7 +242,7 @@ def read_index(folder: Path) -> SuiteFile:
     if not path.is_file():
         raise UserError("no suite here", where=str(path),
                         hint="give a directory with suite.json, or `hub` for the published sets")  # fmt: skip
-    return read_json(path, SuiteFile, hint="fix the file: docs/suite.md has the layout")
+    return read_json(path, SuiteFile, hint=f"fix the file: {page('suite.md')} has the layout")
 
 
 def suite_identity(folder: Path) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import UserError, first_line
+from ..core.pages import page
 from ..core.section import Section
 from ..data.captioned import CaptionedSource, read
 from ..data.captioned.items import Captioned, Source
@@ -152,7 +153,7 @@ def _suite(subject: str, path: str, source: Path | None) -> Finding:
     if path == HUB and source is None:
         if constants.HF_HUB_OFFLINE:
             return warning(subject, "its sets are fetched from the Hub, and HF_HUB_OFFLINE is set",
-                           "name a directory of sets with this key (docs/suite.md)")  # fmt: skip
+                           f"name a directory of sets with this key ({page('suite.md')})")  # fmt: skip
         return ok(subject, "its sets will be fetched from the Hub")
     folder = source / DATASET_FOLDER / path if source else Path(path)
     if not (folder / "suite.json").is_file():
@@ -160,7 +161,7 @@ def _suite(subject: str, path: str, source: Path | None) -> Finding:
     try:
         names = list(read_index(folder).sets)
     except UserError as error:
-        return fault(subject, f"{folder / 'suite.json'}: {error.problem}", "docs/suite.md has the layout")
+        return fault(subject, f"{folder / 'suite.json'}: {error.problem}", f"{page('suite.md')} has the layout")
     return ok(subject, f"{len(names)} sets: {', '.join(names)}")
 
 

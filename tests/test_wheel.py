@@ -1,6 +1,7 @@
 """The wheel: it holds what recipes name, and works without a checkout, outside of one."""
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -88,6 +89,8 @@ def test_the_wheel_works_alone_in_a_fresh_environment(tmp_path):
     draftsmith = str(tmp_path / "venv" / "bin" / "draftsmith")
     where = call(python, "-c", "import draftsmith; print(draftsmith.__file__)")
     assert str(tmp_path / "venv") in where
+    named = re.search(r"(\S+exports\.md)", call(draftsmith, "export", "--help"))
+    assert named and Path(named[1]).is_file(), "pages that messages name are in the wheel, too"
 
     call(draftsmith, "demo", "lvlm", "output=by-demo", *FEW)
     assert "identical" in (elsewhere / "by-demo" / "evaluate" / "report.md").read_text()

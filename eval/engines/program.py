@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import UserError
+from ...core.pages import page
 
 PYTHON = "DRAFTSMITH_VLLM_PYTHON"
 VLLM = Path(__file__).with_name("vllm_program.py")
@@ -78,7 +79,7 @@ def _look(engine: str, python: str, key: str) -> str:
 def _set_up(engine: str, key: str) -> str:
     if engine != "vllm":
         return f"name the interpreter of its environment: {key}"
-    return f"scripts/test_engines makes an environment with vLLM on a CPU; name its interpreter: {key} or {PYTHON}"
+    return f"make an environment with vLLM ({page('how-to/engines.md')}), and name its interpreter: {key} or {PYTHON}"
 
 
 def start_program(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ...core.errors import UserError
+from ...core.pages import page
 from ..drafters.dflash import DflashConfig
 from ..drafters.dflash_module import DflashHead
 from ..drafters.head_files import head_state
@@ -71,7 +72,7 @@ def check_dflash(engine: Engine, source: DflashSource, prompts: Prompts) -> None
             where=str(source.folder),
             hint="on text alone it can: --prompts text, if it will only be asked without pictures"
             if not reasons
-            else "train it with settings that the engine knows (docs/exports.md), or decode with our own loop",
+            else f"train it with settings that the engine knows ({page('exports.md')}), or decode with our own loop",
         )
 
 

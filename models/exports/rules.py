@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 from ...core.errors import UserError
+from ...core.pages import page
 from ..drafters.eagle3 import Eagle3Config
 from ..mistral import reads_whole
 from ..qwen import num_deepstack
@@ -48,7 +49,7 @@ def check_head(engine: Engine, source: HeadSource, prompts: Prompts) -> None:
             where=str(source.folder),
             hint="on text alone it can: --prompts text, if it will only be asked without pictures"
             if not reasons
-            else "serve it with our own loop, or train a head that the engine knows (docs/exports.md)",
+            else f"serve it with our own loop, or train a head that the engine knows ({page('exports.md')})",
         )
 
 

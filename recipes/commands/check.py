@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import UserError
+from ...core.pages import page
 from ..finding import Finding, any_fault, fault, ok, shown, warning
 from ..launch import context_maker, say
 from ..load import Loaded, load
@@ -31,7 +32,9 @@ def _run(options: argparse.Namespace) -> int:
     chosen = loaded.options.stages or tuple(p.name for p in planned)
     findings = [*_engine(loaded.recipe), *_models(loaded.recipe), *_disk(Path(loaded.recipe.output))]
     findings += [
-        warning(f"stages.{p.name}", text, "see docs/evaluation.md") for p in planned for text in p.stage.warnings()
+        warning(f"stages.{p.name}", text, f"see {page('evaluation.md')}")
+        for p in planned
+        for text in p.stage.warnings()
     ]
     findings += _results(loaded, planned, chosen)
     findings += _stages(loaded, planned, chosen, options.samples, _too_large(text))

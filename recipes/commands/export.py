@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ...core.errors import UserError
 from ...core.files import check_new
+from ...core.pages import page
 from ..launch import say
 from .command import OK, Argument, Command
 
@@ -44,7 +45,7 @@ COMMAND = Command(
     name="export",
     summary="write a trained drafter in the layout of a serving engine",
     description="Write a trained drafter in the layout of a serving engine. Export refuses a drafter that the engine\n"
-    "would run incorrectly, and lists the reasons. docs/exports.md has the table of engines and drafters.",
+    f"would run incorrectly, and lists the reasons. {page('exports.md')} has the table of engines and drafters.",
     examples=(
         ("draftsmith export runs/eagle3-qwen2.5-vl-7b/pictures out/EAGLE3-Qwen2.5-VL-7B --to vllm", ""),
         ("draftsmith export runs/llava15-68m/finetune out/llava15-68m-text --to vllm --prompts text", ""),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import yaml
 
+from ...core.pages import page
 from ..launch import say
 from .command import OK, Argument, Command
 
@@ -37,7 +38,7 @@ COMMAND = Command(
     summary="turn a published drafter into a folder that recipes read",
     description="Write a published drafter as a folder that recipes read. What its files do not say is derived from\n"
     "the target, or an option is asked for. Weights are read from safetensors, or from a pickle without running its\n"
-    "code. The command prints the drafter section for a recipe. docs/exports.md lists the layouts that it reads.",
+    f"code. The command prints the drafter section for a recipe. {page('exports.md')} lists the layouts that it reads.",
     examples=(
         ("draftsmith import lucylyn/MSD-LLaVA1.5-7B weights/msd --as msd --target llava-hf/llava-1.5-7b-hf", ""),
         ("draftsmith import downloads/vispec weights/vispec --as vispec --target Qwen/Qwen2.5-VL-7B-Instruct", ""),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import yaml
 
+from ...core.pages import page
 from ..launch import say
 from .command import OK, Argument, Command
 
@@ -34,7 +35,7 @@ COMMAND = Command(
     summary="turn a log of chat completions into records to train on",
     description="Write a JSONL log of an OpenAI-style server (requests with messages, and their answers) as records\n"
     "and pictures that recipes read. Pictures are data: URLs or local files; nothing is fetched. The recipe's\n"
-    "sections for them are printed. docs/how-to/adapt.md trains on such a log.",
+    f"sections for them are printed. {page('how-to/adapt.md')} trains on such a log.",
     examples=(
         ("draftsmith logs traffic.jsonl data/traffic", "stops at the first line that cannot be used"),
         ("draftsmith logs traffic.jsonl data/traffic --skip --images /data/uploads", "leaves such lines out"),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...core.errors import UserError
+from ...core.pages import page
 from ..launch import run_recipe, say
 from ..load import load
 from .command import NAME, OK, SETTINGS, Command, recipe_arguments
@@ -70,7 +71,7 @@ TRAIN = Command(
     summary="run a recipe up to its trained drafter",
     description="Run the recipe's stages up to the trained drafter: all kinds but evaluate and publish. Stages that\n"
     "have finished with the same settings are skipped, and an interrupted one continues from its newest checkpoint.\n"
-    "This process is the only rank; on several GPUs or nodes start it with a launcher (docs/clusters.md):\n"
+    f"This process is the only rank; on several GPUs or nodes start it with a launcher ({page('clusters.md')}):\n"
     "  deepspeed --module draftsmith train NAME",
     examples=(
         ("draftsmith train demo/lvlm", "a CPU is enough"),

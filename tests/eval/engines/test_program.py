@@ -60,7 +60,7 @@ def test_what_goes_wrong_there_is_said_here(tmp_path, text, words):
 
 def test_an_interpreter_is_looked_at_before_anything_is_loaded(monkeypatch, tmp_path):
     for lost in (tmp_path / "nowhere" / "python", tmp_path):
-        with pytest.raises(UserError, match=rf"no interpreter(.|\n)*{lost}(.|\n)*scripts/test_engines"):
+        with pytest.raises(UserError, match=rf"no interpreter(.|\n)*{lost}(.|\n)*engines.md"):
             find_python(str(lost))
     with pytest.raises(UserError, match=r"vLLM is not installed(.|\n)*stages.x.engine.python"):
         find_python("/bin/true", key="stages.x.engine.python")
