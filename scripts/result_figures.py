@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
-from draftsmith.eval.style import COLORS, GREY, WIDEST, errors, panel_grid, save, styled
+from draftsmith.core.errors import UserError
+from draftsmith.eval.style import COLORS, GREY, MARKERS, WIDEST, errors, one_panel, panel_grid, save, styled
+from draftsmith.eval.tables import GAP
+from PIL import Image
+from result_tables.clips import FACTS, HEADS, LENGTHS, clips
 from result_tables.compared import SETS, compared
 from result_tables.recorded import cells_of, student
 
@@ -36,6 +41,58 @@ def compare(path: Path) -> None:
     save(figure, path)
 
 
+@styled
+def video(path: Path) -> None:
+    """demo/video: tau against the clip's length, means of the runs with their range, and the time of a draft step."""
+    figure, panels = panel_grid(1, 3, (WIDEST * 1.3, 3.6))
+    visual_tokens = [int(length) for length in LENGTHS]
+    for number, (facts, title) in enumerate(FACTS.items()):
+        panel = panels[0][number]
+        for method, color, marker in zip(HEADS, COLORS, MARKERS, strict=False):
+            values = [[cell["tau"] for cell in cells] for cells in clips(method, [facts])]
+            panel.fill_between(visual_tokens, [min(some) for some in values], [max(some) for some in values],
+                               color=color, alpha=0.12, linewidth=0)  # fmt: skip
+            panel.plot(visual_tokens, [statistics.fmean(some) for some in values], color=color, marker=marker,
+                       markeredgecolor="white", label=", ".join(HEADS[method]))  # fmt: skip
+        panel.set(title=title, xlabel="visual tokens", ylabel="tau (tokens a target pass)" if not number else "")
+        panel.set_ylim(0, 6)
+        panel.axhline(1.0, color=GREY, linewidth=1, linestyle="--")
+    panel = panels[0][2]
+    for method, color, marker in zip(HEADS, COLORS, MARKERS, strict=False):
+        times = [[cell["T_q_ms"] for cell in cells] for cells in clips(method)]
+        ratios = [
+            statistics.fmean(
+                long / short for i in (0, 3) for long, short in zip(times[i + place], times[i], strict=True)
+            )
+            for place in range(3)
+        ]
+        panel.plot(visual_tokens, ratios, color=color, marker=marker, markeredgecolor="white")
+    panel.set(title="time of a draft step", xlabel="visual tokens", ylabel="over that at 36 visual tokens")
+    panel.set_ylim(bottom=0)
+    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside lower center", ncol=3)
+    save(figure, path)
+
+
+@styled
+def label_rows(sheet: Path, names: Sequence[str], path: Path) -> None:
+    """A sheet of pictures, as an evaluation writes it, with the method of each row beside it."""
+    with Image.open(sheet) as opened:
+        pictures = opened.convert("RGB")
+    height = (pictures.height + GAP) / len(names)
+    if (pictures.width + GAP) % height:
+        raise UserError(f"{len(names)} methods do not divide its height into rows of square pictures",
+                        where=str(sheet), hint="give the sheet of this recipe and temperature")  # fmt: skip
+    figure, panel = one_panel((WIDEST, WIDEST * pictures.height / pictures.width))
+    panel.imshow(pictures, interpolation="nearest")
+    panel.set_yticks([height * (row + 0.5) for row in range(len(names))], names)
+    panel.set_xticks([])
+    panel.tick_params(length=0)
+    for spine in panel.spines.values():
+        spine.set_visible(False)
+    save(figure, path)
+
+
 def draw() -> None:
     """Every figure, into docs/images."""
     compare(IMAGES / "compare.png")
+    video(IMAGES / "video-tau.png")

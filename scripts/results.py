@@ -4,6 +4,7 @@
     scripts/results.py record runs/compare-0 runs/compare-1 runs/compare-2    # finished runs, into docs/results
     scripts/results.py write                                                  # the tables of every page, the figure
     scripts/results.py check                                                  # exit code 1 where one is another
+    scripts/results.py label runs/visual-ar-0/evaluate/pictures-T1.png visual-ar 1 docs/images/visual-pictures.png
 
 A page says `<!-- results: NAME -->` above a table; NAME is a function of `result_tables/`, which says what the table
 holds. `result_figures.py` draws docs/images/compare.png. A run is recorded only where its checkout had no changed
@@ -71,7 +72,7 @@ def _evaluation(report: dict[str, Any]) -> dict[str, Any]:
             place: {key: one[key] for key in ("each", "mean", "interval", "verdict", "target_says_the_data")}
             for place, one in report["comparison"].items()
         }
-    kept |= _by_drafter(report) | _analysis(report)
+    kept |= _by_drafter(report) | _analysis(report) | _suite(report)
     kept["cells"] = [{key: cell[key] for key in CELL if key in cell} for cell in report["cells"]]
     return _short(kept)
 
@@ -100,6 +101,20 @@ def _analysis(report: dict[str, Any]) -> dict[str, Any]:
     for t, values in found[0].items():
         read[t]["first_draft_lantern"] = values["first_draft_lantern"][-1][-1]  # of the widest setting
     return {"analysis": read}
+
+
+def _suite(report: dict[str, Any]) -> dict[str, Any]:
+    """Of TABED's suite: the title of each of its tables -> method -> heading -> number."""
+    found = [section["tables"] for section in report["sections"] if section["name"] == "suite"]
+    if not found:
+        return {}
+    kept = {}
+    for table in found[0]:
+        names = [" ".join(filter(None, (column["group"], column["name"]))) for column in table["columns"]]
+        kept[table["title"]] = {
+            method: dict(zip(names[2:], values, strict=True)) for _, method, *values in table["rows"]
+        }
+    return {"suite": kept}
 
 
 def _short(value: Any) -> Any:
@@ -156,9 +171,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verbs.add_parser("record", help="keep what finished runs measured").add_argument("runs", nargs="+", type=Path)
     verbs.add_parser("write", help="write the tables of all pages, and the figure")
     verbs.add_parser("check", help="name the pages whose tables are not those of the results")
+    label = verbs.add_parser("label", help="a sheet of pictures with the method of each row beside it, as a picture")
+    label.add_argument("sheet", type=Path, help="pictures-T1.png of an evaluation")
+    label.add_argument("recipe", help="whose recorded methods its rows are: visual-ar")
+    label.add_argument("temperature", type=float)
+    label.add_argument("picture", type=Path, help="where it is written")
     options = parser.parse_args(arguments)
     if options.verb == "record":
         record(options.runs)
+        return 0
+    if options.verb == "label":
+        import result_figures
+        from result_tables.recorded import methods_of
+
+        names = ["plain decoding", *methods_of(options.recipe, options.temperature)]
+        result_figures.label_rows(options.sheet, names, options.picture)
         return 0
     stale = {path: new for path in pages() if (new := rewritten(old := path.read_text())) != old}
     for path, new in stale.items():

@@ -83,7 +83,8 @@ def distilled() -> Rows:
     """Drafts that learned from the target against drafts that learned from the data, over the drafts of one run."""
     (run,) = evaluations("lvlm-distilled").values()
     rows = [["benchmark", "learned from the target", "learned from the data", "difference", "verdict"]]
-    for place, compared in run["comparison"].items():
+    for where, compared in run["comparison"].items():
+        place = where.removesuffix(", mode M")
         requests = cells_of("lvlm-distilled", "M", place)[0]["requests"] // 6  # of six drafts
         by_drafter = taus_by_drafter("lvlm-distilled", "M", place)
         ways = ("distill", "finetune")
@@ -133,6 +134,20 @@ def ov_changes() -> Rows:
         for mode in ("M", "T"):
             found = [contrasts_of("lvlm-ov", name, mode=mode, place=place)[0] for place in PICTURES]
             rows.append([name, mode, *(with_interval(one["difference"], one["interval"], "+") for one in found)])
+    return rows
+
+
+@table
+def suite() -> Rows:
+    """tau of every mode and ensemble on each set's first turns, the mean of second turns, and the speedup."""
+    (run,) = evaluations("suite").values()
+    first, averages = run["suite"]["First turn"], run["suite"]["Averages"]
+    sets = [name for name in next(iter(first.values())) if not name.endswith("Avg.")]
+    rows = [["method", *sets, "second turns, mean", "DSR"]]
+    for method, taus in first.items():
+        mean = averages[method]
+        rows.append([method, *(f"{taus[name]:.2f}" for name in sets), f"{mean['Second turn']:.2f}",
+                     f"{mean['DSR']:.2f}x"])  # fmt: skip
     return rows
 
 

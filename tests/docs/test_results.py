@@ -4,11 +4,17 @@ import importlib
 import json
 import re
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from draftsmith.core.errors import UserError
+from draftsmith.eval.contrasts import drafters_table
+from draftsmith.eval.figures import save_grid
+from PIL import Image
+from rows import a_row
 
 ROOT = Path(__file__).resolve().parents[2]
 CELL = {
@@ -30,12 +36,20 @@ def tables(results):
     return importlib.import_module("result_tables")
 
 
-def run(folder, seed, commit="a" * 40, changed=0):
+def run(folder, seed, commit="a" * 40, changed=0, more=None):
     (folder / "evaluate").mkdir(parents=True)
     about = {"recipe": "lvlm.yaml", "git": {"commit": commit, "changed_files": changed}}
     (folder / "run.yaml").write_text(yaml.safe_dump(about))
     said = {"seed": seed, "device": "CPU", "date": "2026-11-26", "torch": "2.13.0", "command": "..."}
-    report = {"about": said, "binding": {"accuracy": 0.75}, "findings": ["..."], "cells": [CELL]}
+    report = {
+        "about": said,
+        "binding": {"accuracy": 0.75},
+        "findings": ["..."],
+        "cells": [CELL],
+        "tables": [],
+        "sections": [],
+    }
+    report |= more or {}
     (folder / "evaluate" / "report.json").write_text(json.dumps(report))
     return folder
 
@@ -96,6 +110,41 @@ def test_runs_are_kept_by_seed_and_those_of_an_earlier_commit_go(results, tmp_pa
 
     results.record([run(tmp_path / "d", 1, commit="b" * 40)])
     assert list(json.loads((tmp_path / "results" / "lvlm.json").read_text())) == ["1"]
+
+
+def test_differences_drafters_and_how_sure_the_target_is_are_kept(results, tmp_path):
+    one = {"difference": 0.5, "interval": (0.1, 0.9), "verdict": "above 0", "requests": 12}
+    compared = {"each": {"a - b": 0.5}, "mean": 0.5, "interval": (0.1, 0.9), "verdict": "above 0", "why": []}
+    sure = {"pictures": 8, "target_top1": 0.46, "target_top10": 0.9, "first_draft_exact": 0.2, "ranks": [1, 2],
+            "first_draft_lantern": [[0.2, 0.3], [0.4, 0.5]], "places": {"flat": {"share": 0.5}}}  # fmt: skip
+    rows = [a_row(drafter=name, accepted=(n, n), benchmark="text") for name, n in (("draft", 3), ("draft_1", 1))]
+    by_drafter = drafters_table(rows, lambda row: row.benchmark)
+    more = {
+        "contrasts": [{"name": "rule", "mode": "", "place": "captions, T = 1", "result": one}],
+        "comparison": {"text": compared | {"target_says_the_data": 0.02}},
+        "tables": [asdict(by_drafter)],
+        "sections": [{"name": "analysis", "data": {"1": sure}}],
+    }
+    _, kept = results.recorded(run(tmp_path / "a", 0, more=json.loads(json.dumps(more))))
+    evaluation = kept["evaluations"]["evaluate"]
+    assert evaluation["contrasts"] == [
+        {"name": "rule", "mode": "", "place": "captions, T = 1", "difference": 0.5, "interval": [0.1, 0.9]}
+    ]
+    assert evaluation["comparison"]["text"]["each"] == {"a - b": 0.5} and "why" not in evaluation["comparison"]["text"]
+    assert [(line["drafter"], line["method"], line["tau"]["text"][0]) for line in evaluation["by_drafter"]] == [
+        ("draft", "M", 4.0), ("draft_1", "M", 2.0)
+    ]  # fmt: skip
+    kept = evaluation["analysis"]["1"]
+    assert kept["first_draft_lantern"] == 0.5 and kept["places"] == {"flat": {"share": 0.5}} and "ranks" not in kept
+
+
+def test_rows_of_pictures_are_labelled_where_their_number_fits(results, tmp_path):
+    figures = importlib.import_module("result_figures")
+    save_grid(tmp_path / "sheet.png", torch.zeros(6, 3, 8, 8, dtype=torch.uint8), columns=3)
+    figures.label_rows(tmp_path / "sheet.png", ["plain decoding", "EAGLE-2"], tmp_path / "labelled.png")
+    assert Image.open(tmp_path / "labelled.png").width > Image.open(tmp_path / "sheet.png").width
+    with pytest.raises(UserError, match="5 methods do not divide its height"):
+        figures.label_rows(tmp_path / "sheet.png", list("abcde"), tmp_path / "other.png")
 
 
 @pytest.mark.parametrize("state", [{"changed": 3}, {"commit": None}])
