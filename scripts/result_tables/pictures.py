@@ -103,7 +103,10 @@ def textures() -> Rows:
             cells = [] if method == PLAIN else cells_of(_TEXTURES, method, temperature=t)
             row[0] = named(cells[0]) if cells else "plain decoding"
             row += [tau(cells), speeds(cells)] if cells else ["1", "1.00x"]
-            row += [_captioned(_TEXTURES, method, t), f"{statistics.fmean(_scores(_TEXTURES, method, t, 'fid_of_reader')):.0f}"]
+            row += [
+                _captioned(_TEXTURES, method, t),
+                f"{statistics.fmean(_scores(_TEXTURES, method, t, 'fid_of_reader')):.0f}",
+            ]
         rows.append(row)
     return rows
 
