@@ -12,13 +12,14 @@ stands at 0 steps. Writes adaptation.png beside that stage's report and prints t
 import argparse
 import statistics
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from draftsmith.core.errors import UserError
 from draftsmith.eval.rows import PLAIN, Row, grouped, read_rows
 from draftsmith.eval.style import BLUE, GREY, ORANGE, one_panel, save, styled
+from draftsmith.eval.summary import tau_of
 from draftsmith.eval.tables import Table, markdown, text
 from draftsmith.recipes.load import load
 from draftsmith.recipes.schema import Recipe
@@ -39,19 +40,15 @@ class Head:
     tau: float
 
 
-def tau(rows: Iterable[Row]) -> float:
-    """Tokens after the prefill for each verification pass, over all requests."""
-    kept = list(rows)
-    return sum(row.num_emitted for row in kept) / sum(row.num_cycles for row in kept)
+def heads_of(recipe: Recipe, taus: Mapping[str, float]) -> list[Head]:
+    """Each head, and what the recipe's stages say that it is.
 
-
-def heads_of(recipe: Recipe, rows: Sequence[Row]) -> list[Head]:
-    """What `rows` say of each head, and what the recipe's stages say that it is.
+    Args:
+        taus: stage that trained it -> its tau.
 
     Raises:
         UserError: no head was adapted from another one that was decoded too.
     """
-    taus = {name: tau(own) for (name,), own in grouped((r for r in rows if r.method != PLAIN), "drafter").items()}
     stages = {name: stage for name, stage in recipe.stages.items() if isinstance(stage, TrainStage) and name in taus}
     adapted = {name: stage for name, stage in stages.items() if stage.earlier in stages}
     olds = {str(stage.earlier) for stage in adapted.values()}
@@ -76,8 +73,13 @@ def whole(heads: Sequence[Head]) -> dict[int, Head]:
     return {head.seed: head for head in sorted(fresh, key=lambda one: one.steps)}
 
 
-def table(heads: Sequence[Head]) -> str:
-    """Markdown: a line for each arm and number of steps, tau of each seed, and shares of the longest from scratch."""
+def measured(rows: Iterable[Row]) -> dict[str, float]:
+    """Drafter -> its tau, over all requests."""
+    return {name: tau_of(own) for (name,), own in grouped((r for r in rows if r.method != PLAIN), "drafter").items()}
+
+
+def table(heads: Sequence[Head]) -> Table:
+    """A line for each arm and number of steps: tau of each seed, and shares of the longest from scratch."""
     longest = whole(heads)
     most = max(head.steps for head in longest.values())
     seeds = [f"seed {seed}" for seed in longest]
@@ -91,7 +93,7 @@ def table(heads: Sequence[Head]) -> str:
         taus = [f"{head.tau:.2f}" for head in group]
         mean_tau = f"{statistics.mean(head.tau for head in group):.2f}"
         rows.append((arm, f"{steps:,} ({steps / most:.1%})", *taus, mean_tau, by_seed, f"{mean:.1%}"))
-    return "\n".join(markdown(Table("", tuple(columns), tuple(rows)))).rstrip()
+    return Table("", tuple(columns), tuple(rows))
 
 
 @styled
@@ -117,10 +119,10 @@ def main() -> None:
     try:
         recipe = load([f"recipe={run / 'recipe.yaml'}"]).recipe
         name = next(name for name, stage in recipe.stages.items() if isinstance(stage, EvaluateStage))
-        heads = heads_of(recipe, read_rows(run / name / "rows.jsonl"))
+        heads = heads_of(recipe, measured(read_rows(run / name / "rows.jsonl")))
     except UserError as error:
         sys.exit(f"error: {error}")
-    print(table(heads))
+    print("\n".join(markdown(table(heads))).rstrip())
     figure(run / name / "adaptation.png", heads)
 
 

@@ -32,6 +32,7 @@ class Conversion:
         size: published size of a .pt file; None: by its shapes.
         heads: attention heads of a .pt file of no published size.
         dtype: type to store; None: as found.
+        revision: branch, tag or commit of a Hub id.
     """
 
     source: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import fields
 from pathlib import Path
 
 from ..launch import say
@@ -15,7 +16,7 @@ SIZES = ("B", "L", "XL", "XXL", "XXXL", "1B", "3B", "7B")
 def _run(options: argparse.Namespace) -> int:
     from ...models.llamagen.converting import Conversion, convert
 
-    asked = {name: value for name, value in vars(options).items() if name in Conversion.__dataclass_fields__}
+    asked = {field.name: vars(options)[field.name] for field in fields(Conversion)}
     for line in convert(Conversion(**asked), Path(options.destination)):
         say(line)
     return OK

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import statistics
+import adaptation_curve
+from draftsmith.recipes.load import load
 
 from .recorded import (
     Rows,
@@ -153,24 +154,10 @@ def suite() -> Rows:
 
 # demo/adapt
 
-# Stage of the first seed -> arm and training steps on the fine-tuned target's answers.
-_ARMS = {
-    "old": ("adapted", 0), "fortieth": ("adapted", 37), "twentieth": ("adapted", 75), "tenth": ("adapted", 150),
-    "adapted": ("adapted", 300), "short": ("from scratch", 300), "fresh": ("from scratch", 1500),
-}  # fmt: skip
-
 
 @table
 def adapt() -> Rows:
     """tau of adapted heads and of heads from scratch, by steps; shares of the longest from scratch, seed by seed."""
-    by_drafter = taus_by_drafter("adapt", "chain", "new")
-    heads = {stage: [by_drafter[f"{stage}{end}"][0] for end in ("", "_1", "_2")] for stage in _ARMS}
-    rows = [["head", "steps", "seed 0", "seed 1", "seed 2", "mean",
-             "share of the fresh head with 1,500 steps, seed by seed", "mean"]]  # fmt: skip
-    for stage, (arm, steps) in _ARMS.items():
-        taus, longest = heads[stage], heads["fresh"]
-        shares = [own / fresh for own, fresh in zip(taus, longest, strict=True)]
-        rows.append([arm, f"{steps:,} ({steps / 1500:.1%})", *(f"{value:.2f}" for value in taus),
-                     f"{statistics.fmean(taus):.2f}", ", ".join(f"{share:.1%}" for share in shares),
-                     f"{statistics.fmean(shares):.1%}"])  # fmt: skip
-    return rows
+    taus = {name: value for name, (value, *_) in taus_by_drafter("adapt", "chain", "new").items()}
+    shown = adaptation_curve.table(adaptation_curve.heads_of(load(["recipe=demo/adapt"]).recipe, taus))
+    return [[column.name for column in shown.columns], *map(list, shown.rows)]

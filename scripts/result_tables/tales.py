@@ -126,7 +126,9 @@ def dflash_bounds() -> Rows:
         found = contrasts_of("dflash", name, place=f"tales, T = {temperature}")
         texts = [with_interval(one["difference"], one["interval"], "+") for one in found]
         below = sum(one["interval"][1] < 0 for one in found)
-        return ", ".join(texts) + (f" (**missed** in {below} of {len(found)} runs)" if below else "")
+        return ", ".join(texts) + (
+            f" (**missed**: below 0 by its interval in {below} of {len(found)} runs)" if below else ""
+        )
 
     def share(method: str, temperature: int) -> str:
         times = [_drafting(cells_of("dflash", name) if not temperature else _sampled(name))

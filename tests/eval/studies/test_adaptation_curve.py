@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.eval.rows import write_rows
+from draftsmith.eval.tables import markdown
 from draftsmith.recipes.load import load
 from rows import a_row
 
@@ -38,14 +39,14 @@ def measured():
 
 def test_every_head_of_the_demo_has_its_place_and_its_share(script):
     recipe = load(["recipe=demo/adapt"]).recipe
-    heads = script.heads_of(recipe, measured())
+    heads = script.heads_of(recipe, script.measured(measured()))
     assert {(h.arm, h.steps, h.seed) for h in heads} == {
         (script.FRESH if name in ("short", "fresh") else script.ADAPTED, steps, seed)
         for name, steps in POINTS.items() for seed in range(3)
     }  # fmt: skip
     taus = {(h.arm, h.steps, h.seed): h.tau for h in heads}
     assert taus[script.ADAPTED, 0, 0] == 5 / 4 and taus[script.FRESH, 1500, 2] == 31 / 4
-    lines = script.table(heads).splitlines()
+    lines = "\n".join(markdown(script.table(heads))).rstrip().splitlines()
     assert len(lines) == 2 + len(POINTS) and lines[0].count("| seed ") == 3
     adapted = next(line for line in lines if line.startswith("| adapted | 300 (20.0%)"))
     shares = [(21 + seed) / (29 + seed) for seed in range(3)]
@@ -63,4 +64,4 @@ def test_a_run_is_read_and_drawn(script, tmp_path, monkeypatch, capsys):
     assert (tmp_path / "evaluate" / "adaptation.png").stat().st_size > 5_000
     lvlm = load(["recipe=demo/lvlm"]).recipe
     with pytest.raises(UserError, match="no stage goes on from a head"):
-        script.heads_of(lvlm, measured())
+        script.heads_of(lvlm, script.measured(measured()))
