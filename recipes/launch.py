@@ -12,10 +12,12 @@ import yaml
 
 from ..core import ranks
 from ..core.errors import UserError
-from ..core.files import write_whole
+from ..core.files import read_yaml, write_whole
 from ..core.secrets import redact, redact_argument, redact_output, redact_tree
 from .load import Loaded, load
 from .messages import blamed
+
+RECIPE, ABOUT = "recipe.yaml", "run.yaml"  # what a run writes of itself into its folder
 
 
 def say(text: str) -> None:
@@ -82,16 +84,20 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
         if (folder := output / name).exists() and not folder.is_dir():
             raise UserError(f"{folder} is a file, and stage {name} wants its folder there", where=f"key stages.{name}",
                             hint="remove it, or choose another output")  # fmt: skip
+    # Publishing alone makes nothing: what the run was trained with stays written.
+    makes = any(recipe.stages[name].kind != "publish" for name in options.stages or recipe.stages)
     init_distributed()
+    if makes:
+        _on_rank_0(lambda: _refuse_foreign(output))
     restart = pending_restart(planned, output, options.stages, options.restart, arguments, say)
     if restart is not None:
-        _refuse_restart(loaded, planned, command)
+        _on_rank_0(lambda: _look_at_data(loaded, planned, command))
     check_stages(planned, output, options.stages, restart)
+    _on_rank_0(lambda: _refuse_missing(loaded, planned, command))
     if not sys.stderr.isatty() or not ranks.is_main() or watched():
         # Progress bars of libraries clutter a log, every rank would draw one, and each would push the live line away.
         hf_logging.disable_progress_bar()
-    # Publishing alone makes nothing: what the run was trained with stays written.
-    if any(recipe.stages[name].kind != "publish" for name in options.stages or recipe.stages):
+    if makes:
         _write_provenance(loaded, output, command)
     run_stages(
         planned,
@@ -107,22 +113,39 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
     return 0
 
 
-def _refuse_restart(loaded: Loaded, planned: Sequence[Any], command: str) -> None:
-    """Raises `UserError` where data of the stages that would run is missing or broken: before results move aside.
-
-    Rank 0 looks, since a look indexes the data.
-    """
+def _on_rank_0(look: Callable[[], None]) -> None:
+    """What `look` refuses on rank 0, all ranks raise."""
     refused: UserError | None = None
     if ranks.is_main():
         try:
-            _look_at_data(loaded, planned, command)
+            look()
         except UserError as error:
             refused = error
     if (refused := ranks.broadcast(refused)) is not None:
         raise refused
 
 
+def _refuse_missing(loaded: Loaded, planned: Sequence[Any], command: str) -> None:
+    """Raises `UserError` where data of a stage that would run is not on disk: before earlier stages take hours."""
+    from ..trainers.run import is_done
+    from .preflight_data import missing_data
+
+    output, options = Path(loaded.recipe.output), loaded.options
+    make_context = context_maker(loaded, command)
+    for stage in planned:
+        if is_done(stage, output) or (options.stages is not None and stage.name not in options.stages):
+            continue
+        inputs = {thing: output / maker for thing, maker in stage.inputs.items()}
+        for finding in missing_data(stage.name, stage.stage, make_context(stage, output / stage.name, inputs)):
+            raise UserError(finding.what, where=finding.subject,
+                            hint=f"{finding.hint}; or name the stages that have their data: stages=[...]")  # fmt: skip
+
+
 def _look_at_data(loaded: Loaded, planned: Sequence[Any], command: str) -> None:
+    """Raises `UserError` where data of the restarted stages is missing or broken: before results move aside.
+
+    A look indexes the data.
+    """
     from ..core.results import DONE, read_mark
     from ..trainers.run import built_on
     from .finding import any_fault
@@ -180,6 +203,20 @@ def context_maker(loaded: Loaded, command: str, tell: Callable[[str], None] = sa
     return make_context
 
 
+def _refuse_foreign(output: Path) -> None:
+    """Raises `UserError` where a `recipe.yaml` or `run.yaml` of somebody's own would be written over."""
+    hint = "rename it, or choose another output: a run writes its whole recipe and its command there"
+    about = output / ABOUT
+    if not about.exists():
+        # A run writes run.yaml first.
+        if (output / RECIPE).exists():
+            raise UserError("the output folder holds a recipe that no run wrote", where=str(output / RECIPE), hint=hint)
+        return
+    known = read_yaml(about, dict[str, Any], hint=hint)
+    if not {"command", "recipe"} <= set(known):
+        raise UserError("the output folder holds a file that no run wrote", where=str(about), hint=hint)
+
+
 def _write_provenance(loaded: Loaded, output: Path, command: str) -> None:
     """The resolved recipe, the command, versions and git state, before anything else is written.
 
@@ -190,6 +227,6 @@ def _write_provenance(loaded: Loaded, output: Path, command: str) -> None:
     from .provenance import versions
 
     output.mkdir(parents=True, exist_ok=True)
-    write_whole(output / "recipe.yaml", yaml.safe_dump(redact_tree(loaded.tree), sort_keys=False).encode())
     about = {"command": command, "recipe": str(loaded.path.name), **versions()}
-    write_whole(output / "run.yaml", yaml.safe_dump(about, sort_keys=False).encode())
+    write_whole(output / ABOUT, yaml.safe_dump(about, sort_keys=False).encode())
+    write_whole(output / RECIPE, yaml.safe_dump(redact_tree(loaded.tree), sort_keys=False).encode())

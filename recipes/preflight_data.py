@@ -7,7 +7,7 @@ files are looked for. Nothing is written.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from ..data.prompts import PromptSource, read_prompts
 from ..data.records import paths
 from ..data.skipped import Listed
 from ..data.suite import read_index
+from ..data.table_records import TableRecords
 from ..eval.quality import QualityConfig, check
 from ..trainers.context import Context
 from ..trainers.evaluation.benchmarks import HUB, SetsBenchmark, TabedBenchmark
@@ -90,18 +91,46 @@ def data_findings(name: str, stage: Any, context: Context, *, finished: set[str]
     return findings
 
 
+def missing_data(name: str, stage: Any, context: Context) -> list[Finding]:
+    """Faults of one stage's data: files that nothing brings and that are not on disk. Only mixtures are opened."""
+    findings = []
+    for data in sections(stage):
+        if data.maker is None and not isinstance(data.section, Source):
+            finding = _missing(f"stages.{name}.{data.key}", data, context)
+            findings += [finding] if finding is not None and finding.level == "fault" else []
+    return findings
+
+
+def _missing(subject: str, data: Found, context: Context) -> Finding | None:
+    """Of data that no stage writes; None: it is there, or the stage itself will fetch it."""
+    section = data.section
+    if data.is_suite:
+        index = Path(section.path) / "suite.json"
+        return None if section.path == HUB or index.is_file() else _absent(subject, [str(index)], context)
+    if isinstance(section, PromptSource):
+        path = section.resolved(None).path
+        return None if path is None or Path(path).is_file() else _absent(subject, [str(path)], context)
+    files = data_files(section, context)
+    if are_present(files):
+        return None
+    is_fetched = any(isinstance(file, TableRecords) for file in files)  # a table may be a Hub id
+    return _absent(subject, missing_files(files), context, missing_hint(files), is_fetched=is_fetched)
+
+
 def _look(subject: str, data: Found, stage: Any, context: Context, finished: set[str], count: int) -> list[Finding]:
     section, form = data.section, data.form
     folder = context.inputs["data"] if data.maker is not None else None
-    if data.is_suite:
-        return [_suite(subject, str(section.path), folder)]
-    if isinstance(section, PromptSource):
-        return _prompts(subject, section.resolved(folder / DATASET_FOLDER if folder else None))
     if isinstance(section, Source):
-        return _captioned(subject, resolved(section, folder), count)  # type: ignore[arg-type]
+        return _captioned(subject, resolved(section, folder), count, context)  # type: ignore[arg-type]
+    if folder is None and (missing := _missing(subject, data, context)) is not None:
+        return [missing]
+    if data.is_suite:
+        return [_suite(subject, str(section.path), folder, context)]
+    if isinstance(section, PromptSource):
+        return _prompts(subject, section.resolved(folder / DATASET_FOLDER if folder else None), context)
     files = data_files(section, context)
     if not are_present(files):
-        return [_absent(subject, ", ".join(missing_files(files)), missing_hint(files))]
+        return [_absent(subject, missing_files(files), context)]
     processor = _processor(stage, context, finished)
     if form is None or isinstance(processor, str):
         why = "no prompt format is around it" if form is None else str(processor)
@@ -141,12 +170,18 @@ def _quality(subject: str, config: QualityConfig) -> list[Finding]:
     return findings
 
 
-def _absent(subject: str, path: str, cure: str | None = None) -> Finding:
-    hint = "fetch it before the run, or name its place here with this key"
-    return warning(subject, f"{ABSENT}: {path}", f"{hint}: {cure}" if cure else hint)
+def _absent(
+    subject: str, paths: Sequence[str], context: Context, cure: str | None = None, *, is_fetched: bool = False
+) -> Finding:
+    """A fault, which stops a run before its first stage; a warning where a stage may fetch or write what is missing."""
+    output = context.folder.parent.resolve()
+    is_ours = all(Path(path).resolve().is_relative_to(output) for path in paths)
+    hint = f"fetch it before the run, or name another place: {subject}.path=..."
+    finding = warning if is_fetched or is_ours else fault
+    return finding(subject, f"{ABSENT}: {', '.join(paths)}", f"{hint}: {cure}" if cure else hint)
 
 
-def _suite(subject: str, path: str, source: Path | None) -> Finding:
+def _suite(subject: str, path: str, source: Path | None, context: Context) -> Finding:
     """A directory of benchmark sets, or the published ones."""
     from huggingface_hub import constants
 
@@ -157,7 +192,7 @@ def _suite(subject: str, path: str, source: Path | None) -> Finding:
         return ok(subject, "its sets will be fetched from the Hub")
     folder = source / DATASET_FOLDER / path if source else Path(path)
     if not (folder / "suite.json").is_file():
-        return _absent(subject, str(folder / "suite.json"))
+        return _absent(subject, [str(folder / "suite.json")], context)
     try:
         names = list(read_index(folder).sets)
     except UserError as error:
@@ -230,20 +265,20 @@ def _files(subject: str, section: ConversationData, files: list[Name], why: str,
     return [warning(subject, about, "they are left out and listed")] if problems else [ok(subject, about)]
 
 
-def _prompts(subject: str, source: PromptSource) -> list[Finding]:
+def _prompts(subject: str, source: PromptSource, context: Context) -> list[Finding]:
     if source.path is not None and not Path(source.path).is_file():
-        return [_absent(subject, source.path)]
+        return [_absent(subject, [str(source.path)], context)]
     return [ok(subject, f"{len(read_prompts(source)):,} prompts")]
 
 
-def _captioned(subject: str, source: CaptionedSource, count: int) -> list[Finding]:
+def _captioned(subject: str, source: CaptionedSource, count: int, context: Context) -> list[Finding]:
     first = source.model_copy(update={"max_samples": min(count, source.max_samples or count)})
     try:
         items = list(read(first))
     except UserError as error:
         if "not found" not in error.problem and "no file" not in error.problem:
             raise
-        return [_absent(subject, error.where or error.problem)]
+        return [_absent(subject, [error.where or error.problem], context, is_fetched=True)]
     refused = [item for item in items if not isinstance(item, Captioned)]
     if len(refused) == len(items):
         return [fault(subject, f"none of the first {len(items)} items can be used: {refused[:1]}", "fix the source")]

@@ -122,6 +122,23 @@ def _results(loaded: Loaded, planned: list[Planned], chosen: tuple[str, ...]) ->
     ]
 
 
+def _finished(name: str, folder: Path) -> Finding:
+    """Whether a finished stage's files are still there. A cache that nothing reads any more may have been removed."""
+    from ...core.results import DONE, read_mark
+
+    mark = read_mark(folder / DONE)
+    listed = {} if mark is None or mark.files is None else mark.files
+    gone = [file for file, entry in listed.items() if not _has_size(folder / file, entry.bytes)]
+    if not gone:
+        return ok(f"stages.{name}", "finished before, same inputs: skipped")
+    what = f"finished before, and {len(gone)} of its {len(listed)} files are not there as written, the first: {gone[0]}"
+    return warning(f"stages.{name}", what, f"restart={name} makes them again, if anything is to read them")
+
+
+def _has_size(path: Path, size: int) -> bool:
+    return path.is_file() and path.stat().st_size == size
+
+
 def _stages(
     loaded: Loaded, planned: list[Planned], chosen: tuple[str, ...], count: int, too_large: dict[str, str]
 ) -> list[Finding]:
@@ -142,7 +159,7 @@ def _stages(
             if not waits:
                 findings.append(fault(subject, state.problem, state.hint or ""))
         elif state == "finished":
-            findings.append(ok(subject, "finished before, same inputs: skipped"))
+            findings.append(_finished(stage.name, output / stage.name))
             continue
         if stage.name in too_large:
             findings.append(fault(subject, too_large[stage.name], "choose another output=, or a smaller states.dtype"))

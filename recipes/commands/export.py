@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 from pathlib import Path
 
 from ...core.errors import UserError
@@ -16,7 +17,16 @@ def _run(options: argparse.Namespace) -> int:
     from ...models.exports import V1_FAULT, export_drafter
 
     target = _pair(options) if options.target_to else options.target
-    export = export_drafter(options.drafter, options.destination, options.to, target=target, prompts=options.prompts)
+    try:
+        export = export_drafter(
+            options.drafter, options.destination, options.to, target=target, prompts=options.prompts
+        )
+    except BaseException:
+        if options.target_to:  # of the pair both are written or none: the same command can be given again
+            shutil.rmtree(options.target_to)
+        raise
+    if options.target_to:
+        say(f"written  {target} (the target)")
     say(f"written  {export.folder} ({export.engine}, {export.method})")
     for note in export.notes:
         say(f"note     {note}")
@@ -37,7 +47,6 @@ def _pair(options: argparse.Namespace) -> str:
         raise UserError("--target-to writes the target of a run for vLLM", hint="add --to vllm --target runs/x/target")
     check_new(Path(options.destination))
     export_target(Path(options.target), Path(options.target_to))
-    say(f"written  {options.target_to} (the target)")
     return str(options.target_to)
 
 

@@ -708,3 +708,14 @@ def test_a_pair_is_exported_by_one_command(tmp_path, capsys):
     assert main([*words[:-2], "--target-to", str(tmp_path / "x")]) == 2, "what is there is not written over"
     assert not (tmp_path / "x").exists()
     assert main(["export", str(folder), str(tmp_path / "y"), "--to", "sglang", "--target-to", "z"]) == 2
+
+
+def test_a_pair_whose_head_is_refused_leaves_no_target(tmp_path, capsys):
+    """The command that the refusal suggests ended with "the destination exists"."""
+    target, folder, _ = made(tmp_path, weights=True, **READ | {"image": "projected"})
+    served = tmp_path / "served"
+    words = ["export", str(folder), str(tmp_path / "out"), "--to", "vllm", "--target", str(target)]
+    words += ["--target-to", str(served)]
+    assert main(words) == 2 and not served.exists()
+    assert "written" not in capsys.readouterr().out
+    assert main([*words, "--prompts", "text"]) == 0 and (served / "model.safetensors").is_file()

@@ -125,9 +125,10 @@ def own_data(tmp_path, monkeypatch):
 def test_records_are_looked_at_without_a_processor(own_data, capsys):
     folders = [f"stages.{stage}.data.images=null" for stage in ("pretrain", "finetune")]
     code, text = check(capsys, "llava15-68m", *own_data(record(0, "a.png"), record(1)), *folders)
-    assert code == OK
+    assert code == FAULTS
     assert line(text, "stages.finetune.data").startswith("ok") and "2 usable records, 2 looked at" in text
-    assert "not on disk" in line(text, "stages.evaluate.benchmarks.held-out.data")
+    held_out = line(text, "stages.evaluate.benchmarks.held-out.data")
+    assert held_out.startswith("fault") and "not on disk" in held_out and "1 fault(s)" in text
     assert "llava-hf/llava-1.5-7b-hf" in line(text, "target.path")
 
 
@@ -150,7 +151,7 @@ def test_broken_data_is_a_fault(settings, records, expected, own_data, capsys):
 
 def test_a_broken_record_under_skip_is_a_warning(own_data, capsys):
     folders = [f"stages.{stage}.data.images=null" for stage in ("pretrain", "finetune")]
-    code, text = check(capsys, "llava15-68m", *own_data(record(0), {"id": "1"}), *folders)
+    code, text = check(capsys, "llava15-68m", *own_data(record(0), {"id": "1"}), *folders, "stages=[pretrain,finetune]")
     assert code == OK and line(text, "stages.finetune.data").startswith("warning")
 
 
@@ -219,3 +220,24 @@ def test_results_that_are_not_as_they_were_written_are_a_fault(generated, tmp_pa
     path.write_bytes(path.read_bytes().replace(b"circle", b"square", 1))
     code, text = check(capsys, *FEW, f"output={output}")
     assert code == FAULTS and "world/train.json was changed after it was written" in line(text, "results")
+
+
+def test_a_finished_stage_says_which_of_its_files_are_gone(generated, tmp_path, capsys):
+    """A warning: what nothing reads any more may be removed."""
+    output = shutil.copytree(generated, tmp_path / "run")
+    (output / "world" / "world" / "held_out.json").unlink()
+    _, text = check(capsys, *FEW, f"output={output}", "stages=[world]")
+    said = line(text, "stages.world")
+    assert said.startswith("warning") and "files are not there as written, the first: world/held_out.json" in said
+
+
+def test_missing_data_is_a_fault_where_nothing_brings_it(tmp_path, capsys):
+    """A run is refused for it before its first stage (tests/recipes/test_cli.py)."""
+    missing = f"{{path: {tmp_path / 'absent.json'}, from: null}}"
+    code, text = check(capsys, "demo/lvlm", f"output={tmp_path / 'run'}", f"stages.finetune.data={missing}")
+    assert code == FAULTS and line(text, "stages.finetune.data").startswith("fault")
+    assert "stages.finetune.data.path=..." in text
+    # What the run itself writes is there in time.
+    ours = f"{{path: {tmp_path / 'run' / 'world' / 'world' / 'train.json'}, from: null}}"
+    code, text = check(capsys, "demo/lvlm", f"output={tmp_path / 'run'}", f"stages.finetune.data={ours}")
+    assert code == OK and line(text, "stages.finetune.data").startswith("warning")

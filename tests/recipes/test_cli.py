@@ -50,6 +50,43 @@ def test_a_restart_with_wrong_data_moves_nothing(tmp_path, monkeypatch, capsys):
     assert left == ["language", "pretrain", "seeing", "target", "world"]
 
 
+def test_a_run_whose_later_stage_has_no_data_does_not_begin(tmp_path, monkeypatch, capsys):
+    """It ran every stage before that one first, for hours."""
+    monkeypatch.setattr("draftsmith.trainers.run.run_stages", lambda *a, **k: pytest.fail("it began to run"))
+    words = ["recipe=demo/lvlm", f"output={tmp_path / 'run'}"]
+    data = f"stages.finetune.data={{path: {tmp_path / 'absent.json'}, from: null}}"
+    assert main([*words, data]) == MISTAKE
+    said = capsys.readouterr().err
+    assert "not on disk" in said and "stages.finetune.data" in said and "stages=[...]" in said
+    begun = []
+    monkeypatch.setattr("draftsmith.trainers.run.run_stages", lambda *a, **k: begun.append(a))
+    other = f"output={tmp_path / 'other'}"  # a run's lock is its process's
+    assert main(["recipe=demo/lvlm", other, data, "stages=[world,seeing]"]) == OK and len(begun) == 1
+
+
+@pytest.mark.parametrize("name", ["recipe.yaml", "run.yaml"])
+def test_a_file_that_no_run_wrote_is_not_written_over(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("draftsmith.trainers.run.run_stages", lambda *a, **k: None)
+    mine = tmp_path / name
+    mine.write_text("# my own\nextends: demo/lvlm\n")
+    recipe = f"recipe={mine}" if name == "recipe.yaml" else "recipe=demo/lvlm"
+    assert main([recipe, f"output={tmp_path}", "stages=[world]"]) == MISTAKE
+    assert f"where: {mine}" in capsys.readouterr().err and mine.read_text().startswith("# my own")
+
+
+def test_a_runs_own_files_are_written_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("draftsmith.trainers.run.run_stages", lambda *a, **k: None)
+    run, again, killed = (tmp_path / name for name in ("run", "again", "killed"))  # a run's lock is its process's
+    assert main(["recipe=demo/lvlm", f"output={run}", "stages=[world]"]) == OK
+    for other in (again, killed):
+        other.mkdir()
+        shutil.copy2(run / "run.yaml", other)
+    shutil.copy2(run / "recipe.yaml", again)
+    assert main([f"recipe={again / 'recipe.yaml'}", f"output={again}", "stages=[world]"]) == OK
+    assert main(["recipe=demo/lvlm", f"output={killed}", "stages=[world]"]) == OK, "killed between the two"
+    assert (killed / "recipe.yaml").is_file()
+
+
 def test_records_hold_the_command_that_was_typed(monkeypatch):
     token = "hf_" + "a1B2" * 9
     for program, expected in [
