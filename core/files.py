@@ -58,7 +58,9 @@ def open_data(path: Path) -> BinaryIO:
         return open(path, "rb")
     except OSError as error:
         problem = f"cannot be read: {error.strerror or error}"
-        raise UserError(problem, where=str(path), hint="give yourself the right to read it, or name another") from error
+        right = isinstance(error, PermissionError)
+        hint = "give yourself the right to read it, or name another" if right else "check its name, or name another"
+        raise UserError(problem, where=str(path), hint=hint) from error
 
 
 def read_text(path: Path, *, hint: str, max_bytes: int | None = SMALL_BYTES) -> str:

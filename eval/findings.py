@@ -32,7 +32,9 @@ def findings(cells: Sequence[Cell], label: Label) -> list[str]:
             )
         by_method = {c.method: [o.summary.DSR for o in mine if o.method == c.method] for c in mine}
         if slower := [name for name, values in by_method.items() if max(values) < 1 < fastest.summary.DSR]:
-            lines.append(f"**Slower than plain decoding** at temperature {temperature:g}: {'; '.join(slower)}.")
+            lines.append(
+                f"**Slower than plain decoding** on every set at temperature {temperature:g}: {'; '.join(slower)}."
+            )
     return lines + _exactness(cells, label) + _over_lengths(cells)
 
 

@@ -40,6 +40,11 @@ def find_recipe(name: str) -> Path:
     for path in (known.get(name), FOLDER / f"{name}.yaml", Path(name)):
         if path is not None and _is_file(path):
             return path
+    if name.endswith((".yaml", ".yml")):
+        hint = (
+            "give its path from the working folder, or the name of a recipe that ships: draftsmith recipes lists them"
+        )
+        raise UserError(f"no file {trees.shown(name)!r}", hint=hint)
     raise UserError(f"no recipe {trees.shown(name)!r}", where=str(FOLDER), hint=did_you_mean(name[:100], known))
 
 
@@ -132,6 +137,8 @@ def _read(path: Path) -> dict[str, Any]:
             raise refuse(f"not a recipe: {what}", "see recipes/demo/lvlm.yaml")
         trees.check(raw, lambda key: f"{path}, key {trees.shown(key)}" if key else str(path))
         tree = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+    except PermissionError:
+        raise refuse("permission denied", "give yourself the right to read it, or name another") from None
     except (yaml.YAMLError, OmegaConfBaseException, OSError, ValueError, RecursionError) as error:
         raise refuse(f"not a readable recipe: {_fault(error)}", "fix the YAML") from None
     return tree  # type: ignore[return-value]

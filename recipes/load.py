@@ -86,7 +86,8 @@ def _pair(argument: str) -> tuple[str, str]:
     key = key.lstrip("-")
     if not sign or not all(key.split(".")):
         argument = redact_argument(argument)
-        raise UserError(f"{argument!r} is not key=value", hint=f"write {argument.lstrip('-')}=VALUE, without blanks")
+        name = key.replace("-", "_") if key.replace("-", "_") in RUN_OPTIONS else argument.lstrip("-=")
+        raise UserError(f"{argument!r} is not key=value", hint=f"write {name}=VALUE, without blanks")
     return key, value
 
 

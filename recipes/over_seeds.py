@@ -18,8 +18,9 @@ from .schema import Recipe
 # What may differ between runs of one recipe.
 _FREE = ("seed", "output")
 NOTE = (
-    "tau: its mean over the seeds, with Student's 95% interval. Measured: the mean over the seeds of the speedup of "
-    "decoding, with the lowest and the highest. Each run trained everything anew from its seed."
+    "tau: its mean over the seeds, with Student's 95% interval, which two seeds do not give. Measured: the mean over "
+    "the seeds of the speedup of decoding, with the lowest and the highest. Each run trained everything anew from its "
+    "seed."
 )
 _COLUMNS = (
     text("method"), text("tau of each seed"), Column("tau [95%]", kind="interval"), text("measured in each run"),
@@ -79,7 +80,7 @@ def _row(method: str, cells: Sequence[Cell]) -> tuple:
     return (
         f"{method} (relaxed)" if relaxed else method,
         ", ".join(f"{tau:.2f}" for tau in taus),
-        (mean, mean - half, mean + half),
+        (mean, mean - half, mean + half) if len(taus) > 2 else None,
         ", ".join(f"{speed:.2f}x" for speed in speeds) or None,
         spread,
         same,

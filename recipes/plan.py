@@ -64,7 +64,7 @@ def _maker(earlier: list[Planned], thing: str, wanted: str | None, name: str, re
                 hint=f"stages run in the order written, and those that a recipe adds run last: `order` lists all of "
                 f"them in another order, or give what reads {wanted!r} a stage of its own",
             )  # fmt: skip
-        others = recipe.stages[name].names_of(thing)
+        others = [other for other in recipe.stages[name].names_of(thing) if other != wanted]
         raise UserError(f"stage {name!r} takes its {thing} from {wanted!r}, which is no earlier stage", where=where,
                         hint=did_you_mean(wanted, [*others, *(makers or names)]))  # fmt: skip
     if makers:

@@ -99,7 +99,7 @@ def export_drafter(
         return _dflash(folder, destination, engine, whose, prompts, target)
     if kind == "reading":
         return _head(folder, destination, engine, whose, prompts, target)
-    return _text(folder, destination, engine, whose, prompts, kind)
+    return _text(folder, destination, engine, whose, prompts, target, kind)
 
 
 def _head(
@@ -176,7 +176,9 @@ V1_FAULT = (
 )
 
 
-def _text(folder: Path, destination: Path, engine: Engine, whose: Target, prompts: Prompts, kind: str) -> Exported:
+def _text(
+    folder: Path, destination: Path, engine: Engine, whose: Target, prompts: Prompts, target: str | None, kind: str
+) -> Exported:
     where = str(folder)
     if engine not in ("vllm", "sglang"):
         raise UserError(
@@ -207,7 +209,7 @@ def _text(folder: Path, destination: Path, engine: Engine, whose: Target, prompt
             if (folder / name).is_file():
                 shutil.copy2(folder / name, aside / name)
         (aside / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
-    return Exported(destination, engine, "draft_model", whose.name, tuple(notes))
+    return Exported(destination, engine, "draft_model", whose.name or target, tuple(notes))
 
 
 def _refuse_visual(folder: Path, engine: Engine) -> None:

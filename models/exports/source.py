@@ -70,7 +70,16 @@ def kind_of(folder: Path) -> str:
     """
     if not folder.is_dir():
         raise UserError(f"no directory {str(folder)!r}", hint="give the folder of a stage that trained a drafter")
-    manifest, values = read_manifest(folder), read_values(folder)
+    manifest = read_manifest(folder)
+    if not (folder / "config.json").is_file():
+        drafter = manifest.get("drafter")
+        kind = drafter.get("kind") if isinstance(drafter, dict) else None
+        if kind is not None:
+            raise UserError(f"no engine has a layout for a drafter of kind {kind!r}", where=str(folder),
+                            hint="decode with our own loop: draftsmith evaluate")  # fmt: skip
+        raise UserError("no drafter is in this folder", where=str(folder),
+                        hint="give the folder of the stage that trained it, inside a run's")  # fmt: skip
+    values = read_values(folder)
     if (manifest.get("target") or {}) and isinstance(manifest["target"], dict):
         if manifest["target"].get("kind") in ("llamagen", "anole"):
             return "visual"

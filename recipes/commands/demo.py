@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from ...core.errors import UserError, did_you_mean
 from ..files import recipe_names
+from ..load import load
 from .command import Argument, Command
 
 DEFAULT, MODULE = "lvlm", "draftsmith"
@@ -67,6 +68,7 @@ def _free_port() -> int:
 
 def _run(options: argparse.Namespace) -> int:
     words = command(options.words, _ranks(), _free_port())
+    load(words[words.index(MODULE) + 1 :])  # a typing mistake is told here, once, and not by each process of a launcher
     # In place of this process: signals and the exit code are the launcher's.
     os.execve(words[0], words, environment())
 

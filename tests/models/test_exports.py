@@ -719,3 +719,23 @@ def test_a_pair_whose_head_is_refused_leaves_no_target(tmp_path, capsys):
     assert main(words) == 2 and not served.exists()
     assert "written" not in capsys.readouterr().out
     assert main([*words, "--prompts", "text"]) == 0 and (served / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("manifest", "told"),
+    [({"drafter": {"kind": "recurrent"}}, "no engine has a layout for a drafter of kind 'recurrent'"),
+     ({}, "no drafter is in this folder")],
+)  # fmt: skip
+def test_a_folder_that_no_engine_reads_says_why(manifest, told, tmp_path):
+    """The message spoke of LlamaGen's files."""
+    (tmp_path / "stage").mkdir()
+    (tmp_path / "stage" / "draftsmith.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match=told):
+        export_drafter(tmp_path / "stage", tmp_path / "out", "vllm")
+
+
+def test_the_serve_line_of_a_draft_names_the_target_that_was_given(tmp_path):
+    target = target_folder(tmp_path / "target", "llava", weights=True)
+    draft_folder(tmp_path / "draft")
+    done = export_drafter(tmp_path / "draft", tmp_path / "out", "vllm", target=str(target), prompts="text")
+    assert done.command.startswith(f"vllm serve {target} ")

@@ -1,5 +1,6 @@
 """Every mistake in a recipe ends with one readable message, exit code 2, and nothing written."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -218,3 +219,26 @@ def test_a_misspelt_key_of_an_inline_model_is_refused(recipe, setting, told):
     assert told in caught.value.problem and "has no such key" in caught.value.problem
     right = {"num_hidden_layer": "num_hidden_layers", "hidden_sizes": "hidden_size", "d_models": "d_model"}
     assert repr(right[told.split(".")[-1]]) in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("recipe=nowhere.yaml", "no file 'nowhere.yaml'"),
+        ("recipe=demo/lvlm --dry-run", "write dry_run=VALUE"),
+        ("logs nowhere.jsonl out", "check its name"),
+        ("demo lvlm dryrun=true", "did you mean dry_run?"),
+    ],
+)
+def test_the_cure_that_is_named_is_one(words, told, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "execve", lambda *call: pytest.fail("a launcher was started for it"))
+    assert main(words.split()) == 2
+    assert told in capsys.readouterr().err and not any(tmp_path.iterdir())
+
+
+def test_a_refused_name_is_not_suggested(capsys):
+    words = ["recipe=demo/compare", "dry_run=true", "stages.evaluate.methods.MSD, tree.drafter=MSD, tree"]
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert "which is no earlier stage" in said and "'MSD, tree'" not in said[said.index("hint:") :]

@@ -30,6 +30,7 @@ def test_a_run_that_names_no_seed_has_the_default_one(tmp_path):
     (default / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     (table,) = over(default, second)
     assert table.title.startswith("Over seeds 0, 1: ") and table.column("tau of each seed") == ["4.00, 5.00"]
+    assert table.column("tau [95%]") == [None], "Student's interval of two would reach below 1"
 
 
 def over(*folders):
