@@ -77,7 +77,7 @@ def published(tmp_path_factory):
         patch.setenv("DRAFTSMITH_TEST_SAID", str(output / "imported.txt"))
         output.joinpath("run.yaml").write_text(
             f"command: trains/train.py recipe=/home/alice/mine.yaml output={output}\n"
-            "packages: {torch: '2.13', transformers: '5.23'}\n"
+            "recipe: mine.yaml\npackages: {torch: '2.13', transformers: '5.23'}\n"
         )
         said = run(output, *SETTINGS, PUBLISH, stages=(*TRAINED, "publish"))
     assert any("not uploaded" in line for line in said)
