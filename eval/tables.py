@@ -92,9 +92,16 @@ class Table:
             f"{what} on tau: each holds only at the tau {where}, for these requests, this temperature and this drafter."
         )
 
+    def on_marks(self) -> str:
+        """A sentence that says what bold and underlined values are; "" where none is marked."""
+        if not any(mark for line in self.marks() for mark in line):
+            return ""
+        among = f" among the lines of one {' and '.join(self.compared)}" if self.compared else ""
+        return f"Bold is the best value of a column{among}, underlined the second best."
+
     def remark(self) -> str:
-        """The text under the table: its note, what its columns depend on, and the paper's table whose layout it has."""
-        notes = (self.note, self.on_tau(), f"Layout as in {self.source}." if self.source else "")
+        """The text under the table: note, what marks mean, what columns depend on, and whose table's layout it has."""
+        notes = (self.note, self.on_marks(), self.on_tau(), f"Layout as in {self.source}." if self.source else "")
         return " ".join(note for note in notes if note)
 
     def marks(self) -> list[list[Mark]]:

@@ -27,6 +27,7 @@ from ..trainers.publishing.lineage import trained_by
 _BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
 MIB, OWN_TARGET = 2**20, "trained in this run"
 NOTE = (
+    "Exact methods come first, the fastest at the top; relaxed ones follow. "
     "tau: tokens for each pass of the target, bonus token included, with its 95% interval; plain decoding has 1. "
     "Expected: the speedup of decoding that tau and the measured cost of a cycle promise. Measured: against plain "
     "decoding of the same target in the same run, with the quartiles over requests. Memory: parameters of the drafter "

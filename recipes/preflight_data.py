@@ -37,6 +37,7 @@ from .finding import Finding, fault, ok, warning
 
 ABSENT = "not on disk"  # how the finding begins
 SHOWN_IDS = 1200  # characters of a rendered sample
+TOLERANCE = 0.05  # of the declared number of records
 
 
 @dataclass(frozen=True)
@@ -134,8 +135,16 @@ def _look(subject: str, data: Found, stage: Any, context: Context, finished: set
     processor = _processor(stage, context, finished)
     if form is None or isinstance(processor, str):
         why = "no prompt format is around it" if form is None else str(processor)
-        return _files(subject, section, files, why, count)
-    return _encoded(subject, section, form, files, processor, count)
+        usable, finding = _files(subject, section, files, why, count)
+    else:
+        usable, finding = _encoded(subject, section, form, files, processor, count)
+    findings = [finding]
+    expected = getattr(stage, "expected", None)
+    if data.key == "data" and expected is not None and abs(usable - expected.samples) > TOLERANCE * expected.samples:
+        key = subject.removesuffix("data") + "expected.samples"
+        findings.append(warning(key, f"the recipe declares {expected.samples:,} records, and the data has {usable:,}",
+                                f"look whether its files are whole; for other data set {key}={usable}"))  # fmt: skip
+    return findings
 
 
 def judged(section: Any, key: str = "") -> Iterator[tuple[str, QualityConfig]]:
@@ -201,7 +210,8 @@ def _suite(subject: str, path: str, source: Path | None, context: Context) -> Fi
 
 
 def _encoded(subject: str, section: ConversationData, form: Any, files: list[Name], processor: Processor,
-             count: int) -> list[Finding]:  # fmt: skip
+             count: int) -> tuple[int, Finding]:  # fmt: skip
+    """How many records can be used, and what some of them become."""
     with tempfile.TemporaryDirectory() as cache:
         log = Path(cache) / "skipped.jsonl"
         dataset = ConversationDataset(section, form, processor, files=files, skipped_log=log, cache=Path(cache))
@@ -209,22 +219,28 @@ def _encoded(subject: str, section: ConversationData, form: Any, files: list[Nam
         samples = [dataset[index] for index in looked]
         listed = dataset.log.listed()
     kept = [sample for sample in samples if any(sample.loss_mask)]
-    about = f"{len(dataset):,} usable records, {len(samples)} read"
+    about = f"{_records(len(dataset))}, {len(samples)} read"
     why = "; ".join(f"{number} times {reason}" for reason, number in list(listed.reasons.items())[:3])
     if not kept:
-        return [fault(subject, f"{about}: none can be learned from: {why}", "fix the records")]
+        return len(dataset), fault(subject, f"{about}: none can be learned from: {why}", "fix the records")
     ids, supervised = (sum(map(of, kept)) for of in (lambda s: len(s.ids), lambda s: sum(s.loss_mask)))
     shown = render(kept[0], processor)
     shown = shown if len(shown) <= SHOWN_IDS else shown[:SHOWN_IDS] + " ..."
     about += f": {ids / len(kept):,.0f} ids each, {supervised / len(kept):,.0f} of them supervised\n  [[ ]]: {shown}"
     if listed != Listed():
-        return [warning(subject, f"{listed} ({why or 'see ids and over_length'}); {about}",
-                        "fix them, or set on_error: strict to stop at the first")]  # fmt: skip
-    return [ok(subject, about)]
+        return len(dataset), warning(subject, f"{listed} ({why or 'see ids and over_length'}); {about}",
+                                     "fix them, or set on_error: strict to stop at the first")  # fmt: skip
+    return len(dataset), ok(subject, about)
 
 
-def _files(subject: str, section: ConversationData, files: list[Name], why: str, count: int) -> list[Finding]:
-    """Records and the files that they name, without a processor."""
+def _records(number: int) -> str:
+    return f"{number:,} usable record{'' if number == 1 else 's'}"
+
+
+def _files(
+    subject: str, section: ConversationData, files: list[Name], why: str, count: int
+) -> tuple[int, Finding]:
+    """How many records can be used, and the files that some of them name, without a processor."""
     with tempfile.TemporaryDirectory() as cache:
         chosen = Selection(files, cache=Path(cache), seed=section.mixture_seed)
         problems = list(chosen.problems())
@@ -247,22 +263,24 @@ def _files(subject: str, section: ConversationData, files: list[Name], why: str,
                 outside.append(error)
             else:
                 missing += [] if path.is_file() else [path]
-    about = f"{len(places):,} usable records, {len(looked)} looked at ({why})"
+    about, usable = f"{_records(len(places))}, {len(looked)} looked at ({why})", len(places)
     if problems:
         file, number, problem = problems[0]
         about += f"; {len(problems)} unusable, the first: {file.file_of(number)}, record {number}: {problem}"
-    if not len(places):
-        return [fault(subject, about, "fix the records, or name another file")]
+    if not usable:
+        return usable, fault(subject, about, "fix the records, or name another file")
     if outside:
         first = outside[0]
-        return [fault(subject, f"{about}; {len(outside)} names lead out of the folder {first.where}, the first: "
-                      f"{first.problem}", str(first.hint))]  # fmt: skip
+        lead = "1 name leads" if len(outside) == 1 else f"{len(outside)} names lead"
+        return usable, fault(subject, f"{about}; {lead} out of the folder {first.where}, the first: {first.problem}",
+                             str(first.hint))  # fmt: skip
     if missing:
-        return [fault(subject, f"{about}; {len(missing)} files are missing, the first: {missing[0]}",
-                      "fetch them, or set images / videos to their folder")]  # fmt: skip
+        gone = f"a file is missing: {missing[0]}" if len(missing) == 1 else \
+            f"{len(missing)} files are missing, the first: {missing[0]}"  # fmt: skip
+        return usable, fault(subject, f"{about}; {gone}", "fetch them, or set images / videos to their folder")
     if problems and section.on_error == "strict":
-        return [fault(subject, about, "fix these records, or set on_error: skip")]
-    return [warning(subject, about, "they are left out and listed")] if problems else [ok(subject, about)]
+        return usable, fault(subject, about, "fix these records, or set on_error: skip")
+    return usable, warning(subject, about, "they are left out and listed") if problems else ok(subject, about)
 
 
 def _prompts(subject: str, source: PromptSource, context: Context) -> list[Finding]:

@@ -11,6 +11,7 @@ list); the text lengths of each are assumptions (log-normal about the mean below
 729 as LLaVA-OneVision's anyres_max_9 makes of pictures whose sides are drawn.
 """
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -24,7 +25,7 @@ SOURCES = {
     "OKVQA": (8_998, 60), "OCR-VQA": (80_000, 120), "A-OKVQA": (66_160, 110), "TextCaps": (21_953, 60),
     "RefCOCO": (48_447, 260), "VG": (86_417, 330),
 }  # fmt: skip
-LIMIT = {"one tile": 2048, "anyres_max_9": 8192}
+LIMIT = {"one tile": 2048, "tiles": 8192}
 
 
 def drawn(count: int, pictures: str, rng: np.random.Generator) -> np.ndarray:
@@ -62,18 +63,17 @@ def packed(order: np.ndarray, lengths: np.ndarray, batch: int, tokens: int, rank
             yield [int(own[row].sum()) for row in part]
 
 
-def shown(lengths: np.ndarray, computed: Iterator[list[int]], ranks: int) -> str:
-    """Real tokens by what is computed while all wait, the same without waiting, and tokens of a micro-batch."""
+def shares(lengths: np.ndarray, computed: Iterator[list[int]], ranks: int) -> tuple[float, float, float]:
+    """Real tokens by what is computed while all wait, the same without waiting, and real tokens of a micro-batch."""
     waiting = own = count = 0
     for parts in computed:
         waiting, own, count = waiting + ranks * max(parts), own + sum(parts), count + 1
     real = int(np.abs(lengths).sum())
-    each = real / (count * ranks)
-    return f"real {real / waiting:6.1%}, without waiting {real / own:6.1%}; {each:,.0f} real tokens a forward"
+    return real / waiting, real / own, real / (count * ranks)
 
 
 def main() -> None:
-    """Prints a line for each way of making batches."""
+    """Prints a table of padded batches and one of packed rows."""
     parser = timing.options(__doc__)
     parser.add_argument("--samples", type=int, default=665_000)
     parser.add_argument("--ranks", type=int, default=8)
@@ -81,23 +81,42 @@ def main() -> None:
     options = parser.parse_args()
     ranks, batch = options.ranks, options.batch
     timing.header(f"{options.samples:,} drawn lengths, {ranks} ranks, batch {batch}, seed 0")
-    for pictures in LIMIT:
-        lengths = drawn(options.samples, pictures, np.random.default_rng(0))
-        print(f"\n{pictures}: mean {np.abs(lengths).mean():.0f} tokens, longest {np.abs(lengths).max()}")
-        orders = {
+    all_lengths = {pictures: drawn(options.samples, pictures, np.random.default_rng(0)) for pictures in LIMIT}
+    orders = {
+        pictures: {
             "plain": epoch_order(lengths, seed=0, epoch=0, batch_size=batch, grouped=False),
-            "group_by_modality": epoch_order(lengths, seed=0, epoch=0, batch_size=batch, grouped=True),
-            "window 50": BucketedOrder(lengths, 0, batch)(0),
-            "group_by_modality, window 50": BucketedOrder(lengths, 0, batch, apart=True)(0),
+            "`group_by_modality`": epoch_order(lengths, seed=0, epoch=0, batch_size=batch, grouped=True),
+            "`window: 50`": BucketedOrder(lengths, 0, batch)(0),
+            "`group_by_modality`, `window: 50`": BucketedOrder(lengths, 0, batch, apart=True)(0),
         }
-        for micro in (4, 16):
-            for name, order in orders.items():
-                computed = padded(order, lengths, batch, micro, ranks)
-                print(f"  micro-batch {micro}, {name:<32} {shown(lengths, computed, ranks)}")
-        for tokens in sorted({LIMIT[pictures], 8192, 16384}):
-            for name in ("plain", "group_by_modality"):
-                computed = packed(orders[name], lengths, batch, tokens, ranks)
-                print(f"  packing {tokens}, {name:<35} {shown(lengths, computed, ranks)}")
+        for pictures, lengths in all_lengths.items()
+    }
+    for pictures, lengths in all_lengths.items():
+        print(f"{pictures}: mean {np.abs(lengths).mean():,.0f} tokens, longest {np.abs(lengths).max():,}.\n")
+    ways = list(itertools.product(LIMIT, (4, 16)))
+    timing.table("batches", *(f"{pictures}, micro-batch {micro}" for pictures, micro in ways))
+    for name in next(iter(orders.values())):
+        cells = []
+        for pictures, micro in ways:
+            lengths = all_lengths[pictures]
+            computed = padded(orders[pictures][name], lengths, batch, micro, ranks)
+            share, without_waiting, _ = shares(lengths, computed, ranks)
+            cells.append(f"{share:.1%} ({without_waiting:.1%})")
+        timing.row(name, *cells)
+    print()
+    packing = list(itertools.product(LIMIT, ("plain", "`group_by_modality`")))
+    timing.table("`packing.max_tokens`", *(f"{pictures}, {name}: share; tokens of a row" for pictures, name in packing))
+    for tokens in sorted({*LIMIT.values(), 16384}):
+        cells = []
+        for pictures, name in packing:
+            lengths = all_lengths[pictures]
+            if tokens < LIMIT[pictures]:
+                cells.append("")  # its longest sample would not fit
+                continue
+            rows = packed(orders[pictures][name], lengths, batch, tokens, ranks)
+            share, _, each = shares(lengths, rows, ranks)
+            cells.append(f"{share:.1%}; {each:,.0f}")
+        timing.row(f"{tokens:,}", *cells)
 
 
 if __name__ == "__main__":

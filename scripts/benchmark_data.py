@@ -183,8 +183,8 @@ def time_loaders(path: Path, pairs: int, steps: int = 12) -> None:
             run(pair * steps)
             times[run] = time.thread_time() - start
         ratios += [times[ours] / times[theirs]] if pair else []  # the first reads files and tables
-    low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
-    print(f"ours / a plain DataLoader: {middle:.3f} [{low:.3f}, {high:.3f}], quartiles of {pairs} pairs")
+    timing.table("12 batches of 16 records, pictures included", "median of ratios [quartiles]", "pairs")
+    timing.row("ours / a plain DataLoader", timing.spread(ratios), pairs)
 
 
 def main() -> None:
@@ -208,16 +208,17 @@ def main() -> None:
             return time_loaders(path.with_suffix(".json"), options.pairs)
         generate(path, options.records)
         timing.header(f"{options.records} records, {path.stat().st_size / 1e6:.0f} MB of {options.suffix}")
-        for name in ("cold", "warm"):
+        few, many = options.samples // 10, options.samples
+        timing.table("start", "opening the data", "CPU", "grouping by modality", "memory after opening",
+                     f"added by {few:,} samples", f"added by {many:,}", "samples a second", "peak RSS",
+                     "peak RSS of an index reader")  # fmt: skip
+        for name in ("cold (two processes build the index)", "warm (the index exists)"):
             process = timing.fresh_process("--samples", options.samples, "--measure", path)
-            numbers = json.loads(timing.answer_of(process))
-            print(
-                "{name}: open {open_s:.2f} s ({cpu_s:.1f} s of CPU), +{open_mib:.0f} MiB; grouped order {order_s:.2f} "
-                "s; +{tenth_mib:.0f} MiB after {few} samples, +{rest_mib:.0f} MiB after {many} ({samples_per_s:.0f} a "
-                "second); peak RSS {peak_rss_mib:.0f} MiB, of an index reader {reader_peak_rss_mib:.0f} MiB".format(
-                    name=name, few=options.samples // 10, many=options.samples, **numbers
-                )
-            )
+            found = json.loads(timing.answer_of(process))
+            timing.row(name, f"{found['open_s']:.2f} s", f"{found['cpu_s']:.1f} s", f"{found['order_s']:.2f} s",
+                       *(f"{found[key]:.0f} MiB" for key in ("open_mib", "tenth_mib", "rest_mib")),
+                       f"{found['samples_per_s']:,.0f}",
+                       *(f"{found[key]:.0f} MiB" for key in ("peak_rss_mib", "reader_peak_rss_mib")))  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ from draftsmith.eval import timing
 
 BLOCK = 8 * 2**20
 # Mean tokens of a sample in the stages of a 7B target: text, visual.
-KINDS = {"text": (1328, 0), "Qwen image": (960, 280), "OneVision image": (960, 1900)}
+KINDS = {"text": (1328, 0), "Qwen picture": (960, 280), "OneVision picture": (960, 1900)}
 # An embedding is layer 0, wherever it is kept.
 LAYOUTS: dict[str, tuple[StatesDtype, Taps]] = {
     "embeddings and last, everywhere": ("bf16", Taps(feature=True, text_layers=(0,), everywhere=True)),
@@ -171,10 +171,12 @@ def time_reading(folder: Path, options: argparse.Namespace) -> None:
         through_loader(reader, options.batch_size, workers, spread)
 
     for workers in sorted({0, options.workers}):
-        name = "reader, a thread ahead" if not workers else f"reader, {workers} processes"
+        name = "reader, one thread that reads ahead" if not workers else f"reader, {workers} processes"
         kinds[name] = partial(loader, name, workers, False)
-    kinds["reader, spread on the CPU"] = partial(loader, "reader, spread on the CPU", 0, True)
-    print(f"\n{len(shards)} shards, {shown(size)}; GB/s, median (range) of {options.repeats}, and share of plain read")
+    padded = "reader, and copied into padded tensors on the CPU"
+    kinds[padded] = partial(loader, padded, 0, True)
+    print(f"{len(shards)} shards, {shown(size)}; GB/s, median (range) of {options.repeats}.\n")
+    lines: dict[str, list[str]] = {name: [] for name in kinds}
     for state in ("cold", "warm"):
         rates: dict[str, list[float]] = {name: [] for name in kinds}
         for repeat in range(options.repeats):
@@ -188,18 +190,22 @@ def time_reading(folder: Path, options: argparse.Namespace) -> None:
         base = statistics.median(rates["plain read"])
         for name, some in rates.items():
             rate = statistics.median(some)
-            print(f"  {state}  {name:<30} {rate:6.2f} ({min(some):.2f} to {max(some):.2f})  {rate / base:6.1%}")
+            lines[name] += [f"{rate:.2f} ({min(some):.2f} to {max(some):.2f})", f"{rate / base:.0%}"]
+    timing.table("GB/s", "cold", "share of plain read", "warm", "share")
+    for name, cells in lines.items():
+        timing.row(name, *cells)
 
 
 def holding(options: argparse.Namespace) -> None:
     """Peak memory of fresh processes that write."""
-    print("\npeak memory of a process that writes")
+    print()
+    timing.table("samples that a process writes", "bytes", "its peak memory")
     for factor in (1, 4):
         count = options.few * factor
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
             process = timing.fresh_process("--write", count, "--width", options.width, "--folder", folder)
             held = json.loads(timing.answer_of(process))
-        print(f"  {count:>6,} samples ({shown(held['bytes'])}): {held['peak_mib']:.0f} MiB")
+        timing.row(f"{count:,}", shown(held["bytes"]), f"{held['peak_mib']:.0f} MiB")
 
 
 def write_alone(options: argparse.Namespace) -> None:
@@ -213,14 +219,14 @@ def write_alone(options: argparse.Namespace) -> None:
 def layouts(options: argparse.Namespace) -> None:
     """Bytes of the same samples in each layout: the first few are written, all are counted."""
     sizes = lengths(options.few)
-    print(f"\nmean bytes of a sample, {options.few} samples of each kind at width {options.width}")
-    print(f"  {'':<50}" + "".join(f"{kind:>18}" for kind in KINDS))
+    print(f"\nMean bytes of a sample, {options.few} samples of each kind at width {options.width}.\n")
+    timing.table("layout", *(f"{kind}, {' + '.join(map(str, filter(None, means)))}" for kind, means in KINDS.items()))
     for name, (dtype, wanted) in LAYOUTS.items():
         means = []
         for kind in range(len(KINDS)):
             mine = [kept_bytes(text, visual, wanted, dtype, options.width) for text, visual in sizes[kind::3]]
             means.append(statistics.fmean(mine))
-        print(f"  {name:<50}" + "".join(f"{shown(mean):>18}" for mean in means))
+        timing.row(name, *map(shown, means))
 
 
 def kept_bytes(text: int, visual: int, wanted: Taps, dtype: StatesDtype, width: int) -> float:

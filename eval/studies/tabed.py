@@ -22,7 +22,7 @@ Tau = Callable[[str, str], float | None]  # of a set and a turn
 
 NOTE = (
     "Cells are tau: tokens emitted after the prefill divided by verification passes, bonus token included; plain "
-    "decoding has 1. **Best** and <u>second best</u> of each draft's methods. Averages are unweighted over sets; the "
+    "decoding has 1. Averages are unweighted over sets; the "
     "second turn of a set is the mean over its tasks. The table of all results has each cell's n and 95% interval."
 )
 SPEED_NOTE = (

@@ -34,6 +34,8 @@ _UNREAD = ("internvl", "mistral3", "pixtral", "gemma4")  # whose classes of SGLa
 _SERVED["speculators"] = _SERVED["vllm"]
 # Of Mistral 3 and Pixtral.
 UNCOMPARED = "with pictures of this target its drafts and the engine's were not compared"
+# What an engine puts at pictures (`drafter.image`), where it is not the placeholder's embedding.
+_WANTED = {"sglang": "projected"}
 _NAMES = {"vllm": "vLLM", "sglang": "SGLang", "speculators": "speculators (vLLM)", "eagle": "EAGLE's own code"}
 
 
@@ -44,12 +46,15 @@ def check_head(engine: Engine, source: HeadSource, prompts: Prompts) -> None:
     ]  # fmt: skip
     pictures = _pictures(engine, source) if source.target.sees and prompts == "all" else []
     if reasons or pictures:
+        hint = f"serve it with our own loop, or train a head that the engine knows ({page('exports.md')})"
+        if not reasons:
+            hint = "on text alone it can: --prompts text, if it will only be asked without pictures"
+            if pictures == _other_embedding(engine, source):
+                hint += f"; for pictures train one with drafter.image={_WANTED.get(engine, 'placeholder')}"
         raise UserError(
             f"{_NAMES[engine]} cannot express this head:\n" + "\n".join(f"  - {why}" for why in reasons + pictures),
             where=str(source.folder),
-            hint="on text alone it can: --prompts text, if it will only be asked without pictures"
-            if not reasons
-            else f"serve it with our own loop, or train a head that the engine knows ({page('exports.md')})",
+            hint=hint,
         )
 
 
@@ -121,12 +126,9 @@ def _pictures(engine: Engine, source: HeadSource) -> list[str]:
             "compressed": "a few vectors stand for a picture, and the engine feeds it every token",
         }
         return [what[held]]
-    image, wanted = config.image_input(), "projected" if engine == "sglang" else "placeholder"
     if engine == "sglang" and not config.is_eagle3:
         return ["its EAGLE-1 class embeds ids alone, and at pictures those are hashes and no ids"]
-    reasons = [] if image == wanted else [
-        f"the {image} embedding stands at pictures here, and the engine puts the {wanted} one there"
-    ]  # fmt: skip
+    reasons = _other_embedding(engine, source)
     added = num_deepstack(source.target.config)
     if isinstance(config, Eagle3Config) and (first := config.layers_of(source.target.shape)[0]) <= added:
         reasons.append(
@@ -134,3 +136,11 @@ def _pictures(engine: Engine, source: HeadSource) -> list[str]:
             "its tower saw: what an engine taps there is something else (drafter.taps above it)"
         )
     return reasons
+
+
+def _other_embedding(engine: Engine, source: HeadSource) -> list[str]:
+    """The reason that a head with the other `image` would not have."""
+    image, wanted = source.config.image_input(), _WANTED.get(engine, "placeholder")
+    if image == wanted:
+        return []
+    return [f"the {image} embedding stands at pictures here, and the engine puts the {wanted} one there"]

@@ -1,6 +1,7 @@
 """Tables as data: formats, marks, and the one writer."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ def test_markdown():
         "| plain decoding | - | 9.00x | - |",
         "| M | **2.50 [2.00, 3.00]** | 1.50x | 3/4 |",
         "| T | <u>2.00 [1.50, 2.50]</u> | 1.50x | 4/4 |",
-        "", f"Of two sets. {TABLE.on_tau()} Layout as in Sparrow, table 2.", "", "- a note", "",
+        "", f"Of two sets. {TABLE.on_marks()} {TABLE.on_tau()} Layout as in Sparrow, table 2.", "", "- a note", "",
     ]  # fmt: skip
 
 
@@ -85,3 +86,11 @@ def test_reports_have_one_writer():
     sources = [path for part in ("eval", "trainers", "recipes", "scripts") for path in (root / part).rglob("*.py")]
     writers = {path.relative_to(root).as_posix() for path in sources if '["---"]' in path.read_text()}
     assert len(sources) > 100 and writers == {"eval/tables.py", "eval/timing.py"}
+
+
+def test_what_bold_and_underlined_values_are_is_said_where_there_are_any():
+    columns = (text("draft"), text("method"), Column("tau"))
+    two = Table("", columns, (("a", "M", 2.0), ("a", "T", 3.0)), compared=("draft",))
+    assert two.on_marks() == "Bold is the best value of a column among the lines of one draft, underlined the second best."
+    assert replace(two, compared=()).on_marks() == "Bold is the best value of a column, underlined the second best."
+    assert replace(two, compared=None).on_marks() == "" and replace(two, rows=two.rows[:1]).on_marks() == ""

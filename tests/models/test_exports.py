@@ -284,6 +284,21 @@ def test_what_an_engine_cannot_express(tmp_path, engine, family, settings, says)
 
 
 @pytest.mark.parametrize(
+    ("engine", "family", "settings", "named"),
+    [
+        ("vllm", "llava", READ | {"image": "projected"}, "drafter.image=placeholder"),
+        ("sglang", "qwen2_5_vl", READ, "drafter.image=projected"),
+        ("vllm", "llava", {"kind": "eagle3"}, ""),
+    ],
+)  # fmt: skip
+def test_the_setting_that_an_engine_would_read_is_named(tmp_path, engine, family, settings, named):
+    _, folder, _ = made(tmp_path, family, **settings)
+    with pytest.raises(UserError, match="--prompts text") as caught:
+        export_drafter(folder, tmp_path / "out", engine)
+    assert ("drafter.image" in caught.value.hint) is bool(named) and named in caught.value.hint
+
+
+@pytest.mark.parametrize(
     ("family", "prompts", "patched"),
     [("qwen2_5_vl", "all", True), ("qwen2_5_vl", "text", False), ("llava", "all", False)],
 )

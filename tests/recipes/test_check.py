@@ -55,7 +55,7 @@ def test_a_synthetic_dataset_that_is_there_is_read_as_training_would(generated, 
     assert "skipped" in line(text, "stages.world")
     assert "34 usable records, 34 read" in line(text, "stages.target.data")
     assert "<image x 9>" in text and "[[" in text, "a sample with its supervised text"
-    assert "1 usable records, 1 read" in line(text, "stages.evaluate.probes.binding.data")
+    assert "1 usable record, 1 read" in line(text, "stages.evaluate.probes.binding.data")
     assert text.endswith("0 fault(s), 0 warning(s)\n")
 
 
@@ -132,15 +132,29 @@ def test_records_are_looked_at_without_a_processor(own_data, capsys):
     assert "llava-hf/llava-1.5-7b-hf" in line(text, "target.path")
 
 
+def test_another_number_of_records_than_declared_is_a_warning(own_data, capsys):
+    """A download that was cut short looks like a small data set."""
+    folders = [f"stages.{stage}.data.images=null" for stage in ("pretrain", "finetune")]
+    settings = [*own_data(record(0), record(1)), *folders, "stages=[pretrain,finetune]"]
+    code, text = check(capsys, "llava15-68m", *settings)
+    told = line(text, "stages.finetune.expected.samples")
+    assert code == OK and told.startswith("warning")
+    assert "the recipe declares 665,298 records, and the data has 2" in told
+    assert "stages.finetune.expected.samples=2" in text
+    _, text = check(capsys, "llava15-68m", *settings, "stages.finetune.expected.samples=2")
+    assert "stages.finetune.expected.samples" not in text
+
+
 @pytest.mark.parametrize(
     ("settings", "records", "expected"),
     [
-        ([], [record(0, "gone.png")], "files are missing, the first"),
-        ([], [record(0, "a.png"), record(1, "../a.png")], "1 names lead out of the folder"),
+        ([], [record(0, "gone.png")], "1 usable record, 1 looked at"),
+        ([], [record(0, "gone.png"), record(1, "lost.png")], "2 files are missing, the first: "),
+        ([], [record(0, "a.png"), record(1, "../a.png")], "1 name leads out of the folder"),
         (["stages.finetune.data.on_error=strict"], [record(0), {"id": "1"}], "1 unusable, the first"),
         ([], [{"id": "1"}], "0 usable records"),
     ],
-    ids=["a picture that is gone", "a picture outside", "a broken record under strict", "nothing to use"],
+    ids=["a picture that is gone", "two that are gone", "a picture outside", "a broken record under strict", "nothing to use"],
 )
 def test_broken_data_is_a_fault(settings, records, expected, own_data, capsys):
     folders = [f"stages.{stage}.data.images=null" for stage in ("pretrain", "finetune")]

@@ -229,7 +229,7 @@ def test_commands_hand_on_to_one_runner(monkeypatch, capsys):
     ("arguments", "message"),
     [
         (["trian", "demo/lvlm"], "did you mean 'train'"),
-        (["train"], "required: NAME"),
+        (["train"], "NAME is missing"),
         (["train", "demo/lvlm", "--restart"], "unrecognized arguments: --restart"),
         (["train", "demo/lvlm", "recipe=llava15-68m"], "two recipes"),
         (["show", "llava15-69m"], "did you mean 'llava15-68m'"),
@@ -240,7 +240,7 @@ def test_commands_hand_on_to_one_runner(monkeypatch, capsys):
         (["demo", "video", "lvlm"], "'lvlm' is no setting"),
         (["demo", "recipe=llava15-68m"], "two recipes: demo/lvlm and llava15-68m"),
         (["import", "a", "b", "--as", "eagel", "--target", "c"], "did you mean 'eagle'"),
-        (["import", "a", "b", "--as", "eagle"], "required: --target"),
+        (["import", "a", "b", "--as", "eagle"], "--target is missing"),
         (["verify", "/nowhere/folder"], "is no directory, and cannot be fetched"),
         (["verify", "f", "--target", "traget=x"], "did you mean 'target'"),
         (["verify", "f", "--target", "x", "--target", "target=y"], "target is named twice"),
@@ -380,3 +380,16 @@ def test_a_folder_in_the_place_of_a_file_is_told_with_its_cure(tmp_path, monkeyp
     said = capsys.readouterr().err
     assert f"where: {tmp_path}" in said and "remove it, and run the same command again" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["train"], "NAME is missing: a recipe's name, its file, or the folder of a run"),
+        (["import", "folder"], "--as is missing: what it is: eagle, .*; --target is missing: Hub id or directory"),
+    ],
+)
+def test_what_is_missing_is_said_with_what_it_is(words, told, capsys):
+    assert main(words) == MISTAKE
+    error = capsys.readouterr().err
+    assert re.search(told, error) and "key=value" not in error and f"see draftsmith {words[0]} --help" in error

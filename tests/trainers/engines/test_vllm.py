@@ -1,7 +1,6 @@
 """vLLM writes the answers and the states that our own passes do (scripts/test_engines): text, LLaVA, Qwen2.5-VL."""
 
-import importlib.util
-import json
+import importlib
 import os
 import signal
 import subprocess
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from draftsmith.data.shards import ShardReader
 from draftsmith.eval.engines.program import PYTHON
 
 pytestmark = [
@@ -19,45 +17,18 @@ pytestmark = [
     pytest.mark.skipif(PYTHON not in os.environ, reason="no vLLM: scripts/test_engines makes its environment"),
 ]
 ROOT = Path(__file__).resolve().parents[3]
-VLLM = {"kind": "vllm", "max_num_seqs": 16}
-STEPS = 50
 
 
-def targets():
-    """The tiny targets of scripts/engine_table.py."""
-    spec = importlib.util.spec_from_file_location("engine_table", ROOT / "scripts" / "engine_table.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.TARGETS
+@pytest.fixture(scope="module")
+def script():
+    """scripts/engine_losses.py, whose recipes the table of docs/how-to/engines.md is of."""
+    sys.path.insert(0, str(ROOT / "scripts"))
+    yield importlib.import_module("engine_losses")
+    sys.path.remove(str(ROOT / "scripts"))
 
 
-def recipe(family, folder):
-    """A target of a few steps, both engines' answers to the same questions, and the same training from both."""
-    sees, whole = family != "llama", family.startswith("qwen")
-    form = {"system": "", "image_rule": "verbatim", "template": "qwen_vl" if whole else "v1"}
-    data = {"from": "world", "path": "train", "max_length": 256, "max_samples": 120}
-    data |= {"aspect": "square"} if family == "llava" else {}
-    optim = {"lr": 2.0e-3, "warmup_steps": 5, "clip_norm": 1.0}
-    trained = {"kind": "train", "format": form, "data": data, "steps": STEPS, "batch_size": 8, "optim": optim}
-    trained |= {"log_every": 1}
-    head = trained | {"from": "scratch", "answers": {"from": "answers"}}
-    answers = {"kind": "regenerate", "format": form, "data": data, "max_new_tokens": 32}
-    splits = {"caption": 60, "colors": 40, "sums": 40} if sees else {"sums": 120}
-    parts = ["vision_tower", "projector", "language_model"] if sees else ["language_model"]
-    recipe = {
-        "target": targets()[family],
-        "drafter": {"kind": "eagle3", "taps": [1, 3, 6], "visual_slots": "read", "image": "placeholder"}
-        if sees else {"kind": "eagle3", "taps": [1, 3, 6]},
-        "stages": {
-            "world": {"kind": "generate", "splits": {"train": splits}} | ({"patch_size": 8} if whole else {}),
-            "target": trained | {"model": "target", "trainable": parts},
-            "answers": answers,
-            "answers_vllm": answers | {"engine": VLLM},
-            "own": head,
-            "served": head | {"source": {"kind": "online", "engine": VLLM}},
-        },
-        "output": str(folder / "run"),
-    }  # fmt: skip
+def written(script, target, folder):
+    recipe = script.recipe(target, questions=120, cached=False) | {"output": str(folder / "run")}
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
     return folder / "recipe.yaml", folder / "run"
 
@@ -66,25 +37,19 @@ def command(path, *words):
     return [sys.executable, str(ROOT / "trains" / "train.py"), f"recipe={path}", *words]
 
 
-def losses(folder):
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [row["loss"] for row in rows if "loss" in row]
-
-
 @pytest.mark.parametrize("family", ["llama", "llava", "qwen2_5_vl"])
-def test_answers_and_fifty_losses_are_our_own(family, tmp_path):
-    path, run = recipe(family, tmp_path)
+def test_answers_and_fifty_losses_are_our_own(script, family, tmp_path):
+    path, run = written(script, family, tmp_path)
     subprocess.run(command(path), check=True, timeout=1500)
-    ours, theirs = (ShardReader(run / stage / "answers") for stage in ("answers", "answers_vllm"))
-    same = sum(ours[i][1]["ids"].tolist() == theirs[i][1]["ids"].tolist() for i in range(len(ours)))
-    assert same >= 0.98 * len(ours), f"{same} of {len(ours)}: the rest must be near ties"
-    own, served = losses(run / "own"), losses(run / "served")
-    assert len(own) == len(served) == STEPS and own[-1] < own[0]
-    assert served == pytest.approx(own, rel=1e-4)
+    same, number = script.equal_answers(run)
+    assert same >= 0.98 * number, f"{same} of {number}: the rest must be near ties"
+    own = script.losses(run / "own")
+    assert own[-1] < own[0]
+    assert script.apart(run, "own", "served") <= 1e-4
 
 
-def test_a_killed_server_loses_nothing(tmp_path):
-    path, run = recipe("llava", tmp_path)
+def test_a_killed_server_loses_nothing(script, tmp_path):
+    path, run = written(script, "llava", tmp_path)
     subprocess.run(command(path, "stages=[world,target,answers,own]"), check=True, timeout=900)
     training = subprocess.Popen(command(path, "stages=[served]"))
     lines = run / "served" / "metrics.jsonl"
@@ -97,7 +62,7 @@ def test_a_killed_server_loses_nothing(tmp_path):
     ]  # fmt: skip
     os.killpg(worker, signal.SIGKILL)
     assert training.wait(900) == 0
-    assert losses(run / "served") == pytest.approx(losses(run / "own"), rel=1e-4)
+    assert script.apart(run, "own", "served") <= 1e-4
 
 
 def _command_line(pid):

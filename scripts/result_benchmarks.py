@@ -1,0 +1,113 @@
+"""Runs benchmark scripts on the code of a commit, and keeps what they print in docs/results/benchmarks.
+
+The scripts are those of this checkout, the package that they measure is a clone's, and tests are the clone's own. What
+a command prints is kept as it is, with the clone's commit, the date and the device; `result_tables/benchmarks.py` makes
+the pages' tables from its Markdown.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from draftsmith.core.errors import UserError
+
+SCRIPTS = Path(__file__).resolve().parent
+RESULTS = SCRIPTS.parent / "docs" / "results" / "benchmarks"
+# Name -> command, run at the root of the clone; its folders in braces are given as NAME=FOLDER.
+COMMANDS = {
+    "loop": "python scripts/benchmark_loop.py",
+    "peers": "python scripts/benchmark_peers.py --peers {peers} --sizes 'demo size' --only assisted eagle lantern",
+    "peers-512": "python scripts/benchmark_peers.py --peers {peers} --sizes 'width 512' --cycles 3 --checked 1"
+    " --tokens 8 --only assisted eagle lantern",
+    "peers-training": "python scripts/benchmark_peers.py --peers {peers} --only training",
+    "sampled": "python scripts/benchmark_sampled.py --before {before}",
+    "data": "python scripts/benchmark_data.py",
+    "loader": "python scripts/benchmark_data.py --loader",
+    "batches": "python scripts/benchmark_batches.py",
+    "distillation": "python scripts/benchmark_distillation.py",
+    "ensemble": "python scripts/benchmark_ensemble.py --requests 20",
+    "latency": "python scripts/measure_latency.py --quick --output {latency}",
+    "visual": "python scripts/benchmark_visual.py",
+    "encoding": "python scripts/benchmark_encoding.py",
+    "pictures": "python scripts/benchmark_pictures.py",
+    "lantern": "python -m pytest -q -s tests/eval/test_lantern_residual.py",
+    "sage": "python -m pytest -q -s tests/eval/test_sage_growth.py",
+    "states": "python scripts/benchmark_states.py --repeats 10",
+    "vata": "python scripts/benchmark_vata.py",
+    "shapes": "python scripts/benchmark_shapes.py --rounds 15",
+    "training-passes": "python scripts/benchmark_training_passes.py --pairs 9",
+    "towers": "python scripts/benchmark_towers.py",
+    "loading": "python scripts/benchmark_loading.py",
+    "starting": "python scripts/benchmark_starting.py",
+    "engines": "python scripts/engine_table.py {engines}",
+    "engine-losses": "python scripts/engine_losses.py {losses}",
+}
+# The exit code of a command that measured, where it is not 0: 3 says that a fault was found, which the table names.
+_CODES = {"engines": 3}
+
+
+def measure(name: str, clone: Path, folders: Mapping[str, str]) -> Path:
+    """Runs a command of `COMMANDS` in `clone` and keeps what it prints. Returns the file.
+
+    Raises:
+        UserError: no such command, a folder is not given, the clone has changed files, or the command failed.
+    """
+    if name not in COMMANDS:
+        raise UserError(f"no benchmark {name!r}", where="scripts/result_benchmarks.py",
+                        hint=f"one of {', '.join(COMMANDS)}")  # fmt: skip
+    try:
+        command = COMMANDS[name].format(**folders)
+    except KeyError as missing:
+        raise UserError(f"{name} needs a folder {missing}", where=name, hint=f"add {missing.args[0]}=FOLDER") from None
+    if changed := _git(clone, "status", "--porcelain"):
+        raise UserError(f"its code is not that of a commit:\n{changed}", where=str(clone),
+                        hint="measure in a clone without changes")  # fmt: skip
+    python = clone / ".venv" / "bin"
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PATH": f"{python}{os.pathsep}{os.environ['PATH']}"}
+    load = [os.getloadavg()[0]]
+    words = [word.replace("scripts/", f"{SCRIPTS}/", 1) if word.startswith("scripts/") else word
+             for word in shlex.split(command)]  # fmt: skip
+    done = subprocess.run(words, cwd=clone, env=environment, stdout=subprocess.PIPE, text=True)
+    if done.returncode not in (0, _CODES.get(name, 0)):
+        raise UserError(f"{command} ended with {done.returncode}", where=str(clone), hint="its messages stand above")
+    printed = done.stdout.replace(f"{SCRIPTS}/", "scripts/").replace(f"{clone}/", "")
+    for folder in folders.values():
+        printed = printed.replace(folder, "FOLDER")
+    kept: dict[str, Any] = {
+        "command": COMMANDS[name],
+        "commit": _git(clone, "rev-parse", "HEAD"),
+        "date": datetime.date.today().isoformat(),
+        "device": f"CPU ({platform.machine()})",
+        "torch": metadata.version("torch"),
+        "load": [round(one, 1) for one in (*load, os.getloadavg()[0])],
+        "output": printed.rstrip().splitlines(),
+    }
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+    return path
+
+
+def _git(clone: Path, *arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=clone, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+
+
+def main(arguments: Sequence[str]) -> None:
+    clone, *rest = arguments
+    folders = dict(one.split("=", 1) for one in rest if "=" in one)
+    for name in (one for one in rest if "=" not in one):
+        print(measure(name, Path(clone), folders), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
