@@ -21,6 +21,7 @@ from pydantic import Discriminator, Field, Tag, TypeAdapter, ValidationError
 from ..core.errors import UserError, did_you_mean
 from ..core.fields import Place
 from ..core.files import read_yaml
+from ..core.words import counted
 from .patterns import braces, matched
 from .records import RecordFile, file_identity, open_records
 from .shipped import fetch_commands, shipped
@@ -362,7 +363,9 @@ class Selection:
         empty = [
             share.source.source_name for share, picked in zip(self.shares, self._picked, strict=True) if not len(picked)
         ]
-        line = f"{len(self.shares)} data files, of {partial} a part: {kept:,} of {there:,} records"
+        files = counted(len(self.shares), "data file")
+        in_part = "" if not partial else ", in part" if partial == len(self.shares) else f", {partial} of them in part"
+        line = f"{files}{in_part}: {f'{kept:,} of ' if partial else ''}{counted(there, 'record')}"
         return line + (f"; nothing of {', '.join(empty)}" if empty else "")
 
 

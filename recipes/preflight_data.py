@@ -15,6 +15,7 @@ from typing import Any
 from ..core.errors import UserError, first_line
 from ..core.pages import page
 from ..core.section import Section
+from ..core.words import counted
 from ..data.captioned import CaptionedSource, read
 from ..data.captioned.items import Captioned, Source
 from ..data.dataset import ConversationData, ConversationDataset
@@ -219,7 +220,7 @@ def _encoded(subject: str, section: ConversationData, form: Any, files: list[Nam
         samples = [dataset[index] for index in looked]
         listed = dataset.log.listed()
     kept = [sample for sample in samples if any(sample.loss_mask)]
-    about = f"{_records(len(dataset))}, {len(samples)} read"
+    about = f"{counted(len(dataset), 'usable record')}, {len(samples)} read"
     why = "; ".join(f"{number} times {reason}" for reason, number in list(listed.reasons.items())[:3])
     if not kept:
         return len(dataset), fault(subject, f"{about}: none can be learned from: {why}", "fix the records")
@@ -233,13 +234,7 @@ def _encoded(subject: str, section: ConversationData, form: Any, files: list[Nam
     return len(dataset), ok(subject, about)
 
 
-def _records(number: int) -> str:
-    return f"{number:,} usable record{'' if number == 1 else 's'}"
-
-
-def _files(
-    subject: str, section: ConversationData, files: list[Name], why: str, count: int
-) -> tuple[int, Finding]:
+def _files(subject: str, section: ConversationData, files: list[Name], why: str, count: int) -> tuple[int, Finding]:
     """How many records can be used, and the files that some of them name, without a processor."""
     with tempfile.TemporaryDirectory() as cache:
         chosen = Selection(files, cache=Path(cache), seed=section.mixture_seed)
@@ -263,7 +258,7 @@ def _files(
                 outside.append(error)
             else:
                 missing += [] if path.is_file() else [path]
-    about, usable = f"{_records(len(places))}, {len(looked)} looked at ({why})", len(places)
+    about, usable = f"{counted(len(places), 'usable record')}, {len(looked)} looked at ({why})", len(places)
     if problems:
         file, number, problem = problems[0]
         about += f"; {len(problems)} unusable, the first: {file.file_of(number)}, record {number}: {problem}"

@@ -40,7 +40,7 @@ COMMANDS = {
     "visual": "python scripts/benchmark_visual.py",
     "encoding": "python scripts/benchmark_encoding.py",
     "pictures": "python scripts/benchmark_pictures.py",
-    "lantern": "python -m pytest -q -s tests/eval/test_lantern_residual.py",
+    "lantern": "python -m pytest -q -s -m 'slow or not slow' tests/eval/test_lantern_residual.py",
     "sage": "python -m pytest -q -s tests/eval/test_sage_growth.py",
     "states": "python scripts/benchmark_states.py --repeats 10",
     "vata": "python scripts/benchmark_vata.py",
@@ -48,12 +48,13 @@ COMMANDS = {
     "training-passes": "python scripts/benchmark_training_passes.py --pairs 9",
     "towers": "python scripts/benchmark_towers.py",
     "loading": "python scripts/benchmark_loading.py",
+    "torture": "python scripts/torture.py --seed 0,1,2 --attempts 500 --jobs 2",
     "starting": "python scripts/benchmark_starting.py",
     "engines": "python scripts/engine_table.py {engines}",
     "engine-losses": "python scripts/engine_losses.py {losses}",
 }
-# The exit code of a command that measured, where it is not 0: 3 says that a fault was found, which the table names.
-_CODES = {"engines": 3}
+# The exit code of a command that measured and found faults, which its table names.
+_CODES = {"engines": 3, "torture": 1}
 
 
 def measure(name: str, clone: Path, folders: Mapping[str, str]) -> Path:

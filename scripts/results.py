@@ -1,15 +1,17 @@
 #!/usr/bin/env python
-"""Tables and a figure of README.md and of docs/ that show what demos measured, written from what was measured.
+"""Tables and figures of README.md and of docs/ that show what was measured, written from what was measured.
 
     scripts/results.py record runs/compare-0 runs/compare-1 runs/compare-2    # finished runs, into docs/results
+    scripts/results.py measure CLONE loop vata                                # benchmark scripts on a clone's code
+    scripts/results.py measure CLONE peers peers=FOLDER                       # one that needs a folder
     scripts/results.py write                                                  # the tables of every page, the figure
     scripts/results.py check                                                  # exit code 1 where one is another
     scripts/results.py label runs/visual-ar-0/evaluate/pictures-T1.png visual-ar 1 docs/images/visual-pictures.png
 
 A page says `<!-- results: NAME -->` above a table; NAME is a function of `result_tables/`, which says what the table
-holds. `result_figures.py` draws docs/images/compare.png. A run is recorded only where its checkout had no changed
-files, and the runs of all recipes have one commit: so the tables are of one code. A run that was stopped and continued
-knows its last start alone: record runs that went through in one.
+holds. `result_figures.py` draws the figures. A run is recorded only where its checkout had no changed files, and the
+runs of all recipes and benchmarks have one commit: so the tables are of one code. A run that was stopped and continued
+knows its last start alone: record runs that went through in one. `result_benchmarks.py` has the benchmarks' commands.
 """
 
 import argparse
@@ -169,6 +171,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("record", help="keep what finished runs measured").add_argument("runs", nargs="+", type=Path)
+    measure = verbs.add_parser("measure", help="run benchmarks on a clone's code, and keep what they print")
+    measure.add_argument("clone", type=Path, help="a clone without changed files, with its environment in .venv")
+    measure.add_argument("what", nargs="+", metavar="NAME|NAME=FOLDER", help="benchmarks, and folders that they need")
     verbs.add_parser("write", help="write the tables of all pages, and the figure")
     verbs.add_parser("check", help="name the pages whose tables are not those of the results")
     label = verbs.add_parser("label", help="a sheet of pictures with the method of each row beside it, as a picture")
@@ -179,6 +184,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.verb == "record":
         record(options.runs)
+        return 0
+    if options.verb == "measure":
+        import result_benchmarks
+
+        folders = dict(one.split("=", 1) for one in options.what if "=" in one)
+        for name in (one for one in options.what if "=" not in one):
+            print(result_benchmarks.measure(name, options.clone.resolve(), folders).relative_to(ROOT), flush=True)
         return 0
     if options.verb == "label":
         import result_figures

@@ -1,16 +1,16 @@
 """What the tables of `results.py` hold: a function for each, named as pages name it, in Markdown.
 
-A module for each kind of demo; `recorded.py` has what they share.
+A module for each kind of demo, and one for benchmarks; `recorded.py` has what they share.
 """
 
 from __future__ import annotations
 
 from draftsmith.eval import tables
 
-from . import answers, clips, compared, pictures, tales
+from . import answers, benchmarks, clips, compared, pictures, tales
 from .recorded import TABLES, Rows, about_runs, table
 
-__all__ = ["TABLES", "answers", "clips", "compared", "markdown", "pictures", "tales"]
+__all__ = ["TABLES", "answers", "benchmarks", "clips", "compared", "markdown", "pictures", "tales"]
 
 
 def markdown(name: str) -> str:

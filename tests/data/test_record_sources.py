@@ -206,7 +206,7 @@ datasets:
     )
     again = opened(media / "forms" / "mix.yaml", run="again")
     assert [again.record(index)["id"] for index in range(len(again))] == ids
-    assert mixed.selection.summary() == "4 data files, of 3 a part: 32 of 84 records"
+    assert mixed.selection.summary() == "4 data files, 3 of them in part: 32 of 84 records"
     batches(loader(mixed))
 
 

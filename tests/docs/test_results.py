@@ -3,6 +3,7 @@
 import importlib
 import json
 import re
+import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -91,8 +92,85 @@ def test_every_table_is_on_a_page_and_every_mark_has_its_table(results, tables):
 
 
 def test_all_tables_are_of_one_commit():
-    runs = [run for path in (ROOT / "docs" / "results").glob("*.json") for run in json.loads(path.read_text()).values()]
-    assert len({run["commit"] for run in runs}) == 1
+    folder = ROOT / "docs" / "results"
+    runs = [run for path in folder.glob("*.json") for run in json.loads(path.read_text()).values()]
+    benchmarks = [json.loads(path.read_text()) for path in (folder / "benchmarks").glob("*.json")]
+    assert len(runs) > 20 and len(benchmarks) > 20
+    assert len({run["commit"] for run in runs + benchmarks}) == 1
+
+
+@pytest.fixture
+def benchmarks(results, monkeypatch, tmp_path):
+    module = importlib.import_module("result_benchmarks")
+    monkeypatch.setattr(module, "RESULTS", tmp_path / "benchmarks")
+    return module
+
+
+@pytest.fixture
+def clone(tmp_path):
+    """A folder with a commit, in which a benchmark can run."""
+    folder = tmp_path / "clone"
+    subprocess.run(["git", "init", "-q", str(folder)], check=True)
+    (folder / "bench.py").write_text("import sys\nprint(__file__, sys.argv[1])\nsys.exit(int(sys.argv[2]))\n")
+    for words in (["add", "-A"], ["-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "-qm", "one"]):
+        subprocess.run(["git", *words], cwd=folder, check=True)
+    return folder
+
+
+def test_what_a_benchmark_prints_is_kept_with_its_commit_and_without_our_paths(benchmarks, clone, monkeypatch):
+    monkeypatch.setattr(benchmarks, "COMMANDS", {"one": f"{sys.executable} {{code}}/bench.py {{code}}/x 0"})
+    kept = json.loads(benchmarks.measure("one", clone, {"code": str(clone)}).read_text())
+    assert kept["output"] == ["bench.py x"] and kept["command"].endswith("{code}/bench.py {code}/x 0")
+    assert kept["commit"] == subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=clone, text=True).strip()
+    assert len(kept["load"]) == 2 and kept["date"] and kept["device"]
+
+
+@pytest.mark.parametrize(
+    ("name", "folders", "told"),
+    [
+        ("two", {}, "no benchmark 'two'"),
+        ("one", {}, "one needs a folder 'code'"),
+        ("one", {"code": "CLONE"}, "bench.py x 7 ended with 7"),
+        ("changed", {"code": "CLONE"}, "its code is not that of a commit"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_and_nothing_is_kept(benchmarks, clone, monkeypatch, name, folders, told):
+    command = f"{sys.executable} {{code}}/bench.py x 7"
+    monkeypatch.setattr(benchmarks, "COMMANDS", {"one": command, "changed": command})
+    if name == "changed":
+        (clone / "bench.py").write_text("")
+    with pytest.raises(UserError, match=told):
+        benchmarks.measure(name, clone, {key: str(clone) for key in folders})
+    assert not benchmarks.RESULTS.exists()
+
+
+def test_what_misses_its_bound_is_marked(tables):
+    rows = [["what", "median"], ["a", "1.12 [1.0, 1.2]"], ["b", "0.9 [0.8, 1.0]"], ["c", "6.1% [5, 7]"], ["d", "-"]]
+    found = tables.benchmarks.judged(rows, {"a": 1.1, "b": 1.1, "c": 0.05, "d": 1.0})
+    assert [line[2] for line in found[1:]] == [
+        "**1.12 [1.0, 1.2]: missed**", "0.9 [0.8, 1.0]", "**6.1% [5, 7]: missed**", "-"
+    ]  # fmt: skip
+    assert found[0] == ["what", "bound", "median"] and found[1][1] == "at most 1.1"
+    with pytest.raises(AssertionError, match="no line for"):
+        tables.benchmarks.judged(rows, {"e": 1.0})
+
+
+def test_tables_are_found_between_other_lines(tables, monkeypatch):
+    lines = [
+        "| a | b |",
+        "| --- | --- |",
+        "| 1 |  |",
+        "[ERROR] a library",
+        "| 2 | x |",
+        "",
+        "text",
+        "| c |",
+        "| --- |",
+        "| 3 |",
+    ]
+    monkeypatch.setattr(tables.benchmarks, "kept", lambda name: {"output": lines})
+    assert tables.benchmarks.printed("any") == [["a", "b"], ["1", ""], ["2", "x"]]
+    assert tables.benchmarks.printed("any", 1) == [["c"], ["3"]]
 
 
 def test_runs_are_kept_by_seed_and_those_of_an_earlier_commit_go(results, tmp_path, monkeypatch):

@@ -91,6 +91,8 @@ def test_reports_have_one_writer():
 def test_what_bold_and_underlined_values_are_is_said_where_there_are_any():
     columns = (text("draft"), text("method"), Column("tau"))
     two = Table("", columns, (("a", "M", 2.0), ("a", "T", 3.0)), compared=("draft",))
-    assert two.on_marks() == "Bold is the best value of a column among the lines of one draft, underlined the second best."
+    assert (
+        two.on_marks() == "Bold is the best value of a column among the lines of one draft, underlined the second best."
+    )
     assert replace(two, compared=()).on_marks() == "Bold is the best value of a column, underlined the second best."
     assert replace(two, compared=None).on_marks() == "" and replace(two, rows=two.rows[:1]).on_marks() == ""

@@ -154,7 +154,13 @@ def test_another_number_of_records_than_declared_is_a_warning(own_data, capsys):
         (["stages.finetune.data.on_error=strict"], [record(0), {"id": "1"}], "1 unusable, the first"),
         ([], [{"id": "1"}], "0 usable records"),
     ],
-    ids=["a picture that is gone", "two that are gone", "a picture outside", "a broken record under strict", "nothing to use"],
+    ids=[
+        "a picture that is gone",
+        "two that are gone",
+        "a picture outside",
+        "a broken record under strict",
+        "nothing to use",
+    ],
 )
 def test_broken_data_is_a_fault(settings, records, expected, own_data, capsys):
     folders = [f"stages.{stage}.data.images=null" for stage in ("pretrain", "finetune")]

@@ -80,7 +80,7 @@ def test_a_mixture_on_disk_is_counted_with_what_is_too_long(tmp_path, capsys):
     mixture.write_text("datasets:\n- json_path: a.json\n- {json_path: b.jsonl, sampling_strategy: 'first:25%'}\n")
     assert main(["recipe=llava-ov-68m", "dry_run=true", f"stages.onevision.data.path={mixture}"]) == 0
     shown = capsys.readouterr().out.split("stage onevision")[1]
-    assert "samples 12 (measured)" in shown and "2 data files, of 1 a part: 12 of 19 records" in shown
+    assert "samples 12 (measured)" in shown and "2 data files, 1 of them in part: 12 of 19 records" in shown
     assert re.search(r"words of text and 13,248 visual tokens", shown), "23 pictures of 576"
     assert "longer than max_length 2,048 in words and pictures alone: 3 samples (drop_images)" in shown
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.json", "b.jsonl", "mix.yaml"]

@@ -59,7 +59,7 @@ def test_every_phase_leaves_a_draft_with_its_positions(run):
 
 def test_mixtures_and_long_samples_are_told_before_training(run):
     folder, said = run
-    assert "4 data files, of 2 a part: 28 of 52 records" in of_stage(said, "onevision")
+    assert "4 data files, 2 of them in part: 28 of 52 records" in of_stage(said, "onevision")
     assert "no sample is longer than max_length 256" in of_stage(said, "onevision")
     few = of_stage(said, "few_onevision")
     assert re.search(r"longer than max_length 64: 1\d of 28 \(the longest has at least \d+ ids\)", few)

@@ -137,4 +137,4 @@ def test_a_mixture_is_summed_up(open_pictures, processor, tmp_path: Path):
         ConversationData(path=str(mixture), max_length=128), PromptFormat(system=""), processor,
         files=[mixture], skipped_log=None, cache=tmp_path / "cache",
     )  # fmt: skip
-    assert said(before_training, dataset, 128)[0] == ("2 data files, of 2 a part: 3 of 8 records; nothing of data.json")
+    assert said(before_training, dataset, 128)[0] == ("2 data files, in part: 3 of 8 records; nothing of data.json")

@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig
 
 from ...core.errors import UserError
 from ...core.states import Taps
+from ...core.words import counted
 from ...data.states.dtypes import DTYPES
 from ...data.states.estimate import Size, check_disk, declared_size, samples_per_shard, shown
 from ...models.hub import rope_of
@@ -75,7 +76,7 @@ def summary(size: Size, store: StatesStore) -> str:
     per_shard = samples_per_shard(size, store.shard_bytes)
     return (
         f"{shown(size.sample_bytes)} a sample, {shown(size.total_bytes)} in all, "
-        f"in {-(-size.samples // per_shard):,} shards of {per_shard:,} samples"
+        f"in {counted(-(-size.samples // per_shard), 'shard')} of {counted(per_shard, 'sample')}"
     )
 
 

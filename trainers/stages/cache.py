@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from ...core import ranks
 from ...core.refused import Refused
+from ...core.words import counted
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
 from ...data.shards import ShardReader, claim, finish, finished, tar_path, unfinished
@@ -124,7 +125,9 @@ class CacheStage(Stage):
         )  # fmt: skip
         size = builder.size(np.arange(len(samples)), target.config.hidden_size)
         deal = Deal(len(samples), samples_per_shard(size, store.shard_bytes))
-        context.say(f"states in {store.dtype}: {size}, in {len(deal)} shards of about {shown(store.shard_bytes)}")
+        context.say(
+            f"states in {store.dtype}: {size}, in {counted(len(deal), 'shard')} of about {shown(store.shard_bytes)}"
+        )
         done = [tar_path(folder, index) for index in range(len(deal)) if finished(folder, index)]
         check_room(builder, size, sum(tar.stat().st_size for tar in done))
         in_step = context.is_in_step

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ...core import ranks
 from ...core.errors import UserError
+from ...core.words import counted
 from ...data.captioned import Captioned, CaptionedSource, Refused, decode_image, num_items, read
 from ...data.duplicates import Duplicates, find_duplicates, next_number
 from ...data.shards import ShardReader, claim, finish, unfinished, write_shard
@@ -151,7 +152,8 @@ def summary(folder: Path) -> str:
     reader = ShardReader(folder)
     refused = ", ".join(f"{count} {reason}" for reason, count in sorted(reader.refused.items())) or "none"
     size = sum(shard.bytes for shard in reader.shards) / 2**20
-    return f"{len(reader)} samples in {len(reader.shards)} shards, {size:.1f} MiB; refused: {refused}"
+    held = f"{counted(len(reader), 'sample')} in {counted(len(reader.shards), 'shard')}"
+    return f"{held}, {size:.1f} MiB; refused: {refused}"
 
 
 def resolved(source: CaptionedSource, folder: Path | None) -> CaptionedSource:

@@ -1,0 +1,196 @@
+"""Tables of benchmark scripts and of engines, out of what `results.py measure` kept of their output.
+
+Most are shown as they were printed. Where a script prints no bound, a function here adds it; what does not reach its
+bound is marked.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from .recorded import RESULTS, TABLES, Rows, table
+
+FOLDER = RESULTS / "benchmarks"
+# Name on the pages -> benchmark and number of its table, shown as printed.
+AS_PRINTED = {
+    "vata": ("vata", 0),
+    "sampled-cycles": ("sampled", 0),
+    "training-passes": ("training-passes", 0),
+    "training-shares": ("peers-training", 1),
+    "tower-windows": ("towers", 0),
+    "tower-methods": ("towers", 1),
+    "loading": ("loading", 0),
+    "pictures-side-by-side": ("pictures", 0),
+    "encoding": ("encoding", 0),
+    "states-writing": ("states", 1),
+    "states-layouts": ("states", 2),
+    "loader": ("loader", 0),
+    "distillation-memory": ("distillation", 0),
+    "batches": ("batches", 0),
+    "packing": ("batches", 1),
+    "latency-steps": ("latency", 0),
+    "latency-remarks": ("latency", 1),
+    "latency-stages": ("latency", 2),
+    "latency-captions": ("latency", 3),
+    "visual-shares": ("visual", 1),
+    "peers": ("peers", 0),
+    "peers-shares": ("peers", 1),
+    "peers-512": ("peers-512", 0),
+    "peers-training": ("peers-training", 0),
+    "starting": ("starting", 0),
+    "engine-losses": ("engine-losses", 0),
+    "engines": ("engines", 0),
+}
+
+
+@cache
+def kept(benchmark: str) -> Mapping[str, Any]:
+    """What was kept of one benchmark: command, commit, date, device, torch, load and output."""
+    return json.loads((FOLDER / f"{benchmark}.json").read_text())
+
+
+def all_kept() -> dict[str, Mapping[str, Any]]:
+    """Benchmark -> what was kept of it."""
+    return {path.stem: kept(path.stem) for path in sorted(FOLDER.glob("*.json"))}
+
+
+def printed(benchmark: str, number: int = 0) -> Rows:
+    """One of the tables in a benchmark's output, its heading first. Other lines between its rows are left out."""
+    lines = [line for line in kept(benchmark)["output"] if line.startswith("|")]
+    heads = [n for n, line in enumerate(lines[1:]) if re.fullmatch(r"\|( --- \|)+", line)]
+    first = heads[number]
+    last = heads[number + 1] if number + 1 < len(heads) else len(lines)
+    return [
+        [cell.strip() for cell in line.strip("|").split(" | ")] for line in (lines[first], *lines[first + 2 : last])
+    ]
+
+
+for _name, _place in AS_PRINTED.items():
+    TABLES[_name] = lambda place=_place: printed(*place)
+
+
+def judged(rows: Rows, bounds: Mapping[str, float], *, column: int = 1, form: str = "{:g}") -> Rows:
+    """Rows with a column `bound` before the measured one; a median above its line's bound is marked.
+
+    Args:
+        bounds: first cell of a line -> the most that its median may be.
+        column: the measured one.
+        form: how the bound is shown.
+    """
+    heading, *lines = rows
+    found = [[*heading[:column], "bound", *heading[column:]]]
+    for line in lines:
+        most, cell = bounds.get(line[0]), line[column]
+        shown = "" if most is None else f"at most {form.format(most)}"
+        found.append([*line[:column], shown, missed(cell, most), *line[column + 1 :]])
+    assert bounds.keys() <= {line[0] for line in lines}, f"no line for {bounds.keys()}"
+    return found
+
+
+def missed(cell: str, most: float | None) -> str:
+    """The cell, in bold and called missed where its first number is above the bound; a percentage counts as a share."""
+    number = re.match(r"[\d.]+", cell)
+    if most is None or number is None:
+        return cell
+    value = float(number[0]) / (100 if cell[number.end() :].startswith("%") else 1)
+    return f"**{cell}: missed**" if value > most else cell
+
+
+@table
+def benchmark_runs() -> Rows:
+    """What was run: every benchmark of docs/results/benchmarks."""
+    rows = [["command", "commit", "date", "device", "load before and after"]]
+    for about in sorted(all_kept().values(), key=lambda about: about["command"]):
+        command = re.sub(r"\{\w+\}", "FOLDER", about["command"].removeprefix("python "))
+        load = " to ".join(map(str, about["load"]))
+        rows.append([f"`{command}`", about["commit"][:7], about["date"], about["device"], load])
+    return rows
+
+
+@table
+def loop() -> Rows:
+    """The decoding loop and the training step."""
+    bounds = {"cycle / (gamma T_q + T_verify)": 1.1, "training step, ours / bare torch": 1.2}
+    return judged(printed("loop"), bounds)
+
+
+@table
+def data() -> Rows:
+    """Opening a data section of LLaVA's size."""
+    rows = printed("data")
+    return judged(rows, {line[0]: 10.0 for line in rows[1:]}, form="{:g} s")
+
+
+@table
+def states_reading() -> Rows:
+    """Rates of reading cached states. The reader that stages use must reach 80% of a plain read."""
+    rows = printed("states")
+    for line in rows:
+        if line[0] == "reader, one thread that reads ahead":
+            line[2::2] = [share if int(share.rstrip("%")) >= 80 else f"**{share}: missed**" for share in line[2::2]]
+    return rows
+
+
+@table
+def shapes() -> Rows:
+    """A head's cycle beside a plain step of targets of several shapes, at three of the printed lengths."""
+    heading, *lines = printed("shapes")
+    return [heading, *(line for line in lines if line[1] in ("63", "513", "1998"))]
+
+
+@table
+def visual() -> Rows:
+    """Image generators: the loop, LANTERN's sets, ADT-Tree's own work. The script prints the bounds."""
+    heading, *lines = printed("visual")
+    found = [heading]
+    for what, bound, wall, thread, pairs in lines:
+        most = re.fullmatch(r"at most ([\d.]+)(%?)", bound)
+        limit = float(most[1]) / (100 if most[2] else 1) if most else None
+        found.append([what, bound, wall, missed(thread, limit), pairs])
+    return found
+
+
+@table
+def ensemble_steps() -> Rows:
+    """A draft step of each ensemble over a single mode's."""
+    return judged(printed("ensemble"), {"MTCP": 1.6}, column=2)
+
+
+@table
+def ensemble_weights() -> Rows:
+    """The choice of weights in a cycle."""
+    return judged(printed("ensemble", 1), {"MT*": 0.05}, column=2, form="{:.0%}")
+
+
+@table
+def lantern_residuals() -> Rows:
+    """tau of two rules of LANTERN on synthetic sources."""
+    found = dict(line.split(": ", 1) for line in _prints("lantern", r"(k \d+.*|exact): \d.*"))  # exact: of all settings
+    rows = [["k, delta", "exact", "the paper's rule", "the released rule"]]
+    for setting in ("k 30, delta 0.2", "k 120, delta 0.1"):
+        rules = [found[f"{setting}, {rule}"] for rule in ("paper", "reference")]
+        rows.append([setting, found["exact"], *rules])
+    return rows
+
+
+@table
+def sage_growth() -> Rows:
+    """tau of SAGE's trees and a static one on synthetic sources."""
+    found: dict[str, dict[str, str]] = {}
+    for line in _prints("sage", r"\S.*\d\.\d\d \[\d\.\d\d, \d\.\d\d\]"):
+        pair, name, value = re.fullmatch(r"(less agreeing|agreeing)\s+(\S.*?)\s+(\d\.\d\d \[.*\])", line).groups()  # type: ignore[union-attr]
+        found.setdefault(name, {})[pair] = value
+    said = {"static": "static, 25 nodes", "template, cumulative": "template, cumulative (printed, the default)",
+            "template, local": "template, local (printed)"}  # fmt: skip
+    lines = [[said.get(name, name), by["agreeing"], by["less agreeing"]] for name, by in found.items()]
+    return [["tree", "agreeing pair", "less agreeing pair"], *lines]
+
+
+def _prints(benchmark: str, pattern: str) -> list[str]:
+    """Lines of a test's output that match; pytest's progress stands before some."""
+    found = (re.search(pattern, line.lstrip(".")) for line in kept(benchmark)["output"])
+    return [match[0] for match in found if match]
