@@ -11,6 +11,7 @@ import functools
 import json
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager, suppress
@@ -248,13 +249,24 @@ def full_disk_is_told(folder: Path) -> Iterator[None]:
 
 def sweep(folder: Path) -> None:
     """Remove what killed writers left half written under `folder`, where nobody writes now: files and folders named
-    `*.partial`.
+    `*.partial`, and the files beside which safetensors writes (`.tmp` and six letters or digits).
     """
-    for path in sorted(folder.rglob("*.partial")):
+    for path in sorted((*folder.rglob("*.partial"), *folder.rglob(".tmp" + 6 * "[0-9A-Za-z]"))):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+
+
+def share_as_usual(path: Path) -> None:
+    """Give a file that its owner alone may read the rights that the umask gives.
+
+    safetensors writes to temporary files, which are private: colleagues could read all of a run but its weights.
+    """
+    if stat.S_IMODE(path.stat().st_mode) == 0o600:
+        umask = os.umask(0o077)  # the only way to read it
+        os.umask(umask)
+        path.chmod(0o666 & ~umask)
 
 
 def check_new(destination: Path) -> None:

@@ -90,7 +90,7 @@ LEFT_OUT = re.compile(
 )
 # Files of a stage that say how long it took, or that hold what others say already.
 UNRECORDED = re.compile(
-    r"done\.json|fingerprint\.json|metrics\.jsonl|report\.json|suite\.json|.*\.(lock|npz|png|md|sqlite)"
+    r"done\.json|fingerprint\.json|metrics\.jsonl|report\.json|suite\.json|.*\.(lock|npz|png|md|html|sqlite)"
 )
 
 

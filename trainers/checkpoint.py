@@ -182,7 +182,7 @@ def _newest_good(folder: Path, fingerprint: str) -> Found | None:
         if state.fingerprint != fingerprint:
             raise UserError(
                 "the checkpoint was made by another recipe or from other data",
-                where=str(path),
+                where=str(path / MANIFEST),
                 hint="restore the recipe, or start the stage again with restart=STAGE",
             )
         if state.world_size != ranks.world_size():

@@ -17,6 +17,7 @@ from typing import Any
 
 from ..core import ranks
 from ..core.errors import UserError
+from ..core.files import share_as_usual
 from ..core.results import BEGUN, DONE, Fault, Mark, faults, loadable, read_mark, sums_of, write_mark
 from ..data.shards import is_of_shard
 from .stages.base import Planned
@@ -36,7 +37,10 @@ def write_done(planned: Planned, folder: Path, version: int, seconds: float, *, 
     Args:
         gpus: that all ranks held together; 0: on CPUs.
     """
-    files, begun = sums_of(folder, _names(planned.stage, folder)), read_mark(folder / BEGUN)
+    names = list(_names(planned.stage, folder))
+    for name in names:
+        share_as_usual(folder / name)
+    files, begun = sums_of(folder, names), read_mark(folder / BEGUN)
     mark = Mark(
         planned.fingerprint, version, seconds=round(seconds, 1), ranks=ranks.world_size(), gpus=gpus, files=files
     )
@@ -105,6 +109,8 @@ class InputCheck:
         if problems:
             first, more = problems[0], len(problems) - 1
             problem = f"{taken}, and {first.name} {first.problem}" + (f" (and {more} more)" if more else "")
+            if added and len(added) < len(problems):  # files under other names, or a list that was damaged
+                problem += f"; the folder's files are not those that {DONE} lists"
             raise UserError(problem, where=str(folder / first.name), hint=cure)
 
 

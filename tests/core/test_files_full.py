@@ -7,12 +7,21 @@ import re
 import resource
 import signal
 import sqlite3
+import stat
 import subprocess
 from contextlib import contextmanager
 
 import pytest
 from draftsmith.core.errors import UserError
-from draftsmith.core.files import append_lines, full_disk_is_told, is_full, sweep, unwritable, write_whole
+from draftsmith.core.files import (
+    append_lines,
+    full_disk_is_told,
+    is_full,
+    share_as_usual,
+    sweep,
+    unwritable,
+    write_whole,
+)
 
 
 @contextmanager
@@ -112,13 +121,30 @@ def test_the_room_that_there_was_is_told(tmp_path):
     assert room is not None and int(room[1].replace(",", "")) > 0
 
 
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
+def test_a_private_file_gets_the_rights_that_the_umask_gives(tmp_path, umask, mode):
+    """safetensors 0.8 writes to a private temporary file."""
+    private, own = tmp_path / "model.safetensors", tmp_path / "own"
+    private.write_text("")
+    private.chmod(0o600)
+    own.write_text("")
+    own.chmod(0o400)
+    before = os.umask(umask)
+    try:
+        for path in (private, own):
+            share_as_usual(path)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(private.stat().st_mode) == mode and stat.S_IMODE(own.stat().st_mode) == 0o400
+
+
 def test_what_killed_writers_left_is_swept(tmp_path):
     (tmp_path / "a" / ".step-00000004.partial" / "engine").mkdir(parents=True)
     deep = tmp_path / "a" / "shards" / "deep"
     deep.mkdir(parents=True)
     for name in ("shard-000001.tar.partial", "shard-000001.tar"):
         (deep / name).write_text("")
-    for name in ("shard-000001.tar.partial", "done.json.3f.partial", "rows.jsonl", "partial"):
+    for name in ("shard-000001.tar.partial", "done.json.3f.partial", ".tmpXr3tPz", "rows.jsonl", "partial"):
         (tmp_path / "a" / name).write_text("")
     outside = tmp_path / "outside"
     outside.mkdir()

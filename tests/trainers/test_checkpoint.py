@@ -98,8 +98,9 @@ def test_nothing_is_unpickled_that_does_not_verify(saved, monkeypatch):
 
 
 def test_another_recipe_is_refused(saved):
-    with pytest.raises(UserError, match="made by another recipe"):
+    with pytest.raises(UserError, match="made by another recipe") as caught:
         run(saved, steps=7, fingerprint="other")
+    assert caught.value.where == str(saved / "step-00000006" / checkpoint.MANIFEST), "which says so"
 
 
 def test_another_number_of_ranks_is_refused_with_the_reason(saved):

@@ -65,6 +65,17 @@ def test_an_input_that_is_not_as_it_was_written_is_refused_by_name(problem, tmp_
     assert (tmp_path / "second" / "seen.txt").read_text() == "done"
 
 
+def test_a_list_that_names_another_file_is_named_itself(tmp_path):
+    """A bit of done.json was flipped: the file that it lists is missing, and the one that is there is not listed."""
+    plan = reading(tmp_path)
+    (tmp_path / "first" / "note.txt").rename(tmp_path / "first" / "model.safetensors")
+    with pytest.raises(UserError) as caught:
+        run(tmp_path, *plan)
+    assert caught.value.problem.endswith(
+        "note.txt is missing (and 1 more); the folder's files are not those that done.json lists"
+    )
+
+
 def test_a_restart_of_a_reader_finds_the_damage_before_anything_moves(tmp_path):
     plan = reading(tmp_path)
     run(tmp_path, *plan)
