@@ -136,6 +136,16 @@ def states_reading() -> Rows:
 
 
 @table
+def attempts() -> Rows:
+    """Attempts to break a run, by kind and seed."""
+    seeds = [printed("torture", number) for number in range(3)]
+    rows = [["kind", *(f"seed {seed}: tried / held" for seed in range(3))]]
+    for kinds in list(zip(*seeds, strict=True))[1:]:
+        rows.append([kinds[0][0], *(f"{tried} / {held}" for _, tried, held, *_ in kinds)])
+    return rows
+
+
+@table
 def shapes() -> Rows:
     """A head's cycle beside a plain step of targets of several shapes, at three of the printed lengths."""
     heading, *lines = printed("shapes")
