@@ -103,11 +103,11 @@ def missed(cell: str, most: float | None) -> str:
 @table
 def benchmark_runs() -> Rows:
     """What was run: every benchmark of docs/results/benchmarks."""
-    rows = [["command", "commit", "date", "device", "load before and after"]]
+    rows = [["command", "commit", "date", "load before and after"]]
     for about in sorted(all_kept().values(), key=lambda about: about["command"]):
-        command = re.sub(r"\{\w+\}", "FOLDER", about["command"].removeprefix("python "))
+        command = re.sub(r"\{\w+\}", "FOLDER", about["command"].replace("python scripts/", "scripts/"))
         load = " to ".join(map(str, about["load"]))
-        rows.append([f"`{command}`", about["commit"][:7], about["date"], about["device"], load])
+        rows.append([f"`{command}`", about["commit"][:7], about["date"], load])
     return rows
 
 
