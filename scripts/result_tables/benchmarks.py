@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from .recorded import RESULTS, TABLES, Rows, table
@@ -70,7 +70,7 @@ def printed(benchmark: str, number: int = 0) -> Rows:
 
 
 for _name, _place in AS_PRINTED.items():
-    TABLES[_name] = lambda place=_place: printed(*place)
+    TABLES[_name] = partial(printed, *_place)
 
 
 def judged(rows: Rows, bounds: Mapping[str, float], *, column: int = 1, form: str = "{:g}") -> Rows:
