@@ -137,7 +137,7 @@ def main() -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(yaml.safe_dump(recipe(target), sort_keys=False))
         command = ["train", f"recipe={path}", f"output={asked.out / 'runs' / target}"]
-        subprocess.run([sys.executable, "-m", "draftsmith", *command], check=True)
+        subprocess.run([sys.executable, "-m", "draftsmith", *command], check=True, stdout=sys.stderr)
         for drafter in asked.drafters:
             found = verified(target, drafter, asked.out, python)
             table += rows(target, drafter, found)

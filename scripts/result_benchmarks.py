@@ -13,8 +13,8 @@ import os
 import platform
 import shlex
 import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -81,9 +81,6 @@ def measure(name: str, clone: Path, folders: Mapping[str, str]) -> Path:
     done = subprocess.run(words, cwd=clone, env=environment, stdout=subprocess.PIPE, text=True)
     if done.returncode not in (0, _CODES.get(name, 0)):
         raise UserError(f"{command} ended with {done.returncode}", where=str(clone), hint="its messages stand above")
-    printed = done.stdout.replace(f"{SCRIPTS}/", "scripts/").replace(f"{clone}/", "")
-    for folder in folders.values():
-        printed = printed.replace(folder, "FOLDER")
     kept: dict[str, Any] = {
         "command": COMMANDS[name],
         "commit": _git(clone, "rev-parse", "HEAD"),
@@ -91,7 +88,7 @@ def measure(name: str, clone: Path, folders: Mapping[str, str]) -> Path:
         "device": f"CPU ({platform.machine()})",
         "torch": metadata.version("torch"),
         "load": [round(one, 1) for one in (*load, os.getloadavg()[0])],
-        "output": printed.rstrip().splitlines(),
+        "output": without_places(done.stdout, clone, folders.values()).rstrip().splitlines(),
     }
     RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{name}.json"
@@ -99,16 +96,13 @@ def measure(name: str, clone: Path, folders: Mapping[str, str]) -> Path:
     return path
 
 
+def without_places(printed: str, clone: Path, folders: Iterable[str] = ()) -> str:
+    """What was printed, without the places of this machine: scripts, clone, given folders, temporary files."""
+    printed = printed.replace(f"{SCRIPTS}/", "scripts/").replace(f"{clone}/", "")
+    for folder in folders:
+        printed = printed.replace(folder, "FOLDER")
+    return printed.replace(tempfile.gettempdir(), "TEMPORARY")
+
+
 def _git(clone: Path, *arguments: str) -> str:
     return subprocess.run(["git", *arguments], cwd=clone, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
-
-
-def main(arguments: Sequence[str]) -> None:
-    clone, *rest = arguments
-    folders = dict(one.split("=", 1) for one in rest if "=" in one)
-    for name in (one for one in rest if "=" not in one):
-        print(measure(name, Path(clone), folders), flush=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

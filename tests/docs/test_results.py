@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
@@ -99,6 +100,12 @@ def test_all_tables_are_of_one_commit():
     assert len({run["commit"] for run in runs + benchmarks}) == 1
 
 
+def test_no_place_of_a_machine_is_kept():
+    """Absolute paths of folders: the commands' own are replaced, and temporary ones are."""
+    for path in (ROOT / "docs" / "results").rglob("*.json"):
+        assert re.findall(r"(?<![\w.:/<])/(?:[\w.-]+/)+[\w.-]*", path.read_text()) == [], path.name
+
+
 @pytest.fixture
 def benchmarks(results, monkeypatch, tmp_path):
     module = importlib.import_module("result_benchmarks")
@@ -120,6 +127,7 @@ def clone(tmp_path):
 def test_what_a_benchmark_prints_is_kept_with_its_commit_and_without_our_paths(benchmarks, clone, monkeypatch):
     monkeypatch.setattr(benchmarks, "COMMANDS", {"one": f"{sys.executable} {{code}}/bench.py {{code}}/x 0"})
     kept = json.loads(benchmarks.measure("one", clone, {"code": str(clone)}).read_text())
+    assert benchmarks.without_places(f"in {tempfile.gettempdir()}/a", clone) == "in TEMPORARY/a"
     assert kept["output"] == ["bench.py x"] and kept["command"].endswith("{code}/bench.py {code}/x 0")
     assert kept["commit"] == subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=clone, text=True).strip()
     assert len(kept["load"]) == 2 and kept["date"] and kept["device"]
