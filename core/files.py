@@ -292,6 +292,9 @@ def new_folder(destination: Path, *, replace: bool = False) -> Iterator[Path]:
     aside.mkdir(parents=True)
     try:
         yield aside
+        for path in aside.rglob("*"):
+            if path.is_file() and not path.is_symlink():
+                share_as_usual(path)
         if replace:
             shutil.rmtree(destination, ignore_errors=True)
         check_new(destination)  # somebody may have been quicker
