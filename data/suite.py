@@ -242,7 +242,7 @@ def read_index(folder: Path) -> SuiteFile:
     if not path.is_file():
         raise UserError("no suite here", where=str(path),
                         hint="give a directory with suite.json, or `hub` for the published sets")  # fmt: skip
-    return read_json(path, SuiteFile, hint=f"fix the file: {page('suite.md')} has the layout")
+    return read_json(path, SuiteFile, hint=f"fix the file: {page('evaluation.md')} has the layout")
 
 
 def suite_identity(folder: Path) -> str:

@@ -198,7 +198,7 @@ def _suite(subject: str, path: str, source: Path | None, context: Context) -> Fi
     if path == HUB and source is None:
         if constants.HF_HUB_OFFLINE:
             return warning(subject, "its sets are fetched from the Hub, and HF_HUB_OFFLINE is set",
-                           f"name a directory of sets with this key ({page('suite.md')})")  # fmt: skip
+                           f"name a directory of sets with this key ({page('evaluation.md')})")  # fmt: skip
         return ok(subject, "its sets will be fetched from the Hub")
     folder = source / DATASET_FOLDER / path if source else Path(path)
     if not (folder / "suite.json").is_file():
@@ -206,7 +206,7 @@ def _suite(subject: str, path: str, source: Path | None, context: Context) -> Fi
     try:
         names = list(read_index(folder).sets)
     except UserError as error:
-        return fault(subject, f"{folder / 'suite.json'}: {error.problem}", f"{page('suite.md')} has the layout")
+        return fault(subject, f"{folder / 'suite.json'}: {error.problem}", f"{page('evaluation.md')} has the layout")
     return ok(subject, f"{len(names)} sets: {', '.join(names)}")
 
 

@@ -65,17 +65,6 @@ def lvlm_report() -> Rows:
     return rows
 
 
-@table
-def lvlm_tabed() -> Rows:
-    """Means of the first demo's runs, by benchmark and mode."""
-    rows = [["benchmark", "M", "T"]]
-    for name in ("pictures", "text"):
-        both = [cells_of("lvlm", mode, name) for mode in ("M", "T")]
-        requests = both[0][0]["requests"]
-        rows.append([f"{name} ({requests} a run)", *(f"{tau(cells)}, {speed(cells)}" for cells in both)])
-    return rows
-
-
 # demo/lvlm-distilled
 
 

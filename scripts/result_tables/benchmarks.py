@@ -136,18 +136,6 @@ def states_reading() -> Rows:
 
 
 @table
-def peagle_served() -> Rows:
-    """Of the engines' table P-EAGLE's lines, a row a target: accepted tokens in our loop and in vLLM, and chains."""
-    found: dict[str, dict[str, str]] = {}
-    for target, drafter, prompts, *_, equal, accepted in printed("engines")[1:]:
-        if drafter == "peagle":
-            found.setdefault(target, {})[prompts] = f"{accepted} of {equal.split('/')[1]}"
-    names = {"llama": "Llama", "llava": "LLaVA", "qwen2_5_vl, patched": "Qwen2.5-VL (pictures: the runner patched)"}
-    groups = ("text", "one picture", "two pictures")
-    return [["target", *groups], *([name, *(found[key].get(of, "") for of in groups)] for key, name in names.items())]
-
-
-@table
 def attempts() -> Rows:
     """Attempts to break a run, by kind and seed."""
     seeds = [printed("torture", number) for number in range(3)]

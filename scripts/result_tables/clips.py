@@ -27,23 +27,9 @@ def clips(method: str, facts: Sequence[str] = (*FACTS,)) -> list[list[Cell]]:
     return [cells_of("video", method, name, budget=length) for name in facts for length in LENGTHS]
 
 
-def _heads(methods: Sequence[str]) -> Rows:
-    return [[*_HEAD, *_LENGTHS], *([*HEADS[method], *map(tau, clips(method))] for method in methods)]
-
-
 @table
 def video() -> Rows:
-    return _heads([*HEADS])
-
-
-@table
-def video_sparrow() -> Rows:
-    return _heads([method for method, (head, _) in HEADS.items() if head.startswith("Sparrow")])
-
-
-@table
-def video_msd() -> Rows:
-    return _heads([method for method, (head, _) in HEADS.items() if head.startswith("MSD")])
+    return [[*_HEAD, *_LENGTHS], *([*HEADS[method], *map(tau, clips(method))] for method in HEADS)]
 
 
 def _each_run(facts: str) -> Rows:

@@ -16,15 +16,6 @@ def compared() -> list[str]:
     return methods_of("compare")
 
 
-def _beside(methods: dict[str, str]) -> Rows:
-    """tau and speed of some methods on each set, in one column a set: the tables of methods' pages."""
-    rows = [["method", *SETS]]
-    for method, label in methods.items():
-        both = [cells_of("compare", method, name) for name in SETS]
-        rows.append([label, *(f"{tau(cells)}, {speed(cells)}" for cells in both)])
-    return rows
-
-
 @table
 def compare_readme() -> Rows:
     some = ("draft LVLM, M", "DFlash, chain", "EAGLE-3, chain", "EAGLE-3, tree", "Sparrow half blind, tree",
@@ -59,50 +50,3 @@ def compare_seeds() -> Rows:
         both = [cells_of("compare", method, name) for name in SETS]
         rows.append([method, *(text for cells in both for text in (each(taus(cells)), speeds(cells)))])
     return rows
-
-
-@table
-def compare_eagle() -> Rows:
-    return _beside({"EAGLE, tree": "EAGLE, tree", "EAGLE, chain": "EAGLE, chain"})
-
-
-@table
-def compare_eagle_3() -> Rows:
-    return _beside({name: name for name in ("EAGLE-3, tree", "EAGLE-3, chain", "EAGLE-3, SAGE")})
-
-
-@table
-def compare_msd() -> Rows:
-    return _beside({name: name for name in ("MSD, tree", "MSD, chain")})
-
-
-@table
-def compare_medusa() -> Rows:
-    return _beside({name: name for name in ("Medusa, tree", "Medusa, chain")})
-
-
-@table
-def compare_vispec() -> Rows:
-    return _beside({name: name for name in ("ViSpec, tree", "MSD, tree", "EAGLE, tree")})
-
-
-@table
-def compare_hivis() -> Rows:
-    return _beside({name: name for name in ("HiViS, tree", "Sparrow half blind, tree", "Sparrow, tree")})
-
-
-@table
-def compare_block() -> Rows:
-    """Drafters of one pass beside those of five."""
-    return _beside({name: name for name in ("DFlash, chain", "DFlash, tree", "P-EAGLE, chain", "EAGLE-3, chain")})
-
-
-@table
-def compare_sage() -> Rows:
-    return _beside({"draft LVLM, M, SAGE": "draft LVLM, M, SAGE", "draft LVLM, M, tree": "the same, dynamic tree",
-                    "EAGLE-3, SAGE": "EAGLE-3, SAGE"})  # fmt: skip
-
-
-@table
-def compare_specvlm() -> Rows:
-    return _beside({"pruned target, chain": "pruned target, chain"})

@@ -66,23 +66,6 @@ def visual_ar_greedy() -> Rows:
     return rows
 
 
-def _greedy_pair(methods: dict[str, str]) -> Rows:
-    cells = _drawn("visual-ar", 0.0)
-    rows = [[label, ratio_of_run(cells[method]), tau_of_run(cells[method]), _captioned("visual-ar", method, 0.0)]
-            for method, label in methods.items()]  # fmt: skip
-    return [["method", "speedup [IQR]", "tau [95%]", "drawn as captioned"], *rows]
-
-
-@table
-def visual_ar_adt() -> Rows:
-    return _greedy_pair({"EAGLE-2": "EAGLE-2", "ADT-Tree": "ADT-Tree"})
-
-
-@table
-def visual_ar_lantern() -> Rows:
-    return _greedy_pair({"EAGLE-2": "EAGLE-2 (exact)", "LANTERN": "LANTERN"})
-
-
 # demo/visual-ar-textures: means of the runs
 
 _TEXTURES = "visual-ar-textures"

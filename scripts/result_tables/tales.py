@@ -57,16 +57,6 @@ def sage_differences() -> Rows:
     return rows
 
 
-@table
-def sage_trees() -> Rows:
-    rows = [["tree", "tau", "nodes", "DSR [IQR]"]]
-    for method in methods_of("sage")[1:]:
-        (cell,) = cells_of("sage", method)
-        rows.append([_SAGE.get(method, method), mean_of(_drafts(method)), f"{cell['mean_nodes']:.1f}",
-                     ratio_of_run(cell)])  # fmt: skip
-    return rows
-
-
 # demo/dflash: three runs, three drafts of each kind in each
 
 _BLOCKS = {"DFlash": "1", "DFlash from distributions": "1", "P-EAGLE": "1", "EAGLE-3": "7"}  # method -> passes
@@ -100,24 +90,15 @@ def dflash() -> Rows:
     return rows
 
 
-def _of_one_pass(methods: dict[str, str]) -> Rows:
+@table
+def dflash_demo() -> Rows:
+    methods = {"DFlash": "DFlash, one pass", "P-EAGLE": "P-EAGLE, one pass", "EAGLE-3": "EAGLE-3, seven passes"}
     rows = [["", "tau, T = 0", "drafting of a cycle", "tau, T = 1", "speedup, T = 0 and T = 1"]]
     for method, label in methods.items():
         cold, hot = cells_of("dflash", method), _sampled(method)
         rows.append([label, tau(cold), f"{statistics.fmean(_drafting(cold)):.2f} ms", tau(hot),
                      f"{speed(cold)}, {speed(hot)}"])  # fmt: skip
     return rows
-
-
-@table
-def dflash_demo() -> Rows:
-    return _of_one_pass({"DFlash": "DFlash, one pass", "P-EAGLE": "P-EAGLE, one pass",
-                         "EAGLE-3": "EAGLE-3, seven passes"})  # fmt: skip
-
-
-@table
-def dflash_peagle() -> Rows:
-    return _of_one_pass({"P-EAGLE": "P-EAGLE, one pass", "EAGLE-3": "EAGLE-3, seven passes"})
 
 
 @table

@@ -1,7 +1,7 @@
 """What LANTERN's released rule accepts beside the paper's formulas, on a synthetic source of flat distributions.
 
 Scores of a code are a sum of its place's and its last code's; drafter and target share half of them. Each cycle is a
-fresh place with EAGLE-2's tree of 60 nodes. docs/visual-ar.md has the numbers, printed by `python -m pytest -s`.
+fresh place with EAGLE-2's tree of 60 nodes. docs/methods/lantern.md has the numbers, printed by `python -m pytest -s`.
 """
 
 import statistics

@@ -2,7 +2,8 @@
 
 Drafter and target are tables: scores of a token are a sum of its place's and its last token's, times a sharpness that
 drifts with the place (so that entropies of neighbouring steps go together). The target adds noise of its own, little in
-the agreeing pair and more in the other. docs/video.md has the numbers, which `python -m pytest -s` of this file prints.
+the agreeing pair and more in the other. docs/methods/sage.md has the numbers, which `python -m pytest -s`
+of this file prints.
 Letters: T places, V tokens.
 """
 
@@ -86,7 +87,7 @@ def measured() -> dict[str, dict[str, list[float]]]:
     return result
 
 
-EXPECTED = {  # means; docs/video.md gives them with their spread
+EXPECTED = {  # means; docs/methods/sage.md gives them with their spread
     "agreeing": (3.97, 3.18, 4.20, 4.00, 4.59),
     "less agreeing": (2.49, 1.98, 2.19, 2.08, 2.20),
 }

@@ -93,7 +93,7 @@ def test_check_says_what_is_not_here(tmp_path, capsys):
 
 
 def test_an_inline_text_encoder_needs_a_tokenizer_from_somewhere(tmp_path):
-    page = Path(__file__).resolve().parents[2] / "docs" / "your-own-data.md"
+    page = Path(__file__).resolve().parents[2] / "docs" / "data.md"
     path = tmp_path / "drawn.yaml"
     path.write_text(re.search(r"```yaml run drawn.yaml\n(.*?)```", page.read_text(), re.S)[1])
 
