@@ -137,28 +137,6 @@ _BLOCKS = "visual-ar-blocks"
 
 
 @table
-def blocks() -> Rows:
-    """Drafts of one pass beside heads of several, at both temperatures."""
-    methods = {
-        "DFlash, chain of 7": ("DFlash, chain of 7", "1"),
-        "EAGLE, chain of 7": ("EAGLE, chain of 7", "7"),
-        "DFlash, product tree": ("DFlash, product tree of 23 nodes", "1"),
-        "EAGLE-2": ("EAGLE-2, as many nodes", "5"),
-        "ADT-Tree": ("ADT-Tree, as many nodes", "5"),
-        "DFlash, sampled chain of 7": ("DFlash, sampled chain of 7", "1"),
-        "EAGLE, sampled chain of 7": ("EAGLE, sampled chain of 7", "7"),
-    }
-    rows = [["method", "passes of the drafter", "T = 0: tau [95%]", "DSR [IQR]", "T = 1: tau [95%]", "DSR [IQR]",
-             "drafting of a cycle, T = 0"]]  # fmt: skip
-    by_temperature = [_drawn(_BLOCKS, t) for t in TEMPERATURES]
-    for method, names in methods.items():
-        cells = [of.get(method) for of in by_temperature]
-        shown = [text for cell in cells for text in ((tau_of_run(cell), ratio_of_run(cell)) if cell else ("-", "-"))]
-        rows.append([*names, *shown, f"{cells[0]['drafter_ms']:.2f} ms" if cells[0] else "-"])
-    return rows
-
-
-@table
 def blocks_bounds() -> Rows:
     rows = [["what", "bound", "measured"], ["outputs identical to plain decoding (greedy)", "all", all_same(_BLOCKS)]]
 
