@@ -148,6 +148,21 @@ def peagle_served() -> Rows:
 
 
 @table
+def engines_served() -> Rows:
+    """Of the engines' table a row a target: drafted chains that are our loop's, on text and with pictures."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for target, drafter, prompts, *_, equal, _ in printed("engines")[1:]:
+        of_kind = found.setdefault(target, {}).setdefault(drafter, ["0/0", "0/0"])
+        kind = int(prompts != "text")
+        of_kind[kind] = "/".join(str(sum(map(int, pair))) for pair in zip(of_kind[kind].split("/"), equal.split("/")))
+    drafters = list(found["llava"])
+    rows = [["target", *(f"{name}: text, pictures" for name in drafters)]]
+    return rows + [
+        [target, *(", ".join(of[name]).replace(", 0/0", "") for name in drafters)] for target, of in found.items()
+    ]
+
+
+@table
 def attempts() -> Rows:
     """Attempts to break a run, by kind and seed."""
     seeds = [printed("torture", number) for number in range(3)]

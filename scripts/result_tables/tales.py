@@ -120,8 +120,9 @@ def dflash_peagle() -> Rows:
     return _of_one_pass({"P-EAGLE": "P-EAGLE, one pass", "EAGLE-3": "EAGLE-3, seven passes"})
 
 
-@table
 def dflash_bounds() -> Rows:
+    """Lines of the table of bounds (`bounds.py`)."""
+
     def less(name: str, temperature: int) -> str:
         found = contrasts_of("dflash", name, place=f"tales, T = {temperature}")
         texts = [with_interval(one["difference"], one["interval"], "+") for one in found]
