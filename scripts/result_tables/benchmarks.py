@@ -150,16 +150,21 @@ def peagle_served() -> Rows:
 @table
 def engines_served() -> Rows:
     """Of the engines' table a row a target: drafted chains that are our loop's, on text and with pictures."""
-    found: dict[str, dict[str, list[str]]] = {}
-    for target, drafter, prompts, *_, equal, _ in printed("engines")[1:]:
-        of_kind = found.setdefault(target, {}).setdefault(drafter, ["0/0", "0/0"])
-        kind = int(prompts != "text")
-        of_kind[kind] = "/".join(str(sum(map(int, pair))) for pair in zip(of_kind[kind].split("/"), equal.split("/")))
-    drafters = list(found["llava"])
-    rows = [["target", *(f"{name}: text, pictures" for name in drafters)]]
-    return rows + [
-        [target, *(", ".join(of[name]).replace(", 0/0", "") for name in drafters)] for target, of in found.items()
+    counts: dict[tuple[str, str, bool], list[int]] = {}
+    lines = printed("engines")[1:]
+    for target, drafter, prompts, *_, equal, _ in lines:
+        total = counts.setdefault((target, drafter, prompts != "text"), [0, 0])
+        total[:] = [one + int(more) for one, more in zip(total, equal.split("/"), strict=True)]
+    targets, drafters = ([*dict.fromkeys(column)] for column in list(zip(*lines, strict=True))[:2])
+    cells = [
+        [
+            ", ".join("/".join(map(str, counts[key])) for seen in (False, True) if (key := (*pair, seen)) in counts)
+            for pair in ((target, drafter) for drafter in drafters)
+        ]
+        for target in targets
     ]
+    heading = ["target", *(f"{name}: text, pictures" for name in drafters)]
+    return [heading, *([target, *row] for target, row in zip(targets, cells, strict=True))]
 
 
 @table
