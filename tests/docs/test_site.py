@@ -197,5 +197,6 @@ def test_githubs_markdown_as_mkdocs_reads_it():
     pages = script("site_markdown")
     assert pages.as_mkdocs_reads_it(GITHUB) == SITE
     assert pages.to_the_root("[a](../../CHANGELOG.md#b)", "api/README.md") == "[a](../project/changelog.md#b)"
+    assert pages.to_the_root("[`a`](../../recipes/a.yaml), [b](../b.md)", "how-to/c.md") == "`a`, [b](../b.md)"
     assert pages.of_the_root("[a](docs/words.md) [b](CHANGELOG.md)") == "[a](../words.md) [b](changelog.md)"
     assert pages.expanded([{"A": ["methods/*"]}], DOCS)[0]["A"][0] == "methods/adt-tree.md"
