@@ -38,7 +38,7 @@ def of_the_root(text: str) -> str:
 
 
 def to_the_root(markdown: str, page: str) -> str:
-    """A page of docs/: links to files of the root lead to their pages, and those to other files outside docs/ are text."""
+    """A page of docs/: links to files of the root lead to their pages; links to others outside docs/ become text."""
     up = "../" * page.count("/")
     for name, path in OF_THE_ROOT.items():
         markdown = markdown.replace(f"]({up}../{name}", f"]({up}{path}")
