@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """How much memory the distillation loss takes beyond the models' own states, and how it grows with the tokens.
 
-    scripts/benchmark_distillation.py           prints a section for docs/benchmarks.md
+    scripts/benchmark_distillation.py           prints a section for docs/results/benchmarks.md
     scripts/benchmark_distillation.py --tokens 8192 --chunk 512
 
 One training step (forward and backward) of a draft of the 68M's width and vocabulary, with a frozen target beside it,

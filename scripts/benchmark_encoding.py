@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Memory of encoding pictures for an image generator, and the work that a killed encode stage repeats.
 
-    scripts/benchmark_encoding.py             prints a section for docs/benchmarks.md
+    scripts/benchmark_encoding.py             prints a section for docs/results/benchmarks.md
     scripts/benchmark_encoding.py --quick     fewer pictures, for a look
 
 Peak memory of an encode stage over 500 and 5000 pictures, each in a fresh process; and a run that is killed in the

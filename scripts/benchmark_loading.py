@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Host memory that reading a checkpoint needs, apart from the pages of its files.
 
-    scripts/benchmark_loading.py      prints a section for docs/benchmarks.md; writes 1.4 GB to the temporary folder
+    scripts/benchmark_loading.py    prints a section for docs/results/benchmarks.md; writes 1.4 GB to a temporary folder
 
 A Llama of 1.4 GB in float32 and 8 shards is read by `load_weights` to the host, as it is stored and as another type.
 Anonymous memory is this process's own; pages of the files are mapped, shared by all ranks of a node, and given back

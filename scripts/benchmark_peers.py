@@ -40,7 +40,7 @@ LOOPS = {"assisted": assisted, "eagle": official_eagle, "lantern": official_lant
 
 
 def main() -> None:
-    """Prints tables for docs/benchmarks.md."""
+    """Prints tables for docs/results/benchmarks.md."""
     parser = timing.options(__doc__)
     parser.add_argument("--peers", type=Path, metavar="FOLDER", help="of the clones")
     parser.add_argument("--only", nargs="+", choices=[*LOOPS, "training"], help="these peers; default: all")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Pictures per second of plain decoding, by how many are drawn side by side.
 
-    scripts/benchmark_pictures.py             prints a section for docs/benchmarks.md
+    scripts/benchmark_pictures.py             prints a section for docs/results/benchmarks.md
     scripts/benchmark_pictures.py --quick     fewer rounds
 
 Random text-conditional LlamaGens draw the same guided pictures one, four and sixteen at a time, in turn; captions have

@@ -109,7 +109,7 @@ def _asked(child: subprocess.Popen[str], number: int) -> float:
 
 
 def main() -> None:
-    """Prints a table for docs/benchmarks.md."""
+    """Prints a table for docs/results/benchmarks.md."""
     parser = timing.options(__doc__)
     parser.add_argument("--before", type=Path, metavar="FOLDER", help="that holds the other checkout as `draftsmith`")
     parser.add_argument("--sizes", nargs="+", default=["demo size"], choices=[*SIZES])

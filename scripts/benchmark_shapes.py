@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Time of a head's cycle relative to a plain step, by the shape of a tiny target and the length of the clip.
 
-    OMP_NUM_THREADS=1 scripts/benchmark_shapes.py               prints a section for docs/benchmarks.md
+    OMP_NUM_THREADS=1 scripts/benchmark_shapes.py               prints a section for docs/results/benchmarks.md
     scripts/benchmark_shapes.py --shapes 4x128 16x64            layers x width
 
 A wide shallow target beside a head of one layer leaves little to win; a deep narrow one is bound by the launches of its

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """A Qwen2.5-VL's vision tower: a training step with windows in few calls, and an evaluation that runs it once.
 
-    OMP_NUM_THREADS=1 scripts/benchmark_towers.py      prints a section for docs/benchmarks.md
+    OMP_NUM_THREADS=1 scripts/benchmark_towers.py      prints a section for docs/results/benchmarks.md
 
 Windows: forward and backward of `QwenTraining` over one picture, against transformers' own tower, which attends window
 by window. Methods: one request decoded plainly and by a chain of four drafted tokens several times over, its tower run

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """A training step of an EAGLE-3 head, with the attention of its passes fast and as one dense softmax over all keys.
 
-    OMP_NUM_THREADS=1 scripts/benchmark_training_passes.py      prints a section for docs/benchmarks.md
+    OMP_NUM_THREADS=1 scripts/benchmark_training_passes.py      prints a section for docs/results/benchmarks.md
     scripts/benchmark_training_passes.py --width 3584 --vocab 32000 --dtype bfloat16 --lengths 2048     for a GPU
 
 A step is forward, backward and AdamW of seven passes over rows of one length, from states that are there already. The

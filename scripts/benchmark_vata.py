@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """What a drafting cycle costs a head at 0.5k and at 25k visual tokens, with the text-only window (VATA) and without.
 
-    OMP_NUM_THREADS=1 scripts/benchmark_vata.py            prints a section for docs/benchmarks.md
+    OMP_NUM_THREADS=1 scripts/benchmark_vata.py            prints a section for docs/results/benchmarks.md
     scripts/benchmark_vata.py --width 3584 --dtype bfloat16     a 7B target's layer, for a GPU
 
 A cycle is the head's part of it: reading three accepted tokens, and a tree 25-5-8 over a vocabulary. The states are

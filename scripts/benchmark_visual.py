@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Cost of drafting beyond the models' own time, at the image demo's size (encoding: benchmark_encoding.py).
 
-    scripts/benchmark_visual.py             prints a section for docs/benchmarks.md
+    scripts/benchmark_visual.py             prints a section for docs/results/benchmarks.md
     scripts/benchmark_visual.py --quick     fewer pairs
 
 1. A request decoded by the loop against its bare forwards: every call of the target's layers, the head and the LM head

@@ -10,7 +10,7 @@ are left out and named. Small ones, "/16", keep the layers of the real ones and 
 vocabularies and heads and a third of the pictures' sides: 64 tokens a picture instead of 576. What small models show is
 that everything runs, and a CPU's shape of the curves; ratios of the real pairs come from a GPU.
 
-Writes latency.json (every measured second), latency.md (a section for docs/benchmarks.md) and the figures.
+Writes latency.json (every measured second), latency.md (a section for docs/results/benchmarks.md) and the figures.
 """
 
 import argparse
@@ -204,7 +204,7 @@ def progress(line: str) -> None:
 
 
 def report(run: Run, timings: Sections, settings: str) -> str:
-    """A section for docs/benchmarks.md."""
+    """A section for docs/results/benchmarks.md."""
     sizes, shape = run.sizes, run.sizes.shape
     parts = [
         "## Latency of targets, drafts and captioners",

@@ -46,6 +46,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Leads links to files of the root, as GitHub wants them, to their pages; GitHub's Markdown as mkdocs reads it."""
+    if page.file.inclusion.is_not_in_nav():
+        page.meta["search"] = {"exclude": True}
     return site_markdown.as_mkdocs_reads_it(site_markdown.to_the_root(markdown, page.file.src_uri))
 
 

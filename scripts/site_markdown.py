@@ -38,11 +38,11 @@ def of_the_root(text: str) -> str:
 
 
 def to_the_root(markdown: str, page: str) -> str:
-    """A page of docs/, whose links to files of the root lead to their pages."""
+    """A page of docs/: links to files of the root lead to their pages; links to others outside docs/ become text."""
     up = "../" * page.count("/")
     for name, path in OF_THE_ROOT.items():
         markdown = markdown.replace(f"]({up}../{name}", f"]({up}{path}")
-    return markdown
+    return re.sub(rf"\[([^]]+)\]\({re.escape(up)}\.\./[^)]+\)", r"\1", markdown)
 
 
 def as_mkdocs_reads_it(markdown: str) -> str:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from draftsmith.eval import tables
 
-from . import answers, benchmarks, clips, compared, pictures, tales
+from . import answers, benchmarks, bounds, clips, compared, pictures, tales
 from .recorded import TABLES, Rows, about_runs, table
 
-__all__ = ["TABLES", "answers", "benchmarks", "clips", "compared", "markdown", "pictures", "tales"]
+__all__ = ["TABLES", "answers", "benchmarks", "bounds", "clips", "compared", "markdown", "pictures", "tales"]
 
 
 def markdown(name: str) -> str:

@@ -136,6 +136,26 @@ def states_reading() -> Rows:
 
 
 @table
+def engines_served() -> Rows:
+    """Of the engines' table a row a target: drafted chains that are our loop's, on text and with pictures."""
+    counts: dict[tuple[str, str, bool], list[int]] = {}
+    lines = printed("engines")[1:]
+    for target, drafter, prompts, *_, equal, _ in lines:
+        total = counts.setdefault((target, drafter, prompts != "text"), [0, 0])
+        total[:] = [one + int(more) for one, more in zip(total, equal.split("/"), strict=True)]
+    targets, drafters = ([*dict.fromkeys(column)] for column in list(zip(*lines, strict=True))[:2])
+    cells = [
+        [
+            ", ".join("/".join(map(str, counts[key])) for seen in (False, True) if (key := (*pair, seen)) in counts)
+            for pair in ((target, drafter) for drafter in drafters)
+        ]
+        for target in targets
+    ]
+    heading = ["target", *(f"{name}: text, pictures" for name in drafters)]
+    return [heading, *([target, *row] for target, row in zip(targets, cells, strict=True))]
+
+
+@table
 def attempts() -> Rows:
     """Attempts to break a run, by kind and seed."""
     seeds = [printed("torture", number) for number in range(3)]

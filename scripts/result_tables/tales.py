@@ -101,8 +101,9 @@ def dflash_demo() -> Rows:
     return rows
 
 
-@table
 def dflash_bounds() -> Rows:
+    """Lines of the table of bounds (`bounds.py`)."""
+
     def less(name: str, temperature: int) -> str:
         found = contrasts_of("dflash", name, place=f"tales, T = {temperature}")
         texts = [with_interval(one["difference"], one["interval"], "+") for one in found]

@@ -18,6 +18,23 @@ def test_the_citation_is_of_this_version():
     assert {"cff-version", "title", "message", "authors"} <= set(citation)
 
 
+def test_the_changelog_begins_with_this_version_and_the_tag_is_the_owners():
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    assert re.findall(r"^## (.+)$", changelog, re.M)[0] == draftsmith.__version__
+    assert len(changelog.splitlines()) <= 160  # for users; git has the history
+    for text in (changelog, (ROOT / "docs" / "project.md").read_text()):
+        assert f"tag `v{draftsmith.__version__}`" in text and "owner" in text
+
+
+def test_where_no_address_stands_the_files_say_so():
+    for name in ("CITATION.cff", "SECURITY.md"):
+        assert re.search(r"^repository-code: https|(?i:placeholder)", (ROOT / name).read_text(), re.M), name
+
+
+def test_the_readme_is_a_front_page():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 100
+
+
 def test_the_page_of_versions_says_what_is_required_and_pinned():
     page = (ROOT / "docs" / "project.md").read_text()
     rows = {

@@ -163,6 +163,31 @@ def test_what_misses_its_bound_is_marked(tables):
         tables.benchmarks.judged(rows, {"e": 1.0})
 
 
+def test_the_fastest_method_of_each_run_is_held_to_its_bound(tables, monkeypatch):
+    def cell(method, speed, low, relaxed=False):
+        return {"method": method, "DSR": speed, "DSR_spread": [low, 3.0], "relaxed": relaxed}
+
+    runs = {0: {"cells": [cell("a", 2.5, 2.0), cell("b", 2.1, 1.0), cell("c", 9.0, 8.0, relaxed=True)]},
+            1: {"cells": [cell("b", 1.9, 1.5)]}, 2: {"cells": [cell("a", 2.2, 1.05)]}}  # fmt: skip
+    monkeypatch.setattr(tables.bounds, "evaluations", lambda recipe: runs)
+    bound, said = tables.bounds._fastest("any", lambda cell: True, 2.0)
+    assert bound == "2x, lower quartile above 1.1"
+    assert said == "2.50x [2.00, 3.00], 1.90x [1.50, 3.00], 2.20x [1.05, 3.00] (a; b): **missed** by 2 of 3"
+    del runs[1], runs[2]
+    assert "missed" not in tables.bounds._fastest("any", lambda cell: True, 2.0)[1]
+
+
+def test_chains_that_an_engine_drafts_as_we_do_are_summed(tables, monkeypatch):
+    lines = [["target", "drafter", "prompts", "plain", "drafted", "chains", "accepted"]]
+    lines += [["llava", "eagle", prompts, "4/4", "4/4", equal, "1, 1"]
+              for prompts, equal in (("text", "5/6"), ("one picture", "7/9"), ("two pictures", "8/8"))]  # fmt: skip
+    lines += [["llama", "eagle", "text", "4/4", "4/4", "3/3", "1, 1"]]
+    monkeypatch.setattr(tables.benchmarks, "printed", lambda name: lines)
+    assert tables.benchmarks.engines_served() == [
+        ["target", "eagle: text, pictures"], ["llava", "5/6, 15/17"], ["llama", "3/3"]
+    ]  # fmt: skip
+
+
 def test_tables_are_found_between_other_lines(tables, monkeypatch):
     lines = [
         "| a | b |",

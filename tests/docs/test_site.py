@@ -42,15 +42,36 @@ def named(nav) -> list[str]:
     return [name for part in parts for name in named(part)]
 
 
+def navigation() -> tuple[list[str], set[str]]:
+    """The pages of the navigation, `FOLDER/*` expanded, and the pages of docs/ that stand outside it."""
+    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    outside = {path for line in settings["not_in_nav"].split() for path in DOCS.rglob("*.md")
+               if f"/{path.relative_to(DOCS)}".startswith(line)}  # fmt: skip
+    return named(script("site_markdown").expanded(settings["nav"], DOCS)), {str(p.relative_to(DOCS)) for p in outside}
+
+
 def test_every_page_is_in_the_navigation_once(reference):
-    nav = named(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
-    whole = [name.removesuffix("/*") for name in nav if name.endswith("/*")]
-    files = [name for name in nav if not name.endswith("/*")]
-    assert len(files) == len(set(files))
+    inside, outside = navigation()
+    assert len(inside) == len(set(inside)) and not outside & set(inside)
     pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
-    pages = {page for page in pages if Path(page).parent.name not in whole or page.endswith("README.md")}
     made = {*reference.generated(), "project/contributing.md", "project/changelog.md"}
-    assert set(files) == pages | made
+    assert set(inside) == pages - outside | made
+
+
+def test_the_site_can_be_read():
+    """At most 50 pages, generated ones too, and 45,000 words in those of docs/; decisions and logs stay outside."""
+    inside, outside = navigation()
+    words = {page: len((DOCS / page).read_text().split()) for page in inside if (DOCS / page).exists()}
+    assert len(inside) <= 50, len(inside)
+    assert sum(words.values()) <= 45_000, sorted(words.items(), key=lambda item: -item[1])[:10]
+    assert {"papers.md", "results/benchmarks.md", "decisions/README.md"} <= outside
+
+
+def test_the_home_page_shows_a_command_and_a_figure():
+    before_the_list = (DOCS / "README.md").read_text().split("| you want to |")[0]
+    assert "```bash\ndraftsmith demo " in before_the_list
+    (figure,) = re.findall(r"!\[[^]]+\]\((images/[\w-]+\.png)\)", before_the_list)
+    assert (DOCS / figure).exists()
 
 
 def test_every_key_has_a_row_with_a_description(reference):
@@ -169,5 +190,6 @@ def test_githubs_markdown_as_mkdocs_reads_it():
     pages = script("site_markdown")
     assert pages.as_mkdocs_reads_it(GITHUB) == SITE
     assert pages.to_the_root("[a](../../CHANGELOG.md#b)", "api/README.md") == "[a](../project/changelog.md#b)"
+    assert pages.to_the_root("[`a`](../../recipes/a.yaml), [b](../b.md)", "how-to/c.md") == "`a`, [b](../b.md)"
     assert pages.of_the_root("[a](docs/words.md) [b](CHANGELOG.md)") == "[a](../words.md) [b](changelog.md)"
     assert pages.expanded([{"A": ["methods/*"]}], DOCS)[0]["A"][0] == "methods/adt-tree.md"

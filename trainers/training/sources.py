@@ -193,7 +193,7 @@ class Cached:
         collate = CachedCollate(self.reader, self.seed)
         loader = make_loader(CachedSamples.of(self.reader, indices), collate, first, last)
         # A thread reads ahead, with `num_workers` threads below it: batches of processes come in new shared memory,
-        # which costs more than reading them (docs/benchmarks.md).
+        # which costs more than reading them (docs/results/benchmarks.md).
         self.reader.use_threads(loader.num_workers)
         loader = replace(loader, num_workers=0)
         return Steps(loader, lambda: prefetched(loader))
