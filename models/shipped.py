@@ -1,5 +1,6 @@
-"""Trained weights that come with the package: recipes name them as `shipped:NAME`. models/weights/README.md has how each
-was made.
+"""Trained weights that come with the package: recipes name them as `shipped:NAME`.
+
+models/weights/README.md says how each was made.
 """
 
 from __future__ import annotations

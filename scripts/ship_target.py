@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Makes the weights that come with the package from a run that trained them: float16, with hash, seed, commit, commands.
+"""Makes the weights that come with the package from a run that trained them: float16, with hash, seed and commit.
 
     draftsmith demo lvlm-from-nothing "stages=[world,seeing,target]" output=RUN
     scripts/ship_target.py RUN/target models/weights/shapes-llava
@@ -35,7 +35,9 @@ def ship(stage: Path, folder: Path) -> dict[str, Any]:
     run = read_yaml(stage.parent / "run.yaml", dict[str, Any], hint=_HINT)
     manifest = read_json(stage / "draftsmith.json", dict[str, Any], hint=_HINT)
     if run["git"]["commit"] is None or run["git"]["changed_files"]:
-        raise UserError("its code is not that of a commit", where=str(stage.parent), hint="run it in a clone without changes")
+        raise UserError(
+            "its code is not that of a commit", where=str(stage.parent), hint="run it in a clone without changes"
+        )
     config = read_json(stage / "config.json", dict[str, Any], hint=_HINT)
     for part in (config, config["text_config"], config["vision_config"]):
         part["dtype"] = "float16"

@@ -59,7 +59,9 @@ class Texts:
                 )),
                 self.processor, self._warp, self.target.decoder.banned,
             )  # fmt: skip
-        self.name = f"{shipped_name(context.target.path or 'inline')}@{context.target.revision or context.fingerprint[:12]}"
+        self.name = (
+            f"{shipped_name(context.target.path or 'inline')}@{context.target.revision or context.fingerprint[:12]}"
+        )
 
     def __len__(self) -> int:
         return len(self.dataset)

@@ -71,7 +71,8 @@ class GenerateStage(Stage):
     kind: Literal["generate"]
     # Side of the pictures in pixels.
     image_size: int = Field(48, ge=16, le=4096)
-    # Ids of the tokenizer, which is trained on the first split unless target.path brings one; null: 640 for conversations, 400 for captions.
+    # Ids of the tokenizer, which is trained on the first split where no target.path brings one; null: 640 for
+    # conversations, 400 for captions.
     vocab_size: int | None = Field(None, ge=300, le=1 << 20)
     # Conversations: split -> kind of scenario -> number of records. Captioned pictures: split -> number of pictures;
     # `held_out` then has figures that no other split has.
@@ -215,7 +216,9 @@ class GenerateStage(Stage):
             raise Refused("splits", f"target {target.kind} does not read what they say", f"give {wanted}")
         brought = sorted({"patch_size", "vocab_size"} & self.model_fields_set) if target.path is not None else []
         if self.writes_conversations and brought:
-            raise Refused(brought[0], "nothing reads it: the weights at target.path bring their processor", "leave it out")
+            raise Refused(
+                brought[0], "nothing reads it: the weights at target.path bring their processor", "leave it out"
+            )
         if self.writes_conversations and isinstance(tower := dict(target).get("vision_tower"), dict):
             # A Qwen-VL, Pixtral, Mistral 3 or Gemma 4 reads pictures of any size.
             any_size = target.kind in (*QWEN, "pixtral", "mistral3", "gemma4")
