@@ -12,7 +12,7 @@ from draftsmith.recipes.preflight_data import sections
 from PIL import Image
 
 FEW = [
-    "recipe=demo/lvlm",
+    "recipe=demo/lvlm-from-nothing",
     "stages.world.splits.train={name: 1, colors: 1, caption: 2, attribute: 10, conversation: 2, place: 1, probe: 1, "
     "count: 1, word: 1, difference: 1, edit: 1, story: 1, sums: 5, fact: 5, aside: 1}",
     "stages.world.splits.align.caption=1",
@@ -214,7 +214,7 @@ def test_states_that_do_not_fit_and_sets_that_are_fetched(capsys, monkeypatch, t
     ("recipe", "keys"),
     [
         (
-            "demo/lvlm",
+            "demo/lvlm-from-nothing",
             {"finetune": {"data", "validation.data"}, "evaluate": {"benchmarks.pictures.data", "probes.binding.data"}},
         ),
         (
@@ -254,10 +254,12 @@ def test_a_finished_stage_says_which_of_its_files_are_gone(generated, tmp_path, 
 def test_missing_data_is_a_fault_where_nothing_brings_it(tmp_path, capsys):
     """A run is refused for it before its first stage (tests/recipes/test_cli.py)."""
     missing = f"{{path: {tmp_path / 'absent.json'}, from: null}}"
-    code, text = check(capsys, "demo/lvlm", f"output={tmp_path / 'run'}", f"stages.finetune.data={missing}")
+    code, text = check(
+        capsys, "demo/lvlm-from-nothing", f"output={tmp_path / 'run'}", f"stages.finetune.data={missing}"
+    )
     assert code == FAULTS and line(text, "stages.finetune.data").startswith("fault")
     assert "stages.finetune.data.path=..." in text
     # What the run itself writes is there in time.
     ours = f"{{path: {tmp_path / 'run' / 'world' / 'world' / 'train.json'}, from: null}}"
-    code, text = check(capsys, "demo/lvlm", f"output={tmp_path / 'run'}", f"stages.finetune.data={ours}")
+    code, text = check(capsys, "demo/lvlm-from-nothing", f"output={tmp_path / 'run'}", f"stages.finetune.data={ours}")
     assert code == OK and line(text, "stages.finetune.data").startswith("warning")
