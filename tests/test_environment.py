@@ -1,4 +1,4 @@
-"""scripts/demo and scripts/test share one environment, in both orders, from any folder. No package is installed here."""
+"""scripts/demo and scripts/test share one environment, in both orders and from any folder. Nothing is installed."""
 
 import os
 import shutil

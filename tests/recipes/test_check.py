@@ -254,12 +254,10 @@ def test_a_finished_stage_says_which_of_its_files_are_gone(generated, tmp_path, 
 def test_missing_data_is_a_fault_where_nothing_brings_it(tmp_path, capsys):
     """A run is refused for it before its first stage (tests/recipes/test_cli.py)."""
     missing = f"{{path: {tmp_path / 'absent.json'}, from: null}}"
-    code, text = check(
-        capsys, "demo/lvlm-from-nothing", f"output={tmp_path / 'run'}", f"stages.finetune.data={missing}"
-    )
+    code, text = check(capsys, "demo/lvlm", f"output={tmp_path / 'run'}", f"stages.finetune.data={missing}")
     assert code == FAULTS and line(text, "stages.finetune.data").startswith("fault")
     assert "stages.finetune.data.path=..." in text
     # What the run itself writes is there in time.
     ours = f"{{path: {tmp_path / 'run' / 'world' / 'world' / 'train.json'}, from: null}}"
-    code, text = check(capsys, "demo/lvlm-from-nothing", f"output={tmp_path / 'run'}", f"stages.finetune.data={ours}")
+    code, text = check(capsys, "demo/lvlm", f"output={tmp_path / 'run'}", f"stages.finetune.data={ours}")
     assert code == OK and line(text, "stages.finetune.data").startswith("warning")

@@ -167,9 +167,7 @@ def echo(tmp_path) -> str:
 
 
 def test_what_the_slurm_script_tells_each_rank(tmp_path, echo):
-    done = slurm(
-        tmp_path, "recipe=demo/lvlm-from-nothing", "stages.world.splits.train={name: 2}", DRAFTSMITH_PYTHON=echo
-    )
+    done = slurm(tmp_path, "recipe=demo/lvlm", "stages.world.splits.train={name: 2}", DRAFTSMITH_PYTHON=echo)
     assert done.returncode == 0, done.stderr
     said = "at 127.0.0.1:24711, threads 1: recipe=demo/lvlm stages.world.splits.train={name: 2}"
     assert sorted(done.stdout.splitlines()) == [f"rank {r} of 2, local 0 of 1, {said}" for r in (0, 1)]

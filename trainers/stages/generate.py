@@ -214,7 +214,8 @@ class GenerateStage(Stage):
         if target.draws_images == self.writes_conversations:
             wanted = "numbers of pictures" if target.draws_images else "records of each kind of scenario"
             raise Refused("splits", f"target {target.kind} does not read what they say", f"give {wanted}")
-        brought = sorted({"patch_size", "vocab_size"} & self.model_fields_set) if target.path is not None else []
+        own = [key for key in ("patch_size", "vocab_size") if dict(self)[key] != type(self).model_fields[key].default]
+        brought = own if target.path is not None else []
         if self.writes_conversations and brought:
             raise Refused(
                 brought[0], "nothing reads it: the weights at target.path bring their processor", "leave it out"
