@@ -11,14 +11,14 @@ from ..core.errors import did_you_mean
 from ..core.refused import Refused
 
 FOLDER = Path(__file__).parent / "weights"
-_PREFIX = "shipped:"
+PREFIX = "shipped:"
 
 
 def shipped_folder(place: str) -> str:
     """The folder of `shipped:NAME`; any other place as it is. Raises `Refused` where nothing of this name ships."""
-    if not place.startswith(_PREFIX):
+    if not place.startswith(PREFIX):
         return place
-    folder, names = FOLDER / place.removeprefix(_PREFIX), [path.parent.name for path in FOLDER.glob("*/config.json")]
+    folder, names = FOLDER / place.removeprefix(PREFIX), [path.parent.name for path in FOLDER.glob("*/config.json")]
     if folder.name not in names or folder.parent != FOLDER:
         raise Refused("", f"no weights {place!r} come with draftsmith", did_you_mean(folder.name, names))
     return str(folder)
@@ -26,4 +26,4 @@ def shipped_folder(place: str) -> str:
 
 def shipped_name(place: str) -> str:
     """`shipped:NAME` of a folder of the package, where it lies differs between machines; any other place as it is."""
-    return f"{_PREFIX}{Path(place).name}" if Path(place).parent == FOLDER else place
+    return f"{PREFIX}{Path(place).name}" if Path(place).parent == FOLDER else place
