@@ -23,6 +23,7 @@ from ..core.files import read_json
 from ..core.finite import check_module, check_weights
 from ..core.pretrained import INDEX, RESTORE, Index, check_all_read, reading_pretrained, reading_safetensors
 from .inline import inline_config
+from .shipped import PREFIX
 
 PINNED = Path(__file__).parent / "configs"
 
@@ -220,5 +221,5 @@ def fetch_file(source: str, name: str, revision: str | None) -> Path | None:
 
 
 def is_somewhere(place: str | None) -> bool:
-    """Whether a name of weights is a directory here, or looks like a Hub id."""
-    return place is not None and (Path(place).is_dir() or place.count("/") == 1)
+    """Whether a name of weights is a directory here, comes with the package, or looks like a Hub id."""
+    return place is not None and (Path(place).is_dir() or place.startswith(PREFIX) or place.count("/") == 1)

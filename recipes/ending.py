@@ -20,7 +20,7 @@ WIDTH, MOST_METHODS = 100, 30
 NEXT_DEMO = {
     "lvlm": "compare", "compare": "dflash", "dflash": "sage", "sage": "video", "video": "visual-ar",
     "visual-ar": "visual-ar-blocks", "visual-ar-blocks": "visual-ar-textures", "visual-ar-textures": "lvlm-ov",
-    "lvlm-ov": "suite", "suite": "compare", "lvlm-seeds": "lvlm-distilled",
+    "lvlm-ov": "suite", "suite": "compare", "lvlm-seeds": "lvlm-distilled", "lvlm-from-nothing": "compare",
     "lvlm-distilled": "compare", "adapt": "compare",
 }  # fmt: skip
 _NOTE = "tau: tokens per target pass; x: measured speedup of decoding; same: outputs equal plain decoding's"

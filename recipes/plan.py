@@ -19,6 +19,7 @@ from ..data.mixture import identities
 from ..data.records import file_identity
 from ..data.suite import INDEX, suite_identity
 from ..data.tars import expand_paths
+from ..models.shipped import shipped_folder
 from ..trainers.matching import ABSENT, FINGERPRINTS, HIDDEN, RULED
 from ..trainers.results import named_weights
 from ..trainers.stages.base import Planned
@@ -161,7 +162,7 @@ def _outside(section: Any, written: Sequence[str], key: str = "") -> dict[str, s
         named |= {f"weights.{name}": path for name, path in section.get("weights", {}).items()}
     for name, path in named.items():
         is_own = any(Path(os.path.realpath(path)).is_relative_to(folder) for folder in written)
-        found[f"{key}.{name}"] = ABSENT if is_own else weights_identity(Path(path)) or ABSENT
+        found[f"{key}.{name}"] = ABSENT if is_own else weights_identity(Path(shipped_folder(path))) or ABSENT
     if isinstance(index := section.get("class_index"), str):
         found[f"{key}.class_index"] = _path_identity(Path(index))
     return found

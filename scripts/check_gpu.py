@@ -74,7 +74,7 @@ def _splits(split: str, **kinds: int) -> list[str]:
 _NONE = {kind: 0 for kind in ("name", "colors", "place", "probe", "count", "word", "edit", "story", "aside")}
 TRACKS = {
     "draft": Track(
-        "demo/lvlm", ("seeing", "target", "language", "finetune"),
+        "demo/lvlm-from-nothing", ("seeing", "target", "language", "finetune"),
         (
             f"target.language_model={SMALL['target.language_model']}",
             *_splits("train", **_NONE, caption=60, attribute=60, sums=30, fact=10, difference=0, conversation=30),

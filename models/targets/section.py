@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal, NoReturn, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_serializer, field_validator, model_validator
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ...core.errors import UserError
@@ -12,6 +12,7 @@ from ...core.fields import AttentionName, DeviceMap, Dtype, Place, Revision
 from ...core.refused import Refused
 from ...core.section import Section
 from ..llava import TokenIds
+from ..shipped import shipped_folder, shipped_name
 
 
 class TargetSection(Section):
@@ -19,7 +20,7 @@ class TargetSection(Section):
 
     draws_images: ClassVar[bool] = False
 
-    # Hub id or directory of the weights and the processor.
+    # Hub id or directory of the weights and the processor; shipped:NAME is one that comes with the package.
     path: Place | None = None
     revision: Revision | None = None
     # auto: on a GPU as the weights are stored (mixed ones: the larger part's type), on a CPU float32; a target that is
@@ -45,6 +46,16 @@ class TargetSection(Section):
     # Tokens of a prompt that are run at once: memory for speed. null runs it whole, which 25k visual tokens of a 7B
     # target do not allow beside much else; 4096 is a good size there.
     prefill_chunk: int | None = Field(None, ge=1)
+
+    @field_validator("path")
+    @classmethod
+    def _of_the_package(cls, path: str | None) -> str | None:
+        return None if path is None else shipped_folder(path)
+
+    # Manifests and fingerprints hold a name that means the same on every machine.
+    @field_serializer("path")
+    def _by_name(self, path: str | None) -> str | None:
+        return None if path is None else shipped_name(path)
 
     @model_validator(mode="after")
     def _one_way_to_spread(self) -> Self:

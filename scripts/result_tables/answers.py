@@ -1,4 +1,4 @@
-"""Tables of the demos that answer questions about pictures: demo/lvlm and what extends it, demo/lvlm-ov, demo/adapt."""
+"""Tables of the demos that answer questions about pictures: demo/lvlm and its family, demo/lvlm-ov, demo/adapt."""
 
 from __future__ import annotations
 
@@ -39,26 +39,26 @@ def lvlm_readme() -> Rows:
 
 @table
 def lvlm_seeds() -> Rows:
-    """Each run of the first demo, and the means."""
+    """Each run of demo/lvlm-from-nothing, and the means."""
     sets = [("pictures", "M"), ("pictures", "T"), ("text", "M"), ("text", "T")]
     rows = [["seed", "right attribute named with the picture, without it",
              *(f"{name}: tau {mode}" if mode == "M" else f"tau {mode}" for name, mode in sets)]]  # fmt: skip
-    for seed, run in evaluations("lvlm").items():
+    for seed, run in evaluations("lvlm-from-nothing").items():
         seen = f"{run['binding']['accuracy']:.0%}, {run['binding']['blind_accuracy']:.0%}"
-        cells = [of_one("lvlm", seed, mode, name) for name, mode in sets]
+        cells = [of_one("lvlm-from-nothing", seed, mode, name) for name, mode in sets]
         rows.append([str(seed), seen, *(f"{cell['tau']:.2f}, {cell['DSR']:.2f}x" for cell in cells)])
-    both = [cells_of("lvlm", mode, name) for name, mode in sets]
+    both = [cells_of("lvlm-from-nothing", mode, name) for name, mode in sets]
     rows.append(["mean", "", *(f"{tau(cells)}, {speed(cells)}" for cells in both)])
     return rows
 
 
 @table
 def lvlm_report() -> Rows:
-    """The table of the first demo's report, seed 0."""
+    """The table of demo/lvlm-from-nothing's report, seed 0."""
     rows = [["benchmark", "mode", "n", "tau [95%]", "tau per request", "T_q/T_p", "expected", "DSR [IQR]", "ESR [IQR]",
              "prefill", "identical"]]  # fmt: skip
     for name, mode in (("pictures", "M"), ("pictures", "T"), ("text", "M"), ("text", "T")):
-        cell = of_one("lvlm", 0, mode, name)
+        cell = of_one("lvlm-from-nothing", 0, mode, name)
         rows.append([name, mode, f"{cell['requests']}", tau_of_run(cell), f"{cell['tau_mean_of_requests']:.2f}",
                      f"{cell['T_q_over_T_p']:.2f}", f"{cell['expected_speedup']:.2f}x", ratio_of_run(cell),
                      ratio_of_run(cell, "ESR"), f"{cell['prefill_share']:.0%}", same(cell)])  # fmt: skip

@@ -214,7 +214,7 @@ SECRETIVE = [
 
 def small_recipe(path: Path) -> Path:
     """The demo's first two stages, two steps long."""
-    tree = yaml.safe_load((ROOT / "recipes" / "demo" / "lvlm.yaml").read_text())
+    tree = yaml.safe_load((ROOT / "recipes" / "demo" / "lvlm-from-nothing.yaml").read_text())
     stages = tree["stages"]
     tree["stages"] = {
         "world": stages["world"] | {"splits": {"train": {"attribute": 8}}, "vocab_size": 400},

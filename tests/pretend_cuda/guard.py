@@ -9,20 +9,34 @@ import tempfile
 from pathlib import Path
 
 
+def compiler() -> str:
+    """The C++ compiler's name."""
+    return os.environ.get("CXX", "c++")
+
+
+def compiled() -> Path | None:
+    """The library where it is built and newer than its source."""
+    library, source = _library(), Path(__file__).with_name("guard.cpp")
+    return library if library.is_file() and library.stat().st_mtime >= source.stat().st_mtime else None
+
+
+def _library() -> Path:
+    version = importlib.metadata.version("torch")
+    return Path(tempfile.gettempdir()) / f"draftsmith-pretend-cuda-{os.getuid()}-{version}.so"
+
+
 def load() -> None:
     """From now on, torch believes that there are two CUDA devices. Needs a C++ compiler: `c++`, or what $CXX names."""
     spec = importlib.util.find_spec("torch")
     assert spec is not None and spec.submodule_search_locations is not None
     torch = Path(spec.submodule_search_locations[0])
-    version = importlib.metadata.version("torch")
-    library = Path(tempfile.gettempdir()) / f"draftsmith-pretend-cuda-{os.getuid()}-{version}.so"
-    source = Path(__file__).with_name("guard.cpp")
-    if not library.is_file() or library.stat().st_mtime < source.stat().st_mtime:
+    library, source = _library(), Path(__file__).with_name("guard.cpp")
+    if compiled() is None:
         aside = library.with_suffix(f".{os.getpid()}")
         include = [f"-I{torch / 'include'}", f"-I{torch / 'include/torch/csrc/api/include'}"]
         link = [f"-L{torch / 'lib'}", "-lc10", "-ltorch_cpu"]
-        compiler = [os.environ.get("CXX", "c++"), "-O0", "-shared", "-fPIC", "-std=c++20"]
-        subprocess.run([*compiler, str(source), "-o", str(aside), *include, *link], check=True)
+        command = [compiler(), "-O0", "-shared", "-fPIC", "-std=c++20"]
+        subprocess.run([*command, str(source), "-o", str(aside), *include, *link], check=True)
         aside.replace(library)
     ctypes.CDLL(str(torch / "lib" / "libtorch_cpu.so"), ctypes.RTLD_GLOBAL)
     ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from . import guard
 from .asking import results_of
 from .device import PACKAGE, _file_of_the_project
 
@@ -60,3 +61,10 @@ def test_a_checkout_behind_a_symbolic_link_names_its_files(tmp_path):
 def test_the_device_has_the_cpus_loss(steps, name):
     cpu, device = steps[name]["losses"]
     assert cpu == pytest.approx(device, rel=1e-5) and cpu > 0
+
+
+def test_without_a_compiler_the_tests_of_the_pretend_device_skip_and_say_why(monkeypatch):
+    monkeypatch.setattr(guard, "compiled", lambda: None)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(pytest.skip.Exception, match=r"no C\+\+ compiler \(no-such-compiler\)"):
+        results_of("anything")

@@ -73,7 +73,7 @@ def draft():
     output = _begin()
 
     def run(*more, **chosen):
-        return run_loaded(load(["recipe=demo/lvlm", f"output={output}", *DRAFT, *more]), output, **chosen)
+        return run_loaded(load(["recipe=demo/lvlm-from-nothing", f"output={output}", *DRAFT, *more]), output, **chosen)
 
     stages = ("world", "seeing", "target", "language", "pretrain", "finetune", "evaluate")
     one = _result(output, run(), stages)

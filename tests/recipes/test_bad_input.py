@@ -31,42 +31,66 @@ BAD = {
         ["recipe=llava15-68m", "stages.new={data: {path: mine.json}}"],
         "stages.new: its kind is missing; kinds are generate, encode, regenerate, cache, train, evaluate, publish",
     ),
-    "no methods": (["recipe=demo/lvlm", "stages.evaluate.methods=1"], r"(found 1)"),
-    "how methods are written": (["recipe=demo/lvlm", "stages.evaluate.methods=[M]"], "write methods={name: {}}"),
-    "no preset": (["recipe=demo/lvlm", "stages.evaluate.preset=[a]"], "stages.evaluate.preset: input should be 'adt'"),
-    "needs earlier": (["recipe=demo/lvlm", "stages.target.data.from=evaluate"], "which runs later"),
-    "makes no data": (["recipe=demo/lvlm", "stages.language.data.from=target"], "makes none"),
-    "unknown scenario": (["recipe=demo/lvlm", "stages.world.splits.train.captoin=1"], "did you mean 'caption'"),
+    "no methods": (["recipe=demo/lvlm-from-nothing", "stages.evaluate.methods=1"], r"(found 1)"),
+    "how methods are written": (
+        ["recipe=demo/lvlm-from-nothing", "stages.evaluate.methods=[M]"],
+        "write methods={name: {}}",
+    ),
+    "no preset": (
+        ["recipe=demo/lvlm-from-nothing", "stages.evaluate.preset=[a]"],
+        "stages.evaluate.preset: input should be 'adt'",
+    ),
+    "needs earlier": (["recipe=demo/lvlm-from-nothing", "stages.target.data.from=evaluate"], "which runs later"),
+    "makes no data": (["recipe=demo/lvlm-from-nothing", "stages.language.data.from=target"], "makes none"),
+    "unknown scenario": (
+        ["recipe=demo/lvlm-from-nothing", "stages.world.splits.train.captoin=1"],
+        "did you mean 'caption'",
+    ),
     "lora without its part": (["recipe=llava15-68m", "stages.pretrain.lora={rank: 4}"], "does not name language_model"),
     "rule at temperature": (["recipe=llava15-68m", "stages.evaluate.temperature=1.0"], "temperatures: [NUMBER]"),
     "setting of a named drafter": (
         [
-            "recipe=demo/lvlm",
+            "recipe=demo/lvlm-from-nothing",
             "stages.evaluate.drafters={draft: {kind: lvlm, path: some/draft}}",
             "stages.evaluate.methods={a: {drafter: draft, vata: true}}",
         ],
         "methods.a: vata is no decoding setting of this drafter (kind lvlm",
     ),
     "setting of a stage's drafter": (
-        ["recipe=demo/lvlm", "stages.evaluate.methods={a: {drafter: finetune, vata: true}}"],
+        ["recipe=demo/lvlm-from-nothing", "stages.evaluate.methods={a: {drafter: finetune, vata: true}}"],
         "methods.a: vata is no decoding setting of this drafter (kind lvlm",
     ),
     "draw at zero": (["recipe=llava15-68m", "stages.evaluate.methods.M.draw=sample"], "fits none of the temperatures"),
     "fp16 on a CPU": (["recipe=llava15-68m", "engine.precision=fp16"], "fp16"),
-    "another tool's name": (["recipe=demo/lvlm", "stages.target.optim.learning_rate=1"], "did you mean lr?"),
-    "another tool's name, by place": (["recipe=demo/lvlm", "stages.target.max_steps=1"], "did you mean steps?"),
-    "joined words": (["recipe=demo/lvlm", "dryrun=true"], "did you mean dry_run?"),
+    "another tool's name": (
+        ["recipe=demo/lvlm-from-nothing", "stages.target.optim.learning_rate=1"],
+        "did you mean lr?",
+    ),
+    "another tool's name, by place": (
+        ["recipe=demo/lvlm-from-nothing", "stages.target.max_steps=1"],
+        "did you mean steps?",
+    ),
+    "joined words": (["recipe=demo/lvlm-from-nothing", "dryrun=true"], "did you mean dry_run?"),
     "words in another order": (
-        ["recipe=demo/lvlm", "stages.target.optim.ratio_warmup=0"],
+        ["recipe=demo/lvlm-from-nothing", "stages.target.optim.ratio_warmup=0"],
         "did you mean warmup_ratio?",
     ),
-    "stage of an override": (["recipe=demo/lvlm", "stages.finetoone.steps=2"], "did you mean stages.finetune?"),
+    "stage of an override": (
+        ["recipe=demo/lvlm-from-nothing", "stages.finetoone.steps=2"],
+        "did you mean stages.finetune?",
+    ),
     "key of a stage at the top": (
-        ["recipe=demo/lvlm", "temperatures=[0]"],
+        ["recipe=demo/lvlm-from-nothing", "temperatures=[0]"],
         "did you mean stages.evaluate.temperatures?",
     ),
-    "example": (["recipe=demo/lvlm", "stages.evaluate.temperatures=hot"], "write temperatures=[0.0], for example"),
-    "example of a number": (["recipe=demo/lvlm", "stages.target.checkpoints.every=x"], "write every=500, for example"),
+    "example": (
+        ["recipe=demo/lvlm-from-nothing", "stages.evaluate.temperatures=hot"],
+        "write temperatures=[0.0], for example",
+    ),
+    "example of a number": (
+        ["recipe=demo/lvlm-from-nothing", "stages.target.checkpoints.every=x"],
+        "write every=500, for example",
+    ),
     "dry_run value": (["recipe=llava15-68m", "dry_run=maybe"], "neither true nor false"),
 }
 
@@ -101,10 +125,10 @@ def test_mistakes_are_told_and_nothing_is_written(name, tmp_path, capsys, monkey
 )
 def test_a_mistake_is_blamed_on_who_made_it(tmp_path, capsys, setting, where):
     mine = tmp_path / "mine.yaml"
-    mine.write_text("extends: demo/lvlm\n")
+    mine.write_text("extends: demo/lvlm-from-nothing\n")
     assert main([f"recipe={mine}", setting, "dry_run=true"]) == 2
     assert f"{where}" in capsys.readouterr().err
-    mine.write_text("extends: demo/lvlm\nsede: 1\n")
+    mine.write_text("extends: demo/lvlm-from-nothing\nsede: 1\n")
     assert main([f"recipe={mine}", "seed=2", "dry_run=true"]) == 2
     message = capsys.readouterr().err
     assert f"where: {mine}\n" in message and "command line" not in message
@@ -112,14 +136,14 @@ def test_a_mistake_is_blamed_on_who_made_it(tmp_path, capsys, setting, where):
 
 def test_secrets_of_the_command_line_are_not_repeated(capsys):
     secret = "hf_" + "a1B2" * 9
-    assert main(["recipe=demo/lvlm", f"tracking.tokn={secret}", "dry_run=true"]) == 2
+    assert main(["recipe=demo/lvlm-from-nothing", f"tracking.tokn={secret}", "dry_run=true"]) == 2
     message = capsys.readouterr().err
     assert "command line: tracking.tokn=" in message and secret not in message
 
 
 def test_a_stage_without_a_kind_is_told_without_what_it_holds(capsys):
     secret = "hf_" + "a1B2" * 9
-    assert main(["recipe=demo/lvlm", f"stages.new={{data: {secret}, token: {secret}}}"]) == 2
+    assert main(["recipe=demo/lvlm-from-nothing", f"stages.new={{data: {secret}, token: {secret}}}"]) == 2
     message = capsys.readouterr().err
     assert "stages.new: its kind is missing" in message and "stages.new: add kind, one of these" in message
     assert secret not in message
@@ -136,13 +160,13 @@ def test_extends_goes_one_level_and_kind_changes_drop_old_keys():
     loaded = load(["recipe=llava15-160m"])
     assert loaded.recipe.drafter.language_model == "JackFram/llama-160m"
     assert loaded.recipe.drafter.vision_tower == "openai/clip-vit-large-patch14-336"
-    changed = load(["recipe=demo/lvlm", "stages.world.splits.train.caption=7"])
+    changed = load(["recipe=demo/lvlm-from-nothing", "stages.world.splits.train.caption=7"])
     assert changed.recipe.stages["world"].splits["train"]["caption"] == 7
 
 
 def test_fingerprints_cover_what_changes_results_and_nothing_else():
     def prints(*overrides):
-        loaded = load(["recipe=demo/lvlm", *overrides])
+        loaded = load(["recipe=demo/lvlm-from-nothing", *overrides])
         return {p.name: p.fingerprint for p in plan(loaded.recipe, loaded.path)}
 
     base = prints()
@@ -184,7 +208,7 @@ def test_fingerprints_cover_the_files_that_a_stage_reads(tmp_path):
         assert {n for n in base if after[n] != before[n]} == stages
 
 
-WRONG = ("recipe=demo/lvlm", "sede=1")
+WRONG = ("recipe=demo/lvlm-from-nothing", "sede=1")
 
 
 def test_two_ranks_say_it_once(tmp_path):
@@ -208,7 +232,7 @@ def test_through_the_real_launcher(tmp_path):
     ("recipe", "setting", "told"),
     [
         ("lvlm", "drafter.language_model.num_hidden_layer=4", "drafter.language_model.num_hidden_layer"),
-        ("lvlm", "target.vision_tower.hidden_sizes=64", "target.vision_tower.hidden_sizes"),
+        ("lvlm-from-nothing", "target.vision_tower.hidden_sizes=64", "target.vision_tower.hidden_sizes"),
         ("visual-ar", "target.text_encoder.d_models=32", "target.text_encoder.d_models"),
     ],
 )
@@ -225,7 +249,7 @@ def test_a_misspelt_key_of_an_inline_model_is_refused(recipe, setting, told):
     ("words", "told"),
     [
         ("recipe=nowhere.yaml", "no file 'nowhere.yaml'"),
-        ("recipe=demo/lvlm --dry-run", "write dry_run=VALUE"),
+        ("recipe=demo/lvlm-from-nothing --dry-run", "write dry_run=VALUE"),
         ("logs nowhere.jsonl out", "check its name"),
         ("demo lvlm dryrun=true", "did you mean dry_run?"),
     ],

@@ -25,7 +25,7 @@ from draftsmith.recipes.schema import Recipe
 from draftsmith.trainers.describe.models import target_shape
 
 TRAIN, LM = "stages.pretrain", "drafter.language_model"
-# Setting of demo/lvlm -> what its message says.
+# Setting of demo/lvlm-from-nothing -> what its message says.
 REFUSED = {
     f"{TRAIN}.optim.betas=[2,3]": "less than 1",
     f"{TRAIN}.optim.betas=[0.9]": "optim.betas",
@@ -103,7 +103,7 @@ def told(*arguments: str) -> UserError:
 
 @pytest.mark.parametrize("setting", REFUSED)
 def test_a_value_that_cannot_be_meant_is_refused(setting):
-    error = told("recipe=demo/lvlm", setting)
+    error = told("recipe=demo/lvlm-from-nothing", setting)
     assert REFUSED[setting] in error.problem
     # Whoever set it is named.
     assert "command line: " in (error.where or "") and error.hint
@@ -132,13 +132,13 @@ def test_a_mistyped_split_under_restart_moves_nothing(tmp_path):
 )  # fmt: skip
 def test_drafters_of_an_evaluation_have_one_source(name, section, problem):
     drafters = f"stages.evaluate.drafters={{{name}: {{kind: lvlm, {section}}}}}"
-    error = told("recipe=demo/lvlm", drafters, f"stages.evaluate.methods={{a: {{drafter: {name}}}}}")
+    error = told("recipe=demo/lvlm-from-nothing", drafters, f"stages.evaluate.methods={{a: {{drafter: {name}}}}}")
     assert problem in error.problem and error.hint and drafters in (error.where or "")
 
 
 def test_a_path_that_a_stage_of_its_own_drafter_never_reads():
     drafter = "{kind: lvlm, path: some/draft, language_model: some/model, vision_tower: target}"
-    error = told("recipe=demo/lvlm", f"{TRAIN}.from=scratch", f"{TRAIN}.drafter={drafter}")
+    error = told("recipe=demo/lvlm-from-nothing", f"{TRAIN}.from=scratch", f"{TRAIN}.drafter={drafter}")
     assert f"{TRAIN}.drafter.path: nothing reads it beside {TRAIN}.drafter.language_model" in error.problem
 
 
@@ -151,22 +151,22 @@ def test_a_path_beside_named_parts_is_refused(recipe):
 
 
 def test_a_published_draft_of_a_folder_is_described_by_its_own_config(tmp_path, capsys):
-    config = load(["recipe=demo/lvlm"]).recipe
+    config = load(["recipe=demo/lvlm-from-nothing"]).recipe
     config.drafter.config_beside(target_shape(config)).save_pretrained(tmp_path)
-    assert main(["recipe=demo/lvlm", "dry_run=true"]) == 0
+    assert main(["recipe=demo/lvlm-from-nothing", "dry_run=true"]) == 0
     assembled = capsys.readouterr().out
     nulls = ["drafter.language_model=null", "drafter.vision_tower=null"]
-    assert main(["recipe=demo/lvlm", f"drafter.path={tmp_path}", *nulls, "dry_run=true"]) == 0
+    assert main(["recipe=demo/lvlm-from-nothing", f"drafter.path={tmp_path}", *nulls, "dry_run=true"]) == 0
     assert capsys.readouterr().out == assembled
 
 
 def test_weights_of_a_path_and_from_scratch_may_stand_beside_each_other():
     """The first stage starts from the published draft, the second from the inline config."""
     settings = ["drafter.path=some/draft", "stages.finetune.from=scratch"]
-    assert load(["recipe=demo/lvlm", *settings]).recipe.drafter.path == "some/draft"
+    assert load(["recipe=demo/lvlm-from-nothing", *settings]).recipe.drafter.path == "some/draft"
 
 
-# Text of a file that extends demo/lvlm -> what its message says.
+# Text of a file that extends demo/lvlm-from-nothing -> what its message says.
 FILES = {
     "stages: [a]": "stages is ['a'], and not a mapping",
     "stages: 3": "not a mapping",
@@ -202,7 +202,7 @@ FILES = {
 @pytest.mark.parametrize("text", FILES, ids=lambda text: text[:30])
 def test_a_file_that_is_no_recipe_is_told_in_one_message(text, tmp_path):
     path = tmp_path / "mine.yaml"
-    path.write_text(f"extends: demo/lvlm\n{text}\n")
+    path.write_text(f"extends: demo/lvlm-from-nothing\n{text}\n")
     error = told(f"recipe={path}")
     assert FILES[text] in error.problem
     assert str(path) in (error.where or "") and error.hint
@@ -246,7 +246,9 @@ def test_numbers_as_text_are_read(monkeypatch, tmp_path):
     """An environment variable gives text."""
     monkeypatch.setenv("STEPS", "12")
     path = tmp_path / "mine.yaml"
-    path.write_text("extends: demo/lvlm\nstages: {pretrain: {log_every: '${oc.env:STEPS}', batch_size: 1e1}}\n")
+    path.write_text(
+        "extends: demo/lvlm-from-nothing\nstages: {pretrain: {log_every: '${oc.env:STEPS}', batch_size: 1e1}}\n"
+    )
     stage = load([f"recipe={path}"]).recipe.stages["pretrain"]
     assert (stage.log_every, stage.batch_size) == (12, 10)
 
@@ -266,7 +268,7 @@ def test_numbers_as_text_are_read(monkeypatch, tmp_path):
 )
 def test_a_setting_of_the_command_line_is_blamed_on_it(setting, where, tmp_path):
     path = tmp_path / "mine.yaml"
-    path.write_text("extends: demo/lvlm\n")
+    path.write_text("extends: demo/lvlm-from-nothing\n")
     assert where in (told(f"recipe={path}", setting).where or "")
 
 

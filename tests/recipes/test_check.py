@@ -12,7 +12,7 @@ from draftsmith.recipes.preflight_data import sections
 from PIL import Image
 
 FEW = [
-    "recipe=demo/lvlm",
+    "recipe=demo/lvlm-from-nothing",
     "stages.world.splits.train={name: 1, colors: 1, caption: 2, attribute: 10, conversation: 2, place: 1, probe: 1, "
     "count: 1, word: 1, difference: 1, edit: 1, story: 1, sums: 5, fact: 5, aside: 1}",
     "stages.world.splits.align.caption=1",
@@ -214,7 +214,7 @@ def test_states_that_do_not_fit_and_sets_that_are_fetched(capsys, monkeypatch, t
     ("recipe", "keys"),
     [
         (
-            "demo/lvlm",
+            "demo/lvlm-from-nothing",
             {"finetune": {"data", "validation.data"}, "evaluate": {"benchmarks.pictures.data", "probes.binding.data"}},
         ),
         (

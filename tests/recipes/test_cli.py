@@ -32,7 +32,7 @@ def test_recipes_lists_each_with_its_headline(capsys):
     listed = capsys.readouterr().out.splitlines()
     assert len(listed) == len(recipe_names())
     (line,) = [line for line in listed if line.split()[0] == "demo/lvlm"]
-    assert "synthetic shapes dataset" in line
+    assert "drawn scenes" in line
     assert main(["recipes", "--names"]) == OK
     assert capsys.readouterr().out.split() == list(recipe_names())
 
@@ -44,7 +44,10 @@ def test_a_restart_with_wrong_data_moves_nothing(tmp_path, monkeypatch, capsys):
         (output / stage / "done.json").write_text('{"fingerprint": "f", "version": 2}')
     monkeypatch.setattr("draftsmith.trainers.run.run_stages", lambda *a, **k: pytest.fail("it began to run"))
     data = f"stages.pretrain.data={{path: {tmp_path / 'absent.json'}, from: null}}"
-    assert main(["recipe=demo/lvlm", f"output={output}", data, "stages=[pretrain]", "restart=pretrain"]) == MISTAKE
+    assert (
+        main(["recipe=demo/lvlm-from-nothing", f"output={output}", data, "stages=[pretrain]", "restart=pretrain"])
+        == MISTAKE
+    )
     assert "restart=pretrain: not on disk" in capsys.readouterr().err
     left = sorted(path.name for path in output.iterdir() if path.name != ".locks")
     assert left == ["language", "pretrain", "seeing", "target", "world"]
@@ -53,7 +56,7 @@ def test_a_restart_with_wrong_data_moves_nothing(tmp_path, monkeypatch, capsys):
 def test_a_run_whose_later_stage_has_no_data_does_not_begin(tmp_path, monkeypatch, capsys):
     """It ran every stage before that one first, for hours."""
     monkeypatch.setattr("draftsmith.trainers.run.run_stages", lambda *a, **k: pytest.fail("it began to run"))
-    words = ["recipe=demo/lvlm", f"output={tmp_path / 'run'}"]
+    words = ["recipe=demo/lvlm-from-nothing", f"output={tmp_path / 'run'}"]
     data = f"stages.finetune.data={{path: {tmp_path / 'absent.json'}, from: null}}"
     assert main([*words, data]) == MISTAKE
     said = capsys.readouterr().err
@@ -61,7 +64,7 @@ def test_a_run_whose_later_stage_has_no_data_does_not_begin(tmp_path, monkeypatc
     begun = []
     monkeypatch.setattr("draftsmith.trainers.run.run_stages", lambda *a, **k: begun.append(a))
     other = f"output={tmp_path / 'other'}"  # a run's lock is its process's
-    assert main(["recipe=demo/lvlm", other, data, "stages=[world,seeing]"]) == OK and len(begun) == 1
+    assert main(["recipe=demo/lvlm-from-nothing", other, data, "stages=[world,seeing]"]) == OK and len(begun) == 1
 
 
 @pytest.mark.parametrize("name", ["recipe.yaml", "run.yaml"])
@@ -190,7 +193,7 @@ def test_a_runs_folder_stands_for_its_recipe(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("command", "settings", "expected"),
     [
-        ("train", [], "stages=[world,seeing,target,language,pretrain,finetune]"),
+        ("train", [], "stages=[world,language,pretrain,finetune]"),
         ("train", ["stages=[finetune]"], "stages=[finetune]"),
         ("evaluate", [], "stages=[evaluate]"),
         ("evaluate", ["--stages=evaluate"], "stages=[evaluate]"),

@@ -34,7 +34,7 @@ from safetensors.torch import save_file
             ],
         ),
         ("llava15-160m-distilled", ["162,515,712", "distills by lk_hybrid"]),
-        ("demo/lvlm", ["22200 records", "steps 1,300"]),
+        ("demo/lvlm-from-nothing", ["22200 records", "steps 1,300"]),
         ("demo/lvlm-distilled", ["answers 22,200 (generated)", "stage distill_2 (train)", "distills by lk_hybrid"]),
         ("demo/lvlm-ov", ["stories: 900 records", "samples 11,240 (generated)", "samples 1,000 (generated)"]),
         ("eagle-llamagen-xl-stage1", ["777,678,080", "23,595,520", "44,567,040", "steps 118,760", "46.1 GiB"]),
@@ -106,7 +106,7 @@ def test_a_pattern_without_a_match_is_said(capsys, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        (["recipe=demo/lvlm"], ["dtype auto (float32: the recipe spells it out)", "precision auto (fp32)"]),
+        (["recipe=demo/lvlm-ov"], ["dtype auto (float32: the recipe spells it out)", "precision auto (fp32)"]),
         (
             ["recipe=llava15-68m", "target.dtype=auto", "engine.precision=auto"],
             ["dtype auto (as stored, which a dry run does not look up: counted as bfloat16; float32 on a CPU)",

@@ -44,7 +44,7 @@ RECIPES = (
     ("peagle-qwen2.5-vl-7b",),
     ("adapt-eagle3-qwen2.5-vl-7b",),
     ("eagle3-qwen2.5-vl-7b", "stages.text.source={kind: online, engine: {kind: vllm}}"),
-    ("demo/lvlm", "stages.finetune.lora={rank: 4}", "stages.finetune.objective={kind: cross_entropy}",
+    ("demo/lvlm-from-nothing", "stages.finetune.lora={rank: 4}", "stages.finetune.objective={kind: cross_entropy}",
      "stages.pretrain.packing={max_tokens: 4096}"),
     ("demo/suite", "stages.publish={kind: publish, repo: me/x, prompt: {text: hello}}"),
     ("demo/lvlm-distilled", "stages.answers.engine={kind: sglang}"),
@@ -326,7 +326,13 @@ class Weights(Stage):
 def test_what_the_run_itself_writes_is_nothing_outside(tmp_path, monkeypatch):
     """`vision_tower: target` in the run's own folder named its stage target: each start restarted it anew."""
     monkeypatch.chdir(tmp_path)
-    words = ["recipe=demo/lvlm", "output=.", "restart=target", "stages=[target]", "drafter.language_model=target"]
+    words = [
+        "recipe=demo/lvlm-from-nothing",
+        "output=.",
+        "restart=target",
+        "stages=[target]",
+        "drafter.language_model=target",
+    ]
     weights(tmp_path / "target")
     for _ in range(3):
         loaded = load(words)

@@ -15,7 +15,7 @@ from draftsmith.trainers.context import Context
 from draftsmith.trainers.engine import EngineConfig
 from draftsmith.trainers.run import MakeContext, run_stages
 
-# Overrides of recipe=demo/lvlm: a target from a synthetic dataset of a hundred records.
+# Overrides of recipe=demo/lvlm-from-nothing: a target from a synthetic dataset of a hundred records.
 TINY_DATASET = [
     "stages=[world,seeing,target]",
     "stages.seeing.steps=1",
@@ -30,7 +30,7 @@ TINY_DATASET = [
     "stages.world.splits.held_out={caption: 1, attribute: 1, conversation: 1}",
 ]
 
-# Overrides of recipe=demo/lvlm: all of its stages, a few steps each.
+# Overrides of recipe=demo/lvlm-from-nothing: all of its stages, a few steps each.
 FEW = [
     "stages.world.splits.train={name: 4, colors: 4, caption: 20, attribute: 20, "
     "conversation: 20, place: 4, probe: 4, count: 4, word: 4, "

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FILES = ROOT / "scripts" / "cluster"
 STEPS = 6
 SETTINGS = [
-    "recipe=demo/lvlm",
+    "recipe=demo/lvlm-from-nothing",
     *TINY_DATASET,
     f"stages.target.steps={STEPS}",
     "stages.target.batch_size=8",
@@ -177,14 +177,14 @@ def test_what_the_slurm_script_tells_each_rank(tmp_path, echo):
     ("code", "wish", "requeued"), [("143", "1", True), ("143", "0", False), ("2", "1", False), ("0", "1", False)]
 )
 def test_only_a_run_that_saved_and_stopped_is_submitted_again(code, wish, requeued, tmp_path, echo):
-    done = slurm(tmp_path, "recipe=demo/lvlm", DRAFTSMITH_PYTHON=echo, CODE=code, DRAFTSMITH_REQUEUE=wish)
+    done = slurm(tmp_path, "recipe=demo/lvlm-from-nothing", DRAFTSMITH_PYTHON=echo, CODE=code, DRAFTSMITH_REQUEUE=wish)
     assert done.returncode == int(code), "the job's code is the run's"
     log = tmp_path / "scontrol.log"
     assert (log.read_text() if log.exists() else "") == ("requeue 4711\n" if requeued else "")
 
 
 def test_the_slurm_script_without_an_environment_says_so(tmp_path):
-    done = slurm(tmp_path, "recipe=demo/lvlm", DRAFTSMITH_PYTHON="/nowhere/python")
+    done = slurm(tmp_path, "recipe=demo/lvlm-from-nothing", DRAFTSMITH_PYTHON="/nowhere/python")
     assert done.returncode == 2 and "DRAFTSMITH_PYTHON" in done.stderr
 
 

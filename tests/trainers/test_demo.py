@@ -15,7 +15,7 @@ from training import free_port
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def asked(output: Path, *more: str, recipe: str = "demo/lvlm") -> list[str]:
+def asked(output: Path, *more: str, recipe: str = "demo/lvlm-from-nothing") -> list[str]:
     return [f"recipe={recipe}", f"output={output}", *FEW, *more]
 
 

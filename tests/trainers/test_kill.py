@@ -35,7 +35,7 @@ def start(output: Path) -> subprocess.Popen:
     launcher = ["-m", "deepspeed.launcher.runner", "--num_accelerators", "2", "--master_port", PORT]
     command = [sys.executable, *launcher, "trains/train.py"]
     return subprocess.Popen(
-        [*command, "recipe=demo/lvlm", f"output={output}", *SETTINGS],
+        [*command, "recipe=demo/lvlm-from-nothing", f"output={output}", *SETTINGS],
         cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
         stdout=subprocess.PIPE,
@@ -45,7 +45,7 @@ def start(output: Path) -> subprocess.Popen:
 
 
 def finish(output: Path) -> str:
-    return run_recipe(2, "recipe=demo/lvlm", f"output={output}", *SETTINGS, cwd=ROOT)
+    return run_recipe(2, "recipe=demo/lvlm-from-nothing", f"output={output}", *SETTINGS, cwd=ROOT)
 
 
 def losses(output: Path) -> dict[int, float]:
@@ -92,7 +92,7 @@ def test_two_ranks_of_which_one_is_killed_resume_bit_equal(alone, tmp_path):
     """Without a launcher, whose processes take most of the time of the cases below."""
     output = tmp_path / "run"
     shutil.copytree(alone / "world", output / "world")
-    ranks = start_ranks(2, MAIN, "recipe=demo/lvlm", f"output={output}", *SETTINGS, cwd=ROOT)
+    ranks = start_ranks(2, MAIN, "recipe=demo/lvlm-from-nothing", f"output={output}", *SETTINGS, cwd=ROOT)
     wait_for_steps(output, 8, ranks[1].process.is_alive)
     os.kill(ranks[1].process.pid, signal.SIGKILL)
     # The same command at once: it waits for ranks that are still alive, and never writes beside them.
@@ -145,7 +145,7 @@ sys.exit(main(sys.argv[1:]))
 def test_sigterm_to_one_of_two_ranks_stops_both_and_the_same_command_goes_on(alone, tmp_path):
     output = tmp_path / "run"
     shutil.copytree(alone / "world", output / "world")
-    arguments = ["recipe=demo/lvlm", f"output={output}", *SETTINGS]
+    arguments = ["recipe=demo/lvlm-from-nothing", f"output={output}", *SETTINGS]
     result = run_ranks(2, ASKED, *arguments, cwd=ROOT, timeout=120, STEP="8", ASKED="1")
     assert [code for code, _ in result] == [143, 143], result
     assert "stopped after step 8: the same command continues from there" in result[0][1]

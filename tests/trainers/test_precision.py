@@ -94,7 +94,7 @@ def test_the_engine_follows_the_target_and_the_words_of_the_recipe(tmp_path, sto
     on(GPU)
     path = f"target.path={stored}"
     cases = {
-        "inline": ("recipe=demo/lvlm",),
+        "inline": ("recipe=demo/lvlm-from-nothing",),
         "float32": (*PUBLISHED, path, "target.dtype=float32"),
         "named": (*PUBLISHED, path, "engine.precision=fp32"),
     }
@@ -176,7 +176,7 @@ def leaves(value, key=None):
 
 def test_a_stage_without_models_asks_nothing(tmp_path, on):
     on(GPU)
-    assert begun(tmp_path, "world", "recipe=demo/lvlm")().resolved == {}
+    assert begun(tmp_path, "world", "recipe=demo/lvlm-from-nothing")().resolved == {}
 
 
 def test_what_is_published_says_the_type_that_was_measured(tmp_path, stored, on):
@@ -191,7 +191,7 @@ def test_what_is_published_says_the_type_that_was_measured(tmp_path, stored, on)
 
 def test_a_record_of_before_is_completed(tmp_path, stored, on):
     """It holds no types: what the stage holds now is written."""
-    make = begun(tmp_path, "finetune", "recipe=demo/lvlm")
+    make = begun(tmp_path, "finetune", "recipe=demo/lvlm-from-nothing")
     on(CPU)
     path = make().folder / BEGUN
     write_mark(path, replace(read_mark(path), resolved=None))

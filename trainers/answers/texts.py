@@ -18,6 +18,7 @@ from ...data.shards import ShardReader
 from ...models.decoding.batched import Written, write_answers
 from ...models.decoding.warp import Warp
 from ...models.distillation import keep_scores
+from ...models.shipped import shipped_name
 from ..context import Context
 from ..engines import ServedEngine
 from ..engines.opened import engine_process, identity_of_engine
@@ -58,7 +59,9 @@ class Texts:
                 )),
                 self.processor, self._warp, self.target.decoder.banned,
             )  # fmt: skip
-        self.name = f"{context.target.path or 'inline'}@{context.target.revision or context.fingerprint[:12]}"
+        self.name = (
+            f"{shipped_name(context.target.path or 'inline')}@{context.target.revision or context.fingerprint[:12]}"
+        )
 
     def __len__(self) -> int:
         return len(self.dataset)

@@ -19,6 +19,7 @@ from ...eval.cells import MethodInfo, Quality
 from ...eval.figures import save_grid
 from ...eval.rows import Row
 from ...eval.tables import Figure, PictureGrid, ReportSection, Table
+from ...models.shipped import shipped_name
 from ..context import Context
 from .drafters import Drafting
 from .measuring import Measuring
@@ -78,7 +79,7 @@ class Reporting:
             "device": f"{name}, {torch.get_num_threads()} thread(s), {ranks.world_size()} rank(s)",
             "date": time.strftime("%Y-%m-%d"),
             "seed": context.seed,
-            "target": context.target.path or "trained in this run",
+            "target": shipped_name(context.target.path or "trained in this run"),
             "dtype": _dtype(context),
             "temperatures": stage.temperatures,
             "truncation": f"top-k {stage.top_k or 'all'}, top-p {stage.top_p:g}",

@@ -71,7 +71,8 @@ class GenerateStage(Stage):
     kind: Literal["generate"]
     # Side of the pictures in pixels.
     image_size: int = Field(48, ge=16, le=4096)
-    # Ids of the tokenizer, which is trained on the first split; null: 640 for conversations, 400 for captions.
+    # Ids of the tokenizer, which is trained on the first split where no target.path brings one; null: 640 for
+    # conversations, 400 for captions.
     vocab_size: int | None = Field(None, ge=300, le=1 << 20)
     # Conversations: split -> kind of scenario -> number of records. Captioned pictures: split -> number of pictures;
     # `held_out` then has figures that no other split has.
@@ -213,6 +214,12 @@ class GenerateStage(Stage):
         if target.draws_images == self.writes_conversations:
             wanted = "numbers of pictures" if target.draws_images else "records of each kind of scenario"
             raise Refused("splits", f"target {target.kind} does not read what they say", f"give {wanted}")
+        own = [key for key in ("patch_size", "vocab_size") if dict(self)[key] != type(self).model_fields[key].default]
+        brought = own if target.path is not None else []
+        if self.writes_conversations and brought:
+            raise Refused(
+                brought[0], "nothing reads it: the weights at target.path bring their processor", "leave it out"
+            )
         if self.writes_conversations and isinstance(tower := dict(target).get("vision_tower"), dict):
             # A Qwen-VL, Pixtral, Mistral 3 or Gemma 4 reads pictures of any size.
             any_size = target.kind in (*QWEN, "pixtral", "mistral3", "gemma4")
@@ -257,11 +264,15 @@ def _write_conversations(stage: GenerateStage, context: Context, folder: Path) -
         unseen=stage.unseen,
         before_each=_counting(context),
     )
-    first = next(iter(stage.splits))
-    tokenizer = train_tokenizer(_texts(folder / f"{first}.json"), stage.vocabulary)
-    _processor(stage, context.target.kind, tokenizer).save(context.folder)
+    if context.target.path is not None:
+        processor = context.processor()
+    else:
+        first = next(iter(stage.splits))
+        tokenizer = train_tokenizer(_texts(folder / f"{first}.json"), stage.vocabulary)
+        processor = _processor(stage, context.target.kind, tokenizer)
+    processor.save(context.folder)
     total = sum(sum(counts.values()) for counts in manifest["splits"].values())
-    context.say(f"wrote {total} records in {len(stage.splits)} splits, {len(tokenizer)} token ids")
+    context.say(f"wrote {total} records in {len(stage.splits)} splits, {processor.num_token_ids} token ids")
 
 
 def _write_captioned(stage: GenerateStage, context: Context, folder: Path) -> None:

@@ -21,6 +21,7 @@ from ...models.drafters.lvlm import build_drafter, load_drafter, save_llava
 from ...models.drafters.made_for import tested_with
 from ...models.llava import FAMILIES, LlavaTraining, language_model_of
 from ...models.lora import merge_adapters
+from ...models.shipped import shipped_name
 from ...models.targets.load import build_target, load_llava, target_config, target_weights
 from .. import records
 from ..context import Context
@@ -161,7 +162,7 @@ def _save(stage: Any, context: Context, engine: Engine, processor: Processor, to
     manifest = {
         **({"drafter": context.drafter.model_dump(mode="json")} if is_draft else {}),
         "model": stage.model,
-        "target": str(context.target.path or "inline"),
+        "target": shipped_name(context.target.path or "inline"),
         "target_revision": context.target.revision,
         "tokenizer_hash": processor.tokenizer_hash,
         # Its own image processor' projected features stand at visual tokens, and every token has one position.

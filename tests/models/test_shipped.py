@@ -1,0 +1,54 @@
+"""Weights that come with the package: named, whole, small, and read like any published target."""
+
+import hashlib
+import json
+
+import pytest
+import torch
+from draftsmith.core.fields import PLACES
+from draftsmith.data.processor_files import load_processor
+from draftsmith.models.shipped import FOLDER, shipped_folder, shipped_name
+from draftsmith.models.targets.llava import LlavaTargetConfig
+from draftsmith.models.targets.load import load_target
+from pydantic import ValidationError
+
+NAME = "shipped:shapes-llava"
+MOST_BYTES = 4_000_000
+
+
+def test_the_files_are_those_that_were_recorded_and_small():
+    folders = [path.parent for path in FOLDER.glob("*/config.json")]
+    assert [shipped_name(str(folder)) for folder in folders] == [NAME]
+    for folder in folders:
+        made = json.loads((folder / "made.json").read_text())
+        assert hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest() == made["sha256"]
+        assert load_processor(folder).tokenizer_hash == made["tokenizer_hash"]
+        assert len(made["commit"]) == 40 and made["recipe"] == "demo/lvlm" and made["seed"] == 0
+        assert folder.name in (FOLDER / "README.md").read_text()
+        assert sum(path.stat().st_size for path in folder.iterdir()) < MOST_BYTES
+
+
+def test_a_target_is_read_by_its_name_and_says_it_in_manifests():
+    section = LlavaTargetConfig(kind="llava", path=NAME)
+    assert section.path == str(FOLDER / "shapes-llava") and section.provides() == {"target", "processor"}
+    dumped = section.model_dump(mode="json")
+    assert dumped["path"] == NAME and not set(PLACES) - set(dumped)
+    assert LlavaTargetConfig.model_validate(dumped) == section
+    processor = load_processor(section.path)
+    target = load_target(
+        section, section.path, num_token_ids=processor.num_token_ids, image_token_id=processor.image_token_id,
+        device=torch.device("cpu"),
+    )  # fmt: skip
+    assert {p.dtype for p in target.decoder.model.parameters()} == {torch.float32}
+    assert sum(p.numel() for p in target.decoder.model.parameters()) == 1_946_432
+
+
+@pytest.mark.parametrize("place", ["shapes-llava", "llava-hf/llava-1.5-7b-hf", str(FOLDER.parent)])
+def test_other_places_stay(place):
+    assert shipped_folder(place) == shipped_name(place) == place
+
+
+@pytest.mark.parametrize("place", ["shipped:shapes-lava", "shipped:", "shipped:../configs", "shipped:shapes-llava/x"])
+def test_a_name_that_does_not_ship_is_refused(place):
+    with pytest.raises(ValidationError, match=r"come with draftsmith: .*shapes-llava"):
+        LlavaTargetConfig(kind="llava", path=place)
