@@ -129,7 +129,7 @@ def usage() -> str:
     return "\n".join(
         [
             "usage: draftsmith COMMAND ...      each has its own --help, with examples",
-            "       draftsmith recipe=NAME [key=value ...] [stages=[a,b]] [restart=STAGE] [dry_run=true]",
+            '       draftsmith recipe=NAME [key=value ...] ["stages=[a,b]"] [restart=STAGE] [dry_run=true]',
             "",
             "commands:",
             *(f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()),

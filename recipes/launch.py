@@ -138,7 +138,7 @@ def _refuse_missing(loaded: Loaded, planned: Sequence[Any], command: str) -> Non
         inputs = {thing: output / maker for thing, maker in stage.inputs.items()}
         for finding in missing_data(stage.name, stage.stage, make_context(stage, output / stage.name, inputs)):
             raise UserError(finding.what, where=finding.subject,
-                            hint=f"{finding.hint}; or name the stages that have their data: stages=[...]")  # fmt: skip
+                            hint=f'{finding.hint}; or name the stages whose data is there: "stages=[...]"')  # fmt: skip
 
 
 def _look_at_data(loaded: Loaded, planned: Sequence[Any], command: str) -> None:

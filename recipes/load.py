@@ -107,7 +107,7 @@ def _options(pairs: list[tuple[str, str]], tree: dict[str, Any]) -> tuple[Option
         for stage in chosen:
             _known_stage(stage, known, "stages")
         if not chosen:
-            raise UserError("stages=[] names no stage", hint="leave it out for all of them, or name some")
+            raise UserError('"stages=[]" names no stage', hint="leave it out for all of them, or name some")
         stages = tuple(chosen)
     restart = values.get("restart")
     if restart is not None:

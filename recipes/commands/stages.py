@@ -76,7 +76,7 @@ TRAIN = Command(
     examples=(
         ("draftsmith train demo/lvlm", "a CPU is enough"),
         ("draftsmith train llava15-68m stages.finetune.optim.lr=5e-5", "another learning rate"),
-        ("draftsmith train llava15-68m stages=[finetune]", "this stage alone"),
+        ('draftsmith train llava15-68m "stages=[finetune]"', "this stage alone"),
         ("draftsmith train llava15-68m restart=finetune", "again; the old results are kept aside"),
         ("deepspeed --num_gpus 8 --module draftsmith train llava15-68m", "on eight GPUs"),
     ),
