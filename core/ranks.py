@@ -97,6 +97,11 @@ def barrier() -> None:
         _group().barrier(group=_patient(_group().group.WORLD))
 
 
+def has_group() -> bool:
+    """Whether the process group exists: ranks can ask one another."""
+    return _running()
+
+
 def is_first_to(what: str) -> bool:
     """Returns True for the first rank that asks about `what` and False for every later call. Used to print a message
     once, whether one rank or all ranks have it.

@@ -5,7 +5,9 @@ Subcommands are of `recipes/commands/`. Exit codes are those of `EXIT_CODES` the
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 import traceback
 from pathlib import Path
 
@@ -32,8 +34,11 @@ from .commands import (
     verify_engine,
 )
 from .commands.command import CRASH, EXIT_CODES, MISTAKE, OK, STOPPED, Command
-from .launch import run_recipe, say, typed
+from .files import recipe_names
+from .launch import announce, run_recipe, say, typed
 
+# Seconds for rank 0 to meet the same mistake, as its imports may take longer; for a rank that has lost its peer.
+_OTHERS_S, _PEER_S = 30.0, 5.0
 COMMANDS: dict[str, Command] = {
     command.name: command
     for command in (
@@ -75,6 +80,8 @@ def main(arguments: list[str] | None = None) -> int:
         # One rank alone may meet a file that is missing, and before the group exists another run's lock.
         if ranks.is_first_to(f"say {error}") or type(error).__name__ == "AnotherRun":
             print(redact(f"error: {error}"), file=sys.stderr, flush=True)
+        elif not ranks.has_group() and _outlives_its_launcher(_OTHERS_S):
+            print(redact(f"rank {ranks.rank()}: error: {error}"), file=sys.stderr, flush=True)
         return MISTAKE
     except Stopped as stopped:
         say(f"{stopped}: the same command continues from there")
@@ -100,6 +107,7 @@ def main(arguments: list[str] | None = None) -> int:
             return MISTAKE
         # A peer that stopped with a message of its own closes the connection: not worth a traceback from every rank.
         if isinstance(error, RuntimeError) and "closed by peer" in str(error) and not ranks.is_main():
+            _outlives_its_launcher(_PEER_S)
             print(f"rank {ranks.rank()}: ends because another rank has ended", file=sys.stderr, flush=True)
         else:
             # Printed here and not by Python: messages of libraries hold addresses and keys.
@@ -107,13 +115,26 @@ def main(arguments: list[str] | None = None) -> int:
         return CRASH
 
 
+def _outlives_its_launcher(seconds: float) -> bool:
+    """Waits for the launcher to end this rank, which it does once the rank that knows more has printed it and ended:
+    an exit of this one first would end that one before it has said a word. False: there is no such launcher.
+    """
+    if not {"CROSS_RANK", "TORCHELASTIC_RUN_ID"} & set(os.environ):
+        return False
+    time.sleep(seconds)
+    return True
+
+
 def _dispatch(arguments: list[str]) -> int:
     let_libraries_lock()
     first = arguments[0]
+    if first in ("-v", "-V"):
+        raise UserError(f"no option {first!r}", hint="draftsmith --version, or verbose=true after a recipe")
     if "=" in first or first.startswith("-"):
+        announce(arguments)
         return run_recipe(arguments, typed(arguments))
     if first not in COMMANDS:
-        raise UserError(f"no command {first!r}", hint=did_you_mean(first, COMMANDS))
+        raise UserError(f"no command {first!r}", hint=_meant(first))
     command = COMMANDS[first]
     try:
         options = command.parse(arguments[1:])
@@ -123,13 +144,26 @@ def _dispatch(arguments: list[str]) -> int:
     return command.run(options)
 
 
+def _meant(word: str) -> str:
+    """The hint for a first word that is no command."""
+    if word in ("help", "version"):
+        return f"draftsmith --{word}"
+    if word == "recipe":
+        return "draftsmith recipe=NAME runs one, draftsmith recipes lists them"
+    if word.removeprefix("demo/") in demo.demo_names():
+        return f"draftsmith demo {word.removeprefix('demo/')}"
+    if word in recipe_names() or word.endswith((".yaml", ".yml")):
+        return f"draftsmith train {word}, or draftsmith recipe={word} for all of its stages"
+    return did_you_mean(word, COMMANDS)
+
+
 def usage() -> str:
     """What `draftsmith` prints without a command or with --help: commands, exit codes and recipes."""
     width = max(map(len, COMMANDS))
     return "\n".join(
         [
             "usage: draftsmith COMMAND ...      each has its own --help, with examples",
-            "       draftsmith recipe=NAME [key=value ...] [stages=[a,b]] [restart=STAGE] [dry_run=true]",
+            '       draftsmith recipe=NAME [key=value ...] ["stages=[a,b]"] [restart=STAGE] [dry_run=true]',
             "",
             "commands:",
             *(f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from ..core import ranks
 from ..core.errors import UserError
 from ..core.files import read_yaml, write_whole
 from ..core.secrets import redact, redact_argument, redact_output, redact_tree
+from .announce import ANNOUNCED, announcement
 from .load import Loaded, load
 from .messages import blamed
 
@@ -24,6 +26,12 @@ def say(text: str) -> None:
     """A line for people, from rank 0."""
     if ranks.is_main():
         print(redact(text), flush=True)
+
+
+def announce(arguments: Sequence[str]) -> None:
+    """Say what will run, before anything slow is imported; ranks of `draftsmith demo` leave it to that command."""
+    if ANNOUNCED not in os.environ and ranks.is_main() and (text := announcement(arguments)) is not None:
+        say(text)
 
 
 def typed(arguments: Sequence[str]) -> str:
@@ -86,10 +94,11 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
                             hint="remove it, or choose another output")  # fmt: skip
     # Publishing alone makes nothing: what the run was trained with stays written.
     makes = any(recipe.stages[name].kind != "publish" for name in options.stages or recipe.stages)
-    init_distributed()
+    init_distributed(verbose=options.verbose)
     if makes:
         _on_rank_0(lambda: _refuse_foreign(output))
-    restart = pending_restart(planned, output, options.stages, options.restart, arguments, say)
+    words = [word for word in arguments if not word.lstrip("-").startswith("verbose=")]  # changes no result
+    restart = pending_restart(planned, output, options.stages, options.restart, words, say)
     if restart is not None:
         _on_rank_0(lambda: _look_at_data(loaded, planned, command))
     check_stages(planned, output, options.stages, restart)
@@ -106,7 +115,7 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
         chosen=options.stages,
         restart=restart,
         say=say,
-        words=arguments,
+        words=words,
     )
     if ranks.is_main() and (last := ending(recipe, loaded.path, options.stages or [*recipe.stages])):
         say(last)
@@ -138,7 +147,7 @@ def _refuse_missing(loaded: Loaded, planned: Sequence[Any], command: str) -> Non
         inputs = {thing: output / maker for thing, maker in stage.inputs.items()}
         for finding in missing_data(stage.name, stage.stage, make_context(stage, output / stage.name, inputs)):
             raise UserError(finding.what, where=finding.subject,
-                            hint=f"{finding.hint}; or name the stages that have their data: stages=[...]")  # fmt: skip
+                            hint=f'{finding.hint}; or name the stages whose data is there: "stages=[...]"')  # fmt: skip
 
 
 def _look_at_data(loaded: Loaded, planned: Sequence[Any], command: str) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .schema import Recipe
 
 __all__ = ["FOLDER", "RUN_OPTIONS", "Loaded", "Options", "find_recipe", "load", "recipe_names", "sources"]
-RUN_OPTIONS = ("recipe", "stages", "restart", "dry_run")
+RUN_OPTIONS = ("recipe", "stages", "restart", "dry_run", "verbose")
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Options:
     stages: tuple[str, ...] | None = None
     restart: str | None = None
     dry_run: bool = False
+    verbose: bool = False  # whether DeepSpeed tells what it does
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,19 @@ def _pair(argument: str) -> tuple[str, str]:
     key = key.lstrip("-")
     if not sign or not all(key.split(".")):
         argument = redact_argument(argument)
-        name = key.replace("-", "_") if key.replace("-", "_") in RUN_OPTIONS else argument.lstrip("-=")
-        raise UserError(f"{argument!r} is not key=value", hint=f"write {name}=VALUE, without blanks")
+        raise UserError(f"{argument!r} is not key=value", hint=setting_hint(argument))
     return key, value
+
+
+def setting_hint(word: str) -> str:
+    """How a word that looks like another tool's option is written here."""
+    name = word.lstrip("-").partition("=")[0]
+    meant = name.replace("-", "_")
+    if meant in ("dry_run", "verbose"):
+        return f"write {meant}=true"
+    if meant in ("lr", "learning_rate"):
+        return "write stages.STAGE.optim.lr=VALUE"
+    return f"write {meant if meant in RUN_OPTIONS else name}=VALUE, without blanks"
 
 
 def _options(pairs: list[tuple[str, str]], tree: dict[str, Any]) -> tuple[Options, list[tuple[str, Any]]]:
@@ -107,21 +118,24 @@ def _options(pairs: list[tuple[str, str]], tree: dict[str, Any]) -> tuple[Option
         for stage in chosen:
             _known_stage(stage, known, "stages")
         if not chosen:
-            raise UserError("stages=[] names no stage", hint="leave it out for all of them, or name some")
+            raise UserError('"stages=[]" names no stage', hint="leave it out for all of them, or name some")
         stages = tuple(chosen)
     restart = values.get("restart")
     if restart is not None:
         _known_stage(restart, known, "restart")
-    dry_run = values.get("dry_run", False)
-    if not isinstance(dry_run, bool):
-        raise UserError(f"dry_run={dry_run!r} is neither true nor false", hint="dry_run=true")
-    return Options(stages, restart, dry_run), overrides
+    switches = {key: values.get(key, False) for key in ("dry_run", "verbose")}
+    for key, switch in switches.items():
+        if not isinstance(switch, bool):
+            raise UserError(f"{key}={switch!r} is neither true nor false", hint=f"{key}=true")
+    return Options(stages, restart, **switches), overrides
 
 
 def _known_stage(stage: Any, known: list[str], option: str) -> None:
     if stage not in known:
         problem = f"{option} names {trees.shown(stage)!r}, which is no stage of this recipe"
         hint = did_you_mean(stage if isinstance(stage, str) else "", known)
+        if isinstance(stage, str) and "," in stage and option == "stages":
+            hint = f'write "stages=[{trees.shown(stage)}]"'
         raise UserError(problem, where=f"command line: {option}=", hint=hint)
 
 

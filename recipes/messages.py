@@ -13,7 +13,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import PydanticUndefined
 
-from ..core.errors import UserError, did_you_mean, nearest
+from ..core.errors import OTHER_NAMES, UserError, did_you_mean, nearest
 from ..core.refused import Refused
 from ..core.secrets import redact_argument, redact_tree
 from . import tree as trees
@@ -158,8 +158,24 @@ def _known_key(places: list[str], asked: Asked) -> str:
         known = sorted([*asked.fields, *asked.options])
     else:
         known = sorted({n for m in walk(dict(asked.fields), places[:-1])[1] for n in names(m)})
-    close = nearest(name, known)
+    close = _inside(name, places, asked) or nearest(name, known)
     return f"did you mean {close[0]}?" if close else f"keys here are {', '.join(known)}"
+
+
+def _inside(name: str, places: list[str], asked: Asked) -> list[str]:
+    """Keys of this name (or what other tools call so) one section deeper: optim.lr for lr."""
+    here = walk(dict(asked.fields), places[:-1])[1] if places[1:] else []
+    others = OTHER_NAMES.get(name, ())
+    wanted = (name,) if any(other in names(section) for section in here for other in others) else (name, *others)
+    deeper = [
+        f"{field.alias or key}.{one}"
+        for section in here
+        for key, field in section.model_fields.items()
+        for inner in sections(field.annotation)
+        for one in wanted
+        if one in names(inner) and one not in names(section)
+    ]
+    return list(dict.fromkeys(deeper))
 
 
 def _keys(stage: Any, asked: Asked) -> set[str]:

@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 """Draw with every token replaced by one of its k nearest codes: LANTERN's figures 3 and 6 and table 4.
 
-    scripts/latent_proximity.py recipe=NAME output=RUN [key=value ...] [k=[50,100,1000]] [count=100] [own options]
+    scripts/latent_proximity.py recipe=NAME output=RUN [key=value ...] ["k=[50,100,1000]"] [count=100] [own options]
 
-    scripts/latent_proximity.py recipe=demo/visual-ar output=runs/demo-visual-ar k=[2,5,20] count=50
+    scripts/latent_proximity.py recipe=demo/visual-ar output=runs/demo-visual-ar "k=[2,5,20]" count=50
     scripts/latent_proximity.py recipe=eagle-llamagen-xl-stage1 count=5000 \\
         stages.evaluate.benchmarks.NAME.quality='{metrics: [fid, clip], reference: data/coco/val2017, weights: {...}}'
     scripts/latent_proximity.py recipe=eagle-llamagen-xl-stage2 count=9 shown=9 name=appendix-i \\

@@ -1,12 +1,14 @@
 #!/usr/bin/env python
 """Sweep LANTERN's relaxed acceptance over k, its bound and temperature: its figure 5 and tables 3, 7 and 9 to 11.
 
-    scripts/sweep_lantern.py recipe=NAME output=RUN [key=value ...] [k=[100,300,1000]] [delta=[0.05,0.1]] [own options]
+    scripts/sweep_lantern.py recipe=NAME output=RUN [key=value ...] ["k=[100,300]"] ["delta=[0.05,0.1]"] [own options]
 
-    scripts/sweep_lantern.py recipe=demo/visual-ar output=runs/demo-visual-ar k=[2,5,10] delta=[0.1,0.4] count=20
-    scripts/sweep_lantern.py recipe=eagle-llamagen-xl-stage1 count=5000 counts=[100,1000,2000,5000]
-    scripts/sweep_lantern.py recipe=eagle-llamagen-xl-stage1 count=1000 k=[1000] delta=[0.2] metric=[l2,cosine,random]
-    scripts/sweep_lantern.py recipe=lanternpp-llamagen-xl-stage1 k=[10] lambda=[1,4,9,19] delta=[] temperatures=[1.0]
+    scripts/sweep_lantern.py recipe=demo/visual-ar output=runs/demo-visual-ar "k=[2,5,10]" "delta=[0.1,0.4]" count=20
+    scripts/sweep_lantern.py recipe=eagle-llamagen-xl-stage1 count=5000 "counts=[100,1000,2000,5000]"
+    scripts/sweep_lantern.py recipe=eagle-llamagen-xl-stage1 count=1000 \\
+        "k=[1000]" "delta=[0.2]" "metric=[l2,cosine,random]"
+    scripts/sweep_lantern.py recipe=lanternpp-llamagen-xl-stage1 \\
+        "k=[10]" "lambda=[1,4,9,19]" "delta=[]" "temperatures=[1.0]"
 
 Takes a finished run of a recipe, or one whose weights are published, and the recipe's stage of kind evaluate: its
 prompts, truncation, quality metrics, the synthetic dataset's reader, and the tree of one method. Other keys are the

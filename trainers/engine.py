@@ -72,10 +72,14 @@ def check_engine(config: EngineConfig) -> None:
         raise UserError("engine.precision: fp16 does not run on a CPU", hint="use fp32 or bf16, or a machine with CUDA")
 
 
-def init_distributed() -> None:
-    """Join the process group; without a launcher this process is the only rank."""
+def init_distributed(*, verbose: bool = False) -> None:
+    """Join the process group; without a launcher this process is the only rank.
+
+    Args:
+        verbose: DeepSpeed tells what it does.
+    """
     # DeepSpeed's loggers write to the console at import; the run has its own progress line.
-    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    logging.getLogger("DeepSpeed").setLevel(logging.INFO if verbose else logging.ERROR)
     if not torch.cuda.is_available():
         # Named, DeepSpeed takes it; else every rank warns that it has looked for a GPU and takes it as well.
         os.environ.setdefault("DS_ACCELERATOR", "cpu")

@@ -25,7 +25,8 @@ from ..core.locks import Lock
 _LOCKS = ".locks"
 _PATIENCE_S = 90.0  # an earlier run that was told to stop writes its checkpoint first
 _GRACE_S = 60.0
-_LAUNCHERS = ("deepspeed", "torchrun", "torch.distributed.run")  # in their command lines
+# Words of their command lines.
+_LAUNCHERS = ("deepspeed", "draftsmith.trainers.launcher", "torchrun", "torch.distributed.run")
 
 
 class AnotherRun(UserError):

@@ -171,7 +171,7 @@ def input_problem(planned: Planned, thing: str, maker: str, output: Path) -> Use
         return UserError(
             f"stage {planned.name} needs the {thing} of stage {maker}, which has not finished"
             + "".join(f" ({name} cannot be read)" for name in unreadable(output / maker)),
-            where=str(output / maker), hint=f"run it first: stages=[{maker},{planned.name}]",
+            where=str(output / maker), hint=f'run it first: "stages=[{maker},{planned.name}]"',
         )  # fmt: skip
     if is_done(planned.earlier[maker], output, any_data=planned.stage.takes_any_data):
         return None

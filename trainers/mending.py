@@ -37,7 +37,7 @@ class Broken:
         return UserError(
             f"stage {planned.name} takes the {things} of stage {maker}, and {first.name} {first.problem}{more}",
             where=str(folder / first.name),
-            hint=f"stages=[{maker},{planned.name}] writes again what is missing or damaged, and no more of {maker}",
+            hint=f'"stages=[{maker},{planned.name}]" writes again what is missing or damaged, and no more of {maker}',
         )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
-"""What a person watches while a stage runs: one live line on a terminal, and a line now and then elsewhere.
+"""What a person watches while a stage runs: two live rows on a terminal, and a line now and then elsewhere.
 
-The line has the stage, its purpose, its progress, and the time left at its current rate.
+The first row has the stage, its purpose and what is left of the run; the second its progress, the time left at its
+current rate, and its latest numbers (loss and accuracy, or tau so far).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class StageLine:
         name: of the stage.
         about: the purpose of the stage.
         place: which stage of how many this is.
-        live: whether a terminal shows one line, which changes; None: what `watched` says.
+        live: whether a terminal shows rows that change; None: what `watched` says.
         behind: what is known of the time of later stages; None: nothing.
     """
 
@@ -57,11 +58,12 @@ class StageLine:
         self._unit, self._done, self._total, self._is_all = "", 0, 0, True
         self._first, self._counted_from = 0, self._began  # what was done before this process counted, and since when
         self._advanced = self._began  # when the last one was done
-        self._note, self._printed = "", 0.0
+        self._notes: list[str] = []  # the latest numbers, the most important first
+        self._printed = 0.0
 
     @contextmanager
     def shown(self) -> Iterator[StageLine]:
-        """While this is entered, the terminal shows the line; what is printed meanwhile stands above it."""
+        """While this is entered, the terminal shows the rows; what is printed meanwhile stands above them."""
         if not self._is_live:
             yield self
             return
@@ -111,48 +113,50 @@ class StageLine:
             text = " ".join(f"{name.removeprefix('val_')} {value:.4f}" for name, value in values.items())
             print(f"{self.name} {step}/{self._total} validation: {text}", flush=True)
             return
-        self._note = " ".join(
-            (
-                f"loss {values['loss']:.4f}",
-                *(f"{name} {values[name]:.3f}" for name in ("accuracy", "top1", "top3") if name in values),
-                f"{values['samples_per_s']:.1f} samples/s",
-                f"{values['tokens_per_s']:.0f} tokens/s",
-                f"{_memory_gib():.1f} GiB",
-            )
-        )
+        self._notes = [
+            f"loss {values['loss']:.4f}",
+            *(f"{name} {values[name]:.3f}" for name in ("accuracy", "top1", "top3") if name in values),
+            f"{values['samples_per_s']:.1f} samples/s",
+            f"{values['tokens_per_s']:.0f} tokens/s",
+            f"{_memory_gib():.1f} GiB",
+        ]
         if not self._is_live and (time.monotonic() - self._printed > _EVERY_S or step == self._total):
             self._printed = time.monotonic()
-            print(f"{self.name} {step}/{self._total} {self._note}", flush=True)
+            print(f"{self.name} {step}/{self._total} {' '.join(self._notes)}", flush=True)
 
-    def text(self, width: int) -> str:
-        """The line in at most `width` cells of a terminal. What it is for is cut first, then the loss goes, and then
-        what is left of the run.
+    def note(self, *numbers: str) -> None:
+        """The latest numbers of a stage that trains nothing, for the terminal alone."""
+        self._notes = [*numbers]
+
+    def rows(self, width: int) -> list[str]:
+        """One row until something is counted, then two, each in at most `width` cells of a terminal. Of the first what
+        the stage is for is cut, and then what is left of the run; of the second the last numbers go.
         """
         number, of = self._place
         left = self._left()
-        head, tail = f"stage {number} of {of} · {self.name}", [*self._how_far(), self._how_long(left)]
-        short = " · ".join([head, *tail, *(of_run := self._of_run(left))])
-        if cell_len(short) <= width:
-            tail += of_run
-        else:
-            short = " · ".join([head, *tail])
-        room = width - cell_len(short)
+        head, gone = f"stage {number} of {of} · {self.name}", time.monotonic() - self._began
+        if not self._unit:
+            return [self._first_row(head, clock(gone), width)]
+        far = f"{self._unit} {self._done:,}/{self._total:,}" if self._total else f"{self._unit} {self._done:,}"
+        short = f"{clock(left)} left" if left else clock(gone)
+        long = f"{short} of about {clock(gone + left)}" if left else short
+        # Loss and accuracy are missed more than the stage's whole time, and the rest less.
+        notes, most = self._notes, min(2, len(self._notes))
+        forms = [*((long, n) for n in range(len(notes), most - 1, -1)), *((short, n) for n in range(most, -1, -1))]
+        seconds = [" · ".join([far, how_long, *notes[:count]]) for how_long, count in forms]
+        second = next((row for row in seconds if cell_len(row) <= width), None) or _cut(seconds[-1], width)
+        return [self._first_row(head, self._of_run(left), width), second]
+
+    def _first_row(self, head: str, tail: str, width: int) -> str:
+        ends = f" · {tail}" if tail and cell_len(head) + 3 + cell_len(tail) <= width else ""
+        room = width - cell_len(head) - cell_len(ends)
         about = f": {self._about}" if self._about else ""
+        if cell_len(about) > room and room <= 20 and ends:  # rather what it is for than what is left of the run
+            ends, room = "", width - cell_len(head)
         if cell_len(about) > room:
             about = _cut(about, room) if room > 20 else ""
-        line = " · ".join([head + about, *tail])
-        if self._note and cell_len(line) + 3 + len(self._note) <= width:
-            line += f" · {self._note}"
-        return line if cell_len(line) <= width else _cut(line, width)
-
-    def _how_far(self) -> list[str]:
-        if not self._unit:
-            return []
-        return [f"{self._unit} {self._done:,}/{self._total:,}" if self._total else f"{self._unit} {self._done:,}"]
-
-    def _how_long(self, left: float | None) -> str:
-        gone = time.monotonic() - self._began
-        return clock(gone) if not left else f"{clock(left)} left of about {clock(gone + left)}"
+        row = head + about + ends
+        return row if cell_len(row) <= width else _cut(row, width)
 
     def _left(self) -> float | None:
         """Seconds of this stage, at the rate of this process: what an earlier one did took a time that is not known.
@@ -168,21 +172,24 @@ class StageLine:
         each = counted / done
         return each * (self._total - self._done) - min(time.monotonic() - self._advanced, each)
 
-    def _of_run(self, left: float | None) -> list[str]:
+    def _of_run(self, left: float | None) -> str:
         """What is left of the run: this stage, and the optimizer steps of later ones at the rates of this run."""
         if self._behind is None or left is None:
-            return []
+            return ""
         is_training = self._unit == STEP
         step_s = (self._advanced - self._counted_from) / (self._done - self._first) if is_training else None
         if (known := self._behind(step_s)) is None:
-            return []
+            return ""
         seconds, others = known
         untimed = f" + {others} stage{'s' * (others > 1)} without a rate" if others else ""
-        return [f"run: about {clock(left + seconds)} left{untimed}"]
+        return f"run: about {clock(left + seconds)} left{untimed}"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         # A terminal that writes into its last column begins a new line, so that one stays free. Never as markup.
-        yield Segment(self.text(options.max_width - 1))
+        for number, row in enumerate(self.rows(options.max_width - 1)):
+            if number:
+                yield Segment.line()
+            yield Segment(row)
 
 
 class _Terminal(Console):
@@ -193,7 +200,7 @@ class _Terminal(Console):
 
 
 class _Line:
-    """The last state of a line, to stay on the screen."""
+    """The last state of the rows, to stay on the screen."""
 
     def __init__(self, line: StageLine):
         self._line = line

@@ -263,12 +263,12 @@ def check_stages(plan: Sequence[Planned], output: Path, chosen: Sequence[str] | 
                 what = thing.partition("/")[0]
                 raise UserError(
                     f"restart={restart} sets aside stage {maker}, whose {what} stage {planned.name} takes",
-                    where=str(output / maker), hint=f"add {maker} to stages=[...]",
+                    where=str(output / maker), hint=f'add {maker} to "stages=[...]"',
                 )  # fmt: skip
             if (problem := input_problem(planned, thing, maker, output)) is not None:
                 raise problem
     if restart is not None and restart not in running:
-        hint = f"add {restart} to stages=[...], or leave out restart="
+        hint = f'add {restart} to "stages=[...]", or leave out restart='
         raise UserError(f"restart={restart} sets aside stage {restart}, and stages= does not run it", hint=hint)
 
 

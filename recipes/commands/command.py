@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from ...core.errors import UserError
-from ..load import find_recipe
+from ..load import find_recipe, setting_hint
 
 # Exit codes. Scripts and schedulers branch on them: never give one another meaning.
 OK, CRASH, MISTAKE, FAULTS, STOPPED = 0, 1, 2, 3, 143
@@ -89,7 +89,11 @@ class _Parser(argparse.ArgumentParser):
         if "are required: " in message:  # argparse also lists arguments of which there may be none
             names = [name for name in message.split(": ", 1)[1].split(", ") if name in self.needed]
             message = "; ".join(f"{name} is missing: {self.needed[name]}" for name in names)
-        raise UserError(message, hint=f"see {self.prog} --help")
+        hint = f"see {self.prog} --help"
+        unknown = message.removeprefix("unrecognized arguments: ").split()
+        if message.startswith("unrecognized arguments: -") and "key=value" in self.format_usage():
+            hint = f"settings are key=value: {setting_hint(unknown[0])}; {hint}"
+        raise UserError(message, hint=hint)
 
 
 NAME = Argument("name", "a recipe's name, its file, or the folder of a run", {"metavar": "NAME"})

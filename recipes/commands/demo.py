@@ -8,12 +8,13 @@ import sys
 from collections.abc import Sequence
 
 from ...core.errors import UserError, did_you_mean
+from ..announce import ANNOUNCED, announcement
 from ..files import recipe_names
-from ..load import load
+from ..launch import say
 from .command import Argument, Command
 
 DEFAULT, MODULE = "lvlm", "draftsmith"
-RANKS = 2
+LAUNCHER = "draftsmith.trainers.launcher"
 
 
 def demo_names() -> list[str]:
@@ -21,7 +22,7 @@ def demo_names() -> list[str]:
     return [name.removeprefix("demo/") for name in recipe_names() if name.startswith("demo/")]
 
 
-def command(words: Sequence[str], ranks: int, port: int) -> list[str]:
+def command(words: Sequence[str]) -> list[str]:
     """The launcher's command for `[NAME] [key=value ...]`.
 
     Raises:
@@ -39,8 +40,7 @@ def command(words: Sequence[str], ranks: int, port: int) -> list[str]:
         if word.startswith("recipe="):
             raise UserError(f"two recipes: demo/{name} and {word.removeprefix('recipe=')}",
                             hint="draftsmith recipe=NAME runs any recipe")  # fmt: skip
-    launcher = ["-m", "deepspeed.launcher.runner", "--num_accelerators", str(ranks), "--master_port", str(port)]
-    return [sys.executable, *launcher, "--module", MODULE, f"recipe=demo/{name}", *settings]
+    return [sys.executable, "-m", LAUNCHER, MODULE, f"recipe=demo/{name}", *settings]
 
 
 def environment() -> dict[str, str]:
@@ -48,27 +48,14 @@ def environment() -> dict[str, str]:
     then give equal numbers); no network; modules of the working folder are not imported in place of installed ones.
     """
     fixed = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONSAFEPATH": "1",
-             "HF_HUB_DISABLE_TELEMETRY": "1"}  # fmt: skip
+             "HF_HUB_DISABLE_TELEMETRY": "1", ANNOUNCED: "1"}  # fmt: skip
     return {**os.environ, **fixed, "WANDB_MODE": os.environ.get("WANDB_MODE", "offline")}
 
 
-def _ranks() -> int:
-    import torch
-
-    return min(RANKS, torch.cuda.device_count() or os.cpu_count() or 1)
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 def _run(options: argparse.Namespace) -> int:
-    words = command(options.words, _ranks(), _free_port())
-    load(words[words.index(MODULE) + 1 :])  # a typing mistake is told here, once, and not by each process of a launcher
+    words = command(options.words)
+    if (text := announcement(words[words.index(MODULE) + 1 :])) is not None:
+        say(text)
     # In place of this process: signals and the exit code are the launcher's.
     os.execve(words[0], words, environment())
 

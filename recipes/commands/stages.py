@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...core.errors import UserError
 from ...core.pages import page
-from ..launch import run_recipe, say
+from ..launch import announce, run_recipe, say
 from ..load import load
 from .command import NAME, OK, SETTINGS, Command, recipe_arguments
 
@@ -47,7 +47,9 @@ def _missing(command: str) -> str:
 
 def _runner(command: str) -> Callable[[argparse.Namespace], int]:
     def run(options: argparse.Namespace) -> int:
-        arguments = chosen(recipe_arguments(options), command)
+        arguments = recipe_arguments(options)
+        announce(arguments)
+        arguments = chosen(arguments, command)
         code = run_recipe(arguments, options.typed)
         if code == 0 and command == "train" and not any(a.startswith("dry_run=") for a in arguments):
             say("measure it: draftsmith evaluate with the same NAME and settings")
@@ -76,9 +78,10 @@ TRAIN = Command(
     examples=(
         ("draftsmith train demo/lvlm", "a CPU is enough"),
         ("draftsmith train llava15-68m stages.finetune.optim.lr=5e-5", "another learning rate"),
-        ("draftsmith train llava15-68m stages=[finetune]", "this stage alone"),
+        ('draftsmith train llava15-68m "stages=[finetune]"', "this stage alone"),
         ("draftsmith train llava15-68m restart=finetune", "again; the old results are kept aside"),
-        ("deepspeed --num_gpus 8 --module draftsmith train llava15-68m", "on eight GPUs"),
+        ("draftsmith train llava15-68m dry_run=true", "what it would do, and no more"),
+        ("deepspeed --quiet --num_gpus 8 --module draftsmith train llava15-68m", "on eight GPUs"),
     ),
     arguments=(NAME, SETTINGS),
     run=_runner("train"),
@@ -91,6 +94,7 @@ EVALUATE = Command(
     "folder of a run: its own recipe is taken.",
     examples=(
         ("draftsmith evaluate demo/lvlm", ""),
+        ("draftsmith evaluate llava15-68m dry_run=true", "what it would measure, and no more"),
         ("draftsmith evaluate runs/demo-lvlm", "the recipe that this folder was made with"),
         (
             "draftsmith evaluate llava15-68m 'stages.evaluate.tree={kind: chain, gamma: 7}' restart=evaluate",
@@ -111,6 +115,7 @@ PUBLISH = Command(
         ("draftsmith publish runs/llava15-68m", "build and try the folder, and no more"),
         ("draftsmith publish runs/llava15-68m repo=me/llava-1.5-7b-draft", "upload it to a private repository"),
         ("draftsmith publish mine.yaml", "the publish stage of this recipe"),
+        ("draftsmith publish mine.yaml dry_run=true", "what it would do, and no more"),
     ),
     arguments=(NAME, SETTINGS),
     run=_publish,

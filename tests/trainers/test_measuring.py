@@ -12,6 +12,7 @@ from draftsmith.eval.policies import Chain
 from draftsmith.trainers.evaluation import measuring, resume_log
 from draftsmith.trainers.evaluation.clock import clock_of
 from draftsmith.trainers.evaluation.measuring import Measuring
+from draftsmith.trainers.progress import StageLine
 from draftsmith.trainers.stopping import Stop
 
 NUMBER = 4  # of the request
@@ -141,6 +142,31 @@ def clips(opened, *budgets, count=3):
         return type("Set", (), {"__len__": lambda self: count, "open": staticmethod(one), **names})()
 
     return [at(budget) for budget in budgets]
+
+
+def test_the_progress_has_the_best_tau_so_far(decoded, tmp_path, monkeypatch):
+    _, stage = decoded
+    stage.temperatures, stage.max_new_tokens, stage.repeats = [0.0], [8], 1
+    measuring_ = of(stage, tmp_path)
+    line = StageLine("evaluate")
+    measuring_ = replace(measuring_, context=SimpleNamespace(**vars(measuring_.context) | {"line": line}))
+    emitted = {("M", 0): (6, 4), ("EAGLE", 0): (8, 3), ("M", 1): (20, 4), ("EAGLE", 1): (4, 3)}
+    methods = (measuring.PLAIN, "M", "EAGLE")
+    shown = []
+
+    def rows(self, index, opened, decodings, common):
+        shown.append(line.rows(80)[-1])
+        found = [(name, *emitted.get((name, index % 2), (9, 9))) for name in methods]
+        return [SimpleNamespace(method=n, num_emitted=e, num_cycles=c, to_json=dict) for n, e, c in found]
+
+    monkeypatch.setattr(Measuring, "_rows", rows)
+    monkeypatch.setattr(measuring, "_measured", lambda values, stem: values)
+    sets = clips([], "36")
+    measuring_.announce(sets)
+    measuring_.at(sets, 0.0, 8)
+    assert "tau" not in shown[0], "nothing is decoded"
+    assert "tau 2.67 so far (EAGLE)" in shown[1] and "tau 3.25 so far (M)" in shown[2]
+    assert measuring.best_so_far({"M": (0, 0)}) == []
 
 
 def test_lengths_of_clips_take_turns_request_by_request(decoded, tmp_path):

@@ -133,7 +133,7 @@ def test_without_its_stage_the_reader_is_refused_with_the_command_that_mends_it(
         UserError, match=r"stage reader takes the codes of stage codes, and (shard-000002\.tar|manifest)"
     ) as e:
         run(output, WRITES, READS, chosen=["reader"], restart="reader")
-    assert e.value.hint.startswith("stages=[codes,reader] writes again") and not (output / "reader.before-1").exists()
+    assert e.value.hint.startswith('"stages=[codes,reader]" writes again') and not (output / "reader.before-1").exists()
     run(output, WRITES, READS, chosen=["codes", "reader"], restart="reader")
     assert written == again
 

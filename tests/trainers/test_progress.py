@@ -26,26 +26,27 @@ def time_of(monkeypatch):
     return now
 
 
-def test_the_line(time_of):
+def test_the_rows(time_of):
     line = StageLine("finetune", "the draft learns to answer", (3, 8))
-    assert line.text(200) == "stage 3 of 8 · finetune: the draft learns to answer · 0:00"
+    first = "stage 3 of 8 · finetune: the draft learns to answer"
+    assert line.rows(200) == [f"{first} · 0:00"]
     time_of[0] += 20  # models are loaded
     line.count("step", 300)
-    assert line.text(200).endswith("answer · step 0/300 · 0:20"), "no rate yet, and none is made up"
+    assert line.rows(200) == [first, "step 0/300 · 0:20"], "no rate yet, and none is made up"
     time_of[0] += 60
     line.advance(120)
-    assert line.text(200).endswith("answer · step 120/300 · 1:30 left of about 2:50")
+    assert line.rows(200) == [first, "step 120/300 · 1:30 left of about 2:50"]
     line.log(VALUES, 120)
-    assert (
-        line.text(200).endswith(" · 1:30 left of about 2:50 · " + line._note) and "loss 0.5000 accuracy" in line._note
+    assert line.rows(200)[1].startswith(
+        "step 120/300 · 1:30 left of about 2:50 · loss 0.5000 · accuracy 0.250 · 10.0 samples/s · 200 tokens/s · "
     )
     time_of[0] += 0.25
-    assert "1:30 left" in line.text(200), "half a step on"
+    assert "1:30 left" in line.rows(200)[1], "half a step on"
     time_of[0] += 10
-    assert "1:30 left of about 3:00" in line.text(200), "a slow step: no more than it was to take is taken off"
+    assert "1:30 left of about 3:00" in line.rows(200)[1], "a slow step: no more than it was to take is taken off"
     time_of[0] += 79.75
     line.advance(300)
-    assert "step 300/300 · 2:50 · loss" in line.text(200)
+    assert "step 300/300 · 2:50 · loss" in line.rows(200)[1]
 
 
 def test_what_an_earlier_process_did_says_nothing_of_the_rate(time_of):
@@ -53,13 +54,15 @@ def test_what_an_earlier_process_did_says_nothing_of_the_rate(time_of):
     line.count("step", 300, 200)
     time_of[0] += 10
     line.advance(210)
-    assert line.text(99) == "stage 1 of 1 · finetune · step 210/300 · 1:30 left of about 1:40"
+    assert line.rows(99) == ["stage 1 of 1 · finetune", "step 210/300 · 1:30 left of about 1:40"]
     line = StageLine("evaluate")
     line.count("request", 100)
     line.skip(60)
     time_of[0] += 10
     line.advance()
-    assert line.text(99) == "stage 1 of 1 · evaluate · request 61/100 · 6:30 left of about 6:40"
+    assert line.rows(99)[1] == "request 61/100 · 6:30 left of about 6:40"
+    line.note("tau 2.31 so far (M)")
+    assert line.rows(99)[1] == "request 61/100 · 6:30 left of about 6:40 · tau 2.31 so far (M)"
 
 
 def test_without_a_total_there_is_no_time_left(time_of):
@@ -67,7 +70,7 @@ def test_without_a_total_there_is_no_time_left(time_of):
     line.count("request", 0)
     time_of[0] += 3700
     line.advance()
-    assert line.text(99) == "stage 1 of 1 · suite · request 1 · 1:01:40"
+    assert line.rows(99)[1] == "request 1 · 1:01:40"
 
 
 def test_of_work_that_others_follow_no_time_left_is_told(time_of):
@@ -75,18 +78,18 @@ def test_of_work_that_others_follow_no_time_left_is_told(time_of):
     line.count("sample counted", 100, is_all=False)
     time_of[0] += 10
     line.add(50)
-    assert line.text(99) == "stage 1 of 1 · cache · sample counted 50/100 · 0:10"
+    assert line.rows(99)[1] == "sample counted 50/100 · 0:10"
 
 
 def test_a_rank_that_has_a_share_says_so(time_of, monkeypatch):
     line = StageLine("answers")
     line.count("answer", 50, is_share=True)
-    assert "· answer 0/50 ·" in line.text(99), "one rank has all of them"
+    assert line.rows(99)[1].startswith("answer 0/50 ·"), "one rank has all of them"
     monkeypatch.setattr(progress.ranks, "world_size", lambda: 2)
     line.count("answer", 50, is_share=True)
-    assert "· rank 0's answer 0/50 ·" in line.text(99)
+    assert line.rows(99)[1].startswith("rank 0's answer 0/50 ·")
     line.count("answer", 100)
-    assert "· answer 0/100 ·" in line.text(99)
+    assert line.rows(99)[1].startswith("answer 0/100 ·")
 
 
 def test_shards_of_an_earlier_process_are_done():
@@ -123,19 +126,20 @@ def test_what_is_left_of_the_run_is_of_steps_to_come_alone(time_of):
         lines[name].count(unit, 100)
         time_of[0] += 50
         lines[name].advance(50)
-        shown = lines[name].text(200)
+        first, second = lines[name].rows(200)
+        assert "50/100 · 0:50 left of about 1:40" in second
         if name != "first":
-            assert shown.endswith("0:50 left of about 1:40"), "no head has trained: nothing is known of one"
+            assert "run:" not in first, "no head has trained: nothing is known of one"
     # 50 s here and 200 steps of a second; not known: `unknown`, `other` and `evaluate`.
-    assert shown.endswith("step 50/100 · 0:50 left of about 1:40 · run: about 4:10 left + 3 stages without a rate")
-    assert "run:" not in lines["first"].text(80) and "0:50 left" in lines["first"].text(80)
+    assert first.endswith(" · first · run: about 4:10 left + 3 stages without a rate")
+    assert "run:" not in lines["first"].rows(50)[0]
     second, last = (StageLine(name, behind=partial(times.behind, name)) for name in ("second", "evaluate"))
     second.count("step", 200)
-    assert "run:" not in second.text(200), "it has no rate of its own yet"
+    assert "run:" not in second.rows(200)[0], "it has no rate of its own yet"
     last.count("request", 10)
     time_of[0] += 10
     last.advance(5)
-    assert last.text(200).endswith("0:10 left of about 0:20"), "nothing follows"
+    assert last.rows(200) == ["stage 1 of 1 · evaluate", "request 5/10 · 0:10 left of about 0:20"], "nothing follows"
 
 
 def test_a_batch_of_another_size_takes_in_proportion(time_of):
@@ -158,12 +162,15 @@ def test_it_fits_and_what_matters_is_cut_last(time_of, width):
     time_of[0] += 60
     line.advance(120)
     line.log(VALUES, 120)
-    shown = line.text(width)
-    assert len(shown) <= width and shown.startswith("stage 3 of 8 · finet"[: width - 1])
-    if width >= 70:
-        assert "step 120/300 · 1:30 left" in shown
-    assert ("loss" in shown) <= ("second stage)" in shown), "what it is for stays longer than the loss"
-    assert cell_len(StageLine("調整", "画像を説明する " * 9).text(width)) <= width, "such characters take two cells"
+    first, second = line.rows(width)
+    assert len(first) <= width and first.startswith("stage 3 of 8 · finet"[: width - 1])
+    assert len(second) <= width and second.startswith("step 120/300 · 1:30 left"[: width - 1])
+    if width >= 80:  # what terminals have at least
+        assert "the draft learns to answer" in first and "loss 0.5000 · accuracy 0.250" in second
+    assert ("of about" in second) <= ("accuracy" in second), "the stage's whole time goes before the loss"
+    wide = StageLine("調整", "画像を説明する " * 9)
+    wide.count("step", 3)
+    assert all(cell_len(row) <= width for row in wide.rows(width)), "such characters take two cells"
 
 
 def test_without_a_terminal_there_are_sparse_lines(time_of, capsys):
@@ -191,24 +198,26 @@ def test_times():
 SCRIPT = """
 import sys, time
 from draftsmith.trainers.progress import StageLine
-line = StageLine("finetune", "learns", (3, 8))
+line = StageLine("finetune", "the draft learns to answer questions about pictures", (3, 8))
+values = {"accuracy": 0.25, "samples_per_s": 10.0, "tokens_per_s": 200.0}
 with line.shown():
     line.count("step", 4)
     for step in range(1, 5):
         time.sleep(0.6)
         line.advance(step)
+        line.log({"loss": 1.0 / step, **values}, step)
         print(f"said {step}", flush=True)
         print(f"warned {step}", file=sys.stderr, flush=True)
 """
 
 
 def on_a_terminal(tmp_path, *, stderr=None, **environment) -> str:
-    """What a terminal of 100 columns gets from a process that shows a line."""
+    """What a terminal of 80 columns gets from a process that shows its progress."""
     ours, its = pty.openpty()
     keep = {k: v for k, v in os.environ.items() if k not in ("CI", "TERM", "NO_COLOR", "FORCE_COLOR")}
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT], stdin=its, stdout=its, stderr=its if stderr is None else stderr,
-        env=keep | {"COLUMNS": "100", "TERM": "xterm"} | environment,
+        env=keep | {"COLUMNS": "80", "TERM": "xterm"} | environment,
     )  # fmt: skip
     os.close(its)
     got = b""
@@ -225,15 +234,21 @@ def on_a_terminal(tmp_path, *, stderr=None, **environment) -> str:
     return got.decode()
 
 
-def test_a_terminal_shows_one_line_that_changes(tmp_path):
+def test_a_terminal_shows_two_rows_that_change(tmp_path):
     shown = on_a_terminal(tmp_path)
-    assert "\x1b[2K" in shown, "the line is written over"
+    assert "\x1b[2K" in shown and "\x1b[1A" in shown, "the rows are written over"
     assert "\x1b[?25l" not in shown, "a hidden cursor would stay hidden behind a second Ctrl-C"
-    assert re.search(r"stage 3 of 8 · finetune: learns · step [0-3]/4 · 0:0\d", shown)
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+    first = "stage 3 of 8 · finetune: the draft learns to answer questions about pictures\r\n"
+    assert re.search(rf"{first}step [1-4]/4 · 0:\d\d[^\r]* · loss (1|0\.5|0\.3)\d* · accuracy 0.250", plain), (
+        "while it runs"
+    )
     for step in range(1, 5):
         assert f"said {step}\r\n" in plain and f"warned {step}\r\n" in plain
-    assert re.search(r"step 4/4 · 0:\d\d$", plain.rstrip()), "the last state stays"
+    last = plain.rstrip().splitlines()[-2:]
+    assert last[0] == first.strip(), "the last state stays"
+    assert re.match(r"step 4/4 · 0:\d\d · loss 0.2500 · accuracy 0.250", last[1])
+    assert max(map(cell_len, plain.splitlines())) < 80, "a row that wraps could not be written over"
 
 
 def test_errors_that_go_to_a_file_go_on_to_the_file(tmp_path):

@@ -31,6 +31,16 @@ from .requests import ConversationSet, Opened, RequestSet
 from .resume_log import resumed_in_turn
 
 
+def best_so_far(taus: Mapping[str, tuple[int, int]]) -> list[str]:
+    """The largest tau, as the progress line shows it; none where no method has had a cycle.
+
+    Args:
+        taus: method -> tokens emitted and cycles, of what this rank has decoded at this temperature and length.
+    """
+    best = max(((emitted / cycles, name) for name, (emitted, cycles) in taus.items() if cycles), default=None)
+    return [] if best is None else [f"tau {best[0]:.2f} so far ({best[1]})"]
+
+
 @dataclass(frozen=True)
 class Measured:
     """One set at one temperature and length.
@@ -115,6 +125,7 @@ class Measuring:
         """
         stems = [self.stem(requests, temperature, max_new_tokens) for requests in sets]
         decodings = self.decodings(temperature, max_new_tokens)
+        so_far: dict[str, tuple[int, int]] = {}
 
         def decode(part: int, index: int) -> list[dict[str, Any]] | None:
             requests = sets[part]
@@ -127,9 +138,13 @@ class Measuring:
                 "max_new_tokens": max_new_tokens, "medium": requests.medium, "budget": requests.budget,
                 "turn": requests.turn, "prompt_tokens": opened.prompt_tokens, "visual_tokens": opened.visual_tokens,
             }  # fmt: skip
-            rows = [row.to_json() for row in self._rows(index, opened, decodings, common)]
+            rows = self._rows(index, opened, decodings, common)
+            for row in rows[1:]:  # the first is plain decoding's
+                emitted, cycles = so_far.get(row.method, (0, 0))
+                so_far[row.method] = emitted + row.num_emitted, cycles + row.num_cycles
+            self._line.note(*best_so_far(so_far))
             self._line.advance()
-            return rows
+            return [row.to_json() for row in rows]
 
         def before(part: int, left: Sequence[int]) -> None:
             self._line.skip(len(self._share(sets[part])) - len(left))

@@ -1,0 +1,44 @@
+"""The first lines of a run, before torch is imported: what runs, how long it takes, and where its results will lie.
+
+Times are those of the recipe's own header; nothing is estimated.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..core.errors import UserError
+from .files import find_recipe, value_of, with_bases
+
+ANNOUNCED = "DRAFTSMITH_ANNOUNCED"  # in the environment of ranks whose launcher has said it
+_TIME = re.compile(r"(?:about|Hours:) [^.;]*?\b(?:minutes?|hours?|measured)\b[^.;]*")
+
+
+def announcement(arguments: Sequence[str]) -> str | None:
+    """The lines for `recipe=NAME key=value ...`; None for a dry run, and for what `load` will refuse."""
+    given = dict(argument.lstrip("-").partition("=")[::2] for argument in arguments)
+    try:
+        if value_of("dry_run", given.get("dry_run", "false")) is not False:
+            return None
+        path = find_recipe(given.get("recipe", ""))
+        output = given.get("output") or with_bases(path)["output"]
+    except (UserError, KeyError):
+        return None
+    title, time = _header(path)
+    begun = ", which goes on with what is there" if (Path(str(output)) / "run.yaml").is_file() else ""
+    lines = [f"{given['recipe']}: {title}" if title else str(given["recipe"])]
+    lines += [f"  {time}"] if time and time not in title else []
+    return "\n".join([*lines, f"  results: {output}{begun}; torch and DeepSpeed are loading"])
+
+
+def _header(path: Path) -> tuple[str, str]:
+    """Its first line, and its words on the time; "" where it has none."""
+    comments = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        comments.append(line.lstrip("# ").strip())
+    found = _TIME.search(" ".join(comments))
+    return (comments[0] if comments else ""), found[0] if found else ""

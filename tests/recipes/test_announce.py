@@ -1,0 +1,57 @@
+"""What a run says before torch is imported."""
+
+import subprocess
+import sys
+
+import pytest
+from draftsmith.core import ranks
+from draftsmith.recipes import cli
+from draftsmith.recipes.announce import ANNOUNCED, announcement
+from draftsmith.recipes.commands.command import MISTAKE
+from draftsmith.recipes.commands.demo import environment
+
+# Ends the process at its first line.
+FIRST = """
+import builtins, os, sys
+def first(*words, **how):
+    os.write(1, f"{words[0]}|{'torch' in sys.modules}".encode())
+    os._exit(0)
+builtins.print = first
+from draftsmith.recipes.cli import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("words", ["demo", "train demo/lvlm", "recipe=demo/lvlm"])
+def test_the_first_line_does_not_wait_for_torch(words):
+    command = [sys.executable, "-c", FIRST, *words.split()]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert said.startswith("demo/lvlm: LLaVA-1.5 drafts") and said.endswith("|False")
+
+
+def test_it_says_what_runs_how_long_and_where(tmp_path):
+    first, where = announcement(["recipe=demo/lvlm"]).splitlines()
+    assert "minutes" in first and "results: runs/demo-lvlm;" in where
+    large = announcement(["recipe=llava15-68m", f"--output={tmp_path}"]).splitlines()
+    assert large[0].startswith("llava15-68m: 68M draft") and large[1] == "  Hours: not measured here"
+    assert f"results: {tmp_path};" in large[2]
+    (tmp_path / "run.yaml").touch()
+    assert "goes on with what is there" in announcement(["recipe=llava15-68m", f"output={tmp_path}"])
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("extends: demo/lvlm\noutput: there\n")
+    assert announcement([f"recipe={mine}"]).splitlines()[0] == str(mine), "its base's time is not its own"
+    assert announcement(["recipe=demo/lvlm", "dry_run=true"]) is None
+    assert announcement(["recipe=demo/lvml"]) is None, "the error says more"
+
+
+def test_it_is_said_once(monkeypatch, capsys):
+    monkeypatch.setattr(cli, "run_recipe", lambda arguments, command: MISTAKE)
+    monkeypatch.delenv(ANNOUNCED, raising=False)
+    cli.main(["recipe=demo/lvlm"])
+    assert capsys.readouterr().out.startswith("demo/lvlm: ")
+    monkeypatch.setenv(ANNOUNCED, environment()[ANNOUNCED])  # a rank of `draftsmith demo`
+    cli.main(["recipe=demo/lvlm"])
+    monkeypatch.delenv(ANNOUNCED)
+    monkeypatch.setattr(ranks, "is_main", lambda: False)
+    cli.main(["recipe=demo/lvlm"])
+    assert capsys.readouterr().out == ""

@@ -1,0 +1,95 @@
+"""DeepSpeed's launcher as `draftsmith demo` starts it: silent, but for what must be said."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from draftsmith.recipes import cli
+from draftsmith.trainers.launcher import Heard, ending
+
+RANK = """
+import os, signal, sys, time
+os.write(1, f"rank {os.environ['RANK']}\\n".encode())
+how = sys.argv[-1]
+if how == "dies" and os.environ["RANK"] == "0":
+    os.kill(os.getpid(), signal.SIGKILL)
+if how == "refuses" and os.environ["RANK"] == "0":
+    print("error: no", file=sys.stderr, flush=True)
+    sys.exit(2)
+time.sleep(0 if how in ("ends", "verbose=true") else 60)
+"""
+
+
+@pytest.fixture
+def started(tmp_path):
+    (tmp_path / "a_rank.py").write_text(RANK)
+
+    def start(*words):
+        environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+        command = [sys.executable, "-m", "draftsmith.trainers.launcher", "a_rank", *words]
+        return subprocess.Popen(
+            command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "last"),
+    [
+        ("refuses", 2, "error: no"),
+        ("dies", 128 + signal.SIGKILL, "  hint:  the same command continues"),
+    ],
+)
+def test_an_error_stands_last_and_alone(started, how, code, last):
+    process = started(how)
+    said = [line for line in process.communicate(timeout=120)[0].splitlines() if not line.startswith("rank ")]
+    assert process.returncode == code and said[-1].startswith(last)
+    assert len(said) == (2 if how == "dies" else 1) and said[0].startswith("error: ")
+    if how == "dies":
+        assert "ended by SIGKILL" in said[0]
+
+
+def test_a_stop_ends_the_ranks_with_its_own_code(started):
+    process = started("waits")
+    assert process.stdout.readline().startswith("rank ")
+    process.terminate()
+    said = process.communicate(timeout=60)[0]
+    assert process.returncode == 143 and not [line for line in said.splitlines() if not line.startswith("rank ")]
+
+
+def test_all_is_told_where_it_is_asked_for(started):
+    said = started("verbose=true").communicate(timeout=120)[0]
+    assert "WORLD INFO DICT" in said and "exits successfully" in said
+
+
+def test_warnings_and_errors_of_the_launcher_are_printed():
+    heard = Heard()
+    kept = [
+        heard.filter(logging.makeLogRecord({"msg": text, "levelno": level}))
+        for level, text in [
+            (logging.INFO, "nnodes=1"),
+            (logging.WARNING, "an old driver"),
+            (logging.ERROR, "Bad hostfile"),
+            (logging.ERROR, "['python'] exits with return code = 2"),
+        ]
+    ]
+    assert kept == [False, True, True, False] and not heard.asked_to_stop
+    assert ending(2, heard) == (2, "") and ending(None, heard) == (0, "") and ending("a text", heard)[0] == 1
+
+
+def test_a_rank_without_the_word_waits_for_the_one_that_has_it(monkeypatch, capsys):
+    """Its exit would make the launcher end rank 0 before that has told the mistake."""
+    waited = []
+    monkeypatch.setattr(time, "sleep", waited.append)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.delenv("CROSS_RANK", raising=False)
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    assert cli.main(["recipe=demo/nowhere"]) == 2 and not waited and capsys.readouterr().err == ""
+    monkeypatch.setenv("CROSS_RANK", "0")
+    assert cli.main(["recipe=demo/nowhere"]) == 2 and waited == [cli._OTHERS_S]
+    assert capsys.readouterr().err.startswith("rank 1: error: no recipe"), "a mistake of this rank alone is not lost"
