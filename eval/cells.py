@@ -10,6 +10,7 @@ from .rows import PLAIN, Medium, Row, grouped
 from .summary import Summary, summarize
 from .tables import Column, Table, Value, text
 
+RELAXED = "Relaxed acceptance (LANTERN): outputs are not distributed as the target's."
 Quality = Mapping[float, Mapping[str, Mapping[str, Any]]]  # temperature -> method -> metric -> {value, n, what, ...}
 Label = Callable[[Any], str]  # of a row or a cell: what was measured on
 
@@ -31,7 +32,7 @@ class MethodInfo:
     @property
     def relaxed(self) -> bool:
         """Outputs are not distributed as the target's."""
-        return self.rule == "lantern"
+        return self.rule not in ("exact", "block")
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ def common_table(cells: Sequence[Cell], quality: Quality) -> Table:
     footnotes = [f"{m}: {f['what']}, n = {f['n']}" + (f" ({f['caution']})" if f.get("caution") else "")
             for m, f in sorted(notes.items())]  # fmt: skip
     if any(cell.relaxed for cell in cells):
-        footnotes.append("Relaxed acceptance (LANTERN): outputs are not distributed as the target's.")
+        footnotes.append(RELAXED)
     return Table(
         "All results", (*(c for c, _ in columns), *scores), tuple(lines), note=NOTE, footnotes=tuple(footnotes)
     )

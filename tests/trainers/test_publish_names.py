@@ -124,9 +124,10 @@ def facts(**changes) -> CardFacts:
                              drafter={"kind": "eagle3"}, prompt={"text": "What?"},
                              decoding={"name": "E", "tree": {"kind": "chain", "gamma": 3}})  # fmt: skip
     known = {
-        "repo": "me/EAGLE3-llava", "method": "eagle3", "draws_images": False, "target": LLAVA, "base": None,
+        "repo": "me/EAGLE3-llava", "method": "eagle3", "task": "image-text-to-text", "target": LLAVA,
+        "target_name": "`mine`", "base": None,
         "links": chain([("target", LLAVA), ("data", "my own.json")]), "license": None, "languages": ["en"],
-        "datasets": ["org/set"], "training": [], "evaluated": Evaluated([], {}, []), "plots": [], "section": asked,
+        "datasets": ["org/set"], "training": [], "evaluated": Evaluated("Best tau: 2.00 (E, seen).", [], {}, []), "plots": [], "section": asked,
         "snippets": [],
     }  # fmt: skip
     return CardFacts(**known | changes)
