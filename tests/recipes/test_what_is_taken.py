@@ -109,9 +109,10 @@ def test_a_method_without_drafter_takes_the_recipes_own():
     """It took the latest that any stage had trained, of another kind, too, under the recipe's name."""
     settings = [f"stages.medusa={OTHER}", f"stages.again={{kind: evaluate, methods: {{a: {{}}}}, {DRAWN}}}"]
     assert planned(*settings)["again"].inputs["drafter"] == "head_without_dropout"
+    first = "world, pictures, vq, reader, codes, target, features"
+    order = f"order=[{first}, medusa, again, head, head_without_dropout, evaluate]"
     with pytest.raises(UserError, match=r"medusa \(trains a drafter of its own, of kind medusa") as caught:
-        first = "world, pictures, vq, reader, codes, target, features"
-        planned(*settings, f"order=[{first}, medusa, again, head, head_without_dropout, evaluate]")
+        planned(*settings, order)
     assert "methods: {NAME: {drafter: STAGE}}" in caught.value.hint
 
 
