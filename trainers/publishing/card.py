@@ -80,9 +80,9 @@ def read_evaluation(folder: Path, drafter: str) -> Evaluated:
     headline, *findings = own_findings(measured)
     names = dict.fromkeys(cell.method for cell in measured)
     relaxed = tuple(name for name in names if methods[name].relaxed)
-    parts = (headline, markdown(table), about, [f"- {text}" for text in (headline, *findings, *warned)],
-             markdown(others) if beside else [], tuple(names), relaxed)  # fmt: skip
-    return Evaluated(*(without_places(part) for part in parts))
+    lines = [f"- {text}" for text in (headline, *findings, *warned)]
+    parts = (headline, markdown(table), about, lines, markdown(others) if beside else [])
+    return Evaluated(*(without_places(part) for part in parts), methods=tuple(names), relaxed=relaxed)
 
 
 @dataclass(frozen=True)

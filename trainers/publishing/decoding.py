@@ -138,7 +138,7 @@ def no_card(evaluation: Planned, drafter: str) -> str | None:
     stage: EvaluateStage = evaluation.stage
     if not stage.is_timed:
         return "draws pictures for their quality and measures no speed (untimed)"
-    default = evaluation.inputs.get("drafter")  # of methods that name none
+    default = evaluation.inputs.get("drafter", "")  # of methods that name none
     if any(drafter in (method.names or [default]) for method in stage.methods.values() if _opens(method)):
         return None
     return f"measures no drafter of stage {drafter!r} by itself with an exact rule"
