@@ -13,6 +13,7 @@ from draftsmith.recipes.schema import AnyTarget
 from draftsmith.trainers.publishing.card import CardFacts, Evaluated, front_matter, model_card, read_evaluation
 from draftsmith.trainers.publishing.decoding import _target
 from draftsmith.trainers.publishing.licences import chain
+from draftsmith.trainers.publishing.snippets import OWN_TARGET, loop_snippet
 from draftsmith.trainers.stages.publish import _target_name, _target_on_hub, _task
 from pydantic import TypeAdapter
 from rows import a_row
@@ -159,3 +160,19 @@ def test_licences_that_the_hub_has_no_word_for():
     assert fields["license"] == "other" and fields["license_name"] and fields["license_link"] == f"{HUB}/{qwen}"
     unknown = front_matter(facts(target="a/b", links=chain([("target", "a/b")])))
     assert "license" not in unknown
+
+
+def test_weights_that_restrict_more_than_the_target_are_in_front():
+    """A draft that began as JackFram/llama-160m, of other terms, was apache-2.0 as its target is."""
+    target, base = "llava-hf/llava-onevision-qwen2-7b-ov-hf", "JackFram/llama-160m"
+    fields = front_matter(facts(method="lvlm", links=chain([("target", target), ("initial weights", base)])))
+    assert fields["license"] == "other" and fields["license_name"] == "as-of-its-parts"
+    open_base = chain([("target", target), ("initial weights", "JackFram/llama-68m")])
+    assert front_matter(facts(method="lvlm", links=open_base))["license"] == "apache-2.0"
+
+
+def test_a_card_says_how_its_methods_decode_and_what_to_put_for_the_target(tmp_path):
+    evaluated = read_evaluation(evaluation(tmp_path, "M"), "mine")
+    snippet = loop_snippet("me/x", OWN_TARGET, "What?", pictures=0, label=None)
+    body = model_card(facts(evaluated=evaluated, snippets=[snippet], target=None))
+    assert "- method M: drafter mine, mode M" in body and "`path/to/the/target` is the folder where you have" in body

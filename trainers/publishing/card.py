@@ -14,6 +14,7 @@ from ...core.files import read_json
 from ...eval.cells import RELAXED, MethodInfo, cells_of
 from ...eval.findings import own_findings
 from ...eval.published import PublishedSection
+from ...eval.report import described
 from ...eval.rows import read_rows
 from ...eval.run_tables import overview
 from ...eval.tables import markdown, words
@@ -21,7 +22,7 @@ from .folder import REPORT
 from .licences import Licence, Link, own_licence, warnings
 from .lineage import Trained
 from .places import without_places
-from .snippets import PICTURE, Snippet
+from .snippets import OWN_TARGET, PICTURE, Snippet
 
 LVLM = "lvlm"  # the one kind of drafter that is a whole model
 
@@ -74,7 +75,8 @@ def read_evaluation(folder: Path, drafter: str) -> Evaluated:
         beside = [cell for cell in report["cells"] if drafter not in cell["drafters"]]
         others = overview({"cells": beside})
         warned = [text for text in report["findings"] if text.startswith("**Warning**")]
-        about = report["about"]
+        # A table of M and MT* alone says nothing to a stranger.
+        about = report["about"] | {f"method {cell.method}": described(methods[cell.method]) for cell in measured}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError("the report is of an earlier version", where=str(path), hint=again) from error
     headline, *findings = own_findings(measured)
@@ -160,6 +162,8 @@ def front_matter(facts: CardFacts) -> dict[str, Any]:
 
 def _other(facts: CardFacts, licence: Licence) -> dict[str, str]:
     """The Hub wants a name and an address for a licence that it does not list."""
+    if facts.license is None and not any(link.role == "target" and link.licence == licence for link in facts.links):
+        return {"license_name": "as-of-its-parts"} | ({"license_link": licence.link} if licence.link else {})
     address = licence.link or (f"https://huggingface.co/{facts.target}" if facts.target else "")
     return {"license_name": "as-of-the-target"} | ({"license_link": address} if address else {})
 
@@ -214,6 +218,8 @@ def _use(facts: CardFacts) -> list[str]:
         ]  # fmt: skip
     if any(f'"{PICTURE}"' in snippet.code for snippet in facts.snippets):
         lines += [f"`{PICTURE}` is a picture of yours.", ""]
+    if any(f'"{OWN_TARGET}"' in snippet.code for snippet in facts.snippets):
+        lines += [f"`{OWN_TARGET}` is the folder where you have the target.", ""]
     return lines
 
 
@@ -261,7 +267,7 @@ def _licence(facts: CardFacts) -> list[str]:
 
 def _limitations(facts: CardFacts) -> list[str]:
     lines = ["## Limitations", "", "- It was trained for one target. Beside another it drafts noise, which costs time "
-             "and changes no answer; another tokenizer or width is refused."]  # fmt: skip
+             "and, by an exact rule, changes no answer; another tokenizer or width is refused."]  # fmt: skip
     if facts.is_whole:
         lines += [
             "- **`target.generate(assistant_model=drafter)` does not show the picture to the drafter** in transformers "

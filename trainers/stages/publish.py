@@ -38,7 +38,7 @@ from ..publishing.licences import chain
 from ..publishing.lineage import data_of, starts_of, trained_by, training_table
 from ..publishing.names import check_name, is_repo, suggested
 from ..publishing.no_secrets import refuse_secrets
-from ..publishing.snippets import PICTURE, Snippet, loop_snippet, transformers_snippet
+from ..publishing.snippets import OWN_TARGET, PICTURE, Snippet, loop_snippet, transformers_snippet
 from ..publishing.upload import PROPOSED, Destination, Hub, Uploaded
 from .base import Planned, Stage
 from .evaluate import EvaluateStage
@@ -394,8 +394,7 @@ def _snippets(
     repo: str, section: PublishedSection, folder: Path, sources: Mapping[str, Path] | None, target: str | None
 ) -> tuple[list[Snippet], Any]:
     """The card's code, and a function: folder -> what stands for its names where it is tried."""
-    placeholder = "path/to/the/target"
-    shown = placeholder if sources is not None and target is None else None
+    shown = OWN_TARGET if sources is not None and target is None else None
     if sources is not None and target is not None:
         shown = target
     prompt = section.prompt
