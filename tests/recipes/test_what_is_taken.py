@@ -1,10 +1,12 @@
 """Which of several earlier stages' results a stage takes where it names none: of all shipped recipes, and planted."""
 
 import pytest
+import yaml
 from draftsmith.core.errors import UserError
 from draftsmith.recipes.files import recipe_names
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
+from draftsmith.recipes.publish import publish_run
 from draftsmith.trainers.publishing.lineage import data_of, finished, trained_by
 from draftsmith.trainers.stages.publish import PublishStage
 
@@ -152,3 +154,20 @@ def test_a_publication_opens_the_target_that_its_evaluation_measured(tmp_path):
     made = planned(f"stages.tuned={tuned}", "stages.publish={kind: publish}", recipe="demo/lvlm")
     assert made["tuned"].inputs["target"] == "target"
     assert made["publish"].inputs["target"] == "target" and made["publish"].inputs["processor"] == "world"
+
+
+def test_an_evaluation_of_another_target_brings_it_along():
+    """The folder's prompt was decoded with the target that the run trained, and its manifest named the other."""
+    other = ("{kind: evaluate, target: {kind: llava, path: some/llava}, methods: {a: {drafter: finetune}}, "
+             "benchmarks: {seen: {data: {from: world, path: seen, max_length: 64}}}}")  # fmt: skip
+    made = planned(f"stages.other={other}", "stages.publish={kind: publish}", recipe="demo/lvlm")["publish"]
+    assert made.inputs == {"drafter": "finetune", "report": "other"}
+
+
+def test_one_of_several_publishing_stages_must_be_named(tmp_path):
+    """`draftsmith publish RUN repo=...` changed the last of them."""
+    stages = {"a": {"kind": "publish", "repo": "me/a"}, "b": {"kind": "publish", "repo": "me/b"}}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({"stages": stages}))
+    with pytest.raises(UserError, match="publishes in 2 stages, a, b") as caught:
+        publish_run(tmp_path, [])
+    assert caught.value.where == str(tmp_path / "recipe.yaml") and "stages=[b]" in caught.value.hint

@@ -83,8 +83,10 @@ def read_evaluation(folder: Path, drafter: str) -> Evaluated:
     names = dict.fromkeys(cell.method for cell in measured)
     relaxed = tuple(name for name in names if methods[name].relaxed)
     lines = [f"- {text}" for text in (headline, *findings, *warned)]
-    parts = (headline, markdown(table), about, lines, markdown(others) if beside else [])
-    return Evaluated(*(without_places(part) for part in parts), methods=tuple(names), relaxed=relaxed)
+    return Evaluated(
+        without_places(headline), without_places(markdown(table)), without_places(about), without_places(lines),
+        without_places(markdown(others) if beside else []), tuple(names), relaxed,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
