@@ -38,7 +38,7 @@ class Evaluated:
         findings: what its rows say in sentences, as a list of Markdown.
         others: lines of Markdown, of the drafters beside it.
         methods: by which it was decoded.
-        relaxed: those of them whose outputs are not distributed as the target's.
+        relaxed: methods of either table whose outputs are not distributed as the target's.
     """
 
     headline: str
@@ -81,7 +81,8 @@ def read_evaluation(folder: Path, drafter: str) -> Evaluated:
         raise UserError("the report is of an earlier version", where=str(path), hint=again) from error
     headline, *findings = own_findings(measured)
     names = dict.fromkeys(cell.method for cell in measured)
-    relaxed = tuple(name for name in names if methods[name].relaxed)
+    shown = dict.fromkeys((*names, *(cell["method"] for cell in beside)))
+    relaxed = tuple(name for name in shown if methods[name].relaxed)
     lines = [f"- {text}" for text in (headline, *findings, *warned)]
     return Evaluated(
         without_places(headline), without_places(markdown(table)), without_places(about), without_places(lines),
@@ -195,7 +196,7 @@ def _kept_promise(evaluated: Evaluated) -> str:
         return "The target checks every token, so the output stays the target's; the speedup is measured below."
     return (
         "By an exact rule, as in the code below, the target checks every token, and the output stays the target's. "
-        f"The evaluation also has relaxed rules ({', '.join(evaluated.relaxed)}): {RELAXED}"
+        f"The tables below also have rows of relaxed rules ({', '.join(evaluated.relaxed)}). {RELAXED}"
     )
 
 
@@ -242,7 +243,7 @@ def _evaluation(facts: CardFacts) -> list[str]:
     plots = [line for name in facts.plots for line in (f"![{name.removesuffix('.png')}]({REPORT}/{name})", "")]
     return [
         "## Evaluation", "", "Of this drafter:", "", *evaluated.findings, "", *evaluated.table,
-        *([f"- {RELAXED}", ""] if evaluated.relaxed else []), *_others(evaluated),
+        *_others(evaluated), *([f"- {RELAXED}", ""] if evaluated.relaxed else []),
         "tau: tokens emitted after the prefill over verification passes, bonus token included; plain decoding has 1. "
         "Speedups are wall clock against plain decoding of the same target in the same run, on:", "", *about, "",
         *plots, f"The whole report is in [{REPORT}]({REPORT}).", "",
