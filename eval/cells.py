@@ -10,6 +10,7 @@ from .rows import PLAIN, Medium, Row, grouped
 from .summary import Summary, summarize
 from .tables import Column, Table, Value, text
 
+RELAXED = "Relaxed acceptance (LANTERN): outputs are not distributed as the target's."
 Quality = Mapping[float, Mapping[str, Mapping[str, Any]]]  # temperature -> method -> metric -> {value, n, what, ...}
 Label = Callable[[Any], str]  # of a row or a cell: what was measured on
 
@@ -31,7 +32,7 @@ class MethodInfo:
     @property
     def relaxed(self) -> bool:
         """Outputs are not distributed as the target's."""
-        return self.rule == "lantern"
+        return self.rule not in ("exact", "block")
 
 
 @dataclass(frozen=True)
@@ -118,17 +119,17 @@ def methods_table(cells: Sequence[Cell]) -> Table | None:
     if min(len(methods), len(places)) < 2:
         return None
     by_place = {(cell.method, label(cell)): cell for cell in cells}
-    columns, lines = [text("method")], []
+    # What says whether the speed may be believed stands before it, and is seen however many sets there are.
+    columns, lines = [text("method"), Column("identical", kind="count", ranked=False)], []
     for place in places:
         columns += [Column("tau", group=place), Column("DSR", unit="x", group=place)]
-    columns.append(Column("identical", kind="count", ranked=False))
     for method in methods:
-        line: list[Value] = [method]
+        exact = [cell.summary for cell in cells if cell.method == method and cell.exact]
+        same = (sum(s.identical for s in exact), sum(s.requests for s in exact)) if exact else None
+        line: list[Value] = [method, same]
         for place in places:
             cell = by_place.get((method, place))
             line += [None, None] if cell is None else [cell.summary.tau, cell.summary.DSR]
-        exact = [cell.summary for cell in cells if cell.method == method and cell.exact]
-        line.append((sum(s.identical for s in exact), sum(s.requests for s in exact)) if exact else None)
         lines.append(tuple(line))
     note = "Identical: greedy requests whose output equals plain decoding's in every token."
     return Table("Methods", tuple(columns), tuple(lines), note=note, compared=())
@@ -139,6 +140,7 @@ def common_table(cells: Sequence[Cell], quality: Quality) -> Table:
     columns: list[Measure] = [
         *_place_columns(cells),
         (Column("n", "d"), lambda c: c.summary.requests),
+        (Column("identical", kind="count"), _identical),
         (Column("tau [95%]", kind="interval"), lambda c: (c.summary.tau, *c.summary.tau_interval)),
         (Column("tau per request"), lambda c: c.summary.tau_mean_of_requests),
         (Column("accepted/cycle"), lambda c: c.summary.num_accepted),
@@ -148,7 +150,6 @@ def common_table(cells: Sequence[Cell], quality: Quality) -> Table:
         (Column("DSR [IQR]", unit="x", kind="interval"), lambda c: (c.summary.DSR, *c.summary.DSR_spread)),
         (Column("ESR [IQR]", unit="x", kind="interval"), lambda c: (c.summary.ESR, *c.summary.ESR_spread)),
         (Column("prefill", ".0%"), lambda c: c.summary.prefill_share),
-        (Column("identical", kind="count"), _identical),
     ]
     lines: list[tuple[Value, ...]] = [tuple(value(cell) for _, value in columns) for cell in cells]
     metrics = sorted({metric for by_method in quality.values() for of in by_method.values() for metric in of})
@@ -159,7 +160,7 @@ def common_table(cells: Sequence[Cell], quality: Quality) -> Table:
     footnotes = [f"{m}: {f['what']}, n = {f['n']}" + (f" ({f['caution']})" if f.get("caution") else "")
             for m, f in sorted(notes.items())]  # fmt: skip
     if any(cell.relaxed for cell in cells):
-        footnotes.append("Relaxed acceptance (LANTERN): outputs are not distributed as the target's.")
+        footnotes.append(RELAXED)
     return Table(
         "All results", (*(c for c, _ in columns), *scores), tuple(lines), note=NOTE, footnotes=tuple(footnotes)
     )
@@ -227,3 +228,22 @@ def cycles_table(cells: Sequence[Cell]) -> Table:
         "token or the answer's end. tau / planned depth is ADT-Tree's alpha."
     )
     return Table("Cycles: trees and times", tuple(column for column, _ in columns), lines, note=note)
+
+
+def depths_table(places: Mapping[str, Mapping[str, Summary]]) -> Table | None:
+    """The numbers of the acceptance curve, each with the cycles that it is of; None where nothing was drafted.
+
+    Args:
+        places: what was measured on -> method -> its summary.
+    """
+    measured = [(place, name, s.accepted_by_depth) for place, methods in places.items() for name, s in methods.items()]
+    deepest = max((len(depths) for _, _, depths in measured), default=0)
+    if not deepest:
+        return None
+    columns = tuple(Column(f"depth {depth}", kind="share", ranked=False) for depth in range(1, deepest + 1))
+    rows = tuple(
+        (place, name, *((d.share, d.drafted) for d in depths), *[None] * (deepest - len(depths)))
+        for place, name, depths in measured
+    )
+    note = "Of the cycles whose tree had this depth, the share in which a token of it was accepted."
+    return Table("Acceptance by depth", (text("measured on"), text("method"), *columns), rows, note=note)

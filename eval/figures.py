@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from .style import BLUE, COLORS, GREY, INK, ORANGE, WIDEST, errors, one_panel, panel_grid, save, styled, wrapped
-from .summary import Summary
+from .summary import Depth, Summary
 from .tables import GAP
 
 MOST_PANELS, PER_ROW, MOST_BARS = 6, 3, 24
@@ -22,7 +22,8 @@ MOST_PANELS, PER_ROW, MOST_BARS = 6, 3, 24
 
 @styled
 def acceptance_by_depth(path: Path, places: Mapping[str, Mapping[str, Summary]]) -> None:
-    """One panel for each place, a line for each method: share of the drafted tokens of a depth that were accepted.
+    """One panel for each place, a line for each method: share of the drafted tokens of a depth that were accepted, and
+    at each point the cycles that it is of.
 
     Args:
         places: what was measured on -> method -> its summary; the first six, and the seven methods of highest tau.
@@ -37,6 +38,7 @@ def acceptance_by_depth(path: Path, places: Mapping[str, Mapping[str, Summary]])
             if name in methods and (depths := methods[name].accepted_by_depth):
                 (lines[name],) = panel.plot([d.depth for d in depths], [d.share for d in depths], "o-", color=color,
                                             markersize=4)  # fmt: skip
+        _counts(panel, {names.index(name): s.accepted_by_depth for name, s in methods.items() if name in names})
         panel.set(title=title, xlabel="depth of the drafted token", ylim=(0, 1.02))
         panel.xaxis.get_major_locator().set_params(integer=True)
         panel.grid(alpha=0.25)
@@ -46,6 +48,24 @@ def acceptance_by_depth(path: Path, places: Mapping[str, Mapping[str, Summary]])
         row[0].set_ylabel("share accepted")
     figure.legend([*lines.values()], [*lines], loc="outside lower center", ncol=4)
     save(figure, path)
+
+
+def _counts(panel: Any, lines: Mapping[int, Sequence[Depth]]) -> None:
+    """At each depth the cycles that each point is of, in its line's colour and in the order of the points: over the
+    highest or under the lowest, where there is more room.
+
+    Args:
+        lines: place of the line's colour -> its points.
+    """
+    for depth in sorted({d.depth for depths in lines.values() for d in depths}):
+        points = [(d.share, d.drafted, line) for line, depths in lines.items() for d in depths if d.depth == depth]
+        high, low = max(points)[0], min(points)[0]
+        is_over = 1 - high > low
+        for place, (_, drafted, line) in enumerate(sorted(points, reverse=not is_over)):
+            away = 4 + 7 * place
+            panel.annotate(f"{drafted:,}", (depth, high if is_over else low), (0, away if is_over else -away),
+                           textcoords="offset points", color=COLORS[line], fontsize=6, ha="center",
+                           va="bottom" if is_over else "top")  # fmt: skip
 
 
 def _highest(methods: Mapping[str, Summary], count: int) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .cells import Cell, Label
+from .cells import Cell, Label, labels
 from .rows import grouped
 from .tables import interval
 
@@ -36,6 +36,18 @@ def findings(cells: Sequence[Cell], label: Label) -> list[str]:
                 f"**Slower than plain decoding** on every set at temperature {temperature:g}: {'; '.join(slower)}."
             )
     return lines + _exactness(cells, label) + _over_lengths(cells)
+
+
+def own_findings(cells: Sequence[Cell]) -> list[str]:
+    """Findings of one drafter's cells; the first has its best tau by an exact rule, where one decoded with it."""
+    label = labels(cells)
+    exact = [cell for cell in cells if not cell.relaxed]
+    lines = findings(exact, label) if exact else []
+    if relaxed := [cell for cell in cells if cell.relaxed]:
+        best = max(relaxed, key=lambda c: c.summary.tau)
+        lines.append(f"Best tau with relaxed acceptance, whose outputs are not distributed as the target's: "
+                     f"{best.summary.tau:.2f} ({best.method}, {label(best)}).")  # fmt: skip
+    return lines + cautions(cells, label)
 
 
 def _exactness(cells: Sequence[Cell], label: Label) -> list[str]:

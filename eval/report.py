@@ -13,7 +13,7 @@ from typing import Any
 
 from ..core.secrets import redact
 from . import figures
-from .cells import Cell, MethodInfo, Quality, cells_of, common_table, cycles_table, labels, methods_table
+from .cells import Cell, MethodInfo, Quality, cells_of, common_table, cycles_table, depths_table, labels, methods_table
 from .contrasts import (
     Comparison,
     Contrasts,
@@ -104,6 +104,8 @@ def build(
     )
     overview = methods_table(cells)
     tables = [*([overview] if overview else []), common_table(cells, quality or {}), cycles_table(cells)]
+    if (depths := depths_table(_shown(cells))) is not None:
+        tables.append(depths)
     if (by_drafter := drafters_table(single, label)) is not None:
         tables.append(by_drafter)
     if differences.contrasts:
@@ -125,28 +127,20 @@ def write(folder: Path, report: Report, rows: Sequence[Row]) -> None:
     places = _shown(report.cells)
     drawn: list[Figure] = []
     if places:
-        figures.acceptance_by_depth(folder / "acceptance.png", places)
         panels = f" of the first {figures.MOST_PANELS} sets" if len(places) > figures.MOST_PANELS else ""
         temperatures = sorted({cell.temperature for cell in report.cells})
         cold = f" At temperature {temperatures[0]:g}." if len(temperatures) > 1 else ""
-        drawn = [Figure("acceptance.png", f"Share of drafted tokens accepted, by depth{panels}.{cold}")]
         if methods_table(report.cells) is not None:
             figures.methods(folder / "methods.png", places)
-            drawn.insert(
-                0,
-                Figure(
-                    "methods.png",
-                    f"tau and the measured speedup of decoding, of every method on every set.{cold}",
-                ),
-            )
+            what = f"tau and the measured speedup of decoding, of every method on every set.{cold}"
+            drawn.append(Figure("methods.png", what))
         if sum(map(len, places.values())) <= figures.MOST_BARS:
             figures.speedups(folder / "speedup.png", places)
-            drawn.append(
-                Figure(
-                    "speedup.png",
-                    f"Expected and measured speedup of decoding, each at the tau of its set and method.{cold}",
-                )
-            )
+            what = f"Expected and measured speedup of decoding, each at the tau of its set and method.{cold}"
+            drawn.append(Figure("speedup.png", what))
+        figures.acceptance_by_depth(folder / "acceptance.png", places)
+        what = f"Share of drafted tokens accepted, by depth{panels}; the numbers are n, the cycles of each point.{cold}"
+        drawn.append(Figure("acceptance.png", what))  # its table follows
     (folder / "report.json").write_text(redact(json.dumps(report.to_json(), indent=1)))
     (folder / "report.md").write_text(redact(page(report, drawn)))
     (folder / "report.html").write_text(html_page(title(report), parts(report, drawn), folder))
@@ -168,8 +162,18 @@ def parts(report: Report, drawn: Sequence[Figure]) -> list[Part]:
 
 
 def title(report: Report) -> str:
-    """Of both pages."""
-    return "Speculative decoding: measured results" if report.cells else "Quality of drawn pictures"
+    """Of both pages: whose run, which target, on what, when, as far as `about` says."""
+    about = {key: str(value) for key, value in report.about.items()}
+    what = "speculative decoding" if report.cells else "quality of drawn pictures"
+    target = about.get("target", "")
+    said = [
+        what,
+        target and f"target {target if ' ' in target else Path(target).name}",
+        about.get("device", "").partition(",")[0],
+        about.get("date", ""),
+    ]
+    line = ", ".join(part for part in said if part)
+    return f"{about['run']}: {line}" if "run" in about else line[0].upper() + line[1:]
 
 
 def page(report: Report, drawn: Sequence[Figure]) -> str:

@@ -19,7 +19,7 @@ from . import tables
 from .run_tables import Cell, cells
 from .tables import Table, interval, words
 
-REPORT, TITLE = "report.json", "Runs side by side"
+REPORT = "report.json"
 # Of a stage's numbers, those that the table shows, and which end of them is the good one.
 BEST = {"val_loss": min, "val_accuracy": max, "val_top1": max, "tau": max, "tau_T0": max, "tau_T1": max}
 
@@ -181,10 +181,15 @@ def tables_of(runs: Sequence[Run]) -> list[Table]:
     return [table for table in each if table.rows]
 
 
-def markdown(shown: Sequence[Table]) -> str:
+def title(runs: Sequence[Run]) -> str:
+    """Of the page, in both forms."""
+    return f"Runs side by side: {', '.join(run.name for run in runs)}"
+
+
+def markdown(runs: Sequence[Run], shown: Sequence[Table]) -> str:
     """The page of some tables."""
     lines = [line for table in shown for line in tables.markdown(table)]
-    return "\n".join([f"# {TITLE}", "", *lines])
+    return "\n".join([f"# {title(runs)}", "", *lines])
 
 
 def panels(runs: Sequence[Run], metrics: Sequence[str] | None = None) -> list[tuple[str, dict[str, list]]]:

@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 from .rows import PLAIN
 
-# None: not measured. Of a column of kind interval (value, low, high), of kind count (how many, of how many).
+# None: not measured. Of a column of kind interval (value, low, high), of kind count (how many, of how many), of kind
+# share (share in [0, 1], of how many).
 Value = None | str | float | tuple[float, ...]
 Mark = Literal["", "best", "second"]
 GAP = 2  # pixels between the pictures of a grid
@@ -24,7 +25,7 @@ class Column:
     name: str
     format: str = ".2f"  # of str.format, for each number
     unit: str = ""  # after the number
-    kind: Literal["text", "number", "interval", "count"] = "number"
+    kind: Literal["text", "number", "interval", "count", "share"] = "number"
     group: str = ""  # heading above several columns: a set, a length
     ranked: bool = True  # more is better: the best of compared lines is marked
 
@@ -48,6 +49,8 @@ class Column:
             return f"{value:{self.format}}{self.unit}"
         if self.kind == "count":
             return "/".join(f"{part:.0f}" for part in value)
+        if self.kind == "share":
+            return f"{value[0]:.0%} of {value[1]:,.0f}"
         middle, low, high = value
         ends = self.format.lstrip("+")
         return f"{middle:{self.format}}{self.unit} [{low:{ends}}, {high:{ends}}]"

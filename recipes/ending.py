@@ -10,6 +10,7 @@ from typing import Any
 from ..core.errors import UserError
 from ..core.files import read_json
 from ..eval.run_tables import Cell, cells
+from ..trainers.publishing.lineage import finished
 from ..trainers.stages.publish import PublishStage
 from ..trainers.stages.train import TrainStage
 from .commands.demo import demo_names
@@ -104,7 +105,11 @@ def try_next(recipe: Recipe, path: Path, ran: Sequence[str]) -> list[tuple[str, 
         folder = shlex.quote(str(Path(recipe.output) / published[-1] / "repository"))
         offered.append((f"draftsmith verify {folder}", "decode the stored prompt with the published drafter"))
     elif trained:
-        offered.append((f"draftsmith publish {output}", "build the drafter's folder and decode one prompt with it"))
+        # Of several the recipe's own: what stands first beside the others was meant to be compared with them.
+        last = finished(recipe.model_dump(mode="json", by_alias=True)["stages"])
+        which = f" from={last[0]}" if len(last) > 1 else ""
+        what = "build the drafter's folder and decode one prompt with it"
+        offered.append((f"draftsmith publish {output}{which}", what))
     if (name := path.stem) in demo_names() and path.parent.name == "demo":
         offered.append((f"draftsmith demo {NEXT_DEMO[name]}", "another demo"))
     elif trained and (export := _export(recipe, *[*trained.items()][-1])):

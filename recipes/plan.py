@@ -6,7 +6,7 @@ import fnmatch
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +32,18 @@ def plan(recipe: Recipe, path: Path) -> list[Planned]:
     planned: list[Planned] = []
     for name, stage in recipe.stages.items():
         inputs: dict[str, str] = {}
+        earlier = {p.name: p for p in planned}
         for thing, wanted in stage.needs().items():
-            # "drafter/finetune": one of several things of a kind.
-            maker = _maker(planned, thing.split("/")[0], wanted, name, recipe, path)
+            maker = _maker(planned, thing, wanted, name, recipe, path, _planned(inputs, earlier))
             if maker is not None:
                 inputs[thing] = maker
         for thing in sorted(stage.uses()):
-            if makers := [p.name for p in planned if thing in p.stage.makes()]:
-                inputs.setdefault(thing, makers[-1])
-        earlier = {p.name: p for p in planned}
+            makers = _makers(planned, thing)
+            if fitting := [
+                p.name for p in makers if p.name not in stage.misfits(thing, makers, _planned(inputs, earlier))
+            ]:
+                inputs.setdefault(thing, fitting[-1])
+        inputs |= _beside_target(inputs, earlier)
         _check_written(name, stage, earlier, path)
         settings = _settings(recipe, name, inputs, planned)
         fingerprint = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
@@ -49,10 +52,44 @@ def plan(recipe: Recipe, path: Path) -> list[Planned]:
     return planned
 
 
-def _maker(earlier: list[Planned], thing: str, wanted: str | None, name: str, recipe: Recipe, path: Path) -> str | None:
-    where = f"{path}, key stages.{name}"
-    makers = [p.name for p in earlier if thing in p.stage.makes()]
+def _planned(inputs: Mapping[str, str], earlier: Mapping[str, Planned]) -> dict[str, Planned]:
+    return {thing: earlier[maker] for thing, maker in inputs.items()}
+
+
+def _beside_target(inputs: Mapping[str, str], earlier: Mapping[str, Planned]) -> dict[str, str]:
+    """What belongs to a target that a stage trained, where a later stage made another: the processor or text encoder
+    that it was trained with, and the tokenizer of the pictures whose codes it learned.
+    """
+    if "target" not in inputs:
+        return {}
+    trained = earlier[inputs["target"]]
+    codes = trained.maker("codes")
+    own = {"processor": trained.inputs.get("processor"), "vq": None if codes is None else codes.inputs.get("vq")}
+    if "text" in trained.stage.makes():
+        own["text"] = trained.name
+    return {thing: maker for thing, maker in own.items() if maker is not None and thing in inputs}
+
+
+def _makers(earlier: list[Planned], thing: str) -> list[Planned]:
+    return [p for p in earlier if thing in p.stage.makes()]
+
+
+def _maker(
+    earlier: list[Planned], thing: str, wanted: str | None, name: str, recipe: Recipe, path: Path,
+    inputs: Mapping[str, Planned],
+) -> str | None:  # fmt: skip
+    """The stage that is named, or the latest of those that `Stage.misfits` leaves."""
+    where, stage = f"{path}, key stages.{name}", recipe.stages[name]
+    # "drafter/finetune": one of several things of a kind.
+    named, thing = thing, thing.split("/")[0]
+    misfits = stage.misfits(named, _makers(earlier, thing), inputs)
+    makers = [p.name for p in _makers(earlier, thing)]
+    fitting = [maker for maker in makers if maker not in misfits]
     if wanted is not None:
+        if wanted in misfits:
+            instead = f"name {' or '.join(fitting)}" if fitting else "no earlier stage makes one that fits"
+            raise UserError(f"stage {name!r} takes its {thing} from {wanted!r}, which {misfits[wanted]}", where=where,
+                            hint=instead)  # fmt: skip
         if wanted in makers:
             return wanted
         names = [p.name for p in earlier]
@@ -65,13 +102,20 @@ def _maker(earlier: list[Planned], thing: str, wanted: str | None, name: str, re
                 hint=f"stages run in the order written, and those that a recipe adds run last: `order` lists all of "
                 f"them in another order, or give what reads {wanted!r} a stage of its own",
             )  # fmt: skip
-        others = [other for other in recipe.stages[name].names_of(thing) if other != wanted]
+        others = [other for other in stage.names_of(thing) if other != wanted]
         raise UserError(f"stage {name!r} takes its {thing} from {wanted!r}, which is no earlier stage", where=where,
                         hint=did_you_mean(wanted, [*others, *(makers or names)]))  # fmt: skip
-    if makers:
-        return makers[-1]
+    if fitting:
+        return fitting[-1]
     if thing in recipe.target.provides() or (recipe.drafter and thing in recipe.drafter.provides()):
         return None
+    if makers:
+        alike: dict[str, list[str]] = {}
+        for maker, reason in misfits.items():
+            alike.setdefault(reason, []).append(maker)
+        reasons = "; ".join(f"{', '.join(those)} ({reason})" for reason, those in alike.items())
+        raise UserError(f"stage {name!r} needs a {thing}, and none of the earlier stages' is it: {reasons}",
+                        where=where, hint=stage.mend(thing))  # fmt: skip
     outside = {"drafter": "", "tokenizer": ", or give target.tokenizer"}.get(thing, ", or give target.path")
     raise UserError(
         f"stage {name!r} needs a {thing} and no earlier stage makes one",

@@ -68,7 +68,11 @@ def _stage(run: Path) -> tuple[str, bool]:
     hint = "name the folder of a run, as it was left: its recipe.yaml says what was run"
     stages = read_yaml(path, _Stages, hint=hint).stages
     names = [name for name, stage in stages.items() if stage.get("kind") == KIND]
-    return (names[-1], True) if names else (KIND, False)
+    if len(names) > 1:
+        command = f"draftsmith recipe={path} output={run} 'stages=[{names[-1]}]'"
+        raise UserError(f"this run's recipe publishes in {len(names)} stages, {', '.join(names)}", where=str(path),
+                        hint=f"run the one that you mean: {command}")  # fmt: skip
+    return (names[0], True) if names else (KIND, False)
 
 
 def _is_other(folder: Path, fingerprint: str) -> bool:

@@ -85,7 +85,7 @@ RUNS = load_runs()
 # tables show its cells, which are recorded.
 LEFT_OUT = re.compile(
     r".*_(s|ms|bytes|gib)|time|date|seconds|(DSR|ESR|SR|T_)\b.*|(DSR|ESR|SR|T)_.*|prefill_share|.*speedup.*"
-    r"|command|device|torch|versions|tested_with|transformers_version|path|fingerprint"
+    r"|command|run|device|torch|versions|tested_with|transformers_version|path|fingerprint"
     r"|findings|tables|time_shares"
 )
 # Files of a stage that say how long it took, or that hold what others say already.

@@ -52,7 +52,8 @@ class OutsideStart(Section):
 class FitSettings(Stage):
     """How long, in which batches and with which optimizer."""
 
-    # The stage whose weights this one starts from; null: the latest that made this model; scratch: none of them.
+    # The stage whose weights this one starts from; null: the latest that made this model (of drafters, that trained the
+    # recipe's own); scratch: none of them.
     # {path: FOLDER_OR_HUB_ID}: a head outside the run, whose settings the drafter's section must have.
     from_stage: str | OutsideStart | None = Field(None, alias="from")
     # Of initial weights and data order; null: the recipe's.

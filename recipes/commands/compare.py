@@ -32,7 +32,7 @@ def _run(options: argparse.Namespace) -> int:
     panels = side_by_side.panels(runs, options.metrics.split(",") if options.metrics else None)
     measured = leaderboard.entries(runs)
     shown = [*leaderboard.boards(measured), *over_seeds.tables(runs), *side_by_side.tables_of(runs)]
-    page = side_by_side.markdown(shown)
+    page = side_by_side.markdown(runs, shown)
     say(page)
     output.mkdir(parents=True, exist_ok=True)
     figures = []
@@ -47,7 +47,7 @@ def _run(options: argparse.Namespace) -> int:
     }
     for name, content in texts.items():
         write_whole(output / name, redact(content).encode())
-    write_whole(output / PAGE, html_page(side_by_side.TITLE, [*shown, *figures], output).encode())
+    write_whole(output / PAGE, html_page(side_by_side.title(runs), [*shown, *figures], output).encode())
     say("written: " + ", ".join(str(output / name) for name in [*texts, PAGE, *(figure.path for figure in figures)]))
     return OK
 

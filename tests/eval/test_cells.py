@@ -23,8 +23,8 @@ def test_the_common_table_has_every_cell_in_the_order_of_the_methods():
         and table.column("benchmark") == ["clips"] * 3 + ["pictures"] * 3
     )
     assert [c.heading for c in table.columns] == [
-        "benchmark", "method", "n", "tau [95%]", "tau per request", "accepted/cycle", "T_q/T_p", "expected",
-        "TABED's Eq. 1", "DSR [IQR]", "ESR [IQR]", "prefill", "identical",
+        "benchmark", "method", "n", "identical", "tau [95%]", "tau per request", "accepted/cycle", "T_q/T_p",
+        "expected", "TABED's Eq. 1", "DSR [IQR]", "ESR [IQR]", "prefill",
     ]  # fmt: skip
     one = summarize([r for r in measured_rows() if (r.method, r.benchmark) == ("M", "clips")])
     assert table.column("tau [95%]")[0] == (one.tau, *one.tau_interval)
@@ -40,7 +40,32 @@ def test_temperatures_lengths_and_budgets_have_columns_where_they_differ():
     table = build(some, about={}, methods=METHODS).tables[1]
     assert [c.heading for c in table.columns][:5] == ["benchmark", "visual tokens", "T", "new", "method"]
     warm = [row for row in table.rows if row[2] == 1.0]
-    assert warm and all(row[-1] is None for row in warm), "sampled outputs are not compared token by token"
+    same = [column.heading for column in table.columns].index("identical")
+    assert warm and all(row[same] is None for row in warm), "sampled outputs are not compared token by token"
+
+
+def test_whether_outputs_are_identical_is_seen_before_the_numbers():
+    """At 1,400 pixels of width: the column stood last, behind two for each set, and a table scrolled to it."""
+    report = build(measured_rows(), about={}, methods=METHODS)
+    for table in report.tables[:2]:
+        names = [column.name for column in table.columns]
+        assert names.index("identical") < min(n for n, name in enumerate(names) if name.startswith("tau"))
+
+
+def test_each_point_of_the_acceptance_curve_has_its_n():
+    """A share of 0% may be of seven cycles."""
+    report = build(measured_rows(), about={}, methods=METHODS)
+    (table,) = (table for table in report.tables if table.title == "Acceptance by depth")
+    (cell,) = (cell for cell in report.cells if (cell.benchmark, cell.method) == ("clips", "T"))
+    (row,) = (row for row in table.rows if row[:2] == ("clips", "T"))
+    assert row[2:] == tuple((d.share, d.drafted) for d in cell.summary.accepted_by_depth)
+    assert table.columns[2].shown((0.75, 1200)) == "75% of 1,200"
+
+
+def test_a_rule_that_nobody_has_shown_to_be_exact_counts_as_relaxed():
+    assert (
+        not MethodInfo().relaxed and not MethodInfo(rule="block").relaxed and MethodInfo(rule="my.rules:Loose").relaxed
+    )
 
 
 def test_a_relaxed_rule_is_not_held_to_plain_decoding():

@@ -21,6 +21,7 @@ def test_drafters_of_one_method_and_contrasts_have_tables():
         "Methods",
         "All results",
         "Cycles: trees and times",
+        "Acceptance by depth",
         "By drafter",
         "Effect of each change on tau",
     ]
@@ -38,20 +39,29 @@ def test_two_trainings_over_seeds_are_compared():
     assert any(line.startswith("pictures, mode M, first trainings minus second: tau +0.000") for line in told)
 
 
+ABOUT = {"run": "tiny, stage evaluate", "target": "/models/my-llava", "device": "CPU (arm64), 1 thread(s)",
+         "date": "2026-01-02"}  # fmt: skip
+
+
 def test_files(tmp_path):
     Image.new("RGB", (3, 2)).save(tmp_path / "a.png")
     section = ReportSection("Where heads look", (Figure("a.png", "Shares."),), "attention", {"M": 0.5})
-    report = build(measured_rows(), about={"device": "CPU"}, methods=METHODS, sections=[section])
+    report = build(measured_rows(), about=ABOUT, methods=METHODS, sections=[section])
     write(tmp_path, report, measured_rows())
     data = json.loads((tmp_path / "report.json").read_text())
-    assert data["version"] == 2 and data["about"] == {"device": "CPU"} and data["sections"][0]["data"] == {"M": 0.5}
+    assert data["version"] == 2 and data["about"] == ABOUT and data["sections"][0]["data"] == {"M": 0.5}
     cell = data["cells"][0]
     assert cell["benchmark"] == "pictures" and cell["requests"] == 6 and len(cell["tau_interval"]) == 2
     page = (tmp_path / "report.md").read_text()
-    wanted = ["# Speculative decoding: measured results", "| pictures | M | 6 |"]
+    title = "tiny, stage evaluate: speculative decoding, target my-llava, CPU (arm64), 2026-01-02"
+    wanted = [f"# {title}", "| pictures | M | 6 |"]
+    html = (tmp_path / "report.html").read_text()
+    assert f"<title>{title}</title>" in html and f"<h1>{title}</h1>" in html
     wanted += ["## Where heads look", "![Shares.](a.png)"]
-    wanted += ["- device: CPU", "- EAGLE: drafter eagle, tree 30-4-8"]
-    wanted += ["![Share of drafted tokens accepted, by depth.](acceptance.png)"]
+    wanted += ["- device: CPU (arm64), 1 thread(s)", "- EAGLE: drafter eagle, tree 30-4-8"]
+    wanted += [
+        "![Share of drafted tokens accepted, by depth; the numbers are n, the cycles of each point.](acceptance.png)"
+    ]
     for words in wanted:
         assert words in page, words
     assert page.index("## All results") < page.index("## Where heads look")

@@ -97,7 +97,7 @@ def test_evaluations_stand_beside_each_other(two):
 
 def test_the_page_has_all_of_it(two):
     runs = read_runs(two)
-    page = markdown(tables_of(runs))
+    page = markdown(runs, tables_of(runs))
     for part in ("Settings that differ", "| finetune | loss (last) | 1.5000 | 1.2500 |", "bonus token included"):
         assert part in page
     assert json.loads(json.dumps(as_data(runs)))["runs"] == ["a", "b"]

@@ -46,11 +46,14 @@ def test_every_command_that_is_offered_exists_and_parses(name, tmp_path):
 def test_publish_plans_where_it_is_offered(name, tmp_path):
     """As `draftsmith publish RUN` does: the run's own recipe with a stage of this kind."""
     found = load([f"recipe={name}", f"output={tmp_path}/a run"])
-    if not any(" publish " in command for command, _ in try_next(found.recipe, found.path, list(found.recipe.stages))):
+    commands = [command for command, _ in try_next(found.recipe, found.path, list(found.recipe.stages))]
+    offered = next((shlex.split(command) for command in commands if " publish " in command), None)
+    if offered is None:
         return
     tree = tmp_path / "recipe.yaml"
     tree.write_text(yaml.safe_dump(found.tree, sort_keys=False))
-    again = load([f"recipe={tree}", "stages.published={kind: publish}"])
+    settings = [f"stages.published.{setting}" for setting in offered[3:]]
+    again = load([f"recipe={tree}", "stages.published={kind: publish}", *settings])
     assert plan(again.recipe, again.path)[-1].name == "published"
 
 

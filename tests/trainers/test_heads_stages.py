@@ -294,7 +294,7 @@ def test_damaged_files_are_told_by_name(finished, tmp_path):
         "states/states": lambda: ShardReader(output / "states" / "states")[0],
         "world/world/video_suite": lambda: read_index(output / "world" / "world" / "video_suite"),
         "evaluate/rows.jsonl": lambda: read_rows(output / "evaluate" / "rows.jsonl"),
-        "evaluate/report.json": lambda: read_evaluation(output / "evaluate"),
+        "evaluate/report.json": lambda: read_evaluation(output / "evaluate", "head"),
         "head/metrics.jsonl": lambda: read_run(output, "run"),
         "evaluate/rows/GSM8K": lambda: ResumeLog(output / "evaluate" / "rows" / "GSM8K" / "T0-6"),
     }

@@ -5,11 +5,9 @@ from pathlib import Path
 import pytest
 import yaml
 from draftsmith.core.errors import UserError
-from draftsmith.eval.published import PublishedSection
 from draftsmith.models.drafters.eagle import EagleConfig
 from draftsmith.models.drafters.lvlm import LvlmConfig
 from draftsmith.recipes.load import load, recipe_names
-from draftsmith.trainers.publishing.card import CardFacts, Evaluated, front_matter, model_card
 from draftsmith.trainers.publishing.licences import chain, licence_of, own_licence, warnings
 from draftsmith.trainers.publishing.lineage import SYNTHETIC_DATASET, data_of, trained_by
 from draftsmith.trainers.publishing.names import check_name, suggested, taken_for
@@ -116,48 +114,6 @@ def test_targets_of_the_recipes_are_known_or_warned_of():
     assert len(named) > 12
     unknown = {"llava-hf/llava-onevision-qwen2-72b-ov-hf", "OpenGVLab/InternVL3-8B-hf"}
     assert {name for name in named if licence_of(name).id is None} == unknown
-
-
-def facts(**changes) -> CardFacts:
-    """Of a head for LLaVA-1.5."""
-    asked = PublishedSection(target={"kind": "llava", "path": LLAVA, "revision": "abc", "dtype": "bfloat16"},
-                             drafter={"kind": "eagle3"}, prompt={"text": "What?"},
-                             decoding={"name": "E", "tree": {"kind": "chain", "gamma": 3}})  # fmt: skip
-    known = {
-        "repo": "me/EAGLE3-llava", "method": "eagle3", "draws_images": False, "target": LLAVA, "base": None,
-        "links": chain([("target", LLAVA), ("data", "my own.json")]), "license": None, "languages": ["en"],
-        "datasets": ["org/set"], "training": [], "evaluated": Evaluated([], {}, []), "plots": [], "section": asked,
-        "snippets": [],
-    }  # fmt: skip
-    return CardFacts(**known | changes)
-
-
-def test_what_a_heads_card_begins_with():
-    fields = front_matter(facts())
-    assert fields["base_model"] == LLAVA and fields["base_model_relation"] == "adapter"
-    assert (
-        fields["license"] == "llama2" and fields["library_name"] == "draftsmith" and fields["datasets"] == ["org/set"]
-    )
-    assert {"speculative-decoding", "eagle3", "image-text-to-text"} <= set(fields["tags"])
-    body = model_card(facts())
-    assert "Llama 2" in body and "`my own.json` is not known" in body and "at revision `abc`" in body
-
-
-def test_what_a_whole_models_card_begins_with():
-    whole = facts(method="lvlm", base="JackFram/llama-68m", repo="me/draft")
-    fields = front_matter(whole)
-    assert fields["base_model"] == "JackFram/llama-68m" and fields["base_model_relation"] == "finetune"
-    assert fields["pipeline_tag"] == "image-text-to-text"
-    # The Hub has no relation of drafters: the target stands in the text, and its terms in front.
-    assert fields["license"] == "llama2" and f"({HUB}/{LLAVA})" in model_card(whole)
-
-
-def test_licences_that_the_hub_has_no_word_for():
-    qwen = "Qwen/Qwen2.5-VL-3B-Instruct"
-    fields = front_matter(facts(target=qwen, links=chain([("target", qwen)])))
-    assert fields["license"] == "other" and fields["license_name"] and fields["license_link"] == f"{HUB}/{qwen}"
-    unknown = front_matter(facts(target="a/b", links=chain([("target", "a/b")])))
-    assert "license" not in unknown
 
 
 def test_whose_weights_it_began_with(tmp_path):

@@ -5,12 +5,15 @@ from pathlib import Path
 
 import pytest
 from draftsmith.core.errors import UserError
+from draftsmith.eval.cells import MethodInfo
 from draftsmith.eval.html_page import html_page, taken_apart
+from draftsmith.eval.report import build, write
 from draftsmith.eval.tables import Figure, Items
 from draftsmith.trainers.publishing.card import read_evaluation
 from draftsmith.trainers.publishing.folder import copy_provenance, copy_report
 from draftsmith.trainers.publishing.places import without_places
 from PIL import Image
+from rows import random_rows
 
 HOME = "/home/alice"
 
@@ -59,8 +62,11 @@ def test_recipe_and_report(tmp_path):
     (run / "evaluate" / "suite").mkdir(parents=True)
     folder.mkdir()
     about = {"command": f"train.py output={HOME}/run", "suite": f"{HOME}/sets, prompts verbatim", "gamma": 5}
-    report = {"version": 2, "about": about, "cells": [], "findings": [f"read from {HOME}/sets"]}
-    (run / "evaluate" / "report.json").write_text(json.dumps(report))
+    rows = random_rows(2, drafter="head", method="M", benchmark=f"{HOME}/sets")
+    built = build(rows, about=about, methods={"M": MethodInfo("head")}, warnings=[f"read from {HOME}/sets"])
+    write(run / "evaluate", built, rows)
+    for plot in (run / "evaluate").glob("*.png"):
+        plot.unlink()
     (run / "evaluate" / "report.md").write_text(f"- read from {HOME}/sets\n\n![a](a.png)\n")
     Image.effect_noise((40, 40), 90).save(run / "evaluate" / "a.png")
     page = html_page("a", [Items((f"read from {HOME}/sets",)), Figure("a.png", f"of {HOME}/x/y")], run / "evaluate")
@@ -76,8 +82,9 @@ def test_recipe_and_report(tmp_path):
     assert text == taken_apart(page)[0].replace(f"{HOME}/sets", "sets").replace(f"{HOME}/x/y", "y")
     assert json.loads((folder / "report" / "report.json").read_text())["about"]["gamma"] == 5
     assert "path: org/name" in (folder / "recipe.yaml").read_text()
-    result = read_evaluation(run / "evaluate")
-    assert result.about["suite"] == "sets, prompts verbatim" and result.findings == ["- read from sets"]
+    result = read_evaluation(run / "evaluate", "head")
+    assert result.about["suite"] == "sets, prompts verbatim" and result.findings[-1] == "- **Warning**: read from sets."
+    assert HOME not in str(result)
 
 
 def test_a_damaged_report_is_told_by_its_name(tmp_path):

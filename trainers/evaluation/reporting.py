@@ -74,12 +74,15 @@ class Reporting:
         stage, context, device = self.stage, self.context, self.context.device()
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({platform.machine()})"
         left_out = self.measuring.left_out
+        path = None if context.target.path is None else shipped_name(context.target.path)
+        trained = "trained in this run" + ("" if path is None else f" from {path}")
         return {
+            "run": f"{context.folder.parent.name}, stage {context.name}",
             "command": context.command,
             "device": f"{name}, {torch.get_num_threads()} thread(s), {ranks.world_size()} rank(s)",
             "date": time.strftime("%Y-%m-%d"),
             "seed": context.seed,
-            "target": shipped_name(context.target.path or "trained in this run"),
+            "target": trained if "target" in context.inputs else path,
             "dtype": _dtype(context),
             "temperatures": stage.temperatures,
             "truncation": f"top-k {stage.top_k or 'all'}, top-p {stage.top_p:g}",

@@ -11,43 +11,83 @@ import yaml
 from ... import __version__
 from ...core.errors import UserError
 from ...core.files import read_json
+from ...eval.cells import RELAXED, MethodInfo, cells_of
+from ...eval.findings import own_findings
 from ...eval.published import PublishedSection
+from ...eval.report import described
+from ...eval.rows import read_rows
 from ...eval.run_tables import overview
 from ...eval.tables import markdown, words
 from .folder import REPORT
 from .licences import Licence, Link, own_licence, warnings
 from .lineage import Trained
 from .places import without_places
-from .snippets import PICTURE, Snippet
+from .snippets import OWN_TARGET, PICTURE, Snippet
 
 LVLM = "lvlm"  # the one kind of drafter that is a whole model
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Args:
-    table: lines of Markdown.
-    about: command, device, date and settings of the measurement.
-    findings: what the report says in sentences, as a list of Markdown.
+    """What an evaluation says of one drafter.
+
+    Args:
+        headline: its best row.
+        table: lines of Markdown.
+        about: command, device, date and settings of the measurement.
+        findings: what its rows say in sentences, as a list of Markdown.
+        others: lines of Markdown, of the drafters beside it.
+        methods: by which it was decoded.
+        relaxed: methods of either table whose outputs are not distributed as the target's.
     """
 
+    headline: str
     table: list[str]
     about: dict[str, Any]
     findings: list[str]
+    others: list[str] = field(default_factory=list)
+    methods: tuple[str, ...] = ()
+    relaxed: tuple[str, ...] = ()
 
 
-def read_evaluation(folder: Path) -> Evaluated:
-    """Of an `evaluate` stage's folder, without places. Raises `UserError` where it holds no report."""
+def read_evaluation(folder: Path, drafter: str) -> Evaluated:
+    """Of an `evaluate` stage's folder, without places.
+
+    Args:
+        drafter: as its rows name it.
+
+    Raises:
+        UserError: it holds no report, or none with a row of this drafter.
+    """
     path, again = folder / "report.json", f"run stage {folder.name} again, which writes it"
     if not path.is_file():
         raise UserError("no report of this evaluation", where=str(folder), hint=again)
     report = read_json(path, dict[str, Any], hint=again)
+    rows = folder / "rows.jsonl"
+    own = [row for row in read_rows(rows) if row.drafter == drafter] if rows.is_file() else []
+    if not own:
+        raise UserError(f"this evaluation has no row of the drafter of stage {drafter!r}", where=str(path),
+                        hint="name another evaluation (report=STAGE), or another drafter (from=STAGE)")  # fmt: skip
     try:
-        table, findings = overview(report), [f"- {finding}" for finding in report["findings"]]
+        methods = {name: MethodInfo(**info) for name, info in report["methods"].items()}
+        measured = cells_of(own, methods)
+        table = overview({"cells": [cell.to_json() for cell in measured]})
+        beside = [cell for cell in report["cells"] if drafter not in cell["drafters"]]
+        others = overview({"cells": beside})
+        warned = [text for text in report["findings"] if text.startswith("**Warning**")]
+        # A table of M and MT* alone says nothing to a stranger.
+        about = report["about"] | {f"method {cell.method}": described(methods[cell.method]) for cell in measured}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError("the report is of an earlier version", where=str(path), hint=again) from error
-    parts = (markdown(table), report["about"], findings)
-    return Evaluated(*(without_places(part) for part in parts))
+    headline, *findings = own_findings(measured)
+    names = dict.fromkeys(cell.method for cell in measured)
+    shown = dict.fromkeys((*names, *(cell["method"] for cell in beside)))
+    relaxed = tuple(name for name in shown if methods[name].relaxed)
+    lines = [f"- {text}" for text in (headline, *findings, *warned)]
+    return Evaluated(
+        without_places(headline), without_places(markdown(table)), without_places(about), without_places(lines),
+        without_places(markdown(others) if beside else []), tuple(names), relaxed,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -56,8 +96,9 @@ class CardFacts:
 
     Args:
         method: kind of the drafter.
-        draws_images: the target does.
+        task: what the target does, in the Hub's word.
         target: Hub id of the target; None: it was trained in the run, or is not on the Hub.
+        target_name: what it is called without one.
         base: Hub id of what the drafter's own weights began as; None: none.
         datasets: Hub ids for the front matter.
         plots: files of the report's folder.
@@ -65,8 +106,9 @@ class CardFacts:
 
     repo: str
     method: str
-    draws_images: bool
+    task: str
     target: str | None
+    target_name: str
     base: str | None
     links: list[Link]
     license: str | None
@@ -103,16 +145,15 @@ def model_card(facts: CardFacts) -> str:
 def front_matter(facts: CardFacts) -> dict[str, Any]:
     """A drafter that runs alone is finetuned from its initial weights; a head is an adapter of its target."""
     whole = facts.is_whole
-    modality = "text-to-image" if facts.draws_images else "image-text-to-text"
     base = facts.base if whole else facts.target
     licence = own_licence(facts.links, facts.license)
     fields: dict[str, Any] = {
         "library_name": "transformers" if whole else "draftsmith",
-        "tags": ["speculative-decoding", "draft-model", "draftsmith", facts.method, modality],
+        "tags": ["speculative-decoding", "draft-model", "draftsmith", facts.method, facts.task],
         "language": facts.languages,
     }
     if whole:
-        fields["pipeline_tag"] = modality
+        fields["pipeline_tag"] = facts.task
     if licence.id is not None:
         fields["license"] = licence.id
         if licence.id == "other":
@@ -124,27 +165,39 @@ def front_matter(facts: CardFacts) -> dict[str, Any]:
 
 def _other(facts: CardFacts, licence: Licence) -> dict[str, str]:
     """The Hub wants a name and an address for a licence that it does not list."""
+    if facts.license is None and not any(link.role == "target" and link.licence == licence for link in facts.links):
+        return {"license_name": "as-of-its-parts"} | ({"license_link": licence.link} if licence.link else {})
     address = licence.link or (f"https://huggingface.co/{facts.target}" if facts.target else "")
     return {"license_name": "as-of-the-target"} | ({"license_link": address} if address else {})
 
 
 def _introduction(facts: CardFacts) -> list[str]:
-    target = f"[{facts.target}](https://huggingface.co/{facts.target})" if facts.target else "a target of its own run"
+    target = f"[{facts.target}](https://huggingface.co/{facts.target})" if facts.target else facts.target_name
     what = "A small model" if facts.is_whole else "A head, not a model of its own,"
     revision = facts.section.target.get("revision")
     rows = [
         ["target", target + (f" at revision `{revision}`" if revision else "")],
         ["method", f"`{facts.method}`"],
+        ["measured", facts.evaluated.headline],
         ["trained and measured with", f"draftsmith {__version__}, " + _shown(facts.versions)],
     ]
     if facts.base is not None:
         rows.append(["began as", f"[{facts.base}](https://huggingface.co/{facts.base})"])
     return [
         f"# {facts.repo.split('/')[-1]}", "",
-        f"{what} that drafts tokens for {target}. The target checks every token, so the output stays the target's; "
-        "the speedup is measured below.", "",
+        f"{what} that drafts tokens for {target}. {_kept_promise(facts.evaluated)}", "",
         *markdown(words(["", ""], rows)),
     ]  # fmt: skip
+
+
+def _kept_promise(evaluated: Evaluated) -> str:
+    """What becomes of the target's output: a relaxed rule in the table changes it."""
+    if not evaluated.relaxed:
+        return "The target checks every token, so the output stays the target's; the speedup is measured below."
+    return (
+        "By an exact rule, as in the code below, the target checks every token, and the output stays the target's. "
+        f"The tables below also have rows of relaxed rules ({', '.join(evaluated.relaxed)}). {RELAXED}"
+    )
 
 
 def _shown(versions: dict[str, Any]) -> str:
@@ -168,6 +221,8 @@ def _use(facts: CardFacts) -> list[str]:
         ]  # fmt: skip
     if any(f'"{PICTURE}"' in snippet.code for snippet in facts.snippets):
         lines += [f"`{PICTURE}` is a picture of yours.", ""]
+    if any(f'"{OWN_TARGET}"' in snippet.code for snippet in facts.snippets):
+        lines += [f"`{OWN_TARGET}` is the folder where you have the target.", ""]
     return lines
 
 
@@ -187,11 +242,18 @@ def _evaluation(facts: CardFacts) -> list[str]:
     about = [f"- {key}: {value}" for key, value in evaluated.about.items() if key != "command"]
     plots = [line for name in facts.plots for line in (f"![{name.removesuffix('.png')}]({REPORT}/{name})", "")]
     return [
-        "## Evaluation", "", *evaluated.findings, "", *evaluated.table, "",
+        "## Evaluation", "", "Of this drafter:", "", *evaluated.findings, "", *evaluated.table,
+        *_others(evaluated), *([f"- {RELAXED}", ""] if evaluated.relaxed else []),
         "tau: tokens emitted after the prefill over verification passes, bonus token included; plain decoding has 1. "
         "Speedups are wall clock against plain decoding of the same target in the same run, on:", "", *about, "",
         *plots, f"The whole report is in [{REPORT}]({REPORT}).", "",
     ]  # fmt: skip
+
+
+def _others(evaluated: Evaluated) -> list[str]:
+    if not evaluated.others:
+        return []
+    return ["Other drafters of the same run, on the same requests:", "", *evaluated.others]
 
 
 def _licence(facts: CardFacts) -> list[str]:
@@ -208,7 +270,7 @@ def _licence(facts: CardFacts) -> list[str]:
 
 def _limitations(facts: CardFacts) -> list[str]:
     lines = ["## Limitations", "", "- It was trained for one target. Beside another it drafts noise, which costs time "
-             "and changes no answer; another tokenizer or width is refused."]  # fmt: skip
+             "and, by an exact rule, changes no answer; another tokenizer or width is refused."]  # fmt: skip
     if facts.is_whole:
         lines += [
             "- **`target.generate(assistant_model=drafter)` does not show the picture to the drafter** in transformers "

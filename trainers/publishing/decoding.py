@@ -5,7 +5,7 @@ Exact ways alone: a relaxed rule changes what the target says, and belongs to wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +17,29 @@ from ...models.drafters.manifest import read_manifest
 from ...models.stored import resolved_dtype
 from ..context import Context
 from ..evaluation.methods import Method
+from ..stages.base import Planned
 from ..stages.evaluate import EvaluateStage
 
 
 def published_section(
-    evaluation: Mapping[str, Any],
+    stage: EvaluateStage,
     method: str | None,
     context: Context,
     source: Path,
     prompt: UserRequest,
     base: str | None,
     *,
+    measured: Collection[str],
     dtype: str | None = None,
 ) -> PublishedSection:
     """What `draftsmith.json` says under "published", without the outcome.
 
     Args:
-        evaluation: the `evaluate` stage's section as the recipe has it.
+        stage: the evaluation.
         method: its name there; None: the first that fits.
         source: folder of the stage that trained the drafter.
         base: Hub id of the target in place of the recipe's path.
+        measured: methods of the evaluation that have rows of this drafter.
         dtype: in which the evaluation held the target, for one whose `dtype` is auto; None: what that is here.
 
     Raises:
@@ -44,9 +47,9 @@ def published_section(
     """
     drafter = read_manifest(source).get("drafter") or context.drafter.model_dump(mode="json", by_alias=True)
     common = {"drafter": _elsewhere(drafter), "seed": context.seed, "prompt": prompt}
-    stage = EvaluateStage.model_validate(evaluation)
-    target = _target(_typed(stage.target or context.target, dtype, context), base)
-    decoding = _decoding(stage, method, source, kind=str(drafter.get("kind")))
+    trained = context.inputs.get("target")
+    target = _target(_typed(context.target, dtype, context), base, None if trained is None else trained.name)
+    decoding = _decoding(stage, method, measured, kind=str(drafter.get("kind")))
     if stage.draws:
         return PublishedSection(target=target, decoding=decoding, **common)
     return PublishedSection(
@@ -63,11 +66,19 @@ def _typed(section: Any, dtype: str | None, context: Context) -> Any:
     return section.model_copy(update={"dtype": found})
 
 
-def _target(section: Any, base: str | None) -> dict[str, Any]:
-    """The target's section without places on this disk and without what is of this machine."""
+def _target(section: Any, base: str | None, trained: str | None) -> dict[str, Any]:
+    """The target's section without places on this disk and without what is of this machine.
+
+    Args:
+        trained: the stage that trained it, from the weights of its path where it has one; None: none did.
+    """
     values = section.model_dump(mode="json", by_alias=True, exclude={*PLACES, "prefill_chunk"})
     if values.get("path") is not None or base is not None:
-        values["path"] = base or _name(values["path"])
+        # What a run trained on from published weights is no longer what the Hub has under their name and revision.
+        named = base or trained or _name(values["path"])
+        if named != values["path"] and "revision" in values:
+            values["revision"] = None
+        values["path"] = named
         # Inline configs are of a target that the run trained; with a name of its own it is one of the Hub's.
         if base is not None:
             values |= {key: None for key in ("language_model", "vision_tower") if key in values}
@@ -99,9 +110,9 @@ def _chosen(names: list[str], method: str | None, what: str) -> str:
     return method or names[0]
 
 
-def _decoding(stage: EvaluateStage, method: str | None, source: Path, *, kind: str) -> PublishedDecoding:
+def _decoding(stage: EvaluateStage, method: str | None, measured: Collection[str], *, kind: str) -> PublishedDecoding:
     """An exact method whose drafter is what is published, alone."""
-    fitting = {name: m for name, m in stage.methods.items() if _fits(m, source)}
+    fitting = {name: m for name, m in stage.methods.items() if name in measured and _opens(m)}
     name = _chosen(list(fitting), method, "method")
     chosen = fitting[name]
     common: dict[str, Any] = {"name": name, "tree": chosen.tree, "draw": chosen.draw, "top_k": stage.top_k,
@@ -115,10 +126,19 @@ def _decoding(stage: EvaluateStage, method: str | None, source: Path, *, kind: s
     return PublishedDecoding(**common, reading=chosen.settings)
 
 
-def _fits(method: Method, source: Path) -> bool:
+def _opens(method: Method) -> bool:
     """Ensembles and captions want more than one prompt of a draft; a relaxed rule changes what the target says."""
     if method.rule.kind != "exact" or not isinstance(method.drafter, str | None):
         return False
-    if method.names and source.name not in method.names:
-        return False
     return method.mode is None or (len(method.mode.members) == 1 and method.mode.members[0] != "C")
+
+
+def no_card(evaluation: Planned, drafter: str) -> str | None:
+    """Why an evaluation cannot go with the drafter of a stage, after "which"; None: it can."""
+    stage: EvaluateStage = evaluation.stage
+    if not stage.is_timed:
+        return "draws pictures for their quality and measures no speed (untimed)"
+    default = evaluation.inputs.get("drafter", "")  # of methods that name none
+    if any(drafter in (method.names or [default]) for method in stage.methods.values() if _opens(method)):
+        return None
+    return f"measures no drafter of stage {drafter!r} by itself with an exact rule"

@@ -106,7 +106,15 @@ def warnings(links: Iterable[Link]) -> list[str]:
 
 
 def own_licence(links: Iterable[Link], chosen: str | None) -> Licence:
-    """What the card's front matter says: the recipe's word, or the target's terms where those are known."""
+    """What the card's front matter says: the recipe's word, or the target's terms where those are known, and those of
+    the weights that it began as where they restrict more. `other` where several restrict.
+    """
     if chosen is not None:
         return Licence(chosen)
-    return next((link.licence for link in links if link.role == "target"), Licence(None))
+    links = list(links)
+    target = next((link.licence for link in links if link.role == "target"), Licence(None))
+    weights = [link.licence for link in links if link.role in ("initial weights", "vision tower")]
+    restricting = list(dict.fromkeys(one for one in (target, *weights) if one.restricts))
+    if target.id is None or not restricting:
+        return target
+    return restricting[0] if len(restricting) == 1 else Licence("other")

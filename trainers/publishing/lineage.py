@@ -6,7 +6,7 @@ Read from the resolved recipe (as the run's `recipe.yaml` has it) and from the s
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,8 @@ def trained_by(stages: Mapping[str, Any], name: str) -> list[str]:
     """The `train` stages that made the drafter of stage `name`, the first one first."""
     order, names = list(stages), [name]
     while (start := stages[names[-1]].get("from")) != SCRATCH:
-        earlier = [n for n in order[: order.index(names[-1])] if _trains_drafter(stages[n])]
+        # Without `from` a stage trains the recipe's own drafter on, and none that a stage has for itself.
+        earlier = [n for n in order[: order.index(names[-1])] if _trains_drafter(stages[n]) and not _own(stages[n])]
         if isinstance(start, Mapping) or (start is None and not earlier):
             break
         names.append(start if start is not None else earlier[-1])
@@ -54,6 +55,17 @@ def starts_of(stages: Mapping[str, Any], names: Iterable[str]) -> list[str]:
 
 def _trains_drafter(stage: Mapping[str, Any]) -> bool:
     return stage.get("kind") == "train" and stage.get("model", "drafter") == "drafter"
+
+
+def _own(stage: Mapping[str, Any]) -> bool:
+    return stage.get("drafter") is not None
+
+
+def finished(stages: Mapping[str, Any]) -> list[str]:
+    """The `train` stages whose drafter no later stage trains on: the recipe's own before those of stages."""
+    lines = {name: trained_by(stages, name) for name, stage in stages.items() if _trains_drafter(stage)}
+    last = [name for name in lines if not any(name in line[:-1] for line in lines.values())]
+    return sorted(last, key=lambda name: any(_own(stages[one]) for one in lines[name]))
 
 
 def data_of(stages: Mapping[str, Any], name: str) -> list[str]:
@@ -77,9 +89,9 @@ def _collect(stages: Mapping[str, Any], name: str, names: list[str], seen: set[s
             continue
         source = section.get("from")
         if source is None and key == "source" and section.get("kind") in ("cached", "cached_on_first_epoch"):
-            source = _latest(stages, name, "cache")
+            source = _latest(stages, name, lambda stage: stage.get("kind") == "cache")
         if source is None and key == "data" and not section.get("path"):
-            source = _latest(stages, name, "encode")
+            source = _latest(stages, name, _writes_codes)
         for maker in source if isinstance(source, list) else [source]:
             if maker is not None:
                 _collect(stages, maker, names, seen)
@@ -92,9 +104,16 @@ def _collect(stages: Mapping[str, Any], name: str, names: list[str], seen: set[s
         _collect(stages, stage["from"], names, seen)
 
 
-def _latest(stages: Mapping[str, Any], name: str, kind: str) -> str | None:
+def _writes_codes(stage: Mapping[str, Any]) -> bool:
+    """Encoded pictures, or what the target drew; of pixels alone no drafter learns."""
+    if stage.get("kind") == "encode":
+        return "codes" in (stage.get("write") or ("codes",))
+    return stage.get("kind") == "regenerate" and stage.get("prompts") is not None
+
+
+def _latest(stages: Mapping[str, Any], name: str, makes: Callable[[Mapping[str, Any]], bool]) -> str | None:
     before = list(stages)[: list(stages).index(name)]
-    return next((n for n in reversed(before) if stages[n].get("kind") == kind), None)
+    return next((n for n in reversed(before) if makes(stages[n])), None)
 
 
 def training_table(stages: Mapping[str, Any], names: list[str], run: Path) -> list[Trained]:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-PICTURE = "picture.png"
+PICTURE, OWN_TARGET = "picture.png", "path/to/the/target"
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ One class for each kind of stage. A new kind is one file here and its name in th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -65,6 +65,18 @@ class Stage(Section):
     def uses(self) -> set[str]:
         """Things that are taken from the latest stage that makes them, and that may be missing."""
         return set()
+
+    def misfits(self, thing: str, makers: Sequence[Planned], inputs: Mapping[str, Planned]) -> dict[str, str]:
+        """Of the stages that make a `thing`, those whose this one cannot mean -> why, after "which".
+
+        Args:
+            inputs: thing -> the stage that makes it, of those that are settled by now.
+        """
+        return {}
+
+    def mend(self, thing: str) -> str:
+        """The hint where no earlier stage makes a `thing` that fits."""
+        return "name the stage that makes it, or put one that fits before this one"
 
     def check(self, target: Any, drafter: Any) -> None:
         """Refuses settings that do not go with the recipe's target and drafter, both as sections.
@@ -162,6 +174,20 @@ class Planned:
     earlier: Mapping[str, Planned] = field(default_factory=dict)  # every earlier stage by its name
     settings: Mapping[str, Any] = field(default_factory=dict)  # what the fingerprint covers, secrets hidden
 
+    @property
+    def trained_drafter(self) -> Any:
+        """The section of the drafter that it trains; None: it trains none."""
+        return self.stage.drafter or self.recipe.drafter if "drafter" in self.stage.makes() else None
+
     def maker(self, thing: str) -> Planned | None:
         """The stage that makes a thing which this one takes; None: it comes from elsewhere."""
         return self.earlier.get(self.inputs.get(thing, ""))
+
+
+def other_drafters(makers: Sequence[Planned]) -> dict[str, str]:
+    """Stages that train another drafter than the recipe's -> that they do, after "which"; none where it has none."""
+    return {
+        maker.name: f"trains a drafter of its own, of kind {maker.trained_drafter.kind}, and not the recipe's"
+        for maker in makers
+        if maker.recipe.drafter is not None and maker.trained_drafter != maker.recipe.drafter
+    }

@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -69,6 +69,11 @@ class EncodeStage(Stage):
 
     def makes(self) -> set[str]:
         return {"codes"}
+
+    @property
+    def tensors(self) -> Sequence[str]:
+        """What each sample of its shards holds."""
+        return self.write
 
     def needs(self) -> dict[str, str | None]:
         wanted: dict[str, str | None] = {}

@@ -6,6 +6,7 @@ plain decoding of the same target at the same temperature and length in the same
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -16,7 +17,8 @@ from ..describe.evaluation import describe_evaluation
 from ..describe.image_memory import drawing_memory
 from ..describe.memory import Memory, evaluation_memory
 from ..engine import init_distributed
-from .base import Planned
+from ..training.codes import lacking
+from .base import Planned, other_drafters
 from .evaluate_settings import EvaluateSettings
 
 
@@ -55,6 +57,17 @@ class EvaluateStage(EvaluateSettings):
         if analysis is not None and analysis.head_data is not None and not analysis.head_data.path:
             wanted["codes"] = analysis.head_data.from_stage
         return wanted
+
+    def misfits(self, thing: str, makers: Sequence[Planned], inputs: Mapping[str, Planned]) -> dict[str, str]:
+        """Another drafter than the recipe's, where a method names none; shards without what the head reads."""
+        if thing == "codes":
+            return lacking(makers, "drafter")
+        return other_drafters(makers) if thing == "drafter" else {}
+
+    def mend(self, thing: str) -> str:
+        if thing == "drafter":
+            return "name the stage in each method that names no drafter: methods: {NAME: {drafter: STAGE}}"
+        return super().mend(thing)
 
     def run(self, context: Context) -> None:
         from ..evaluation import drawn, text

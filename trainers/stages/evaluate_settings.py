@@ -167,7 +167,7 @@ class EvaluateSettings(Stage):
     def unread(self) -> Mapping[str, str]:
         what, fields = ("image generators", _OF_TEXT) if self.draws else ("targets that write text", _OF_IMAGES)
         unread = dict.fromkeys(fields, f"{what} have no use for it")
-        if self.draws and self.drawing.untimed is not None:
+        if not self.is_timed:
             unread |= dict.fromkeys(_OF_TIMES, "the benchmark is untimed, and its pictures are scored alone")
         return unread
 
@@ -177,7 +177,7 @@ class EvaluateSettings(Stage):
             if getattr(self.probes, name) != Probes.model_fields[name].default:
                 what = "pictures are drawn here, and it probes answers" if self.draws else "it probes drawn pictures"
                 raise Refused(f"probes.{name}", f"nothing reads it: {what}", "leave it out")
-        if self.draws and self.drawing.untimed is not None and self.probes.analysis is not None:
+        if not self.is_timed and self.probes.analysis is not None:
             what = "nothing reads it: the benchmark is untimed, and its pictures are scored alone"
             raise Refused("probes.analysis", what, "leave it out, or leave out untimed")
         return self
@@ -279,6 +279,11 @@ class EvaluateSettings(Stage):
             if isinstance(method.rule, LanternConfig) and method.rule.caution
             if any(temperature > 0 and method.allowed(temperature) for temperature in self.temperatures)
         ]
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether it measures speed: pictures may be drawn for their quality alone."""
+        return not self.draws or self.drawing.untimed is None
 
     @property
     def draws(self) -> bool:

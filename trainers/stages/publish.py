@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -31,15 +32,16 @@ from ..context import Context
 from ..matching import begun
 from ..publishing import folder as folders
 from ..publishing.card import LVLM, CardFacts, model_card, read_evaluation
-from ..publishing.decoding import published_section
+from ..publishing.decoding import no_card, published_section
 from ..publishing.fresh import try_folder
 from ..publishing.licences import chain
 from ..publishing.lineage import data_of, starts_of, trained_by, training_table
 from ..publishing.names import check_name, is_repo, suggested
 from ..publishing.no_secrets import refuse_secrets
-from ..publishing.snippets import PICTURE, Snippet, loop_snippet, transformers_snippet
+from ..publishing.snippets import OWN_TARGET, PICTURE, Snippet, loop_snippet, transformers_snippet
 from ..publishing.upload import PROPOSED, Destination, Hub, Uploaded
 from .base import Planned, Stage
+from .evaluate import EvaluateStage
 
 REPOSITORY, RESULT = "repository", "published.json"
 # Side of the stored picture in pixels; a multiple of 3, as its board wants it.
@@ -77,9 +79,9 @@ class PublishStage(Stage):
     revision: Revision | None = None
     # Propose the commit as a pull request.
     pull_request: bool = False
-    # The stage whose drafter is published; null: the latest.
+    # The stage whose drafter is published; null: the one that no later stage trains on.
     from_stage: str | None = Field(None, alias="from")
-    # The evaluation that goes with it; null: the latest.
+    # The evaluation that goes with it; null: the latest that measures the speed of this drafter.
     report: str | None = None
     # The method of that evaluation by which the folder is opened; null: the first exact one that drafts
     # with this stage's drafter.
@@ -126,6 +128,35 @@ class PublishStage(Stage):
         """Parts of a target that the run trained."""
         return {"target", "processor", "text", "vq"}
 
+    def misfits(self, thing: str, makers: Sequence[Planned], inputs: Mapping[str, Planned]) -> dict[str, str]:
+        """Drafters beside others that are finished, too; evaluations without a speed of this drafter; and parts of a
+        target that are not those which the evaluation decoded with.
+        """
+        drafter, report = inputs.get("drafter"), inputs.get("report")
+        if thing == "drafter" and self.from_stage is None:
+            trained_on = {maker.inputs.get("drafter") for maker in makers}
+            finished = [maker.name for maker in makers if maker.name not in trained_on]
+            known = {maker.name: "a later stage trained it on" for maker in makers if maker.name in trained_on}
+            return known | (
+                dict.fromkeys(finished, f"one of {len(finished)} finished drafters") if len(finished) > 1 else {}
+            )
+        if thing == "report" and drafter is not None:
+            reasons = {maker.name: no_card(maker, drafter.name) for maker in makers}
+            return {name: reason for name, reason in reasons.items() if reason is not None}
+        if thing in self.uses() and report is not None:
+            return {maker.name: "" for maker in makers if maker.name != report.inputs.get(thing)}
+        return {}
+
+    def mend(self, thing: str) -> str:
+        if thing == "drafter":
+            return "name the one to publish: from=STAGE"
+        if thing == "report":
+            return (
+                "publish a drafter that was measured (from=STAGE), or add it to an evaluation: "
+                "methods: {NAME: {drafter: STAGE}}"
+            )
+        return super().mend(thing)
+
     def run(self, context: Context) -> None:
         """Rank 0 publishes; an error there is raised on all ranks, and a stop, after which the same command sends what
         the Hub lacks.
@@ -151,10 +182,12 @@ class PublishStage(Stage):
         """Which folder would be published where. Raises `UserError` for an invalid name or a name that suggests another
         method.
         """
-        target, trained = plan.recipe.target, plan.maker("drafter")
-        method = (getattr(trained and trained.stage, "drafter", None) or plan.recipe.drafter).kind
+        trained, evaluation = plan.maker("drafter"), plan.maker("report")
+        assert evaluation is not None, "needs() names it"
+        target = evaluation.stage.target or plan.recipe.target
+        method = (plan.recipe.drafter if trained is None else trained.trained_drafter).kind
         name = self.base_model or target.path
-        what = f"  the drafter of stage {plan.inputs.get('drafter', '?')} with the report of {plan.inputs['report']}"
+        what = f"  the drafter of stage {plan.inputs.get('drafter', '?')} with the report of {evaluation.name}"
         if self.repo is None:
             usual = suggested(method, name)
             return [what, f"  no repo is named: the folder is built and tested (a usual name: {usual})"]
@@ -176,14 +209,15 @@ def _publish(stage: PublishStage, context: Context) -> None:
     # Before anything is built: a login that is missing.
     hub = None if stage.builds_only else Hub(context.say, attempts=stage.attempts, stop=context.stop)
     report = context.inputs["report"]
-    evaluated = read_evaluation(report)
+    evaluation = EvaluateStage.model_validate(stages[report.name])
+    context = replace(context, target=evaluation.target or context.target)
+    evaluated = read_evaluation(report, source.name)
     folder = context.folder / REPOSITORY
     shutil.rmtree(folder, ignore_errors=True)
     folders.copy_model(source, folder)
-    draws_images = context.target.draws_images
-    target = _hub_id(stage.base_model or context.target.path)
+    target = _target_on_hub(stage, context)
     context.stop.check("before the drafter was measured on the stored prompt")
-    section, sources = _measured(stage, context, source, report, folder)
+    section, sources = _measured(stage, evaluation, evaluated.methods, context, source, report, folder)
     assert section.expected is not None
     method = section.drafter["kind"]
     folders.write_manifest(source, folder, section)
@@ -191,15 +225,17 @@ def _publish(stage: PublishStage, context: Context) -> None:
     plots = folders.copy_report(report, folder)
     repo = stage.repo or f"me/{folder.parent.parent.name}"
     snippets, names = _snippets(repo, section, folder, sources, target)
-    base = _hub_id(_values(context.drafter).get("language_model"))
+    drafter = stages[source.name].get("drafter") or context.drafter
+    base = _hub_id(_values(drafter).get("language_model"))
     trained = trained_by(stages, source.name)
     data = [name for stage_name in trained for name in data_of(stages, stage_name)]
-    parts = _parts(context, target, starts_of(stages, trained), stage.datasets or data)
+    parts = _parts(context, drafter, target, starts_of(stages, trained), stage.datasets or data)
     run_file = context.folder.parent / "run.yaml"
     hint = "restore the file, or run the recipe's command again"
     versions = read_yaml(run_file, dict[str, Any], hint=hint) if run_file.is_file() else {}
     facts = CardFacts(
-        repo=repo, method=method, draws_images=draws_images, target=target, base=base, links=chain(parts),
+        repo=repo, method=method, task=_task(context.target), target=target, target_name=_target_name(context),
+        base=base, links=chain(parts),
         license=stage.license, languages=stage.languages, datasets=stage.datasets,
         training=training_table(stages, trained, context.folder.parent), evaluated=evaluated, plots=plots,
         section=section, snippets=snippets, versions=versions,
@@ -224,8 +260,34 @@ def _publish(stage: PublishStage, context: Context) -> None:
     _finish(context.folder, {"uploaded": True, "tau": section.expected.tau} | done.__dict__)
 
 
+def _target_on_hub(stage: PublishStage, context: Context) -> str | None:
+    """Hub id of the target that was measured; None: a stage trained it, or its path is a directory."""
+    return _hub_id(stage.base_model or (None if "target" in context.inputs else context.target.path))
+
+
+def _target_name(context: Context) -> str:
+    """What a target without a Hub id is called."""
+    path = context.target.path
+    if "target" in context.inputs:
+        return "a target that its run trained" + ("" if path is None else f", from `{Path(path).name}`")
+    return f"`{Path(str(path)).name}`, a target that is not on the Hub under this name"
+
+
+def _task(target: Any) -> str:
+    """The Hub's name of what a target does; of those that draw classes it has none."""
+    if target.draws_images:
+        return "text-to-image" if target.condition == "text" else "image-generation"
+    return "text-generation" if target.kind == "causal_lm" else "image-text-to-text"
+
+
 def _measured(
-    stage: PublishStage, context: Context, source: Path, report: Path, folder: Path
+    stage: PublishStage,
+    evaluation: EvaluateStage,
+    methods: Collection[str],
+    context: Context,
+    source: Path,
+    report: Path,
+    folder: Path,
 ) -> tuple[PublishedSection, dict[str, Path] | None]:
     """The section of the manifest with what the drafter accepts on the stored prompt, and where the target's parts are.
 
@@ -234,11 +296,11 @@ def _measured(
     """
     prompt = _store_prompt(stage.prompt, context, folder)
     section = published_section(
-        context.recipe["stages"][report.name], stage.method, context, source, prompt, stage.base_model,
+        evaluation, stage.method, context, source, prompt, stage.base_model, measured=methods,
         dtype=_measured_dtype(report),
     )  # fmt: skip
     if stage.repo is not None:
-        target = _hub_id(stage.base_model or context.target.path)
+        target = _target_on_hub(stage, context)
         check_name(stage.repo, section.drafter["kind"], target, is_language=not context.target.draws_images)
     # As trained, from its own stage's folder: what is published must do the same.
     sources = _sources(context)
@@ -258,19 +320,21 @@ def _measured_dtype(report: Path) -> str | None:
 
 
 def _parts(
-    context: Context, target: str | None, starts: Iterable[str], datasets: Iterable[str]
+    context: Context, drafter: Any, target: str | None, starts: Iterable[str], datasets: Iterable[str]
 ) -> list[tuple[str, str]]:
     """What the drafter was made from, whose licences the card follows: (role, name).
 
     Args:
+        drafter: its section.
         starts: heads outside the run that it was trained on from.
     """
-    # A target that the run trained itself has no terms but those of its data.
-    named = target or (Path(context.target.path).name if context.target.path else None)
+    # A target that the run trained has the terms of its data, and of the weights that it was trained from.
+    path = context.target.path
+    named = target or (None if path is None else _hub_id(path) or Path(path).name)
     parts = [("target", named)] if named else []
-    parts += [("initial weights", name) for name in _began_as(context.drafter, "language_model", "path")]
+    parts += [("initial weights", name) for name in _began_as(drafter, "language_model", "path")]
     parts += [("initial weights", Path(start).name if Path(start).is_dir() else start) for start in starts]
-    parts += [("vision tower", name) for name in _began_as(context.drafter, "vision_tower")]
+    parts += [("vision tower", name) for name in _began_as(drafter, "vision_tower")]
     return parts + [("data", name) for name in datasets]
 
 
@@ -289,7 +353,7 @@ def _hub_id(name: Any) -> str | None:
     return name if isinstance(name, str) and name.count("/") == 1 and not Path(name).is_dir() else None
 
 
-def _values(drafter: DrafterConfig | None) -> dict[str, Any]:
+def _values(drafter: DrafterConfig | Mapping[str, Any] | None) -> dict[str, Any]:
     return {} if drafter is None else dict(drafter)
 
 
@@ -330,8 +394,7 @@ def _snippets(
     repo: str, section: PublishedSection, folder: Path, sources: Mapping[str, Path] | None, target: str | None
 ) -> tuple[list[Snippet], Any]:
     """The card's code, and a function: folder -> what stands for its names where it is tried."""
-    placeholder = "path/to/the/target"
-    shown = placeholder if sources is not None and target is None else None
+    shown = OWN_TARGET if sources is not None and target is None else None
     if sources is not None and target is not None:
         shown = target
     prompt = section.prompt

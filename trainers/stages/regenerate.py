@@ -6,6 +6,7 @@ after the shards that it finished.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -109,6 +110,11 @@ class RegenerateStage(Stage):
 
     def makes(self) -> set[str]:
         return {"codes" if self.data is None else "answers"}
+
+    @property
+    def tensors(self) -> Sequence[str]:
+        """What each sample of its shards of pictures holds."""
+        return ("codes", "features")
 
     def needs(self) -> dict[str, str | None]:
         wanted: dict[str, str | None] = {"target": None}

@@ -8,6 +8,7 @@ trainers/loop.py.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from ...core.refused import Refused
@@ -29,12 +30,12 @@ from ..describe.train import (
 from ..describe.training_memory import head_memory, image_head_memory
 from ..engine import init_distributed
 from ..fit import FitSettings, fit, seed_all
-from ..training.codes import open_codes
+from ..training.codes import lacking, open_codes
 from ..training.conversations import check_positions, open_records
 from ..training.heads_on_states import open_heads, training_order
 from ..training.sources import CachedStates
 from ..training.states import sample_needs
-from .base import Planned, TrainingLength
+from .base import Planned, TrainingLength, other_drafters
 from .train_settings import TrainSettings
 
 
@@ -89,6 +90,15 @@ class TrainStage(TrainSettings):
                     raise Refused(f"{key}.data.from", problem, "take both from one stage, or name files by path")
                 wanted["data"] = name
         return wanted
+
+    def misfits(self, thing: str, makers: Sequence[Planned], inputs: Mapping[str, Planned]) -> dict[str, str]:
+        """Weights of another drafter, where `from` names none; shards without what this model reads."""
+        if thing == "codes":
+            return lacking(makers, self.model)
+        return other_drafters(makers) if thing == "drafter" and self.earlier is None else {}
+
+    def mend(self, thing: str) -> str:
+        return "add it to `write` of an encode stage before this one" if thing == "codes" else super().mend(thing)
 
     def run(self, context: Context) -> None:
         init_distributed()

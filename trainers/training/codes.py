@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -112,19 +113,35 @@ def shards_of(data: ShardData, context: Context) -> Path:
     return Path(data.path) if data.path else context.inputs["codes"] / SHARDS
 
 
+def tensors_read(model: str, target: Any) -> list[str]:
+    """What a model is trained on, of each sample of a shard: pixels, or codes with or without features."""
+    if model in ("vq", "reader"):
+        return ["pixels"]
+    # A target whose text encoder is trained along reads captions instead.
+    reads = model == "drafter" or not isinstance(target.text_encoder, dict)
+    return ["codes", "features"] if reads and target.condition == "text" else ["codes"]
+
+
+def lacking(makers: Sequence[Any], model: str) -> dict[str, str]:
+    """Planned stages that write shards without what a model is trained on -> what they lack, after "which"."""
+    lacks: dict[str, str] = {}
+    for maker in makers:
+        written = maker.stage.tensors
+        if missing := [name for name in tensors_read(model, maker.recipe.target) if name not in written]:
+            lacks[maker.name] = f"writes {', '.join(written)} and no {' or '.join(missing)}"
+    return lacks
+
+
 def _check_tensors(stage: Any, context: Context, sample: ShardSample) -> None:
     """What the shards hold is what this model reads."""
-    wanted = {"vq": "pixels", "reader": "pixels"}.get(stage.model, "codes")
-    # A target whose text encoder is trained along reads captions instead.
-    reads = stage.model == "drafter" or (stage.model == "target" and not isinstance(context.target.text_encoder, dict))
-    needs_features = reads and context.target.condition == "text"
-    for name in [wanted] + (["features"] if needs_features else []):
+    wanted = tensors_read(stage.model, context.target)
+    for name in wanted:
         if name not in sample.tensors:
             raise UserError(
                 f"the shards hold {', '.join(sample.tensors)} and no {name}", where=str(stage.data),
                 hint=f"add {name} to `write` of the encode stage",
             )  # fmt: skip
-    if wanted == "codes" and len(sample.tensors["codes"]) != context.target.num_codes:
+    if "codes" in wanted and len(sample.tensors["codes"]) != context.target.num_codes:
         raise UserError(
             f"images of {len(sample.tensors['codes'])} codes, the target's have {context.target.num_codes}",
             where=str(stage.data), hint="encode at the target's image_size",

@@ -1,0 +1,182 @@
+"""What a model card says: of which rows, of whose output, of which target, under which terms."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from draftsmith.core.errors import UserError
+from draftsmith.eval.cells import RELAXED, MethodInfo
+from draftsmith.eval.published import PublishedSection
+from draftsmith.eval.report import build, write
+from draftsmith.recipes.schema import AnyTarget
+from draftsmith.trainers.publishing.card import CardFacts, Evaluated, front_matter, model_card, read_evaluation
+from draftsmith.trainers.publishing.decoding import _target
+from draftsmith.trainers.publishing.licences import chain
+from draftsmith.trainers.publishing.snippets import OWN_TARGET, loop_snippet
+from draftsmith.trainers.stages.publish import _target_name, _target_on_hub, _task
+from pydantic import TypeAdapter
+from rows import a_row
+
+LLAVA, HUB = "llava-hf/llava-1.5-7b-hf", "https://huggingface.co"
+
+
+def facts(**changes) -> CardFacts:
+    """Of a head for LLaVA-1.5."""
+    asked = PublishedSection(target={"kind": "llava", "path": LLAVA, "revision": "abc", "dtype": "bfloat16"},
+                             drafter={"kind": "eagle3"}, prompt={"text": "What?"},
+                             decoding={"name": "E", "tree": {"kind": "chain", "gamma": 3}})  # fmt: skip
+    known = {
+        "repo": "me/EAGLE3-llava", "method": "eagle3", "task": "image-text-to-text", "target": LLAVA,
+        "target_name": "`mine`", "base": None,
+        "links": chain([("target", LLAVA), ("data", "my own.json")]), "license": None, "languages": ["en"],
+        "datasets": ["org/set"], "training": [], "evaluated": Evaluated("Best tau: 2.00 (E, seen).", [], {}, []),
+        "plots": [], "section": asked, "snippets": [],
+    }  # fmt: skip
+    return CardFacts(**known | changes)
+
+
+def test_what_a_heads_card_begins_with():
+    fields = front_matter(facts())
+    assert fields["base_model"] == LLAVA and fields["base_model_relation"] == "adapter"
+    assert (
+        fields["license"] == "llama2" and fields["library_name"] == "draftsmith" and fields["datasets"] == ["org/set"]
+    )
+    assert {"speculative-decoding", "eagle3", "image-text-to-text"} <= set(fields["tags"])
+    body = model_card(facts())
+    assert "Llama 2" in body and "`my own.json` is not known" in body and "at revision `abc`" in body
+
+
+METHODS = {
+    "M": MethodInfo("mine", "M"),
+    "relaxed": MethodInfo("mine", rule="lantern"),
+    "seeds": MethodInfo("mine, two"),
+    "sibling": MethodInfo("other"),
+}
+
+
+def evaluation(folder: Path, *names: str) -> Path:
+    """A report whose best row is another drafter's, and whose next best one by a relaxed rule."""
+    accepted = {"M": (1, 0, 1), "relaxed": (3, 3, 3), "seeds": (2, 1, 1), "sibling": (4, 4, 4)}
+    rows = [
+        a_row(method=name, drafter="other" if name == "sibling" else drafter, accepted=accepted[name], request=f"r{n}")
+        for name in names
+        for drafter in (("mine", "two") if name == "seeds" else ("mine",))
+        for n in range(2)
+    ]
+    write(folder, build(rows, about={"device": "CPU"}, methods=METHODS), rows)
+    return folder
+
+
+def test_a_cards_headline_is_its_own_drafters(tmp_path):
+    """It was the best row of the whole report: "Best tau: 4.00 (draft LVLM, M)" on the card of a head."""
+    evaluated = read_evaluation(evaluation(tmp_path, "M", "sibling"), "mine")
+    assert json.loads((tmp_path / "report.json").read_text())["findings"][0].startswith("Best tau: 5.00 (sibling")
+    assert evaluated.headline.startswith("Best tau: 1.67 (M, ") and evaluated.methods == ("M",)
+    assert not any("sibling" in line for line in [*evaluated.findings, *evaluated.table])
+    assert any("| sibling |" in line for line in evaluated.others)
+    body = model_card(facts(evaluated=evaluated))
+    assert body.index("Best tau: 1.67") < body.index("| M |") < body.index("Other drafters") < body.index("| sibling |")
+
+
+def test_a_row_over_several_drafters_counts_this_one_alone(tmp_path):
+    evaluated = read_evaluation(evaluation(tmp_path, "seeds"), "two")
+    cells = json.loads((tmp_path / "report.json").read_text())["cells"]
+    assert cells[0]["requests"] == 4 and cells[0]["drafters"] == ["mine", "two"]
+    assert any("| seeds | 0 | 2 |" in line for line in evaluated.table) and evaluated.others == []
+
+
+def test_a_report_without_a_row_of_the_drafter_is_refused(tmp_path):
+    with pytest.raises(UserError, match="no row of the drafter of stage 'mine'") as caught:
+        read_evaluation(evaluation(tmp_path, "sibling"), "mine")
+    assert caught.value.where == str(tmp_path / "report.json") and "report=STAGE" in caught.value.hint
+
+
+PROMISE = "so the output stays the target's; the speedup"
+
+
+def test_a_card_does_not_promise_the_targets_output_beside_a_relaxed_rule(tmp_path):
+    exact = read_evaluation(evaluation(tmp_path / "exact", "M", "sibling"), "mine")
+    assert PROMISE in model_card(facts(evaluated=exact)) and RELAXED not in model_card(facts(evaluated=exact))
+    relaxed = read_evaluation(evaluation(tmp_path / "relaxed", "M", "relaxed"), "mine")
+    body = model_card(facts(evaluated=relaxed))
+    assert PROMISE not in body and f"(relaxed). {RELAXED}" in body and f"- {RELAXED}" in body
+    assert relaxed.headline.startswith("Best tau: 1.67 (M, "), "the best exact row"
+    others = evaluation(tmp_path / "others", "relaxed", "sibling")
+    assert PROMISE not in model_card(facts(evaluated=read_evaluation(others, "other"))), (
+        "of another drafter's rows, too"
+    )
+    assert any("relaxed acceptance" in line and "4.00 (relaxed" in line for line in relaxed.findings)
+
+
+@pytest.mark.parametrize(
+    ("target", "task"),
+    [
+        ({"kind": "causal_lm", "path": "a/b"}, "text-generation"),
+        ({"kind": "llava", "path": "a/b"}, "image-text-to-text"),
+        ({"kind": "llamagen", "size": "B", "condition": "text", "vq": "vq", "text_encoder": "t5"}, "text-to-image"),
+        ({"kind": "llamagen", "size": "B", "condition": "class", "vq": "vq"}, "image-generation"),
+    ],
+)
+def test_the_tag_is_what_the_target_does(target, task):
+    """A head of a text-only target was tagged image-text-to-text, one that draws classes text-to-image."""
+    assert _task(TypeAdapter(AnyTarget).validate_python(target)) == task
+    assert facts(task=task) and task in front_matter(facts(task=task))["tags"]
+
+
+def test_what_a_target_without_a_hub_id_is_called(tmp_path):
+    """One that is named by its path was "a target of its own run"."""
+
+    def context(path, **inputs):
+        return SimpleNamespace(target=SimpleNamespace(path=path), inputs=inputs)
+
+    assert _target_name(context(str(tmp_path / "mine"))).startswith("`mine`, a target that is not on the Hub")
+    assert _target_name(context(None, target=tmp_path)) == "a target that its run trained"
+    assert _target_name(context(LLAVA, target=tmp_path)) == f"a target that its run trained, from `{Path(LLAVA).name}`"
+    stage = SimpleNamespace(base_model=None)
+    assert _target_on_hub(stage, context(LLAVA)) == LLAVA
+    assert _target_on_hub(stage, context(LLAVA, target=tmp_path)) is None, "the Hub has it as it was before"
+    assert _target_on_hub(SimpleNamespace(base_model="me/tuned"), context(LLAVA, target=tmp_path)) == "me/tuned"
+    assert "drafts tokens for `mine`." in model_card(facts(target=None))
+
+
+def test_a_manifest_does_not_name_a_target_that_the_run_trained_on():
+    """open_published would load the weights from before, at their revision."""
+    section = TypeAdapter(AnyTarget).validate_python({"kind": "llava", "path": LLAVA, "revision": "abc"})
+    assert _target(section, None, None)["path"] == LLAVA and _target(section, None, None)["revision"] == "abc"
+    for base, trained, named in ((None, "tuned", "tuned"), ("me/tuned", "tuned", "me/tuned")):
+        values = _target(section, base, trained)
+        assert values["path"] == named and values["revision"] is None
+
+
+def test_what_a_whole_models_card_begins_with():
+    whole = facts(method="lvlm", base="JackFram/llama-68m", repo="me/draft")
+    fields = front_matter(whole)
+    assert fields["base_model"] == "JackFram/llama-68m" and fields["base_model_relation"] == "finetune"
+    assert fields["pipeline_tag"] == "image-text-to-text"
+    # The Hub has no relation of drafters: the target stands in the text, and its terms in front.
+    assert fields["license"] == "llama2" and f"({HUB}/{LLAVA})" in model_card(whole)
+
+
+def test_licences_that_the_hub_has_no_word_for():
+    qwen = "Qwen/Qwen2.5-VL-3B-Instruct"
+    fields = front_matter(facts(target=qwen, links=chain([("target", qwen)])))
+    assert fields["license"] == "other" and fields["license_name"] and fields["license_link"] == f"{HUB}/{qwen}"
+    unknown = front_matter(facts(target="a/b", links=chain([("target", "a/b")])))
+    assert "license" not in unknown
+
+
+def test_weights_that_restrict_more_than_the_target_are_in_front():
+    """A draft that began as JackFram/llama-160m, of other terms, was apache-2.0 as its target is."""
+    target, base = "llava-hf/llava-onevision-qwen2-7b-ov-hf", "JackFram/llama-160m"
+    fields = front_matter(facts(method="lvlm", links=chain([("target", target), ("initial weights", base)])))
+    assert fields["license"] == "other" and fields["license_name"] == "as-of-its-parts"
+    open_base = chain([("target", target), ("initial weights", "JackFram/llama-68m")])
+    assert front_matter(facts(method="lvlm", links=open_base))["license"] == "apache-2.0"
+
+
+def test_a_card_says_how_its_methods_decode_and_what_to_put_for_the_target(tmp_path):
+    evaluated = read_evaluation(evaluation(tmp_path, "M"), "mine")
+    snippet = loop_snippet("me/x", OWN_TARGET, "What?", pictures=0, label=None)
+    body = model_card(facts(evaluated=evaluated, snippets=[snippet], target=None))
+    assert "- method M: drafter mine, mode M" in body and "`path/to/the/target` is the folder where you have" in body
