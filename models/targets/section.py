@@ -9,15 +9,16 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ...core.errors import UserError
 from ...core.fields import AttentionName, DeviceMap, Dtype, Place, Revision
+from ...core.import_paths import Kinded
 from ...core.refused import Refused
-from ...core.section import Section
 from ..llava import TokenIds
 
 
-class TargetSection(Section):
+class TargetSection(Kinded):
     """Published weights by their path, or inline configs of a tiny one that a recipe trains itself."""
 
     draws_images: ClassVar[bool] = False
+    reads_text_alone: ClassVar[bool] = False  # no pictures
 
     # Hub id or directory of the weights and the processor.
     path: Place | None = None
