@@ -73,9 +73,8 @@ def kind_of(folder: Path) -> str:
     manifest = read_manifest(folder)
     drafter = manifest.get("drafter")
     kind = drafter.get("kind") if isinstance(drafter, dict) else None
-    if not (folder / "config.json").is_file() or ":" in str(
-        kind
-    ):  # of another package: what it proposes, it alone knows
+    # What a class of another package proposes, it alone knows.
+    if not (folder / "config.json").is_file() or ":" in str(kind):
         if kind is not None:
             raise UserError(f"no engine has a layout for a drafter of kind {kind!r}", where=str(folder),
                             hint="decode with our own loop: draftsmith evaluate")  # fmt: skip
