@@ -59,7 +59,8 @@ class FirstProposals:
         calls, facts = [call for call, _ in self._facts], [fact for _, fact in self._facts]
         self._facts = []
         for call, (off, least) in zip(calls, torch.stack(facts).tolist() if facts else (), strict=True):
-            if not abs(off) < float("inf"):  # NaN as well
+            # Scores that are banned are minus infinity: the word for these is not "overflow".
+            if not abs(off) < float("inf") and not least < 0:
                 raise NotFinite(f"the scores that {self._name}.{call} proposes from")
             if least < 0 or off > _TOLERANCE:
                 what = f"is {least:.3g} at one token" if least < 0 else f"misses the sum of 1 by {off:.3g}"
