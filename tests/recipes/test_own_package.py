@@ -86,8 +86,10 @@ def test_a_recipe_takes_it_as_one_of_ours(package, capsys, tmp_path):
 
 
 def test_a_target_section_too(package):
-    text = load(["recipe=llava15-68m"]).tree["target"] | {"kind": "her_package.others:Mine"}
-    assert load(["recipe=llava15-68m", f"target={json.dumps(text)}"]).recipe.target.kind == "her_package.others:Mine"
+    text = load(["recipe=eagle-llava15-7b"]).tree["target"] | {"kind": "her_package.others:Mine"}
+    assert (
+        load(["recipe=eagle-llava15-7b", f"target={json.dumps(text)}"]).recipe.target.kind == "her_package.others:Mine"
+    )
 
 
 REFUSED = {
