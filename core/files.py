@@ -22,6 +22,8 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from .errors import UserError, first_line
+from .import_paths import NotImported
+from .refused import Refused
 from .secrets import redact
 
 T = TypeVar("T")
@@ -109,12 +111,23 @@ def parse_json(data: bytes, schema: type[T] | TypeAdapter[T], *, where: str, hin
     return checked(value, schema, where=where, hint=hint)
 
 
-def checked(value: object, schema: type[T] | TypeAdapter[T], *, where: str, hint: str) -> T:
-    """The value as `schema` says. Raises `UserError` that names the first field which differs, and what it holds."""
+def checked(
+    value: object, schema: type[T] | TypeAdapter[T], *, where: str, hint: str, context: dict[str, Any] | None = None
+) -> T:
+    """The value as `schema` says. Raises `UserError` that names the first field which differs, and what it holds.
+
+    Args:
+        context: of pydantic's validation.
+    """
+    adapter = schema if isinstance(schema, TypeAdapter) else _adapter(cast(Hashable, schema))
     try:
-        return (schema if isinstance(schema, TypeAdapter) else _adapter(cast(Hashable, schema))).validate_python(value)
+        return adapter.validate_python(value, context=context)
+    except NotImported as error:
+        raise NotImported(error.problem, where=where, hint=error.hint) from None
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
+        if isinstance(refused := first.get("ctx", {}).get("error"), Refused):
+            raise UserError(refused.problem, where=where, hint=refused.hint or hint) from error
         problem = ": ".join([".".join(map(str, first["loc"])), first["msg"].replace("Input should be", "expected")])
         found = "" if first["type"] == "missing" else f", found {_shown(first['input'])}"
         others = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""

@@ -8,23 +8,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from ..core.errors import UserError
 from ..core.finite import NotFinite
-from ..core.section import Section
 from ..models.decoding.tree import Tree
 from ..models.decoding.warp import Distributions
-from .rules import SCORES, Verified, inverse_cdf, positive_part
+from .rules import SCORES, RuleSection, Verified, inverse_cdf, positive_part
 
 
-class BlockConfig(Section):
+class BlockConfig(RuleSection):
     """No settings of its own: chains with draw: sample, above temperature 0."""
 
     kind: Literal["block"]
+    is_exact: ClassVar[bool] = True
+
+    def build(self, temperature: float) -> Block:
+        return Block()
 
 
 class Block:

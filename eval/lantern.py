@@ -20,15 +20,14 @@ from torch import Tensor
 
 from ..core.errors import UserError
 from ..core.finite import NotFinite, likeliest
-from ..core.section import Section
 from ..models.decoding.neighbours import Metric, NeighbourTable, load_neighbours
 from ..models.decoding.tree import ROOT, Tree
 from ..models.decoding.upload import upload_tokens
 from ..models.decoding.warp import Distributions
-from .rules import SCORES, Verified, descend, positive_part, read_with, without
+from .rules import SCORES, RuleSection, Verified, descend, positive_part, read_with, without
 
 
-class LanternConfig(Section):
+class LanternConfig(RuleSection):
     """How far acceptance is relaxed. `delta` 0 with the paper's residual is exact acceptance."""
 
     kind: Literal["lantern"]

@@ -21,6 +21,7 @@ from ..models.decoding.tree import Tree, no_tree
 from ..models.decoding.warp import Distributions, Warp
 from ..models.drafters.base import Drafter
 from ..models.targets.base import SeeingTarget, Taps, Target
+from .first_proposals import FirstProposals
 from .policies import Draw, TreePolicy
 from .rules import SCORES, Rule, inverse_cdf
 
@@ -120,7 +121,8 @@ def generate(
         clock: the moment in seconds; None: the wall's, after the target's device has finished.
 
     Raises:
-        NotFinite: the scores that a token comes from are not.
+        NotFinite: the scores that a token comes from are not, or those that the first cycle proposes from.
+        WrongProposal: what the drafter proposes in the first cycle is no distribution.
     """
     run = _Run(target, drafter, decoding, generator, clock or _clock(target, drafter))
     start = run.clock()
@@ -152,6 +154,8 @@ class _Run:
         self.target, self.drafter, self.decoding, self.generator = target, drafter, decoding, generator
         self.draw = replace(decoding.draw, ends=frozenset(decoding.eos_ids), warp=decoding.warp)
         self.clock, self.tokens = clock, list[int]()
+        # Of the first cycle.
+        self.looks = None if drafter is None else FirstProposals(drafter, target.vocab_size)
 
     @property
     def room(self) -> int:
@@ -189,6 +193,9 @@ class _Run:
         p = step.logits if warp.greedy else Distributions(step.logits, warp)
         scored = clock()
         verified = self.decoding.rule(tree, p, _uniforms(tree.num_nodes, warp, self.generator))
+        if self.looks is not None:
+            self.looks.settle()
+            self.looks = None
         verified = verified.until_end(self.decoding.eos_ids)
         verified = replace(verified, step=step.along([0, *(n + 1 for n in verified.path)]), tree=tree)
         checked = clock()
@@ -207,7 +214,9 @@ class _Run:
         )  # fmt: skip
 
     def _drafted(self, drafter: Drafter) -> Tree:
-        root = drafter.root()
+        looks, root = self.looks, drafter.root()
+        if looks is not None:
+            looks.see("root", root)
         # Read now: a drafter may say in each cycle how much of what it drafted is worth a verification. The target adds
         # one token itself, so the last positions need no draft.
         levels = min(self.room - 1, drafter.max_levels or self.room)
@@ -215,7 +224,8 @@ class _Run:
             return no_tree()
 
         def expand(parents: Sequence[int], tokens: Tensor) -> Tensor:
-            return self.draw.support(drafter.expand(parents, tokens))
+            q = drafter.expand(parents, tokens)
+            return self.draw.support(q if looks is None else looks.see("expand", q, len(parents)))
 
         root = self.draw.support(root)
         self.draw = self.draw.seeded(self.generator, root.device)

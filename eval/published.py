@@ -21,6 +21,7 @@ from ..core.checksums import SUMS, check_sums
 from ..core.errors import UserError, first_line
 from ..core.fields import Seed
 from ..core.files import checked
+from ..core.import_paths import ALLOW_IMPORT
 from ..core.section import Section
 from ..data.conversations import PromptFormat, encode
 from ..data.images import Aspect
@@ -35,9 +36,8 @@ from ..models.drafters import AnyDrafter
 from ..models.drafters.base import DraftingOptions, TargetIdentity
 from ..models.drafters.manifest import MANIFEST, read_manifest
 from ..models.drafters.modes import ImageSubstitutes, Mode
-from ..models.generators import ImageTargetConfig, load_generator
+from ..models.generators import AnyTarget, load_generator
 from ..models.hub import is_somewhere
-from ..models.targets.load import TargetConfig as LanguageConfig
 from ..models.targets.load import load_target
 from .loop import Decoding, Generation, generate
 from .policies import Draw, TreeConfig
@@ -45,6 +45,7 @@ from .rules import RULES
 
 KEY = "published"
 _DRAFTER: TypeAdapter[Any] = TypeAdapter(AnyDrafter)
+_TARGET: TypeAdapter[Any] = TypeAdapter(AnyTarget)
 # Part -> folder or Hub id. A language target is one part; a generator may keep its tokenizer and encoder elsewhere.
 Sources = Mapping[str, str | Path]
 
@@ -173,7 +174,11 @@ class Speculator:
 
 
 def open_published(
-    source: str | Path, *, target: str | Path | Sources | None = None, revision: str | None = None
+    source: str | Path,
+    *,
+    target: str | Path | Sources | None = None,
+    revision: str | None = None,
+    allow_import: bool = False,
 ) -> Speculator:
     """A published drafter, ready to decode, on CUDA where there is any.
 
@@ -182,17 +187,20 @@ def open_published(
         target: Hub id or directory of the target's weights; None: as the drafter's manifest names it. Of a generator
             whose parts lie apart a mapping: target, vq, text -> directory.
         revision: of the Hub; None: the newest.
+        allow_import: import the packages whose drafter, tree or target the manifest names (`my_package.hydra:Config`).
+            Their code runs, and a folder alone never makes it run; without this they must be imported already.
 
     Raises:
-        UserError: a file is missing or not as it was published, or the drafter was not made for this target.
+        UserError: a file is missing or not as it was published, the drafter was not made for this target, or its code
+            is missing or must not be imported.
     """
     folder = fetch(source, revision)
     check_sums(folder)
-    section = read_published(folder)
+    section = read_published(folder, allow_import=allow_import)
     if not (folder / SUMS).is_file():
         hint = "fetch the folder again: without its list nothing shows whether a file was changed"
         raise UserError(f"{SUMS} is missing", where=str(folder / SUMS), hint=hint)
-    return assemble(folder, section, target)
+    return assemble(folder, section, target, allow_import=allow_import)
 
 
 def fetch(source: str | Path, revision: str | None) -> Path:
@@ -211,38 +219,53 @@ def fetch(source: str | Path, revision: str | None) -> Path:
         ) from error
 
 
-def read_published(folder: Path) -> PublishedSection:
-    """What the manifest says. Raises `UserError` where the folder was not published by this project."""
+def read_published(folder: Path, *, allow_import: bool = False) -> PublishedSection:
+    """What the manifest says.
+
+    Args:
+        allow_import: as of `open_published`.
+
+    Raises:
+        UserError: the folder was not published by this project.
+    """
     path = folder / MANIFEST
     hint = "give a folder that the stage publish made, or the Hub id of one"
     section = read_manifest(folder).get(KEY)
     if section is None:
         raise UserError(f"{MANIFEST} does not say how this drafter was published", where=str(path), hint=hint)
-    return checked(section, PublishedSection, where=f"{path}, {KEY}", hint="use the version that published it")
+    return _checked(section, TypeAdapter(PublishedSection), f"{path}, {KEY}", allow_import)
 
 
-def assemble(folder: Path, section: PublishedSection, target: str | Path | Sources | None) -> Speculator:
+def assemble(
+    folder: Path, section: PublishedSection, target: str | Path | Sources | None, *, allow_import: bool = False
+) -> Speculator:
     """The speculator of a folder of weights: a published one, or a stage's before it is published."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     folders: dict[str, Any] = dict(target) if isinstance(target, Mapping) else {}
     if isinstance(target, str | Path):
         folders["target"] = target
-    if section.target.get("kind") in ("llamagen", "anole"):
-        return _drawing(folder, section, folders, device)
-    return _answering(folder, section, folders, device)
+    where = f"{folder / MANIFEST}, {KEY}"
+    # A folder may hold a number that its recipe wrote by hand when that was not checked.
+    written = section.target | ({"num_token_ids": None} if "num_token_ids" in section.target else {})
+    config = _checked(written, _TARGET, f"{where}.target", allow_import)
+    trained = _checked(section.drafter, _DRAFTER, f"{where}.drafter", allow_import)
+    if config.draws_images:
+        return _drawing(folder, section, config, trained, folders, device)
+    return _answering(folder, section, config, trained, folders, device)
 
 
-def _part(schema: TypeAdapter[Any], values: dict[str, Any], folder: Path, name: str) -> Any:
-    return checked(values, schema, where=f"{folder / MANIFEST}, {KEY}.{name}", hint="use the version that published it")
+def _checked(values: Any, schema: TypeAdapter[Any], where: str, allow_import: bool) -> Any:
+    context = ALLOW_IMPORT if allow_import else None
+    return checked(values, schema, where=where, hint="use the version that published it", context=context)
 
 
-def _drawing(folder: Path, section: PublishedSection, folders: dict[str, Any], device: torch.device) -> Speculator:
-    config = _part(TypeAdapter(ImageTargetConfig), section.target, folder, "target")
+def _drawing(
+    folder: Path, section: PublishedSection, config: Any, trained: Any, folders: dict[str, Any], device: torch.device
+) -> Speculator:
     parts = {thing: Path(place) for thing, place in folders.items()}
     config = config.placed(parts)
     generator = load_generator(config, parts, device=device)
     target, identity = generator.target, TargetIdentity(config.model_dump(mode="json"))
-    trained = _part(_DRAFTER, section.drafter, folder, "drafter")
     drafter = trained.drafter(trained.load(folder, target, identity=identity), target)
     decoding = _decoding(section, grid=target.grid, length=target.num_codes, eos=())
 
@@ -255,9 +278,9 @@ def _drawing(folder: Path, section: PublishedSection, folders: dict[str, Any], d
     return Speculator(target, drafter, decoding, section.seed, ask, render)
 
 
-def _answering(folder: Path, section: PublishedSection, folders: dict[str, Any], device: torch.device) -> Speculator:
-    # A folder may hold a number that its recipe wrote by hand when that was not checked.
-    config = _part(TypeAdapter(LanguageConfig), section.target | {"num_token_ids": None}, folder, "target")
+def _answering(
+    folder: Path, section: PublishedSection, config: Any, trained: Any, folders: dict[str, Any], device: torch.device
+) -> Speculator:
     source = folders.get("target") or config.path
     if source is None or not is_somewhere(str(source)):
         raise UserError(
@@ -265,13 +288,13 @@ def _answering(folder: Path, section: PublishedSection, folders: dict[str, Any],
         )
     own = folders.get("processor") or source
     processor = load_processor(
-        own, revision=None if Path(own).is_dir() else config.revision, text_only=config.kind == "causal_lm"
+        own, revision=None if Path(own).is_dir() else config.revision, text_only=config.reads_text_alone
     )
     target = load_target(
         config, source, num_token_ids=processor.num_token_ids, image_token_id=processor.image_token_id, device=device
     )
     identity = TargetIdentity(section.target | {"path": str(source)}, processor.tokenizer_hash)
-    drafter = _opened(folder, section, target, processor, identity)
+    drafter = _opened(folder, section, trained, target, processor, identity)
     own_image_processor = load_processor(folder) if section.drafter.get("pictures") == "own" else None
     decoding = _decoding(section, grid=None, length=section.decoding.max_new_tokens, eos=(processor.eos_id,))
 
@@ -289,10 +312,9 @@ def _answering(folder: Path, section: PublishedSection, folders: dict[str, Any],
 
 
 def _opened(
-    folder: Path, section: PublishedSection, target: Any, processor: Processor, identity: TargetIdentity
+    folder: Path, section: PublishedSection, trained: Any, target: Any, processor: Processor, identity: TargetIdentity
 ) -> Any:
     """The proposal that decoded the stored prompt: the drafter as trained, with the decoding's own settings."""
-    trained = _part(_DRAFTER, section.drafter, folder, "drafter")
     changed = dict(section.decoding.reading)
     if section.decoding.mode is not None:
         changed["mode"] = section.decoding.mode

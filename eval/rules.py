@@ -9,12 +9,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from ..core.finite import NotFinite, likeliest
+from ..core.import_paths import Kinded
 from ..core.states import uploaded
 from ..models.decoding.tree import ROOT, Tree
 from ..models.decoding.warp import Distributions
@@ -64,6 +65,17 @@ class Rule(Protocol):
     def __call__(self, tree: Tree, p: Any, uniforms: Sequence[float]) -> Verified:
         """`p` [N+1,V], row 0 at the root: scores under greedy decoding, else a tensor or `Distributions`."""
         ...
+
+
+class RuleSection(Kinded):
+    """A method's `rule`: its settings, and the rule that they make."""
+
+    # Whether the output is distributed as plain decoding's. Reports call a rule relaxed that does not claim it.
+    is_exact: ClassVar[bool] = False
+
+    def build(self, temperature: float) -> Rule:
+        """The rule at this temperature; 0: greedy decoding, where the rule is given scores."""
+        raise NotImplementedError
 
 
 class Greedy:

@@ -36,14 +36,19 @@ def measure(speculator: Speculator, asked: UserRequest, folder: Path) -> Expecte
     )
 
 
-def reproduce(source: str | Path, *, target: str | Path | Sources | None = None) -> Expected:
+def reproduce(
+    source: str | Path, *, target: str | Path | Sources | None = None, allow_import: bool = False
+) -> Expected:
     """Open a published folder and decode its stored prompt.
+
+    Args:
+        target, allow_import: as of `open_published`.
 
     Raises:
         UserError: it does not come out as it was published.
     """
     folder = fetch(source, None)
-    speculator = open_published(folder, target=target)
+    speculator = open_published(folder, target=target, allow_import=allow_import)
     section = read_published(folder)
     if section.expected is None:
         raise UserError("no outcome is stored", where=str(folder / MANIFEST), hint="publish it again")

@@ -14,12 +14,20 @@ from pydantic import Field
 from torch import Tensor
 
 from ..core.batch import ImageRequest
+from ..core.import_paths import OrImported
 from .targets.anole_section import AnoleTargetConfig
 from .targets.drawing import Conditions, Folders, ImageTargetSection
 from .targets.llamagen_section import LlamaGenTargetConfig
+from .targets.load import LANGUAGE_TARGETS
+from .targets.section import TargetSection
 
+IMAGE_TARGETS = LlamaGenTargetConfig | AnoleTargetConfig
 # A recipe's `target` that draws.
-ImageTargetConfig = Annotated[LlamaGenTargetConfig | AnoleTargetConfig, Field(discriminator="kind")]
+ImageTargetConfig = Annotated[IMAGE_TARGETS, Field(discriminator="kind"), OrImported(ImageTargetSection)]
+# A recipe's `target`.
+AnyTarget = Annotated[
+    LANGUAGE_TARGETS | IMAGE_TARGETS, Field(discriminator="kind"), OrImported(TargetSection, ImageTargetSection)
+]
 
 
 @dataclass(frozen=True)

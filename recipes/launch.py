@@ -14,6 +14,7 @@ import yaml
 from ..core import ranks
 from ..core.errors import UserError
 from ..core.files import read_yaml, write_whole
+from ..core.import_paths import code_of, kinds_within
 from ..core.secrets import redact, redact_argument, redact_output, redact_tree
 from .announce import ANNOUNCED, announcement
 from .load import Loaded, load
@@ -226,6 +227,17 @@ def _refuse_foreign(output: Path) -> None:
         raise UserError("the output folder holds a file that no run wrote", where=str(about), hint=hint)
 
 
+def _tell_changed(code: Mapping[str, Any], before: Path) -> None:
+    """A warning for each class of another package whose file is another than when this run was started last. Like a
+    version of draftsmith it is in no fingerprint: an edit would cost every finished stage.
+    """
+    recorded = read_yaml(before, dict[str, Any], hint="").get("code") if before.is_file() else None
+    for kind, now in code.items():
+        if isinstance(recorded, dict) and kind in recorded and recorded[kind] != now:
+            say(f"warning: the code of {kind} has changed since this run was started last; finished stages are not run "
+                "again: restart=STAGE does that")  # fmt: skip
+
+
 def _write_provenance(loaded: Loaded, output: Path, command: str) -> None:
     """The resolved recipe, the command, versions and git state, before anything else is written.
 
@@ -236,6 +248,9 @@ def _write_provenance(loaded: Loaded, output: Path, command: str) -> None:
     from .provenance import versions
 
     output.mkdir(parents=True, exist_ok=True)
-    about = {"command": command, "recipe": str(loaded.path.name), **versions()}
+    about: dict[str, Any] = {"command": command, "recipe": str(loaded.path.name), **versions()}
+    if kinds := sorted({*kinds_within(loaded.recipe.model_dump(mode="json"))}):
+        about["code"] = {kind: code_of(kind) for kind in kinds}
+        _tell_changed(about["code"], output / ABOUT)
     write_whole(output / ABOUT, yaml.safe_dump(about, sort_keys=False).encode())
     write_whole(output / RECIPE, yaml.safe_dump(redact_tree(loaded.tree), sort_keys=False).encode())

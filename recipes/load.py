@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from ..core.checksums import SUMS
 from ..core.errors import UserError, did_you_mean
+from ..core.import_paths import ALLOW_IMPORT, NotImported
 from ..core.secrets import redact_argument
 from . import tree as trees
 from .files import FOLDER, find_recipe, merge, ordered, recipe_names, sources, value_of, with_bases
@@ -23,7 +25,9 @@ if TYPE_CHECKING:
     from .schema import Recipe
 
 __all__ = ["FOLDER", "RUN_OPTIONS", "Loaded", "Options", "find_recipe", "load", "recipe_names", "sources"]
-RUN_OPTIONS = ("recipe", "stages", "restart", "dry_run", "verbose")
+RUN_OPTIONS = ("recipe", "stages", "restart", "dry_run", "verbose", "allow_import")
+# Beside a recipe these show that its folder was published: somebody else may have written it.
+_PUBLISHED = (SUMS, "draftsmith.json")
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,7 @@ class Options:
     restart: str | None = None
     dry_run: bool = False
     verbose: bool = False  # whether DeepSpeed tells what it does
+    allow_import: bool = False  # of modules that a published folder's recipe names
 
 
 @dataclass(frozen=True)
@@ -66,18 +71,27 @@ def load(arguments: list[str]) -> Loaded:
     for key, value in overrides:
         _override(tree, key, value)
     tree = ordered(tree, Path("command line"))
-    return Loaded(checked(tree, asked), tree, path, options, tuple(overrides), asked)
+    published = [place for place, _ in sources(path) if any((place.parent / name).is_file() for name in _PUBLISHED)]
+    recipe = checked(tree, asked, imports=options.allow_import or not published)
+    return Loaded(recipe, tree, path, options, tuple(overrides), asked)
 
 
-def checked(tree: dict[str, Any], asked: Asked) -> Recipe:
-    """The recipe of a tree. Raises `UserError` for what it cannot say."""
+def checked(tree: dict[str, Any], asked: Asked, *, imports: bool = True) -> Recipe:
+    """The recipe of a tree. Raises `UserError` for what it cannot say.
+
+    Args:
+        imports: modules of other packages that its kinds name are imported. A published recipe does so by leave alone.
+    """
     from .schema import Recipe
 
     trees.check(tree, asked.place)
     try:
-        return Recipe.model_validate(tree)
+        return Recipe.model_validate(tree, context=ALLOW_IMPORT if imports else None)
     except ValidationError as error:
         raise readable(error, asked) from error
+    except NotImported as error:
+        hint = "a published folder imports nothing by itself: if you trust that package, allow_import=true"
+        raise UserError(error.problem, where=str(asked.path), hint=hint) from error
     except UserError as error:  # of a section, which knows no file
         raise placed(error, asked) from error
 
@@ -123,7 +137,7 @@ def _options(pairs: list[tuple[str, str]], tree: dict[str, Any]) -> tuple[Option
     restart = values.get("restart")
     if restart is not None:
         _known_stage(restart, known, "restart")
-    switches = {key: values.get(key, False) for key in ("dry_run", "verbose")}
+    switches = {key: values.get(key, False) for key in ("dry_run", "verbose", "allow_import")}
     for key, switch in switches.items():
         if not isinstance(switch, bool):
             raise UserError(f"{key}={switch!r} is neither true nor false", hint=f"{key}=true")

@@ -17,15 +17,15 @@ from pydantic import (
 
 from ..core.errors import nearest
 from ..core.fields import Place, Seed, file_name
+from ..core.import_paths import OUTSIDE
 from ..core.refused import Refused
 from ..core.section import Section
 from ..core.tracking import TrackingConfig
 from ..models.drafters import AnyDrafter
 from ..models.drafters.base import DrafterConfig
-from ..models.generators import ImageTargetConfig
+from ..models.generators import AnyTarget
 from ..models.llava import FAMILIES
 from ..models.targets.anole_section import refuse_lumina
-from ..models.targets.load import TargetConfig
 from ..trainers.describe.memory import Hardware
 from ..trainers.engine import EngineConfig
 from ..trainers.fit import SCRATCH
@@ -39,7 +39,6 @@ from ..trainers.stages.regenerate import RegenerateStage
 from ..trainers.stages.train import TrainStage
 from .sections import kinds, sections
 
-AnyTarget = Annotated[TargetConfig | ImageTargetConfig, Field(discriminator="kind")]
 AnyStage = Annotated[
     GenerateStage | EncodeStage | RegenerateStage | CacheStage | TrainStage | EvaluateStage | PublishStage,
     Field(discriminator="kind"),
@@ -95,11 +94,11 @@ class Recipe(Section):
         if value is None or target is None:
             return None
         kind, possible = _kind_of(value), drafter_kinds(target)
-        if kind is not None and kind not in possible:
+        if kind is not None and kind not in possible and not OUTSIDE.match(kind):
             problem = f"{kind!r} is no kind of drafter for target {target.kind}"
             close = "".join(f"did you mean {name!r}? " for name in nearest(str(kind), possible, 1))
             raise Refused("kind", problem, f"{close}kinds here are {', '.join(possible)}")
-        drafter = TypeAdapter(AnyDrafter).validate_python(value)
+        drafter = TypeAdapter(AnyDrafter).validate_python(value, context=info.context)
         drafter.check_settings(target.draws_images)
         return drafter
 

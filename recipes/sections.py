@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, get_args, get_origin
 
+from ..core.import_paths import loaded
 from ..core.section import Section
 
 # What pydantic puts into a place where a key takes a word or a section.
@@ -52,6 +53,8 @@ def walk(fields: dict[str, Any], places: list[str]) -> tuple[list[str], list[typ
         if any(place == m.__name__ for m in models):  # a key that takes a word or a section of one kind
             continue
         tagged = [m for m in models if place in _tags(m)]
+        if ":" in place and isinstance(outside := loaded(place), type) and issubclass(outside, Section):
+            tagged = [outside]
         # Of several models one is chosen before any key of it is read.
         if tagged and (len(models) > 1 or place not in names(models[0])):
             models = tagged

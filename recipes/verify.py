@@ -15,25 +15,31 @@ from .finding import Finding, any_fault, fault, ok
 
 
 def verify(
-    source: str, target: Mapping[str, str] | None, revision: str | None = None, *, files_only: bool = False
+    source: str,
+    target: Mapping[str, str] | None,
+    revision: str | None = None,
+    *,
+    files_only: bool = False,
+    allow_import: bool = False,
 ) -> list[Finding]:
     """Check a published folder or Hub id. Nothing of a folder with a fault among its files is loaded.
 
     Args:
         target: part -> Hub id or directory; None: as the manifest names the target.
         files_only: leave the stored prompt alone.
+        allow_import: import the packages that the manifest names.
 
     Raises:
         UserError: there is no such folder or repository, or the target is not known.
     """
     folder = fetch(source, revision)
-    findings = [_files(folder), _manifest(folder)]
+    findings = [_files(folder), _manifest(folder, allow_import)]
     if files_only or any_fault(findings):
         return findings
     if target is None and not is_somewhere(read_published(folder).target.get("path")):
         raise UserError("its target was on the disk of whoever trained it", where=str(folder / MANIFEST),
                         hint="give its folder (--target FOLDER), or check the files alone (--files-only)")  # fmt: skip
-    return [*findings, _stored_prompt(folder, target)]
+    return [*findings, _stored_prompt(folder, target, allow_import)]
 
 
 def _files(folder: Path) -> Finding:
@@ -49,18 +55,18 @@ def _files(folder: Path) -> Finding:
     return ok("files", f"{len(listed)} files, {size / 2**20:,.1f} MiB, as they were published")
 
 
-def _manifest(folder: Path) -> Finding:
+def _manifest(folder: Path, allow_import: bool) -> Finding:
     try:
-        section = read_published(folder)
+        section = read_published(folder, allow_import=allow_import)
     except UserError as error:
         return _fault("manifest", error)
     target = section.target.get("path") or "a target that its maker trained"
     return ok("manifest", f"{section.drafter.get('kind')} drafter for {target}, method {section.decoding.name}")
 
 
-def _stored_prompt(folder: Path, target: Mapping[str, str] | None) -> Finding:
+def _stored_prompt(folder: Path, target: Mapping[str, str] | None, allow_import: bool) -> Finding:
     try:
-        expected = reproduce(folder, target=target)
+        expected = reproduce(folder, target=target, allow_import=allow_import)
     except UserError as error:
         return _fault("stored prompt", error)
     cycles = len(expected.accepted)

@@ -88,7 +88,7 @@ class Context:
     def processor(self) -> Processor:
         """The target's: of the synthetic dataset that a stage generated, or of the published target."""
         source = self.inputs.get("processor") or str(self.target.path)
-        text_only = self.target.kind == "causal_lm"
+        text_only = self.target.reads_text_alone
         processor = load_processor(source, revision=self.target.revision, text_only=text_only)
         self.target.check_token_ids(processor.num_token_ids, str(source))
         return processor

@@ -87,7 +87,7 @@ class Exported:
         placed = {"kind": section.get("kind"), "path": self.target_path, "dtype": "float32"}
         config = checked(placed, _TARGET, where=f"{folder / MANIFEST}, target", hint="export it anew")
         self.model_type = str(read_config(self.target_path, key="target").model_type)
-        self.processor: Processor = load_processor(self.target_path, text_only=config.kind == "causal_lm")
+        self.processor: Processor = load_processor(self.target_path, text_only=config.reads_text_alone)
         self.target = load_target(config, self.target_path, num_token_ids=self.processor.num_token_ids,
                                   image_token_id=self.processor.image_token_id, device=device)  # fmt: skip
         self.config = _DRAFTER.validate_python(manifest["drafter"]) if "drafter" in manifest else None

@@ -1,7 +1,7 @@
 """Tree policies: which nodes a cycle drafts. The loop knows none of them, and they know no drafter."""
 
 from .adt import Adt, AdtTree
-from .base import Draw, DrawName, Expand, TreePolicy, check_combination
+from .base import Draw, DrawName, Expand, TreePolicy, TreeSection, check_combination
 from .chain import Chain, ChainTree
 from .choices import CHOICES
 from .config import TextTreeConfig, TreeConfig
@@ -30,5 +30,6 @@ __all__ = [
     "TextTreeConfig",
     "TreeConfig",
     "TreePolicy",
+    "TreeSection",
     "check_combination",
 ]

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import math
 import random
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 from torch import Tensor
 
 from ...core.errors import UserError
-from ...core.section import Section
 from ...models.decoding.tree import Tree
 from ..rules import Verified
-from .base import Draw, Expand
+from .base import Draw, Expand, TreeSection
 from .dynamic import candidates, most_written
 
 # Section V-A; both have beta 1, a depth step of 1 and depths in (0, 10).
@@ -29,10 +28,11 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-class AdtTree(Section):
+class AdtTree(TreeSection):
     """ADT-Tree's settings. A depth is `Dynamic`'s: d expansions plan d + 1 levels, which the paper's tables count."""
 
     kind: Literal["adt"]
+    for_text: ClassVar[bool] = False
     # The paper's steps and widths for a target; keys set beside it override it. null: give width_step and width_range.
     preset: Literal["anole", "llamagen"] | None = None
     # Nodes with the root, the most in any cycle (not in the paper: `Dynamic`'s).

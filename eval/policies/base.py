@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from ...core.errors import UserError
+from ...core.import_paths import Kinded
 from ...models.decoding.tree import Tree
 from ...models.decoding.warp import Warp
 from ..rules import Verified
@@ -93,10 +94,27 @@ class TreePolicy(Protocol):
         ...
 
 
+class TreeSection(Kinded):
+    """A recipe's `tree`: its settings, and the policy that they make."""
+
+    # Whether it also shapes trees of text; ADT-Tree follows the rows of an image.
+    for_text: ClassVar[bool] = True
+
+    def build(self, *, grid: int | None = None, seed: int = 0) -> TreePolicy:
+        """The policy.
+
+        Args:
+            grid: codes in a row of the image; None: text.
+            seed: of the run.
+        """
+        raise NotImplementedError
+
+
 def check_combination(*, temperature: float, draw: DrawName, policy: str, prunes_by_token: bool, rule: str) -> None:
     """Refuse what would not be exact, by name, before anything is loaded.
 
-    `lantern` is not exact by design and goes with any temperature; `block` is exact for sampled chains only.
+    `lantern` is not exact by design and goes with any temperature, and so does a rule of another package; `block` is
+    exact for sampled chains only.
     """
     if draw == "sample" and prunes_by_token:
         raise UserError(
@@ -105,7 +123,7 @@ def check_combination(*, temperature: float, draw: DrawName, policy: str, prunes
         )
     if rule == "greedy" and temperature > 0:
         raise UserError("rule: greedy at a temperature above 0", hint="use rule: sampling, or temperature: 0")
-    if rule not in ("greedy", "lantern") and temperature == 0:
+    if rule in ("sampling", "block") and temperature == 0:
         raise UserError(f"rule: {rule} at temperature 0", hint="use rule: greedy, or a temperature above 0")
     if draw == "sample" and temperature == 0:
         raise UserError("draw: sample at temperature 0", hint="use draw: top-k")

@@ -11,10 +11,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ...core.section import Section
 from ...models.decoding.tree import Tree, chain
 from ..rules import Verified
-from .base import Draw, Expand, ends_read
+from .base import Draw, Expand, TreeSection, ends_read
 
 
 class Chain:
@@ -47,7 +46,7 @@ class Chain:
         return None
 
 
-class ChainTree(Section):
+class ChainTree(TreeSection):
     kind: Literal["chain"]
     # Tokens drafted in a cycle. Longer pays while most are accepted and a draft is cheap beside a target pass.
     gamma: int = Field(5, ge=1)

@@ -17,7 +17,9 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from ...core.errors import did_you_mean
+from ...core.import_paths import OrImported
 from .adt import AdtTree
+from .base import TreeSection
 from .chain import ChainTree
 from .choices import CHOICES
 from .dynamic import DynamicTree
@@ -40,10 +42,13 @@ def named_tree(value: Any) -> Any:
     """The section that a name stands for; a section as it is.
 
     "chain" has 5 tokens, "static" 25 nodes; "30-4-8" is EAGLE-2's tree of 30 nodes with the root on 4 levels, 8 wide;
-    `sage` has SAGE's own settings; other names are the published static lists. Raises `ValueError` for any other name.
+    `sage` has SAGE's own settings; MODULE:CLASS is a section of another package; other names are the published static
+    lists. Raises `ValueError` for any other name.
     """
     if not isinstance(value, str):
         return value
+    if ":" in value:  # of another package
+        return {"kind": value}
     if value in _NAMED:
         return _NAMED[value]
     if sizes := _SIZES.fullmatch(value):
@@ -61,10 +66,12 @@ def named_tree(value: Any) -> Any:
 
 TreeConfig = Annotated[
     Annotated[ChainTree | StaticTree | DynamicTree | AdtTree | SageTree | ProductTree, Field(discriminator="kind")],
+    OrImported(TreeSection),
     BeforeValidator(named_tree),
 ]
 # Of text: ADT-Tree follows the rows of an image.
 TextTreeConfig = Annotated[
     Annotated[ChainTree | StaticTree | DynamicTree | SageTree | ProductTree, Field(discriminator="kind")],
+    OrImported(TreeSection),
     BeforeValidator(named_tree),
 ]

@@ -16,10 +16,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ...core.section import Section
 from ...models.decoding.tree import ROOT, Tree
 from ..rules import Verified
-from .base import Draw, Expand
+from .base import Draw, Expand, TreeSection
 
 
 class Dynamic:
@@ -138,7 +137,7 @@ def most_written(num_nodes: int, *, depth: int, width: int) -> int:
     return max(min(num_nodes, width + depth * width * width), depth * width)
 
 
-class DynamicTree(Section):
+class DynamicTree(TreeSection):
     """EAGLE-2's settings. EAGLE's depth D is D + 1 levels, and its total counts the root: 4 and 60 are 59 nodes on 5
     levels.
     """

@@ -17,10 +17,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ...core.section import Section
 from ...models.decoding.tree import ROOT, Tree
 from ..rules import Verified
-from .base import Draw, Expand
+from .base import Draw, Expand, TreeSection
 from .dynamic import read_ranked
 
 
@@ -99,7 +98,7 @@ def best_nodes(ids: np.ndarray, probs: np.ndarray, count: int, ends: frozenset[i
     return Tree(torch.tensor(tokens, dtype=torch.int64), tuple(parents), tuple(expansions), planned=planned)
 
 
-class ProductTree(Section):
+class ProductTree(TreeSection):
     """The product tree of a block, for drafters that answer by level."""
 
     kind: Literal["product"]

@@ -18,7 +18,7 @@ from torch import Tensor
 from ...core.errors import did_you_mean
 from ...models.decoding.tree import ROOT, Tree
 from ..rules import Verified
-from .base import Draw, Expand
+from .base import Draw, Expand, TreeSection
 from .choices import CHOICES
 from .confidence import Drafted, confidence
 from .dynamic import candidates, most_written, read_ranked
@@ -27,7 +27,7 @@ from .sizing import Node, SizingRules, SizingSettings, grow_nodes
 from .static import Static
 
 
-class SageTree(SizingSettings):
+class SageTree(TreeSection, SizingSettings):
     """SAGE's settings, those of the sizing rules among them."""
 
     kind: Literal["sage"]

@@ -14,10 +14,9 @@ from pydantic import model_validator
 from torch import Tensor
 
 from ...core.errors import UserError, did_you_mean
-from ...core.section import Section
 from ...models.decoding.tree import ROOT, Tree
 from ..rules import Verified
-from .base import Draw, Expand, ends_read
+from .base import Draw, Expand, TreeSection, ends_read
 from .choices import CHOICES
 
 
@@ -86,7 +85,7 @@ class Static:
         return None
 
 
-class StaticTree(Section):
+class StaticTree(TreeSection):
     kind: Literal["static"]
     # A published list by its name (choices.py), or paths: [[0], [1], [0, 0]] is two children, the first with one child.
     choices: str | tuple[tuple[int, ...], ...]

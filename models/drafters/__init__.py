@@ -1,4 +1,4 @@
-"""All drafters, one file each. A new one is a line in this union."""
+"""All drafters, one file each. A new one of ours is a line in this union; other packages' come by import path."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
+from ...core.import_paths import OrImported
+from .base import DrafterConfig
 from .dflash import DflashConfig
 from .eagle import EagleConfig
 from .eagle3 import Eagle3Config
@@ -36,4 +38,5 @@ AnyDrafter = Annotated[
     | SiblingConfig
     | MixedConfig,
     Field(discriminator="kind"),
+    OrImported(DrafterConfig),
 ]

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from ...core.errors import UserError, did_you_mean
 from ...core.fields import Place, Revision
+from ...core.import_paths import Kinded
 from ...core.refused import Refused
-from ...core.section import Section
 from ...core.states import Taps
 from ..decoding.warp import Warp
 from ..targets.base import Target, TargetShape, TargetStep
@@ -88,10 +88,9 @@ PLAIN = DraftingOptions()
 CountTokens = Callable[[], Tensor]
 
 
-class DrafterConfig(Section):
+class DrafterConfig(Kinded):
     """A drafter's settings and its verbs. `target` is a loaded `Target` throughout."""
 
-    kind: str
     # Settings that decoding alone reads, which need no other training: a method of an evaluation may change them.
     decoding_settings: ClassVar[frozenset[str]] = frozenset()
     # What a `train` stage trains it on: "states" (the target's, for records or codes) or "records"; None: nothing.

@@ -55,7 +55,7 @@ def check_made_for(folder: Path, target: Any, identity: TargetIdentity | None) -
     path, written = folder / MANIFEST, read_manifest(folder).get("target")
     if not isinstance(written, dict):
         return
-    expected: dict[str, Any] = {"kind": target.kind}
+    expected: dict[str, Any] = {"kind": target.kind if identity is None else identity.section.get("kind", target.kind)}
     actual: dict[str, Any] = {"kind": written.get("kind")}
     if actual == expected and actual["kind"] == "llamagen":
         actual |= _shape(written, path).model_dump(include=set(NAMED_SHAPE))

@@ -33,9 +33,8 @@ from ..decoding.warp import Warp
 from ..losses import Divergence, FrozenHead, divergence
 from ..targets.base import Target, TargetShape, TargetStep
 from ..training_memory import MicroBatch, image_head_memory, medusa_activations
-from .base import PLAIN, CountTokens, Drafter, DraftingOptions, PublishedDrafter, TargetIdentity
-from .head_files import check_identity, find_head
-from .made_for import check_made_for, image_head_manifest
+from .base import PLAIN, CountTokens, Drafter, DraftingOptions, TargetIdentity
+from .plain_module import ModuleDrafter
 
 
 class MedusaLoss(Section):
@@ -45,7 +44,7 @@ class MedusaLoss(Section):
     decay: float = Field(0.8, gt=0, le=1)
 
 
-class MedusaConfig(PublishedDrafter):
+class MedusaConfig(ModuleDrafter):
     """Residual blocks on the target's feature, each with the target's LM head after it."""
 
     kind: Literal["medusa"]
@@ -55,7 +54,6 @@ class MedusaConfig(PublishedDrafter):
     num_layers: int = Field(1, ge=1)
     loss: MedusaLoss = MedusaLoss()
 
-    trains_on: ClassVar[str | None] = "states"
     for_images: ClassVar[bool] = True
 
     def shape(self, target: TargetShape) -> MedusaShape:
@@ -77,28 +75,13 @@ class MedusaConfig(PublishedDrafter):
         dtype: torch.dtype | None = None,
         identity: TargetIdentity | None = None,
     ) -> MedusaHead:
-        source = folder if folder is not None else find_head(self)
-        if target.shape.draws_images:
-            check_made_for(source, target, identity)
-        else:
-            check_identity(source, self.kind, identity)
+        source = self.folder_for(folder, target, identity)
         head = load_medusa(source, self.shape(target.shape), target.device)
         return head.to(target.device, dtype or target.embedding.dtype)
-
-    def copy_of(self, module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
-        assert isinstance(module, MedusaHead)
-        copy = MedusaHead(module.shape)
-        copy.load_state_dict(state)
-        return copy
 
     def save(self, module: nn.Module, folder: Path, manifest: Mapping[str, Any]) -> None:
         assert isinstance(module, MedusaHead)
         save_medusa(module, folder, manifest)
-
-    def manifest(self, target: Target, identity: TargetIdentity, **training: Any) -> dict[str, Any]:
-        """Add the tokenizer's hash where the target answers in words."""
-        more = {} if target.shape.draws_images else {"tokenizer_sha256": identity.tokenizer_sha256}
-        return image_head_manifest(self.model_dump(mode="json"), identity, **more, **training)
 
     def training_objective(self, module: nn.Module, target: Target, settings: Any = None) -> nn.Module:
         """Use the section's own loss; `settings` is not read."""
@@ -120,11 +103,6 @@ class MedusaConfig(PublishedDrafter):
         compares = self.loss.token_divergence != "ce"
         kept = medusa_activations(*sizes, micro.codes, shape.vocab_size, micro.width, compares=compares)
         return image_head_memory(kept, shape.vocab_size, shape.hidden_size, micro.codes)
-
-    def count(self, shape: TargetShape) -> dict[str, int]:
-        with torch.device("meta"):
-            head = MedusaHead(self.shape(shape))
-        return {"trainable": sum(p.numel() for p in head.parameters())}
 
 
 @dataclass(frozen=True)

@@ -71,9 +71,10 @@ def kind_of(folder: Path) -> str:
     if not folder.is_dir():
         raise UserError(f"no directory {str(folder)!r}", hint="give the folder of a stage that trained a drafter")
     manifest = read_manifest(folder)
-    if not (folder / "config.json").is_file():
-        drafter = manifest.get("drafter")
-        kind = drafter.get("kind") if isinstance(drafter, dict) else None
+    drafter = manifest.get("drafter")
+    kind = drafter.get("kind") if isinstance(drafter, dict) else None
+    # What a class of another package proposes, it alone knows.
+    if not (folder / "config.json").is_file() or ":" in str(kind):
         if kind is not None:
             raise UserError(f"no engine has a layout for a drafter of kind {kind!r}", where=str(folder),
                             hint="decode with our own loop: draftsmith evaluate")  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import model_validator
@@ -24,6 +24,7 @@ class CausalTargetConfig(TargetSection):
     """A text-only target: published weights, or a tiny one that a recipe spells out and trains itself."""
 
     kind: Literal["causal_lm"]
+    reads_text_alone: ClassVar[bool] = True
     # Inline config of a target that a `train` stage with `model: target` makes from scratch.
     language_model: InlineModel | None = None
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ...core.section import Section
+from ...core.import_paths import Kinded
 from ..decoding.rows import Guidance
 from .base import TargetShape
 
@@ -31,10 +31,11 @@ class Drawer:
     first_id: int = 0  # a token's id is its code plus this
 
 
-class ImageTargetSection(Section):
+class ImageTargetSection(Kinded):
     """A family of image generators; `models/generators.py` has their union."""
 
     draws_images: ClassVar[bool] = True
+    reads_text_alone: ClassVar[bool] = False
     adt_preset: ClassVar[str]  # the evaluation's preset that has ADT-Tree's trees for this family
 
     def provides(self) -> set[str]:

@@ -12,6 +12,7 @@ from transformers.utils import logging
 
 from ...core.errors import UserError, did_you_mean
 from ...core.finite import check_module
+from ...core.import_paths import OrImported
 from ...core.placement import check_spread, onto, spread
 from ...core.pretrained import reading_pretrained
 from ...core.section import torch_dtype
@@ -26,17 +27,18 @@ from .llava import LlavaTargetConfig
 from .mistral import MistralTargetConfig
 from .parallel import check_ranks, parallel_plan
 from .qwen import QwenTargetConfig
+from .section import TargetSection
 
-# A recipe's `target` of the language tracks.
-TargetConfig = Annotated[
+LANGUAGE_TARGETS = (
     LlavaTargetConfig
     | QwenTargetConfig
     | InternVLTargetConfig
     | MistralTargetConfig
     | GemmaTargetConfig
-    | CausalTargetConfig,
-    Field(discriminator="kind"),
-]
+    | CausalTargetConfig
+)
+# A recipe's `target` of the language tracks.
+TargetConfig = Annotated[LANGUAGE_TARGETS, Field(discriminator="kind"), OrImported(TargetSection)]
 
 
 def target_config(config: TargetConfig, ids: TokenIds | None, *, network: bool) -> PreTrainedConfig:

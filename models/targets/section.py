@@ -9,16 +9,17 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ...core.errors import UserError
 from ...core.fields import AttentionName, DeviceMap, Dtype, Place, Revision
+from ...core.import_paths import Kinded
 from ...core.refused import Refused
-from ...core.section import Section
 from ..llava import TokenIds
 from ..shipped import shipped_folder, shipped_name
 
 
-class TargetSection(Section):
+class TargetSection(Kinded):
     """Published weights by their path, or inline configs of a tiny one that a recipe trains itself."""
 
     draws_images: ClassVar[bool] = False
+    reads_text_alone: ClassVar[bool] = False  # no pictures
 
     # Hub id or directory of the weights and the processor; shipped:NAME is one that comes with the package.
     path: Place | None = None

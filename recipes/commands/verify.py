@@ -30,7 +30,8 @@ def _run(options: argparse.Namespace) -> int:
     from ..finding import any_fault, shown
     from ..verify import verify
 
-    findings = verify(options.folder, places(options.target), options.revision, files_only=options.files_only)
+    findings = verify(options.folder, places(options.target), options.revision, files_only=options.files_only,
+                      allow_import=options.allow_import)  # fmt: skip
     say(shown(findings))
     return FAULTS if any_fault(findings) else OK
 
@@ -53,6 +54,8 @@ COMMAND = Command(
                  {"action": "append", "default": [], "metavar": "[PART=]PLACE"}),
         Argument("--revision", "revision, if FOLDER is a Hub id"),
         Argument("--files-only", "check the files, decode nothing", {"action": "store_true"}),
+        Argument("--allow-import", "import the package of the drafter that the folder names: its code runs",
+                 {"action": "store_true"}),
     ),
     run=_run,
     takes="folder",

@@ -6,27 +6,32 @@ The same keys serve every target. What cannot go together is refused by name bef
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationInfo, model_validator
 
 from ...core.errors import UserError
 from ...core.fields import Temperature
+from ...core.import_paths import OrImported
 from ...core.section import Section
-from ...eval.block import Block, BlockConfig
+from ...eval.block import BlockConfig
 from ...eval.lantern import LanternConfig
 from ...eval.policies import ChainTree, TreeConfig, TreePolicy, check_combination
-from ...eval.rules import RULES, Rule
+from ...eval.rules import RULES, Rule, RuleSection
 from ...models.drafters import AnyDrafter
 from ...models.drafters.base import DrafterConfig, PublishedDrafter
 from ...models.drafters.ensemble import DraftingMode
 from ...models.drafters.mixed import MixedConfig
 
 
-class ExactRule(Section):
+class ExactRule(RuleSection):
     """Greedy at temperature 0, speculative sampling above."""
 
     kind: Literal["exact"] = "exact"
+    is_exact: ClassVar[bool] = True
+
+    def build(self, temperature: float) -> Rule:
+        return RULES["sampling" if temperature else "greedy"]
 
 
 def _rule(value: Any) -> Any:
@@ -35,7 +40,9 @@ def _rule(value: Any) -> Any:
 
 # A section with a kind, or the name of a rule without settings (exact, block).
 RuleConfig = Annotated[
-    Annotated[ExactRule | LanternConfig | BlockConfig, Field(discriminator="kind")], BeforeValidator(_rule)
+    Annotated[ExactRule | LanternConfig | BlockConfig, Field(discriminator="kind")],
+    OrImported(RuleSection),
+    BeforeValidator(_rule),
 ]
 # What a method changes in its drafter's section: settings that decoding alone reads.
 SETTINGS = ("mode", "vata", "positions", "visual_share", "share_by", "share_layer", "cut_below", "cfg_scale")
@@ -78,14 +85,15 @@ class Method(Section):
     cfg_scale: float | None = Field(None, ge=0)
 
     @model_validator(mode="after")
-    def _one_source(self) -> Method:
+    def _one_source(self, info: ValidationInfo) -> Method:
         if self.drafter is not None and self.drafters is not None:
             raise ValueError("give drafter (one) or drafters (several names), not both")
         if self.drafters is not None and len({*self.drafters}) < len(self.drafters):
             raise ValueError(f"drafters name one twice: {', '.join(self.drafters)}")
         if not isinstance(self.drafter, str | None):
             decoding_with(self.drafter, self.settings, "this method")
-        _ = self.members  # sections among them are checked here
+        if isinstance(self.drafter, MixedConfig):
+            members_of(self.drafter, info.context)  # sections among them are checked here
         return self
 
     @property
@@ -106,7 +114,7 @@ class Method(Section):
     @property
     def is_exact(self) -> bool:
         """Whether its outputs are distributed as plain decoding's."""
-        return not isinstance(self.rule, LanternConfig)
+        return self.rule.is_exact
 
     def allowed(self, temperature: float) -> bool:
         """Whether `temperatures` has it (None: any). 0 also needs `draw: top-k` and another rule than `block`."""
@@ -131,9 +139,9 @@ class Method(Section):
         Raises:
             UserError: tree or rule are of another medium, or the combination would not be exact.
         """
-        if medium == "text" and self.tree.kind == "adt":
+        if medium == "text" and not self.tree.for_text:
             raise UserError(
-                "tree: adt follows the rows of an image, and this target writes text",
+                f"tree: {self.tree.kind} follows the rows of an image, and this target writes text",
                 hint="use 30-4-8 (EAGLE-2's), sage, static or chain",
             )
         if medium == "text" and self.rule.kind == "lantern":
@@ -152,7 +160,7 @@ class Method(Section):
 
     def exact_rule(self, temperature: float) -> Rule:
         """Of any rule but LANTERN's, which needs the target's codebook."""
-        return Block() if isinstance(self.rule, BlockConfig) else RULES[self.rule_name(temperature)]
+        return self.rule.build(temperature)
 
     def line(self, drafters: Collection[str]) -> str:
         """Of a dry run. The evaluation names `drafters`; stages train all others."""
@@ -182,10 +190,14 @@ class Method(Section):
         return self.tree.gamma if isinstance(self.tree, ChainTree) and self.draw == "top-k" else None
 
 
-def members_of(config: MixedConfig) -> list[Any]:
-    """An ensemble's members: names as they are, sections read as a recipe's `drafter`."""
-    section = TypeAdapter(AnyDrafter)
-    return [member if isinstance(member, str) else section.validate_python(member) for member in config.members]
+def members_of(config: MixedConfig, context: Any = None) -> list[Any]:
+    """An ensemble's members: names as they are, sections read as a recipe's `drafter`.
+
+    Args:
+        context: of pydantic's validation.
+    """
+    read = TypeAdapter(AnyDrafter).validate_python
+    return [member if isinstance(member, str) else read(member, context=context) for member in config.members]
 
 
 def named_members(method: Method, methods: Mapping[str, Method], within: tuple[str, ...] = ()) -> set[str]:

@@ -6,7 +6,7 @@ A piece holds three literals that stand for something on the reader's side: the 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 PICTURE, OWN_TARGET = "picture.png", "path/to/the/target"
@@ -25,16 +25,20 @@ class Snippet:
         return code
 
 
-def loop_snippet(repo: str, target: str | None, text: str, *, pictures: int, label: int | None) -> Snippet:
+def loop_snippet(
+    repo: str, target: str | None, text: str, *, pictures: int, label: int | None, modules: Sequence[str] = ()
+) -> Snippet:
     """Our loop, three lines.
 
     Args:
         target: what the reader's target is called; None: the manifest names it.
+        modules: of other packages, which the manifest names and a folder never imports by itself.
     """
     shown = "" if target is None else f", target={json.dumps(target)}"
     asked = "".join(f', "{PICTURE}"' for _ in range(pictures)) + ("" if label is None else f", label={label}")
+    imports = "".join(f"import {module}  # code of its own package: install that first\n" for module in modules)
     code = (
-        "from draftsmith.eval.published import open_published\n"
+        f"{imports}from draftsmith.eval.published import open_published\n"
         f"speculator = open_published({json.dumps(repo)}{shown})\n"
         f"print(speculator({json.dumps(text)}{asked}).output)"
     )

@@ -20,6 +20,7 @@ from ...core.checksums import CARD, write_sums
 from ...core.errors import UserError, first_line
 from ...core.fields import Revision
 from ...core.files import read_json, read_yaml
+from ...core.import_paths import kinds_within
 from ...core.pretrained import RESTORE
 from ...core.refused import Refused
 from ...core.section import Section
@@ -366,7 +367,7 @@ def _began_as(drafter: Any, *keys: str) -> list[str]:
 
 def _store_prompt(asked: StoredPrompt, context: Context, folder: Path) -> UserRequest:
     """The prompt as the folder keeps it, its pictures copied there."""
-    kept, text_only = folder / folders.CHECK, context.target.kind == "causal_lm"
+    kept, text_only = folder / folders.CHECK, context.target.reads_text_alone
     if context.target.draws_images:
         has_classes = context.target.condition == "class"
         return UserRequest(
@@ -398,7 +399,10 @@ def _snippets(
     if sources is not None and target is not None:
         shown = target
     prompt = section.prompt
-    snippets = [loop_snippet(repo, shown, prompt.text, pictures=min(1, len(prompt.pictures)), label=prompt.label)]
+    own = kinds_within([section.drafter, section.target, section.decoding.model_dump()])
+    modules = sorted({kind.partition(":")[0] for kind in own})
+    snippets = [loop_snippet(repo, shown, prompt.text, pictures=min(1, len(prompt.pictures)), label=prompt.label,
+                             modules=modules)]  # fmt: skip
     if section.drafter["kind"] == LVLM:
         family = read_json(folder / "config.json", dict[str, Any], hint=RESTORE).get("model_type")
         snippets.append(transformers_snippet(repo, has_processor=family != "llava_onevision"))

@@ -310,8 +310,8 @@ class TrainSettings(FitSettings):
             return
         if self.decoding.prompts is not None or self.decoding.data is None:
             raise Refused("decoding.data", "records are decoded, and none are named", "name a few: decoding.data.path")
-        if self.decoding.tree.kind == "adt":
-            problem = "tree: adt follows the rows of an image, and this target writes text"
+        if not self.decoding.tree.for_text:
+            problem = f"tree: {self.decoding.tree.kind} follows the rows of an image, and this target writes text"
             raise Refused("decoding.tree", problem, "use a chain, static, dynamic or sage tree")
 
     def _check_held_out(self) -> None:

@@ -13,6 +13,7 @@ from torch import nn
 
 from ...core import ranks
 from ...core.fields import Temperature
+from ...core.import_paths import code_of
 from ...core.section import Section
 from ...data.dataset import ConversationData
 from ...data.prompts import PromptSource
@@ -175,6 +176,8 @@ class TrainedDrafter:
     def _save(self, head: nn.Module, folder: Path, step: int, **more: Any) -> None:
         context = self.context
         training = {"stage": context.name, "step": step, "fingerprint": context.fingerprint}
+        if ":" in self.config.kind:  # of another package
+            more["code"] = code_of(self.config.kind)
         manifest = self.config.manifest(
             self.target, self.identity, training=training, command=context.command, **self.manifest_fields, **more
         )

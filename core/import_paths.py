@@ -1,0 +1,178 @@
+"""`kind: my_package.hydra:HydraConfig`: sections of other packages, wherever a recipe takes one of ours by its kind.
+
+To import a module runs its code, so that is for who wrote the recipe to ask for: validation imports with `ALLOW_IMPORT`
+as its context alone. Without it, as where a published folder's manifest is read, a module must be imported already.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import re
+import sys
+import traceback
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal, get_origin
+
+from pydantic import GetCoreSchemaHandler, TypeAdapter, ValidationInfo, model_validator
+from pydantic_core import core_schema
+
+from .errors import UserError, did_you_mean, first_line
+from .refused import Refused
+from .section import Section
+
+# Context of pydantic's validation: modules that kinds name may be imported.
+ALLOW_IMPORT = {"allow_import": True}
+_NAME = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
+_PATH, _DOTTED = re.compile(f"({_NAME}):({_NAME})"), re.compile(rf"({_NAME})\.([A-Z]\w*)")
+OUTSIDE = re.compile(f".*:|{_DOTTED.pattern}$")  # a kind that is meant for a class of another package
+
+
+class NotImported(UserError):
+    """A section is of a module that is not imported, and nobody has allowed to import it."""
+
+
+class Kinded(Section):
+    """A section that its `kind` tells apart. Ours declare a word, as a `Literal`; the class of another package leaves
+    the key as it is here, and its kind is its import path.
+    """
+
+    # Which section this is: a word, or MODULE:CLASS of another package.
+    kind: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _kind_of_its_own(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or _declares_a_word(cls):
+            return values
+        own = f"{cls.__module__}:{cls.__qualname__}"
+        kind = values.get("kind", own)
+        # Another path to the same class (`my_package:HydraConfig`) stays as it is written.
+        if isinstance(kind, str) and kind != own and loaded(kind) is not cls:
+            raise Refused("kind", f"{kind!r} is not this class", f"write {own}, or leave it out")
+        return {**values, "kind": kind}
+
+
+class OrImported:
+    """Metadata of a union of sections: also takes any subclass of `bases` by its import path."""
+
+    def __init__(self, *bases: type[Kinded]):
+        self.bases = bases
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        # What is written out is the section that is there, which the union may not know.
+        as_it_is = core_schema.simple_ser_schema("any")  # type: ignore[arg-type]
+        return core_schema.with_info_wrap_validator_function(self._read, handler(source), serialization=as_it_is)
+
+    def _read(self, value: Any, shipped: Any, info: ValidationInfo) -> Any:
+        kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
+        if isinstance(kind, str) and (dotted := _DOTTED.fullmatch(kind)):
+            raise Refused("kind", f"{kind!r} is no import path", f"write {dotted[1]}:{dotted[2]}")
+        if not isinstance(kind, str) or ":" not in kind:
+            return shipped(value)
+        section = imported(kind, self.bases, allowed=bool((info.context or {}).get("allow_import")))
+        return TypeAdapter(_tagged(kind, section)).validate_python(value, context=info.context)
+
+
+def _tagged(kind: str, section: type[Kinded]) -> Any:
+    """The section with its kind in the place of each error, as a union's members have it."""
+
+    class Tagged:
+        @staticmethod
+        def __get_pydantic_core_schema__(source: Any, handler: GetCoreSchemaHandler) -> Any:
+            return core_schema.tagged_union_schema({kind: handler(section)}, discriminator="kind")
+
+    return Tagged
+
+
+def imported(path: str, bases: tuple[type[Kinded], ...], *, allowed: bool) -> type[Kinded]:
+    """The class at `path` (MODULE:CLASS).
+
+    Args:
+        allowed: its module may be imported; else it must be already.
+
+    Raises:
+        NotImported: it is not, and must not be.
+        Refused: there is no such class, or it is no section of this kind.
+    """
+    if not (match := _PATH.fullmatch(path)):
+        raise Refused("kind", f"{path!r} is no import path", "write MODULE:CLASS, as in my_package.hydra:HydraConfig")
+    name, attribute = match.groups()
+    if name not in sys.modules and not allowed:
+        raise NotImported(
+            f"kind {path} is code of another package, and {name} is not imported", where=f"kind {path}",
+            hint=f"if you trust that package, import {name} first or pass allow_import=True "
+            "(commands: --allow-import; recipes: allow_import=true)",
+        )  # fmt: skip
+    found: Any = _module(name)
+    expected = " or ".join(base.__name__ for base in bases)
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            known = [n for n, value in vars(found).items() if isinstance(value, type) and issubclass(value, bases)]
+            raise Refused("kind", f"{found.__name__} has no {part}", did_you_mean(part, known))
+        found = getattr(found, part)
+    if not isinstance(found, type) or not issubclass(found, bases):
+        raise Refused("kind", f"{path} is no {expected}", f"derive the class from {expected}")
+    if _declares_a_word(found):
+        word = found.model_fields["kind"].annotation
+        ours = found.__module__.partition(".")[0] == __name__.partition(".")[0]
+        theirs = "write `kind: str` in the class: outside of draftsmith its import path is its kind"
+        hint = "write that" if ours else theirs
+        raise Refused("kind", f"{path} has the kind {', '.join(map(repr, word.__args__))} of its own", hint)  # type: ignore[union-attr]
+    return found
+
+
+def _module(name: str) -> Any:
+    if name in sys.modules:
+        return sys.modules[name]
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            hint = "install its package in this environment (pip install -e FOLDER), or put its folder into PYTHONPATH"
+            raise Refused("kind", f"there is no module {error.name}", hint) from error
+        raise Refused("kind", *_broken(name, error)) from error
+    except Exception as error:  # whatever the module's own code raises
+        raise Refused("kind", *_broken(name, error)) from error
+
+
+def _broken(name: str, error: Exception) -> tuple[str, str]:
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    problem = f"importing {name} fails: {type(error).__name__}: {first_line(error)}"
+    return problem, f"see {place.filename}, line {place.lineno}; python -c 'import {name}' shows all of it"
+
+
+def _declares_a_word(section: type[Kinded]) -> bool:
+    return get_origin(section.model_fields["kind"].annotation) is Literal
+
+
+def loaded(path: str) -> Any:
+    """What is at an import path; None: nothing, or its module is not imported."""
+    name, _, attribute = path.partition(":")
+    return getattr(sys.modules.get(name), attribute, None)
+
+
+def kinds_within(section: Any) -> Iterator[str]:
+    """Import paths among the kinds of a section and those inside it, as a recipe's tree has them."""
+    if isinstance(section, dict):
+        kind = section.get("kind")
+        if isinstance(kind, str) and _PATH.fullmatch(kind):
+            yield kind
+        section = list(section.values())
+    if isinstance(section, list | tuple):
+        for part in section:
+            yield from kinds_within(part)
+
+
+def code_of(path: str) -> dict[str, str]:
+    """Which code an import path stands for, for the record: its package's version and its file's hash, where known."""
+    name = path.partition(":")[0]
+    file = getattr(sys.modules.get(name), "__file__", None)
+    code = {}
+    if packages := metadata.packages_distributions().get(name.partition(".")[0]):
+        code["package"] = f"{packages[0]} {metadata.version(packages[0])}"
+    if file is not None and Path(file).is_file():
+        code["sha256"] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    return code

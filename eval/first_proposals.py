@@ -1,0 +1,68 @@
+"""Whether what a drafter proposes are distributions: looked at in the first cycle of a request.
+
+A wrong q runs silently: greedy output stays the target's, and above temperature 0 it changes the distribution. On a GPU
+the host waits for one number more in a request, after its first cycle. Letters: F nodes, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..core.errors import UserError
+from ..core.finite import NotFinite
+
+# Of sums of q: in 16 bits the probabilities of a large vocabulary miss 1 by this.
+_TOLERANCE = 0.02
+_WANTED = "return probabilities over the target's whole vocabulary, with the temperature (warp.apply_temperature)"
+
+
+class WrongProposal(UserError):
+    """What a drafter proposed is no distribution over the target's vocabulary."""
+
+
+class FirstProposals:
+    """What a drafter returns in its first cycle.
+
+    Args:
+        drafter: whose calls messages name.
+        vocab_size: V.
+    """
+
+    def __init__(self, drafter: object, vocab_size: int):
+        self._name, self._vocab_size = type(drafter).__name__, vocab_size
+        self._facts: list[tuple[str, Tensor]] = []
+
+    def see(self, call: str, q: Tensor, *rows: int) -> Tensor:
+        """`q` as it is. Raises `WrongProposal` where its shape is not [*rows,V].
+
+        Args:
+            call: what returned it, root or expand.
+        """
+        expected = [*rows, self._vocab_size]
+        if list(q.shape) != expected:
+            problem = f"{self._name}.{call} returned q of shape {list(q.shape)}, expected {expected}"
+            raise WrongProposal(problem, where=f"{self._name}.{call}", hint=_WANTED)
+        off = (q.sum(-1, dtype=torch.float32) - 1).abs().max()
+        self._facts.append((call, torch.stack([off, q.min().float()])))
+        if q.device.type == "cpu":  # nobody waits: before a draw refuses it in its own words
+            self.settle()
+        return q
+
+    def settle(self) -> None:
+        """Look at what was seen since.
+
+        Raises:
+            NotFinite: it holds NaN or infinity.
+            WrongProposal: it is negative, or does not sum to 1.
+        """
+        calls, facts = [call for call, _ in self._facts], [fact for _, fact in self._facts]
+        self._facts = []
+        for call, (off, least) in zip(calls, torch.stack(facts).tolist() if facts else (), strict=True):
+            # Scores that are banned are minus infinity: the word for these is not "overflow".
+            if not abs(off) < float("inf") and not least < 0:
+                raise NotFinite(f"the scores that {self._name}.{call} proposes from")
+            if least < 0 or off > _TOLERANCE:
+                what = f"is {least:.3g} at one token" if least < 0 else f"misses the sum of 1 by {off:.3g}"
+                problem = f"{self._name}.{call} returned q that {what}: scores (logits) in place of probabilities?"
+                raise WrongProposal(problem, where=f"{self._name}.{call}", hint=_WANTED)

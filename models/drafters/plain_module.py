@@ -1,0 +1,94 @@
+"""Base of drafters whose trained part is a plain module: its files, its manifest and its copies need no code.
+
+What such a drafter writes itself is `build`, `training_objective` and `drafter`. See docs/adding-a-drafter.md.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from ..llamagen.folders import WEIGHTS, check_shapes, shapes_of
+from ..targets.base import Target
+from .base import PublishedDrafter, TargetIdentity
+from .head_files import check_identity, find_head, head_state
+from .made_for import check_made_for, image_head_manifest
+from .manifest import MANIFEST
+
+
+class ModuleDrafter(PublishedDrafter):
+    """A drafter whose `build` returns all that is trained and saved, and nothing of the target's.
+
+    A folder holds `model.safetensors` (the module's state dict) and the manifest, which has the section.
+    """
+
+    trains_on: ClassVar[str | None] = "states"
+
+    def manifest(self, target: Target, identity: TargetIdentity, **training: Any) -> dict[str, Any]:
+        """The section, the target, and of a target that answers in words its tokenizer's hash."""
+        more = {} if target.shape.draws_images else {"tokenizer_sha256": identity.tokenizer_sha256}
+        return image_head_manifest(self.model_dump(mode="json"), identity, **more, **training)
+
+    def save(self, module: nn.Module, folder: Path, manifest: Mapping[str, Any]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file({name: value.contiguous() for name, value in module.state_dict().items()}, folder / WEIGHTS)
+        (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
+
+    def load(
+        self,
+        folder: Path | None,
+        target: Target,
+        *,
+        dtype: torch.dtype | None = None,
+        identity: TargetIdentity | None = None,
+    ) -> nn.Module:
+        source = self.folder_for(folder, target, identity)
+        state = head_state(source)
+        with torch.random.fork_rng(devices=[]):  # whoever loads must not draw
+            module = self.build(target, count_tokens=lambda: torch.ones(target.shape.vocab_size, dtype=torch.int64))
+        check_shapes(
+            shapes_of(state), shapes_of(module.state_dict()), where=str(source / WEIGHTS),
+            what="the weights do not fit this target and these settings: ",
+            hint="name the target and the settings that the drafter was trained with",
+        )  # fmt: skip
+        module.load_state_dict(state)
+        return module.to(target.device, dtype or target.embedding.dtype)
+
+    def folder_for(self, folder: Path | None, target: Target, identity: TargetIdentity | None) -> Path:
+        """The folder, or that of `path`. Raises `UserError` where it was made for another target or kind."""
+        source = folder if folder is not None else find_head(self)
+        if target.shape.draws_images:
+            check_made_for(source, target, identity)
+        else:
+            check_identity(source, self.kind, identity)
+        return source
+
+    def copy_of(self, module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
+        with torch.no_grad():
+            twin = copy.deepcopy(module).float()
+        twin.load_state_dict(state)
+        return twin
+
+    def count(self, shape: Any) -> dict[str, int]:
+        """Counts a module that is built beside a target of this shape, on the meta device."""
+        with torch.device("meta"):
+            module = self.build(ShapeAlone(shape))  # type: ignore[arg-type]
+        return {"trainable": sum(p.numel() for p in module.parameters())}
+
+
+class ShapeAlone:
+    """A target of which `build` can ask the shape and the tables' sizes, without weights."""
+
+    device = torch.device("meta")
+
+    def __init__(self, shape: Any):
+        self.shape = shape
+        self.vocab_size = shape.vocab_size
+        self.embedding = torch.empty(shape.vocab_size, shape.hidden_size, device="meta")

@@ -1,0 +1,120 @@
+"""`draftsmith.check_drafter`: shipped drafters pass, and each fault is found by its name; so it is in the loop."""
+
+import draftsmith
+import pytest
+import torch
+from draftsmith.core.errors import UserError
+from draftsmith.core.finite import NotFinite
+from draftsmith.eval.check_drafter import tiny_target
+from draftsmith.eval.first_proposals import WrongProposal
+from draftsmith.eval.loop import Decoding, generate
+from draftsmith.eval.policies import Chain, Draw
+from draftsmith.eval.rules import RULES
+from draftsmith.models.decoding.warp import Warp
+from draftsmith.models.drafters.medusa import MedusaConfig
+from heads_tiny import config_of
+from tiny import llava, request, self_draft, target
+
+
+class Broken(MedusaConfig):
+    kind: str
+    fault: str = ""
+
+    def drafter(self, module, target, options=None):
+        return Proposal(super().drafter(module, target), self.fault)
+
+    def training_objective(self, module, target, settings=None):
+        objective = super().training_objective(module, target)
+        if self.fault == "gradient":
+            objective.head.heads[4].forward = lambda states: states.detach()
+        return objective
+
+    def save(self, module, folder, manifest):
+        super().save(module, folder, manifest)
+        if self.fault == "files":
+            module.load_state_dict({name: value + 0.5 for name, value in module.state_dict().items()})
+
+
+class Proposal:
+    """A good proposal with one fault."""
+
+    def __init__(self, inner, fault):
+        self.inner, self.fault = inner, fault
+        self.taps, self.max_levels = inner.taps, inner.max_levels
+
+    def start(self, *arguments, **more):
+        self.inner.start(*arguments, **more)
+
+    def begin(self, first):
+        self.inner.begin(first)
+
+    def root(self):
+        return self.wrong(self.inner.root())
+
+    def expand(self, parents, tokens):
+        return self.wrong(self.inner.expand(parents, tokens))
+
+    def accept(self, verified):
+        if self.fault != "accept":
+            self.inner.accept(verified)
+
+    def wrong(self, q):
+        if self.fault == "late":
+            return q.roll(1, -1)
+        if self.fault == "nan":
+            return q * float("nan")
+        return {"logits": q.log(), "short": q[..., :40], "sum": q * 0.9}.get(self.fault, q)
+
+
+@pytest.mark.parametrize("kind", ["medusa", "eagle", "sparrow", "peagle"])
+def test_shipped_drafters_pass(kind):
+    seen = draftsmith.check_drafter(config_of(kind=kind))
+    assert set(seen) == {"settings", "loss and gradients", "q", "accept", "greedy", "files", "by heart"}
+    assert "not formed" not in " ".join(seen.values()), seen
+
+
+FAULTS = {
+    "logits": r"q: Proposal.root returned q that is -.* scores \(logits\) in place of probabilities",
+    "short": r"q: Proposal.root returned q of shape \[40\], expected \[64\]",
+    "sum": "misses the sum of 1 by 0.1",
+    "nan": "q: the scores that Proposal.root proposes from are not finite",
+    "accept": "accept: .* accepted paths have not changed the proposal",
+    "late": "by heart: training guesses the next token .* decoding has .* accepted",
+    "gradient": "no finite gradient reaches 2 of 10 weights",
+    "files": "files: what was saved and loaded proposes something else",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found_by_its_name(fault):
+    with pytest.raises(UserError, match=f"Broken does not keep to the protocol(?s:.*){FAULTS[fault]}"):
+        draftsmith.check_drafter(Broken(fault=fault))
+
+
+def test_without_a_fault_the_same_class_passes():
+    assert "100%" in draftsmith.check_drafter(Broken(num_heads=2))["by heart"]
+
+
+def test_no_drafter_of_images_is_checked():
+    from visual_tiny import llamagen
+    from visual_tiny import target as image_target
+
+    with pytest.raises(UserError, match="drafters of image generators are not checked here"):
+        draftsmith.check_drafter(config_of(kind="medusa"), image_target(llamagen()))
+
+
+@pytest.mark.parametrize("fault", ["logits", "short", "sum", "nan"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_loop_refuses_wrong_proposals_in_the_first_cycle(fault, temperature):
+    model = llava(4)
+    warp, rule = Warp(temperature), RULES["sampling" if temperature else "greedy"]
+    decoding = Decoding(Chain(3), rule, Draw("sample" if temperature else "top-k"), warp, 8, ())
+    with pytest.raises(NotFinite if fault == "nan" else WrongProposal, match=r"Proposal\.root"):
+        generate(target(model), Proposal(self_draft(model), fault), request(3, images=1, words=5), decoding,
+                 torch.Generator().manual_seed(0))  # fmt: skip
+
+
+def test_the_tiny_target_is_always_the_same():
+    state = torch.get_rng_state()
+    first, second = (tiny_target().embedding for _ in range(2))
+    assert torch.equal(first, second) and torch.equal(state, torch.get_rng_state())

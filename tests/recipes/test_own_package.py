@@ -1,0 +1,149 @@
+"""A drafter, a tree, a rule and a target of a package outside of the checkout, named by their import paths."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from draftsmith.core.checksums import SUMS
+from draftsmith.core.errors import UserError
+from draftsmith.core.import_paths import NotImported
+from draftsmith.eval.published import read_published
+from draftsmith.recipes.cli import main
+from draftsmith.recipes.launch import context_maker
+from draftsmith.recipes.load import load
+from draftsmith.recipes.origins import shown
+
+PAGE = (Path(__file__).parents[2] / "docs" / "adding-a-drafter.md").read_text()
+SECTION = re.compile(r"^## [1-4]\. .*?(?=^## )", re.M | re.S)
+OTHERS = """
+from draftsmith.eval.policies import Chain
+from draftsmith.eval.policies.base import TreeSection
+from draftsmith.eval.rules import RULES, RuleSection
+from draftsmith.models.targets.llava import LlavaTargetConfig
+
+
+class Two(TreeSection):
+    # Tokens.
+    gamma: int = 2
+
+    def build(self, *, grid=None, seed=0):
+        return Chain(self.gamma)
+
+
+class Same(RuleSection):
+    def build(self, temperature):
+        return RULES["sampling" if temperature else "greedy"]
+
+
+class Mine(LlavaTargetConfig):
+    kind: str
+
+
+class Words(LlavaTargetConfig):
+    pass
+"""
+
+
+@pytest.fixture(name="package")
+def _package(tmp_path, monkeypatch):
+    folder = tmp_path / "elsewhere" / "her_package"
+    folder.mkdir(parents=True)
+    blocks = [b for s in SECTION.findall(PAGE) for b in re.findall(r"^```python run\n(.*?)^```", s, re.M | re.S)]
+    code = "\n\n".join(block for block in blocks if "check_drafter" not in block)
+    (folder / "__init__.py").write_text("")
+    (folder / "recurrent.py").write_text(code)
+    (folder / "others.py").write_text(OTHERS)
+    (folder / "broken.py").write_text("x = 1\nraise OSError('no licence')\n")
+    (folder / "needy.py").write_text("import not_there_at_all\n")
+    monkeypatch.syspath_prepend(str(folder.parent))
+    yield folder
+    for name in [name for name in sys.modules if name.partition(".")[0] == "her_package"]:
+        del sys.modules[name]
+
+
+def recipe(*settings):
+    mine = "stages.eagle3.drafter={kind: her_package.recurrent:RecurrentConfig, levels: 2}"
+    return load(["recipe=demo/compare", mine, *settings])
+
+
+def test_a_recipe_takes_it_as_one_of_ours(package, capsys, tmp_path):
+    loaded = recipe("stages.evaluate.methods.mine={drafter: eagle3, tree: 'her_package.others:Two', "
+                    "rule: 'her_package.others:Same'}")  # fmt: skip
+    stage, method = loaded.recipe.stages["eagle3"], loaded.recipe.stages["evaluate"].methods["mine"]
+    assert stage.drafter.levels == 2 and stage.drafter.kind == "her_package.recurrent:RecurrentConfig"
+    assert method.policy().num_levels == 2 and not method.is_exact
+    assert "kind: her_package.recurrent:RecurrentConfig" in shown(loaded, defaults=False)
+    written = tmp_path / "shown.yaml"
+    written.write_text(shown(loaded))
+    again = load([f"recipe={written}"])
+    assert again.recipe.model_dump() == loaded.recipe.model_dump() and context_maker(again, "c")
+    mine = "stages.eagle3.drafter={kind: her_package.recurrent:RecurrentConfig, levels: 2}"
+    assert main(["recipe=demo/compare", mine, "dry_run=true"]) == 0
+    assert "her_package.recurrent:RecurrentConfig" in capsys.readouterr().out
+
+
+def test_a_target_section_too(package):
+    text = load(["recipe=eagle-llava15-7b"]).tree["target"] | {"kind": "her_package.others:Mine"}
+    assert (
+        load(["recipe=eagle-llava15-7b", f"target={json.dumps(text)}"]).recipe.target.kind == "her_package.others:Mine"
+    )
+
+
+REFUSED = {
+    "her_package.recurent:RecurrentConfig": "there is no module her_package.recurent",
+    "no_such_package:A": r"there is no module no_such_package\n(?s:.*)pip install -e FOLDER",
+    "her_package.recurrent:RecurentConfig": "did you mean 'RecurrentConfig'",
+    "her_package.recurrent.RecurrentConfig": "write her_package.recurrent:RecurrentConfig",
+    "her_package.recurrent:Cell": "is no DrafterConfig",
+    "her_package.others:Two": "is no DrafterConfig",
+    "her_package.broken:A": r"importing her_package.broken fails: OSError: no licence\n(?s:.*)line 2",
+    "her_package.needy:A": "importing her_package.needy fails: ModuleNotFoundError: No module named 'not_there_at_all'",
+    "her package:A": "write MODULE:CLASS",
+    "draftsmith.models.drafters.eagle:EagleConfig": "has the kind 'eagle' of its own",
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_cannot_be_imported_is_said(package, kind):
+    with pytest.raises(UserError, match=REFUSED[kind]):
+        load(["recipe=demo/compare", f"stages.eagle3.drafter={{kind: '{kind}'}}"])
+
+
+def test_a_subclass_of_ours_that_keeps_its_word_is_told_what_to_write(package):
+    with pytest.raises(UserError, match="write `kind: str` in the class"):
+        load(["recipe=llava15-68m", "target.kind=her_package.others:Words"])
+
+
+def test_its_settings_are_refused_as_ours_are(package):
+    with pytest.raises(UserError, match=r"unknown key stages.eagle3.drafter.levls(?s:.*)did you mean levels"):
+        recipe("stages.eagle3.drafter.levls=3")
+    with pytest.raises(UserError, match=r"stages.eagle3.drafter.levels: input should be greater than or equal to 1"):
+        recipe("stages.eagle3.drafter.levels=0")
+
+
+def test_a_published_folder_imports_nothing_by_itself(package, tmp_path):
+    loaded = recipe()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "her_package"]:
+        del sys.modules[name]
+    folder = tmp_path / "published"
+    folder.mkdir()
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(loaded.tree))
+    (folder / SUMS).write_text("")
+    with pytest.raises(UserError, match=r"her_package.recurrent is not imported(?s:.*)allow_import=true"):
+        load([f"recipe={folder / 'recipe.yaml'}"])
+    extending = tmp_path / "mine.yaml"
+    extending.write_text(f"extends: {folder / 'recipe.yaml'}\noutput: runs/x\n")
+    with pytest.raises(UserError, match="a published folder imports nothing by itself"):
+        load([f"recipe={extending}"])
+    tree = {"kind": "her_package.others:Two"}
+    section = {"target": {}, "drafter": {}, "decoding": {"name": "a", "tree": tree}, "prompt": {"text": "a"}}
+    (folder / "draftsmith.json").write_text(json.dumps({"published": section}))
+    with pytest.raises(NotImported, match=r"her_package.others is not imported(?s:.*)draftsmith.json"):
+        read_published(folder)
+    assert "her_package" not in sys.modules
+    assert read_published(folder, allow_import=True).decoding.tree.gamma == 2
+    assert read_published(folder).decoding.tree.gamma == 2, "imported already"
+    assert load([f"recipe={folder / 'recipe.yaml'}", "allow_import=true"]).options.allow_import
