@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -229,7 +230,8 @@ class ConversationDataset:
         if flat:
             pictures = tuple(picture.flat for picture in pictures)
         turns = record["conversations"]
-        return len(encode(turns, self.form, image_reader.processor, pictures=pictures, open_ended=prompt).ids)
+        processor = image_reader.processor
+        return len(encode(turns, self.form, processor, pictures=pictures, open_ended=prompt, record=record).ids)
 
     def clip_sizes(self, count: int) -> list[Size]:
         """Width and height of up to `count` clips, from the heads of files spread over the samples.
@@ -255,7 +257,7 @@ class ConversationDataset:
     def _fitting(self, record: dict[str, Any], media: Media, index: int) -> tuple[Encoded, bool]:
         """The sample within max_length, and whether it has kept its pictures."""
         turns, config = record["conversations"], self.config
-        encoded = encode(turns, self.form, self.processor, pictures=media.pictures)
+        encoded = encode(turns, self.form, self.processor, pictures=media.pictures, record=record)
         if len(encoded.ids) <= config.max_length:
             return encoded, True
         error = _TooLong(
@@ -265,7 +267,7 @@ class ConversationDataset:
         # The plain template is nothing but a picture and its caption.
         if config.over_length != "drop_images" or not media.pictures or self.form.template == "plain":
             raise error
-        shorter = encode(_without_marks(record), self.form, self.processor)
+        shorter = encode(_without_marks(record), self.form, self.processor, record=record)
         if len(shorter.ids) > config.max_length:
             raise error
         self._list(index, f"{error.problem}: its {len(media.pictures)} {TEXT_KEPT}")
@@ -300,10 +302,10 @@ class ConversationDataset:
         try:
             media = self._media(record, file)
             seen = media.originals() if originals else ()
-            request = self._asked(turns, media, self.processor, index, seen, pixels)
+            request = self._asked(record, media, self.processor, index, seen, pixels)
             if self._drafter_image_reader is not None:
                 media = self._media(record, file, self._drafter_image_reader)
-                view = self._asked(turns, media, self._drafter_image_reader.processor, index, seen, pixels)
+                view = self._asked(record, media, self._drafter_image_reader.processor, index, seen, pixels)
                 request = replace(request, drafter_view=view)
         except UserError as error:
             raise self._named(index, error) from error
@@ -311,14 +313,15 @@ class ConversationDataset:
 
     def _asked(
         self,
-        turns: list[dict[str, Any]],
+        record: dict[str, Any],
         media: Media,
         processor: Processor,
         index: int,
         originals: tuple[Any, ...],
         pixels: bool,
     ) -> Request:
-        encoded = encode(turns, self.form, processor, pictures=media.pictures, open_ended=True)
+        turns = record["conversations"]
+        encoded = encode(turns, self.form, processor, pictures=media.pictures, open_ended=True, record=record)
         modality = torch.tensor(encoded.modality, dtype=torch.int8)
         ids, name = torch.tensor(encoded.ids), self.sample_id(index)
         shown = media.pixels() if pixels else None
@@ -331,6 +334,7 @@ class ConversationDataset:
             *self.selection.digests(),
             self.config.model_dump_json(),
             self.form.model_dump_json(),
+            *([json.dumps(self.processor.tokenizer.chat_template)] if self.form.template == "chat" else []),
         ]
         return hashlib.sha256("/".join(parts).encode()).hexdigest()
 
