@@ -8,11 +8,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from ..core.batch import Request
 from ..core.errors import UserError
@@ -67,8 +67,9 @@ class ConversationData(Section):
     video: VideoSettings = VideoSettings()
     # Ids in a sample, pictures included; no more than the language model has positions.
     max_length: int = Field(2048, ge=8, le=1 << 24)
-    # Text that is appended to each record's last question ("Please answer with at least 1000 words.").
-    question_end: str = ""
+    # Text that is appended to each record's last question ("Please answer with at least 1000 words."); null: none. It
+    # belongs to the files: where a recipe or the command line names another `path`, the shipped one goes.
+    question_end: Annotated[str, BeforeValidator(lambda text: "" if text is None else text)] = ""
     # strict stops at the first unusable record; skip leaves it out and lists it in skipped.jsonl.
     on_error: Literal["strict", "skip"] = "strict"
     # A sample of more than max_length ids: error stops; skip leaves it out and lists it; drop_images takes all its

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from ..core.errors import UserError, did_you_mean
 from ..core.secrets import redact_argument
 from . import tree as trees
-from .files import FOLDER, find_recipe, merge, ordered, recipe_names, sources, value_of, with_bases
+from .files import FOLDER, find_recipe, merge, of_other_files, ordered, recipe_names, sources, value_of, with_bases
 from .messages import Asked, placed, readable
 
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ def load(arguments: list[str]) -> Loaded:
     fields = {name: field.annotation for name, field in Recipe.model_fields.items()}
     asked = Asked(path, settings, copy.deepcopy(tree), fields, RUN_OPTIONS)
     options, overrides = _options(pairs, tree)
+    for key, value in overrides:  # before all others, since `question_end` may be said before `path`
+        _leave_other_files(tree, key, value)
     for key, value in overrides:
         _override(tree, key, value)
     tree = ordered(tree, Path("command line"))
@@ -123,6 +125,17 @@ def _known_stage(stage: Any, known: list[str], option: str) -> None:
         problem = f"{option} names {trees.shown(stage)!r}, which is no stage of this recipe"
         hint = did_you_mean(stage if isinstance(stage, str) else "", known)
         raise UserError(problem, where=f"command line: {option}=", hint=hint)
+
+
+def _leave_other_files(tree: dict[str, Any], key: str, value: Any) -> None:
+    """Takes away what belongs to the files of the data section that `key` is in, if it names others."""
+    *path, last = key.split(".")
+    section: Any = tree
+    for part in path:
+        section = section.get(part) if isinstance(section, dict) else None
+    if isinstance(section, dict):
+        for gone in of_other_files(section, {last: value}):
+            section.pop(gone, None)
 
 
 def _override(tree: dict[str, Any], key: str, value: Any) -> None:
