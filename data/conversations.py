@@ -322,7 +322,7 @@ def encode(
         if record.get("tools") or record.get("chat_template_kwargs"):
             raise _needs_chat("tools" if record.get("tools") else "chat_template_kwargs", form)
         writes = form.template in _WRITES
-        written = written_marks(pictures, family) if writes else ()
+        written = written_marks(pictures, family) if writes else []
         rendered = render(
             turns, form, has_image=len(pictures) > 0, has_clip=has_clip, open_ended=open_ended, written=written,
             family=family,
