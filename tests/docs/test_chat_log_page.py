@@ -9,6 +9,7 @@ import pytest
 import yaml
 from draftsmith.data.mixture import Selection
 from draftsmith.recipes.cli import main
+from draftsmith.recipes.load import load
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,3 +82,23 @@ def test_all_of_twenty_usable_answers_become_records(tmp_path, monkeypatch, caps
     sizes = [len(Selection([name], cache=tmp_path / "cache", seed=0).places()) for name in files]
     assert sum(sizes) == 20 and (not held_out or 3 <= sizes[1] <= held_out), "every record can be read"
     assert yaml.safe_load(said[said.index("format:") :])["format"]["template"] == "chat"
+
+
+READERS = {"adapt-eagle3-qwen2.5-vl-7b": "evaluate", "eagle3-qwen2.5-vl-7b": "chains", "eagle3-gemma-4-e4b": "chains"}
+
+
+@pytest.mark.parametrize(("recipe", "stage"), READERS.items())
+def test_recipes_read_what_the_page_writes(tmp_path, monkeypatch, capsys, recipe, stage):
+    monkeypatch.chdir(tmp_path)
+    Path("traffic.jsonl").write_text("\n".join(map(json.dumps, a_log())))
+    assert main(["logs", "traffic.jsonl", "data/traffic", "--skip", "--held-out", "2"]) == 0
+    section = load([f"recipe={recipe}"]).recipe.stages[stage]
+    (benchmark,) = section.benchmarks.values()
+    assert Path(benchmark.data.path).is_file() and benchmark.data.path.endswith("held-out.jsonl")
+    assert (Path(benchmark.data.images) / "pictures").is_dir()
+    assert (section.format.template, section.format.image_rule) == ("chat", "verbatim")
+
+
+def test_the_adapt_recipe_trains_on_what_the_page_writes():
+    data = load(["recipe=adapt-eagle3-qwen2.5-vl-7b"]).recipe.stages["traffic"].data
+    assert (data.path, data.images) == ("data/traffic/records.jsonl", "data/traffic")
