@@ -1,44 +1,37 @@
 """Logs of an OpenAI-style server as records to train on: JSONL of requests with `messages`, and their answers.
 
-Every line is one request. Its answer is the last message, or the first choice of its `response`. Pictures are `data:`
-URLs or local files; nothing is fetched from a network.
+Every line is one request. Its answer is the last message, or each choice of its `response`. A record keeps all that the
+target's chat template writes: the system message, tools, calls and reasoning. Pictures are `data:` URLs or local files;
+nothing is fetched from a network.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
-import io
 import json
+import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlparse
 
-from PIL import Image
-
-from ..core.errors import UserError
-from ..core.files import new_folder, open_data
+from ..core.errors import UserError, encodable
+from ..core.files import new_folder
+from .chat_template import SYSTEM_ROLES
+from .log_lines import MOST_BYTES, lines
+from .logged_pictures import PICTURES, LoggedPictures, Unusable
 from .picture_marks import IMAGE_MARK
+from .records import check_record
 
-RECORDS, PICTURES, SKIPPED = "records.jsonl", "pictures", "skipped.jsonl"
-_ROLES = {"user": "human", "assistant": "gpt"}
-_SYSTEM = ("system", "developer")
-_MOST_BYTES = 64 * 2**20  # of a picture
+RECORDS, HELD_OUT, SKIPPED = "records.jsonl", "held-out.jsonl", "skipped.jsonl"
+_ROLES = {"user": "human", "assistant": "gpt", "tool": "tool"} | {role: role for role in SYSTEM_ROLES}
 # Where servers and gateways write the two halves of a request.
-_ASKED = (("messages",), ("request", "messages"), ("request", "body", "messages"), ("body", "messages"))
+_ASKED: tuple[tuple[str, ...], ...] = ((), ("request",), ("request", "body"), ("body",))
 _ANSWERED = (("choices",), ("response", "choices"), ("response", "body", "choices"))
-
-
-class _Unusable(Exception):
-    """Why a line cannot become a record, and what to do."""
-
-    def __init__(self, problem: str, cure: str = ""):
-        super().__init__(problem)
-        self.cure = cure
+# What a request may hold that makes another prompt of its messages, and no record can say.
+_ELSEWHERE = ("functions", "documents", "chat_template", "continue_final_message")
+_WHOLE = {"None", "stop", "tool_calls", "function_call", "eos", "eos_token", "end_turn"}
 
 
 @dataclass
@@ -46,85 +39,92 @@ class Converted:
     """What came of a log.
 
     Args:
-        system: the system message of the records; empty: they have none.
-        skipped: reason -> lines that were left out for it.
+        held_out: of the records, in a file of their own.
+        skipped: reason -> answers, or lines, that were left out for it.
+        has: what records have besides texts and pictures -> how many.
     """
 
     records: int = 0
+    held_out: int = 0
     pictures: int = 0
-    turns: int = 0
-    system: str = ""
+    answers: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
+    has: Counter[str] = field(default_factory=Counter)
 
 
 def convert(
-    log: Path, destination: Path, *, images: Path | None = None, skip: bool = False, any_system: bool = False
+    log: Path, destination: Path, *, images: Path | None = None, skip: bool = False, held_out: int = 0
 ) -> Converted:
-    """Write `records.jsonl` and `pictures/` to a new folder, whole or not at all.
+    """Write `records.jsonl`, `held-out.jsonl` if asked for, and `pictures/` to a new folder, whole or not at all.
 
     Args:
         images: the folder that local pictures lie in, and that relative paths start at; None: the log's.
         skip: leave out lines that cannot be used, and list them in `skipped.jsonl`; else the first one is an error.
-        any_system: keep records whatever their system message; else those of another one than most have are left out,
-            since training shows all records one system message (`format.system`).
+            Answers that the server cut are always left out and listed.
+        held_out: records to keep apart, at most. Those that share a picture or a conversation's first question stay
+            together. The draw is seeded.
 
     Raises:
-        UserError: the log cannot be read, a line of it cannot be used, or none can.
+        UserError: the log cannot be read, a line of it cannot be used, none can, or nothing can be kept apart.
     """
-    found = Converted(system=_usual_system(log))
+    found, groups = Converted(), _Groups()
     with new_folder(destination) as folder:
         (folder / PICTURES).mkdir()
-        pictures = _Pictures(folder / PICTURES, (images or log.parent).resolve())
+        pictures = LoggedPictures(folder / PICTURES, (images or log.parent).resolve())
         with (folder / RECORDS).open("w") as records, (folder / SKIPPED).open("w") as skipped:
-            for number, line in _lines(log):
-                try:
-                    record = _record(line, f"{log.stem}-{number}", pictures, None if any_system else found.system)
-                except _Unusable as error:
-                    if not skip:
-                        hint = error.cure or "fix the line, or leave such lines out: --skip"
-                        raise UserError(str(error), where=f"{log}, line {number}", hint=hint) from None
-                    found.skipped[str(error)] += 1
-                    skipped.write(json.dumps({"line": number, "problem": str(error), "cure": error.cure}) + "\n")
-                    continue
-                records.write(json.dumps(record, ensure_ascii=False) + "\n")
-                found.records += 1
-                found.turns += len(record["conversations"]) // 2
+            for number, line in lines(log):
+                for record in _usable(number, line, log, pictures, skip):
+                    if isinstance(record, Unusable):
+                        found.skipped[str(record)] += 1
+                        noted = {"line": number, "problem": str(record), "cure": record.cure}
+                        skipped.write(json.dumps(noted) + "\n")
+                        continue
+                    records.write(json.dumps(record, ensure_ascii=False) + "\n")
+                    groups.add(record)
+                    found.records += 1
+                    _count(record, found)
         found.pictures = pictures.count
         if not found.records:
             first = next(iter(found.skipped), "the file has no lines")
             raise UserError(f"no line can be used: {first}", where=str(log), hint="is it a log of chat completions?")
         if not found.skipped:
             (folder / SKIPPED).unlink()
+        if held_out:
+            apart = groups.drawn(held_out, where=str(log))
+            _split(folder, apart)
+            found.records, found.held_out = found.records - len(apart), len(apart)
     return found
 
 
-def _lines(log: Path) -> Iterator[tuple[int, bytes]]:
-    """Number, from 1, and text of each line that is not empty."""
-    with open_data(log) as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                yield number, line
+def _usable(
+    number: int, line: bytes | None, log: Path, pictures: LoggedPictures, skip: bool
+) -> Iterator[dict[str, Any] | Unusable]:
+    """The line's records, and why others of it are left out. Raises `UserError` at the first fault without `skip`."""
+    try:
+        whole = _parsed(line)
+        asked, choices = _halves(whole)
+        for place, choice in enumerate(choices):
+            name = f"{log.stem}-{number}" + (f".{place + 1}" if place else "")
+            if (cut := _cut(choice)) is not None:
+                yield cut
+                continue
+            yield _record(asked, choice.get("message"), name, pictures)
+    except Unusable as error:
+        if not skip:
+            hint = error.cure or "fix the line, or leave such lines out: --skip"
+            raise UserError(str(error), where=f"{log}, line {number}", hint=hint) from None
+        yield error
 
 
-def _usual_system(log: Path) -> str:
-    """The system message that most lines have; empty where most have none."""
-    counts: Counter[str] = Counter()
-    for _, line in _lines(log):
-        try:
-            messages = _messages(_parsed(line))
-            counts[_system(messages)] += 1
-        except _Unusable:
-            continue
-    return counts.most_common(1)[0][0] if counts else ""
-
-
-def _parsed(line: bytes) -> dict[str, Any]:
+def _parsed(line: bytes | None) -> dict[str, Any]:
+    if line is None:
+        raise Unusable(f"a line of more than {MOST_BYTES >> 20} MiB", "write each request on a line of its own")
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
-        raise _Unusable("not JSON", "one JSON object on each line") from None
+        raise Unusable("not JSON", "one JSON object on each line") from None
     if not isinstance(value, dict):
-        raise _Unusable("no JSON object", "one JSON object on each line")
+        raise Unusable("no JSON object", "one JSON object on each line")
     return value
 
 
@@ -134,130 +134,171 @@ def _at(value: Any, keys: tuple[str, ...]) -> Any:
     return value
 
 
-def _messages(line: dict[str, Any]) -> list[dict[str, Any]]:
-    """The request's messages with the answer after them."""
-    asked = next((found for keys in _ASKED if isinstance(found := _at(line, keys), list)), None)
+def _halves(line: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The request, and the choices that answer it, of which the last message may be one."""
+    found = (_at(line, keys) for keys in _ASKED)
+    asked = next((one for one in found if isinstance(_at(one, ("messages",)), list)), None)
     if asked is None:
-        raise _Unusable("no messages", "a line has `messages`, or `request: {messages}` and `response: {choices}`")
-    if not all(isinstance(message, dict) for message in asked):
-        raise _Unusable("a message is no JSON object")
-    choices = next((found for keys in _ANSWERED if isinstance(found := _at(line, keys), list)), None)
-    answer = _at(choices[0], ("message",)) if choices else None
-    return [*asked, answer] if isinstance(answer, dict) else asked
+        raise Unusable("no messages", "a line has `messages`, or `request: {messages}` and `response: {choices}`")
+    messages = asked["messages"]
+    if not all(isinstance(message, dict) for message in messages):
+        raise Unusable("a message is no JSON object")
+    if key := next((key for key in _ELSEWHERE if asked.get(key)), None):
+        raise Unusable(f"a request with {key}", "no record can say what the server made of it")
+    choices = next((found for keys in _ANSWERED if isinstance(found := _at(line, keys), list) and found), None)
+    if choices is None:
+        if not messages or messages[-1].get("role") != "assistant":
+            raise Unusable("no answer", "log answers, too, or let the target write them: a regenerate stage")
+        return asked | {"messages": messages[:-1]}, [{**line, "message": messages[-1]}]
+    if not all(isinstance(choice, dict) for choice in choices):
+        raise Unusable("a choice is no JSON object")
+    if any("delta" in choice for choice in choices):
+        raise Unusable("a piece of a streamed answer", "log whole answers")
+    return asked, choices
 
 
-def _system(messages: list[dict[str, Any]]) -> str:
-    first = messages[0] if messages else {}
-    return _text(first.get("content")) if first.get("role") in _SYSTEM else ""
+def _cut(choice: dict[str, Any]) -> Unusable | None:
+    """Why the target has not ended this answer: to learn an end there would be wrong."""
+    if (reason := str(choice.get("finish_reason"))) not in _WHOLE:
+        return Unusable(f"the server cut the answer (finish_reason: {reason[:40]})",
+                        "allow more tokens, or let the target write it: a regenerate stage")  # fmt: skip
+    if isinstance(choice.get("stop_reason"), str):
+        return Unusable("a stop string cut the answer", "let the target write it: a regenerate stage")
+    return None
 
 
-def _text(content: Any) -> str:
-    """Of a message that has no pictures."""
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list) else []
-    return "\n".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
-
-
-def _record(line: bytes, name: str, pictures: _Pictures, system: str | None) -> dict[str, Any]:
-    messages = _messages(_parsed(line))
-    if system is not None and _system(messages) != system:
-        raise _Unusable("another system message than most lines have", "convert it by itself, or say --any-system")
-    messages = [message for number, message in enumerate(messages) if number or message.get("role") not in _SYSTEM]
-    turns: list[dict[str, str]] = []
+def _record(asked: dict[str, Any], answer: Any, name: str, pictures: LoggedPictures) -> dict[str, Any]:
+    if not isinstance(answer, dict):
+        raise Unusable("no answer", "log answers, too, or let the target write them: a regenerate stage")
     images: list[str] = []
-    for number, message in enumerate(messages):
-        if message.get("tool_calls") or message.get("role") in ("tool", "function"):
-            raise _Unusable("calls tools", "no template of this project writes tools")
-        role = _ROLES.get(str(message.get("role")))
-        if role != ("human", "gpt")[number % 2]:
-            raise _Unusable(f"message {number} is of role {message.get('role')!r}; user and assistant must alternate")
-        turns.append({"from": role, "value": _value(message.get("content"), role, pictures, images)})
-    if not turns or turns[-1]["from"] != "gpt":
-        raise _Unusable("no answer", "log answers, too, or let the target write them: a regenerate stage")
-    if not turns[-1]["value"].strip():
-        raise _Unusable("an empty answer")
+    messages = [*asked["messages"], {"role": "assistant"} | answer]
+    turns = [_turn(message, number, pictures, images) for number, message in enumerate(messages)]
+    if turns[-1]["from"] != "gpt":
+        raise Unusable("no answer", "log answers, too, or let the target write them: a regenerate stage")
+    if not turns[-1]["value"].strip() and "tool_calls" not in turns[-1]:
+        raise Unusable("an empty answer")
     shown = {} if not images else {"image": images[0] if len(images) == 1 else images}
-    return {"id": name, **shown, "conversations": turns}
+    more = {key: asked[key] for key in ("tools", "chat_template_kwargs") if asked.get(key)}
+    record = {"id": name, **shown, **more, "conversations": turns}
+    text = json.dumps(record, ensure_ascii=False)
+    if text.count(IMAGE_MARK) != len(images):
+        raise Unusable(f"a text says {IMAGE_MARK}, which stands for a picture in records")
+    if encodable(text) != text:
+        raise Unusable("half a character (a lone surrogate)")
+    if problem := check_record(record):
+        raise Unusable(problem)
+    return record
 
 
-def _value(content: Any, role: str, pictures: _Pictures, images: list[str]) -> str:
-    """A turn's text with a mark for each picture, in order."""
+def _turn(message: dict[str, Any], number: int, pictures: LoggedPictures, images: list[str]) -> dict[str, Any]:
+    role = _ROLES.get(str(message.get("role")))
+    if role is None or (role in SYSTEM_ROLES and number):
+        raise Unusable(f"message {number} is of role {message.get('role')!r}; user and assistant must alternate")
+    content = message.get("content")
+    turn: dict[str, Any] = {"from": role}
+    turn["value"] = "" if content is None and role == "gpt" else _value(content, role, pictures, images)
+    if message.get("tool_calls"):
+        turn["tool_calls"] = _calls(message["tool_calls"])
+    reasoning = message.get("reasoning_content") or message.get("reasoning")  # vLLM's older and newer name
+    if isinstance(reasoning, str) and reasoning.strip():
+        turn["reasoning"] = reasoning
+    return turn | {key: message[key] for key in ("tool_call_id", "name") if role == "tool" and message.get(key)}
+
+
+def _calls(calls: Any) -> list[dict[str, Any]]:
+    """Arguments become objects, as servers hand them to templates."""
+    kept = []
+    for call in calls if isinstance(calls, list) else [calls]:
+        function = _at(call, ("function",))
+        arguments = _at(function, ("arguments",))
+        try:
+            arguments = json.loads(arguments or "{}") if isinstance(arguments, str | None) else arguments
+        except (ValueError, RecursionError):
+            arguments = None
+        if not isinstance(arguments, dict) or not isinstance(_at(function, ("name",)), str):
+            raise Unusable("a tool call without a function's name and arguments")
+        known = {key: call[key] for key in ("id", "type") if key in call}
+        kept.append({**known, "function": {"name": function["name"], "arguments": arguments}})
+    return kept
+
+
+def _value(content: Any, role: str, pictures: LoggedPictures, images: list[str]) -> str:
+    """A turn's text with a mark for each picture, in order; template `chat` takes the breaks beside marks away."""
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
-        raise _Unusable("a message without text", "content is a text, or a list of parts")
-    texts = []
+        raise Unusable("a message without text", "content is a text, or a list of parts")
+    value, after_mark = "", False
     for part in parts:
         kind = part.get("type")
         if kind == "text" and isinstance(part.get("text"), str):
-            if IMAGE_MARK in part["text"]:
-                raise _Unusable(f"a text says {IMAGE_MARK}, which stands for a picture in records")
-            texts.append(part["text"])
+            value += "\n" * (after_mark and bool(part["text"])) + part["text"]
+            after_mark &= not part["text"]
         elif kind == "image_url" and role == "human":
             url = part.get("image_url")
             images.append(pictures.keep(url.get("url") if isinstance(url, dict) else url))
-            texts.append(IMAGE_MARK)
+            value += "\n" * bool(value) + IMAGE_MARK
+            after_mark = True
         else:
-            raise _Unusable(f"a part of type {kind!r}", "parts that are read: text, and image_url of a user")
-    return "\n".join(texts)
+            raise Unusable(f"a part of type {kind!r}", "parts that are read: text, and image_url of a user")
+    return value
 
 
-class _Pictures:
-    """Copies pictures to a folder under the hash of their bytes: one that comes often is kept once.
-
-    Args:
-        root: local pictures must lie in it: who wrote a log could otherwise have any file of this machine copied.
-    """
-
-    def __init__(self, folder: Path, root: Path):
-        self._folder, self._root = folder, root
-        self.count = 0
-
-    def keep(self, url: Any) -> str:
-        """The picture's name below the folder of the records. Raises `_Unusable`."""
-        if not isinstance(url, str) or not url:
-            raise _Unusable("a picture without an address")
-        data = _inline(url) if url.startswith("data:") else self._local(url)
-        try:
-            with Image.open(io.BytesIO(data)) as image:
-                image.verify()
-                suffix = (image.format or "").lower()
-        except Exception:  # PIL raises many kinds of exceptions for broken files
-            raise _Unusable("a picture that cannot be read") from None
-        name = f"{PICTURES}/{hashlib.sha256(data).hexdigest()[:32]}.{suffix}"
-        path = self._folder.parent / name
-        if not path.is_file():
-            path.write_bytes(data)
-            self.count += 1
-        return name
-
-    def _local(self, url: str) -> bytes:
-        parsed = urlparse(url)
-        if parsed.scheme in ("http", "https"):
-            raise _Unusable("a picture on the network, and nothing is fetched",
-                            "download it, and write its path (or a data: URL) into the log")  # fmt: skip
-        if parsed.scheme not in ("", "file"):
-            raise _Unusable(f"a picture's address of scheme {parsed.scheme}", "data: URLs and local files are read")
-        path = (self._root / (unquote(parsed.path) if parsed.scheme else url)).resolve()
-        if not path.is_relative_to(self._root):
-            raise _Unusable(
-                "a picture outside the folder of pictures",
-                f"name a folder that holds it: --images (it is {self._root} now)",
-            )
-        if not path.is_file():
-            raise _Unusable("a picture that is not there", f"paths start at --images, {self._root}")
-        if path.stat().st_size > _MOST_BYTES:
-            raise _Unusable("a picture of more than 64 MiB")
-        return path.read_bytes()
+def _count(record: dict[str, Any], found: Converted) -> None:
+    turns = record["conversations"]
+    found.answers += sum(turn["from"] == "gpt" for turn in turns)
+    found.has["a system message"] += turns[0]["from"] in SYSTEM_ROLES
+    found.has["tools"] += "tools" in record
+    found.has["reasoning"] += any("reasoning" in turn for turn in turns)
 
 
-def _inline(url: str) -> bytes:
-    head, comma, body = url.partition(",")
-    if not comma or not head.endswith(";base64"):
-        raise _Unusable("a data: URL that is not base64")
-    if len(body) > _MOST_BYTES * 4 // 3:
-        raise _Unusable("a picture of more than 64 MiB")
-    try:
-        return base64.b64decode(body, validate=True)
-    except binascii.Error:
-        raise _Unusable("a data: URL that is not base64") from None
+class _Groups:
+    """Which records may not be parted: those that show a picture of one another, or begin with the same question."""
+
+    def __init__(self) -> None:
+        self._parents: list[int] = []
+        self._owners: dict[str, int] = {}
+
+    def add(self, record: dict[str, Any]) -> None:
+        """The next record, in the order of the file."""
+        number = len(self._parents)
+        self._parents.append(number)
+        named = record.get("image", [])
+        images = [named] if isinstance(named, str) else named
+        first = next(turn["value"] for turn in record["conversations"] if turn["from"] == "human")
+        shown = images[: first.count(IMAGE_MARK)]  # "What is this?" of another picture is another question
+        for key in (*images, hashlib.sha256("/".join([first, *shown]).encode()).hexdigest()):
+            self._parents[self._root(number)] = self._root(self._owners.setdefault(key, number))
+
+    def _root(self, number: int) -> int:
+        while self._parents[number] != number:
+            self._parents[number] = self._parents[self._parents[number]]
+            number = self._parents[number]
+        return number
+
+    def drawn(self, count: int, *, where: str) -> set[int]:
+        """Up to `count` records in whole groups, at random from seed 0. Raises `UserError` where none fits."""
+        groups: dict[int, list[int]] = {}
+        for number in range(len(self._parents)):
+            groups.setdefault(self._root(number), []).append(number)
+        order = list(groups.values())
+        random.Random(0).shuffle(order)
+        chosen: set[int] = set()
+        for group in order:
+            if len(chosen) + len(group) <= min(count, len(self._parents) - 1):
+                chosen |= set(group)
+        if not chosen:
+            smallest = min(map(len, order))
+            raise UserError(
+                f"{count} records cannot be kept apart: the smallest group with pictures or questions in common has "
+                f"{smallest} of {len(self._parents)}", where=where, hint="name a larger number, or split the log",
+            )  # fmt: skip
+        return chosen
+
+
+def _split(folder: Path, apart: set[int]) -> None:
+    whole = folder / RECORDS
+    everything = whole.rename(folder / ".everything")
+    with everything.open() as lines, whole.open("w") as kept, (folder / HELD_OUT).open("w") as held_out:
+        for number, line in enumerate(lines):
+            (held_out if number in apart else kept).write(line)
+    everything.unlink()

@@ -1,9 +1,10 @@
 """Conversations to ids: one function for training and for decoding, so that both see the same prompt.
 
 Templates are LLaVA-1.5's `plain` (alignment) and `v1` (Vicuna), LLaVA-OneVision's `qwen`, Qwen-VL's `qwen_vl`,
-InternVL's `internvl`, Mistral's `mistral`, Gemma 4's `gemma` and Llama-3's `llama3`; supervision is a matter of
-character spans, mapped to tokens through offsets, never of counting tokens as the official masker does (it drops every
-multi-turn sample of a tokenizer in which a blank and `USER` are one piece).
+InternVL's `internvl`, Mistral's `mistral`, Gemma 4's `gemma`, Llama-3's `llama3`, and the target's own (`chat`,
+chat_template.py); supervision is a matter of character spans, mapped to tokens through offsets, never of counting
+tokens as the official masker does (it drops every multi-turn sample of a tokenizer in which a blank and `USER` are one
+piece).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ from pydantic import model_validator
 from ..core.errors import UserError
 from ..core.pictures import TEXT, VIDEO, Picture
 from ..core.section import Section
+from .chat_template import SYSTEM_ROLES, render_chat
 from .picture_marks import IMAGE_MARK, MARKS, VIDEO_MARK, runs_of, written_marks
 from .processor import QWEN, Processor
 
@@ -67,13 +69,15 @@ class PromptFormat(Section):
 
     # plain: alignment; v1: targets with Llama's tokenizer; qwen: LLaVA-OneVision with Qwen2's (its qwen_1_5); qwen_vl:
     # Qwen2-VL, Qwen2.5-VL and Qwen3-VL; internvl: InternVL 3; mistral: Mistral 3 and Pixtral; gemma: Gemma 4,
-    # without its channel of thoughts; llama3: text-only targets of Llama-3.
-    template: Literal["plain", "v1", "qwen", "qwen_vl", "internvl", "mistral", "gemma", "llama3"] = "v1"
+    # without its channel of thoughts; llama3: text-only targets of Llama-3; chat: the chat template in the target's own
+    # files, as servers use it, with each record's system message, tools, tool calls and reasoning (for logs).
+    template: Literal["plain", "v1", "qwen", "qwen_vl", "internvl", "mistral", "gemma", "llama3", "chat"] = "v1"
     # null: the template's own system sentence (official LLaVA; Qwen2-VL's and Qwen2.5-VL's; the others have none:
-    # Mistral's published one names a date); "": none (the HF chat template).
+    # Mistral's published one names a date; chat: what the target's template writes); "": none. A record's own system
+    # message takes its place.
     system: str | None = None
     # llava15 moves every mark of a turn to its front and keeps one; next moves a single mark only, and is
-    # the one for several images; verbatim leaves the text alone.
+    # the one for several images; verbatim leaves the text alone. Template chat has verbatim, the served order.
     image_rule: Literal["llava15", "next", "verbatim"] = "llava15"
     # official: the texts around an image are tokenized on their own, so a lone blank stands on both sides;
     # hf: one pass with <image> as a special token, as llava-hf's processor does.
@@ -82,8 +86,18 @@ class PromptFormat(Section):
     # the second turns of TABED's released code.
     answer_end: Literal["end", "blank"] = "end"
 
+    @model_validator(mode="before")
+    @classmethod
+    def _served(cls, values: Any) -> Any:
+        """The order of a message's pictures and texts is a part of what was served."""
+        is_chat = isinstance(values, dict) and values.get("template") == "chat"
+        return {"image_rule": "verbatim"} | values if is_chat else values
+
     @model_validator(mode="after")
     def _honoured(self) -> PromptFormat:
+        if self.template == "chat" and (self.system is not None or self.image_rule != "verbatim"):
+            key = "system" if self.system is not None else "image_rule"
+            raise ValueError(f"template chat writes what the server wrote: leave {key} out, found {getattr(self, key)}")
         if self.answer_end == "blank" and self.template != "v1":
             raise ValueError(f"answer_end: blank is of template v1, found {self.template}")
         return self
@@ -130,7 +144,8 @@ def render(
     Raises:
         UserError: unknown role, roles that do not alternate, or a sample that `plain` cannot render.
     """
-    pairs = [(_role(turn), str(turn["value"])) for turn in turns]
+    system, turns = _own_system(turns, form)
+    pairs = [(_role(turn, form), str(turn["value"])) for turn in turns]
     if form.template != "plain" and pairs and pairs[0][0] != "human":
         pairs = pairs[1:]
     for number, (role, _) in enumerate(pairs):
@@ -142,9 +157,9 @@ def render(
         return _render_plain(pairs, open_ended, MARKS[has_clip])
     if form.template == "v1":
         end = " " if open_ended and form.answer_end == "blank" else "</s>"
-        return _render_v1(pairs, SYSTEM if form.system is None else form.system, open_ended, end)
+        return _render_v1(pairs, SYSTEM if system is None else system, open_ended, end)
     if form.template == "mistral":
-        return _render_mistral(_write_marks(pairs, written, MARKS[has_clip], keeps_breaks=False), form, open_ended)
+        return _render_mistral(_write_marks(pairs, written, MARKS[has_clip], keeps_breaks=False), system, open_ended)
     chat = _CHATS[form.template]
     if form.template in _WRITES:
         # The line break beside a mark is LLaVA's way of writing; InternVL has one, too.
@@ -152,7 +167,7 @@ def render(
     if form.template in ("llama3", "gemma"):
         pairs = [(role, value.strip()) for role, value in pairs]
     own = "" if family == "qwen3_vl" else chat.system
-    return _render_chat(pairs, chat, own if form.system is None else form.system, open_ended)
+    return _render_chat(pairs, chat, own if system is None else system, open_ended)
 
 
 def place_marks(text: str, rule: str, *, has_clip: bool = False) -> str:
@@ -166,11 +181,29 @@ def place_marks(text: str, rule: str, *, has_clip: bool = False) -> str:
     return f"{marks[0]}\n{rest}".strip()
 
 
-def _role(turn: dict[str, Any]) -> str:
+def _own_system(turns: list[dict[str, Any]], form: PromptFormat) -> tuple[str | None, list[dict[str, Any]]]:
+    """The system message, a record's own one before the format's, and the turns after it."""
+    if not turns or turns[0].get("from") not in SYSTEM_ROLES:
+        return form.system, turns
+    if form.template == "plain":
+        raise _needs_chat("a system message", form)
+    return str(turns[0]["value"]), turns[1:]
+
+
+def _role(turn: dict[str, Any], form: PromptFormat) -> str:
     role = turn.get("from")
+    if role == "tool" or turn.get("tool_calls"):
+        raise _needs_chat("a tool's turn or call", form)
+    if turn.get("reasoning"):
+        raise _needs_chat("reasoning", form)
     if role not in ROLES:
         raise UserError(f"unknown role {role!r}", hint="roles are human and gpt")
     return role
+
+
+def _needs_chat(what: str, form: PromptFormat) -> UserError:
+    hint = "set format: {template: chat}, the target's own chat template"
+    return UserError(f"the record has {what}, and template {form.template} writes none", hint=hint)
 
 
 def _render_plain(pairs: list[tuple[str, str]], open_ended: bool, marks: re.Pattern[str]) -> Rendered:
@@ -224,8 +257,8 @@ def _render_chat(pairs: list[tuple[str, str]], chat: _Chat, system: str, open_en
     return Rendered(text, tuple(spans))
 
 
-def _render_mistral(pairs: list[tuple[str, str]], form: PromptFormat, open_ended: bool) -> Rendered:
-    text = f"[SYSTEM_PROMPT]{form.system}[/SYSTEM_PROMPT]" if form.system else ""
+def _render_mistral(pairs: list[tuple[str, str]], system: str | None, open_ended: bool) -> Rendered:
+    text = f"[SYSTEM_PROMPT]{system}[/SYSTEM_PROMPT]" if system else ""
     spans, last = [], len(pairs) - 1
     for number, (role, value) in enumerate(pairs):
         if role == "human":
@@ -256,6 +289,7 @@ def encode(
     num_images: int = 0,
     pictures: Sequence[Picture] = (),
     open_ended: bool = False,
+    record: Mapping[str, Any] | None = None,
 ) -> Encoded:
     """Ids, supervision and modality of a conversation; marks are expanded to runs of the image or video token.
 
@@ -266,26 +300,41 @@ def encode(
     Args:
         pictures: of the images and clips, in the order of their marks.
         num_images: in place of `pictures`, so many images of one tile each.
+        record: that the turns are of: template chat reads its `tools` and `chat_template_kwargs`.
 
     Raises:
-        UserError: as `render`; also when the marks do not match the pictures, or the template the tokenizer.
+        UserError: as `render` and `render_chat`; also when the marks do not match the pictures, or the template the
+            tokenizer.
     """
     _check_template(form, processor)
     assert not (num_images and processor.reads_whole), "a picture that is read whole has tokens of its own number"
     pictures = pictures or [Picture(math.isqrt(processor.num_image_tokens))] * num_images
     has_clip = any(picture.modality == VIDEO for picture in pictures)
-    written = written_marks(pictures, processor.family) if form.template in _WRITES else ()
-    rendered = render(
-        turns, form, has_image=len(pictures) > 0, has_clip=has_clip, open_ended=open_ended, written=written,
-        family=processor.family,
-    )  # fmt: skip
+    family, record = processor.family, record or {}
+    if form.template == "chat":
+        writes = any(family in families for families in _WRITES.values())
+        written = written_marks(pictures, family) if writes else [_mark(picture) for picture in pictures]
+        text, spans = render_chat(
+            turns, processor.tokenizer, record, family=family, written=written, open_ended=open_ended
+        )
+        rendered = Rendered(text, spans)
+    else:
+        if record.get("tools") or record.get("chat_template_kwargs"):
+            raise _needs_chat("tools" if record.get("tools") else "chat_template_kwargs", form)
+        writes = form.template in _WRITES
+        written = written_marks(pictures, family) if writes else []
+        rendered = render(
+            turns, form, has_image=len(pictures) > 0, has_clip=has_clip, open_ended=open_ended, written=written,
+            family=family,
+        )  # fmt: skip
     marks = MARKS[has_clip]
     runs = [(picture, length) for picture in pictures for length in runs_of(picture, processor.family)]
     _check_marks(marks.findall(rendered.text), [picture for picture, _ in runs], form, num_files=len(pictures))
     # Between special tokens, as pictures of these templates stand, the two are the same.
-    pieces = _official_pieces if form.image_join == "official" or form.template in _WRITES else _hf_pieces
+    apart = form.image_join == "official" and form.template != "chat"
+    pieces = _official_pieces if apart or writes else _hf_pieces
     left = iter(runs)
-    begin = [] if processor.bos_id is None else [processor.bos_id]
+    begin = [] if processor.bos_id is None or form.template == "chat" else [processor.bos_id]  # that writes its own
     ids, loss_mask, modality = begin, [False] * len(begin), [TEXT] * len(begin)
     # Spans follow each other: the last one that begins before a token is the only one that it can lie in.
     first, last = [a for a, _ in rendered.spans], [b for _, b in rendered.spans]
@@ -307,6 +356,11 @@ def _check_template(form: PromptFormat, processor: Processor) -> None:
     """Without the template's end token in the vocabulary, that token would be split into letters and no answer would
     end.
     """
+    if form.template == "chat":
+        if not processor.tokenizer.chat_template:
+            hint = "name a template of this project: format.template (qwen_vl, mistral, gemma, ...)"
+            raise UserError("template chat, and the target's files have no chat template", hint=hint)
+        return
     end, eos = _TURN_END.get(form.template), processor.tokenizer.eos_token
     if end is not None and eos != end:
         raise UserError(
@@ -341,6 +395,10 @@ def _check_marks(marks: list[str], pictures: Sequence[Picture], form: PromptForm
     for mark, picture in zip(marks, pictures, strict=True):
         if mark == VIDEO_MARK and picture.modality != VIDEO:
             raise UserError("a <video> mark stands for an image", hint="write <image>, or name a clip under `video`")
+
+
+def _mark(picture: Picture) -> str:
+    return VIDEO_MARK if picture.modality == VIDEO else IMAGE_MARK
 
 
 def _placeholder(picture: Picture, processor: Processor) -> int:

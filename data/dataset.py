@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from ..core.batch import Request
 from ..core.errors import UserError
@@ -66,8 +67,9 @@ class ConversationData(Section):
     video: VideoSettings = VideoSettings()
     # Ids in a sample, pictures included; no more than the language model has positions.
     max_length: int = Field(2048, ge=8, le=1 << 24)
-    # Text that is appended to each record's last question ("Please answer with at least 1000 words.").
-    question_end: str = ""
+    # Text that is appended to each record's last question ("Please answer with at least 1000 words."); null: none. It
+    # belongs to the files: where a recipe or the command line names another `path`, the shipped one goes.
+    question_end: Annotated[str, BeforeValidator(lambda text: "" if text is None else text)] = ""
     # strict stops at the first unusable record; skip leaves it out and lists it in skipped.jsonl.
     on_error: Literal["strict", "skip"] = "strict"
     # A sample of more than max_length ids: error stops; skip leaves it out and lists it; drop_images takes all its
@@ -229,7 +231,8 @@ class ConversationDataset:
         if flat:
             pictures = tuple(picture.flat for picture in pictures)
         turns = record["conversations"]
-        return len(encode(turns, self.form, image_reader.processor, pictures=pictures, open_ended=prompt).ids)
+        processor = image_reader.processor
+        return len(encode(turns, self.form, processor, pictures=pictures, open_ended=prompt, record=record).ids)
 
     def clip_sizes(self, count: int) -> list[Size]:
         """Width and height of up to `count` clips, from the heads of files spread over the samples.
@@ -255,7 +258,7 @@ class ConversationDataset:
     def _fitting(self, record: dict[str, Any], media: Media, index: int) -> tuple[Encoded, bool]:
         """The sample within max_length, and whether it has kept its pictures."""
         turns, config = record["conversations"], self.config
-        encoded = encode(turns, self.form, self.processor, pictures=media.pictures)
+        encoded = encode(turns, self.form, self.processor, pictures=media.pictures, record=record)
         if len(encoded.ids) <= config.max_length:
             return encoded, True
         error = _TooLong(
@@ -265,7 +268,7 @@ class ConversationDataset:
         # The plain template is nothing but a picture and its caption.
         if config.over_length != "drop_images" or not media.pictures or self.form.template == "plain":
             raise error
-        shorter = encode(_without_marks(record), self.form, self.processor)
+        shorter = encode(_without_marks(record), self.form, self.processor, record=record)
         if len(shorter.ids) > config.max_length:
             raise error
         self._list(index, f"{error.problem}: its {len(media.pictures)} {TEXT_KEPT}")
@@ -300,10 +303,10 @@ class ConversationDataset:
         try:
             media = self._media(record, file)
             seen = media.originals() if originals else ()
-            request = self._asked(turns, media, self.processor, index, seen, pixels)
+            request = self._asked(record, media, self.processor, index, seen, pixels)
             if self._drafter_image_reader is not None:
                 media = self._media(record, file, self._drafter_image_reader)
-                view = self._asked(turns, media, self._drafter_image_reader.processor, index, seen, pixels)
+                view = self._asked(record, media, self._drafter_image_reader.processor, index, seen, pixels)
                 request = replace(request, drafter_view=view)
         except UserError as error:
             raise self._named(index, error) from error
@@ -311,14 +314,15 @@ class ConversationDataset:
 
     def _asked(
         self,
-        turns: list[dict[str, Any]],
+        record: dict[str, Any],
         media: Media,
         processor: Processor,
         index: int,
         originals: tuple[Any, ...],
         pixels: bool,
     ) -> Request:
-        encoded = encode(turns, self.form, processor, pictures=media.pictures, open_ended=True)
+        turns = record["conversations"]
+        encoded = encode(turns, self.form, processor, pictures=media.pictures, open_ended=True, record=record)
         modality = torch.tensor(encoded.modality, dtype=torch.int8)
         ids, name = torch.tensor(encoded.ids), self.sample_id(index)
         shown = media.pixels() if pixels else None
@@ -331,6 +335,7 @@ class ConversationDataset:
             *self.selection.digests(),
             self.config.model_dump_json(),
             self.form.model_dump_json(),
+            *([json.dumps(self.processor.tokenizer.chat_template)] if self.form.template == "chat" else []),
         ]
         return hashlib.sha256("/".join(parts).encode()).hexdigest()
 

@@ -74,13 +74,14 @@ def _bounds(dataset: ConversationDataset, prompts: bool) -> tuple[np.ndarray, np
     image_reader = dataset.image_reader(prompt=prompts)
     images, clips, sizes = (dataset.column(name).astype(np.int64) for name in ("images", "clips", "sizes"))
     per_image = image_reader.processor.num_image_tokens
-    # The plain template leaves the question out, and a mark is no word.
-    words = 0 * dataset.lengths if dataset.form.template == "plain" else abs(dataset.lengths) - images - clips
+    # The plain template leaves the question out, a target's own may drop thoughts, and a mark is no word.
+    template = dataset.form.template
+    words = 0 * dataset.lengths if template in ("plain", "chat") else abs(dataset.lengths) - images - clips
     least = fewest_ids(words, images, tokens_per_image=per_image)
     # No id has less than a byte of its own, and a record's quotation marks and names outweigh a template's words.
     most = sizes + images * (per_image + 3) + len(dataset.form.system or SYSTEM) + _ROOM
     most = most + len(dataset.config.question_end)
-    unknown = clips > 0
+    unknown = (clips > 0) | (template == "chat")  # which may write much beside a record's tools
     if is_tiled(image_reader.aspect, 1) or image_reader.processor.sizes_decide:
         unknown |= images > 0
     return least, np.where(unknown, np.iinfo(np.int64).max, most)

@@ -153,6 +153,8 @@ def load_processor(source: str | Path, *, revision: str | None = None, text_only
     key = f"processor {str(source)!r}"
     with reading_pretrained(source, "cannot load processor", hint=_CURE, weights=False):
         tokenizer = AutoTokenizer.from_pretrained(source, revision=revision)
+        if not tokenizer.chat_template:
+            tokenizer.chat_template = _processors_template(source, revision)
         if text_only:
             return _text_only(tokenizer, key)
         settings = _settings_of(source, revision)
@@ -319,6 +321,14 @@ def _settings_of(source: str | Path, revision: str | None) -> dict[str, Any]:
             values = read_json(Path(path), dict[str, Any], hint=RESTORE)
             settings = {**(values.get("image_processor") or {}), **values} | settings
     return settings
+
+
+def _processors_template(source: str | Path, revision: str | None) -> str | None:
+    """The chat template that older files of processors have in a file of its own, which tokenizers do not read."""
+    from transformers.utils import cached_file
+
+    path = cached_file(source, "chat_template.json", revision=revision, _raise_exceptions_for_missing_entries=False)
+    return read_json(Path(path), dict[str, Any], hint=RESTORE).get("chat_template") if path else None
 
 
 def _load_images(

@@ -23,13 +23,14 @@ from ..core.errors import UserError, encodable
 from ..core.files import open_data, parse_json
 from ..core.locks import Lock
 from . import scan
+from .chat_template import SYSTEM_ROLES
 from .conversations import ROLES
 from .embedded import Embedded
 from .kept_arrays import read_arrays, write_arrays
 from .picture_marks import IMAGE_MARK, VIDEO_MARK
 from .workers import num_processes, quiet_worker
 
-_FORMAT = 4  # of a kept index and of the checks it holds: count up when either changes
+_FORMAT = 5  # of a kept index and of the checks it holds: count up when either changes
 
 
 # What an index holds of each record, and the type of the array.
@@ -205,6 +206,9 @@ def check_record(record: Any) -> str | None:
     turns = record.get("conversations")
     if not isinstance(turns, list) or not turns:
         return "no conversations"
+    for key, kind in _HANDED.items():
+        if not isinstance(record.get(key) or kind(), kind):
+            return f"{key} is no {'list' if kind is list else 'object'}"
     for key in ("image", "video"):
         named = record.get(key)
         names = named if isinstance(named, list) else [named] if named else []
@@ -217,30 +221,51 @@ def check_record(record: Any) -> str | None:
 
 def _check_turns(turns: list[Any], images: int, clips: int) -> str | None:
     """One loop: at 665k records most of the time of a first start goes here."""
-    expected, marks, answers = "human", 0, 0
+    expected, marks, answers, before = "human", 0, 0, ""
     for place, turn in enumerate(turns):
         role = turn.get("from") if isinstance(turn, dict) else None
-        if not isinstance(role, str) or role not in ROLES:  # a list has no hash
+        if not isinstance(role, str) or role not in _EVERY_ROLE:  # a list has no hash
             return f"unknown role {role!r} (roles are human and gpt)"
         text = turn.get("value")
         if not isinstance(text, str):
             return "a turn without text"
         if encodable(text) != text:
             return f"a turn's text {_BROKEN}"
-        if role != expected:
-            if place == 0:
-                continue  # templates drop an opening answer
+        if role == "tool" and before in ("gpt", "tool"):
+            expected = "gpt"
+        elif role != expected:
+            if place == 0 and role != "tool":
+                continue  # a system message, or an opening answer, which templates drop
             return "the roles human and gpt do not alternate"
-        if role == "gpt" and (not text or text.isspace()):
+        else:
+            expected = "human" if role == "gpt" else "gpt"
+        if (calls := turn.get("tool_calls")) and not _are_calls(calls):
+            return "tool_calls is no list of calls, each with a function's name"
+        if not isinstance(turn.get("reasoning", ""), str):
+            return "a turn's reasoning is no text"
+        if role == "gpt" and (not text or text.isspace()) and not calls:
             return "empty answer"
         answers += role == "gpt"
         marks += text.count(IMAGE_MARK) + (text.count(VIDEO_MARK) if clips else 0)
-        expected = "human" if role == "gpt" else "gpt"
+        before = role
     if not answers:
         return "no answer to train on"
     if marks == images + clips:
         return None
     return f"{marks} <image> marks for {images} images" + (f" and {clips} clips" if clips else "")
+
+
+# What a target's own chat template is handed beside the messages.
+_HANDED: dict[str, type] = {"tools": list, "chat_template_kwargs": dict}
+_EVERY_ROLE = {*ROLES, *SYSTEM_ROLES, "tool"}
+
+
+def _are_calls(calls: Any) -> bool:
+    for call in calls if isinstance(calls, list) else [None]:
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            return False
+    return True
 
 
 # JSON's "\ud83d" without its other half, which neither a tokenizer nor a file takes.

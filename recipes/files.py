@@ -183,10 +183,12 @@ class _StrictLoader(yaml.SafeLoader):
 def merge(base: dict[str, Any], top: dict[str, Any], *, leaves_out: bool = False) -> dict[str, Any]:
     """`top` over `base`; a section whose kind changes starts afresh, so that the old kind's keys go.
 
+    What belongs to the files of `base` goes where `top` names others (`of_other_files`).
+
     Args:
         leaves_out: null takes a section of the base away (a stage, a method).
     """
-    merged = dict(base)
+    merged = {key: value for key, value in base.items() if key not in of_other_files(base, top)}
     for key, value in top.items():
         old = merged.get(key)
         if isinstance(old, dict) and isinstance(value, dict):
@@ -197,6 +199,15 @@ def merge(base: dict[str, Any], top: dict[str, Any], *, leaves_out: bool = False
         else:
             merged[key] = value
     return merged
+
+
+def of_other_files(section: dict[str, Any], top: dict[str, Any]) -> tuple[str, ...]:
+    """Keys of a data section that belong to its files, if `top` names other files.
+
+    `question_end` asks a published set's questions in a paper's way; nobody's own questions are asked so.
+    """
+    changes = any(key in top and top[key] != section.get(key) for key in ("path", "from"))
+    return ("question_end",) if changes else ()
 
 
 def value_of(key: str, text: str) -> Any:

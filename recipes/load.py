@@ -18,7 +18,7 @@ from ..core.errors import UserError, did_you_mean
 from ..core.import_paths import ALLOW_IMPORT, NotImported
 from ..core.secrets import redact_argument
 from . import tree as trees
-from .files import FOLDER, find_recipe, merge, ordered, recipe_names, sources, value_of, with_bases
+from .files import FOLDER, find_recipe, merge, of_other_files, ordered, recipe_names, sources, value_of, with_bases
 from .messages import Asked, placed, readable
 
 if TYPE_CHECKING:
@@ -68,6 +68,8 @@ def load(arguments: list[str]) -> Loaded:
     fields = {name: field.annotation for name, field in Recipe.model_fields.items()}
     asked = Asked(path, settings, copy.deepcopy(tree), fields, RUN_OPTIONS)
     options, overrides = _options(pairs, tree)
+    for key, value in overrides:  # before all others, since `question_end` may be said before `path`
+        _leave_other_files(tree, key, value)
     for key, value in overrides:
         _override(tree, key, value)
     tree = ordered(tree, Path("command line"))
@@ -151,6 +153,17 @@ def _known_stage(stage: Any, known: list[str], option: str) -> None:
         if isinstance(stage, str) and "," in stage and option == "stages":
             hint = f'write "stages=[{trees.shown(stage)}]"'
         raise UserError(problem, where=f"command line: {option}=", hint=hint)
+
+
+def _leave_other_files(tree: dict[str, Any], key: str, value: Any) -> None:
+    """Takes away what belongs to the files of the data section that `key` is in, if it names others."""
+    *path, last = key.split(".")
+    section: Any = tree
+    for part in path:
+        section = section.get(part) if isinstance(section, dict) else None
+    if isinstance(section, dict):
+        for gone in of_other_files(section, {last: value}):
+            section.pop(gone, None)
 
 
 def _override(tree: dict[str, Any], key: str, value: Any) -> None:

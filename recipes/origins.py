@@ -117,7 +117,9 @@ def shown(loaded: Loaded, *, defaults: bool = True) -> str:
         for depth in range(same, len(value.place) - 1):
             lines.append((f"{'  ' * depth}{_key(value.place[depth])}:", ""))
         key = f"{'  ' * (len(value.place) - 1)}{_key(value.place[-1])}: "
-        lines.append((key + _scalar(value.value), value.origin))
+        asks = value.place[-1] == "question_end" and value.value
+        note = "; added to every question, null takes it away" if asks else ""
+        lines.append((key + _scalar(value.value), value.origin + note))
         before = value.place[:-1]
     width = min(72, max(len(text) for text, _ in lines))
     return "\n".join(f"{text:<{width}}  # {origin}" if origin else text for text, origin in lines)

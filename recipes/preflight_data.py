@@ -220,7 +220,7 @@ def _encoded(subject: str, section: ConversationData, form: Any, files: list[Nam
         samples = [dataset[index] for index in looked]
         listed = dataset.log.listed()
     kept = [sample for sample in samples if any(sample.loss_mask)]
-    about = f"{counted(len(dataset), 'usable record')}, {len(samples)} read"
+    about = f"{counted(len(dataset), 'usable record')}, {len(samples)} read{_question_end(section)}"
     why = "; ".join(f"{number} times {reason}" for reason, number in list(listed.reasons.items())[:3])
     if not kept:
         return len(dataset), fault(subject, f"{about}: none can be learned from: {why}", "fix the records")
@@ -232,6 +232,12 @@ def _encoded(subject: str, section: ConversationData, form: Any, files: list[Nam
         return len(dataset), warning(subject, f"{listed} ({why or 'see ids and over_length'}); {about}",
                                      "fix them, or set on_error: strict to stop at the first")  # fmt: skip
     return len(dataset), ok(subject, about)
+
+
+def _question_end(section: ConversationData) -> str:
+    """Whether the questions are asked otherwise than the records have them."""
+    end = section.question_end
+    return f"; each question ends with {end!r} (question_end, which null takes away)" if end else ""
 
 
 def _files(subject: str, section: ConversationData, files: list[Name], why: str, count: int) -> tuple[int, Finding]:
@@ -258,7 +264,8 @@ def _files(subject: str, section: ConversationData, files: list[Name], why: str,
                 outside.append(error)
             else:
                 missing += [] if path.is_file() else [path]
-    about, usable = f"{counted(len(places), 'usable record')}, {len(looked)} looked at ({why})", len(places)
+    about = f"{counted(len(places), 'usable record')}, {len(looked)} looked at ({why}){_question_end(section)}"
+    usable = len(places)
     if problems:
         file, number, problem = problems[0]
         about += f"; {len(problems)} unusable, the first: {file.file_of(number)}, record {number}: {problem}"

@@ -53,7 +53,7 @@ def states_identity(
     known = {
         "target": dict(target),
         "processor": processor_settings(processor),
-        "template": None if form is None else _hash(form.model_dump(mode="json")),
+        "template": None if form is None else _hash(_template(form, processor)),
         "pictures": None if data is None else _pictures(data),
         "transformers": transformers.__version__,
         "states": wanted.kept,
@@ -173,6 +173,11 @@ def _check_states(held: Mapping[str, Any], wanted: Mapping[str, Any], folder: Pa
 
 def _lacking(problem: str, folder: Path) -> UserError:
     return UserError(problem, where=str(folder), hint="make the cache for this drafter: it keeps what the head reads")
+
+
+def _template(form: PromptFormat, processor: Processor) -> Any:
+    settings = form.model_dump(mode="json")
+    return [settings, processor.tokenizer.chat_template] if form.template == "chat" else settings
 
 
 def _pictures(data: ConversationData) -> dict[str, Any]:

@@ -7,25 +7,38 @@ from pathlib import Path
 
 import yaml
 
+from ...core.errors import UserError
 from ...core.pages import page
+from ...core.words import counted
 from ..launch import say
 from .command import OK, Argument, Command
 
 
 def _run(options: argparse.Namespace) -> int:
-    from ...data.chat_logs import PICTURES, RECORDS, SKIPPED, convert
+    from ...data.chat_logs import HELD_OUT, RECORDS, SKIPPED, convert
+    from ...data.logged_pictures import PICTURES
 
+    if options.held_out < 0:
+        raise UserError(f"--held-out {options.held_out} is below 0", hint="name a number of records")
     destination = Path(options.destination)
     images = None if options.images is None else Path(options.images)
-    found = convert(Path(options.log), destination, images=images, skip=options.skip, any_system=options.any_system)
-    say(f"written  {destination / RECORDS}: {found.records:,} records, {found.turns:,} answers")
-    say(f"         {destination / PICTURES}: {found.pictures:,} different pictures")
+    found = convert(Path(options.log), destination, images=images, skip=options.skip, held_out=options.held_out)
+    say(f"written  {destination / RECORDS}: {counted(found.records, 'record')}")
+    if options.held_out:
+        say(f"         {destination / HELD_OUT}: {counted(found.held_out, 'record')} to measure with")
+    say(f"         {destination / PICTURES}: {counted(found.pictures, 'different picture')}")
+    has = "".join(f"; {count:,} with {what}" for what, count in found.has.items() if count)
+    say(f"         {counted(found.answers, 'answer')}{has}")
     for reason, count in found.skipped.most_common():
         say(f"left out {count:,}: {reason}")
     if found.skipped:
         say(f"         {destination / SKIPPED} lists them")
-    section = {"format": {"system": found.system}} if not options.any_system else {}
+    # The target's own chat template writes what the server wrote: its system block, tools, pictures where they were.
+    section: dict[str, object] = {"format": {"template": "chat", "image_rule": "verbatim"}}
     section |= {"data": {"path": str(destination / RECORDS), "images": str(destination)}}
+    if options.held_out:
+        apart = {"path": str(destination / HELD_OUT), "images": str(destination)}
+        section |= {"benchmarks": {"held-out": {"data": apart}}}
     say(yaml.safe_dump(section, default_flow_style=None, sort_keys=False, allow_unicode=True).rstrip())
     return OK
 
@@ -34,19 +47,22 @@ COMMAND = Command(
     name="logs",
     summary="turn a log of chat completions into records to train on",
     description="Write a JSONL log of an OpenAI-style server (requests with messages, and their answers) as records\n"
-    "and pictures that recipes read. Pictures are data: URLs or local files; nothing is fetched. The recipe's\n"
-    f"sections for them are printed. {page('how-to/adapt.md')} trains on such a log.",
+    "and pictures that recipes read. System messages, tools, calls and reasoning are kept for each record, and\n"
+    "each choice becomes one; answers that the server cut are left out. Pictures are data: URLs or local files;\n"
+    "nothing is fetched. The recipe's sections are printed.\n"
+    f"{page('tutorials/chat-log-to-vllm.md')} goes on from there.",
     examples=(
         ("draftsmith logs traffic.jsonl data/traffic", "stops at the first line that cannot be used"),
-        ("draftsmith logs traffic.jsonl data/traffic --skip --images /data/uploads", "leaves such lines out"),
+        ("draftsmith logs traffic.jsonl data/traffic --skip --held-out 200", "leaves such lines out, keeps 200 apart"),
+        ("draftsmith logs traffic.jsonl.gz data/traffic --images /data/uploads", "packed, with local pictures"),
     ),
     arguments=(
-        Argument("log", "a JSONL file, a request and its answer on each line"),
+        Argument("log", "a JSONL file, a request and its answer on each line; may be packed with gzip"),
         Argument("destination", "a directory that does not exist yet; it appears whole or not at all"),
         Argument("--images", "the folder that local pictures lie in (default: the log's)"),
         Argument("--skip", "leave out lines that cannot be used, and list them", {"action": "store_true"}),
-        Argument("--any-system", "keep lines whatever their system message, which training does not see",
-                 {"action": "store_true"}),
+        Argument("--held-out", "records to write to held-out.jsonl instead, none of which shares a picture or a "
+                 "conversation with the others", {"type": int, "default": 0, "metavar": "N"}),
     ),
     run=_run,
 )  # fmt: skip

@@ -107,5 +107,5 @@ def test_wrong_number_of_marks_is_refused():
 
 
 def test_unknown_role_is_named():
-    with pytest.raises(UserError, match="unknown role 'system'"):
-        render([{"from": "system", "value": "x"}], PromptFormat(), has_image=False)
+    with pytest.raises(UserError, match="unknown role 'narrator'"):
+        render([{"from": "narrator", "value": "x"}], PromptFormat(), has_image=False)

@@ -81,7 +81,7 @@ PROBLEMS = {
         "1 <image> marks for 2 images",
     ),
     "mark without image": (record(2, image=None), "1 <image> marks for 0 images"),
-    "unknown role": (record(2, conversations=[{"from": "system", "value": "<image>"}]), "unknown role 'system'"),
+    "unknown role": (record(2, conversations=[{"from": "narrator", "value": "<image>"}]), "unknown role 'narrator'"),
     "turn is a text": (record(2, conversations=["<image>"]), "unknown role None"),
     "value is a number": (record(2, conversations=[{"from": "human", "value": 2}]), "a turn without text"),
     "roles in a row": (record(2, conversations=turns("<image>", "a") + turns("b", "c")[1:]), "do not alternate"),

@@ -102,15 +102,18 @@ def test_onevision(open_stage):
 
 
 def test_sharegpt(open_stage):
-    """Turns of other speakers stand in the published set, and parts of long conversations begin with an answer."""
+    """Turns of other speakers stand in the published set; parts of long conversations begin with an answer, others with
+    a system message of their own.
+    """
     folder = Path("Aeala/ShareGPT_Vicuna_unfiltered")
     folder.mkdir(parents=True)
     said = turns("", "It is picture 3.")
     rows = [{"id": "a_0", "conversations": said}, {"id": "a_1", "conversations": [said[1], *said]},
-            {"id": "b_0", "conversations": [{"from": "system", "value": "Be brief."}, *said]}]  # fmt: skip
+            {"id": "b_0", "conversations": [{"from": "bing", "value": "Be brief."}, *said]},
+            {"id": "c_0", "conversations": [{"from": "system", "value": "Be brief."}, *said]}]  # fmt: skip
     (folder / "ShareGPT_unfiltered.json").write_text(json.dumps(rows))
     data = open_stage("heads.yaml", "text_states")
-    assert [data.record(index)["id"] for index in range(len(data))] == ["a_0", "a_1"]
+    assert [data.record(index)["id"] for index in range(len(data))] == ["a_0", "a_1", "c_0"]
     assert "unknown role" in Path("skipped.jsonl").read_text()
 
 

@@ -54,6 +54,7 @@ def tiny(world: Path) -> dict:
             "answers": {"data": pictures, "max_new_tokens": 6, "batch_size": 4},
             "pictures": {"data": pictures, **few},
             "chains": {
+                "format": FORMAT,  # a generated target has no chat template
                 "benchmarks": {
                     "held-out": {"data": {"path": str(world / "held_out.json"), "images": str(world), **PIXELS}}
                 },

@@ -6,6 +6,7 @@ Only the target, the lengths and the numbers of samples are smaller.
 import base64
 import io
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from states_run import WORDS
 from tiny_qwen import text_config, vision_config
 
 KIND = "qwen2_5_vl"
+TEMPLATE = Path(__file__).parents[1] / "data" / "chat_templates" / "qwen2.5-vl.jinja"
 PIXELS = {"min_pixels": 256, "max_pixels": 256, "max_length": 256}
 
 
@@ -29,6 +31,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("traffic")
     said = [f"Which? {' '.join(WORDS[i:] + WORDS[:i])}." for i in range(len(WORDS))]
     tokenizer = train_tokenizer(["user assistant system\n", *said] * 3, 400)
+    tokenizer.chat_template = TEMPLATE.read_text()
     processor = build_qwen_processor(
         tokenizer, KIND, patch_size=4, min_pixels=256, max_pixels=256, image_mean=(0.5,) * 3, image_std=(0.25,) * 3
     )
@@ -42,6 +45,7 @@ def folder(tmp_path_factory):
     processor.save(folder / "target")
     lines = [line(number, url(number) if number % 2 else None) for number in range(20)]
     lines.insert(3, line(99, "https://example.com/a.png"))
+    lines[5]["request"]["messages"].insert(0, {"role": "system", "content": "Be brief."})
     (folder / "traffic.jsonl").write_text("\n".join(map(json.dumps, lines)))
     return folder
 
@@ -53,9 +57,9 @@ def url(number: int) -> str:
 
 
 def line(number: int, picture: str | None) -> dict:
-    """A request and its answer, as servers of the OpenAI kind log them."""
+    """A request and its answer, as servers of the OpenAI kind log them; the text stands before the picture."""
     shown = [] if picture is None else [{"type": "image_url", "image_url": {"url": picture}}]
-    asked = [{"role": "user", "content": [*shown, {"type": "text", "text": "Which?"}]}]
+    asked = [{"role": "user", "content": [{"type": "text", "text": "Which?"}, *shown]}]
     answer = " ".join((WORDS * 2)[number % 3 : number % 3 + 6])
     choice = {"index": 0, "message": {"role": "assistant", "content": answer}, "finish_reason": "stop"}
     return {"request": {"model": "mine", "messages": asked}, "response": {"choices": [choice]}}
@@ -63,7 +67,7 @@ def line(number: int, picture: str | None) -> dict:
 
 def adapting(start, printed: dict) -> dict:
     """The recipe that ships, with the sections that `draftsmith logs` printed."""
-    data = printed["data"] | PIXELS
+    data, apart = printed["data"] | PIXELS, printed["benchmarks"]["held-out"]["data"] | PIXELS
     return {
         "extends": "adapt-eagle3-qwen2.5-vl-7b",
         "target": {"path": "target", "dtype": "float32"},
@@ -75,7 +79,7 @@ def adapting(start, printed: dict) -> dict:
                 "optim": {"lr": 0.002}, "log_every": 1,
             },
             "evaluate": {
-                "format": printed["format"], "benchmarks": {"traffic": {"data": data | {"max_samples": 3}}},
+                "format": printed["format"], "benchmarks": {"traffic": {"data": apart}},
                 "methods": {"as it was": {"drafter": {"path": "runs/base/traffic", "draft_vocab_size": 200}}},
                 "max_new_tokens": 8,
             },
@@ -87,9 +91,10 @@ def adapting(start, printed: dict) -> dict:
 
 def test_a_log_becomes_a_head_that_is_measured_beside_the_one_it_was(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(folder)
-    assert main(["logs", "traffic.jsonl", "data/traffic", "--skip"]) == 0
+    assert main(["logs", "traffic.jsonl", "data/traffic", "--skip", "--held-out", "3"]) == 0
     said = capsys.readouterr().out
-    assert "records.jsonl: 20 records, 20 answers" in said and "left out 1:" in said
+    assert "records.jsonl: 17 records" in said and "held-out.jsonl: 3 records" in said and "left out 1:" in said
+    assert "20 answers; 1 with a system message" in said
     printed = yaml.safe_load(said[said.index("format:") :])
 
     def run(name: str, start, *more: str) -> list[float]:
@@ -104,5 +109,20 @@ def test_a_log_becomes_a_head_that_is_measured_beside_the_one_it_was(folder, tmp
     assert base[0] > base[-1], "a head learns from the log"
     assert adapted[0] < base[0] and adapted[-1] < base[-1], "and the next training goes on where it was"
     report = json.loads((folder / "runs/adapted/evaluate/report.json").read_text())
-    assert {cell["method"]: cell["requests"] for cell in report["cells"]} == {"adapted": 3, "as it was": 3}
+    assert {cell["method"]: cell["requests"] for cell in report["cells"]} == {
+        "adapted": 3, "as it was": 3, "adapted, chain of 3": 3,
+    }  # fmt: skip
     assert "Greedy outputs are identical to plain decoding" in capsys.readouterr().out
+
+
+def test_the_sample_that_a_run_shows_is_the_served_one(folder, tmp_path, capsys):
+    """The template's own system block, the text before the picture: what the server's template writes, and no more."""
+    assert main(["logs", str(folder / "traffic.jsonl"), str(tmp_path / "out"), "--skip"]) == 0
+    printed = yaml.safe_load((said := capsys.readouterr().out)[said.index("format:") :])
+    recipe = adapting("scratch", printed | {"benchmarks": {"held-out": {"data": printed["data"]}}})
+    recipe["target"]["path"] = str(folder / "target")
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(recipe))
+    main(["check", str(tmp_path / "mine.yaml"), "stages=[traffic]", f"output={tmp_path / 'run'}"])
+    said = capsys.readouterr().out
+    assert "20 usable records, 20 read" in said
+    assert "<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n<|im_start|>user\\nWhich?<|im_end|>" in said

@@ -182,8 +182,9 @@ def tokens(stage: Any, files: OnDisk | None, image_reader: ImageReader) -> list[
 
 
 def _too_long(data: ConversationData, form: PromptFormat, files: OnDisk, visual: VisualTokens) -> str:
-    # The plain template leaves the question out, and a mark is no word; no word has less than one id.
-    words = 0 * files.words if form.template == "plain" else files.words - files.images - files.clips
+    # The plain template leaves the question out, a target's own may drop thoughts, and a mark is no word; no word has
+    # less than one id.
+    words = 0 * files.words if form.template in ("plain", "chat") else files.words - files.images - files.clips
     count, about = int((words + visual.tokens > data.max_length).sum()), "" if visual.is_exact else "about "
     done = data.over_length or f"on_error {data.on_error}"
     return (
