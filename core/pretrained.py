@@ -6,6 +6,7 @@ bare Exception somewhere inside them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -90,6 +91,37 @@ def check_all_read(info: Mapping[str, Any], source: str | Path) -> None:
         )  # fmt: skip
 
 
+# The last part of names under which quantisers store scales, zero points and packed weights (ModelOpt, DeepSeek's FP8,
+# compressed-tensors, GPTQ, AWQ, bitsandbytes). `logit_scale` is CLIP's own.
+_OF_QUANTISER = re.compile(
+    r"(?!logit_scale$)(.*scales?(_\w+)?|.*zero_?points?|q(weight|zeros)|g_idx|.*packed|absmax|.*quant_\w+)$"
+)
+
+
+def check_quantised(model: Any, info: Mapping[str, Any], source: str | Path, *, key: str | None = None) -> None:
+    """Raise `UserError` where stored weights are quantised and transformers did not apply the method.
+
+    It says so in a log line alone and goes on with weights that lack their scales: another model answers.
+
+    Args:
+        info: the loading info of the `from_pretrained` that made `model`.
+        key: of the recipe, which names `source`.
+    """
+    unread = sorted(n for n in info["unexpected_keys"] if _OF_QUANTISER.match(n.rpartition(".")[2]))
+    method = getattr(model.config, "quantization_config", None)
+    if getattr(model, "hf_quantizer", None) is not None or (method is None and not unread):
+        return
+    problem = "the weights are quantised"
+    if method is not None:
+        problem += f" with {method.get('quant_method')!r}, which transformers does not apply"
+    if unread:
+        problem += f": {unread[0]}{f' and {len(unread) - 1} more' if len(unread) > 1 else ''} would not be read"
+    raise UserError(
+        f"{key}: {problem}" if key else problem, where=str(source),
+        hint="give the unquantised weights, or those of a method that transformers reads",
+    )  # fmt: skip
+
+
 def check_safetensors(path: Path, *, hint: str = RESTORE) -> None:
     """Raises `UserError` where the header is damaged, or the file is not as long as the header says."""
     with reading_safetensors(path, hint=hint), safe_open(path, "pt"):
@@ -137,6 +169,8 @@ def reading_pretrained(
     except UserError:
         raise
     except Exception as error:  # tokenizers raises Exception itself
-        kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
+        kind = "" if isinstance(error, OSError | ValueError | ImportError) else f"{type(error).__name__}: "
         told = f"{problem} {str(source)!r}: {kind}{first_line(error)}"
+        if isinstance(error, ImportError):  # of a quantiser, most often; the message names it
+            hint = "install the package that it names, or give weights that need none"
         raise UserError(told, where=where or str(source), hint=hint) from error
