@@ -30,6 +30,12 @@ _OBJECTS = (
     "video_preprocessor_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
     "added_tokens.json", "vocab.json",
 )  # fmt: skip
+_MERGE = (
+    """python -c 'import peft, transformers as t; base = "{base}"; """
+    """model = getattr(t, t.AutoConfig.from_pretrained(base).architectures[0]).from_pretrained(base); """
+    """peft.PeftModel.from_pretrained(model, "{folder}").merge_and_unload().save_pretrained("merged")', """
+    "then copy the files of the tokenizer and the processor there"
+)
 _MAX_BYTES = 256 << 20  # of one of them: a tokenizer of 260,000 tokens has 33 MB
 
 
@@ -51,6 +57,13 @@ def check_pretrained(source: str | Path, *, weights: bool = True) -> None:
             the file.
     """
     folder = Path(source)
+    adapter = folder / "adapter_config.json"
+    if adapter.is_file() and not (folder / "config.json").is_file():
+        base = read_json(adapter, dict[str, Any], hint=RESTORE).get("base_model_name_or_path")
+        raise UserError(
+            "the folder holds a PEFT adapter (LoRA or the like), not a model", where=str(folder),
+            hint=f"merge it into its base first: {_MERGE.format(base=base, folder=folder)}",
+        )  # fmt: skip
     for name in _OBJECTS:
         if (folder / name).is_file():
             read_json(folder / name, dict[str, Any], hint=RESTORE, max_bytes=_MAX_BYTES)
