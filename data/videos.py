@@ -128,7 +128,7 @@ class Clip:
         self.total, dated = len(shown), None not in shown
         self._begins = [float((tick - min(shown)) * unit) for tick in sorted(shown)] if dated else []
         step = self._begins[-1] / (self.total - 1) if dated and self.total > 1 else 0.0
-        # A container may know how many frames there were, and leave out those of a gap; a cut file ends before its time.
+        # Some containers count the frames that a gap left out, too; a cut file ends before its time.
         if stored < announced and not (step and length and self._begins[-1] + 2 * step > length):
             raise _broken(path, f"ends after {stored} of {announced} frames")
         if self.total < settings.min_frames:
@@ -193,7 +193,9 @@ class Clip:
 
 @contextmanager
 def _opened(path: MediaFile) -> Iterator[tuple[Any, Any]]:
-    """A container and its stream of pictures, which no cover picture is; what goes wrong while they are read ends in a `UserError`."""
+    """A container and its stream of pictures, which no cover picture is. What goes wrong while they are read ends in a
+    `UserError`.
+    """
     import av
     from av.stream import Disposition
 
