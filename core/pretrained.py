@@ -6,6 +6,7 @@ bare Exception somewhere inside them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +30,12 @@ _OBJECTS = (
     "video_preprocessor_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
     "added_tokens.json", "vocab.json",
 )  # fmt: skip
+_MERGE = (
+    """python -c 'import peft, transformers as t; base = "{base}"; """
+    """model = getattr(t, t.AutoConfig.from_pretrained(base).architectures[0]).from_pretrained(base); """
+    """peft.PeftModel.from_pretrained(model, "{folder}").merge_and_unload().save_pretrained("merged")', """
+    "then copy the files of the tokenizer and the processor there"
+)
 _MAX_BYTES = 256 << 20  # of one of them: a tokenizer of 260,000 tokens has 33 MB
 
 
@@ -50,6 +57,13 @@ def check_pretrained(source: str | Path, *, weights: bool = True) -> None:
             the file.
     """
     folder = Path(source)
+    adapter = folder / "adapter_config.json"
+    if adapter.is_file() and not (folder / "config.json").is_file():
+        base = read_json(adapter, dict[str, Any], hint=RESTORE).get("base_model_name_or_path")
+        raise UserError(
+            "the folder holds a PEFT adapter (LoRA or the like), not a model", where=str(folder),
+            hint=f"merge it into its base first: {_MERGE.format(base=base, folder=folder)}",
+        )  # fmt: skip
     for name in _OBJECTS:
         if (folder / name).is_file():
             read_json(folder / name, dict[str, Any], hint=RESTORE, max_bytes=_MAX_BYTES)
@@ -88,6 +102,37 @@ def check_all_read(info: Mapping[str, Any], source: str | Path) -> None:
             f"the weights do not fit config.json: {missing[0]} is missing{more}", where=str(source),
             hint="the two do not belong together: restore the one that was changed",
         )  # fmt: skip
+
+
+# The last part of names under which quantisers store scales, zero points and packed weights (ModelOpt, DeepSeek's FP8,
+# compressed-tensors, GPTQ, AWQ, bitsandbytes). `logit_scale` is CLIP's own.
+_OF_QUANTISER = re.compile(
+    r"(?!logit_scale$)(.*scales?(_\w+)?|.*zero_?points?|q(weight|zeros)|g_idx|.*packed|absmax|.*quant_\w+)$"
+)
+
+
+def check_quantised(model: Any, info: Mapping[str, Any], source: str | Path, *, key: str | None = None) -> None:
+    """Raise `UserError` where stored weights are quantised and transformers did not apply the method.
+
+    It says so in a log line alone and goes on with weights that lack their scales: another model answers.
+
+    Args:
+        info: the loading info of the `from_pretrained` that made `model`.
+        key: of the recipe, which names `source`.
+    """
+    unread = sorted(n for n in info["unexpected_keys"] if _OF_QUANTISER.match(n.rpartition(".")[2]))
+    method = getattr(model.config, "quantization_config", None)
+    if getattr(model, "hf_quantizer", None) is not None or (method is None and not unread):
+        return
+    problem = "the weights are quantised"
+    if method is not None:
+        problem += f" with {method.get('quant_method')!r}, which transformers does not apply"
+    if unread:
+        problem += f": {unread[0]}{f' and {len(unread) - 1} more' if len(unread) > 1 else ''} would not be read"
+    raise UserError(
+        f"{key}: {problem}" if key else problem, where=str(source),
+        hint="give the unquantised weights, or those of a method that transformers reads",
+    )  # fmt: skip
 
 
 def check_safetensors(path: Path, *, hint: str = RESTORE) -> None:
@@ -137,6 +182,8 @@ def reading_pretrained(
     except UserError:
         raise
     except Exception as error:  # tokenizers raises Exception itself
-        kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
+        kind = "" if isinstance(error, OSError | ValueError | ImportError) else f"{type(error).__name__}: "
         told = f"{problem} {str(source)!r}: {kind}{first_line(error)}"
+        if isinstance(error, ImportError):  # of a quantiser, most often; the message names it
+            hint = "install the package that it names, or give weights that need none"
         raise UserError(told, where=where or str(source), hint=hint) from error

@@ -123,7 +123,7 @@ def clip_pictures(clip: Clip, settings: VideoSettings, processor: Processor) -> 
     grid = _grid(size, processor, frames=-(-count // _FRAMES), seconds=_FRAMES * clip.seconds_per_frame)
     if processor.family != "qwen3_vl":
         return (whole_picture(grid, VIDEO),)
-    times = [number / clip.rate for number in clip.numbers]
+    times = clip.seconds
     times += times[-1:] * (-count % _FRAMES)
     return tuple(
         whole_picture(

@@ -24,9 +24,9 @@ from braceexpand import braceexpand
 from ..core.errors import UserError
 from ..core.files import open_data
 from .patterns import matched
+from .picture_files import SUFFIXES as IMAGE_SUFFIXES
 
 BLOCK = tarfile.BLOCKSIZE
-IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
 CLIP_SUFFIXES = ("mp4", "m4v", "mov", "webm", "mkv", "avi")
 SUFFIXES = frozenset({*IMAGE_SUFFIXES, "txt", "json"})
 # Only where the caller asks.

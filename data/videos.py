@@ -80,8 +80,31 @@ def frame_numbers(total: int, rate: float, settings: VideoSettings) -> list[int]
     return np.linspace(0, total - 1, settings.num_frames, dtype=int).tolist()
 
 
+def numbers_in_time(begins: Sequence[float], end: float, settings: VideoSettings) -> list[int]:
+    """Which frames are taken of a clip whose frames do not follow at one rate, ascending; each at most once.
+
+    The times to look at are those of `frame_numbers`; each takes the frame that a player shows then.
+
+    Args:
+        begins: [N] seconds from the first frame to each, ascending.
+        end: seconds to the end of the last one.
+    """
+
+    def shown(times: np.ndarray) -> list[int]:
+        return np.unique(np.searchsorted(begins, times + 1e-6, side="right") - 1).tolist()
+
+    if settings.fps is not None and len(times := np.arange(0, end, 1 / settings.fps)) <= settings.num_frames:
+        return shown(times)
+    if len(begins) <= settings.num_frames:
+        return list(range(len(begins)))
+    return shown(np.linspace(0, begins[-1], settings.num_frames))
+
+
 class Clip:
-    """A clip whose file was scanned. The frames to take are known before any is decoded.
+    """A clip whose file was scanned. The frames to take are known, and only the first one is decoded.
+
+    Its frames are those that a player shows: what an edit list hides is no frame, a gap in time shows the frame before
+    it, and the display matrix of a phone turns them.
 
     Raises:
         UserError: missing, no regular file, broken, without pictures, too large, or too short.
@@ -90,27 +113,51 @@ class Clip:
     def __init__(self, path: MediaFile, settings: VideoSettings):
         self.path = path
         with _opened(path) as (container, stream):
-            announced, rate = stream.frames, float(stream.average_rate or stream.guessed_rate or 0)
-            total = sum(1 for packet in container.demux(stream) if packet.size)
-            self.size = stream.width, stream.height
-        if total < announced:
-            raise _broken(path, f"ends after {total} of {announced} frames")
-        if total < settings.min_frames:
+            announced, unit = stream.frames, stream.time_base
+            rate = float(stream.average_rate or stream.guessed_rate or 0)
+            length = None if stream.duration is None else float(stream.duration * unit)
+            self.size, first, stored, shown = (stream.width, stream.height), None, 0, []
+            for packet in container.demux(stream):
+                first = first or next(iter(packet.decode()), None)
+                if packet.size:
+                    stored += 1
+                if packet.size and not packet.is_discard:
+                    shown.append(packet.dts if packet.pts is None else packet.pts)
+        if first is not None and first.rotation % 180:
+            self.size = self.size[::-1]
+        self.total, dated = len(shown), None not in shown
+        self._begins = [float((tick - min(shown)) * unit) for tick in sorted(shown)] if dated else []
+        step = self._begins[-1] / (self.total - 1) if dated and self.total > 1 else 0.0
+        # Some containers count the frames that a gap left out, too; a cut file ends before its time.
+        if stored < announced and not (step and length and self._begins[-1] + 2 * step > length):
+            raise _broken(path, f"ends after {stored} of {announced} frames")
+        if self.total < settings.min_frames:
             raise UserError(
-                f"the clip has {total} frames, fewer than min_frames {settings.min_frames}",
+                f"the clip has {self.total} frames, fewer than min_frames {settings.min_frames}",
                 where=str(path),
                 hint="remove the record, or lower video.min_frames",
             )
+        if step and abs(rate * step - 1) > 0.02:  # of the file with what an edit list hides, or with gaps
+            rate = 1 / step
         if settings.fps is not None and not rate:
             raise _broken(path, "does not say how many frames a second has")
-        self.numbers, self.total, self._rate = frame_numbers(total, rate, settings), total, rate
+        self._rate = rate
+        if step and any(abs(begin - number * step) > step / 2 for number, begin in enumerate(self._begins)):
+            self.numbers = numbers_in_time(self._begins, self._begins[-1] + step, settings)
+        else:
+            self._begins, self.numbers = [], frame_numbers(self.total, rate, settings)
 
     @property
     def rate(self) -> float:
-        """Frames of a second. Raises `UserError` where the file does not say."""
+        """Frames of a second, on average. Raises `UserError` where the file does not say."""
         if not self._rate:
             raise _broken(self.path, "does not say how many frames a second has")
         return self._rate
+
+    @property
+    def seconds(self) -> list[float]:
+        """From the first frame to each one that is taken."""
+        return [self._begins[number] if self._begins else number / self.rate for number in self.numbers]
 
     @property
     def seconds_per_frame(self) -> float:
@@ -135,7 +182,8 @@ class Clip:
             for number, frame in enumerate(container.decode(stream)):
                 check_area((frame.width, frame.height), MAX_PIXELS, "a frame has")
                 if number in wanted:
-                    frames.append(frame.to_image())
+                    image = frame.to_image()
+                    frames.append(image.rotate(frame.rotation, expand=True) if frame.rotation else image)
                 if len(frames) == len(wanted):
                     break
         if len(frames) < len(wanted):
@@ -145,14 +193,17 @@ class Clip:
 
 @contextmanager
 def _opened(path: MediaFile) -> Iterator[tuple[Any, Any]]:
-    """A container and its first stream of pictures; what goes wrong while they are read ends in a `UserError`."""
+    """A container and its stream of pictures, which no cover picture is. What goes wrong while they are read ends in a
+    `UserError`.
+    """
     import av
+    from av.stream import Disposition
 
     try:
         # Open the file ourselves, since a name could be something other than a file (a URL, a device).
         with open_media(path, "clip") as file, av.open(file, options={"format_whitelist": _CONTAINERS}) as container:
-            stream = next(iter(container.streams.video), None)
-            if stream is None or stream.codec_context is None:
+            stream = container.streams.best("video")
+            if stream is None or stream.codec_context is None or stream.disposition & Disposition.attached_pic:
                 raise _broken(path, "holds no pictures that can be read")
             check_area((stream.width, stream.height), MAX_PIXELS, "a frame has")
             stream.codec_context.options = {"max_pixels": str(MAX_PIXELS)}  # of what the stream says later

@@ -25,7 +25,7 @@ from ..core.fields import Dtype, Place, Revision
 from ..core.finite import check_module
 from ..core.pictures import IMAGE, TEXT, VIDEO
 from ..core.placement import onto
-from ..core.pretrained import reading_pretrained
+from ..core.pretrained import check_quantised, reading_pretrained
 from ..core.section import Section, torch_dtype
 from .decoding.batched import write_answers
 from .decoding.decoder import CachedDecoder
@@ -218,6 +218,7 @@ def _load(cls: Any, config: _Published, device: torch.device) -> Any:
             output_loading_info=True,
             **onto(device),
         )
+    check_quantised(model, report, config.path)
     # Weights of another layout would be left random, and the captions noise.
     if report["missing_keys"] or report["mismatched_keys"]:
         raise UserError(

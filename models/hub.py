@@ -21,7 +21,15 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrained
 from ..core.errors import UserError, did_you_mean, first_line
 from ..core.files import read_json
 from ..core.finite import check_module, check_weights
-from ..core.pretrained import INDEX, RESTORE, Index, check_all_read, reading_pretrained, reading_safetensors
+from ..core.pretrained import (
+    INDEX,
+    RESTORE,
+    Index,
+    check_all_read,
+    check_quantised,
+    reading_pretrained,
+    reading_safetensors,
+)
 from .inline import inline_config
 from .shipped import PREFIX
 
@@ -157,6 +165,7 @@ def _load(cls: Any, source: str, *, key: str, revision: str | None) -> PreTraine
         model, info = cls.from_pretrained(
             source, revision=revision, dtype=torch.float32, weights_only=True, output_loading_info=True
         )
+    check_quantised(model, info, source)
     check_all_read(info, source)
     check_module(model, source)
     return model

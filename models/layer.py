@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -17,6 +18,7 @@ from torch.nn import functional as F
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from ..core.errors import UserError
 from .attention import attend
 from .decoding import unwrapped
 from .decoding.cache import Cache
@@ -269,6 +271,25 @@ def stretched(rope: Mapping[str, Any], max_positions: int | None = None) -> dict
         return None
     known = {"original_max_position_embeddings": max_positions} | {k: v for k, v in rope.items() if v is not None}
     return {"rope_type": kind} | {name: known[name] for name in STRETCHED.get(kind, ()) if name in known}
+
+
+def written_rope(values: Mapping[str, Any], where: Path) -> dict[str, Any]:
+    """The rotation that a head's `config.json` names: that of `rope_parameters` (or the older `rope_scaling`), with the
+    base from there or from `rope_theta` beside it.
+
+    Raises:
+        UserError: two bases are named, and readers differ on which one they take (transformers 5: the inner one).
+    """
+    rope = dict(values.get("rope_parameters") or values.get("rope_scaling") or {})
+    kinds = [one for one in rope.values() if isinstance(one, Mapping)]  # a rotation for each kind of layers
+    inner = [one["rope_theta"] for one in (kinds or [rope]) if one.get("rope_theta") is not None]
+    bases = [*inner, *([] if values.get("rope_theta") is None else [values["rope_theta"]])]
+    if any(base != bases[0] for base in bases):
+        raise UserError(
+            f"two rotary bases are named: rope_theta is {' and '.join(dict.fromkeys(map(str, bases)))}",
+            where=str(where), hint="keep the one that the head was trained with",
+        )  # fmt: skip
+    return dict(kinds[0] if kinds else rope) | ({"rope_theta": bases[0]} if bases else {})
 
 
 def _frequencies(shape: LayerShape) -> tuple[Tensor, float]:

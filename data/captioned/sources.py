@@ -102,7 +102,7 @@ def _json_caption(data: bytes, key: str) -> str:
 
 
 class FolderSource(Source):
-    """A folder of `name.jpg` (png, webp) beside `name.txt`, in the order of the names."""
+    """A folder of `name.jpg` (or png, webp, gif, bmp, tiff, ppm) beside `name.txt`, in the order of the names."""
 
     kind: Literal["folder"]
     # The folder; folders inside it are not looked into.
@@ -136,7 +136,11 @@ def _pairs(folder: Path) -> Iterator[Opener]:
         found = True
         yield functools.partial(_open_pair, folder / name)
     if not found:
-        raise UserError("no jpg, png or webp files", where=str(folder), hint="check `folder` of the data section")
+        raise UserError(
+            f"no pictures ({', '.join(tars.IMAGE_SUFFIXES)})",
+            where=str(folder),
+            hint="check `folder` of the data section",
+        )
 
 
 def _open_pair(path: Path, number: int) -> Captioned | Refused:

@@ -20,7 +20,7 @@ from transformers import AutoTokenizer, CLIPConfig, CLIPModel, PreTrainedTokeniz
 
 from ...core.errors import UserError
 from ...core.finite import check_module
-from ...core.pretrained import reading_pretrained
+from ...core.pretrained import check_quantised, reading_pretrained
 from .extractors import Extractor, standardize
 from .pictures import Picture, crop_bicubic, crop_lanczos, pad_bicubic
 from .weights import WeightName, load_state, read_state, unfit
@@ -177,6 +177,7 @@ def _load_clip(folder: Path, name: WeightName, device: torch.device | str) -> CL
             folder, local_files_only=True, dtype=torch.float32, weights_only=True, output_loading_info=True
         )
     model, report = loaded
+    check_quantised(model, report, folder)
     # transformers fills what it does not find with random numbers.
     if report["missing_keys"]:
         raise unfit(folder, name, f"holds another model: {sorted(report['missing_keys'])[0]} is missing")

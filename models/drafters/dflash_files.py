@@ -18,7 +18,7 @@ from ..llamagen.folders import CONFIG, check_shapes, read_values, shapes_of, wri
 from ..targets.base import Target, TargetShape
 from .base import TargetIdentity
 from .dflash_module import DflashHead, DflashShape
-from .head_files import NUMBERING, check_identity, head_state, weights_file
+from .head_files import NUMBERING, check_identity, check_vocabulary, head_state, weights_file
 from .made_for import check_made_for, tested_with
 from .manifest import MANIFEST
 
@@ -91,6 +91,8 @@ def load_dflash(
         hint="name the target and the settings that the draft was trained with",
     )  # fmt: skip
     fill(head, state, device, dtype)
+    if "draft_vocab_size" in config.model_fields_set:  # else decoding takes the one that is stored
+        check_vocabulary(config, head, target, weights_file(folder))
     return head
 
 

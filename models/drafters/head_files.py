@@ -21,10 +21,10 @@ from ...core.errors import UserError, not_loaded
 from ...core.finite import check_weights
 from ...core.placement import fill, without_storage
 from ...core.pretrained import CPU, read_safetensors
-from ..layer import LayerShape, stretched
+from ..layer import LayerShape, stretched, written_rope
 from ..llamagen.folders import CONFIG, WEIGHTS, check_shapes, find_folder, read_values, shapes_of, write_folder
 from ..targets.base import Target, TargetShape
-from .base import PublishedDrafter, TargetIdentity
+from .base import DrafterConfig, PublishedDrafter, TargetIdentity
 from .head_module import StateHead
 from .made_for import tested_with
 from .manifest import MANIFEST, read_manifest
@@ -134,7 +134,7 @@ def load_head(
     state = head_state(folder, device)
     layer = stored_layer(config, folder, layer, state)
     _check_embedding(state.pop(_EMBEDDING, None), target.embedding, folder)
-    # An EAGLE-3 file without d2t holds the whole vocabulary, even if the recipe says otherwise.
+    # An EAGLE-3 file without d2t holds the whole vocabulary.
     ids = state["d2t"].cpu() + torch.arange(len(state["d2t"])) if "d2t" in state else None
     with without_storage(device):
         head = config.module(layer, ids)
@@ -144,6 +144,8 @@ def load_head(
         hint="name the target and the settings that the head was trained with",
     )  # fmt: skip
     fill(head, state, device, dtype)
+    if "draft_vocab_size" in config.model_fields_set:  # else decoding takes the one that is stored
+        check_vocabulary(config, head, target, weights_file(folder))
     return head
 
 
@@ -153,7 +155,7 @@ def _check_shape(folder: Path, shape: LayerShape) -> None:
         return
     written = read_values(folder)
     if "zeros_before" not in written:
-        rope = written.get("rope_parameters") or written.get("rope_scaling") or {}
+        rope = written_rope(written, folder / CONFIG)
         scaling = stretched(rope, written.get("max_position_embeddings"))
         if scaling != shape.rope_scaling:
             _refuse("its rotation (drafter.rope)", scaling or "plain", shape.rope_scaling or "plain", folder / CONFIG)
@@ -219,9 +221,9 @@ def stored_layer(config: HeadConfig, folder: Path, mirrored: LayerShape, state: 
 def _written_fields(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Field of the layer -> value, of the keys that a published config has."""
     layer = values.get("transformer_layer_config") or values
-    rope = layer.get("rope_parameters") or {}
+    rope = written_rope(layer, folder / CONFIG)
     try:
-        written = _Written.model_validate({"rope_theta": rope.get("rope_theta"), **layer})
+        written = _Written.model_validate({**layer, "rope_theta": rope.get("rope_theta")})
     except ValidationError as error:
         first = error.errors()[0]
         raise UserError(
@@ -262,6 +264,21 @@ def check_identity(folder: Path, kind: str, identity: TargetIdentity | None) -> 
     if None not in (tokenizer, other) and tokenizer != other:
         _refuse("tokenizer_sha256", other, tokenizer, path)
     return written
+
+
+def check_vocabulary(config: DrafterConfig, head: Any, target: Target, path: Path) -> None:
+    """Compare the draft vocabulary of loaded weights with the one that a recipe trains.
+
+    Raises:
+        UserError: `draft_vocab_size` is another than the weights have; null: they score a part of the vocabulary.
+    """
+    settings = dict(config)
+    if "draft_vocab_size" not in settings:
+        return
+    whole = target.shape.vocab_size
+    held = whole if head.draft_ids is None else len(head.draft_ids)
+    if held != (settings["draft_vocab_size"] or whole):
+        _refuse("draft_vocab_size", held, settings["draft_vocab_size"] or f"null, all {whole} ids", path)
 
 
 def _refuse(name: str, value: Any, expected: Any, path: Path) -> None:

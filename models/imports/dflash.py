@@ -46,7 +46,7 @@ def import_dflash(
         settings["draft_vocab_size"] = len(state["d2t"])
     if (eps := float(values.get("rms_norm_eps", 1e-6))) != text.rms_norm_eps:
         settings["norm_eps"] = eps
-    if (theta := theta_of(values)) != float(target.get("rope_theta") or 10000.0):
+    if (theta := theta_of(values, where)) != float(target.get("rope_theta") or 10000.0):
         settings["rope_theta"] = theta
     if rope != "target":
         settings["rope"] = rope

@@ -12,7 +12,7 @@ from ...core.finite import check_weights
 from ...core.pretrained import INDEX, indexed_files, read_safetensors
 from ..drafters.head_files import head_state
 from ..hub import rope_of
-from ..layer import stretched
+from ..layer import stretched, written_rope
 from ..llamagen.folders import CONFIG, find_folder, read_values
 
 State = dict[str, Tensor]
@@ -68,10 +68,13 @@ def as_one_layer(state: State, layer: str, where: str) -> State:
     }
 
 
-def theta_of(values: dict[str, Any]) -> float:
-    """Base of the rotation; EAGLE's code takes 10,000 where a config says nothing, whatever its target has."""
-    rope = values.get("rope_parameters") or {}
-    return float(values.get("rope_theta") or rope.get("rope_theta") or 10000.0)
+def theta_of(values: dict[str, Any], where: str) -> float:
+    """Base of the rotation; EAGLE's code takes 10,000 where a config says nothing, whatever its target has.
+
+    Raises:
+        UserError: the config names two.
+    """
+    return float(written_rope(values, Path(where) / CONFIG).get("rope_theta") or 10000.0)
 
 
 def check_rope(values: dict[str, Any], text: Any, where: str) -> tuple[tuple[int, ...], Literal["target", "plain"]]:
@@ -80,7 +83,7 @@ def check_rope(values: dict[str, Any], text: Any, where: str) -> tuple[tuple[int
     Raises:
         UserError: the head stretches its positions otherwise than the target.
     """
-    rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    rope = written_rope(values, Path(where) / CONFIG)
     own = stretched(rope, values.get("max_position_embeddings"))
     targets = stretched(rope_of(text))
     if own not in (None, targets):

@@ -82,7 +82,7 @@ def import_head(
     state = as_one_layer(state, "midlayer." if is_eagle3 else "layers.0.", where)
     _check_tables(state, embedding, is_eagle3, where, notes)
     settings: dict[str, Any] = {"kind": kind, "norm_eps": float(layer.get("rms_norm_eps", 1e-6))}
-    settings |= {"rope_theta": theta_of(layer), "rope": turned}
+    settings |= {"rope_theta": theta_of(layer, where), "rope": turned}
     if turned == "plain":
         notes.append("its positions are not stretched as the target's are: rope: plain")
     if is_eagle3:

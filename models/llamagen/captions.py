@@ -24,7 +24,7 @@ from transformers import AutoTokenizer, T5EncoderModel
 
 from ...core.finite import check_module
 from ...core.placement import onto
-from ...core.pretrained import check_all_read, reading_pretrained
+from ...core.pretrained import check_all_read, check_quantised, reading_pretrained
 
 
 class TextFeatures:
@@ -85,6 +85,7 @@ def load_text_encoder(
         encoder, info = encoders.from_pretrained(
             source, revision=revision, dtype=dtype, weights_only=True, output_loading_info=True, **onto(device)
         )
+    check_quantised(encoder, info, source)
     check_all_read(info, source)
     check_module(encoder, source)
     return encoder

@@ -14,7 +14,7 @@ from ...core.errors import UserError
 from ...core.fields import DeviceMap, Dtype, Place, Revision
 from ...core.finite import check_module
 from ...core.placement import check_spread, onto, spread
-from ...core.pretrained import reading_pretrained
+from ...core.pretrained import check_quantised, reading_pretrained
 from ...core.section import torch_dtype
 from ..decoding.rows import Guidance, GuidanceScale
 from ..hub import read_config
@@ -188,6 +188,7 @@ def load_anole(
             path, revision=revision, dtype=dtype, use_safetensors=True, weights_only=True, output_loading_info=True,
             **placed,
         )  # fmt: skip
+    check_quantised(model, report, path, key="target.path")
     missing = sorted(report["missing_keys"])
     if missing:
         # transformers would go on with random values.

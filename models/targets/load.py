@@ -14,7 +14,7 @@ from ...core.errors import UserError, did_you_mean
 from ...core.finite import check_module
 from ...core.import_paths import OrImported
 from ...core.placement import check_spread, onto, spread
-from ...core.pretrained import reading_pretrained
+from ...core.pretrained import check_quantised, reading_pretrained
 from ...core.section import torch_dtype
 from ..hub import config_value, read_config
 from ..llava import FAMILIES, TokenIds
@@ -201,6 +201,8 @@ def load_weights(
         else:
             loaded = maker.from_pretrained(source, **arguments)
     model, info = loaded
+    if not tables_only:  # embedding and LM head are not quantised
+        check_quantised(model, info, source, key=key)
     problems = [f"{name} is {list(shape)}, expected {list(wanted)}" for name, shape, wanted in info["mismatched_keys"]]
     problems += [f"{name} is missing" for name in info["missing_keys"]]
     if whole:

@@ -59,6 +59,91 @@ def test_settings_of_a_clip():
         VideoSettings(num_frames=8, min_frames=9)
 
 
+# ---- clips as phones, cutters and recorders leave them
+
+
+def encoded(path, at, *, codec="libx264", fps=10, rotation=0, cover=False):
+    """Frame n of `frames` shown at time `at[n]`, in units of a frame's time."""
+    import av
+
+    with av.open(str(path), "w") as container:
+        if cover:
+            green = container.add_stream("mjpeg", rate=1)
+            green.width, green.height, green.pix_fmt = 32, 32, "yuvj420p"
+            green.disposition = av.stream.Disposition.attached_pic
+        stream = container.add_stream(codec, rate=fps)
+        stream.width, stream.height, stream.pix_fmt, stream.bit_rate = 64, 48, "yuv420p", 2_000_000
+        stream.codec_context.gop_size = 20
+        if rotation:
+            stream.set_display_rotation(rotation)
+        if cover:
+            picture = av.VideoFrame.from_image(Image.new("RGB", (32, 32), (0, 255, 0)))
+            container.mux([*green.encode(picture), *green.encode()])
+        for image, time in zip(frames(len(at)), at, strict=True):
+            frame = av.VideoFrame.from_image(image)
+            frame.pts = time
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return path
+
+
+def trimmed(source, path, first: int, fps: int = 10):
+    """As `ffmpeg -ss ... -c copy` cuts: from the key frame before, whose frames an edit list hides."""
+    import av
+
+    with av.open(str(source)) as whole, av.open(str(path), "w") as cut:
+        stream = whole.streams.video[0]
+        copied = cut.add_stream_from_template(stream)
+        begin = int(first / fps / stream.time_base)
+        packets = [packet for packet in whole.demux(stream) if packet.size]
+        key = max(packet.pts for packet in packets if packet.is_keyframe and packet.pts <= begin)
+        for packet in packets:
+            if packet.pts >= key:
+                packet.pts, packet.dts, packet.stream = packet.pts - begin, packet.dts - begin, copied
+                cut.mux(packet)
+    return path
+
+
+def test_frames_that_an_edit_list_hides_are_none(tmp_path):
+    whole = encoded(tmp_path / "whole.mp4", range(30))
+    clip = Clip(trimmed(whole, tmp_path / "cut.mp4", 27 - 10), UNIFORM)
+    assert clip.total == 13 and clip.rate == pytest.approx(10)
+    assert numbers_of(clip.frames()) == [17 + number for number in clip.numbers]
+    every = Clip(tmp_path / "cut.mp4", VideoSettings(num_frames=32, fps=10.0))
+    assert numbers_of(every.frames()) == list(range(17, 30)) and every.seconds_per_frame == pytest.approx(0.1)
+
+
+def test_a_gap_in_time_shows_the_frame_before_it(tmp_path):
+    """AVI writes an empty chunk for a frame that never came, and counts it in its head."""
+    path = encoded(tmp_path / "gap.avi", [*range(10), *range(16, 25)], codec="mpeg4")
+    clip = Clip(path, VideoSettings(num_frames=64, fps=5.0))
+    assert clip.total == 19
+    assert clip.numbers == [0, 2, 4, 6, 8, 9, 10, 12, 14, 16, 18], "1.0 to 1.5 s show frame 9"
+    assert clip.seconds == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 0.9, 1.6, 1.8, 2.0, 2.2, 2.4])
+    assert clip.seconds_per_frame * len(clip.numbers) == pytest.approx(2.5, rel=0.1)
+    assert numbers_of(clip.frames()) == clip.numbers
+    assert numbers_of(Clip(path, VideoSettings(num_frames=4, fps=None)).frames()) == [0, 8, 10, 18]
+
+
+def test_a_variable_rate_is_sampled_over_time(tmp_path):
+    path = encoded(tmp_path / "a.mp4", [0, 1, 2, 3, 4, 5, 10, 20, 30])
+    assert Clip(path, VideoSettings(fps=1.0)).numbers == [0, 6, 7, 8]
+    assert Clip(path, VideoSettings(fps=None, num_frames=4)).numbers == [0, 6, 7, 8]
+
+
+def test_a_cover_picture_is_not_the_clip(tmp_path):
+    clip = Clip(encoded(tmp_path / "cover.mp4", range(12), cover=True), UNIFORM)
+    assert clip.total == 12 and clip.size == (64, 48) and numbers_of(clip.frames()) == clip.numbers
+
+
+@pytest.mark.parametrize("rotation", [90, 180, -90])
+def test_frames_are_turned_as_players_turn_them(tmp_path, rotation):
+    path = encoded(tmp_path / "phone.mp4", range(5), rotation=rotation)
+    clip, stored = Clip(path, UNIFORM), Clip(encoded(tmp_path / "plain.mp4", range(5)), UNIFORM).frames()
+    assert clip.size == ((64, 48) if rotation == 180 else (48, 64))
+    assert clip.frames() == [image.rotate(rotation, expand=True) for image in stored]
+
+
 def test_a_short_clip_is_refused(tmp_path):
     write_clip(tmp_path / "short.mp4", frames(3), fps=5)
     assert Clip(tmp_path / "short.mp4", VideoSettings(min_frames=3)).numbers == [0]

@@ -104,6 +104,31 @@ def test_norms_and_angles_are_the_heads_own(tmp_path):
     assert any("not compared" in n for n in result.notes) is False
 
 
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}},
+        {"rope_theta": 1e4, "rope_scaling": {"rope_theta": 5e5, "type": "mrope", "mrope_section": [1, 1, 2]}},
+        {"rope_parameters": {"full_attention": {"rope_theta": 5e5}, "sliding_attention": {"rope_theta": 1e4}}},
+    ],
+)
+def test_two_rotary_bases_are_refused(tmp_path, rope):
+    values, state, _ = checkpoint(tmp_path, kind="msd")
+    values = {key: value for key, value in values.items() if not key.startswith("rope")}
+    with pytest.raises(UserError, match=r"two rotary bases.*500000.*10000|two rotary bases.*10000.*500000") as refusal:
+        read("msd", published(tmp_path / "theirs", values | rope, state))
+    assert "config.json" in str(refusal.value)
+
+
+@pytest.mark.parametrize("inside", ["rope_parameters", "rope_scaling"])
+def test_a_base_inside_the_rotation_is_read(tmp_path, inside):
+    values, state, _ = checkpoint(tmp_path, kind="msd")
+    values = {key: value for key, value in values.items() if not key.startswith("rope")}
+    for name, rope in (("a", {"rope_theta": 5e5}), ("b", {"full_attention": {"rope_theta": 5e5}})):
+        result = read("msd", published(tmp_path / name, values | {inside: rope}, state))
+        assert result.head.shape.rope_theta == 5e5
+
+
 def test_rows_that_are_not_the_targets(tmp_path):
     values, state, _ = checkpoint(tmp_path, kind="msd")
     padded = torch.cat([ROWS, torch.randn(8, WIDTH)])  # 32000 rows beside a target of 32064

@@ -312,6 +312,22 @@ def test_heads_of_another_kind_target_or_making_are_refused(made, tmp_path):
     refused("published heads that are read are EAGLE, EAGLE-3, P-EAGLE, MSD", "msd", eagle_folder, config=sparrow)
 
 
+@pytest.mark.parametrize("size", [60, None])
+@pytest.mark.parametrize("making", ["ours", "published"])
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+def test_another_draft_vocabulary_is_refused(made, tmp_path, kind, making, size):
+    """A size that the folder has not is not trained silently as the folder's; null means all ids."""
+    whole = TTT if kind == "eagle3" else DFLASH.model_copy(update={"draft_vocab_size": 90})
+    name = kind if kind == "eagle3" else None
+    start(made, name, "", tmp_path / "ours", config=whole, **{"from": "scratch"})
+    if making == "published":
+        exported_to(made, "vllm", tmp_path / "ours", tmp_path / "published", kind)
+    asked = type(whole).model_validate(whole.model_dump(exclude_unset=True) | {"draft_vocab_size": size})
+    with pytest.raises(UserError, match="draft_vocab_size is 90, expected " + ("60" if size else "null")):
+        start(made, name, tmp_path / making, tmp_path / "other", config=asked)
+    start(made, name, tmp_path / making, tmp_path / "same", config=whole)
+
+
 def test_our_own_folders_are_checked_as_ever(made, tmp_path):
     sparrow = SparrowConfig(kind="sparrow", gap_share=0.0)
     start(made, "msd", "", tmp_path / "first", config=sparrow, **{"from": "scratch"})

@@ -22,6 +22,7 @@ from ...eval.policies import Draw, TreeConfig
 from ...eval.rules import RULES
 from ...models.decoding.warp import Warp
 from ...models.drafters.base import CountTokens, DrafterConfig, TargetIdentity
+from ...models.drafters.head_files import check_vocabulary
 from ...models.imports.start import find_start, load_start
 from ...models.targets.base import Target
 from ..context import Context
@@ -108,12 +109,16 @@ class TrainedDrafter:
         if outside is not None:
             self.context.say(f"{self.context.name}: starts from {outside.path}")
             folder = find_start(outside.path, outside.revision)
-            return load_start(self.config, folder, self.target, self.identity, other_target=outside.other_target)
+            head = load_start(self.config, folder, self.target, self.identity, other_target=outside.other_target)
+            check_vocabulary(self.config, head, self.target, folder)
+            return head
         if folder is None and (not published or self.stage.from_stage == SCRATCH):
             return self.config.build(self.target, count_tokens=count_tokens)
         if folder is None:
             self.context.say(f"{self.context.name}: starts from {self.config.model_dump()['path']}")
-        return self._load(folder)
+        head = self._load(folder)
+        check_vocabulary(self.config, head, self.target, folder or Path(str(dict(self.config)["path"])))
+        return head
 
     def decode(self, engine: Engine, step: int) -> dict[str, float | Path]:
         """tau at each temperature over the requests, which the ranks share.

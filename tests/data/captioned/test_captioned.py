@@ -24,10 +24,12 @@ from draftsmith.data.captioned import (
     read,
 )
 from draftsmith.data.captioned.sources import image_names
+from draftsmith.data.picture_files import SUFFIXES
 from PIL import Image
 from pydantic import TypeAdapter, ValidationError
 
-FORMATS = {"jpg": "JPEG", "JPEG": "JPEG", "png": "PNG", "webp": "WEBP"}
+FORMATS = {"jpg": "JPEG", "jpeg": "JPEG", "JPEG": "JPEG", "png": "PNG", "webp": "WEBP", "gif": "GIF", "bmp": "BMP",
+           "tiff": "TIFF", "tif": "TIFF", "ppm": "PPM"}  # fmt: skip
 
 
 def source(**settings):
@@ -101,6 +103,16 @@ def sources(tmp_path):
         "coco longest": (source(**coco, which="longest"), 5),
         "prompts": (source(kind="coco", annotations=coco["annotations"], which="longest"), 5),
     }
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_pictures_of_every_format_that_is_read_are_found_in_folders_and_tars(tmp_path, suffix):
+    (tmp_path / f"a.{suffix}").write_bytes(picture(5, suffix))
+    (tmp_path / "a.txt").write_text("grey")
+    tar = write_tar(tmp_path / "tars" / "0.tar", [(f"a.{suffix}", picture(5, suffix)), ("a.txt", b"grey")])
+    for one in (source(kind="folder", folder=str(tmp_path)), source(kind="webdataset", path=str(tar))):
+        (item,) = [open_one(number) for number, open_one in enumerate(one.openers(0))]
+        assert item.caption == "grey"
 
 
 KINDS = ["webdataset", "folder", "classes", "coco", "coco all", "coco longest", "prompts"]
@@ -350,7 +362,7 @@ def test_missing_and_broken_files_are_told_at_once(tmp_path):
     ]:
         with pytest.raises(UserError, match=problem):
             read(source(**settings))
-    with pytest.raises(UserError, match="no jpg, png or webp"):
+    with pytest.raises(UserError, match=r"no pictures .jpg, jpeg"):
         list(read(source(kind="folder", folder=str(tmp_path))))
 
 

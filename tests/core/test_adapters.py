@@ -1,0 +1,33 @@
+"""A PEFT adapter where a model is expected: named as one, with the command that merges it."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from draftsmith.core.errors import UserError
+from draftsmith.models.hub import read_config
+from peft import LoraConfig, get_peft_model
+from transformers import LlamaConfig, LlamaForCausalLM
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    config = LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+                         num_attention_heads=2, num_key_value_heads=2)  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder / "base")
+    model = LlamaForCausalLM.from_pretrained(folder / "base")
+    model = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
+    model.save_pretrained(folder / "lora")
+    return folder / "lora", model
+
+
+def test_the_command_of_the_message_merges_it(adapter, tmp_path):
+    folder, model = adapter
+    with pytest.raises(UserError, match="PEFT adapter") as refusal:
+        read_config(str(folder), key="target.path")
+    command = refusal.value.hint.split("python -c '")[1].split("', then")[0]
+    subprocess.run([sys.executable, "-c", command], cwd=tmp_path, check=True, capture_output=True)
+    merged, ids = LlamaForCausalLM.from_pretrained(tmp_path / "merged"), torch.arange(8)[None]
+    torch.testing.assert_close(merged(ids).logits, model(ids).logits)
