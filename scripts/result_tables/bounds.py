@@ -33,7 +33,9 @@ def demo_bounds() -> Rows:
         rows.append([f"`demo/{recipe}`", "greedy outputs identical to plain decoding", "all", all_same(recipe)])
     for key, what, bound in (("accuracy", "with", "at least 75%"), ("blind_accuracy", "without", "at most 25%")):
         values = ", ".join(f"{run['binding'][key]:.1%}" for run in evaluations("lvlm-from-nothing").values())
-        rows.append(["`demo/lvlm-from-nothing`", f"the target names the right attribute {what} the picture", bound, values])
+        rows.append(
+            ["`demo/lvlm-from-nothing`", f"the target names the right attribute {what} the picture", bound, values]
+        )
     for recipe, name, least in (
         ("lvlm-from-nothing", "text", 2), ("lvlm-from-nothing", "pictures", 2), ("compare", "single", 2), ("compare", "pairs", 2),
         ("compare", "clips", 1.5),
