@@ -202,7 +202,7 @@ def _opened(path: MediaFile) -> Iterator[tuple[Any, Any]]:
     try:
         # Open the file ourselves, since a name could be something other than a file (a URL, a device).
         with open_media(path, "clip") as file, av.open(file, options={"format_whitelist": _CONTAINERS}) as container:
-            stream = container.streams.best("video")
+            stream: Any = container.streams.best("video")
             if stream is None or stream.codec_context is None or stream.disposition & Disposition.attached_pic:
                 raise _broken(path, "holds no pictures that can be read")
             check_area((stream.width, stream.height), MAX_PIXELS, "a frame has")
