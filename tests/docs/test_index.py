@@ -96,10 +96,8 @@ def test_every_row_says_what_was_reproduced():
 
 
 @pytest.mark.parametrize("name", sorted(recipe_names()))
-def test_every_recipe_is_in_the_docs_and_in_the_paper_index(name):
-    marked = f"`{name}`"
-    assert marked in PAPERS.read_text()
-    assert any(marked in page.read_text() for page in TRACKS)
+def test_every_recipe_is_in_the_paper_index(name):
+    assert f"`{name}`" in PAPERS.read_text()
 
 
 def test_no_page_names_a_recipe_that_is_none():

@@ -26,7 +26,7 @@ main(sys.argv[1:])
 def test_the_first_line_does_not_wait_for_torch(words):
     command = [sys.executable, "-c", FIRST, *words.split()]
     said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
-    assert said.startswith("demo/lvlm: LLaVA-1.5 drafts") and said.endswith("|False")
+    assert said.startswith("demo/lvlm: A draft VLM for a LLaVA") and said.endswith("|False")
 
 
 def test_it_says_what_runs_how_long_and_where(tmp_path):

@@ -521,7 +521,7 @@ def test_a_command_that_is_started_again_makes_no_second_pull_request(published,
         pid = os.getpid()
         server.on("POST", "/commit/", lambda: os.kill(pid, signal.SIGTERM))
         for number, code in ((7, 128 + signal.SIGTERM), (8, 0)):
-            lives = SimpleNamespace(getpid=lambda number=number: number)
+            lives = SimpleNamespace(getpid=lambda number=number: number, environ=os.environ)
             monkeypatch.setattr("draftsmith.recipes.launch.os", lives, raising=False)
             assert main(command) == code, capfd.readouterr()
             server.actions.clear()

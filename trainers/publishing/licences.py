@@ -54,6 +54,7 @@ _OPENAI = "answers were written by OpenAI's models, whose terms restrict trainin
 
 # Patterns of Hub ids or file names, the first that fits counts.
 _KNOWN: tuple[tuple[str, Licence], ...] = (
+    (r"shipped:.*", _APACHE),  # comes with this package
     (r"llava-hf/llava-(1\.5|v1\.6-vicuna)-.*|liuhaotian/llava-v1\.[56]-(vicuna-)?(7b|13b).*", _LLAMA2),
     (r"llava-hf/llava-onevision-qwen2-(0\.5b|7b).*", _APACHE),
     (r"Qwen/Qwen2\.5-VL-3B.*", _QWEN_RESEARCH),
