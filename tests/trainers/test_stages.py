@@ -41,6 +41,7 @@ def test_what_is_shown_can_be_read_again(section):
 class Target(Section):
     kind: str
     draws_images: bool
+    path: str | None = None
 
 
 @pytest.mark.parametrize(
