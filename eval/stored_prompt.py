@@ -42,7 +42,8 @@ def reproduce(
     """Open a published folder and decode its stored prompt.
 
     Args:
-        target, allow_import: as of `open_published`.
+        target: as of `open_published`.
+        allow_import: as of `open_published`.
 
     Raises:
         UserError: it does not come out as it was published.

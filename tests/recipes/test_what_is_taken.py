@@ -15,8 +15,8 @@ LVLM = ("llava-ov-160m", "llava-ov-68m", "llava-ov-68m-anyres", "llava15-160m", 
 # Recipe -> the evaluation that the card of its drafters takes; drafter -> evaluation where they differ.
 TAKEN: dict[str, str | dict[str, str]] = {
     **{f"demo/{name}": "evaluate" for name in (
-        "adapt", "compare", "dflash", "lvlm", "lvlm-ov", "sage", "video", "visual-ar", "visual-ar-blocks",
-        "visual-ar-textures",
+        "adapt", "compare", "dflash", "lvlm", "lvlm-from-nothing", "lvlm-ov", "sage", "video", "visual-ar",
+        "visual-ar-blocks", "visual-ar-textures",
     )},
     "demo/lvlm-distilled": "compare",
     "demo/lvlm-seeds": "seeds",
@@ -151,7 +151,7 @@ def test_a_publication_opens_the_target_that_its_evaluation_measured(tmp_path):
     """A target that a later stage trained was stored with the drafter of the one before."""
     tuned = ("{kind: train, model: target, trainable: [language_model], data: {from: world, path: train, "
              "max_length: 64}, steps: 1, batch_size: 2, optim: {lr: 0.1}}")  # fmt: skip
-    made = planned(f"stages.tuned={tuned}", "stages.publish={kind: publish}", recipe="demo/lvlm")
+    made = planned(f"stages.tuned={tuned}", "stages.publish={kind: publish}", recipe="demo/lvlm-from-nothing")
     assert made["tuned"].inputs["target"] == "target"
     assert made["publish"].inputs["target"] == "target" and made["publish"].inputs["processor"] == "world"
 
