@@ -116,10 +116,10 @@ def test_chunks_are_the_whole_prompt(kind):
     _, whole = target(MODELS[kind]).prefill(asked, taps, capacity=1)
     for chunk in (1, 7, 1000):
         _, parts = target(MODELS[kind], prefill_chunk=chunk).prefill(asked, taps, capacity=1)
-        torch.testing.assert_close(parts.logits, whole.logits, atol=2e-4, rtol=2e-6)  # float32 rounds by size
-        torch.testing.assert_close(parts.feature, whole.feature, atol=2e-4, rtol=2e-6)  # float32 rounds by size
+        torch.testing.assert_close(parts.logits, whole.logits, atol=2e-4, rtol=2e-6)
+        torch.testing.assert_close(parts.feature, whole.feature, atol=2e-4, rtol=2e-6)
         for layer in taps.layers:
-            torch.testing.assert_close(parts.layers[layer], whole.layers[layer], atol=2e-4, rtol=2e-6)  # float32 rounds by size
+            torch.testing.assert_close(parts.layers[layer], whole.layers[layer], atol=2e-4, rtol=2e-6)
         for layer in taps.prefill_attention:
             torch.testing.assert_close(parts.attention[layer], whole.attention[layer], atol=1e-5, rtol=0)
 
