@@ -27,8 +27,9 @@ from .records import check_record
 RECORDS, HELD_OUT, SKIPPED = "records.jsonl", "held-out.jsonl", "skipped.jsonl"
 _ROLES = {"user": "human", "assistant": "gpt", "tool": "tool"} | {role: role for role in SYSTEM_ROLES}
 # Where servers and gateways write the two halves of a request.
-_ASKED: tuple[tuple[str, ...], ...] = ((), ("request",), ("request", "body"), ("body",))
-_ANSWERED = (("choices",), ("response", "choices"), ("response", "body", "choices"))
+_ASKED: tuple[tuple[str, ...], ...] = ((), ("request",), ("request", "body"), ("body",), ("request_body",))
+_ANSWERED = (("choices",), ("response", "choices"), ("response", "body", "choices"), ("response_body", "choices"))
+_HALVES = {"request", "response", "body", "request_body", "response_body"}  # which some write as a string of JSON
 # What a request may hold that makes another prompt of its messages, and no record can say.
 _ELSEWHERE = ("functions", "documents", "chat_template", "continue_final_message")
 _WHOLE = {"None", "stop", "tool_calls", "function_call", "eos", "eos_token", "end_turn"}
@@ -86,7 +87,8 @@ def convert(
         found.pictures = pictures.count
         if not found.records:
             first = next(iter(found.skipped), "the file has no lines")
-            raise UserError(f"no line can be used: {first}", where=str(log), hint="is it a log of chat completions?")
+            raise UserError(f"no line can be used: {first}", where=str(log),
+                            hint="without --skip the first one is told with its cure")  # fmt: skip
         if not found.skipped:
             (folder / SKIPPED).unlink()
         if held_out:
@@ -131,15 +133,27 @@ def _parsed(line: bytes | None) -> dict[str, Any]:
 def _at(value: Any, keys: tuple[str, ...]) -> Any:
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
+        if key in _HALVES and isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except (ValueError, RecursionError):
+                return None
     return value
 
 
 def _halves(line: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The request, and the choices that answer it, of which the last message may be one."""
+    """The request, and the choices that answer it, of which the last message may be one.
+
+    Answers before a choice have weight 0: each was logged with a request of its own, or is not the target's.
+    """
     found = (_at(line, keys) for keys in _ASKED)
     asked = next((one for one in found if isinstance(_at(one, ("messages",)), list)), None)
     if asked is None:
-        raise Unusable("no messages", "a line has `messages`, or `request: {messages}` and `response: {choices}`")
+        keys = ", ".join(map(str, line))[:80] or "nothing"
+        raise Unusable(
+            "no messages",
+            f"a line has `messages`, or `request: {{messages}}` and `response: {{choices}}`; found {keys}",
+        )
     messages = asked["messages"]
     if not all(isinstance(message, dict) for message in messages):
         raise Unusable("a message is no JSON object")
@@ -150,10 +164,11 @@ def _halves(line: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]
         if not messages or messages[-1].get("role") != "assistant":
             raise Unusable("no answer", "log answers, too, or let the target write them: a regenerate stage")
         return asked | {"messages": messages[:-1]}, [{**line, "message": messages[-1]}]
+    asked |= {"messages": [m | {"weight": 0} if m.get("role") == "assistant" else m for m in messages]}
     if not all(isinstance(choice, dict) for choice in choices):
         raise Unusable("a choice is no JSON object")
     if any("delta" in choice for choice in choices):
-        raise Unusable("a piece of a streamed answer", "log whole answers")
+        raise Unusable("a piece of a streamed answer", "join its pieces into one `message` first")
     return asked, choices
 
 
@@ -202,6 +217,8 @@ def _turn(message: dict[str, Any], number: int, pictures: LoggedPictures, images
     reasoning = message.get("reasoning_content") or message.get("reasoning")  # vLLM's older and newer name
     if isinstance(reasoning, str) and reasoning.strip():
         turn["reasoning"] = reasoning
+    if role == "gpt" and message.get("weight") == 0:  # as in files for OpenAI's fine-tuning
+        turn["weight"] = 0
     return turn | {key: message[key] for key in ("tool_call_id", "name") if role == "tool" and message.get(key)}
 
 
@@ -245,7 +262,7 @@ def _value(content: Any, role: str, pictures: LoggedPictures, images: list[str])
 
 def _count(record: dict[str, Any], found: Converted) -> None:
     turns = record["conversations"]
-    found.answers += sum(turn["from"] == "gpt" for turn in turns)
+    found.answers += sum(turn["from"] == "gpt" and "weight" not in turn for turn in turns)
     found.has["a system message"] += turns[0]["from"] in SYSTEM_ROLES
     found.has["tools"] += "tools" in record
     found.has["reasoning"] += any("reasoning" in turn for turn in turns)

@@ -41,7 +41,7 @@ def render_chat(
 
     The last answer is supervised up to its end token; where the template writes none, the tokenizer's is added. So is
     each earlier answer that the prompt still shows as the target wrote it; one that the template shortens afterwards
-    (thoughts that are dropped) is read and not learned from.
+    (thoughts that are dropped), or that has weight 0, is read and not learned from.
 
     Args:
         record: whose `tools` and `chat_template_kwargs` the template gets.
@@ -62,7 +62,7 @@ def render_chat(
     whole, spans = chat.text(messages, asks=False), []
     last = len(turns) - 1
     for place, turn in enumerate(turns):
-        if turn["from"] != "gpt":
+        if turn["from"] != "gpt" or turn.get("weight") == 0:
             continue
         start, answered = chat.answer(messages[: place + 1], whole if place == last else None)
         stop, is_ended = _end(answered, start, tokenizer)

@@ -306,7 +306,7 @@ def encode(
         UserError: as `render` and `render_chat`; also when the marks do not match the pictures, or the template the
             tokenizer.
     """
-    _check_template(form, processor)
+    check_template(form, processor)
     assert not (num_images and processor.reads_whole), "a picture that is read whole has tokens of its own number"
     pictures = pictures or [Picture(math.isqrt(processor.num_image_tokens))] * num_images
     has_clip = any(picture.modality == VIDEO for picture in pictures)
@@ -327,6 +327,8 @@ def encode(
             turns, form, has_image=len(pictures) > 0, has_clip=has_clip, open_ended=open_ended, written=written,
             family=family,
         )  # fmt: skip
+    if form.template != "chat":
+        rendered = Rendered(rendered.text, _learned(turns, rendered.spans, open_ended))
     marks = MARKS[has_clip]
     runs = [(picture, length) for picture in pictures for length in runs_of(picture, processor.family)]
     _check_marks(marks.findall(rendered.text), [picture for picture, _ in runs], form, num_files=len(pictures))
@@ -352,13 +354,25 @@ def encode(
     return Encoded(ids, loss_mask, modality, rendered.text)
 
 
-def _check_template(form: PromptFormat, processor: Processor) -> None:
-    """Without the template's end token in the vocabulary, that token would be split into letters and no answer would
-    end.
+def _learned(
+    turns: list[dict[str, Any]], spans: Sequence[tuple[int, int]], open_ended: bool
+) -> tuple[tuple[int, int], ...]:
+    """The spans of answers that have not weight 0. An opening answer, which templates drop, has no span."""
+    turns = turns[:-1] if open_ended and turns and turns[-1].get("from") == "gpt" else turns
+    weights = [turn.get("weight") for turn in turns if turn.get("from") == "gpt"]
+    return tuple(span for span, weight in zip(spans, weights[len(weights) - len(spans) :], strict=True) if weight != 0)
+
+
+def check_template(form: PromptFormat, processor: Processor) -> None:
+    """Raises `UserError` where a template is not of the target's files, for every record alike.
+
+    Without the template's end token in the vocabulary, that token would be split into letters and no answer would end.
     """
     if form.template == "chat":
         if not processor.tokenizer.chat_template:
-            hint = "name a template of this project: format.template (qwen_vl, mistral, gemma, ...)"
+            hint = (
+                "add the chat_template.jinja that the server uses, or set format.template (v1, qwen_vl, mistral, ...)"
+            )
             raise UserError("template chat, and the target's files have no chat template", hint=hint)
         return
     end, eos = _TURN_END.get(form.template), processor.tokenizer.eos_token

@@ -19,7 +19,7 @@ from ..core.errors import UserError
 from ..core.fields import Place
 from ..core.section import Section
 from .collate import Sample, empty_sample
-from .conversations import Encoded, PromptFormat, encode
+from .conversations import Encoded, PromptFormat, check_template, encode
 from .images import Aspect
 from .media import ImageReader, Media
 from .missing import refuse_all_missing
@@ -113,6 +113,7 @@ class ConversationDataset:
         cache: Path,
         drafter_processor: Processor | None = None,
     ):
+        check_template(form, processor)  # a mistake in the recipe, not in each record
         self.config, self.form, self.processor = config, form, processor
         limits = config.min_pixels, config.max_pixels
         self._image_reader = ImageReader(

@@ -49,7 +49,7 @@ class LoggedPictures:
                 image.verify()
                 suffix = (image.format or "").lower()
         except Exception:  # PIL raises many kinds of exceptions for broken files
-            raise Unusable("a picture that cannot be read") from None
+            raise Unusable("a picture that cannot be read", f"{url[:80]}: mend or remove it") from None
         name = f"{PICTURES}/{hashlib.sha256(data).hexdigest()[:32]}.{suffix}"
         path = self._folder.parent / name
         if not path.is_file():
@@ -68,10 +68,10 @@ class LoggedPictures:
         if not path.is_relative_to(self._root):
             raise Unusable(
                 "a picture outside the folder of pictures",
-                f"name a folder that holds it: --images (it is {self._root} now)",
+                f"{url}: name a folder that holds it: --images (it is {self._root} now)",
             )
         if not path.is_file():
-            raise Unusable("a picture that is not there", f"paths start at --images, {self._root}")
+            raise Unusable("a picture that is not there", f"{url}: paths start at --images, {self._root}")
         if path.stat().st_size > MOST_BYTES:
             raise Unusable("a picture of more than 64 MiB")
         return path.read_bytes()

@@ -236,13 +236,15 @@ def _check_turns(turns: list[Any], images: int, clips: int) -> str | None:
         elif role != expected:
             if place == 0 and role != "tool":
                 continue  # a system message, or an opening answer, which templates drop
-            return "the roles human and gpt do not alternate"
+            return "the roles human (user) and gpt (assistant) do not alternate"
         else:
             expected = "human" if role == "gpt" else "gpt"
         if (calls := turn.get("tool_calls")) and not _are_calls(calls):
             return "tool_calls is no list of calls, each with a function's name"
         if not isinstance(turn.get("reasoning", ""), str):
             return "a turn's reasoning is no text"
+        if turn.get("weight", 1) not in (0, 1):
+            return "a turn's weight is neither 0 (read, not learned) nor 1"
         if role == "gpt" and (not text or text.isspace()) and not calls:
             return "empty answer"
         answers += role == "gpt"

@@ -139,6 +139,7 @@ def _refuse_missing(loaded: Loaded, planned: Sequence[Any], command: str) -> Non
     """Raises `UserError` where data of a stage that would run is not on disk: before earlier stages take hours."""
     from ..trainers.run import is_done
     from .preflight_data import missing_data
+    from .preflight_weights import weight_findings
 
     output, options = Path(loaded.recipe.output), loaded.options
     make_context = context_maker(loaded, command)
@@ -146,7 +147,9 @@ def _refuse_missing(loaded: Loaded, planned: Sequence[Any], command: str) -> Non
         if is_done(stage, output) or (options.stages is not None and stage.name not in options.stages):
             continue
         inputs = {thing: output / maker for thing, maker in stage.inputs.items()}
-        for finding in missing_data(stage.name, stage.stage, make_context(stage, output / stage.name, inputs)):
+        missing = missing_data(stage.name, stage.stage, make_context(stage, output / stage.name, inputs))
+        looked = weight_findings(stage.name, stage.stage, loaded.recipe)
+        for finding in (*missing, *(one for one in looked if one.level == "fault")):
             raise UserError(finding.what, where=finding.subject,
                             hint=f'{finding.hint}; or name the stages whose data is there: "stages=[...]"')  # fmt: skip
 

@@ -56,7 +56,8 @@ class Exported:
         if self.engine == "vllm":
             asked = {"method": self.method, "model": path, "num_speculative_tokens": self.chain}
             asked |= {"parallel_drafting": True} if self.parallel else {}
-            return f"vllm serve {target} --speculative-config '{json.dumps(asked)}'"
+            runner = "VLLM_USE_V2_MODEL_RUNNER=1 " if V1_FAULT in self.notes else ""
+            return f"{runner}vllm serve {target} --speculative-config '{json.dumps(asked)}'"
         if self.engine == "speculators":
             return f"vllm serve {path}"
         if self.engine == "sglang":

@@ -145,6 +145,7 @@ def _stages(
     from ...core.results import DONE, read_mark
     from ...trainers.matching import stage_state
     from ..preflight_data import data_findings
+    from ..preflight_weights import weight_findings
 
     output, findings = Path(loaded.recipe.output), []
     make_context = context_maker(loaded, "draftsmith check")
@@ -166,6 +167,7 @@ def _stages(
         inputs = {thing: output / maker for thing, maker in stage.inputs.items()}
         finished = {thing for thing, folder in inputs.items() if read_mark(folder / DONE)}
         context = make_context(stage, output / stage.name, inputs)
+        findings += weight_findings(stage.name, stage.stage, loaded.recipe)
         findings += data_findings(stage.name, stage.stage, context, finished=finished, count=count)
     return findings
 

@@ -25,10 +25,11 @@ def _run(options: argparse.Namespace) -> int:
     found = convert(Path(options.log), destination, images=images, skip=options.skip, held_out=options.held_out)
     say(f"written  {destination / RECORDS}: {counted(found.records, 'record')}")
     if options.held_out:
-        say(f"         {destination / HELD_OUT}: {counted(found.held_out, 'record')} to measure with")
+        fewer = f" of {options.held_out:,} asked for" if found.held_out < options.held_out else ""
+        say(f"         {destination / HELD_OUT}: {counted(found.held_out, 'record')}{fewer} to measure with")
     say(f"         {destination / PICTURES}: {counted(found.pictures, 'different picture')}")
     has = "".join(f"; {count:,} with {what}" for what, count in found.has.items() if count)
-    say(f"         {counted(found.answers, 'answer')}{has}")
+    say(f"         {counted(found.answers, 'answer')} to learn{has}")
     for reason, count in found.skipped.most_common():
         say(f"left out {count:,}: {reason}")
     if found.skipped:

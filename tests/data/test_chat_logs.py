@@ -111,7 +111,7 @@ def test_each_record_keeps_its_own_system_message_and_tools(tmp_path):
             "response": {"choices": [{"message": said("assistant", "", tool_calls=[CALL]),
                                       "finish_reason": "tool_calls"}]}}  # fmt: skip
     found = convert(written(tmp_path, brief, USUAL, long, called, asks), tmp_path / "out")
-    assert (found.records, found.answers) == (5, 6) and not found.skipped
+    assert (found.records, found.answers) == (5, 5) and not found.skipped
     assert found.has == {"a system message": 2, "tools": 2, "reasoning": 0}
     first, second, third, fourth, fifth = records(tmp_path / "out")
     assert [one["conversations"][0] for one in (first, second, third)] == [
@@ -122,7 +122,8 @@ def test_each_record_keeps_its_own_system_message_and_tools(tmp_path):
     assert fourth["tools"] == fifth["tools"] == TOOLS
     assert fourth["chat_template_kwargs"] == {"enable_thinking": False}
     assert fourth["conversations"] == [
-        {"from": "human", "value": "Is it warm?"}, {"from": "gpt", "value": "", "tool_calls": parsed},
+        {"from": "human", "value": "Is it warm?"},
+        {"from": "gpt", "value": "", "tool_calls": parsed, "weight": 0},
         {"from": "tool", "value": "31", "tool_call_id": "abcdefgh1"}, {"from": "gpt", "value": "Yes."},
     ]  # fmt: skip
     assert fifth["conversations"][-1] == {"from": "gpt", "value": "", "tool_calls": parsed}
@@ -160,6 +161,29 @@ def test_each_choice_is_a_record_and_cut_answers_are_left_out_and_counted(tmp_pa
     }  # fmt: skip
     listed = [json.loads(line) for line in (tmp_path / "out" / "skipped.jsonl").read_text().splitlines()]
     assert [one["line"] for one in listed] == [1, 2, 3, 4, 6] and "regenerate" in listed[0]["cure"]
+
+
+def test_an_answer_is_learned_where_it_was_logged_and_not_in_later_requests(tmp_path):
+    """A chat of two turns is two lines of a gateway's log; a line without `choices` is a whole conversation."""
+    turns = [said("user", "a"), said("assistant", "b"), said("user", "c")]
+    second = {"request": {"messages": turns}, "response": {"choices": [choice("d")]}}
+    whole = {"messages": [*turns, said("assistant", "d")]}
+    found = convert(written(tmp_path, second, whole), tmp_path / "out")
+    weights = [[turn.get("weight") for turn in one["conversations"]] for one in records(tmp_path / "out")]
+    assert weights == [[None, 0, None, None], [None] * 4] and found.answers == 3
+
+
+@pytest.mark.parametrize("names", [("request", "response"), ("request_body", "response_body")])
+def test_halves_that_are_strings_of_json_are_read(tmp_path, names):
+    halves = {"messages": [said("user", "a")]}, {"choices": [choice("b")]}
+    line = {name: json.dumps(half) for name, half in zip(names, halves, strict=True)}
+    assert convert(written(tmp_path, line), tmp_path / "out").records == 1
+
+
+def test_what_a_line_has_in_place_of_messages_is_told(tmp_path):
+    with pytest.raises(UserError) as error:
+        convert(written(tmp_path, {"input": "a", "output": "b"}), tmp_path / "out")
+    assert "found input, output" in str(error.value.hint)
 
 
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning"])
@@ -271,7 +295,7 @@ def test_nothing_is_read_until_memory_ends(tmp_path, monkeypatch):
         (USUAL | {"tools": [{"type": "<image>"}]}, "a text says <image>", ""),
         (USUAL | {"tools": {"a": 1}}, "tools", ""),
         ({"messages": [said("user", "\ud83d"), said("assistant", "z")]}, "half a character", ""),
-        ({"messages": USUAL["messages"][:1], "choices": [{"delta": {"content": "A"}}]}, "streamed", "whole answers"),
+        ({"messages": USUAL["messages"][:1], "choices": [{"delta": {"content": "A"}}]}, "streamed", "one `message`"),
         ({"messages": USUAL["messages"][:1], "choices": [{"text": "A"}]}, "no answer", "regenerate"),
         ({"messages": USUAL["messages"][:1], "choices": [1]}, "a choice is no JSON object", ""),
         ({"messages": [said("user", "an <image> tag"), said("assistant", "z")]}, "a text says <image>", ""),
@@ -326,7 +350,7 @@ def test_the_command_prints_the_recipes_sections(tmp_path, capsys):
     told = capsys.readouterr().out
     assert f"written  {tmp_path}/out/records.jsonl: 1 record\n" in told
     assert f"{tmp_path}/out/held-out.jsonl: 1 record to measure with" in told
-    assert "1 different picture\n" in told and "2 answers; 1 with a system message\n" in told
+    assert "1 different picture\n" in told and "2 answers to learn; 1 with a system message\n" in told
     assert "left out 1: the server cut the answer (finish_reason: length)" in told and "skipped.jsonl lists" in told
     printed = yaml.safe_load(told[told.index("format:") :])
     assert PromptFormat(**printed["format"]).image_rule == "verbatim" and printed["format"]["template"] == "chat"

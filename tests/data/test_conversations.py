@@ -109,3 +109,18 @@ def test_wrong_number_of_marks_is_refused():
 def test_unknown_role_is_named():
     with pytest.raises(UserError, match="unknown role 'narrator'"):
         render([{"from": "narrator", "value": "x"}], PromptFormat(), has_image=False)
+
+
+@pytest.mark.parametrize("opens", [False, True])
+def test_an_answer_of_weight_0_is_read_and_not_learned(opens):
+    turns = [{"from": "gpt", "value": "Hi."}] if opens else []  # templates drop an opening answer
+    turns += [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b", "weight": 0},
+              {"from": "human", "value": "c"}, {"from": "gpt", "value": "d"}]  # fmt: skip
+    whole = [{key: value for key, value in turn.items() if key != "weight"} for turn in turns]
+    vicuna = processor(next(record["tokenizer"] for record in RECORDS))
+    few, all_ = (encode(one, PromptFormat(), vicuna) for one in (turns, whole))
+    assert few.ids == all_.ids and 0 < sum(few.loss_mask) < sum(all_.loss_mask)
+    first = all_.loss_mask.index(True)
+    assert not any(few.loss_mask[: few.ids.index(few.ids[-1], first) + 1]) and few.loss_mask[-1]
+    prompt = encode(turns, PromptFormat(), vicuna, open_ended=True)
+    assert prompt.ids == encode(whole, PromptFormat(), vicuna, open_ended=True).ids

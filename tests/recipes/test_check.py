@@ -261,3 +261,17 @@ def test_missing_data_is_a_fault_where_nothing_brings_it(tmp_path, capsys):
     ours = f"{{path: {tmp_path / 'run' / 'world' / 'world' / 'train.json'}, from: null}}"
     code, text = check(capsys, "demo/lvlm", f"output={tmp_path / 'run'}", f"stages.finetune.data={ours}")
     assert code == OK and line(text, "stages.finetune.data").startswith("warning")
+
+
+def test_a_start_that_is_no_folder_and_no_name_of_the_hub_is_a_fault(tmp_path, capsys, monkeypatch):
+    """Before the target is loaded: in the run, too."""
+    monkeypatch.chdir(tmp_path)
+    recipe = ["adapt-eagle3-qwen2.5-vl-7b", "stages=[traffic,evaluate]", f"output={tmp_path / 'run'}"]
+    code, text = check(capsys, *recipe)
+    for key in ("stages.traffic.from.path", "stages.evaluate.methods.as it was.drafter.path"):
+        assert line(text, key).startswith("fault") and str(tmp_path / "runs/eagle3-qwen2.5-vl-7b/pictures") in line(
+            text, key
+        )
+    assert code == FAULTS
+    code, text = check(capsys, *recipe, "stages.traffic.from.path=somebody/head")
+    assert "will be downloaded" in line(text, "stages.traffic.from.path") or "HF_HUB_OFFLINE" in text

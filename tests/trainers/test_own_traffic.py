@@ -94,7 +94,7 @@ def test_a_log_becomes_a_head_that_is_measured_beside_the_one_it_was(folder, tmp
     assert main(["logs", "traffic.jsonl", "data/traffic", "--skip", "--held-out", "3"]) == 0
     said = capsys.readouterr().out
     assert "records.jsonl: 17 records" in said and "held-out.jsonl: 3 records" in said and "left out 1:" in said
-    assert "20 answers; 1 with a system message" in said
+    assert "20 answers to learn; 1 with a system message" in said
     printed = yaml.safe_load(said[said.index("format:") :])
 
     def run(name: str, start, *more: str) -> list[float]:
