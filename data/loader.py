@@ -7,6 +7,7 @@ resumed run reads none of the data that it has already seen.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -114,15 +115,18 @@ class Loader:
         return self.total_steps - self.start_step
 
     def __iter__(self) -> Iterator[StepBatches]:
-        loader = torch.utils.data.DataLoader(
-            _Steps(self),
-            batch_size=None,
-            sampler=range(self.start_step, self.total_steps),
-            num_workers=self.num_workers,
-            worker_init_fn=quiet_worker,
-            # Reading draws nothing at random; a fixed generator keeps workers from touching the global one.
-            generator=torch.Generator().manual_seed(self.seed),
-        )
+        with warnings.catch_warnings():
+            # A recipe's workers are for its real hardware: a smaller machine reads slower, and that is all.
+            warnings.filterwarnings("ignore", message="This DataLoader will create")
+            loader = torch.utils.data.DataLoader(
+                _Steps(self),
+                batch_size=None,
+                sampler=range(self.start_step, self.total_steps),
+                num_workers=self.num_workers,
+                worker_init_fn=quiet_worker,
+                # Reading draws nothing at random; a fixed generator keeps workers from touching the global one.
+                generator=torch.Generator().manual_seed(self.seed),
+            )
         batches = iter(loader)
         if self.num_workers:
             kill_at_exit()

@@ -72,17 +72,21 @@ def check_engine(config: EngineConfig) -> None:
         raise UserError("engine.precision: fp16 does not run on a CPU", hint="use fp32 or bf16, or a machine with CUDA")
 
 
+def _before_import(level: int) -> None:
+    """DeepSpeed's loggers write to the console at import; the run has its own progress line."""
+    logging.getLogger("DeepSpeed").setLevel(level)
+    if not torch.cuda.is_available():
+        # Named, DeepSpeed takes it; else every rank warns that it has looked for a GPU and takes it as well.
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+
 def init_distributed(*, verbose: bool = False) -> None:
     """Join the process group; without a launcher this process is the only rank.
 
     Args:
         verbose: DeepSpeed tells what it does.
     """
-    # DeepSpeed's loggers write to the console at import; the run has its own progress line.
-    logging.getLogger("DeepSpeed").setLevel(logging.INFO if verbose else logging.ERROR)
-    if not torch.cuda.is_available():
-        # Named, DeepSpeed takes it; else every rank warns that it has looked for a GPU and takes it as well.
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    _before_import(logging.INFO if verbose else logging.ERROR)
     import deepspeed
     from deepspeed import ops
 
@@ -383,7 +387,7 @@ def deepspeed_state() -> dict[str, Any]:
         version; prebuilt (ops compiled into it); buildable (ops that could be compiled here when they are first asked
         for: this engine asks for none). Raises what importing it raises.
     """
-    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    _before_import(logging.ERROR)
     import deepspeed
     from deepspeed.git_version_info import installed_ops
     from deepspeed.ops import __compatible_ops__
