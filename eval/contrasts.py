@@ -189,17 +189,13 @@ def _why(seeds: SeedDifference, depths: Mapping[str, Sequence[float]], same: flo
         more = sum(v > 0 for v in values)
         reasons.append(f"on average the first trainings accept no more (they do with {more} of {count} seeds)")
     pairs = zip(depths["first"], depths["second"], strict=False)
-    shares = ", ".join(f"{depth}: {_percent(a)} against {_percent(b)}" for depth, (a, b) in enumerate(pairs, 1))
+    shares = ", ".join(f"{depth}: {a:.1%} against {b:.1%}" for depth, (a, b) in enumerate(pairs, 1))
     reasons.append(f"share accepted of the drafts that were reached, by depth: {shares}")
     reasons.append(
         f"the target's own answer equals the data's word for word in {same:.1%} of the requests"
         + (", so the two trainings saw nearly the same text" if same > 0.5 else "")
     )
     return reasons
-
-
-def _percent(share: float) -> str:
-    return "-" if math.isnan(share) else f"{share:.1%}"
 
 
 @dataclass(frozen=True)

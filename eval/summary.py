@@ -32,7 +32,7 @@ class Depth:
     depth: int  # from 1
     drafted: int  # cycles whose tree had this level
     share: float  # of these, where a token of it was accepted
-    share_of_reached: float  # of those where all before it were accepted, too
+    share_of_reached: float  # of those where all before it were accepted, too; 0 where none was
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ def by_depth(rows: Iterable[Row]) -> tuple[Depth, ...]:
         drafted = sum(d >= depth for d, _ in pairs)
         reached = sum(d >= depth and a >= depth - 1 for d, a in pairs)
         accepted = sum(a >= depth for _, a in pairs)
-        depths.append(Depth(depth, drafted, ratio(accepted, drafted), ratio(accepted, reached)))
+        depths.append(Depth(depth, drafted, ratio(accepted, drafted), accepted / reached if reached else 0.0))
     return tuple(depths)
 
 

@@ -288,7 +288,10 @@ def _files(subject: str, section: ConversationData, files: list[Name], why: str,
 def _prompts(subject: str, source: PromptSource, context: Context) -> list[Finding]:
     if source.path is not None and not Path(source.path).is_file():
         return [_absent(subject, [str(source.path)], context)]
-    return [ok(subject, f"{len(read_prompts(source)):,} prompts")]
+    prompts = read_prompts(source)
+    if context.target.draws_images:
+        context.target.check_labels((prompt.caption, prompt.label) for prompt in prompts)
+    return [ok(subject, f"{len(prompts):,} prompts")]
 
 
 def _captioned(subject: str, source: CaptionedSource, count: int, context: Context) -> list[Finding]:

@@ -66,6 +66,11 @@ class AnoleTargetConfig(ImageTargetSection):
         return 1024
 
     @property
+    def codebook_size(self) -> int:
+        """Of its image tokenizer."""
+        return int(self.model_config_of().vq_config.num_embeddings)
+
+    @property
     def condition(self) -> str:
         """What it is asked by."""
         return "text"
