@@ -21,7 +21,8 @@ from .tiles import Size
 # Others run programs (EPS), or have never been looked at.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 # Endings of such files in tars and folders, without the dot. The content decides which format a file has.
-SUFFIXES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm")
+SUFFIXES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "pbm", "pnm", "pfm", "jfif", "jpe",
+            "apng")  # fmt: skip
 MAX_BYTES = 1 << 30  # of a file
 MAX_PIXELS = 178_956_970  # of a picture: Pillow's own limit, from which on it takes one for a decompression bomb
 # Of what an image processor of transformers is given, a picture or the square around it: 8,192 x 8,192 pixels. It holds

@@ -321,6 +321,9 @@ class EvaluateSettings(Stage):
     @property
     def drawing(self) -> PromptsBenchmark:
         """The benchmark of an image generator."""
+        if len(self.benchmarks) > 1:
+            raise Refused("benchmarks", f"{' and '.join(self.benchmarks)}: an image generator is measured on one",
+                          "give the others to stages of their own")  # fmt: skip
         (benchmark,) = self.benchmarks.values()
         assert isinstance(benchmark, PromptsBenchmark), "of image generators"
         return benchmark
