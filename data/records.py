@@ -308,6 +308,7 @@ class Part:
 
 
 def _index(path: Path) -> RecordFile:
+    scan.check_kind(path)
     parts = _scan_pieces(path) or [scan_part(scan.entries(path))]
     return joined(JsonReader(path), parts, "give a JSON list, or JSONL with one record in each line")
 
