@@ -26,7 +26,8 @@ from .missing import refuse_all_missing
 from .mixture import Name, RecordSources, Selection, identities
 from .picture_marks import MARKS
 from .processor import Processor
-from .records import RecordFile, id_of, id_problems, name_of, num_clips
+from .record import num_clips
+from .records import RecordFile, id_of, id_problems, name_of
 from .skipped import TEXT_KEPT, SkippedLog
 from .tiles import Convention, Size
 from .videos import VideoSettings

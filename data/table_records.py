@@ -19,7 +19,8 @@ from ..core.fields import Place, Revision
 from ..core.files import read_text, write_whole
 from ..core.section import Section
 from .embedded import Embedded
-from .records import RecordFile, Unreadable, file_identity, joined, open_index, scan_part
+from .record import Unreadable
+from .records import RecordFile, file_identity, joined, open_index, scan_part
 from .scan import Entry
 
 _FILES = ("parquet", "json", "jsonl", "arrow")  # of a folder that `datasets` did not save itself

@@ -22,10 +22,10 @@ from ..core.fields import Place
 from ..core.section import Section
 from . import tars
 from .embedded import Embedded
+from .record import Unreadable
 from .records import (
     Part,
     RecordFile,
-    Unreadable,
     by_processes,
     duplicates,
     file_identity,

@@ -25,7 +25,7 @@ from ..data.media_files import BadMedia, MediaFile, located
 from ..data.mixture import Name, Selection, are_present, missing_files, missing_hint
 from ..data.processor import Processor
 from ..data.prompts import ImagePrompt, PromptSource, read_prompts
-from ..data.records import paths
+from ..data.record import paths
 from ..data.skipped import Listed
 from ..data.suite import read_index
 from ..data.table_records import TableRecords

@@ -25,7 +25,7 @@ from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData, ConversationDataset
 from draftsmith.data.embedded import Embedded
 from draftsmith.data.picture_files import load_image
-from draftsmith.data.records import check_record
+from draftsmith.data.record import check_record
 from draftsmith.data.suite import Suite
 from draftsmith.data.videos import write_clip
 from PIL import Image
