@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ from ..core.errors import encodable
 from .chat_template import SYSTEM_ROLES
 from .conversations import ROLES
 from .embedded import Embedded
-from .picture_marks import IMAGE_MARK, VIDEO_MARK
+from .picture_marks import IMAGE_MARK, MARKS, VIDEO_MARK
 
 
 @dataclass(frozen=True)
@@ -24,10 +25,11 @@ def check_record(record: Any) -> str | None:
     if isinstance(record, Unreadable):
         return record.problem
     if not isinstance(record, dict):
-        return "not an object with id and conversations"
+        found = f" but a list of {len(record)} items" if isinstance(record, list) else ""
+        return f"not an object with id and conversations{found}"
     turns = record.get("conversations")
     if not isinstance(turns, list) or not turns:
-        return "no conversations"
+        return _without_turns(record)
     for key, kind in _HANDED.items():
         if not isinstance(record.get(key) or kind(), kind):
             return f"{key} is no {'list' if kind is list else 'object'}"
@@ -41,12 +43,22 @@ def check_record(record: Any) -> str | None:
     return _check_turns(turns, num_images(record), num_clips(record))
 
 
+def _without_turns(record: dict[str, Any]) -> str:
+    """Names what a record of another layout has in their place."""
+    if "messages" in record:
+        return "no conversations, but messages: a chat log, which `draftsmith logs` reads"
+    others = [encodable(str(key)) for key in record if key not in ("id", "image", "video", "conversations")]
+    return "no conversations" + (f" (it has {', '.join(sorted(others)[:6])})" if others else "")
+
+
 def _check_turns(turns: list[Any], images: int, clips: int) -> str | None:
     """One loop: at 665k records most of the time of a first start goes here."""
     expected, marks, answers, before = "human", 0, 0, ""
     for place, turn in enumerate(turns):
         role = turn.get("from") if isinstance(turn, dict) else None
         if not isinstance(role, str) or role not in _EVERY_ROLE:  # a list has no hash
+            if isinstance(turn, dict) and "role" in turn and "content" in turn and role is None:
+                return "turns with role and content, as in a chat log; they have from (human, gpt) and value"
             return f"unknown role {role!r} (roles are human and gpt)"
         text = turn.get("value")
         if not isinstance(text, str):
@@ -108,6 +120,24 @@ def paths(record: dict[str, Any], key: str) -> list[Any]:
     """The paths (or `Embedded` bytes) that a record names under `key`: none, one, or a list."""
     named = record.get(key)
     return [] if not named else [named] if isinstance(named, str) else named
+
+
+def with_end(record: dict[str, Any], end: str) -> dict[str, Any]:
+    """The record with `end` after its last question."""
+    turns = list(record["conversations"])
+    last = max(place for place, turn in enumerate(turns) if turn["from"] == "human")
+    turns[last] = turns[last] | {"value": f"{turns[last]['value'].rstrip()} {end}"}
+    return record | {"conversations": turns}
+
+
+def without_marks(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """The turns with every picture's mark, and the line break after it, taken away."""
+    marks = MARKS[num_clips(record) > 0]
+
+    def stripped(text: str) -> str:
+        return marks.sub("", re.sub(f"({marks.pattern})\n", "", text)).strip()
+
+    return [turn | {"value": stripped(turn["value"])} for turn in record["conversations"]]
 
 
 _WORDS = bytes(ord(" ") if chr(code).isspace() else ord("x") for code in range(256))

@@ -27,7 +27,7 @@ from .kept_arrays import read_arrays, write_arrays
 from .record import check_record, num_clips, num_images, num_words
 from .workers import num_processes, quiet_worker
 
-_FORMAT = 5  # of a kept index and of the checks it holds: count up when either changes
+_FORMAT = 6  # of a kept index and of the checks it holds: count up when either changes
 
 
 # What an index holds of each record, and the type of the array.

@@ -38,6 +38,8 @@ def check_kind(path: Path) -> None:
         kind = f"{what}, which begins {line[:40]!r}", "write it as JSON lines"
     if kind is None and text.startswith(b"{") and b"\r" in text and b"\n" not in text:
         kind = "lines that end with carriage returns alone", "convert it: tr '\\r' '\\n' < FILE > new.jsonl"
+    if kind is not None and kind[0].endswith(("Parquet table", "Arrow table")):
+        kind = kind[0], "tables are read with {kind: datasets, path: ...}"
     if kind is not None:
         raise UserError(f"{kind[0]}, and records are a JSON list or JSON lines", where=str(path), hint=kind[1])
 
