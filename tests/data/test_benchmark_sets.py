@@ -241,7 +241,7 @@ def test_pictures_of_published_sets_pass_the_one_reader(tmp_path, monkeypatch):
     assert np.array_equal(np.asarray(load_image(files[0]))[..., 0], np.rot90(half, -1))
     assert load_image(files[1]).getpixel((0, 0)) == (128, 128, 128)
     for file in files[2:]:
-        with pytest.raises(UserError, match="corrupt image: none of BMP"):
+        with pytest.raises(UserError, match="none of BMP"):
             load_image(file)
     assert "image" not in records[4]
     named = parquet(tmp_path / "named", [rows[0] | {"image": {"bytes": None, "path": "/etc/hostname"}}])
