@@ -198,6 +198,24 @@ def test_files_of_other_endings_are_refused_by_name_and_counted_in_folders_and_t
     assert len(good(shard)) == 1 and reasons(shard) == {"suffix not allowed": 3}
 
 
+def test_captions_have_no_byte_order_mark_and_other_codes_are_named(tmp_path):
+    for name, text in (("a", "grey".encode("utf-8-sig")), ("b", "grey".encode("utf-16")), ("c", b"\xe9")):
+        (tmp_path / f"{name}.png").write_bytes(picture(9))
+        (tmp_path / f"{name}.txt").write_bytes(text)
+    first, *others = read(source(kind="folder", folder=str(tmp_path)))
+    assert first.caption == "grey" and reasons(others) == {"caption not UTF-8": 2}
+    assert others[0].detail == "UTF-16 text"
+
+
+def test_names_with_dots_are_told_by_the_rule_that_they_break(tmp_path):
+    """webdataset's keys end at the first dot of a name; dots of folders are no part of it."""
+    members = [(f"p.1/{key}.{end}", data) for key in ("22.05", "22") for end, data in
+               (("png", picture(9)), ("txt", b"grey"))]  # fmt: skip
+    items = list(read(source(kind="webdataset", path=str(write_tar(tmp_path / "0.tar", members)))))
+    assert [item.key for item in good(items)] == ["p.1/22"] and reasons(items) == {"suffix not allowed": 2}
+    assert "a key ends at the first dot of a member's name, here '22'" in items[0].detail
+
+
 def test_coco_captions_in_the_order_of_ids(sources):
     first, every, longest, prompts = (list(read(sources[k][0])) for k in KINDS[3:])
     assert [(i.key, i.caption) for i in good(first)] == [("3", "first of three"), ("7", "seven")]
