@@ -145,5 +145,7 @@ def binding_sentence(binding: Mapping[str, float] | None) -> list[str]:
     """One sentence on the questions answered right with and without the picture; empty where none were asked."""
     if not binding:
         return []
+    if not binding["questions"]:
+        return ["None of the held-out questions about the picture could be asked."]
     return [f"The target names the right attribute in {binding['accuracy']:.1%} of {binding['questions']} held-out "
             f"questions with the picture and in {binding['blind_accuracy']:.1%} without it."]  # fmt: skip

@@ -68,7 +68,8 @@ class AnoleTargetConfig(ImageTargetSection):
     @property
     def codebook_size(self) -> int:
         """Of its image tokenizer."""
-        return int(self.model_config_of().vq_config.num_embeddings)
+        shape: Any = self.model_config_of().vq_config
+        return int(shape.num_embeddings)
 
     @property
     def condition(self) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from draftsmith.eval import side_by_side
+from draftsmith.eval.findings import binding_sentence
 from draftsmith.eval.report import build, write
 from draftsmith.eval.run_tables import cells, overview
 from draftsmith.eval.side_by_side import evaluation_rows, read_runs
@@ -13,6 +14,7 @@ from draftsmith.eval.tables import markdown
 from draftsmith.recipes.ending import short_table
 from draftsmith.recipes.leaderboard import as_csv, boards, entries
 from draftsmith.recipes.over_seeds import tables as over_seeds
+from draftsmith.trainers.evaluation.probes import planned
 from draftsmith.trainers.publishing.card import read_evaluation
 
 from .rows import METHODS, a_row, random_rows
@@ -92,6 +94,14 @@ def test_one_set_of_several_is_named(tmp_path):
     assert not any("nan" in finding for finding in findings)
     (short,) = build(empty_rows(stop="length", max_new_tokens=1), about={}, methods=METHODS).findings
     assert "max_new_tokens: 1" in short
+
+
+def test_probes_of_nothing_say_so():
+    assert planned([[None, None]], empty_rows()) is None and planned([[0.5, 0.1]], [a_row()]) is not None
+    both = [planned([[0.5, 0.1]], rows) for rows in ([a_row()], [a_row(), *empty_rows()])]
+    assert both[0] == both[1], "requests without a cycle do not pull the times down"
+    (line,) = binding_sentence({"questions": 0, "accuracy": float("nan"), "blind_accuracy": float("nan")})
+    assert "could be asked" in line and "nan" not in line
 
 
 def test_differences_of_nothing_are_not_told(tmp_path):
