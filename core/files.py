@@ -22,6 +22,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from .errors import UserError, first_line
+from .file_kinds import HEAD, other_kind
 from .import_paths import NotImported
 from .refused import Refused
 from .secrets import redact
@@ -148,6 +149,9 @@ def _decoded(data: bytes, where: str, hint: str) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
+        kind, cure = other_kind(data[:HEAD]) or (None, hint)
+        if kind is not None:
+            raise UserError(f"{kind}, and no text in UTF-8", where=where, hint=cure) from error
         problem = f"not UTF-8: byte 0x{error.object[error.start]:02x} at {error.start}"
         raise UserError(problem, where=where, hint=hint) from error
 

@@ -22,7 +22,7 @@ from .chat_template import SYSTEM_ROLES
 from .log_lines import MOST_BYTES, lines
 from .logged_pictures import PICTURES, LoggedPictures, Unusable
 from .picture_marks import IMAGE_MARK
-from .records import check_record
+from .record import check_record
 
 RECORDS, HELD_OUT, SKIPPED = "records.jsonl", "held-out.jsonl", "skipped.jsonl"
 _ROLES = {"user": "human", "assistant": "gpt", "tool": "tool"} | {role: role for role in SYSTEM_ROLES}

@@ -22,8 +22,9 @@ from ..core.errors import UserError
 from ..core.pictures import TEXT, VIDEO, Picture
 from ..core.section import Section
 from .chat_template import SYSTEM_ROLES, render_chat
-from .picture_marks import IMAGE_MARK, MARKS, VIDEO_MARK, runs_of, written_marks
+from .picture_marks import MARKS, VIDEO_MARK, mark_of, place_marks, runs_of, write_marks, written_marks
 from .processor import QWEN, Processor
+from .text_pieces import check_length, hf_pieces, official_pieces
 
 SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "
@@ -159,26 +160,15 @@ def render(
         end = " " if open_ended and form.answer_end == "blank" else "</s>"
         return _render_v1(pairs, SYSTEM if system is None else system, open_ended, end)
     if form.template == "mistral":
-        return _render_mistral(_write_marks(pairs, written, MARKS[has_clip], keeps_breaks=False), system, open_ended)
+        return _render_mistral(write_marks(pairs, written, MARKS[has_clip], keeps_breaks=False), system, open_ended)
     chat = _CHATS[form.template]
     if form.template in _WRITES:
         # The line break beside a mark is LLaVA's way of writing; InternVL has one, too.
-        pairs = _write_marks(pairs, written, MARKS[has_clip], keeps_breaks=form.template == "internvl")
+        pairs = write_marks(pairs, written, MARKS[has_clip], keeps_breaks=form.template == "internvl")
     if form.template in ("llama3", "gemma"):
         pairs = [(role, value.strip()) for role, value in pairs]
     own = "" if family == "qwen3_vl" else chat.system
     return _render_chat(pairs, chat, own if system is None else system, open_ended)
-
-
-def place_marks(text: str, rule: str, *, has_clip: bool = False) -> str:
-    """Where the image marks of one turn stand (LLaVA-1.5's `preprocess_multimodal`, and LLaVA-NeXT's)."""
-    marks = MARKS[has_clip].findall(text)
-    if rule == "verbatim" or not marks:
-        return text
-    if rule == "next" and (len(marks) > 1 or text.startswith(marks[0])):
-        return text
-    rest = MARKS[has_clip].sub("", text).strip()
-    return f"{marks[0]}\n{rest}".strip()
 
 
 def _own_system(turns: list[dict[str, Any]], form: PromptFormat) -> tuple[str | None, list[dict[str, Any]]]:
@@ -272,15 +262,6 @@ def _render_mistral(pairs: list[tuple[str, str]], system: str | None, open_ended
     return Rendered(text, tuple(spans))
 
 
-def _write_marks(
-    pairs: list[tuple[str, str]], written: Sequence[str], marks: re.Pattern[str], *, keeps_breaks: bool
-) -> list[tuple[str, str]]:
-    """Each mark as it is written. Marks and texts in unequal numbers are found by `_check_marks`."""
-    left = iter(written)
-    pattern = marks if keeps_breaks else re.compile(f"\n?(?:{marks.pattern})\n?")
-    return [(role, pattern.sub(lambda match: next(left, match[0]), text)) for role, text in pairs]
-
-
 def encode(
     turns: list[dict[str, Any]],
     form: PromptFormat,
@@ -290,6 +271,7 @@ def encode(
     pictures: Sequence[Picture] = (),
     open_ended: bool = False,
     record: Mapping[str, Any] | None = None,
+    most: int | None = None,
 ) -> Encoded:
     """Ids, supervision and modality of a conversation; marks are expanded to runs of the image or video token.
 
@@ -301,8 +283,10 @@ def encode(
         pictures: of the images and clips, in the order of their marks.
         num_images: in place of `pictures`, so many images of one tile each.
         record: that the turns are of: template chat reads its `tools` and `chat_template_kwargs`.
+        most: ids; text that has far more is not tokenized whole. None: it is, however long.
 
     Raises:
+        TooLong: its beginning alone has more than twice `most` ids.
         UserError: as `render` and `render_chat`; also when the marks do not match the pictures, or the template the
             tokenizer.
     """
@@ -313,7 +297,7 @@ def encode(
     family, record = processor.family, record or {}
     if form.template == "chat":
         writes = any(family in families for families in _WRITES.values())
-        written = written_marks(pictures, family) if writes else [_mark(picture) for picture in pictures]
+        written = written_marks(pictures, family) if writes else [mark_of(picture) for picture in pictures]
         text, spans = render_chat(
             turns, processor.tokenizer, record, family=family, written=written, open_ended=open_ended
         )
@@ -332,9 +316,11 @@ def encode(
     marks = MARKS[has_clip]
     runs = [(picture, length) for picture in pictures for length in runs_of(picture, processor.family)]
     _check_marks(marks.findall(rendered.text), [picture for picture, _ in runs], form, num_files=len(pictures))
+    if most is not None:
+        check_length(rendered.text, processor, most)
     # Between special tokens, as pictures of these templates stand, the two are the same.
     apart = form.image_join == "official" and form.template != "chat"
-    pieces = _official_pieces if apart or writes else _hf_pieces
+    pieces = official_pieces if apart or writes else hf_pieces
     left = iter(runs)
     begin = [] if processor.bos_id is None or form.template == "chat" else [processor.bos_id]  # that writes its own
     ids, loss_mask, modality = begin, [False] * len(begin), [TEXT] * len(begin)
@@ -411,35 +397,7 @@ def _check_marks(marks: list[str], pictures: Sequence[Picture], form: PromptForm
             raise UserError("a <video> mark stands for an image", hint="write <image>, or name a clip under `video`")
 
 
-def _mark(picture: Picture) -> str:
-    return VIDEO_MARK if picture.modality == VIDEO else IMAGE_MARK
-
-
 def _placeholder(picture: Picture, processor: Processor) -> int:
     if picture.modality == VIDEO and processor.video_token_id is not None:
         return processor.video_token_id
     return processor.image_token_id
-
-
-Piece = tuple[int | None, int, int]  # id (None for a picture), first and past-last character
-
-
-def _official_pieces(text: str, processor: Processor, marks: re.Pattern[str]) -> list[Piece]:
-    """Each chunk between images is tokenized as if it began a text (so it gets the tokenizer's leading blank)."""
-    pieces: list[Piece] = []
-    start = 0
-    for mark in marks.finditer(text):
-        pieces += [*_tokenize(text[start : mark.start()], start, processor), (None, mark.start(), mark.end())]
-        start = mark.end()
-    return pieces + _tokenize(text[start:], start, processor)
-
-
-def _hf_pieces(text: str, processor: Processor, marks: re.Pattern[str]) -> list[Piece]:
-    # A tokenizer need not know <video>, and <image> is as long.
-    text = marks.sub(IMAGE_MARK, text)
-    return [(None if t == processor.image_token_id else t, a, b) for t, a, b in _tokenize(text, 0, processor)]
-
-
-def _tokenize(chunk: str, start: int, processor: Processor) -> list[Piece]:
-    encoded = processor.tokenizer(chunk, return_offsets_mapping=True, add_special_tokens=False)
-    return [(i, start + a, start + b) for i, (a, b) in zip(encoded.input_ids, encoded.offset_mapping, strict=True)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from ..core.batch import Request
 from ..core.errors import UserError
 from ..core.fields import Place
+from ..core.pictures import Picture
 from ..core.section import Section
 from .collate import Sample, empty_sample
 from .conversations import Encoded, PromptFormat, check_template, encode
@@ -24,10 +24,11 @@ from .images import Aspect
 from .media import ImageReader, Media
 from .missing import refuse_all_missing
 from .mixture import Name, RecordSources, Selection, identities
-from .picture_marks import MARKS
 from .processor import Processor
-from .records import RecordFile, id_of, id_problems, name_of, num_clips
+from .record import with_end, without_marks
+from .records import RecordFile, id_of, id_problems, name_of
 from .skipped import TEXT_KEPT, SkippedLog
+from .text_pieces import TooLong
 from .tiles import Convention, Size
 from .videos import VideoSettings
 
@@ -171,7 +172,7 @@ class ConversationDataset:
         """The record of sample `index`, as its file has it, with the data section's `question_end` added."""
         file, number = self.places[index]
         record = self.records[file].read(number)
-        return _asked(record, self.config.question_end) if self.config.question_end else record
+        return with_end(record, self.config.question_end) if self.config.question_end else record
 
     def sample_id(self, index: int) -> str:
         """A name that is unique even if ids repeat: file, index and id."""
@@ -220,11 +221,15 @@ class ConversationDataset:
         """The reader whose tiles are counted: for prompts it is the draft's, which may have its own image processor."""
         return (self._drafter_image_reader if prompt else None) or self._image_reader
 
-    def num_ids(self, index: int, *, prompt: bool = False, flat: bool = False) -> int:
+    def num_ids(self, index: int, *, prompt: bool = False, flat: bool = False, most: int | None = None) -> int:
         """Length of sample `index`, or of its prompt as the draft has it, with its pictures, which are not decoded.
 
         Args:
             flat: as a model without a newline reads them.
+            most: what has far more ids is not counted to its end.
+
+        Raises:
+            TooLong: it has far more; `at_least` says how many.
         """
         record, file = self.record(index), int(self.places[index, 0])
         image_reader = self.image_reader(prompt=prompt)
@@ -233,7 +238,10 @@ class ConversationDataset:
             pictures = tuple(picture.flat for picture in pictures)
         turns = record["conversations"]
         processor = image_reader.processor
-        return len(encode(turns, self.form, processor, pictures=pictures, open_ended=prompt, record=record).ids)
+        encoded = encode(
+            turns, self.form, processor, pictures=pictures, open_ended=prompt, record=record, most=most
+        )  # fmt: skip
+        return len(encoded.ids)
 
     def clip_sizes(self, count: int) -> list[Size]:
         """Width and height of up to `count` clips, from the heads of files spread over the samples.
@@ -259,31 +267,40 @@ class ConversationDataset:
     def _fitting(self, record: dict[str, Any], media: Media, index: int) -> tuple[Encoded, bool]:
         """The sample within max_length, and whether it has kept its pictures."""
         turns, config = record["conversations"], self.config
-        encoded = encode(turns, self.form, self.processor, pictures=media.pictures, record=record)
-        if len(encoded.ids) <= config.max_length:
-            return encoded, True
-        error = _TooLong(
-            f"{len(encoded.ids)} ids, more than max_length {config.max_length}",
-            hint="raise max_length (up to the model's positions), or set over_length: skip or drop_images",
-        )
-        # The plain template is nothing but a picture and its caption.
-        if config.over_length != "drop_images" or not media.pictures or self.form.template == "plain":
-            raise error
-        shorter = encode(_without_marks(record), self.form, self.processor, record=record)
-        if len(shorter.ids) > config.max_length:
-            raise error
-        self._list(index, f"{error.problem}: its {len(media.pictures)} {TEXT_KEPT}")
-        return shorter, False
+        try:
+            return self._within(turns, record, media.pictures), True
+        except TooLong as error:
+            # The plain template is nothing but a picture and its caption.
+            if config.over_length != "drop_images" or not media.pictures or self.form.template == "plain":
+                raise
+            try:
+                shorter = self._within(without_marks(record), record, ())
+            except TooLong:
+                raise error from None
+            self._list(index, f"{error.problem}: its {len(media.pictures)} {TEXT_KEPT}")
+            return shorter, False
+
+    def _within(self, turns: list[dict[str, Any]], record: dict[str, Any], pictures: Sequence[Picture]) -> Encoded:
+        """Raises `TooLong` for more than max_length ids."""
+        most = self.config.max_length
+        hint = "raise max_length (up to the model's positions), or set over_length: skip or drop_images"
+        try:
+            encoded = encode(turns, self.form, self.processor, pictures=pictures, record=record, most=most)
+        except TooLong as error:
+            raise TooLong(error.problem, hint=hint, at_least=error.at_least) from error
+        if len(encoded.ids) > most:
+            raise TooLong(f"{len(encoded.ids)} ids, more than max_length {most}", hint=hint)
+        return encoded
 
     def _stops(self, error: UserError) -> bool:
         """Whether an unusable record ends the run; else it is left out and listed."""
-        if isinstance(error, _TooLong) and self.config.over_length in ("error", "skip"):
+        if isinstance(error, TooLong) and self.config.over_length in ("error", "skip"):
             return self.config.over_length == "error"
         return self.config.on_error == "strict"
 
     def too_long(self, count: int) -> UserError:
         """What `leave_out` is told of a prompt, or of a prompt with its answer, of `count` ids."""
-        return _TooLong(
+        return TooLong(
             f"{count} ids, more than max_length {self.config.max_length}",
             hint="raise max_length (up to the model's positions), or set over_length: skip",
         )
@@ -294,21 +311,26 @@ class ConversationDataset:
             raise error
         self._list(index, error.problem)
 
-    def request(self, index: int, *, originals: bool = False, pixels: bool = True) -> tuple[Request, str]:
+    def request(
+        self, index: int, *, originals: bool = False, pixels: bool = True, most: int | None = None
+    ) -> tuple[Request, str]:
         """The prompt up to the last answer, and that answer as the data has it; with `originals` for a captioner.
 
-        Without `pixels` it can only be counted.
+        Without `pixels` it can only be counted. A prompt of far more than `most` ids is refused before it is tokenized.
         """
         record, file = self.record(index), int(self.places[index, 0])
         turns = record["conversations"]
         try:
             media = self._media(record, file)
             seen = media.originals() if originals else ()
-            request = self._asked(record, media, self.processor, index, seen, pixels)
+            request = self._asked(record, media, self.processor, index, seen, pixels, most)
             if self._drafter_image_reader is not None:
                 media = self._media(record, file, self._drafter_image_reader)
-                view = self._asked(record, media, self._drafter_image_reader.processor, index, seen, pixels)
+                processor = self._drafter_image_reader.processor
+                view = self._asked(record, media, processor, index, seen, pixels, most)
                 request = replace(request, drafter_view=view)
+        except TooLong as error:
+            raise self.too_long(error.at_least or 0) from error
         except UserError as error:
             raise self._named(index, error) from error
         return request, turns[-1]["value"]
@@ -321,9 +343,12 @@ class ConversationDataset:
         index: int,
         originals: tuple[Any, ...],
         pixels: bool,
+        most: int | None,
     ) -> Request:
         turns = record["conversations"]
-        encoded = encode(turns, self.form, processor, pictures=media.pictures, open_ended=True, record=record)
+        encoded = encode(
+            turns, self.form, processor, pictures=media.pictures, open_ended=True, record=record, most=most
+        )
         modality = torch.tensor(encoded.modality, dtype=torch.int8)
         ids, name = torch.tensor(encoded.ids), self.sample_id(index)
         shown = media.pixels() if pixels else None
@@ -367,25 +392,3 @@ class ConversationDataset:
 
     def _note(self, file: RecordFile, index: int, problem: str) -> dict[str, Any]:
         return {"file": file.file_of(index), "record": index, "id": id_of(file, index), "reason": problem}
-
-
-class _TooLong(UserError):
-    """A sample of more ids than there is room for."""
-
-
-def _asked(record: dict[str, Any], end: str) -> dict[str, Any]:
-    """The record with `end` after its last question."""
-    turns = list(record["conversations"])
-    last = max(place for place, turn in enumerate(turns) if turn["from"] == "human")
-    turns[last] = turns[last] | {"value": f"{turns[last]['value'].rstrip()} {end}"}
-    return record | {"conversations": turns}
-
-
-def _without_marks(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """The turns with every picture's mark, and the line break after it, taken away."""
-    marks = MARKS[num_clips(record) > 0]
-
-    def stripped(text: str) -> str:
-        return marks.sub("", re.sub(f"({marks.pattern})\n", "", text)).strip()
-
-    return [turn | {"value": stripped(turn["value"])} for turn in record["conversations"]]

@@ -17,23 +17,23 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import UserError
+from ..core.errors import UserError, encodable
 from ..core.locks import Lock
 
 _COMMIT_EVERY = 10_000  # items between two commits; a stopped pass loses no more
 _TABLES = """
-    CREATE TABLE IF NOT EXISTS images (sha256 BLOB PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID;
-    CREATE TABLE IF NOT EXISTS duplicates (number INTEGER PRIMARY KEY, first INTEGER NOT NULL);
+    CREATE TABLE IF NOT EXISTS images (sha256 BLOB PRIMARY KEY, number INTEGER NOT NULL, place TEXT) WITHOUT ROWID;
+    CREATE TABLE IF NOT EXISTS duplicates (number INTEGER PRIMARY KEY, first TEXT NOT NULL);
     CREATE TABLE IF NOT EXISTS state (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 """
 
 
-def find_duplicates(items: Iterable[tuple[int, bytes]], database: Path) -> int:
+def find_duplicates(items: Iterable[tuple[int, str, bytes]], database: Path) -> int:
     """Note in `database` which items have the bytes of an earlier one; the first keeps its place.
 
     Args:
-        items: (number, encoded picture), numbers rising. After a stop, from `next_number(database)` on; from the
-            beginning is right too, only slower. Once the pass is finished they are not looked at.
+        items: (number, file and place, encoded picture), numbers rising. After a stop, from `next_number(database)`
+            on; from the beginning is right too, only slower. Once the pass is finished they are not looked at.
 
     Returns:
         How many duplicates there are.
@@ -43,10 +43,10 @@ def find_duplicates(items: Iterable[tuple[int, bytes]], database: Path) -> int:
         connection.executescript(_TABLES)
         if not _state(connection, "finished"):
             last = -1
-            for count, (number, image) in enumerate(items, 1):
+            for count, (number, place, image) in enumerate(items, 1):
                 assert number > last, f"number {number} after {last}"
                 last = number
-                _note(connection, number, hashlib.sha256(image).digest())
+                _note(connection, number, place, hashlib.sha256(image).digest())
                 if count % _COMMIT_EVERY == 0:
                     _commit(connection, "next", number + 1)
             _commit(connection, "finished", 1)
@@ -88,8 +88,8 @@ class Duplicates:
         with _told(self.database):
             return self._connection().execute("SELECT count(*) FROM duplicates").fetchone()[0]
 
-    def first(self, number: int) -> int | None:
-        """The earlier item with the same bytes, or None."""
+    def first(self, number: int) -> str | None:
+        """File and place of the earlier item with the same bytes, or None."""
         with _told(self.database):
             row = self._connection().execute("SELECT first FROM duplicates WHERE number = ?", (number,)).fetchone()
         return None if row is None else row[0]
@@ -113,12 +113,12 @@ def _lock(database: Path) -> Path:
     return database.with_name(f"{database.name}.lock")
 
 
-def _note(connection: sqlite3.Connection, number: int, digest: bytes) -> None:
+def _note(connection: sqlite3.Connection, number: int, place: str, digest: bytes) -> None:
     """Recording an item twice has no effect."""
-    if connection.execute("INSERT OR IGNORE INTO images VALUES (?, ?)", (digest, number)).rowcount:
+    if connection.execute("INSERT OR IGNORE INTO images VALUES (?, ?, ?)", (digest, number, encodable(place))).rowcount:
         return
-    (first,) = connection.execute("SELECT number FROM images WHERE sha256 = ?", (digest,)).fetchone()
-    if first != number:
+    earlier, first = connection.execute("SELECT number, place FROM images WHERE sha256 = ?", (digest,)).fetchone()
+    if earlier != number:
         connection.execute("INSERT OR IGNORE INTO duplicates VALUES (?, ?)", (number, first))
 
 

@@ -15,8 +15,10 @@ from .conversations import SYSTEM
 from .dataset import ConversationDataset
 from .images import is_tiled
 from .mixture import fewest_ids
+from .text_pieces import TooLong
 
 LOOKED_AT = 2000  # samples that are encoded at most
+_COUNTED = 4096  # ids of a sample that are counted in any case; of one that has far more and beyond the limit no more
 _TOPS = 16  # samples among which the longest is looked for
 _ROOM = 64  # ids of a template that a record's own punctuation may not cover
 
@@ -54,17 +56,19 @@ def count_long(dataset: ConversationDataset, limit: int, *, prompts: bool = Fals
     looked_at = doubtful[:: max(1, -(-len(doubtful) // LOOKED_AT))]
     # The longest is looked for among those with the most words and pictures, and those that may have the most ids.
     tops = np.concatenate([np.argsort(bound, kind="stable")[-_TOPS:] for bound in (least, most)])
-    lengths = {index: _num_ids(dataset, index, prompts, flat) for index in {*looked_at.tolist(), *tops.tolist()}}
+    counted = {i: _num_ids(dataset, i, prompts, flat, limit) for i in {*looked_at.tolist(), *tops.tolist()}}
+    lengths = {index: count for index, (count, _) in counted.items()}
     long = [index for index in looked_at.tolist() if lengths[index] > limit]
     share = len(long) / len(looked_at) if len(looked_at) else 0.0
+    is_exact = len(looked_at) == len(doubtful)
     first = next(iter([*numbers[certain][:1].tolist(), *long]), None)
     return LongSamples(
         samples=len(dataset),
         limit=limit,
         count=int(certain.sum()) + round(share * len(doubtful)),
         longest=max(lengths.values()),
-        is_exact=len(looked_at) == len(doubtful),
-        is_longest=len(looked_at) == len(doubtful) and not certain.any(),
+        is_exact=is_exact,
+        is_longest=is_exact and not certain.any() and all(whole for _, whole in counted.values()),
         first=first,
     )
 
@@ -87,9 +91,13 @@ def _bounds(dataset: ConversationDataset, prompts: bool) -> tuple[np.ndarray, np
     return least, np.where(unknown, np.iinfo(np.int64).max, most)
 
 
-def _num_ids(dataset: ConversationDataset, index: int, prompts: bool, flat: bool) -> int:
-    """Returns 0 for a record that cannot be read; the error is reported when the record is used."""
+def _num_ids(dataset: ConversationDataset, index: int, prompts: bool, flat: bool, limit: int) -> tuple[int, bool]:
+    """Ids, and whether all were counted: of far more than `limit` they are not. (0, True) for a record that cannot be
+    read; the error is reported when the record is used.
+    """
     try:
-        return dataset.num_ids(index, prompt=prompts, flat=flat)
+        return dataset.num_ids(index, prompt=prompts, flat=flat, most=max(limit, _COUNTED)), True
+    except TooLong as error:
+        return error.at_least or 0, False
     except UserError:
-        return 0
+        return 0, True

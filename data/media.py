@@ -24,7 +24,7 @@ from .patches import clip_pictures, image_picture, patches
 from .picture_files import image_size, load_image
 from .picture_marks import IMAGE_MARK, MARKS
 from .processor import Processor
-from .records import paths
+from .record import paths
 from .tiles import Convention, Size
 from .videos import Clip, VideoSettings
 

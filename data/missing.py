@@ -10,7 +10,8 @@ import numpy as np
 
 from ..core.errors import UserError
 from .media_files import BadMedia, located
-from .records import RecordFile, paths
+from .record import paths
+from .records import RecordFile
 
 if TYPE_CHECKING:
     from .dataset import ConversationDataset

@@ -2,17 +2,20 @@
 
 What a file is called says nothing about it: the format is told by its content, and only formats of a list are read.
 Sizes are checked in the file's head, before a pixel is decoded. Of animations and of TIFFs with several pages the first
-picture counts; orientation tags (EXIF) and alpha are left alone, as in the official recipes' `convert("RGB")`.
+picture counts. Pictures are turned as their orientation tag (EXIF) says, as transformers, `datasets` and browsers do;
+alpha is dropped, as by the official recipes' `convert("RGB")`.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 from ..core.errors import first_line
 from .media_files import BadMedia, MediaFile, open_media
@@ -21,7 +24,8 @@ from .tiles import Size
 # Others run programs (EPS), or have never been looked at.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 # Endings of such files in tars and folders, without the dot. The content decides which format a file has.
-SUFFIXES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm")
+SUFFIXES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "pbm", "pnm", "pfm", "jfif", "jpe",
+            "apng")  # fmt: skip
 MAX_BYTES = 1 << 30  # of a file
 MAX_PIXELS = 178_956_970  # of a picture: Pillow's own limit, from which on it takes one for a decompression bomb
 # Of what an image processor of transformers is given, a picture or the square around it: 8,192 x 8,192 pixels. It holds
@@ -34,29 +38,55 @@ _Read = TypeVar("_Read")
 _PHOTOMETRIC, _BITS_PER_SAMPLE, _WHITE_IS_ZERO = 262, 258, 0  # tags of TIFF, and a value of the first
 
 
-def load_image(file: MediaFile, *, check: Callable[[Size], None] | None = None, upright: bool = False) -> Image.Image:
-    """The picture as RGB.
+def load_image(file: MediaFile, *, check: Callable[[Size], None] | None = None) -> Image.Image:
+    """The picture as RGB, upright.
 
     Args:
         check: raises `BadMedia` for a size (width, height) that is not wanted, before anything is decoded.
-        upright: turn it as its EXIF tag says. False: as it is stored.
 
     Raises:
         BadMedia: missing, no regular file, of no known format, broken or too large; the message names the file.
     """
 
     def decode(image: Image.Image) -> Image.Image:
+        turn = _turn(image)  # of the head: decoding may change what Pillow says of it
         if check is not None:
-            check(image.size)
+            check(_turned_size(image.size, turn))
         rgb = as_rgb(image)
-        return ImageOps.exif_transpose(rgb) if upright else rgb
+        return rgb if turn is None else rgb.transpose(turn)
 
     return _read(file, decode)
 
 
 def image_size(file: MediaFile) -> Size:
-    """Width and height, from the file's head. Raises as `load_image`."""
-    return _read(file, lambda image: image.size)
+    """Width and height as `load_image` gives them, from the file's head. Raises as that."""
+    return _read(file, lambda image: _turned_size(image.size, _turn(image)))
+
+
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}  # fmt: skip
+_SIDES_SWAPPED = (_TURNS[5], _TURNS[6], _TURNS[7], _TURNS[8])
+_ORIENTATION = 0x0112
+
+
+def _turn(image: Image.Image) -> Image.Transpose | None:
+    """What its orientation tag asks for; None: nothing, or nothing that can be read. Pillow turns TIFFs itself."""
+    if image.format == "TIFF":
+        return None
+    try:
+        # Not a PNG's own method, which would decode all of it to look for a tag behind its pixels.
+        with warnings.catch_warnings(action="ignore"):
+            return _TURNS.get(Image.Image.getexif(image).get(_ORIENTATION, 1))
+    # A damaged tag takes nothing from a picture that can be decoded; Pillow's parser raises many kinds of exceptions.
+    except Exception:
+        return None
+
+
+def _turned_size(size: Size, turn: Image.Transpose | None) -> Size:
+    return (size[1], size[0]) if turn in _SIDES_SWAPPED else size
 
 
 def image_notes(file: MediaFile) -> dict[Any, Any]:
@@ -78,6 +108,8 @@ def _read(file: MediaFile, use: Callable[[Image.Image], _Read]) -> _Read:
             if data.seek(0, os.SEEK_END) > MAX_BYTES:
                 raise BadMedia(f"an image file of more than {MAX_BYTES:,} bytes", reason="file too large")
             data.seek(0)
+            head = data.read(_HEAD)
+            data.seek(0)
             with Image.open(data, formats=FORMATS) as image:
                 check_area(image.size, MAX_PIXELS)
                 return use(image)
@@ -91,7 +123,8 @@ def _read(file: MediaFile, use: Callable[[Image.Image], _Read]) -> _Read:
         problem = f"corrupt image: {error}"
         raise BadMedia(problem, reason="too many pixels", where=str(file), hint=_REPLACE) from error
     except UnidentifiedImageError as error:  # its own text names an address in memory
-        problem = f"corrupt image: none of {', '.join(FORMATS)}, or damaged in its head"
+        kind = next((f"{name}, which is " for begins, name in _OTHERS.items() if re.match(begins, head)), "")
+        problem = f"corrupt image: {kind}none of {', '.join(FORMATS)}" + ("" if kind else ", or damaged in its head")
         raise BadMedia(problem, reason="unreadable image", where=str(file), hint=_REPLACE) from error
     # Pillow's parsers raise many kinds of exceptions for damaged bytes (SyntaxError, struct.error, zlib.error, ...).
     except Exception as error:
@@ -99,6 +132,19 @@ def _read(file: MediaFile, use: Callable[[Image.Image], _Read]) -> _Read:
         raise BadMedia(problem, reason="unreadable image", where=str(file), hint=_REPLACE) from error
 
 
+_HEAD = 64  # bytes that say which other format it is
+_OTHERS = {
+    rb"(?s)....ftyp(heic|heix|heif|mif1|msf1|hevc)": "HEIC",
+    rb"(?s)....ftyp(avif|avis)": "AVIF",
+    rb"\0\0\0\x0cjP  |\xff\x4f\xff\x51": "JPEG 2000",
+    rb"\xff\x0a|\0\0\0\x0cJXL ": "JPEG XL",
+    rb"%PDF": "PDF",
+    rb"%!PS|\xc5\xd0\xd3\xc6": "EPS",
+    rb"\s*<(\?xml|svg)": "SVG",
+    rb"\s*<(!doctype|!DOCTYPE|html)": "a web page",
+    rb"version https://git-lfs": "a pointer of Git LFS",
+    rb"\Z": "an empty file",
+}
 _REPLACE = "replace or remove the file"
 
 
@@ -134,7 +180,6 @@ def _grey(values: np.ndarray, image: Image.Image) -> Image.Image:
     if _tag(image, _PHOTOMETRIC) == _WHITE_IS_ZERO:  # Pillow turns those of 8 bits alone
         values = 255 - values
     rgb = Image.fromarray(values).convert("RGB")
-    rgb.info = dict(image.info)  # as after `convert`; an EXIF tag stands there
     return rgb
 
 

@@ -12,6 +12,22 @@ IMAGE_MARK, VIDEO_MARK = "<image>", "<video>"  # as long as each other: one can 
 MARKS = {False: re.compile("<image>"), True: re.compile("<image>|<video>")}
 
 
+def mark_of(picture: Picture) -> str:
+    """What stands for it in a text."""
+    return VIDEO_MARK if picture.modality == VIDEO else IMAGE_MARK
+
+
+def place_marks(text: str, rule: str, *, has_clip: bool = False) -> str:
+    """Where the image marks of one turn stand (LLaVA-1.5's `preprocess_multimodal`, and LLaVA-NeXT's)."""
+    marks = MARKS[has_clip].findall(text)
+    if rule == "verbatim" or not marks:
+        return text
+    if rule == "next" and (len(marks) > 1 or text.startswith(marks[0])):
+        return text
+    rest = MARKS[has_clip].sub("", text).strip()
+    return f"{marks[0]}\n{rest}".strip()
+
+
 def written_marks(pictures: Sequence[Picture], family: str) -> list[str]:
     """What each image's and clip's mark becomes: a mark for each of its runs (`runs_of`), between tokens of the family.
 
@@ -54,3 +70,12 @@ def runs_of(picture: Picture, family: str) -> list[int]:
         _, rows, columns = picture.whole.of_tokens
         return [columns] * rows
     return [picture.num_tokens]
+
+
+def write_marks(
+    pairs: list[tuple[str, str]], written: Sequence[str], marks: re.Pattern[str], *, keeps_breaks: bool
+) -> list[tuple[str, str]]:
+    """Each mark as it is written. Marks and texts in unequal numbers are found where they are encoded."""
+    left = iter(written)
+    pattern = marks if keeps_breaks else re.compile(f"\n?(?:{marks.pattern})\n?")
+    return [(role, pattern.sub(lambda match: next(left, match[0]), text)) for role, text in pairs]

@@ -138,7 +138,8 @@ def _parti(path: Path, source: PromptSource) -> Iterator[ImagePrompt]:
 def _filled(path: Path) -> Iterator[tuple[int, str]]:
     """Lines that hold something, with their numbers from 0."""
     text = read_text(path, hint="save the file as UTF-8", max_bytes=None)
-    return ((number, line) for number, line in enumerate(text.split("\n")) if line.strip())
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")  # as any system ends them
+    return ((number, line) for number, line in enumerate(lines) if line.strip())
 
 
 def _coco(path: Path, source: PromptSource) -> Iterator[ImagePrompt]:

@@ -19,18 +19,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..core.errors import UserError, encodable
+from ..core.errors import UserError
 from ..core.files import open_data, parse_json
 from ..core.locks import Lock
 from . import scan
-from .chat_template import SYSTEM_ROLES
-from .conversations import ROLES
-from .embedded import Embedded
 from .kept_arrays import read_arrays, write_arrays
-from .picture_marks import IMAGE_MARK, VIDEO_MARK
+from .record import check_record, num_clips, num_images, num_words
 from .workers import num_processes, quiet_worker
 
-_FORMAT = 5  # of a kept index and of the checks it holds: count up when either changes
+_FORMAT = 6  # of a kept index and of the checks it holds: count up when either changes
 
 
 # What an index holds of each record, and the type of the array.
@@ -41,13 +38,6 @@ COLUMNS: dict[str, type[np.generic]] = {
     "images": np.int16,  # pictures that a record names
     "clips": np.int16,
 }
-
-
-@dataclass(frozen=True)
-class Unreadable:
-    """Stands for a record that cannot be read at all, where others of its file can."""
-
-    problem: str
 
 
 class Reader(Protocol):
@@ -197,109 +187,6 @@ def file_identity(path: Path) -> str:
     return digest.hexdigest()
 
 
-def check_record(record: Any) -> str | None:
-    """What is wrong with a record's text, or None. Pictures are looked at when they are read."""
-    if isinstance(record, Unreadable):
-        return record.problem
-    if not isinstance(record, dict):
-        return "not an object with id and conversations"
-    turns = record.get("conversations")
-    if not isinstance(turns, list) or not turns:
-        return "no conversations"
-    for key, kind in _HANDED.items():
-        if not isinstance(record.get(key) or kind(), kind):
-            return f"{key} is no {'list' if kind is list else 'object'}"
-    for key in ("image", "video"):
-        named = record.get(key)
-        names = named if isinstance(named, list) else [named] if named else []
-        if not all(isinstance(name, str | Embedded) for name in names):
-            return f"{key} is neither a path nor a list of paths"
-        if any(encodable(name) != name for name in names if isinstance(name, str)):
-            return f"{key} {_BROKEN}"
-    return _check_turns(turns, num_images(record), num_clips(record))
-
-
-def _check_turns(turns: list[Any], images: int, clips: int) -> str | None:
-    """One loop: at 665k records most of the time of a first start goes here."""
-    expected, marks, answers, before = "human", 0, 0, ""
-    for place, turn in enumerate(turns):
-        role = turn.get("from") if isinstance(turn, dict) else None
-        if not isinstance(role, str) or role not in _EVERY_ROLE:  # a list has no hash
-            return f"unknown role {role!r} (roles are human and gpt)"
-        text = turn.get("value")
-        if not isinstance(text, str):
-            return "a turn without text"
-        if encodable(text) != text:
-            return f"a turn's text {_BROKEN}"
-        if role == "tool" and before in ("gpt", "tool"):
-            expected = "gpt"
-        elif role != expected:
-            if place == 0 and role != "tool":
-                continue  # a system message, or an opening answer, which templates drop
-            return "the roles human (user) and gpt (assistant) do not alternate"
-        else:
-            expected = "human" if role == "gpt" else "gpt"
-        if (calls := turn.get("tool_calls")) and not _are_calls(calls):
-            return "tool_calls is no list of calls, each with a function's name"
-        if not isinstance(turn.get("reasoning", ""), str):
-            return "a turn's reasoning is no text"
-        if turn.get("weight", 1) not in (0, 1):
-            return "a turn's weight is neither 0 (read, not learned) nor 1"
-        if role == "gpt" and (not text or text.isspace()) and not calls:
-            return "empty answer"
-        answers += role == "gpt"
-        marks += text.count(IMAGE_MARK) + (text.count(VIDEO_MARK) if clips else 0)
-        before = role
-    if not answers:
-        return "no answer to train on"
-    if marks == images + clips:
-        return None
-    return f"{marks} <image> marks for {images} images" + (f" and {clips} clips" if clips else "")
-
-
-# What a target's own chat template is handed beside the messages.
-_HANDED: dict[str, type] = {"tools": list, "chat_template_kwargs": dict}
-_EVERY_ROLE = {*ROLES, *SYSTEM_ROLES, "tool"}
-
-
-def _are_calls(calls: Any) -> bool:
-    for call in calls if isinstance(calls, list) else [None]:
-        function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            return False
-    return True
-
-
-# JSON's "\ud83d" without its other half, which neither a tokenizer nor a file takes.
-_BROKEN = "has half a character (a lone surrogate)"
-
-
-def num_images(record: dict[str, Any]) -> int:
-    """Pictures that a record names: `image` is absent, one path, or a list of paths."""
-    return len(paths(record, "image"))
-
-
-def num_clips(record: dict[str, Any]) -> int:
-    """Clips that a record names under `video`, as under `image`; a clip's mark is <image> or <video>."""
-    return len(paths(record, "video"))
-
-
-def paths(record: dict[str, Any], key: str) -> list[Any]:
-    """The paths (or `Embedded` bytes) that a record names under `key`: none, one, or a list."""
-    named = record.get(key)
-    return [] if not named else [named] if isinstance(named, str) else named
-
-
-_WORDS = bytes(ord(" ") if chr(code).isspace() else ord("x") for code in range(256))
-
-
-def num_words(text: str) -> int:
-    """`len(text.split())` in half the time: no word is made only to be counted."""
-    if not text.isascii():
-        return len(text.split())
-    return (b" " + text.encode()).translate(_WORDS).count(b" x")
-
-
 @dataclass(frozen=True)
 class Part:
     """The records of a piece of a file, numbered from its beginning."""
@@ -310,6 +197,7 @@ class Part:
 
 
 def _index(path: Path) -> RecordFile:
+    scan.check_kind(path)
     parts = _scan_pieces(path) or [scan_part(scan.entries(path))]
     return joined(JsonReader(path), parts, "give a JSON list, or JSONL with one record in each line")
 

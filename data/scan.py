@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import UserError
+from ..core.file_kinds import HEAD, MARK, other_kind
 from ..core.files import open_data
 
 CHUNK = 16 << 20  # read at a time, and the size of a piece
@@ -24,6 +25,23 @@ _LIST = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[")
 _FIRST_KEY = re.compile(rb'\s*\{\s*("[^"\\]*"\s*:)')
 
 Entry = tuple[int, int, Any]  # first byte, bytes, value
+
+
+def check_kind(path: Path) -> None:
+    """Raises `UserError` that says what the file is, where its beginning cannot be one of records."""
+    with open_data(path) as file:
+        head = file.read(HEAD)
+    kind, text = other_kind(head), head.removeprefix(MARK).lstrip()
+    if kind is None and text and not text.startswith((b"[", b"{")):
+        line = text.split(b"\n", 1)[0].decode("utf-8", "replace").strip()
+        what = "a table of text (CSV, TSV)" if re.search(r"[,\t;]", line) else "text that is no JSON"
+        kind = f"{what}, which begins {line[:40]!r}", "write it as JSON lines"
+    if kind is None and text.startswith(b"{") and b"\r" in text and b"\n" not in text:
+        kind = "lines that end with carriage returns alone", "convert it: tr '\\r' '\\n' < FILE > new.jsonl"
+    if kind is not None and kind[0].endswith(("Parquet table", "Arrow table")):
+        kind = kind[0], "tables are read with {kind: datasets, path: ...}"
+    if kind is not None:
+        raise UserError(f"{kind[0]}, and records are a JSON list or JSON lines", where=str(path), hint=kind[1])
 
 
 def entries(path: Path) -> Iterator[Entry]:
@@ -37,7 +55,7 @@ def entries(path: Path) -> Iterator[Entry]:
         try:
             yield from _list(path, "", io.TextIOWrapper(file, encoding="utf-8", newline=""), start)
         except UnicodeDecodeError as error:
-            raise UserError(f"not UTF-8: {error}", where=str(path), hint="convert the file to UTF-8") from error
+            raise _not_utf8(path, "", error) from error
 
 
 def piece(path: Path, start: int, stop: int) -> Iterator[Entry]:
@@ -76,17 +94,57 @@ def _list_start(path: Path) -> int | None:
     """The byte after the bracket of a JSON list; None: JSONL."""
     with open_data(path) as file:
         bracket = _LIST.match(file.read(4096))
-    return bracket.end() if bracket and path.suffix != ".jsonl" else None
+    return bracket.end() if bracket else None
 
 
 def _lines(path: Path, file: Any, offset: int) -> Iterator[Entry]:
+    start, values, value = offset, 0, None
     for number, line in enumerate(file, 1):
         if line.strip():
             try:
-                yield offset, len(line), json.loads(line)
+                value = json.loads(line)
+            except UnicodeDecodeError as error:
+                raise _not_utf8(path, f"line {number}", error) from error
             except (ValueError, RecursionError) as error:
-                raise _broken(path, f"line {number}", error) from error
+                if values == 0 and start == 0 and line.removeprefix(MARK).lstrip().startswith(b"{"):
+                    _refuse_object(path, line + file.read(HEAD))
+                raise _broken(path, f"line {number}", _ZEROS if b"\0" in line else error) from error
+            values += 1
+            yield offset, len(line), value
         offset += len(line)
+    if values == 1 and start == 0 and isinstance(value, dict) and "conversations" not in value:
+        key = next((key for key, held in value.items() if isinstance(held, list) and held and isinstance(held[0], dict)
+                    and key not in _OF_A_RECORD), None)  # fmt: skip
+        if key is not None:
+            raise _around(path, key)
+        if value and all(isinstance(held, dict) and "conversations" in held for held in value.values()):
+            raise _object(path, "an object of records by name", "give a list of them: jq '[.[]]' FILE > records.json")
+
+
+# Lists of objects that single records of other layouts hold.
+_OF_A_RECORD = ("messages", "conversation", "turns", "tools")
+_ZEROS = "zero bytes, which a crash or a full disk leaves"
+_LIST_BEGINS = re.compile(rb'"([^"\\]+)"\s*:\s*\[\s*\{')
+
+
+def _refuse_object(path: Path, head: bytes) -> None:
+    """Raises `UserError` for a file that is one object over several lines, or several such objects."""
+    found = _LIST_BEGINS.search(head)
+    key = found[1].decode("utf-8", "replace") if found else "conversations"
+    if key not in ("conversations", *_OF_A_RECORD):
+        raise _around(path, key)
+    if b"\n" in head.strip():
+        hint = "write each record on one line: jq -c . FILE > records.jsonl"
+        raise _object(path, "JSON objects over several lines", hint)
+
+
+def _around(path: Path, key: str) -> UserError:
+    what = f"an object around the records, which its key {key!r} holds"
+    return _object(path, what, f"give the list alone: jq '.[{json.dumps(key)}]' FILE > records.json")
+
+
+def _object(path: Path, what: str, hint: str) -> UserError:
+    return UserError(f"{what}, and records are a JSON list or JSON lines", where=str(path), hint=hint)
 
 
 def _list(path: Path, text: str, file: Any, offset: int) -> Iterator[Entry]:
@@ -99,8 +157,8 @@ def _list(path: Path, text: str, file: Any, offset: int) -> Iterator[Entry]:
         offset += gap.end() - position  # blanks and commas are one byte each
         position = gap.end()
         if position < len(text) and text[position] == "]":
-            if (text[position + 1 :] + file.read(CHUNK)).strip():
-                raise _broken(path, f"record {count}", "more follows the end of the list")
+            if more := (text[position + 1 :] + file.read(CHUNK)).strip():
+                raise _broken(path, f"record {count}", _ZEROS if "\0" in more else "more follows the end of the list")
             return
         try:
             value, end = decoder.raw_decode(text, position)
@@ -116,6 +174,11 @@ def _list(path: Path, text: str, file: Any, offset: int) -> Iterator[Entry]:
         size = len(record) if record.isascii() else len(record.encode())
         yield offset, size, value
         offset, position, count = offset + size, end, count + 1
+
+
+def _not_utf8(path: Path, place: str, error: UnicodeDecodeError) -> UserError:
+    hint = "convert the file to UTF-8, for example: iconv -f LATIN1 -t UTF-8 FILE > new.json"
+    return UserError(f"not UTF-8: {error}", where=", ".join(filter(None, (str(path), place))), hint=hint)
 
 
 def _broken(path: Path, place: str, error: Exception | str) -> UserError:

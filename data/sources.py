@@ -104,7 +104,7 @@ class AnsweredSamples:
         if source == "data":
             return Row(self.dataset[index] if pixels else self.dataset.counted(index))
         try:
-            request, _ = self.dataset.request(index, pixels=pixels)
+            request, _ = self.dataset.request(index, pixels=pixels, most=self.dataset.config.max_length)
             # The drafter's own tiles, where its image processor is not the target's.
             own = request.drafter_view or request
             if self.limit(own) < 1:

@@ -194,7 +194,7 @@ def save_pictures(name: str, images: Sequence[Any], number: int, folder: Path) -
         path = folder / files[-1]
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            load_image(image, upright=True).save(path)
+            load_image(image).save(path)
         except BadMedia:
             with image.open() as data:
                 path.write_bytes(data.read())

@@ -16,10 +16,12 @@ from typing import Any, Literal
 
 from ..core.errors import UserError, did_you_mean, first_line
 from ..core.fields import Place, Revision
-from ..core.files import read_text, write_whole
+from ..core.file_kinds import HEAD, other_kind
+from ..core.files import open_data, read_text, write_whole
 from ..core.section import Section
 from .embedded import Embedded
-from .records import RecordFile, Unreadable, file_identity, joined, open_index, scan_part
+from .record import Unreadable
+from .records import RecordFile, file_identity, joined, open_index, scan_part
 from .scan import Entry
 
 _FILES = ("parquet", "json", "jsonl", "arrow")  # of a folder that `datasets` did not save itself
@@ -202,6 +204,11 @@ def _of_files(path: Path) -> Any:
         raise UserError("no table files", where=str(path), hint=hint)
     builder = _BUILDERS.get(suffixes[0], suffixes[0])
     if path.is_file():
+        with open_data(path) as file:
+            kind = other_kind(file.read(HEAD)) if builder == "json" else None
+        if kind is not None:
+            hint = "give the file the ending of what it is" if "table" in kind[0] else kind[1]
+            raise UserError(f"{kind[0]}, and the name ends in {path.suffix}", where=str(path), hint=hint)
         return datasets.load_dataset(builder, data_files=str(path))
     return datasets.load_dataset(builder, data_dir=str(path))
 

@@ -22,10 +22,10 @@ from ..core.fields import Place
 from ..core.section import Section
 from . import tars
 from .embedded import Embedded
+from .record import Unreadable
 from .records import (
     Part,
     RecordFile,
-    Unreadable,
     by_processes,
     duplicates,
     file_identity,
@@ -186,6 +186,8 @@ def _record(path: Path, sample: tars.TarSample) -> Any:
     if text is None or text.size > MAX_RECORD_BYTES:
         members = ", ".join(sample.members)
         reason = "no json member" if text is None else f"a json member of {text.size} bytes"
+        if text is None and any(suffix.endswith(".json") for suffix in sample.members):
+            reason += f"; {tars.DOTTED}: write the names without others"
         return Unreadable(f"key {sample.key!r}: {reason} (members: {members})")
     try:
         record = json.loads(tars.content(path, text.offset, text.size))

@@ -33,6 +33,7 @@ SUFFIXES = frozenset({*IMAGE_SUFFIXES, "txt", "json"})
 SAFETENSORS = frozenset({"safetensors"})
 CLIPS = frozenset(CLIP_SUFFIXES)
 UNKNOWN_SUFFIX = "suffix not allowed"
+DOTTED = "a key ends at the first dot of a member's name"  # webdataset's rule, which people who name files forget
 MAX_BYTES = 64 << 20  # of a member
 _MAX_HEADER = 1 << 20  # bytes of an extended header, which is read whole
 _ADDRESS = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*:")
@@ -184,7 +185,10 @@ def _judge(info: tarfile.TarInfo, suffixes: frozenset[str], max_bytes: int, labe
     folder, slash, last = name.rpartition("/")
     stem, _, suffix = last.partition(".")
     if not stem or (suffix.rpartition(".")[2] if labelled else suffix).lower() not in suffixes:
-        return RefusedMember(name, UNKNOWN_SUFFIX, f"{suffix!r} is none of {', '.join(sorted(suffixes))}")
+        detail = f"{suffix!r} is none of {', '.join(sorted(suffixes))}"
+        if suffix.rpartition(".")[2].lower() in suffixes:
+            detail += f"; {DOTTED}, here {stem!r}"
+        return RefusedMember(name, UNKNOWN_SUFFIX, detail)
     if info.size > max_bytes:
         return RefusedMember(name, "member too large", f"{info.size} bytes, more than {max_bytes}")
     return Member(name, folder + slash + stem, suffix.lower(), info.offset_data, info.size, info.offset)

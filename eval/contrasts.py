@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -155,7 +156,8 @@ def compare_trainings(rows: Sequence[Row], settings: Comparison) -> TrainingComp
         for name, some in (("first", first), ("second", second))
     }
     same = statistics.fmean(float(row.details.get("plain_is_data", False)) for row in first)
-    why = () if difference.interval[0] > 0 else tuple(_why(difference, depths, same))
+    is_shown = difference.interval[0] > 0 or math.isnan(difference.mean)
+    why = () if is_shown else tuple(_why(difference, depths, same))
     return TrainingComparison(difference, depths, same, why)
 
 
@@ -164,6 +166,8 @@ def sentence(where: str, comparison: TrainingComparison) -> str:
     seeds = comparison.difference
     each = ", ".join(f"{name} {value:+.3f}" for name, value in seeds.each.items())
     low, high = seeds.interval
+    if math.isnan(seeds.mean):
+        return f"{where}, first trainings minus second: tau was not measured with every seed."
     line = f"{where}, first trainings minus second: tau {seeds.mean:+.3f}, 95% interval "
     line += f"[{low:+.3f}, {high:+.3f}] ({seeds.verdict}; {each})."
     if comparison.why:
@@ -213,11 +217,13 @@ class Differences:
         """Sentences on M minus T in each place, also over several drafters, and on each comparison of trainings."""
         lines = []
         for place, (difference, seeds) in self.modes.items():
+            if difference.verdict == "not measured":
+                continue
             lines.append(
                 f"{place}: tau with the picture minus without is {difference.difference:+.3f}, 95% interval "
                 f"{interval(difference.interval)} ({difference.verdict}; {difference.requests} requests)."
             )
-            if seeds is not None:
+            if seeds is not None and seeds.verdict != "not measured":
                 each = ", ".join(f"{name} {value:+.3f}" for name, value in seeds.each.items())
                 lines.append(f"{place}, over {len(seeds.each)} drafters: {seeds.mean:+.3f}, 95% interval "
                              f"{interval(seeds.interval)} ({seeds.verdict}; {each}).")  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,12 +13,16 @@ from .tables import interval
 
 def findings(cells: Sequence[Cell], label: Label) -> list[str]:
     """Findings as sentences, including expected results that were not confirmed."""
-    lines: list[str] = []
-    for temperature in sorted({cell.temperature for cell in cells}):
-        mine = [cell for cell in cells if cell.temperature == temperature]
+    lines = _nothing(cells, label)
+    measured = [cell for cell in cells if cell.summary.is_measured]
+    for temperature in sorted({cell.temperature for cell in measured}):
+        mine = [cell for cell in measured if cell.temperature == temperature]
         best = max(mine, key=lambda c: c.summary.tau)
-        fastest = max(mine, key=lambda c: c.summary.DSR)
         lines.append(f"Best tau: {best.summary.tau:.2f} ({best.method}, {label(best)}).")
+        timed = [cell for cell in mine if not math.isnan(cell.summary.DSR)]
+        if not timed:  # plain decoding's own answers were empty
+            continue
+        fastest = max(timed, key=lambda c: c.summary.DSR)
         if fastest.summary.DSR > 1:
             s = fastest.summary
             lines.append(f"Best measured speedup of decoding: {s.DSR:.2f}x ({fastest.method}, {label(fastest)}). At "
@@ -30,12 +35,12 @@ def findings(cells: Sequence[Cell], label: Label) -> list[str]:
                 f"{s.T_q_over_T_p:.2f} of a target step, so tau {s.tau:.2f} is expected to give "
                 f"{s.expected_speedup:.2f}x."
             )
-        by_method = {c.method: [o.summary.DSR for o in mine if o.method == c.method] for c in mine}
+        by_method = {c.method: [o.summary.DSR for o in timed if o.method == c.method] for c in timed}
         if slower := [name for name, values in by_method.items() if max(values) < 1 < fastest.summary.DSR]:
             lines.append(
                 f"**Slower than plain decoding** on every set at temperature {temperature:g}: {'; '.join(slower)}."
             )
-    return lines + _exactness(cells, label) + _over_lengths(cells)
+    return lines + _exactness(cells, label) + _over_lengths(measured)
 
 
 def own_findings(cells: Sequence[Cell]) -> list[str]:
@@ -43,11 +48,26 @@ def own_findings(cells: Sequence[Cell]) -> list[str]:
     label = labels(cells)
     exact = [cell for cell in cells if not cell.relaxed]
     lines = findings(exact, label) if exact else []
-    if relaxed := [cell for cell in cells if cell.relaxed]:
+    if relaxed := [cell for cell in cells if cell.relaxed and cell.summary.is_measured]:
         best = max(relaxed, key=lambda c: c.summary.tau)
         lines.append(f"Best tau with relaxed acceptance, whose outputs are not distributed as the target's: "
                      f"{best.summary.tau:.2f} ({best.method}, {label(best)}).")  # fmt: skip
     return lines + cautions(cells, label)
+
+
+def _nothing(cells: Sequence[Cell], label: Label) -> list[str]:
+    """Cells that were decoded without a single cycle: their ratios are dashes."""
+    empty = [cell for cell in cells if not cell.summary.is_measured]
+    if not empty:
+        return []
+    if all(cell.max_new_tokens == 1 for cell in empty):
+        why = "the first token comes from the prefill, and `max_new_tokens: 1` asks for no other"
+    else:
+        why = "every answer was empty: the target ended it with its first token. Is the template right?"
+    if len(empty) == len(cells):
+        return [f"**Nothing was measured**: {why}"]
+    places = "; ".join(dict.fromkeys(label(cell) for cell in empty))
+    return [f"**Nothing was measured on {places}**: {why}"]
 
 
 def _exactness(cells: Sequence[Cell], label: Label) -> list[str]:
@@ -55,8 +75,7 @@ def _exactness(cells: Sequence[Cell], label: Label) -> list[str]:
     different = [cell for cell in greedy if cell.summary.identical < cell.summary.requests]
     if different:
         return _differences(different, len(greedy), label)
-    count = sum(cell.summary.requests for cell in greedy)
-    if greedy:
+    if count := sum(cell.summary.requests for cell in greedy if cell.summary.is_measured):
         return [f"Greedy outputs are identical to plain decoding, token by token, in all {count} decoded requests."]
     return []
 
@@ -113,8 +132,8 @@ def cautions(cells: Sequence[Cell], label: Label) -> list[str]:
                 f"**{count} of {total} requests of {', '.join(map(label, far))} exceed the draft's positions** in "
                 f"{method}: the draft was not trained for such lengths. Prompts in modes T and P are shorter."
             )
-    vacuous = [f"{c.method}, {label(c)}" for c in cells if not c.summary.num_accepted or not
-               c.summary.rejected_somewhere]  # fmt: skip
+    vacuous = [f"{c.method}, {label(c)}" for c in cells if c.summary.is_measured and not
+               (c.summary.num_accepted and c.summary.rejected_somewhere)]  # fmt: skip
     if vacuous:
         more = f" and {len(vacuous) - 6} more" if len(vacuous) > 6 else ""
         lines.append(f"No drafted token was accepted, or none was rejected, in: {'; '.join(vacuous[:6])}{more}. There "
@@ -126,5 +145,7 @@ def binding_sentence(binding: Mapping[str, float] | None) -> list[str]:
     """One sentence on the questions answered right with and without the picture; empty where none were asked."""
     if not binding:
         return []
+    if not binding["questions"]:
+        return ["None of the held-out questions about the picture could be asked."]
     return [f"The target names the right attribute in {binding['accuracy']:.1%} of {binding['questions']} held-out "
             f"questions with the picture and in {binding['blind_accuracy']:.1%} without it."]  # fmt: skip

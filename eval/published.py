@@ -7,6 +7,7 @@ opened.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -135,9 +136,11 @@ class Answer:
 
     @property
     def tau(self) -> float:
-        """Tokens emitted after the prefill over verification passes, bonus tokens included; plain decoding has 1."""
+        """Tokens emitted after the prefill over verification passes, bonus tokens included; plain decoding has 1. NaN:
+        the first token ended the answer.
+        """
         cycles = self.generation.cycles
-        return sum(cycle.num_emitted for cycle in cycles) / max(1, len(cycles))
+        return sum(cycle.num_emitted for cycle in cycles) / len(cycles) if cycles else math.nan
 
 
 @dataclass(frozen=True)

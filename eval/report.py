@@ -6,6 +6,7 @@ Everything in it is computed from rows. The papers' own tables and figures are s
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -51,7 +52,7 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """The content of report.json."""
-        return {
+        values = {
             "version": VERSION,
             "about": dict(self.about),
             "methods": {name: asdict(info) for name, info in self.methods.items()},
@@ -66,6 +67,16 @@ class Report:
                 for s in self.sections
             ],
         }  # fmt: skip
+        return _nulls(values)
+
+
+def _nulls(value: Any) -> Any:
+    """With null, which JSON has, for NaN, which it has not."""
+    if isinstance(value, Mapping):
+        return {name: _nulls(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_nulls(part) for part in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def build(
@@ -206,7 +217,7 @@ def _shown(cells: Sequence[Cell]) -> dict[str, dict[str, Summary]]:
     suites the first turns.
     """
     coldest = min((cell.temperature for cell in cells), default=0.0)
-    cold = [cell for cell in cells if cell.temperature == coldest and cell.turn in ("", "first")]
+    cold = [c for c in cells if c.temperature == coldest and c.turn in ("", "first") and c.summary.is_measured]
     longest = max((cell.max_new_tokens for cell in cold), default=0)
     some = [cell for cell in cold if cell.max_new_tokens == longest]
     most = {

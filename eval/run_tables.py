@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +28,7 @@ class Cell:
     where: str
     method: str
     requests: int
-    tau: float  # tokens per target pass, bonus token included
+    tau: float | None  # tokens per target pass, bonus token included; None: no cycle was run
     interval: tuple[float, float] | None  # 95%, of tau
     speedup: float | None  # of decoding, against plain decoding in the same run
     identical: int | None  # requests whose tokens are plain decoding's; None: they need not be
@@ -55,17 +56,16 @@ def _cell(cell: Mapping[str, Any], with_temperature: bool, with_length: bool) ->
     name = cell["benchmark"] + (f" at {cell['budget']}" if cell["budget"] else "")
     parts = [name, cell["turn"], with_temperature and f"T {cell['temperature']:g}",
              with_length and f"{cell['max_new_tokens']} new"]  # fmt: skip
-    low, high = cell["tau_interval"]
     return Cell(
         where=", ".join(part for part in parts if part),
         method=cell["method"],
         requests=int(cell["requests"]),
-        tau=float(cell["tau"]),
-        interval=(float(low), float(high)),
-        speedup=float(cell["DSR"]),
+        tau=_number(cell["tau"]),
+        interval=_pair(tuple(cell["tau_interval"])),
+        speedup=_number(cell["DSR"]),
         identical=int(cell["identical"]) if cell["exact"] else None,
         temperature=float(cell["temperature"]),
-        end_to_end=float(cell["ESR"]),
+        end_to_end=_number(cell["ESR"]),
         expected=_number(cell.get("expected_speedup")),
         quartiles=_pair(cell.get("DSR_spread")),
         max_new_tokens=int(cell["max_new_tokens"]),
@@ -76,14 +76,12 @@ def _cell(cell: Mapping[str, Any], with_temperature: bool, with_length: bool) ->
 
 
 def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
+    return None if value is None or math.isnan(value) else float(value)
 
 
 def _pair(values: Any) -> tuple[float, float] | None:
-    if not values:
-        return None
-    low, high = values
-    return float(low), float(high)
+    low, high = map(_number, values or (None, None))
+    return None if low is None or high is None else (low, high)
 
 
 def readable(cell: Cell) -> list[Any]:
@@ -98,8 +96,8 @@ def overview(report: Mapping[str, Any]) -> Table:
                Column("tau [95%]", kind="interval"), Column("decoding", unit="x"), Column("end to end", unit="x"),
                Column("same tokens as plain", kind="count"))  # fmt: skip
     rows = tuple(
-        (c.where, c.method, c.temperature, c.requests, (c.tau, *c.interval) if c.interval else None, c.speedup,
-         c.end_to_end, None if c.identical is None else (c.identical, c.requests))
+        (c.where, c.method, c.temperature, c.requests, (c.tau, *c.interval) if c.tau and c.interval else None,
+         c.speedup, c.end_to_end, None if c.identical is None else (c.identical, c.requests))
         for c in cells({**report, "cells": [c for c in report["cells"] if c["turn"] in ("", "first")]})
     )  # fmt: skip
     return Table("", columns, rows)

@@ -159,7 +159,7 @@ def evaluation_rows(runs: Sequence[Run]) -> list[list[str]]:
 
 
 def _shown(cell: Cell | None) -> str:
-    if cell is None:
+    if cell is None or cell.tau is None:
         return "-"
     spread = f" {interval(cell.interval)}" if cell.interval else ""
     speedup = f", {cell.speedup:.2f}x" if cell.speedup is not None else ""

@@ -16,9 +16,13 @@ def measure(speculator: Speculator, asked: UserRequest, folder: Path) -> Expecte
     """Decode the stored prompt; also plainly, which greedily must give the same tokens.
 
     Raises:
-        UserError: the drafter changes what the target says.
+        UserError: the drafter changes what the target says, or it says nothing, so that nothing was drafted.
     """
     generation = speculator.say(asked, folder).generation
+    if not generation.cycles:
+        raise UserError("the answer to the stored prompt ends with its first token: nothing is drafted, and nothing "
+                        "can be checked", where=f"prompt {asked.text!r}",
+                        hint="is the template right? Else name another prompt, or more new tokens")  # fmt: skip
     if (
         speculator.decoding.warp.greedy
         and generation.tokens != speculator.say(asked, folder, plain=True).generation.tokens

@@ -3,6 +3,9 @@
 tau (block efficiency) is tokens emitted after the prefill over verification passes, over the whole set, cut cycles
 included, with the bonus token; plain decoding has 1 (TABED, section 2; docs/words.md). Intervals do not depend on the
 number of ranks or on the order in which rows were measured: requests are sorted by name and resampled from one seed.
+
+A ratio over nothing (no cycle, nothing drafted) is NaN: tables show a dash, JSON has null. An answer that ends with its
+first token has no cycle.
 """
 
 from __future__ import annotations
@@ -15,10 +18,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from .rows import Row, median
+from .rows import Row
 
 Interval = tuple[float, float]
-Verdict = Literal["above 0", "below 0", "includes 0"]
+Verdict = Literal["above 0", "below 0", "includes 0", "not measured"]
 DRAWS, SEED = 1000, 0  # of every bootstrap
 
 
@@ -29,7 +32,7 @@ class Depth:
     depth: int  # from 1
     drafted: int  # cycles whose tree had this level
     share: float  # of these, where a token of it was accepted
-    share_of_reached: float  # of those where all before it were accepted, too
+    share_of_reached: float  # of those where all before it were accepted, too; 0 where none was
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,11 @@ class Summary:
     rejected_somewhere: bool = False
     beyond_positions: int = 0  # requests that go beyond the draft's positions
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether a cycle was run: without one there is neither tau nor a speedup of decoding."""
+        return self.calls > 0
+
     def to_json(self) -> dict[str, Any]:
         """Field name -> value of every field; what explains differences only where there are some."""
         values = asdict(self)
@@ -129,7 +137,7 @@ def _acceptance(rows: Sequence[Row]) -> dict[str, Any]:
     cycles, emitted = sum(r.num_cycles for r in rows), sum(r.num_emitted for r in rows)
     drafted, accepted = sum(sum(r.drafted) for r in rows), sum(sum(r.accepted) for r in rows)
     num_accepted = [a for r in rows for a in r.accepted]
-    tau, planned_depth = ratio_of(emitted, cycles), _mean([levels for r in rows for levels in r.planned if levels])
+    tau, planned_depth = ratio(emitted, cycles), _mean([levels for r in rows for levels in r.planned if levels])
     return {
         "tau": tau,
         "tau_interval": tau_interval(rows),
@@ -151,27 +159,31 @@ def _acceptance(rows: Sequence[Row]) -> dict[str, Any]:
 def _speed(rows: Sequence[Row]) -> dict[str, Any]:
     """The fields of `Summary` that say what a cycle costs, and the speedups that are expected of it and measured."""
     cycles, levels = sum(r.num_cycles for r in rows), max((d for r in rows for d in r.drafted), default=0)
-    tau = ratio_of(sum(r.num_emitted for r in rows), cycles)
+    tau = tau_of(rows)
     kept_depth = ratio(sum(sum(r.drafted) for r in rows), cycles)
-    t_p, t_q = median(r.plain_cycle_s for r in rows), median(r.draft_s for r in rows)
-    t_verify, rule = median(r.verify_s for r in rows), median(r.rule_s for r in rows)
+    # A request without a cycle has no times of one: its zeros would pull every median down.
+    with_cycles = [r for r in rows if r.num_cycles]
+    t_p = _median(r.plain_cycle_s for r in rows if r.plain_tokens > 1)
+    t_q = _median(r.draft_s for r in rows if any(r.drafted))
+    t_verify, rule = _median(r.verify_s for r in with_cycles), _median(r.rule_s for r in with_cycles)
     decoding, end_to_end = speedups(rows)
     each, relative = [speedups([row]) for row in rows], ratio(t_q, t_p)
+    drafting, deepest = (depth * relative if levels else 0.0 for depth in (kept_depth, levels))
     return {
         "T_q_ms": 1e3 * t_q,
         "T_p_ms": 1e3 * t_p,
         "T_verify_ms": 1e3 * t_verify,
         "T_q_over_T_p": relative,
-        "expected_speedup": tau / (kept_depth * relative + (t_verify / t_p if t_p else 1.0)) if cycles else 1.0,
-        "expected_speedup_tabed": tau / (levels * relative + 1),
+        "expected_speedup": tau / (drafting + ratio(t_verify, t_p)),
+        "expected_speedup_tabed": tau / (deepest + 1),
         "DSR": decoding,
         "ESR": end_to_end,
         "DSR_spread": quartiles([one[0] for one in each]),
         "ESR_spread": quartiles([one[1] for one in each]),
-        "drafter_ms": 1e3 * median(r.draft_cycle_s for r in rows),
+        "drafter_ms": 1e3 * _median(r.draft_cycle_s for r in with_cycles),
         "target_ms": 1e3 * (t_verify - rule),
         "rule_ms": 1e3 * rule,
-        "cycle_ms": 1e3 * median(r.cycle_s for r in rows),
+        "cycle_ms": 1e3 * _median(r.cycle_s for r in with_cycles),
     }
 
 
@@ -225,14 +237,14 @@ def by_depth(rows: Iterable[Row]) -> tuple[Depth, ...]:
         drafted = sum(d >= depth for d, _ in pairs)
         reached = sum(d >= depth and a >= depth - 1 for d, a in pairs)
         accepted = sum(a >= depth for _, a in pairs)
-        depths.append(Depth(depth, drafted, ratio(accepted, drafted), ratio(accepted, reached)))
+        depths.append(Depth(depth, drafted, ratio(accepted, drafted), accepted / reached if reached else 0.0))
     return tuple(depths)
 
 
 def tau_of(rows: Iterable[Row]) -> float:
-    """1 where no cycle was needed."""
+    """Tokens of all cycles over cycles; NaN without a cycle."""
     rows = list(rows)
-    return ratio_of(sum(r.num_emitted for r in rows), sum(r.num_cycles for r in rows))
+    return ratio(sum(r.num_emitted for r in rows), sum(r.num_cycles for r in rows))
 
 
 def tau_interval(rows: Iterable[Row]) -> Interval:
@@ -244,7 +256,7 @@ def tau_interval(rows: Iterable[Row]) -> Interval:
 def bootstrap(parts: Sequence[float], wholes: Sequence[float]) -> Interval:
     """95% interval of sum(parts) / sum(wholes) over resampled requests; both in the order of `ordered`."""
     if not len(parts):
-        return (0.0, 0.0)
+        return (math.nan, math.nan)
     (values,) = _resampled([(parts, wholes)])
     return _ends(values)
 
@@ -275,7 +287,7 @@ def paired_difference(first: Iterable[Row], second: Iterable[Row]) -> Difference
     assert len(mine) == len(first) and len(other) == len(second), "a request stands twice on one side"
     pairs = [(row, other[key]) for key, row in sorted(mine.items()) if key in other]
     if not pairs:
-        return Difference(0.0, (0.0, 0.0), "includes 0", 0)
+        return Difference(math.nan, (math.nan, math.nan), "not measured", 0)
     sides = [[pair[side] for pair in pairs] for side in (0, 1)]
     taus = _resampled([([r.num_emitted for r in rows], [r.num_cycles for r in rows]) for rows in sides])
     interval = _ends(taus[0] - taus[1])
@@ -316,6 +328,8 @@ def seed_difference(pairs: Mapping[str, tuple[Iterable[Row], Iterable[Row]]]) ->
         return None
     each = {name: tau_of(first) - tau_of(second) for name, (first, second) in pairs.items()}
     mean = statistics.fmean(each.values())
+    if math.isnan(mean):  # with one of the drafters no cycle was run
+        return SeedDifference(each, mean, (mean, mean), "not measured")
     half = student_half_width(statistics.stdev(each.values()), len(each))
     return SeedDifference(each, mean, (mean - half, mean + half), verdict((mean - half, mean + half)))
 
@@ -339,9 +353,10 @@ def student_975(degrees: int) -> float:
 
 
 def quartiles(values: Sequence[float]) -> Interval:
-    """The first and the third, of the values themselves."""
+    """The first and the third, of those values that are numbers."""
+    values = [value for value in values if not math.isnan(value)]
     if len(values) < 2:
-        return (values[0], values[0]) if len(values) else (0.0, 0.0)
+        return (values[0], values[0]) if values else (math.nan, math.nan)
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")
     return low, high
 
@@ -349,21 +364,18 @@ def quartiles(values: Sequence[float]) -> Interval:
 def verdict(interval: Interval) -> Verdict:
     """On which side of 0 both ends lie ("above 0", "below 0"); else "includes 0", also where an end is 0."""
     low, high = interval
+    if math.isnan(low) or math.isnan(high):
+        return "not measured"
     return "above 0" if low > 0 else "below 0" if high < 0 else "includes 0"
 
 
 def ratio(numerator: float, denominator: float) -> float:
-    """0 where there is nothing to divide by."""
-    return numerator / denominator if denominator > 0 else 0.0
-
-
-def ratio_of(emitted: float, cycles: float) -> float:
-    """tau; 1 without a cycle."""
-    return emitted / cycles if cycles else 1.0
+    """NaN where there is nothing to divide by."""
+    return numerator / denominator if denominator > 0 else math.nan
 
 
 def _resampled(ratios: Sequence[tuple[Sequence[float], Sequence[float]]]) -> list[np.ndarray]:
-    """[DRAWS] of each ratio of sums over the same resampled requests."""
+    """[DRAWS] of each ratio of sums over the same resampled requests; NaN of requests whose wholes are 0."""
     count = len(ratios[0][0])
     rng, at_once = np.random.default_rng(SEED), max(1, 2**22 // count)  # of many requests a few draws at a time
     values: list[list[np.ndarray]] = [[] for _ in ratios]
@@ -372,12 +384,14 @@ def _resampled(ratios: Sequence[tuple[Sequence[float], Sequence[float]]]) -> lis
         for taken, (parts, wholes) in zip(values, ratios, strict=True):
             whole = np.asarray(wholes)[picks].sum(1)
             divided = np.asarray(parts)[picks].sum(1) / np.where(whole > 0, whole, 1)
-            taken.append(np.where(whole > 0, divided, 1.0))
+            taken.append(np.where(whole > 0, divided, math.nan))
     return [np.concatenate(taken) for taken in values]
 
 
 def _ends(values: np.ndarray) -> Interval:
-    values = np.sort(values)
+    values = np.sort(values[~np.isnan(values)])
+    if not len(values):
+        return (math.nan, math.nan)
     return float(values[int(0.025 * len(values))]), float(values[int(0.975 * len(values))])
 
 
@@ -388,4 +402,9 @@ def _time_shares(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def _mean(values: Sequence[float]) -> float:
-    return statistics.fmean(values) if values else 0.0
+    return statistics.fmean(values) if values else math.nan
+
+
+def _median(values: Iterable[float]) -> float:
+    known = list(values)
+    return statistics.median(known) if known else math.nan

@@ -5,14 +5,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from .rows import PLAIN
 
-# None: not measured. Of a column of kind interval (value, low, high), of kind count (how many, of how many), of kind
-# share (share in [0, 1], of how many).
+# None: not measured; a table takes NaN for it. Of a column of kind interval (value, low, high), of kind count (how
+# many, of how many), of kind share (share in [0, 1], of how many).
 Value = None | str | float | tuple[float, ...]
 Mark = Literal["", "best", "second"]
 GAP = 2  # pixels between the pictures of a grid
@@ -77,6 +78,7 @@ class Table:
 
     def __post_init__(self) -> None:
         assert all(len(row) == len(self.columns) for row in self.rows), f"{self.title}: lines and columns differ"
+        object.__setattr__(self, "rows", tuple(tuple(map(_measured, row)) for row in self.rows))
 
     def column(self, heading: str) -> list[Value]:
         """The values under a heading."""
@@ -168,6 +170,12 @@ class ReportSection:
 
 
 Part = str | Items | Table | Figure | ReportSection
+
+
+def _measured(value: Value) -> Value:
+    """None where a number, or one of several, is NaN: a ratio over nothing."""
+    numbers = value if isinstance(value, tuple) else (value,)
+    return None if any(isinstance(number, float) and math.isnan(number) for number in numbers) else value
 
 
 def best(values: Sequence[Value]) -> list[Mark]:

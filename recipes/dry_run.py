@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
 from ..core import ranks
+from ..core.errors import UserError
 from ..data.patterns import unmatched
+from ..data.prompts import PromptSource
 from ..data.tar_records import TarRecords
 from ..models.inline import building
 from ..trainers.describe.models import mirrored_shape, target_lines, target_shape
 from ..trainers.describe.precision import dtype_text, precision_text
 from ..trainers.stages.base import Planned
-from .preflight_data import sections
+from .preflight_data import prompts_of, sections
 from .schema import Recipe
 
 
@@ -49,7 +52,7 @@ def dry_run(recipe: Recipe, planned: Sequence[Planned], stages: Collection[str] 
     for plan in planned:
         if stages is None or plan.name in stages:
             with building(f"stages.{plan.name}"):
-                lines += ["", _title(plan), *plan.stage.describe(plan), *_unmatched(plan)]
+                lines += ["", _title(plan), *plan.stage.describe(plan), *_unmatched(plan), *_prompts(plan)]
                 if (memory := plan.stage.memory(plan)) is not None:
                     lines += memory.lines(recipe.hardware)
     return "\n".join(lines)
@@ -66,6 +69,21 @@ def does_not_fit(recipe: Recipe, planned: Sequence[Planned], stages: Collection[
     running = [plan for plan in planned if stages is None or plan.name in stages]
     memories = {plan.name: plan.stage.memory(plan) for plan in running if recipe.hardware is not None}
     return [name for name, memory in memories.items() if memory is not None and not memory.fits(recipe.hardware)]
+
+
+def _prompts(plan: Planned) -> list[str]:
+    """A line for each file of prompts that is here: how many it has, or why the target cannot be asked by them."""
+    lines = []
+    for data in sections(plan.stage):
+        path = data.section.path if isinstance(data.section, PromptSource) and data.maker is None else None
+        if path is None or path.endswith(".tar") or not Path(path).is_file():  # a tar's captions take a whole pass
+            continue
+        try:
+            count = len(prompts_of(data.section, plan.recipe.target))
+            lines.append(f"  {path}: {count:,} prompts")
+        except UserError as error:
+            lines.append(f"  {path} cannot be used: {error.problem}" + (f", {error.where}" if error.where else ""))
+    return lines
 
 
 def _unmatched(plan: Planned) -> list[str]:

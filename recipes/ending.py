@@ -87,7 +87,7 @@ def _cut(text: str, most: int) -> str:
 
 
 def _numbers(cell: Cell | None) -> str:
-    if cell is None:
+    if cell is None or cell.tau is None:
         return "-"
     return f"{cell.tau:.2f}" + ("" if cell.speedup is None else f" {cell.speedup:.2f}x")
 

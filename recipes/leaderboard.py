@@ -82,7 +82,9 @@ def _entry(run: Run, stage: str, cell: Cell, stages: Mapping[str, Any]) -> Entry
             unknown[column] = str(reason)
     if "training" not in unknown and (stage := values.pop("unrecorded")) is not None:
         unknown["GPU-hours"] = f"stage {stage} was trained by an earlier version, which did not record its ranks"
-    if cell.expected is None:
+    if cell.tau is None:
+        unknown["tau"] = "no cycle was run: every answer ended with its first token"
+    elif cell.expected is None:
         unknown["expected"] = "its report is of an earlier version"
     if cell.speedup is not None and not math.isfinite(cell.speedup):
         unknown["measured"] = "its times are not finite"
@@ -215,12 +217,12 @@ def _board(group: tuple[str, str, float, int], members: Sequence[Entry], note: s
 def _row(entry: Entry) -> tuple[Any, ...]:
     cell = entry.cell
     speed = None if cell.speedup is None or "measured" in entry.unknown else cell.speedup
-    low, high = cell.interval or (cell.tau, cell.tau)
+    tau = None if cell.tau is None else (cell.tau, *(cell.interval or (cell.tau, cell.tau)))
     spread = None if speed is None else (speed, *(cell.quartiles or (speed, speed)))
     same = None if cell.identical is None else (cell.identical, cell.requests)
     memory = None if entry.memory is None else entry.memory / MIB
     method = f"{cell.method} (relaxed)" if cell.relaxed and "relaxed" not in cell.method else cell.method
-    return (entry.run, method, cell.requests, (cell.tau, low, high), cell.expected, spread, same, memory, entry.steps,
+    return (entry.run, method, cell.requests, tau, cell.expected, spread, same, memory, entry.steps,
             entry.samples, entry.hours)  # fmt: skip
 
 

@@ -70,8 +70,10 @@ def _table(group: Sequence[Run], where: str, by_method: dict[str, list[Cell]]) -
 
 
 def _row(method: str, cells: Sequence[Cell]) -> tuple:
-    taus = [cell.tau for cell in cells]
-    mean, half = statistics.fmean(taus), student_half_width(statistics.stdev(taus), len(taus))
+    taus = [cell.tau for cell in cells if cell.tau is not None]
+    is_whole = len(taus) == len(cells)  # a mean over some of the seeds is none over all
+    mean = statistics.fmean(taus) if is_whole else 0.0
+    half = student_half_width(statistics.stdev(taus), len(taus)) if is_whole else 0.0
     speeds = [cell.speedup for cell in cells if cell.speedup is not None]
     spread = (statistics.fmean(speeds), min(speeds), max(speeds)) if len(speeds) == len(cells) else None
     exact = [cell for cell in cells if cell.identical is not None]
@@ -79,9 +81,9 @@ def _row(method: str, cells: Sequence[Cell]) -> tuple:
     relaxed = any(cell.relaxed for cell in cells) and "relaxed" not in method
     return (
         f"{method} (relaxed)" if relaxed else method,
-        ", ".join(f"{tau:.2f}" for tau in taus),
-        (mean, mean - half, mean + half) if len(taus) > 2 else None,
-        ", ".join(f"{speed:.2f}x" for speed in speeds) or None,
+        ", ".join("-" if cell.tau is None else f"{cell.tau:.2f}" for cell in cells),
+        (mean, mean - half, mean + half) if is_whole and len(taus) > 2 else None,
+        ", ".join("-" if cell.speedup is None else f"{cell.speedup:.2f}x" for cell in cells) if speeds else None,
         spread,
         same,
     )

@@ -6,7 +6,9 @@ files are looked for. Nothing is written.
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +18,14 @@ from ..core.errors import UserError, first_line
 from ..core.pages import page
 from ..core.section import Section
 from ..core.words import counted
-from ..data.captioned import CaptionedSource, read
-from ..data.captioned.items import Captioned, Source
+from ..data.captioned import Captioned, CaptionedSource, Refused, class_labels, read
+from ..data.captioned.items import Source
 from ..data.dataset import ConversationData, ConversationDataset
 from ..data.media_files import BadMedia, MediaFile, located
 from ..data.mixture import Name, Selection, are_present, missing_files, missing_hint
 from ..data.processor import Processor
-from ..data.prompts import PromptSource, read_prompts
-from ..data.records import paths
+from ..data.prompts import ImagePrompt, PromptSource, read_prompts
+from ..data.record import paths
 from ..data.skipped import Listed
 from ..data.suite import read_index
 from ..data.table_records import TableRecords
@@ -31,7 +33,7 @@ from ..eval.quality import QualityConfig, check
 from ..trainers.context import Context
 from ..trainers.evaluation.benchmarks import HUB, SetsBenchmark, TabedBenchmark
 from ..trainers.records import data_files
-from ..trainers.stages.encode import resolved
+from ..trainers.stages.encode import EncodeStage, resolved
 from ..trainers.stages.generate import DATASET_FOLDER
 from ..trainers.training.preflight import render
 from .finding import Finding, fault, ok, warning
@@ -123,7 +125,7 @@ def _look(subject: str, data: Found, stage: Any, context: Context, finished: set
     section, form = data.section, data.form
     folder = context.inputs["data"] if data.maker is not None else None
     if isinstance(section, Source):
-        return _captioned(subject, resolved(section, folder), count, context)  # type: ignore[arg-type]
+        return _captioned(subject, resolved(section, folder), stage, count, context)  # type: ignore[arg-type]
     if folder is None and (missing := _missing(subject, data, context)) is not None:
         return [missing]
     if data.is_suite:
@@ -288,21 +290,57 @@ def _files(subject: str, section: ConversationData, files: list[Name], why: str,
 def _prompts(subject: str, source: PromptSource, context: Context) -> list[Finding]:
     if source.path is not None and not Path(source.path).is_file():
         return [_absent(subject, [str(source.path)], context)]
-    return [ok(subject, f"{len(read_prompts(source)):,} prompts")]
+    return [ok(subject, f"{len(prompts_of(source, context.target)):,} prompts")]
 
 
-def _captioned(subject: str, source: CaptionedSource, count: int, context: Context) -> list[Finding]:
+def prompts_of(source: PromptSource, target: Any) -> list[ImagePrompt]:
+    """The prompts. Raises `UserError` where they cannot be read, or the target cannot be asked by them."""
+    prompts = read_prompts(source)
+    if target.draws_images:
+        target.check_labels((prompt.caption, prompt.label) for prompt in prompts)
+    return prompts
+
+
+def _captioned(
+    subject: str, source: CaptionedSource, stage: EncodeStage, count: int, context: Context
+) -> list[Finding]:
+    """The first items, read and decoded as the stage does it."""
     first = source.model_copy(update={"max_samples": min(count, source.max_samples or count)})
+    refused: Counter[str] = Counter()
+    example, seen, looked = "", set(), 0
     try:
-        items = list(read(first))
+        if source.kind == "classes":
+            context.target.check_labels(class_labels(source))
+        for item in read(first):
+            looked += 1
+            problem = item if isinstance(item, Refused) else None
+            if isinstance(item, Captioned):
+                digest = hashlib.sha256(item.image).digest()
+                if stage.deduplicate and digest in seen:
+                    problem = Refused(item.number, item.key, "duplicate", item.where, "the same bytes came before")
+                elif isinstance(image := stage.decoded(item, context.target.image_size), Refused):
+                    problem = image
+                elif "codes" in stage.write:
+                    context.target.check_labels([(item.caption, item.label)])
+                seen.add(digest)
+            if problem is not None:
+                refused[problem.reason] += 1
+                example = example or f"; the first: {problem.where}: {problem.detail}"
     except UserError as error:
         if "not found" not in error.problem and "no file" not in error.problem:
             raise
         return [_absent(subject, [error.where or error.problem], context, is_fetched=True)]
-    refused = [item for item in items if not isinstance(item, Captioned)]
-    if len(refused) == len(items):
-        return [fault(subject, f"none of the first {len(items)} items can be used: {refused[:1]}", "fix the source")]
-    return [ok(subject, f"{len(items) - len(refused)} of the first {len(items)} items can be used")]
+    usable, why = looked - refused.total(), ", ".join(f"{n} {reason}" for reason, n in refused.most_common())
+    if not usable:
+        return [fault(subject, f"none of the first {looked} items can be used ({why or 'there is none'}){example}",
+                      "fix the source")]  # fmt: skip
+    about = f"{usable} of the first {looked} items can be used"
+    if not refused:
+        return [ok(subject, about)]
+    about += f" ({why}){example}"
+    if stage.on_error == "strict" and refused.keys() - {"duplicate"}:
+        return [fault(subject, about, "remove them, or set on_error: skip")]
+    return [warning(subject, about, "they are left out, counted and listed")]
 
 
 def _processor(stage: Any, context: Context, finished: set[str]) -> Processor | str:

@@ -15,12 +15,13 @@ from pydantic import (
     model_validator,
 )
 
-from ..core.errors import nearest
+from ..core.errors import UserError, nearest
 from ..core.fields import Place, Seed, file_name
 from ..core.import_paths import OUTSIDE
 from ..core.refused import Refused
 from ..core.section import Section
 from ..core.tracking import TrackingConfig
+from ..data.prompts import PromptSource
 from ..models.drafters import AnyDrafter
 from ..models.drafters.base import DrafterConfig
 from ..models.generators import AnyTarget
@@ -37,6 +38,7 @@ from ..trainers.stages.generate import GenerateStage
 from ..trainers.stages.publish import PublishStage
 from ..trainers.stages.regenerate import RegenerateStage
 from ..trainers.stages.train import TrainStage
+from .preflight_data import sections as data_sections
 from .sections import kinds, sections
 
 AnyStage = Annotated[
@@ -140,6 +142,7 @@ class Recipe(Section):
         for name, stage in self.stages.items():
             try:
                 stage.check(self.target, self.drafter)
+                check_classes(stage, self.target)
                 stage.check_named(trained)
                 stage.check_engine(self.engine)
                 stage.needs()
@@ -167,6 +170,17 @@ class Recipe(Section):
                 key = f"stages.{name}.drafter"
                 problem = f"nothing reads it beside {key}.{beside[0]}: the stage starts from {stage.from_stage}"
                 raise Refused(f"{key}.path", problem, "leave it out (null), or give it to the recipe's own drafter")
+
+
+def check_classes(stage: Stage, target: Any) -> None:
+    """Refuses prompts of classes that the target does not have, or that it is not asked by."""
+    for data in data_sections(stage):
+        source = data.section
+        if isinstance(source, PromptSource) and source.classes is not None and target.draws_images:
+            try:
+                target.check_labels([("", min(source.classes, source.max_samples or source.classes) - 1)])
+            except UserError as error:
+                raise Refused(f"{data.key}.classes", error.problem, error.hint) from error
 
 
 def drafter_kinds(target: Any) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Annotated
 from pydantic import Field
 
 from .items import Captioned, Refused, center_crop, decode_image
-from .sources import ClassFolderSource, CocoSource, FolderSource, TarSource
+from .sources import ClassFolderSource, CocoSource, FolderSource, TarSource, class_labels
 
 __all__ = [
     "Captioned",
@@ -24,6 +24,7 @@ __all__ = [
     "Refused",
     "TarSource",
     "center_crop",
+    "class_labels",
     "decode_image",
     "num_items",
     "read",

@@ -15,6 +15,7 @@ from PIL import Image
 from pydantic import Field
 
 from ...core.errors import UserError, encodable
+from ...core.file_kinds import HEAD, other_kind
 from ...core.files import read_json
 from ...core.section import Section
 from ..embedded import Embedded
@@ -86,9 +87,10 @@ def opened(
 def caption_text(data: bytes) -> str:
     """A caption file's text."""
     try:
-        return not_empty(data.decode("utf-8"))
+        return not_empty(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        raise Unusable("caption not UTF-8", str(error)) from error
+        kind = other_kind(data[:HEAD])
+        raise Unusable("caption not UTF-8", kind[0] if kind else str(error)) from error
 
 
 def not_empty(caption: str) -> str:

@@ -102,10 +102,12 @@ def _json_caption(data: bytes, key: str) -> str:
 
 
 class FolderSource(Source):
-    """A folder of `name.jpg` (or png, webp, gif, bmp, tiff, ppm) beside `name.txt`, in the order of the names."""
+    """A folder of `name.jpg` (png, webp, gif, bmp, tiff, ppm) beside `name.txt`, in the order of the names. Files of
+    other endings are refused and counted.
+    """
 
     kind: Literal["folder"]
-    # The folder; folders inside it are not looked into.
+    # The folder; folders inside it are not looked into, and .txt and .json files are no pictures.
     folder: Place
 
     def openers(self, start: int) -> Iterator[Opener]:
@@ -132,8 +134,8 @@ class ClassFolderSource(Source):
 
 def _pairs(folder: Path) -> Iterator[Opener]:
     found = False
-    for name in image_names(folder):
-        found = True
+    for name in file_names(folder):
+        found = found or is_picture(name)
         yield functools.partial(_open_pair, folder / name)
     if not found:
         raise UserError(
@@ -145,21 +147,38 @@ def _pairs(folder: Path) -> Iterator[Opener]:
 
 def _open_pair(path: Path, number: int) -> Captioned | Refused:
     def content() -> tuple[bytes, str, None]:
+        _check_name(path)
         caption = file_bytes(path.with_suffix(".txt"), MAX_TEXT_BYTES, missing="no caption")
         return file_bytes(path, tars.MAX_BYTES), caption_text(caption), None
 
     return opened(number, path.stem, str(path), content)
 
 
-def image_names(folder: Path, held: int = NAMES_HELD) -> Iterator[str]:
-    """Names of a folder's pictures, sorted; the folder is looked through again for each `held` of them.
+_PICTURES = tuple("." + suffix for suffix in tars.IMAGE_SUFFIXES)
+_BESIDE = (".txt", ".json")  # captions, and what img2dataset notes of a picture
+
+
+def is_picture(name: str) -> bool:
+    """Whether a file is called as pictures are."""
+    return name.lower().endswith(_PICTURES)
+
+
+def _check_name(path: Path) -> None:
+    if not is_picture(path.name):
+        raise Unusable(tars.UNKNOWN_SUFFIX, f"{path.suffix!r} is none of {', '.join(tars.IMAGE_SUFFIXES)}")
+
+
+def file_names(folder: Path, held: int = NAMES_HELD) -> Iterator[str]:
+    """Names of a folder's pictures, and of files that are not called so, sorted; the folder is looked through again for
+    each `held` of them.
 
     Hidden files are not pictures: macOS leaves a `._name.jpg` beside each file that it unpacks.
     """
-    endings, last = tuple("." + suffix for suffix in tars.IMAGE_SUFFIXES), ""
+    last = ""
     while True:
         with os.scandir(folder) as entries:
-            names = (e.name for e in entries if e.name > last and e.name.lower().endswith(endings))
+            names = (e.name for e in entries if e.name > last and not e.name.lower().endswith(_BESIDE)
+                     and (is_picture(e.name) or not e.is_dir()))  # fmt: skip
             chunk = heapq.nsmallest(held, (name for name in names if not name.startswith(".")))
         if not chunk:
             return
@@ -192,13 +211,26 @@ def _classes(source: ClassFolderSource) -> list[tuple[Path, int, str]]:
 
 def _labelled(classes: list[tuple[Path, int, str]], most: int | None) -> Iterator[Opener]:
     for folder, label, name in classes:
-        for file in itertools.islice(image_names(folder), most):
+        left = most
+        for file in file_names(folder):
+            if left == 0:
+                break
+            if left is not None:
+                left -= is_picture(file)
             yield functools.partial(_open_labelled, folder / file, label, name)
 
 
 def _open_labelled(path: Path, label: int, name: str, number: int) -> Captioned | Refused:
-    key = f"{path.parent.name}/{path.stem}"
-    return opened(number, key, str(path), lambda: (file_bytes(path, tars.MAX_BYTES), not_empty(name), label))
+    def content() -> tuple[bytes, str, int]:
+        _check_name(path)
+        return file_bytes(path, tars.MAX_BYTES), not_empty(name), label
+
+    return opened(number, f"{path.parent.name}/{path.stem}", str(path), content)
+
+
+def class_labels(source: ClassFolderSource) -> list[tuple[str, int]]:
+    """(name, label) of each class."""
+    return [(name, label) for _, label, name in _classes(source)]
 
 
 class CocoSource(Source):

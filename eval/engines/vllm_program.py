@@ -81,7 +81,7 @@ def main(folder: Path) -> None:
     asked = json.loads((folder / "asked.json").read_text())
     import torch
     import vllm
-    from PIL import Image
+    from PIL import Image, ImageOps
     from vllm import LLM, SamplingParams
 
     if asked["without_known_faults"]:
@@ -101,7 +101,9 @@ def main(folder: Path) -> None:
         print(json.dumps(about), file=file)
         for request in asked["requests"]:
             prompt = {"prompt_token_ids": request["ids"]}
-            pictures = [Image.open(folder / name).convert("RGB") for name in request["pictures"]]
+            pictures = [
+                ImageOps.exif_transpose(Image.open(folder / name)).convert("RGB") for name in request["pictures"]
+            ]
             if pictures:
                 prompt["multi_modal_data"] = {"image": pictures}
             chains.clear()

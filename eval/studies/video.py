@@ -5,6 +5,7 @@ Sources: Sparrow, tables 2 to 6 and 8, figure 1; SAGE, tables 1 to 6 and figure 
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -171,7 +172,7 @@ def _line(groups: Sequence[Sequence[float | None]], average: bool) -> list[float
 
 def mean(values: Sequence[float | None]) -> float | None:
     """None where a value is missing: an average over other sets would not compare."""
-    known = [value for value in values if value is not None]
+    known = [value for value in values if value is not None and not math.isnan(value)]
     return statistics.fmean(known) if known and len(known) == len(values) else None
 
 
@@ -289,7 +290,7 @@ def time_shares(rows: Sequence[Row], methods: Sequence[str]) -> Table:
     lines = []
     for (name,), some in grouped(sorted(rows, key=lambda row: list(methods).index(row.method)), "method").items():
         sums = [sum(row.parts_s.get(key, 0.0) for row in some) for key in OPERATIONS.values()]
-        lines.append((name, *(ratio(part, sum(sums)) for part in sums), 1.0 if sum(sums) else 0.0))
+        lines.append((name, *(ratio(part, sum(sums)) for part in sums), 1.0 if sum(sums) else None))
     note = (
         "Verification is the target's pass and the acceptance rule. Draft decoding includes growing a tree level by "
         "level; the tree update is the work after verification that prepares the next tree."
@@ -310,7 +311,8 @@ def by_visual_tokens(rows: Sequence[Row]) -> dict[str, list[Summary]]:
     """Method -> summaries of its budgets, those of fewest visual tokens first."""
     methods: dict[str, list[Summary]] = {}
     for (method, _), some in grouped(in_order(rows), "method", "budget").items():
-        methods.setdefault(method, []).append(summarize(some))
+        if (summary := summarize(some)).is_measured:
+            methods.setdefault(method, []).append(summary)
     return methods
 
 
@@ -329,7 +331,10 @@ def _share_figures(
             continue
         by_set: dict[str, dict[HeldVisual, Summary]] = {}
         for (name, budget, method), group in grouped(in_order(mine), "benchmark", "budget", "method").items():
-            by_set.setdefault(f"{name} at {budget}" if budget else name, {})[held[method]] = summarize(group)
+            if (summary := summarize(group)).is_measured:
+                by_set.setdefault(f"{name} at {budget}" if budget else name, {})[held[method]] = summary
+        if not by_set:
+            continue
         names.append("visual-share.png" if not names else f"visual-share-{len(names) + 1}.png")
         tau_by_visual_share(folder / names[-1], by_set, title=", ".join(filter(None, head)))
     return names

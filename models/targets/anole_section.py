@@ -66,6 +66,12 @@ class AnoleTargetConfig(ImageTargetSection):
         return 1024
 
     @property
+    def codebook_size(self) -> int:
+        """Of its image tokenizer."""
+        shape: Any = self.model_config_of().vq_config
+        return int(shape.num_embeddings)
+
+    @property
     def condition(self) -> str:
         """What it is asked by."""
         return "text"

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from ...core.errors import UserError
 from ...core.import_paths import Kinded
 from ..decoding.rows import Guidance
 from .base import TargetShape
@@ -45,6 +46,11 @@ class ImageTargetSection(Kinded):
     @property
     def num_codes(self) -> int:
         """Tokens of an image."""
+        raise NotImplementedError
+
+    @property
+    def codebook_size(self) -> int:
+        """Codes that a token of an image may be."""
         raise NotImplementedError
 
     @property
@@ -100,7 +106,13 @@ class ImageTargetSection(Kinded):
         return None
 
     def check_labels(self, asked: Iterable[tuple[str, int | None]]) -> None:
-        """Raises `UserError` where the target is asked by class and has none of these labels (beside captions)."""
+        """Raises `UserError` where the target is asked by class and has none of these labels (beside captions), or is
+        asked by text and a caption is empty.
+        """
+        for caption, label in asked:
+            if not caption.strip():
+                raise UserError(f"a prompt without a caption (label {label}), and the target is asked by text",
+                                hint="give prompts with captions: `path`, and no `classes`")  # fmt: skip
 
     def placed(self, parts: Mapping[str, Path]) -> Any:
         """The section with a reader's places in it. Raises `UserError` where a part lies nowhere."""

@@ -113,6 +113,11 @@ class LlamaGenTargetConfig(ImageTargetSection):
         return (self.image_size // self.factor) ** 2
 
     @property
+    def codebook_size(self) -> int:
+        """Of the image tokenizer."""
+        return self.vq.codebook_size if isinstance(self.vq, VqConfig) else self.model_config_of().vocab_size
+
+    @property
     def prompt_places(self) -> int:
         """One of a class, or as many as a caption's features have."""
         return self.model_config_of().num_condition_tokens
@@ -178,11 +183,15 @@ class LlamaGenTargetConfig(ImageTargetSection):
         return None if self.condition == "class" else text_features(self, folders, device=device).encode
 
     def check_labels(self, asked: Iterable[tuple[str, int | None]]) -> None:
-        """Raises `UserError` where it is class-conditional and has no class of these labels."""
-        if self.condition == "class":
-            label_of = _Label.of(self)
-            for caption, label in asked:
-                label_of(caption, label)
+        """Raises `UserError` where it is class-conditional and has no class of these labels, or is asked by text and a
+        caption is empty.
+        """
+        if self.condition != "class":
+            super().check_labels(asked)
+            return
+        label_of = _Label.of(self)
+        for caption, label in asked:
+            label_of(caption, label)
 
     def placed(self, parts: Mapping[str, Path]) -> Any:
         """As it is: its parts are read from `parts`. Raises `UserError` for those that lie nowhere."""

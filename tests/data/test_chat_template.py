@@ -15,7 +15,7 @@ from draftsmith.data.conversations import PromptFormat, encode
 from draftsmith.data.dataset import ConversationData, ConversationDataset
 from draftsmith.data.processor import Processor
 from draftsmith.data.processor_files import build_processor, build_qwen_processor, load_processor
-from draftsmith.data.records import check_record
+from draftsmith.data.record import check_record
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers

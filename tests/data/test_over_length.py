@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -166,3 +167,34 @@ def test_what_words_and_pictures_prove_is_not_encoded(folder, open_data, monkeyp
     too_long = count_long(dataset, 75)
     assert (too_long.count, too_long.is_exact, too_long.first) == (200, True, 0)
     assert sum(index < 200 for index in encoded) <= 2 * lengths._TOPS, "those alone that may be the longest"
+
+
+@pytest.mark.parametrize("way", ["sample", "counted", "prompt", "preflight"])
+def test_text_that_is_far_too_long_is_refused_before_it_is_tokenized_whole(
+    folder, open_data, processor, monkeypatch, way
+):
+    """Two megabytes took half a minute in a real tokenizer, also where no blank stands in them."""
+    long = ["word " * 400_000, "x" * 2_000_000]
+    path = write(folder, SHORT, *({"id": str(n), "conversations": turns(text)} for n, text in enumerate(long)))
+    data = open_data(path, form=FORM, max_length=LIMIT, over_length="skip")
+    seen, tokenize = [], type(processor.tokenizer).__call__
+
+    def watched(self, text, *arguments, **settings):
+        seen.append(len(text))
+        return tokenize(self, text, *arguments, **settings)
+
+    monkeypatch.setattr(type(processor.tokenizer), "__call__", watched)
+    if way == "preflight":
+        counted = count_long(data, data.config.max_length)
+        assert (counted.count, counted.is_longest) == (2, False) and "at least" in str(counted)
+    for index in (1, 2):
+        if way == "prompt":
+            with pytest.raises(UserError, match=r"ids, more than max_length"):
+                data.request(index, most=data.config.max_length)
+        elif way == "counted":
+            assert not any(data.counted(index).loss_mask)
+        elif way == "sample":
+            assert not any(data[index].loss_mask)
+            assert re.search(r"at least [\d,]+ ids .in the first [\d,]+ of 2,", log(folder)[-1]["reason"])
+    assert sum(seen) < 500_000, seen
+    assert any(data[0].loss_mask) and len(data.request(0)[0].ids) < data.config.max_length

@@ -194,3 +194,20 @@ def test_broken_files_are_told(tmp_path, case):
         prompts(file)
     # The file is named, and a hint is given.
     assert str(file) in str(told.value) and "hint:" in str(told.value)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_lines_end_as_any_system_ends_them(tmp_path, end):
+    for name, text in (
+        ("a.txt", "one\ntwo\n"),
+        ("a.jsonl", '{"caption": "one"}\n{"prompt": "two"}\n'),
+        ("a.tsv", "Category\tPrompt\nx\tone\nx\ttwo\n"),  # the column of prompts at the end of its line
+    ):
+        (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + text.replace("\n", end).encode())
+        assert [p.caption for p in prompts(tmp_path / name)] == ["one", "two"]
+
+
+def test_prompts_in_another_code_are_told(tmp_path):
+    (tmp_path / "a.txt").write_bytes("a cat\n".encode("utf-16"))
+    with pytest.raises(UserError, match="UTF-16 text"):
+        prompts(tmp_path / "a.txt")

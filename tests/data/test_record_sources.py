@@ -547,6 +547,7 @@ BAD_SAMPLES = {
     "bad json": ([("k.json", b'{"id": '), ("k.png", b"x")], "key 'k': bad json"),
     "a list": ([("k.json", b"[]")], "not an object with conversations"),
     "no json": ([("k.png", b"x")], "no json member \\(members: png\\)"),
+    "dots in the name": ([("k.05.json", b"{}"), ("k.05.png", b"x")], "no json member; a key ends at the first dot"),
     "no picture": ([("k.json", record_bytes())], "1 <image> marks for 0 images"),
     "too many pictures": ([("k.json", record_bytes()), ("k.0.png", b"x"), ("k.1.png", b"x")], "1 <image> marks for 2"),
     "another number": ([("k.json", record_bytes(image=["a", "b"])), ("k.png", b"x")], "another number than its 1"),

@@ -328,22 +328,22 @@ def bytes_of(number: int) -> bytes:
     return b"picture %d" % (number // 6 if number % 3 == 0 else number)
 
 
-def expected(count: int) -> dict[int, int]:
+def expected(count: int) -> dict[int, str]:
     first, result = {}, {}
     for n in range(count):
         if first.setdefault(bytes_of(n), n) != n:
-            result[n] = first[bytes_of(n)]
+            result[n] = f"file {first[bytes_of(n)]}"
     return result
 
 
 def items(start: int, stop: int, then: type[BaseException] | None = None):
     for n in range(start, stop):
-        yield n, bytes_of(n)
+        yield n, f"file {n}", bytes_of(n)
     if then is not None:
         raise then
 
 
-def found_in(database: Path, count: int) -> dict[int, int]:
+def found_in(database: Path, count: int) -> dict[int, str]:
     known = Duplicates(database)
     assert len(known) == len(expected(count))
     return {n: known.first(n) for n in range(count) if n in known}

@@ -1,6 +1,7 @@
 """One summary and one bootstrap: equal to what the reports of each target computed before, and independent of ranks."""
 
 import dataclasses
+import math
 import random
 import statistics
 
@@ -90,10 +91,32 @@ def test_many_requests_are_resampled_in_parts(monkeypatch):
     assert whole[0] < s.tau_of(rows) < whole[1]
 
 
-def test_a_request_without_a_cycle_counts():
-    empty = a_row(accepted=(), request="e", total_s=0.1, plain_total_s=0.1)
-    assert s.summarize([empty]).tau == 1.0 and s.summarize([empty]).levels == 0
-    assert s.summarize([empty, a_row()]).requests == 2
+NO_TIMES = dict.fromkeys(("plain_cycle_s", "draft_s", "draft_cycle_s", "verify_s", "rule_s", "cycle_s"), 0.0)
+
+
+def test_a_request_without_a_cycle_counts_and_pulls_no_number_down():
+    """It has no times of a cycle and no speedup of its own: zeros in their place would halve medians and quartiles."""
+    empty = [a_row(accepted=(), request=f"e{n}", total_s=0.1, plain_total_s=0.1, **NO_TIMES) for n in range(2)]
+    one, both = s.summarize([a_row()]), s.summarize([a_row(), *empty])
+    assert (both.requests, both.levels) == (3, one.levels)
+    for name in ("tau", "T_p_ms", "T_q_ms", "T_verify_ms", "rule_ms", "drafter_ms", "cycle_ms", "expected_speedup",
+                 "DSR", "DSR_spread", "T_q_over_T_p"):  # fmt: skip
+        assert getattr(both, name) == pytest.approx(getattr(one, name)), name
+
+
+def test_ratios_over_nothing_are_no_numbers():
+    empty = s.summarize([a_row(accepted=(), total_s=0.1, plain_total_s=0.1, **NO_TIMES)])
+    assert not empty.is_measured and (empty.requests, empty.calls, empty.generated, empty.ESR) == (1, 0, 1, 1.0)
+    ratios = ("tau", "tau_mean_of_requests", "num_accepted", "acceptance_rate", "first_accepted", "planned_depth",
+              "kept_depth", "tau_over_depth", "mean_nodes", "T_q_ms", "T_p_ms", "T_q_over_T_p", "expected_speedup",
+              "expected_speedup_tabed", "DSR", "cycle_ms", "step_s", "decoded_per_s")  # fmt: skip
+    assert [name for name in ratios if not math.isnan(getattr(empty, name))] == []
+    assert all(math.isnan(end) for end in (*empty.tau_interval, *empty.DSR_spread))
+    drafted_nothing = s.summarize([a_row(accepted=(0, 0), drafted=(0, 0), draft_s=0.0)])
+    assert drafted_nothing.tau == 1.0 and math.isnan(drafted_nothing.acceptance_rate), "nothing to accept"
+    assert drafted_nothing.expected_speedup == 1.0 and drafted_nothing.expected_speedup_tabed == 1.0
+    difference = s.paired_difference([a_row()], [a_row(request="other")])
+    assert difference.verdict == "not measured" and math.isnan(difference.difference)
 
 
 def test_tau_pools_the_requests_cycles():

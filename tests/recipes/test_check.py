@@ -5,6 +5,7 @@ import re
 import shutil
 
 import pytest
+from draftsmith.core.errors import UserError
 from draftsmith.recipes.cli import main
 from draftsmith.recipes.commands.command import FAULTS, OK
 from draftsmith.recipes.load import load
@@ -173,6 +174,77 @@ def test_a_broken_record_under_skip_is_a_warning(own_data, capsys):
     folders = [f"stages.{stage}.data.images=null" for stage in ("pretrain", "finetune")]
     code, text = check(capsys, "llava15-68m", *own_data(record(0), {"id": "1"}), *folders, "stages=[pretrain,finetune]")
     assert code == OK and line(text, "stages.finetune.data").startswith("warning")
+
+
+def captioned(folder, side=32) -> None:
+    """Nine pictures: one damaged, one too small, one twice, one without a caption, one of another format."""
+    folder.mkdir()
+    for number in range(9):
+        size = 8 if number == 2 else side
+        Image.new("RGB", (size, size), (20 * number, 0, 0)).save(folder / f"{number}.png")
+        (folder / f"{number}.txt").write_text("red")
+    (folder / "1.png").write_bytes((folder / "1.png").read_bytes()[:60])
+    (folder / "3.png").write_bytes((folder / "0.png").read_bytes())
+    (folder / "4.txt").unlink()
+    (folder / "5.png").rename(folder / "5.heic")
+
+
+PICTURES = ["demo/visual-ar", "stages=[pictures]", "stages.pictures.from=null"]
+
+
+def test_captioned_pictures_are_decoded_as_the_stage_does_it(tmp_path, capsys):
+    captioned(tmp_path / "in")
+    source = f"stages.pictures.source={{kind: folder, folder: {tmp_path / 'in'}}}"
+    code, text = check(capsys, *PICTURES, source, f"output={tmp_path / 'run'}")
+    told = line(text, "stages.pictures.source")
+    assert code == OK and told.startswith("warning") and "4 of the first 9 items can be used" in told
+    for reason in ("unreadable image", "image too small", "duplicate", "no caption", "suffix not allowed"):
+        assert f"1 {reason}" in told
+    assert f"the first: {tmp_path / 'in' / '1.png'}" in told
+    code, text = check(capsys, *PICTURES, source, "stages.pictures.on_error=strict", f"output={tmp_path / 'run'}")
+    assert code == FAULTS and line(text, "stages.pictures.source").startswith("fault")
+
+
+CLASSES = ["eagle-llamagen-c2i-xl", "stages=[evaluate]"]
+
+
+def test_prompts_that_the_target_cannot_be_asked_by_are_told_by_check_and_dry_run(tmp_path, capsys):
+    prompts = tmp_path / "prompts.jsonl"
+    setting = f"stages.evaluate.benchmarks.classes.prompts={{path: {prompts}, classes: null, max_samples: null}}"
+    subject = "stages.evaluate.benchmarks.classes.prompts"
+    for text, problem in (
+        ('{"label": 999}\n{"label": 1000}\n', "label 1000, and the target has classes 0 to 999"),
+        ('{"caption": "a cat"}\n', "a class-conditional model was asked without a label"),
+        ("[1]", "not an object with a caption or prompt"),
+    ):
+        prompts.write_text(text)
+        code, told = check(capsys, *CLASSES, setting, f"output={tmp_path / 'run'}")
+        assert code == FAULTS and problem in line(told, subject)
+        assert f"{prompts} cannot be used: {problem}" in told, "the dry run above"
+    prompts.write_text('{"label": 999}\n')
+    _, told = check(capsys, *CLASSES, setting, f"output={tmp_path / 'run'}")
+    assert "1 prompts" in line(told, subject) and f"{prompts}: 1 prompts" in told
+
+
+@pytest.mark.parametrize(
+    ("recipe", "setting", "told"),
+    [
+        ("demo/visual-ar", "stages.evaluate.methods.LANTERN.rule.k=65", "rule.k: lantern: k is 65, in a codebook of"),
+        ("demo/visual-ar", "stages.evaluate.probes.analysis.k=[4,65]", "analysis.k: analysis: k is 65, in a codebook"),
+        ("lanternpp-anole-7b",
+         "stages.lanternpp.methods.L={tree: {kind: chain, gamma: 2}, rule: {kind: lantern, k: 8193, delta: 0.1}}",
+         "methods.L.rule.k: lantern: k is 8193, in a codebook of 8192"),
+        ("eagle-llamagen-c2i-xl", "stages.evaluate.benchmarks.classes.prompts={classes: 2000, max_samples: 2000}",
+         "classes.prompts.classes: label 1999, and the target has classes 0 to 999"),
+        ("eagle-llamagen-c2i-xl", "stages.head.decoding.prompts={classes: 1001, max_samples: 1001}", "label 1000, and"),
+        ("demo/visual-ar",
+         "stages.evaluate.benchmarks.captions.prompts={classes: 3, max_samples: 2, path: null, from: null}",
+         "prompts.classes: a prompt without a caption"),
+    ],
+)  # fmt: skip
+def test_a_codebook_or_classes_that_the_target_does_not_have_are_refused_with_the_recipe(recipe, setting, told):
+    with pytest.raises(UserError, match=re.escape(told)):
+        load([f"recipe={recipe}", setting])
 
 
 def test_a_model_that_cannot_be_fetched_is_a_fault(monkeypatch, capsys, tmp_path):

@@ -158,7 +158,10 @@ def test_what_cannot_be_used_is_counted_and_listed(tmp_path, made, mixed):
         ("002", "image too small"),
         ("003", "no caption"),
         ("004", "empty caption"),
+        ("007", "duplicate"),
+        ("009", "duplicate"),
     ]
+    assert notes[-1]["where"].endswith("009.png") and notes[-1]["detail"] == f"the same bytes as {mixed / '000.png'}"
     assert all(str(mixed) in note["where"] and note["detail"] for note in notes)
 
 

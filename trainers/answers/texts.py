@@ -135,7 +135,8 @@ class Texts:
     def _request(self, number: int) -> Request | None:
         """The request, or None where the record cannot be used and is left out."""
         try:
-            request = self.target.view(self.dataset.request(number)[0])
+            most = self.dataset.config.max_length
+            request = self.target.view(self.dataset.request(number, most=most)[0])
             if len(request.ids) >= self.dataset.config.max_length:
                 raise self.dataset.too_long(len(request.ids) + 1)
             return request

@@ -11,7 +11,7 @@ from typing import Any
 from ...core import ranks
 from ...core.batch import Request
 from ...core.errors import UserError
-from ...data.records import paths
+from ...data.record import paths
 from ...eval import text_quality
 from ...eval.loop import Decoding, generate
 from ...eval.policies import Chain, Draw

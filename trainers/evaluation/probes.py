@@ -35,6 +35,7 @@ from ...eval.studies.confidence import Watched, by_confidence, entropy_autocorre
 from ...eval.studies.drawn import AnalysisConfig
 from ...eval.studies.planner import Costs, Plan, plan
 from ...eval.style import COLORS
+from ...eval.summary import ratio
 from ...eval.tables import Figure, ReportSection
 from ...models.decoding.warp import Warp
 from ...models.drafters.modes import without_pictures
@@ -156,13 +157,13 @@ class Probing:
             rates = rates_by_rank(places, levels=drafting.policy.num_levels, width=_WIDTH)
             mine = [r for r in rows if (r.method, r.drafter) == (drafting.name, drafting.drafter_name)]
             bins[name], lags[name] = by_confidence(places), entropy_autocorrelation(policy.requests)
-            plans[name] = planned(rates, mine)
+            proposal = plans[name] = planned(rates, mine)
             data[name] = {
                 "by_confidence": [one._asdict() for one in bins[name]],
                 "entropy_autocorrelation": [one._asdict() for one in lags[name]],
                 "rates": rates,
-                "plan": {"choices": plans[name].choices, "accepted": plans[name].accepted,
-                         "speedup": plans[name].speedup},
+                "plan": proposal and {"choices": proposal.choices, "accepted": proposal.accepted,
+                                      "speedup": proposal.speedup},
             }  # fmt: skip
         content: list[str | Figure] = []
         for start in range(0, len(watched), len(COLORS)):
@@ -190,6 +191,8 @@ class Probing:
                             for _, r in self.context.stop.watch(self._requests(part), PROBING)]  # fmt: skip
                 except AssertionError:
                     continue  # it holds some of the visual inputs, or others in their place
+                if not each:  # no request of this set can be read
+                    continue
                 label = f"{name}, {part.budget}" if part.budget else name
                 shares[label] = {kind: statistics.fmean(s[kind] for s in each) for kind in visual_tokens.KINDS}
         if not shares:
@@ -270,8 +273,13 @@ class Probing:
         return self.context.folder / name
 
 
-def planned(rates: Sequence[Sequence[float | None]], rows: Sequence[Row]) -> Plan:
-    """The planner's tree for measured rates and the median times of `rows`; what was not offered is not grown."""
+def planned(rates: Sequence[Sequence[float | None]], rows: Sequence[Row]) -> Plan | None:
+    """The planner's tree for measured rates and the median times of `rows`; what was not offered is not grown. None
+    without a row that has a cycle.
+    """
+    rows = [row for row in rows if row.num_cycles]
+    if not rows:
+        return None
     known = [[rate or 0.0 for rate in level] for level in rates]
     costs = Costs(statistics.median(row.verify_s for row in rows), statistics.median(row.draft_s for row in rows))
     return plan(known, costs, plain_s=statistics.median(row.plain_cycle_s for row in rows))
@@ -316,7 +324,7 @@ def binding(probe: Binding, opening: Opening, measuring: Measuring, processor: P
             blind += named(index, without_pictures(request, processor.newline_id)) == answer
     each = [(asked, right, blind)] if stop.in_step else ranks.gather((asked, right, blind))
     asked, right, blind = (sum(counts) for counts in zip(*each, strict=True))
-    return {"questions": asked, "accuracy": right / max(1, asked), "blind_accuracy": blind / max(1, asked)}
+    return {"questions": asked, "accuracy": ratio(right, asked), "blind_accuracy": ratio(blind, asked)}
 
 
 def key_word(answer: str, question: str, words: Collection[str]) -> str | None:
@@ -338,7 +346,9 @@ def _longest(sets: Sequence[ConversationSet]) -> list[ConversationSet]:
     return list({part.benchmark: part for part in rising}.values())
 
 
-def _shown(plan: Plan) -> str:
+def _shown(plan: Plan | None) -> str:
+    if plan is None:
+        return "none; no cycle was run, so nothing was measured"
     if not plan.choices:
         return "none; drafting does not pay here"
     return (

@@ -91,7 +91,7 @@ def scores_table(pictures: Pictures, quality: Mapping[float, Mapping[str, Mappin
             # The first token comes from the prefill.
             emitted, cycles = sum(len(p.tokens) - 1 for p in drawn), sum(p.num_cycles for p in drawn)
             values = [float(scores[metric]["value"]) if metric in scores else None for metric in metrics]
-            lines.append((temperature, method, len(drawn), emitted / cycles if cycles else 1.0, *values))
+            lines.append((temperature, method, len(drawn), emitted / cycles if cycles else None, *values))
     whats = {metric: score for methods in quality.values() for of in methods.values() for metric, score in of.items()}
     footnotes = [
         f"{m}: {s['what']}" + (f" ({s['caution']})" if s.get("caution") else "") for m, s in sorted(whats.items())

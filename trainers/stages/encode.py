@@ -17,13 +17,14 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from PIL import Image
 from pydantic import Field
 from torch import Tensor
 
 from ...core import ranks
 from ...core.errors import UserError
 from ...core.words import counted
-from ...data.captioned import Captioned, CaptionedSource, Refused, decode_image, num_items, read
+from ...data.captioned import Captioned, CaptionedSource, Refused, class_labels, decode_image, num_items, read
 from ...data.duplicates import Duplicates, find_duplicates, next_number
 from ...data.shards import ShardReader, claim, finish, unfinished, write_shard
 from ..context import Context
@@ -110,6 +111,8 @@ class EncodeStage(Stage):
         """Writes the shards that are not there yet; ranks take turns."""
         init_distributed()
         source = resolved(self.source, context.inputs.get("data"))
+        if source.kind == "classes":
+            context.target.check_labels(class_labels(source))
         folder = context.folder / SHARDS
         total = num_items(source)
         if not total:
@@ -134,6 +137,10 @@ class EncodeStage(Stage):
             finish(folder, identity, num_shards=num_shards)
             context.say(summary(folder))
         ranks.barrier()
+
+    def decoded(self, item: Captioned, size: int) -> Image.Image | Refused:
+        """The picture as it is encoded, of the codes' `size`; or why not."""
+        return decode_image(item, size, min_side=self.min_side or size)
 
     def _write_shard(
         self,
@@ -182,7 +189,7 @@ def _duplicates(stage: EncodeStage, source: CaptionedSource, context: Context) -
             line = context.progress
             line.count("duplicates: picture", num_items(source), first, is_all=False)
             items = line.counted(context.stop.watch(read(source, first), "while duplicates were looked for"))
-            find_duplicates(((i.number, i.image) for i in items if isinstance(i, Captioned)), database)
+            find_duplicates(((i.number, i.where, i.image) for i in items if isinstance(i, Captioned)), database)
     return Duplicates(database)
 
 
@@ -205,10 +212,12 @@ def _usable(
     for item in items:
         refused = item
         if isinstance(item, Captioned):
-            if duplicates is not None and item.number in duplicates:
+            if duplicates is not None and (first := duplicates.first(item.number)) is not None:
                 counts["duplicate"] += 1
+                again = Refused(item.number, item.key, "duplicate", item.where, f"the same bytes as {first}")
+                notes.append(_noted(again))
                 continue
-            image = decode_image(item, size, min_side=stage.min_side or size)
+            image = stage.decoded(item, size)
             if not isinstance(image, Refused):
                 yield _Picture(item, torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1))
                 continue
@@ -218,10 +227,14 @@ def _usable(
             hint = "remove it, or set on_error: skip"
             raise UserError(f"{refused.reason}: {refused.detail}", where=refused.where, hint=hint)
         counts[refused.reason] += 1
-        note = {"key": refused.key, "reason": refused.reason, "where": refused.where, "detail": refused.detail}
-        notes.append(note)
+        notes.append(_noted(refused))
     if notes:
-        log.write_text("".join(json.dumps(note) + "\n" for note in notes))
+        log.write_text("".join(notes))
+
+
+def _noted(item: Refused) -> str:
+    values = {"key": item.key, "reason": item.reason, "where": item.where, "detail": item.detail}
+    return json.dumps(values) + "\n"
 
 
 class _Encoder:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
@@ -241,6 +241,23 @@ class EvaluateSettings(Stage):
         for name, method in self.methods.items():
             if method.drafter is None and method.drafters is None and drafter is not None:
                 _check_settings(name, method, drafter)
+        if target.draws_images:
+            self._check_codebook(target.codebook_size)
+
+    def _check_codebook(self, size: int) -> None:
+        """Refuses neighbours that the codebook does not have."""
+        asked: dict[str, Callable[[int], Any]] = {
+            f"methods.{name}.rule.k": method.rule.num_neighbours
+            for name, method in self.methods.items()
+            if isinstance(method.rule, LanternConfig)
+        }
+        if self.probes.analysis is not None:
+            asked["probes.analysis.k"] = self.probes.analysis.check
+        for key, check in asked.items():
+            try:
+                check(size)
+            except UserError as error:
+                raise Refused(key, error.problem, error.hint) from error
 
     @model_validator(mode="after")
     def _from_one_place(self) -> EvaluateSettings:
@@ -304,6 +321,9 @@ class EvaluateSettings(Stage):
     @property
     def drawing(self) -> PromptsBenchmark:
         """The benchmark of an image generator."""
+        if len(self.benchmarks) > 1:
+            raise Refused("benchmarks", f"{' and '.join(self.benchmarks)}: an image generator is measured on one",
+                          "give the others to stages of their own")  # fmt: skip
         (benchmark,) = self.benchmarks.values()
         assert isinstance(benchmark, PromptsBenchmark), "of image generators"
         return benchmark

@@ -12,6 +12,7 @@ from pydantic import Field
 from torch import nn
 
 from ...core import ranks
+from ...core.errors import UserError
 from ...core.fields import Temperature
 from ...core.import_paths import code_of
 from ...core.section import Section
@@ -29,6 +30,8 @@ from ..context import Context
 from ..engine import Engine
 from ..fit import SCRATCH
 from .best import Best
+
+_EMPTY = "is the template right? Does the target answer the questions of `decoding`?"
 
 
 class DecodingCheck(Section):
@@ -151,10 +154,20 @@ class TrainedDrafter:
             shards = ranks.gather((stopped, counts))
             stop.settle(place for place, _ in shards)
             every = sorted(row for _, shard in shards for row in shard)
-            values[f"tau_T{temperature:g}"] = sum(row[2] for row in every) / max(1, sum(row[1] for row in every))
+            if cycles := sum(row[1] for row in every):
+                values[f"tau_T{temperature:g}"] = sum(row[2] for row in every) / cycles
             if ranks.is_main():
                 values |= requests.keep(temperature, step, [row[3] for row in every])
+        if not any(name.startswith("tau_") for name in values):
+            self._say_nothing_was_measured()
         return values
+
+    def _say_nothing_was_measured(self) -> None:
+        """Raises `UserError` where the best tau would be chosen at the stage's end."""
+        problem = "every answer of the decoding check ended with its first token, so tau was not measured"
+        if self.stage.select == "tau":
+            raise UserError(problem, where=f"key stages.{self.context.name}.select", hint=_EMPTY)
+        self.context.say(f"{self.context.name}: {problem}: {_EMPTY}")
 
     def keep_best(self, engine: Engine, values: Mapping[str, Any], step: int) -> None:
         """Keep these weights beside the stage's result where a held-out accuracy or tau is the best so far."""

@@ -23,13 +23,14 @@ from draftsmith.data.captioned import (
     num_items,
     read,
 )
-from draftsmith.data.captioned.sources import image_names
+from draftsmith.data.captioned.sources import file_names
 from draftsmith.data.picture_files import SUFFIXES
 from PIL import Image
 from pydantic import TypeAdapter, ValidationError
 
 FORMATS = {"jpg": "JPEG", "jpeg": "JPEG", "JPEG": "JPEG", "png": "PNG", "webp": "WEBP", "gif": "GIF", "bmp": "BMP",
-           "tiff": "TIFF", "tif": "TIFF", "ppm": "PPM"}  # fmt: skip
+           "tiff": "TIFF", "tif": "TIFF", "jfif": "JPEG", "jpe": "JPEG", "apng": "PNG",
+           **dict.fromkeys(("ppm", "pgm", "pbm", "pnm", "pfm"), "PPM")}  # fmt: skip
 
 
 def source(**settings):
@@ -175,6 +176,44 @@ def test_folders_and_classes(sources, tmp_path):
     index.write_text(json.dumps({"7": ["n01", "tench"]}))
     with pytest.raises(UserError, match="2 class folders without a label, first 'n02'"):
         read(named)
+
+
+def test_files_of_other_endings_are_refused_by_name_and_counted_in_folders_and_tars(tmp_path):
+    """None is passed over in silence; captions, notes of img2dataset, hidden files and folders are no pictures."""
+    names = ["a.png", "b.heic", "c", "d.mp4"]
+    members = [(name, picture(9)) for name in names] + [("a.txt", b"grey"), ("a.json", b"{}"), ("b.txt", b"white")]
+    for name, data in [*members, (".hidden.xyz", b"")]:
+        (tmp_path / name).write_bytes(data)
+    (tmp_path / "inside").mkdir()
+    folder = list(read(source(kind="folder", folder=str(tmp_path))))
+    assert [i.caption for i in good(folder)] == ["grey"] and reasons(folder) == {"suffix not allowed": 3}
+    assert "'.heic' is none of jpg" in folder[1].detail
+    (tmp_path / "classes/n0").mkdir(parents=True)
+    for name, data in members[:3]:
+        (tmp_path / "classes/n0" / name).write_bytes(data)
+    classes = source(kind="classes", folder=str(tmp_path / "classes"), max_per_class=2)
+    assert reasons(list(read(classes))) == {"suffix not allowed": 2} and len(good(read(classes))) == 1
+    tar = write_tar(tmp_path / "0.tar", [*members[:1], ("a.txt", b"grey"), *members[1:4]])
+    shard = list(read(source(kind="webdataset", path=str(tar))))
+    assert len(good(shard)) == 1 and reasons(shard) == {"suffix not allowed": 3}
+
+
+def test_captions_have_no_byte_order_mark_and_other_codes_are_named(tmp_path):
+    for name, text in (("a", "grey".encode("utf-8-sig")), ("b", "grey".encode("utf-16")), ("c", b"\xe9")):
+        (tmp_path / f"{name}.png").write_bytes(picture(9))
+        (tmp_path / f"{name}.txt").write_bytes(text)
+    first, *others = read(source(kind="folder", folder=str(tmp_path)))
+    assert first.caption == "grey" and reasons(others) == {"caption not UTF-8": 2}
+    assert others[0].detail == "UTF-16 text"
+
+
+def test_names_with_dots_are_told_by_the_rule_that_they_break(tmp_path):
+    """webdataset's keys end at the first dot of a name; dots of folders are no part of it."""
+    members = [(f"p.1/{key}.{end}", data) for key in ("22.05", "22") for end, data in
+               (("png", picture(9)), ("txt", b"grey"))]  # fmt: skip
+    items = list(read(source(kind="webdataset", path=str(write_tar(tmp_path / "0.tar", members)))))
+    assert [item.key for item in good(items)] == ["p.1/22"] and reasons(items) == {"suffix not allowed": 2}
+    assert "a key ends at the first dot of a member's name, here '22'" in items[0].detail
 
 
 def test_coco_captions_in_the_order_of_ids(sources):
@@ -465,8 +504,8 @@ def test_names_of_a_folder_are_sorted_without_holding_them_all(tmp_path):
     for count in (1500, 6000):
         for n in range(len(names), count):
             (tmp_path / f"picture {n}.png").touch()
-        peaks.append(peak(lambda: sum(1 for _ in image_names(tmp_path, held=1000))))
-        names = list(image_names(tmp_path, held=1000))
+        peaks.append(peak(lambda: sum(1 for _ in file_names(tmp_path, held=1000))))
+        names = list(file_names(tmp_path, held=1000))
         assert names == sorted(names) == sorted(f"picture {n}.png" for n in range(count))
-    assert list(image_names(tmp_path, held=2000)) == names
+    assert list(file_names(tmp_path, held=2000)) == names
     assert peaks[1] < peaks[0] + 10_000, peaks

@@ -6,7 +6,7 @@ import pytest
 from draftsmith.data.benchmark_sets import BENCHMARK_SETS
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData, ConversationDataset
-from draftsmith.data.records import check_record
+from draftsmith.data.record import check_record
 from draftsmith.data.shapes.scene import COLORS
 from draftsmith.data.shapes.suites import CLIPS, length_set
 from draftsmith.data.shapes.write import sample, write_dataset

@@ -1,0 +1,114 @@
+"""Every answer ended with its first token: no cycle was run, so no place that prints a ratio may print a number."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from draftsmith.eval import side_by_side
+from draftsmith.eval.findings import binding_sentence
+from draftsmith.eval.report import build, write
+from draftsmith.eval.run_tables import cells, overview
+from draftsmith.eval.side_by_side import evaluation_rows, read_runs
+from draftsmith.eval.tables import markdown
+from draftsmith.recipes.ending import short_table
+from draftsmith.recipes.leaderboard import as_csv, boards, entries
+from draftsmith.recipes.over_seeds import tables as over_seeds
+from draftsmith.trainers.evaluation.probes import planned
+from draftsmith.trainers.publishing.card import read_evaluation
+
+from .rows import METHODS, a_row, random_rows
+
+NO_TIMES = dict.fromkeys(("plain_cycle_s", "draft_s", "draft_cycle_s", "verify_s", "rule_s", "cycle_s"), 0.0)
+
+
+def empty_rows(**changes):
+    values = {"accepted": (), "stop": "eos", "drafter": "finetune", "mode": "M", **NO_TIMES} | changes
+    return [a_row(request=f"r{n}", total_s=0.1, plain_total_s=0.1, **values) for n in range(3)]
+
+
+def a_run(folder: Path, rows, *, seed=0) -> dict:
+    """A run's folder with the report of some rows, and what report.json holds."""
+    folder.mkdir(parents=True)
+    (folder / "recipe.yaml").write_text(f"seed: {seed}\nstages: {{evaluate: {{kind: evaluate}}}}\n")
+    about = {"target": "tiny", "device": "CPU"}
+    write(folder / "evaluate", build(rows, about=about, methods=METHODS), rows)
+    return json.loads((folder / "evaluate/report.json").read_text())
+
+
+def columns(table, *names):
+    """The first line's values under the headings that begin so."""
+    return [value for column, value in zip(table.columns, table.rows[0], strict=True) if column.name.startswith(names)]
+
+
+@pytest.fixture
+def report(tmp_path):
+    return a_run(tmp_path / "a", empty_rows())
+
+
+def test_the_report_has_dashes_and_asks_about_the_template(report, tmp_path):
+    text, page = ((tmp_path / "a/evaluate" / name).read_text() for name in ("report.md", "report.html"))
+    assert "**Nothing was measured**" in text and "every answer was empty" in text and "Is the template right?" in text
+    (line,) = [line for line in text.splitlines() if line.startswith("| photos | M | 3 | 3/3 |")]
+    # End to end there is time without a cycle, and a share of it is the prefill's.
+    assert line == "| photos | M | 3 | 3/3 | - | - | - | - | - | - | - | 1.00x [1.00, 1.00] | 100% |"
+    for shown in (text, page):
+        assert not re.search(r"\b0\.00x|\bnan\b|best DSR|Best tau|identical to plain decoding", shown, re.IGNORECASE)
+    assert "NaN" not in (tmp_path / "a/evaluate/report.json").read_text()
+    (cell,) = report["cells"]
+    assert cell["tau"] is None and cell["DSR"] is None and cell["tau_interval"] == [None, None] and cell["calls"] == 0
+    assert not (tmp_path / "a/evaluate/acceptance.png").exists()
+
+
+def test_the_terminal_the_card_and_the_comparison_have_dashes(report, tmp_path):
+    assert short_table("evaluate", report)[1].split() == ["M", "-", "3/3"]
+    assert columns(overview(report), "tau", "decoding") == [None, None] and cells(report)[0].tau is None
+    runs = read_runs([tmp_path / "a"])
+    assert evaluation_rows(runs) == [["evaluate", "photos", "M", "-"]]
+    assert "nan" not in side_by_side.markdown(runs, side_by_side.tables_of(runs))
+    found = entries(runs)
+    (board,) = boards(found)
+    assert columns(board, "tau", "expected", "measured") == [None, None, None]
+    assert any("No tau" in note and "first token" in note for note in board.footnotes)
+    assert ",,,,," in as_csv(found) and "nan" not in as_csv(found)
+    card = read_evaluation(tmp_path / "a/evaluate", "finetune")
+    assert "Nothing was measured" in card.headline and "| - | - |" in "\n".join(card.table)
+
+
+def test_seeds_of_which_one_measured_nothing_have_no_mean(tmp_path):
+    a_run(tmp_path / "a", random_rows(4, drafter="finetune"), seed=1)
+    a_run(tmp_path / "b", empty_rows(), seed=2)
+    a_run(tmp_path / "c", random_rows(4, seed=3, drafter="finetune"), seed=3)
+    runs = read_runs([tmp_path / name for name in "abc"])
+    for run in runs:
+        run.settings["stages.evaluate.kind"] = "evaluate"
+    (table,) = over_seeds(runs)
+    assert columns(table, "tau [", "measured [") == [None, None]
+    assert [str(value).split(", ")[1] for value in columns(table, "tau of", "measured in")] == ["-", "-"]
+
+
+def test_one_set_of_several_is_named(tmp_path):
+    rows = [*random_rows(4, drafter="finetune", mode="M"), *empty_rows(benchmark="clips")]
+    findings = build(rows, about={}, methods=METHODS).findings
+    assert findings[0].startswith("**Nothing was measured on clips**") and findings[1].startswith("Best tau")
+    assert not any("nan" in finding for finding in findings)
+    (short,) = build(empty_rows(stop="length", max_new_tokens=1), about={}, methods=METHODS).findings
+    assert "max_new_tokens: 1" in short
+
+
+def test_probes_of_nothing_say_so():
+    assert planned([[None, None]], empty_rows()) is None and planned([[0.5, 0.1]], [a_row()]) is not None
+    both = [planned([[0.5, 0.1]], rows) for rows in ([a_row()], [a_row(), *empty_rows()])]
+    assert both[0] == both[1], "requests without a cycle do not pull the times down"
+    (line,) = binding_sentence({"questions": 0, "accuracy": float("nan"), "blind_accuracy": float("nan")})
+    assert "could be asked" in line and "nan" not in line
+
+
+def test_differences_of_nothing_are_not_told(tmp_path):
+    rows = [row for name in ("a", "b") for mode in "MT" for row in empty_rows(drafter=name, method=mode, mode=mode)]
+    report = build(rows, about={}, methods=METHODS, contrasts={"a change": ("a", "b")})
+    assert not any("minus" in finding for finding in report.findings)
+    (table,) = [table for table in report.tables if table.title.startswith("Effect")]
+    assert table.rows[0][-1] is None and "nan" not in "\n".join(markdown(table))
+    write(tmp_path, report, rows)
+    assert json.loads((tmp_path / "report.json").read_text())["contrasts"][0]["result"]["verdict"] == "not measured"
