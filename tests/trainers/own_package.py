@@ -4,6 +4,8 @@ import re
 import sys
 from pathlib import Path
 
+import heads_run
+
 PAGE = (Path(__file__).parents[2] / "docs" / "adding-a-drafter.md").read_text()
 _SECTION = re.compile(r"^## [1-4]\. .*?(?=^## )", re.M | re.S)
 _OTHERS = """
@@ -40,6 +42,31 @@ class Unsaid(LlavaTargetConfig):
 class Words(LlavaTargetConfig):
     pass
 """
+
+
+# The recipe of a whole run, in which all four are of this package.
+KIND = "her_package.recurrent:RecurrentConfig"
+_SHORT = {"max_new_tokens": 6, "benchmarks": {"seen": {"data": heads_run.DATA | {"path": "train", "max_samples": 2}}}}
+RECIPE = {
+    "target": heads_run.RECIPE["target"] | {"kind": "her_package.others:Mine"},
+    "drafter": {"kind": KIND, "levels": 2},
+    "stages": {
+        "world": heads_run.RECIPE["stages"]["world"] | {"video_suite": 0},
+        "target": heads_run.RECIPE["stages"]["target"],
+        "head": {
+            "kind": "train", "format": heads_run.FORMAT, "steps": 4, "log_every": 1, "checkpoints": {"every": 2},
+            "data": heads_run.DATA | {"path": "train"}, **heads_run.STEPS,
+        },
+        "evaluate": {
+            "kind": "evaluate", "format": heads_run.FORMAT, "temperatures": [0.0, 1.0], "warmup": 0, **_SHORT,
+            "methods": {
+                "hers": {"tree": {"kind": "her_package.others:Two", "gamma": 3}, "temperatures": [0.0]},
+                "by her rule": {"tree": "4-2-2", "rule": {"kind": "her_package.others:Same"}},
+            },
+        },
+        "publish": {"kind": "publish", "repo": "me/tiny-head", "dry_run": True},
+    },
+}  # fmt: skip
 
 
 def write_package(folder: Path) -> Path:

@@ -5,7 +5,6 @@ import shutil
 import sys
 from dataclasses import replace
 
-import heads_run
 import pytest
 import yaml
 from draftsmith.core.errors import UserError
@@ -13,31 +12,8 @@ from draftsmith.core.import_paths import NotImported
 from draftsmith.eval.published import open_published
 from draftsmith.recipes.cli import main
 from draftsmith.trainers import fit
-from own_package import forget, write_package
+from own_package import KIND, RECIPE, forget, write_package
 from stages_run import load_spelled, run_loaded
-
-KIND = "her_package.recurrent:RecurrentConfig"
-SHORT = {"max_new_tokens": 6, "benchmarks": {"seen": {"data": heads_run.DATA | {"path": "train", "max_samples": 2}}}}
-RECIPE = {
-    "target": heads_run.RECIPE["target"] | {"kind": "her_package.others:Mine"},
-    "drafter": {"kind": KIND, "levels": 2},
-    "stages": {
-        "world": heads_run.RECIPE["stages"]["world"] | {"video_suite": 0},
-        "target": heads_run.RECIPE["stages"]["target"],
-        "head": {
-            "kind": "train", "format": heads_run.FORMAT, "steps": 4, "log_every": 1, "checkpoints": {"every": 2},
-            "data": heads_run.DATA | {"path": "train"}, **heads_run.STEPS,
-        },
-        "evaluate": {
-            "kind": "evaluate", "format": heads_run.FORMAT, "temperatures": [0.0, 1.0], "warmup": 0, **SHORT,
-            "methods": {
-                "hers": {"tree": {"kind": "her_package.others:Two", "gamma": 3}, "temperatures": [0.0]},
-                "by her rule": {"tree": "4-2-2", "rule": {"kind": "her_package.others:Same"}},
-            },
-        },
-        "publish": {"kind": "publish", "repo": "me/tiny-head", "dry_run": True},
-    },
-}  # fmt: skip
 
 
 def run(output, *settings, **more):
