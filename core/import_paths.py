@@ -43,9 +43,9 @@ class Kinded(Section):
     kind: str
 
     @property
-    def family(self) -> str:
+    def base_kind(self) -> str:
         """The kind; of a class of another package that derives from one of ours, that one's kind. Where ours has
-        several, theirs says which: `family: ClassVar[str] = "llava"`.
+        several, theirs says which: `base_kind: ClassVar[str] = "llava"`.
         """
         words = () if _declares_a_word(type(self)) else _words(type(self))
         return words[0] if words else self.kind
@@ -55,9 +55,9 @@ class Kinded(Section):
     def _kind_of_its_own(cls, values: Any) -> Any:
         if not isinstance(values, dict) or _declares_a_word(cls):
             return values
-        words, said = _words(cls), None if isinstance(cls.family, property) else cls.family
+        words, said = _words(cls), None if isinstance(cls.base_kind, property) else cls.base_kind
         if said not in (words or (None,)) and (said is not None or len(words) > 1):
-            which = f'family: ClassVar[str] = "{words[0]}"' if words else "leave family out"
+            which = f'base_kind: ClassVar[str] = "{words[0]}"' if words else "leave base_kind out"
             raise Refused("kind", f"{cls.__name__} does not say which of {', '.join(words) or 'no kinds'} it is",
                           f"write {which} in the class")  # fmt: skip
         own = f"{cls.__module__}:{cls.__qualname__}"

@@ -81,7 +81,7 @@ def test_a_subclass_of_ours_that_keeps_its_word_is_told_what_to_write(package):
 
 def test_a_subclass_of_a_section_of_several_kinds_says_which(package):
     assert (
-        load(["recipe=llava15-68m", "target={kind: her_package.others:Mine, path: a/b}"]).recipe.target.family
+        load(["recipe=llava15-68m", "target={kind: her_package.others:Mine, path: a/b}"]).recipe.target.base_kind
         == "llava"
     )
     with pytest.raises(

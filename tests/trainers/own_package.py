@@ -32,7 +32,7 @@ class Same(RuleSection):
 
 class Mine(LlavaTargetConfig):
     kind: str
-    family: ClassVar[str] = "llava"
+    base_kind: ClassVar[str] = "llava"
 
 
 class Unsaid(LlavaTargetConfig):
