@@ -42,11 +42,24 @@ class Kinded(Section):
     # Which section this is: a word, or MODULE:CLASS of another package.
     kind: str
 
+    @property
+    def base_kind(self) -> str:
+        """The kind; of a class of another package that derives from one of ours, that one's kind. Where ours has
+        several, theirs says which: `base_kind: ClassVar[str] = "llava"`.
+        """
+        words = () if _declares_a_word(type(self)) else _words(type(self))
+        return words[0] if words else self.kind
+
     @model_validator(mode="before")
     @classmethod
     def _kind_of_its_own(cls, values: Any) -> Any:
         if not isinstance(values, dict) or _declares_a_word(cls):
             return values
+        words, said = _words(cls), None if isinstance(cls.base_kind, property) else cls.base_kind
+        if said not in (words or (None,)) and (said is not None or len(words) > 1):
+            which = f'base_kind: ClassVar[str] = "{words[0]}"' if words else "leave base_kind out"
+            raise Refused("kind", f"{cls.__name__} does not say which of {', '.join(words) or 'no kinds'} it is",
+                          f"write {which} in the class")  # fmt: skip
         own = f"{cls.__module__}:{cls.__qualname__}"
         kind = values.get("kind", own)
         # Another path to the same class (`my_package:HydraConfig`) stays as it is written.
@@ -146,6 +159,12 @@ def _broken(name: str, error: Exception) -> tuple[str, str]:
 
 def _declares_a_word(section: type[Kinded]) -> bool:
     return get_origin(section.model_fields["kind"].annotation) is Literal
+
+
+def _words(section: type[Kinded]) -> tuple[str, ...]:
+    """The kinds of the section of ours that a class is, or derives from."""
+    ours = (base for base in section.__mro__ if issubclass(base, Kinded) and _declares_a_word(base))
+    return next((base.model_fields["kind"].annotation.__args__ for base in ours), ())  # type: ignore[union-attr]
 
 
 def loaded(path: str) -> Any:

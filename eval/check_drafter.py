@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import tempfile
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from ..core.errors import UserError, first_line
 from ..models.decoding.warp import Warp
 from ..models.drafters.base import DrafterConfig, TargetIdentity
 from ..models.targets.causal import CausalTarget
-from .first_proposals import FirstProposals
+from .first_proposals import FirstProposals, NothingTaken
 from .loop import Decoding, Generation, generate
 from .policies import Chain, Draw, Static
 from .rules import RULES
@@ -209,7 +210,9 @@ class _Checks:
     def _decode(self, drafter: Any, policy: Any, warp: Warp, draw: Any = "top-k") -> Generation:
         rule = RULES["greedy" if warp.greedy else "sampling"]
         decoding = Decoding(policy, rule, Draw(draw), warp, _ANSWER, ())
-        return generate(self.target, drafter, self.request, decoding, torch.Generator().manual_seed(0))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NothingTaken)  # `accept` looks at all cycles
+            return generate(self.target, drafter, self.request, decoding, torch.Generator().manual_seed(0))
 
     def _drafter(self, module: nn.Module | None = None) -> _Watched:
         module = module if module is not None else self.module

@@ -1,10 +1,13 @@
-"""Whether what a drafter proposes are distributions: looked at in the first cycle of a request.
+"""Whether what a drafter proposes are distributions, and change with what is accepted: looked at in a request's first
+cycles.
 
 A wrong q runs silently: greedy output stays the target's, and above temperature 0 it changes the distribution. On a GPU
-the host waits for one number more in a request, after its first cycle. Letters: F nodes, V vocabulary.
+the host waits for two numbers more in a request. Letters: F nodes, V vocabulary.
 """
 
 from __future__ import annotations
+
+import warnings
 
 import torch
 from torch import Tensor
@@ -14,6 +17,7 @@ from ..core.finite import NotFinite
 
 # Of sums of q: in 16 bits the probabilities of a large vocabulary miss 1 by this.
 _TOLERANCE = 0.02
+_CYCLES = 3  # whose first proposals are compared
 _WANTED = "return probabilities over the target's whole vocabulary, with the temperature (warp.apply_temperature)"
 
 
@@ -21,8 +25,12 @@ class WrongProposal(UserError):
     """What a drafter proposed is no distribution over the target's vocabulary."""
 
 
+class NothingTaken(UserWarning):
+    """A drafter proposes the same whatever was accepted. One that looks up what it has no match for may be right."""
+
+
 class FirstProposals:
-    """What a drafter returns in its first cycle.
+    """What a drafter returns in its first cycle, and at the root of the next two.
 
     Args:
         drafter: whose calls messages name.
@@ -32,6 +40,7 @@ class FirstProposals:
     def __init__(self, drafter: object, vocab_size: int):
         self._name, self._vocab_size = type(drafter).__name__, vocab_size
         self._facts: list[tuple[str, Tensor]] = []
+        self._roots: list[Tensor] = []
 
     def see(self, call: str, q: Tensor, *rows: int) -> Tensor:
         """`q` as it is. Raises `WrongProposal` where its shape is not [*rows,V].
@@ -48,6 +57,23 @@ class FirstProposals:
         if q.device.type == "cpu":  # nobody waits: before a draw refuses it in its own words
             self.settle()
         return q
+
+    def again(self, root: Tensor) -> bool:
+        """Take q [V] at the root of each cycle. False: there is nothing more to look at.
+
+        Warns with `NothingTaken` where the first three are equal to the last bit.
+        """
+        self._roots.append(root.clone())
+        if len(self._roots) < _CYCLES:
+            return True
+        first, *later = self._roots
+        if all(torch.equal(first, root) for root in later):
+            warnings.warn(
+                f"{self._name}.accept: the first {_CYCLES} proposals of a request are the same to the last bit. Does "
+                "accept take nothing in? draftsmith.check_drafter(CONFIG) looks closer",
+                NothingTaken, stacklevel=2,
+            )  # fmt: skip
+        return False
 
     def settle(self) -> None:
         """Look at what was seen since.

@@ -123,6 +123,8 @@ def generate(
     Raises:
         NotFinite: the scores that a token comes from are not, or those that the first cycle proposes from.
         WrongProposal: what the drafter proposes in the first cycle is no distribution.
+
+    Warns with `NothingTaken` where the drafter's first proposals do not change with what is accepted.
     """
     run = _Run(target, drafter, decoding, generator, clock or _clock(target, drafter))
     start = run.clock()
@@ -154,7 +156,7 @@ class _Run:
         self.target, self.drafter, self.decoding, self.generator = target, drafter, decoding, generator
         self.draw = replace(decoding.draw, ends=frozenset(decoding.eos_ids), warp=decoding.warp)
         self.clock, self.tokens = clock, list[int]()
-        # Of the first cycle.
+        # Of the first cycles.
         self.looks = None if drafter is None else FirstProposals(drafter, target.vocab_size)
 
     @property
@@ -195,7 +197,6 @@ class _Run:
         verified = self.decoding.rule(tree, p, _uniforms(tree.num_nodes, warp, self.generator))
         if self.looks is not None:
             self.looks.settle()
-            self.looks = None
         verified = verified.until_end(self.decoding.eos_ids)
         verified = replace(verified, step=step.along([0, *(n + 1 for n in verified.path)]), tree=tree)
         checked = clock()
@@ -214,9 +215,11 @@ class _Run:
         )  # fmt: skip
 
     def _drafted(self, drafter: Drafter) -> Tree:
-        looks, root = self.looks, drafter.root()
+        looks, root = self.looks if len(self.tokens) == 1 else None, drafter.root()
         if looks is not None:
             looks.see("root", root)
+        if self.looks is not None and not self.looks.again(root):
+            self.looks = None
         # Read now: a drafter may say in each cycle how much of what it drafted is worth a verification. The target adds
         # one token itself, so the last positions need no draft.
         levels = min(self.room - 1, drafter.max_levels or self.room)

@@ -192,7 +192,7 @@ def drafter_kinds(target: Any) -> list[str]:
         for kind in kinds(section)
     ]
     # An ensemble is made of other drafters by a method of an evaluation.
-    return [kind for kind in possible if kind != "ensemble" and (kind != "lvlm" or target.kind in FAMILIES)]
+    return [kind for kind in possible if kind != "ensemble" and (kind != "lvlm" or target.base_kind in FAMILIES)]
 
 
 def _check_kinds(stages: dict[str, Any], target: Any, drafter: Any) -> None:

@@ -14,6 +14,7 @@ import yaml
 from draftsmith.data.shipped import FOLDER as MIXTURES
 from draftsmith.models.hub import PINNED
 from draftsmith.recipes.load import recipe_names
+from own_package import KIND, RECIPE, write_package
 from stages_run import FEW
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -62,9 +63,9 @@ def test_the_wheel_works_alone_in_a_fresh_environment(tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
 
-    def call(*command: str, code: int = 0) -> str:
-        done = subprocess.run(command, cwd=elsewhere, env=environment, capture_output=True, text=True, timeout=1800,
-                              check=False)  # fmt: skip
+    def call(*command: str, code: int = 0, **more: str) -> str:
+        done = subprocess.run(command, cwd=elsewhere, env=environment | more, capture_output=True, text=True,
+                              timeout=1800, check=False)  # fmt: skip
         assert done.returncode == code, f"{command}\n{done.stdout[-2000:]}{done.stderr[-3000:]}"
         return done.stdout
 
@@ -101,6 +102,23 @@ def test_the_wheel_works_alone_in_a_fresh_environment(tmp_path):
     call(draftsmith, "publish", "by-demo")
     folder = elsewhere / "by-demo" / "publish" / "repository"
     assert "the same tokens and accepted drafts" in call(draftsmith, "verify", str(folder))
+    _use_from_another_package(tmp_path, elsewhere, call, python, draftsmith)
     # The mixture is in the wheel, and says how to fetch what lies behind it; without a network the target is a fault.
     missing = call(draftsmith, "check", "eagle-llava15-7b", f"output={elsewhere / 'real'}", code=3)
     assert "hf download Aeala/ShareGPT_Vicuna_unfiltered" in missing
+
+
+def _use_from_another_package(folder: Path, runs: Path, call, python: str, draftsmith: str) -> None:
+    """The drafter of docs/adding-a-drafter.md in a package that only PYTHONPATH knows: checked, trained, published."""
+    package = write_package(folder / "hers" / "her_package")
+    path = {"PYTHONPATH": str(package.parent)}
+    code = "import draftsmith, her_package.recurrent as hers; print(draftsmith.check_drafter(hers.RecurrentConfig()))"
+    assert "by heart" in call(python, "-c", code, **path)
+    (runs / "own.yaml").write_text(yaml.safe_dump(RECIPE | {"output": "by-hers"}, sort_keys=False))
+    assert f"trains the head ({KIND})" in call(draftsmith, "train", "own.yaml", "dry_run=true", **path)
+    call(draftsmith, "recipe=own.yaml", **path)
+    verify = [draftsmith, "verify", "by-hers/publish/repository", "--target", "by-hers/target"]
+    assert "her_package.others is not imported" in call(*verify, code=3, **path)
+    assert "there is no module her_package" in call(*verify, "--allow-import", code=3)
+    assert "the same tokens and accepted drafts" in call(*verify, "--allow-import", **path)
+    assert "hers" in call(draftsmith, "compare", "by-hers")

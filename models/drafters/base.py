@@ -20,11 +20,17 @@ from ...core.import_paths import Kinded
 from ...core.refused import Refused
 from ...core.states import Taps
 from ..decoding.warp import Warp
+from ..llamagen.folders import CONFIG, WEIGHTS, find_folder
 from ..targets.base import Target, TargetShape, TargetStep
 from ..training_memory import MicroBatch
+from .manifest import MANIFEST
 
 if TYPE_CHECKING:
     from .ensemble import EnsembleConfig
+
+
+# What is fetched of a trained drafter on the Hub.
+FILES = (CONFIG, MANIFEST, WEIGHTS, "pytorch_model.bin")
 
 
 class Drafter(Protocol):
@@ -265,6 +271,25 @@ class PublishedDrafter(DrafterConfig):
     @property
     def display_name(self) -> str:
         return self.path or self.kind
+
+    def load(
+        self,
+        folder: Path | None,
+        target: Target,
+        *,
+        dtype: torch.dtype | None = None,
+        identity: TargetIdentity | None = None,
+    ) -> nn.Module:
+        """The module in `folder`, or at `path`, as `read` finds it there."""
+        return self.read(folder or self.fetched(), target, dtype or target.embedding.dtype, identity)
+
+    def fetched(self) -> Path:
+        """The folder at `path`; one on the Hub is downloaded."""
+        return find_folder(str(self.path), self.revision, files=FILES)
+
+    def read(self, folder: Path, target: Target, dtype: torch.dtype, identity: TargetIdentity | None) -> nn.Module:
+        """The trained module in a folder, on the target's device. Raises `UserError` as `load`."""
+        raise NotImplementedError
 
     def beside_path(self) -> list[str]:
         return [name for name in self.assembled_of if self.path is not None and dict(self)[name] is not None]

@@ -36,7 +36,6 @@ from .dflash_images import DflashImageProposal, DflashImageTraining, image_layer
 from .dflash_module import DflashHead, DflashShape, even_taps
 from .dflash_training import BLOCKS, DflashLoss, DflashTraining
 from .eagle3 import likeliest_ids
-from .head_files import find_head
 from .made_for import image_head_manifest
 from .mirrored import mirrored_layer
 
@@ -165,16 +164,8 @@ class DflashConfig(PublishedDrafter):
             head.mask_embedding.data = target.embedding.float().mean(0).cpu()
         return head
 
-    def load(
-        self,
-        folder: Path | None,
-        target: Target,
-        *,
-        dtype: torch.dtype | None = None,
-        identity: TargetIdentity | None = None,
-    ) -> DflashHead:
-        source = folder if folder is not None else find_head(self)
-        return load_dflash(self, source, target, dtype or target.embedding.dtype, identity)
+    def read(self, folder: Path, target: Target, dtype: torch.dtype, identity: TargetIdentity | None) -> DflashHead:
+        return load_dflash(self, folder, target, dtype, identity)
 
     def copy_of(self, module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
         copy = cast(DflashHead, module).fresh()

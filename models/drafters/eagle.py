@@ -34,7 +34,6 @@ from .eagle_images import (
     save_eagle,
 )
 from .head_config import FusedHeadConfig
-from .head_files import find_head
 from .head_inputs import Image, Visual
 from .head_module import StateHead
 from .head_training import HeadObjective
@@ -116,20 +115,12 @@ class EagleConfig(FusedHeadConfig):
         head.share_embedding(target.embedding.to(torch.float32, copy=True))
         return head
 
-    def load(
-        self,
-        folder: Path | None,
-        target: Target,
-        *,
-        dtype: torch.dtype | None = None,
-        identity: TargetIdentity | None = None,
-    ) -> StateHead:
-        """Load heads of image generators, ours or LANTERN's, with `load_eagle`; others as `HeadConfig` does."""
+    def read(self, folder: Path, target: Target, dtype: torch.dtype, identity: TargetIdentity | None) -> StateHead:
+        """Read heads of image generators, ours or LANTERN's, with `load_eagle`; others as `HeadConfig` does."""
         if not target.shape.draws_images:
-            return super().load(folder, target, dtype=dtype, identity=identity)
-        source, dtype = folder if folder is not None else find_head(self), dtype or target.embedding.dtype
-        check_made_for(source, target, identity)
-        return load_eagle(source, target.embedding.to(dtype), self.layer(target.shape), self).to(dtype)
+            return super().read(folder, target, dtype, identity)
+        check_made_for(folder, target, identity)
+        return load_eagle(folder, target.embedding.to(dtype), self.layer(target.shape), self).to(dtype)
 
     def save(self, module: nn.Module, folder: Path, manifest: Mapping[str, Any]) -> None:
         if isinstance(module, ImageEagleHead):

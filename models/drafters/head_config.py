@@ -22,7 +22,7 @@ from ..layer import LayerShape
 from ..targets.base import Target, TargetShape
 from ..training_memory import MicroBatch, head_memory
 from .base import PLAIN, CountTokens, Drafter, DraftingOptions, PublishedDrafter, TargetIdentity
-from .head_files import find_head, load_head, manifest_of, save_head
+from .head_files import load_head, manifest_of, save_head
 from .head_inputs import Image, Reads, Visual
 from .head_module import StateHead
 from .head_proposal import HeadProposal
@@ -175,16 +175,8 @@ class HeadConfig(PublishedDrafter):
     def build(self, target: Target, *, count_tokens: CountTokens | None = None) -> StateHead:
         return self.module(self.layer(target.shape), None)
 
-    def load(
-        self,
-        folder: Path | None,
-        target: Target,
-        *,
-        dtype: torch.dtype | None = None,
-        identity: TargetIdentity | None = None,
-    ) -> StateHead:
-        source = folder if folder is not None else find_head(self)
-        return load_head(self, source, target, dtype or target.embedding.dtype, identity)
+    def read(self, folder: Path, target: Target, dtype: torch.dtype, identity: TargetIdentity | None) -> StateHead:
+        return load_head(self, folder, target, dtype, identity)
 
     def copy_of(self, module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
         assert isinstance(module, StateHead)

@@ -22,9 +22,9 @@ from ...core.finite import check_weights
 from ...core.placement import fill, without_storage
 from ...core.pretrained import CPU, read_safetensors
 from ..layer import LayerShape, stretched, written_rope
-from ..llamagen.folders import CONFIG, WEIGHTS, check_shapes, find_folder, read_values, shapes_of, write_folder
+from ..llamagen.folders import CONFIG, check_shapes, read_values, shapes_of, write_folder
 from ..targets.base import Target, TargetShape
-from .base import DrafterConfig, PublishedDrafter, TargetIdentity
+from .base import DrafterConfig, TargetIdentity
 from .head_module import StateHead
 from .made_for import tested_with
 from .manifest import MANIFEST, read_manifest
@@ -32,16 +32,10 @@ from .manifest import MANIFEST, read_manifest
 if TYPE_CHECKING:
     from .head_config import HeadConfig
 
-_FILES = (CONFIG, MANIFEST, WEIGHTS, "pytorch_model.bin")
 _EMBEDDING = "embed_tokens.weight"
 # What says how visual inputs are read. Weights that never read one (`text_only`) can become a head with any of these.
 _OF_VISUAL = {"visual_slots", "visual_layer", "visual_embedding", "ivsb"}
 NUMBERING = "layers count decoder layers passed, 0 is the embedding; feature is the state behind the final norm"
-
-
-def find_head(config: PublishedDrafter) -> Path:
-    """The folder of the head that the recipe names; one on the Hub is downloaded."""
-    return find_folder(str(config.path), config.revision, files=_FILES)
 
 
 def head_state(folder: Path, device: torch.device = CPU) -> dict[str, Tensor]:

@@ -8,24 +8,17 @@ Letters: R rows, B samples, T tokens, N positions, F nodes, L levels, D width, V
 from __future__ import annotations
 
 import functools
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
 import torch
 from pydantic import Field
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...core.batch import Batch, CodeBatch
-from ...core.errors import UserError
-from ...core.finite import check_module
 from ...core.loss import StepLoss
-from ...core.placement import fill, without_storage
-from ...core.pretrained import CPU, read_safetensors
 from ...core.section import Section
 from ...core.states import Taps, TargetStates, at_places, places_of, uploaded
 from ..decoding.expansions import Expansions
@@ -33,7 +26,7 @@ from ..decoding.warp import Warp
 from ..losses import Divergence, FrozenHead, divergence
 from ..targets.base import Target, TargetShape, TargetStep
 from ..training_memory import MicroBatch, image_head_memory, medusa_activations
-from .base import PLAIN, CountTokens, Drafter, DraftingOptions, TargetIdentity
+from .base import PLAIN, CountTokens, Drafter, DraftingOptions
 from .plain_module import ModuleDrafter
 
 
@@ -67,21 +60,8 @@ class MedusaConfig(ModuleDrafter):
     def build(self, target: Target, *, count_tokens: CountTokens | None = None) -> MedusaHead:
         return MedusaHead(self.shape(target.shape))
 
-    def load(
-        self,
-        folder: Path | None,
-        target: Target,
-        *,
-        dtype: torch.dtype | None = None,
-        identity: TargetIdentity | None = None,
-    ) -> MedusaHead:
-        source = self.folder_for(folder, target, identity)
-        head = load_medusa(source, self.shape(target.shape), target.device)
-        return head.to(target.device, dtype or target.embedding.dtype)
-
-    def save(self, module: nn.Module, folder: Path, manifest: Mapping[str, Any]) -> None:
-        assert isinstance(module, MedusaHead)
-        save_medusa(module, folder, manifest)
+    def sizes(self, module: nn.Module) -> dict[str, Any]:
+        return {"model_type": "medusa", **asdict(cast(MedusaHead, module).shape)}
 
     def training_objective(self, module: nn.Module, target: Target, settings: Any = None) -> nn.Module:
         """Use the section's own loss; `settings` is not read."""
@@ -277,30 +257,3 @@ class MedusaProposal:
         """The feature whose own head gave the bonus token is that of the last accepted one."""
         self._feature = verified.step.feature[:, -1:]
         self._emitted += len(verified.path) + 1
-
-
-def save_medusa(head: MedusaHead, folder: Path, manifest: Mapping[str, Any]) -> None:
-    """Write `model.safetensors`, `config.json` and the manifest into `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file({k: v.contiguous() for k, v in head.state_dict().items()}, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps({"model_type": "medusa", **asdict(head.shape)}, indent=1))
-    (folder / "draftsmith.json").write_text(json.dumps(manifest, indent=1, sort_keys=True))
-
-
-def load_medusa(folder: Path, shape: MedusaShape, device: torch.device = CPU) -> MedusaHead:
-    """Raises `UserError` where the file is missing or made for another target."""
-    with without_storage(device):
-        head = MedusaHead(shape)
-    state = read_safetensors(folder / "model.safetensors", hint="train or download it again", device=device)
-    try:
-        fill(head, state, device)
-    except RuntimeError as error:
-        # torch's first line names the class only, and the next one the parameter.
-        lines = str(error).strip().splitlines()
-        raise UserError(
-            f"the heads do not fit this target: {lines[:2][-1].strip()}",
-            where=str(folder / "model.safetensors"),
-            hint="name the target and num_heads of these heads",
-        ) from error
-    check_module(head, folder)
-    return head

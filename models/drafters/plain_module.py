@@ -15,10 +15,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ..llamagen.folders import WEIGHTS, check_shapes, shapes_of
+from ..llamagen.folders import CONFIG, WEIGHTS, check_shapes, shapes_of
 from ..targets.base import Target
 from .base import PublishedDrafter, TargetIdentity
-from .head_files import check_identity, find_head, head_state
+from .head_files import check_identity, head_state, weights_file
 from .made_for import check_made_for, image_head_manifest
 from .manifest import MANIFEST
 
@@ -36,39 +36,33 @@ class ModuleDrafter(PublishedDrafter):
         more = {} if target.shape.draws_images else {"tokenizer_sha256": identity.tokenizer_sha256}
         return image_head_manifest(self.model_dump(mode="json"), identity, **more, **training)
 
+    def sizes(self, module: nn.Module) -> dict[str, Any]:
+        """What `config.json` says of the module, for other programs; empty: there is no such file."""
+        return {}
+
     def save(self, module: nn.Module, folder: Path, manifest: Mapping[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         save_file({name: value.contiguous() for name, value in module.state_dict().items()}, folder / WEIGHTS)
+        if sizes := self.sizes(module):
+            (folder / CONFIG).write_text(json.dumps(sizes, indent=1))
         (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
 
-    def load(
-        self,
-        folder: Path | None,
-        target: Target,
-        *,
-        dtype: torch.dtype | None = None,
-        identity: TargetIdentity | None = None,
-    ) -> nn.Module:
-        source = self.folder_for(folder, target, identity)
-        state = head_state(source)
+    def read(self, folder: Path, target: Target, dtype: torch.dtype, identity: TargetIdentity | None) -> nn.Module:
+        """Raises `UserError` where a file is missing, or was made for another target, kind or settings."""
+        if target.shape.draws_images:
+            check_made_for(folder, target, identity)
+        else:
+            check_identity(folder, self.kind, identity)
+        state = head_state(folder)
         with torch.random.fork_rng(devices=[]):  # whoever loads must not draw
             module = self.build(target, count_tokens=lambda: torch.ones(target.shape.vocab_size, dtype=torch.int64))
         check_shapes(
-            shapes_of(state), shapes_of(module.state_dict()), where=str(source / WEIGHTS),
+            shapes_of(state), shapes_of(module.state_dict()), where=str(weights_file(folder)),
             what="the weights do not fit this target and these settings: ",
             hint="name the target and the settings that the drafter was trained with",
         )  # fmt: skip
         module.load_state_dict(state)
-        return module.to(target.device, dtype or target.embedding.dtype)
-
-    def folder_for(self, folder: Path | None, target: Target, identity: TargetIdentity | None) -> Path:
-        """The folder, or that of `path`. Raises `UserError` where it was made for another target or kind."""
-        source = folder if folder is not None else find_head(self)
-        if target.shape.draws_images:
-            check_made_for(source, target, identity)
-        else:
-            check_identity(source, self.kind, identity)
-        return source
+        return module.to(target.device, dtype)
 
     def copy_of(self, module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
         with torch.no_grad():

@@ -49,7 +49,7 @@ def read_dflash(folder: Path, target: Target) -> DflashSource:
     config = DflashConfig.model_validate(read_manifest(folder)["drafter"])
     stored = next(value.dtype for value in head_state(folder).values() if value.is_floating_point())
     beside: Any = SimpleNamespace(shape=target.shape, embedding=torch.empty(0, target.text.hidden_size))
-    return DflashSource(folder, config, config.load(folder, beside, dtype=stored).eval(), target)
+    return DflashSource(folder, config, config.read(folder, beside, stored, None).eval(), target)
 
 
 def without_confidence(source: DflashSource) -> DflashSource:

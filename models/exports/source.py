@@ -136,5 +136,5 @@ def read_head(folder: Path, target: Target) -> HeadSource:
     stored = next(value.dtype for value in head_state(folder).values() if value.is_floating_point())
     # Shapes and settings are compared with the target's; none of its weights is needed.
     beside: Any = SimpleNamespace(shape=target.shape, embedding=torch.empty(0, target.text.hidden_size))
-    head = config.load(folder, beside, dtype=stored)
+    head = config.read(folder, beside, stored, None)
     return HeadSource(folder, config, head.eval(), target, manifest)

@@ -57,4 +57,4 @@ def import_dflash(
     config = DflashConfig.model_validate(settings)
     stored = next(value.dtype for value in state.values() if value.is_floating_point())
     beside: Any = SimpleNamespace(shape=language_shape(text), embedding=torch.empty(0, text.hidden_size))
-    return config.load(folder, beside, dtype=stored).eval(), config, settings, tuple(notes)
+    return config.read(folder, beside, stored, None).eval(), config, settings, tuple(notes)

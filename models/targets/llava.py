@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from pydantic import model_validator
 from torch import nn
@@ -13,7 +13,7 @@ from ...core.errors import UserError, did_you_mean
 from ..decoding.decoder import CachedDecoder
 from ..hub import read_config
 from ..inline import InlineModel
-from ..llava import FAMILIES, TokenIds, assemble, llava_config
+from ..llava import FAMILIES, Family, TokenIds, assemble, llava_config
 from ..mistral import reads_whole
 from ..pictures import flat_view, pictures_of
 from .language import LanguageTarget
@@ -37,31 +37,31 @@ class LlavaTargetConfig(TargetSection):
     @model_validator(mode="after")
     def _one_source(self) -> LlavaTargetConfig:
         self.check_one_source(self.language_model, self.vision_tower)
-        if self.anyres and self.kind == "llava":
+        if self.anyres and self.base_kind == "llava":
             raise ValueError("anyres is true, and LLaVA-1.5 reads one tile; use kind llava_next or llava_onevision")
         return self
 
     @property
     def reads_tiles(self) -> bool | None:
         """None: the family has one tile and nothing to choose."""
-        return None if self.kind == "llava" else self.anyres is not False
+        return None if self.base_kind == "llava" else self.anyres is not False
 
     def inline_config(self, ids: TokenIds) -> PreTrainedConfig:
         assert self.language_model is not None and self.vision_tower is not None
         vision = read_config(self.vision_tower, key="target.vision_tower")
         layer = self.vision_feature_layer
         if layer is None:
-            layer = -1 if self.kind == "llava_onevision" else -2
+            layer = -1 if self.base_kind == "llava_onevision" else -2
         text = read_config(self.language_model, key="target.language_model")
-        return llava_config(text, vision, ids, vision_feature_layer=layer, family=self.kind)
+        return llava_config(text, vision, ids, vision_feature_layer=layer, family=cast(Family, self.base_kind))
 
     def new(self, config: PreTrainedConfig) -> PreTrainedModel:
         return assemble(config)
 
     def model_class(self, model_type: str, source: str) -> Any:
-        if model_type != self.kind:
+        if model_type != self.base_kind:
             known = model_type in FAMILIES
-            refuse_kind(source, model_type, self.kind, f"write kind: {model_type}" if known else
+            refuse_kind(source, model_type, self.base_kind, f"write kind: {model_type}" if known else
                         did_you_mean(model_type, FAMILIES))  # fmt: skip
         return FAMILIES[model_type][1]
 

@@ -39,17 +39,19 @@ class MistralTargetConfig(TargetSection):
     def inline_config(self, ids: TokenIds) -> PreTrainedConfig:
         assert self.language_model is not None and self.vision_tower is not None
         vision = read_config(self.vision_tower, key="target.vision_tower")
-        return mistral_config(self.kind, read_config(self.language_model, key="target.language_model"), vision, ids)
+        return mistral_config(
+            self.base_kind, read_config(self.language_model, key="target.language_model"), vision, ids
+        )
 
     def new(self, config: PreTrainedConfig) -> PreTrainedModel:
         return new_mistral(config).float()
 
     def model_class(self, model_type: str, source: str) -> Any:
-        wanted = MISTRAL3 if self.kind == MISTRAL3 else "llava"
+        wanted = MISTRAL3 if self.base_kind == MISTRAL3 else "llava"
         if model_type != wanted:
             hint = "kind: mistral3 is of model_type mistral3, kind: pixtral of a llava with Pixtral's tower"
             refuse_kind(source, model_type, wanted, hint)
-        return CLASSES[self.kind]
+        return CLASSES[self.base_kind]
 
     def target(self, model: PreTrainedModel, *, num_token_ids: int, image_token_id: int | None) -> MistralTarget:
         return MistralTarget(model, num_token_ids=num_token_ids, prefill_chunk=self.prefill_chunk)

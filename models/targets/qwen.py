@@ -43,29 +43,29 @@ class QwenTargetConfig(TargetSection):
     def _one_source(self) -> QwenTargetConfig:
         self.check_one_source(self.language_model, self.vision_tower)
         if self.language_model is not None and self.vision_tower is not None:
-            named, own = self.language_model["model_type"], [f"{family}_text" for family in QWEN_KINDS[self.kind]]
+            named, own = self.language_model["model_type"], [f"{family}_text" for family in QWEN_KINDS[self.base_kind]]
             if named not in own:
-                problem = f"a target of kind {self.kind} has none of model_type {named}"
+                problem = f"a target of kind {self.base_kind} has none of model_type {named}"
                 raise Refused("language_model.model_type", problem, f"write {' or '.join(own)}")
             config: Any = QWEN_FAMILIES[named.removesuffix("_text")][0]
             check_part(self.vision_tower, config.sub_configs["vision_config"], "vision_tower")
-        if self.kind == "qwen3_5" and self.offload is not None:
+        if self.base_kind == "qwen3_5" and self.offload is not None:
             problem = "recurrent layers read weights beside their modules, which are not fetched from the host"
             raise Refused("offload", problem, "leave the key out: use more GPUs, or a smaller target")
         return self
 
     def inline_config(self, ids: TokenIds) -> PreTrainedConfig:
         assert self.language_model is not None and self.vision_tower is not None
-        return qwen_config(self.kind, self.language_model, self.vision_tower, ids)
+        return qwen_config(self.base_kind, self.language_model, self.vision_tower, ids)
 
     def new(self, config: PreTrainedConfig) -> PreTrainedModel:
         return QWEN_FAMILIES[config.model_type][1](config).float()
 
     def model_class(self, model_type: str, source: str) -> Any:
-        if model_type not in QWEN_KINDS[self.kind]:
+        if model_type not in QWEN_KINDS[self.base_kind]:
             kinds = [kind for kind, types in QWEN_KINDS.items() if model_type in types]
             hint = f"write kind: {kinds[0]}" if kinds else did_you_mean(model_type, [*QWEN_FAMILIES])
-            refuse_kind(source, model_type, " or ".join(QWEN_KINDS[self.kind]), hint)
+            refuse_kind(source, model_type, " or ".join(QWEN_KINDS[self.base_kind]), hint)
         return QWEN_FAMILIES[model_type][1]
 
     def target(self, model: PreTrainedModel, *, num_token_ids: int, image_token_id: int | None) -> QwenTarget:

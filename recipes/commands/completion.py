@@ -12,7 +12,7 @@ from ..load import recipe_names
 from .command import OK, Argument, Command
 from .demo import demo_names
 
-OPTIONS = ("stages=", "restart=", "dry_run=true", "verbose=true", "output=", "seed=")
+OPTIONS = ("stages=", "restart=", "dry_run=true", "verbose=true", "allow_import=true", "output=", "seed=")
 
 
 def bash(commands: Mapping[str, Command]) -> str:

@@ -6,13 +6,11 @@ import re
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 import yaml
+from own_package import PAGE, write_package
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "adding-a-drafter.md").read_text()
 FEW = [
     "stages.world.splits.words={name: 8, caption: 8, colors: 4, attribute: 8, conversation: 4, place: 4, "
     "difference: 4, edit: 4, clip: 4, sums: 4, fact: 4}",
@@ -38,16 +36,7 @@ def fenced(text: str, language: str) -> str:
 
 @pytest.mark.slow
 def test_the_drafter_of_the_page_is_named_from_its_own_package(tmp_path):
-    package = tmp_path / "elsewhere" / "my_package"
-    package.mkdir(parents=True)
-    code = [
-        block
-        for number in (1, 2, 3, 4)
-        for block in re.findall(r"^```python run\n(.*?)^```", section(number), re.M | re.S)
-        if "check_drafter" not in block
-    ]
-    (package / "__init__.py").write_text("")
-    (package / "recurrent.py").write_text("\n\n".join(code))
+    package = write_package(tmp_path / "elsewhere" / "my_package")
     assert yaml.safe_load(fenced(section(8), "yaml"))["extends"] == "demo/compare"
     (tmp_path / "recurrent.yaml").write_text(fenced(section(8), "yaml"))
     words = re.search(r"(stages=\[\S+\])", fenced(section(8), "bash"))[1]

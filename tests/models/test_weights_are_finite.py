@@ -12,7 +12,7 @@ from draftsmith.eval.quality.clip import _load_clip
 from draftsmith.eval.quality.weights import read_state
 from draftsmith.models.captioners import _load as load_captioner
 from draftsmith.models.drafters.head_files import head_state
-from draftsmith.models.drafters.medusa import MedusaHead, MedusaShape, load_medusa, save_medusa
+from draftsmith.models.drafters.medusa import MedusaConfig
 from draftsmith.models.hub import load_language_model, read_config, target_embedding
 from draftsmith.models.imports.files import read_published
 from draftsmith.models.llamagen.captions import TextFeatures
@@ -27,6 +27,7 @@ from tiny import llava
 from transformers import CLIPConfig, CLIPModel, LlamaConfig, LlamaForCausalLM, T5Config, T5EncoderModel
 from visual_run import TEXT
 from visual_tiny import anole, llamagen
+from visual_tiny import target as image_target
 
 
 def causal(folder):
@@ -70,7 +71,7 @@ def language(folder):
     return load_language_model(str(folder), read_config(str(folder), key="k"), key="k", revision=None)
 
 
-MEDUSA = MedusaShape(16, 2, 1)
+MEDUSA, OF_CODES = MedusaConfig(kind="medusa", num_heads=2), image_target(llamagen())
 # What is loaded -> how a folder of it is written, and how it is read.
 DOORS = {
     "target": (lambda f: llava(4).save_pretrained(f),
@@ -84,7 +85,7 @@ DOORS = {
     "a target's embedding": (causal, lambda f: target_embedding(str(f), where="key target")),
     "head": (causal, head_state),
     "published head": (causal, lambda f: read_published(str(f), None)),
-    "medusa": (lambda f: save_medusa(MedusaHead(MEDUSA), f, {}), lambda f: load_medusa(f, MEDUSA)),
+    "medusa": (lambda f: MEDUSA.save(MEDUSA.build(OF_CODES), f, {}), lambda f: MEDUSA.load(f, OF_CODES)),
     "VQ-GAN": (vq_gan, load_vqgan),
     "text encoder": (text_encoder, TextFeatures),
     "CLIP": (clip, lambda f: _load_clip(f, "clip", "cpu")),

@@ -1,9 +1,7 @@
 """A drafter, a tree, a rule and a target of a package outside of the checkout, named by their import paths."""
 
 import json
-import re
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
@@ -15,53 +13,17 @@ from draftsmith.recipes.cli import main
 from draftsmith.recipes.launch import context_maker
 from draftsmith.recipes.load import load
 from draftsmith.recipes.origins import shown
-
-PAGE = (Path(__file__).parents[2] / "docs" / "adding-a-drafter.md").read_text()
-SECTION = re.compile(r"^## [1-4]\. .*?(?=^## )", re.M | re.S)
-OTHERS = """
-from draftsmith.eval.policies import Chain
-from draftsmith.eval.policies.base import TreeSection
-from draftsmith.eval.rules import RULES, RuleSection
-from draftsmith.models.targets.llava import LlavaTargetConfig
-
-
-class Two(TreeSection):
-    # Tokens.
-    gamma: int = 2
-
-    def build(self, *, grid=None, seed=0):
-        return Chain(self.gamma)
-
-
-class Same(RuleSection):
-    def build(self, temperature):
-        return RULES["sampling" if temperature else "greedy"]
-
-
-class Mine(LlavaTargetConfig):
-    kind: str
-
-
-class Words(LlavaTargetConfig):
-    pass
-"""
+from own_package import forget, write_package
 
 
 @pytest.fixture(name="package")
 def _package(tmp_path, monkeypatch):
-    folder = tmp_path / "elsewhere" / "her_package"
-    folder.mkdir(parents=True)
-    blocks = [b for s in SECTION.findall(PAGE) for b in re.findall(r"^```python run\n(.*?)^```", s, re.M | re.S)]
-    code = "\n\n".join(block for block in blocks if "check_drafter" not in block)
-    (folder / "__init__.py").write_text("")
-    (folder / "recurrent.py").write_text(code)
-    (folder / "others.py").write_text(OTHERS)
+    folder = write_package(tmp_path / "elsewhere" / "her_package")
     (folder / "broken.py").write_text("x = 1\nraise OSError('no licence')\n")
     (folder / "needy.py").write_text("import not_there_at_all\n")
     monkeypatch.syspath_prepend(str(folder.parent))
     yield folder
-    for name in [name for name in sys.modules if name.partition(".")[0] == "her_package"]:
-        del sys.modules[name]
+    forget("her_package")
 
 
 def recipe(*settings):
@@ -117,6 +79,17 @@ def test_a_subclass_of_ours_that_keeps_its_word_is_told_what_to_write(package):
         load(["recipe=llava15-68m", "target.kind=her_package.others:Words"])
 
 
+def test_a_subclass_of_a_section_of_several_kinds_says_which(package):
+    assert (
+        load(["recipe=llava15-68m", "target={kind: her_package.others:Mine, path: a/b}"]).recipe.target.base_kind
+        == "llava"
+    )
+    with pytest.raises(
+        UserError, match=r'Unsaid does not say which of llava, llava_next, (?s:.*)ClassVar.str. = "llava"'
+    ):
+        load(["recipe=llava15-68m", "target={kind: her_package.others:Unsaid, path: a/b}"])
+
+
 def test_its_settings_are_refused_as_ours_are(package):
     with pytest.raises(UserError, match=r"unknown key stages.eagle3.drafter.levls(?s:.*)did you mean levels"):
         recipe("stages.eagle3.drafter.levls=3")
@@ -126,8 +99,7 @@ def test_its_settings_are_refused_as_ours_are(package):
 
 def test_a_published_folder_imports_nothing_by_itself(package, tmp_path):
     loaded = recipe()
-    for name in [name for name in sys.modules if name.partition(".")[0] == "her_package"]:
-        del sys.modules[name]
+    forget("her_package")
     folder = tmp_path / "published"
     folder.mkdir()
     (folder / "recipe.yaml").write_text(yaml.safe_dump(loaded.tree))

@@ -44,7 +44,7 @@ def _target(section: Any, width: int) -> dict[str, int]:
     """Bytes of each part. What is spelt out lies in float32, but for the transformer; a published T5 in bfloat16."""
     sizes = {name: count * (width if name == "transformer" else 4) for name, count in section.count().items()}
     sizes.setdefault("image tokenizer", 4 * TOKENIZER)
-    if section.condition == "text" and section.kind == "llamagen":
+    if section.condition == "text" and section.base_kind == "llamagen":
         sizes.setdefault("text encoder", 2 * T5_XL)
     return sizes
 
@@ -52,10 +52,10 @@ def _target(section: Any, width: int) -> dict[str, int]:
 def _drafter(config: Any, shape: Any, places: int, width: int) -> tuple[float, float]:
     """Memory of the weights, and of keys and values at this number of tokens of all rows."""
     weights = float(width * sum(config.count(shape).values()))
-    if config.kind == "llamagen":
+    if config.base_kind == "llamagen":
         own = published(config.size, grid=shape.grid, condition=shape.condition)
         return weights, 2.0 * own.num_layers * own.dim * places * width
-    if config.kind == "dflash":
+    if config.base_kind == "dflash":
         made = config.shape(shape)
         return weights, 2.0 * made.num_layers * made.layer.num_kv_heads * made.layer.head_dim * places * width
-    return weights, 0.0 if config.kind == "medusa" else 2.0 * shape.hidden_size * places * width
+    return weights, 0.0 if config.base_kind == "medusa" else 2.0 * shape.hidden_size * places * width

@@ -29,7 +29,7 @@ def target_lines(recipe: Any) -> list[str]:
     if recipe.target.draws_images:
         return _generator_lines(recipe.target, shape)
     # A draft LVLM has a vocabulary of its own, which must be the target's.
-    return parameter_lines(shape, vocabulary=recipe.drafter is None or recipe.drafter.kind == "lvlm")
+    return parameter_lines(shape, vocabulary=recipe.drafter is None or recipe.drafter.base_kind == "lvlm")
 
 
 def drafter_parameters(drafter: DrafterConfig, recipe: Any) -> int:

@@ -95,13 +95,13 @@ class ServedEngine(Section):
         own, name = "engine: {kind: transformers} does", self.name
         if taken := sorted(set(self.options) & set(self.ours)):
             raise Refused(f"engine.options.{taken[0]}", "it follows from the recipe", "leave it out")
-        if states and target.kind not in self.tapped:
+        if states and target.base_kind not in self.tapped:
             known = f", only of {', '.join(self.tapped)}" if self.tapped else ""
             raise Refused("engine.kind", f"{name} hands out no hidden states of a {target.kind}{known}", own)
-        if target.kind in ("internvl", "mistral3", "pixtral", "gemma4"):
+        if target.base_kind in ("internvl", "mistral3", "pixtral", "gemma4"):
             problem = f"nobody has compared here how {name} expands the pictures of a {target.kind}"
             raise Refused("engine.kind", problem, own)
-        if target.kind.startswith("llava") and aspect.startswith("anyres"):
+        if target.base_kind.startswith("llava") and aspect.startswith("anyres"):
             problem = f"{name} cuts a picture into tiles by itself, which may not be those that the data section cuts"
             raise Refused("engine.kind", problem, f"{own}, or set aspect: square or pad")
         if target.tensor_parallel_size > 1 or target.device_map is not None:

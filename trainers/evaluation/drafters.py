@@ -152,7 +152,7 @@ class Drafters:
 
     def modules(self, method: Method, name: str, *, kind: str) -> dict[str, Any]:
         """The loaded models of a method's drafters of one kind, by drafter."""
-        sources = [source for source in self.sources(name, method) if source.config.kind == kind]
+        sources = [source for source in self.sources(name, method) if source.config.base_kind == kind]
         return {source.name: self._module(source, source.config) for source in sources}
 
     def sources(self, name: str, method: Method) -> list[Source]:

@@ -174,7 +174,7 @@ def codes_of(generator: Generator, tokens: Sequence[Sequence[int]]) -> Tensor:
 def eagle_head(drafting: Sequence[Drafting]) -> Any:
     """The head of the first method. Raises `UserError` where it is none of EAGLE's."""
     head = getattr(drafting[0].drafter, "head", None)
-    if drafting[0].config.kind != "eagle" or head is None:
+    if drafting[0].config.base_kind != "eagle" or head is None:
         raise UserError("probes.analysis reads an EAGLE head, and the first method drafts with another",
                         where="probes.analysis",
                         hint="put a method with an eagle drafter first, or leave analysis out")  # fmt: skip

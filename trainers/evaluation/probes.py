@@ -266,7 +266,7 @@ class Probing:
 
     def _bridge(self) -> int | None:
         """The middle layer that some head was trained with."""
-        heads = [one.config for one in self.drafting.values() if one.config.kind == "sparrow"]
+        heads = [one.config for one in self.drafting.values() if one.config.base_kind == "sparrow"]
         return heads[0].visual_layer(self.target.shape, training=True) or None if heads else None
 
     def _path(self, name: str) -> Path:

@@ -221,7 +221,7 @@ class EvaluateSettings(Stage):
     @model_validator(mode="after")
     def _by_one_clock(self) -> EvaluateSettings:
         for key, section in self._own_drafters():
-            if self.clock == "thread" and section.kind == "pruned":
+            if self.clock == "thread" and section.base_kind == "pruned":
                 raise Refused(key, "times its pruning by the wall's clock, and clock is thread", "leave clock out")
         return self
 

@@ -222,7 +222,7 @@ class GenerateStage(Stage):
             )
         if self.writes_conversations and isinstance(tower := dict(target).get("vision_tower"), dict):
             # A Qwen-VL, Pixtral, Mistral 3 or Gemma 4 reads pictures of any size.
-            any_size = target.kind in (*QWEN, "pixtral", "mistral3", "gemma4")
+            any_size = target.base_kind in (*QWEN, "pixtral", "mistral3", "gemma4")
             for key in ("patch_size",) if any_size else ("patch_size", "image_size"):
                 if key in tower and tower[key] != dict(self)[key]:
                     problem = f"pictures have {dict(self)[key]}, and target.vision_tower reads {tower[key]}"
@@ -269,7 +269,7 @@ def _write_conversations(stage: GenerateStage, context: Context, folder: Path) -
     else:
         first = next(iter(stage.splits))
         tokenizer = train_tokenizer(_texts(folder / f"{first}.json"), stage.vocabulary)
-        processor = _processor(stage, context.target.kind, tokenizer)
+        processor = _processor(stage, context.target.base_kind, tokenizer)
     processor.save(context.folder)
     total = sum(sum(counts.values()) for counts in manifest["splits"].values())
     context.say(f"wrote {total} records in {len(stage.splits)} splits, {processor.num_token_ids} token ids")

@@ -278,7 +278,7 @@ def _task(target: Any) -> str:
     """The Hub's name of what a target does; of those that draw classes it has none."""
     if target.draws_images:
         return "text-to-image" if target.condition == "text" else "image-generation"
-    return "text-generation" if target.kind == "causal_lm" else "image-text-to-text"
+    return "text-generation" if target.base_kind == "causal_lm" else "image-text-to-text"
 
 
 def _measured(

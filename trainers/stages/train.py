@@ -125,7 +125,7 @@ class TrainStage(TrainSettings):
         return None if self.model == "target" and not self._is_of_drafts(plan) else lvlm_memory(plan)
 
     def _is_of_drafts(self, plan: Planned) -> bool:
-        return plan.recipe.drafter is None or plan.recipe.drafter.kind == "lvlm"
+        return plan.recipe.drafter is None or plan.recipe.drafter.base_kind == "lvlm"
 
     def describe(self, plan: Planned) -> list[str]:
         started = [] if self.outside is None else [start_line(self.outside)]

@@ -40,7 +40,7 @@ from .drafter import Requests, TrainedDrafter
 
 def open_codes(stage: Any, context: Context, seed: int) -> Training:
     """A head of an image generator, or a model of the synthetic dataset: image tokenizer, reader, generator."""
-    if stage.model in ("vq", "target") and context.target.kind != "llamagen":
+    if stage.model in ("vq", "target") and context.target.base_kind != "llamagen":
         raise UserError(f"model: {stage.model} for {context.target.kind}, which is published and not trained here",
                         where=f"stages.{context.name}.model", hint="train its head: model: drafter")  # fmt: skip
     samples = ShardSamples(shards_of(stage.data, context), stage.data)

@@ -7,7 +7,6 @@ import torch
 from draftsmith.core.errors import UserError
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.eagle import EagleConfig
-from draftsmith.models.drafters.head_files import find_head
 from draftsmith.models.generators import AnoleTargetConfig, LlamaGenTargetConfig
 from draftsmith.models.llamagen import folders
 from visual_tiny import EAGLE, MEDUSA, anole, llamagen, target
@@ -123,7 +122,7 @@ def test_a_head_on_the_hub_comes_with_its_manifest(tmp_path, monkeypatch):
         return str(tmp_path)
 
     monkeypatch.setattr(folders, "snapshot_download", download)
-    assert find_head(EagleConfig(kind="eagle", path="org/head", revision="r")) == tmp_path
+    assert EagleConfig(kind="eagle", path="org/head", revision="r").fetched() == tmp_path
     files = {"config.json", "draftsmith.json", "model.safetensors", "pytorch_model.bin", "SHA256SUMS"}
     assert asked == [("org/head", "r", files)]
-    assert find_head(EagleConfig(kind="eagle", path=str(tmp_path))) == tmp_path and len(asked) == 1
+    assert EagleConfig(kind="eagle", path=str(tmp_path)).fetched() == tmp_path and len(asked) == 1

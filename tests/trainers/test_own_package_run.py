@@ -1,0 +1,129 @@
+"""From training to a published folder with a drafter, a tree, a rule and a target of another package."""
+
+import json
+import shutil
+import sys
+from dataclasses import replace
+
+import pytest
+import yaml
+from draftsmith.core.errors import UserError
+from draftsmith.core.import_paths import NotImported
+from draftsmith.eval.published import open_published
+from draftsmith.recipes.cli import main
+from draftsmith.trainers import fit
+from own_package import KIND, RECIPE, forget, write_package
+from stages_run import load_spelled, run_loaded
+
+
+def run(output, *settings, **more):
+    return run_loaded(load_spelled(RECIPE, "own", output, *settings), output, **more)
+
+
+@pytest.fixture(scope="module", name="finished")
+def _finished(tmp_path_factory):
+    """A whole run; the fresh process that tries the published folder finds the package on PYTHONPATH."""
+    package = write_package(tmp_path_factory.mktemp("elsewhere") / "her_package")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(package.parent))
+        patch.setenv("PYTHONPATH", str(package.parent))
+        output = tmp_path_factory.mktemp("run")
+        run(output)
+        yield output
+    forget("her_package")
+
+
+@pytest.fixture(name="folder")
+def _folder(finished):
+    """The published folder, whose package nobody has imported."""
+    forget("her_package")
+    return finished / "publish" / "repository"
+
+
+def test_outputs_are_plain_decodings_and_the_report_names_what_drafted(finished):
+    report = (finished / "evaluate" / "report.md").read_text()
+    assert "her_package.others:Same" in report and "hers" in report and "2/2" in report
+    rows = [json.loads(line) for line in (finished / "evaluate" / "rows.jsonl").read_text().splitlines()]
+    assert {row["temperature"] for row in rows} == {0.0, 1.0}
+
+
+def test_files_say_which_code_it_was(finished, folder):
+    for name in ("head/draftsmith.json", "publish/repository/draftsmith.json"):
+        assert len(json.loads((finished / name).read_text())["code"]["sha256"]) == 64, name
+
+
+def test_a_resumed_training_is_bit_equal(finished, tmp_path, monkeypatch):
+    real = fit.train
+
+    def train(engine, training, *rest, **named):
+        seen = []
+
+        def dying(batch):
+            seen.append(batch)
+            if len(seen) > 3:
+                raise RuntimeError("as if killed")
+            return training.source(batch)
+
+        return real(engine, replace(training, source=dying), *rest, **named)
+
+    output = tmp_path / "run"
+    for stage in ("world", "target"):
+        shutil.copytree(finished / stage, output / stage)
+    with monkeypatch.context() as patch:
+        patch.setattr(fit, "train", train)
+        with pytest.raises(RuntimeError, match="as if killed"):
+            run(output, stages=["head"])
+    said = run(output, stages=["head"])
+    assert any("resuming from" in line and "step 2" in line for line in said), said
+    weights = "head/model.safetensors"
+    assert (output / weights).read_bytes() == (finished / weights).read_bytes()
+    lines = [(place / "head" / "metrics.jsonl").read_text().splitlines() for place in (output, finished)]
+    losses = [{row["step"]: row["loss"] for row in map(json.loads, one) if "loss" in row} for one in lines]
+    assert losses[0] == losses[1] and len(losses[0]) == 4
+
+
+def test_opening_the_folder_imports_only_by_leave(finished, folder):
+    target = finished / "target"
+    with pytest.raises(NotImported, match=r"her_package.others is not imported(?s:.*)allow_import"):
+        open_published(folder, target=target)
+    assert "her_package" not in sys.modules
+    speculator = open_published(folder, target=target, allow_import=True)
+    assert type(speculator.drafter).__module__ == "her_package.recurrent"
+    assert speculator("What is this?").generation.tokens == speculator("What is this?", plain=True).generation.tokens
+    assert open_published(folder, target=target).drafter.taps.feature, "imported already"
+
+
+def test_verify_imports_only_by_leave(finished, folder, capsys):
+    words = ["verify", str(folder), "--target", str(finished / "target")]
+    assert main(words) != 0
+    assert "her_package.others is not imported" in capsys.readouterr().out and "her_package" not in sys.modules
+    assert main([*words, "--allow-import"]) == 0
+    assert "the same tokens and accepted drafts" in capsys.readouterr().out
+
+
+def test_a_missing_package_is_named(finished, folder, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if "elsewhere" not in place])
+    with pytest.raises(UserError, match="there is no module her_package"):
+        open_published(folder, target=finished / "target", allow_import=True)
+    assert main(["verify", str(folder), "--target", str(finished / "target"), "--allow-import"]) != 0
+    assert "there is no module her_package" in capsys.readouterr().out
+    assert main(["evaluate", f"recipe={finished / 'own.yaml'}"]) != 0
+    assert "there is no module her_package" in capsys.readouterr().err
+
+
+def test_compare_reads_files_and_needs_no_package(finished, folder, tmp_path, capsys):
+    assert main(["compare", str(finished), "--output", str(tmp_path / "page")]) == 0
+    assert "hers" in capsys.readouterr().out and "her_package" not in sys.modules
+
+
+def test_show_and_a_dry_run_have_all_four(finished, folder, capsys):
+    recipe = f"recipe={finished / 'own.yaml'}"
+    assert main(["show", recipe]) == 0
+    shown = yaml.safe_load(capsys.readouterr().out)
+    methods = shown["stages"]["evaluate"]["methods"]
+    assert shown["target"]["kind"] == "her_package.others:Mine" and shown["drafter"]["kind"] == KIND
+    assert methods["hers"]["tree"]["kind"] == "her_package.others:Two"
+    assert methods["by her rule"]["rule"]["kind"] == "her_package.others:Same"
+    assert main([recipe, "dry_run=true", "output=elsewhere"]) == 0
+    said = capsys.readouterr().out
+    assert f"trains the head ({KIND})" in said and "rule her_package.others:Same" in said
