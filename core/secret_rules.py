@@ -61,7 +61,7 @@ _NAMED = re.compile(
     r"(?:=\s*|:(?=\S)|:\s*(?=b?['\"])|:\s+(?=\S*\d))"
     r"|(?-i:(?<=[A-Z0-9])_(?:PASS|PWD|PAT)|(?<=[A-Z0-9]_)KEY)['\"]?(?:[=:]|:\s+)(?=\S)"
     r"|tokens?['\"]?\s*[=:]\s*(?=b?['\"]?[\w~+/-]*\d)(?=b?['\"]?[\w~+/=-]{12}))"
-    r"b?['\"]?(?P<key>(?!<hidden>|null\b|none\b|true\b|false\b)[^\s'\",;&)}\]<>]{4,})",
+    r"b?['\"]?(?P<key>(?!<hidden>|\$\{{oc\.env:\w+\}}|null\b|none\b|true\b|false\b)[^\s'\",;&)}\]<>]{4,})",
     re.IGNORECASE,
 )
 _WORD_END = re.compile(r"[\w-]*")
