@@ -28,7 +28,7 @@ _COMMIT_NAMES, _COMMIT = {"commit", "revision"}, re.compile(r"[0-9a-f]{40}")
 
 
 class AsWritten(str):
-    """A recipe's text that environment variables gave: everything that leaves the process has `written` in its place."""
+    """A recipe's text that environment variables gave: whatever leaves the process has `written` in its place."""
 
     written: str  # ${oc.env:NAME}
 
@@ -104,8 +104,14 @@ def variables_of(asked: Any) -> dict[str, str]:
     return {value: name for part in parts for value, name in variables_of(part).items()}
 
 
-def as_written(text: str, variables: Mapping[str, str]) -> str:
-    """`text` with the values of `variables_of` as the recipe asks for them."""
+def as_written(text: Any, variables: Mapping[str, str]) -> Any:
+    """A text, or a nested structure, with the values of `variables_of` as the recipe asks for them; keys stay."""
+    if isinstance(text, dict):
+        return {key: as_written(value, variables) for key, value in text.items()}
+    if isinstance(text, list | tuple):
+        return [as_written(value, variables) for value in text]
+    if not isinstance(text, str):
+        return text
     for value in sorted(variables, key=lambda value: (-len(value), value)):
         for spelling in sorted(_spellings(value), key=len, reverse=True):
             text = text.replace(spelling, variables[value])

@@ -5,13 +5,14 @@ Everything in it is computed from rows. The papers' own tables and figures are s
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..core.secrets import redact
+from ..core.secrets import as_written, redact
 from . import figures
 from .cells import Cell, MethodInfo, Quality, cells_of, common_table, cycles_table, depths_table, labels, methods_table
 from .contrasts import (
@@ -25,7 +26,7 @@ from .contrasts import (
     trainings_of,
 )
 from .findings import binding_sentence, cautions, findings
-from .html_page import html_page
+from .html_page import html_page, outside_pictures
 from .rows import PLAIN, Row, write_rows
 from .summary import Summary
 from .tables import Figure, Items, Part, ReportSection, Table, items_markdown, markdown, section_markdown
@@ -116,10 +117,13 @@ def build(
     return Report(about, methods, cells, sentences, tuple(tables), tuple(sections), quality or {}, data)
 
 
-def write(folder: Path, report: Report, rows: Sequence[Row]) -> None:
+def write(folder: Path, report: Report, rows: Sequence[Row], *, variables: Mapping[str, str] | None = None) -> None:
     """`report.md`, `report.html`, `report.json`, `rows.jsonl` (without the tokens, which the resume log has), figures.
 
     Without rows there is no `rows.jsonl`: pictures were drawn for their quality alone.
+
+    Args:
+        variables: value -> `${oc.env:NAME}`, which stands in its place.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if rows:
@@ -141,9 +145,12 @@ def write(folder: Path, report: Report, rows: Sequence[Row]) -> None:
         figures.acceptance_by_depth(folder / "acceptance.png", places)
         what = f"Share of drafted tokens accepted, by depth{panels}; the numbers are n, the cycles of each point.{cold}"
         drawn.append(Figure("acceptance.png", what))  # its table follows
-    (folder / "report.json").write_text(redact(json.dumps(report.to_json(), indent=1)))
-    (folder / "report.md").write_text(redact(page(report, drawn)))
-    (folder / "report.html").write_text(html_page(title(report), parts(report, drawn), folder))
+
+    shown = functools.partial(as_written, variables=variables or {})
+    (folder / "report.json").write_text(redact(json.dumps(shown(report.to_json()), indent=1)))
+    (folder / "report.md").write_text(redact(shown(page(report, drawn))))
+    html = html_page(title(report), parts(report, drawn), folder)
+    (folder / "report.html").write_text(outside_pictures(html, shown))
 
 
 def parts(report: Report, drawn: Sequence[Figure]) -> list[Part]:

@@ -20,7 +20,7 @@ from ..core.errors import nearest
 from ..core.fields import Place, Seed, file_name
 from ..core.import_paths import OUTSIDE
 from ..core.refused import Refused
-from ..core.secrets import written_over
+from ..core.secrets import as_written, variables_of, written_over
 from ..core.section import Section
 from ..core.tracking import TrackingConfig
 from ..models.drafters import AnyDrafter
@@ -122,7 +122,7 @@ class Recipe(Section):
 
     def written_over(self, tree: Any) -> Any:
         """A tree under the recipe's keys with what environment variables gave as it was written."""
-        return written_over(tree, self._tree)
+        return as_written(written_over(tree, self._tree), variables_of(self._tree))
 
     @model_validator(mode="after")
     def _told_apart(self) -> Recipe:
