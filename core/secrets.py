@@ -13,6 +13,7 @@ from html import escape
 from typing import Any
 from urllib.parse import quote
 
+from .markdown import plain
 from .secret_rules import ENVIRONMENT, NAME, hits
 
 HIDDEN = "<hidden>"
@@ -55,6 +56,11 @@ def redact(text: str, values: Sequence[str] | None = None) -> str:
     return "".join([*pieces, text[at:]])
 
 
+def redact_markdown(page: str) -> str:
+    """A page of Markdown, redacted; what stands for a secret shows as it is, and not as a tag."""
+    return re.sub(rf"(?<!\\){HIDDEN}", rf"\\{HIDDEN}", redact(page))
+
+
 def shortened(text: str, length: int) -> str:
     """The beginning of `text`, redacted before it is cut: half a key no longer looks like one."""
     return redact(text)[:length]
@@ -80,7 +86,7 @@ def secret_values() -> list[str]:
 
 
 def _spellings(value: str) -> set[str]:
-    return {value, json.dumps(value)[1:-1], repr(value)[1:-1], quote(value, safe=""), escape(value)}
+    return {value, json.dumps(value)[1:-1], repr(value)[1:-1], quote(value, safe=""), escape(value), plain(value)}
 
 
 def written_over(tree: Any, asked: Any) -> Any:

@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..core.secrets import as_written, redact
+from ..core.markdown import plain
+from ..core.secrets import as_written, redact, redact_markdown
 from . import figures
 from .cells import Cell, MethodInfo, Quality, cells_of, common_table, cycles_table, depths_table, labels, methods_table
 from .contrasts import (
@@ -29,7 +30,17 @@ from .findings import binding_sentence, cautions, findings
 from .html_page import html_page, outside_pictures
 from .rows import PLAIN, Row, write_rows
 from .summary import Summary
-from .tables import Figure, Items, Part, ReportSection, Table, items_markdown, markdown, section_markdown
+from .tables import (
+    Figure,
+    Items,
+    Part,
+    ReportSection,
+    Table,
+    figure_markdown,
+    items_markdown,
+    markdown,
+    section_markdown,
+)
 
 __all__ = ["Comparison", "MethodInfo", "Report", "build", "write"]
 
@@ -148,7 +159,7 @@ def write(folder: Path, report: Report, rows: Sequence[Row], *, variables: Mappi
 
     shown = functools.partial(as_written, variables=variables or {})
     (folder / "report.json").write_text(redact(json.dumps(shown(report.to_json()), indent=1)))
-    (folder / "report.md").write_text(redact(shown(page(report, drawn))))
+    (folder / "report.md").write_text(redact_markdown(shown(page(report, drawn))))
     html = html_page(title(report), parts(report, drawn), folder)
     (folder / "report.html").write_text(outside_pictures(html, shown))
 
@@ -186,7 +197,7 @@ def title(report: Report) -> str:
 def page(report: Report, drawn: Sequence[Figure]) -> str:
     """The report as Markdown."""
     lines = [line for part in parts(report, drawn) for line in _lines(part)]
-    return "\n".join([f"# {title(report)}", "", *lines])
+    return "\n".join([f"# {plain(title(report))}", "", *lines])
 
 
 def _lines(part: Part) -> list[str]:
@@ -195,7 +206,7 @@ def _lines(part: Part) -> list[str]:
     if isinstance(part, Table):
         return markdown(part)
     if isinstance(part, Figure):
-        return [f"![{part.caption}]({part.path})", ""]
+        return figure_markdown(part)
     assert isinstance(part, ReportSection), part
     return section_markdown(part)
 

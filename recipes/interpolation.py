@@ -89,8 +89,8 @@ def _refuse_others(text: str, where: str) -> None:
         named = _RESOLVER.match(asked["inner"])
         if named is not None and named[1] != _ENV:
             raise UserError(f"a published recipe uses the resolver {named[1][:40]!r}", where=where,
-                            hint="a recipe of somebody else may use ${oc.env:NAME} and ${key} alone; copy it to a folder of "
-                            "your own if you trust it")  # fmt: skip
+                            hint="a recipe of somebody else may use ${oc.env:NAME} and ${key} alone; copy it to a "
+                            "folder of your own if you trust it")  # fmt: skip
 
 
 class _Cost:
@@ -200,7 +200,7 @@ def _read(text: str, where: str, is_own: bool) -> Any:
 def _variable(asked: str, where: str, is_own: bool) -> str | None:
     name, mark, default = asked.partition(_DEFAULT)
     if not is_own and ENVIRONMENT.match(name):
-        raise UserError(f"a published recipe asks for the environment variable {name[:80]!r}, which is named like a secret",
+        raise UserError(f"a published recipe asks for {name[:80]!r}, a variable that is named like a secret",
                         where=where, hint="copy the recipe to a folder of your own if you trust it")  # fmt: skip
     value = os.environ.get(name)
     if value is not None:

@@ -130,8 +130,8 @@ PUBLISHED = ("SHA256SUMS", "draftsmith.json")
     [
         ("${oc.decode:'7'}", "the resolver 'oc.decode'"),
         ("${oc.select:seed}", "the resolver 'oc.select'"),
-        ("x ${oc.env:NOT_SET,${oc.create:'7'}}", "the resolver 'oc.create'"),
-        ("${oc.env:HF_TOKEN}", "'HF_TOKEN', which is named like a secret"),
+        ("x ${oc.env:NOT_SET,${oc.decode:'7'}}", "the resolver 'oc.decode'"),
+        ("${oc.env:HF_TOKEN}", "'HF_TOKEN', a variable that is named like a secret"),
         ("${oc.env:NOT_SET,${oc.env:AWS_SECRET_ACCESS_KEY}}", "named like a secret"),
     ],
 )
