@@ -12,7 +12,7 @@ import re
 # What opens a tag, an entity, code, a link or a formula, strikes through, or is an escape itself (CommonMark 0.31, and
 # GitHub's).
 _INLINE = re.compile(
-    r"\\(?=[!-/:-@\[-`{-~])|`|<(?=[A-Za-z/!?])|&(?=#?\w+;)|\[(?=[^\]]*\][(\[:])|~(?=~)|(?<=~)~|\$(?=.*\$)|(?<=\$)\$"
+    r"\\(?=[!-/:-@\[-`{-~]|$)|`|<(?=[A-Za-z/!?])|&(?=#?\w+;)|\](?=[(\[:])|~(?=~)|(?<=~)~|\$(?=.*\$)|(?<=\$)\$"
     r"|(?P<run>\*+|_+)"
 )
 # What makes a block at a line's start: a heading, a quotation, a list, a rule, a fence.
@@ -74,6 +74,11 @@ def code(text: str) -> Markup:
     fence = "`" * (1 + max((len(run) for run in re.findall(r"`+", text)), default=0))
     space = " " if text.startswith("`") or text.endswith("`") else ""
     return Markup(f"{fence}{space}{text}{space}{fence}")
+
+
+def label(text: str) -> Markup:
+    """What stands between the brackets of a link or a picture."""
+    return Markup(re.sub(r"(?<!\\)((?:\\\\)*)([\[\]])", r"\1\\\2", plain(text)))
 
 
 def cell(text: str) -> Markup:

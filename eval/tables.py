@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from ..core.markdown import cell, plain, sentence
+from ..core.markdown import cell, label, plain, sentence
 from .rows import PLAIN
 
 # None: not measured. Of a column of kind interval (value, low, high), of kind count (how many, of how many), of kind
@@ -225,7 +225,7 @@ def items_markdown(items: Items) -> list[str]:
 
 def figure_markdown(figure: Figure) -> list[str]:
     """The picture, with its caption where it cannot be shown."""
-    return [f"![{plain(figure.caption)}]({figure.path})", ""]
+    return [f"![{label(figure.caption)}]({figure.path})", ""]
 
 
 def words(head: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "", note: str = "") -> Table:

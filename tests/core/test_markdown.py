@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from draftsmith.core.markdown import block, cell, code, plain, sentence
+from draftsmith.core.markdown import block, cell, code, label, plain, sentence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
@@ -45,6 +45,7 @@ def test_a_name_is_text_wherever_it_stands(name):
     for page, shown in ((plain(f"a {name} b"), name), (f"# a {plain(name)} b", name), (sentence(f"x {bare}"), bare)):
         kinds, text = text_of(READER.parse(page))
         assert kinds <= TEXT and flat(shown) in flat(text), page
+    assert READER.render(f"![{label(name)}](a.png)").count('src="a.png"') == 1
     row = f"| a | b |\n| --- | --- |\n| {cell(name)} | {cell(code(name))} |\n"
     rendered = READER.render(row)
     assert rendered.count("<td>") == 2 and rendered.count("<code>") == 1, "neither more cells nor fewer"

@@ -12,7 +12,7 @@ import yaml
 from ... import __version__
 from ...core.errors import UserError
 from ...core.files import read_json
-from ...core.markdown import Markup, block, code, plain, sentence
+from ...core.markdown import Markup, block, code, label, plain, sentence
 from ...eval.cells import RELAXED, MethodInfo, cells_of
 from ...eval.findings import own_findings
 from ...eval.published import PublishedSection
@@ -193,7 +193,7 @@ def _introduction(facts: CardFacts) -> list[str]:
 
 
 def _linked(name: str) -> Markup:
-    return Markup(f"[{plain(name)}](https://huggingface.co/{quote(name)})")
+    return Markup(f"[{label(name)}](https://huggingface.co/{quote(name)})")
 
 
 def _kept_promise(evaluated: Evaluated) -> str:
