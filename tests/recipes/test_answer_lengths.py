@@ -19,7 +19,7 @@ from draftsmith.recipes.cli import main
         ("sparrow-qwen2.5-vl-7b", "stages.evaluate.max_new_tokens=128000", "evaluate.max_new_tokens", "128,000"),
         ("sparrow-ablation-qwen2.5-vl-7b", "stages.layers.probes.importance.max_new_tokens=128000",
          "layers.probes.importance.max_new_tokens", "128,000"),
-        ("eagle3-qwen2.5-vl-7b", "stages.text.validation={every: 100, data: {path: a.json}} stages.text.decoding={every: "
+        ("eagle3-qwen2.5-vl-7b", "stages.text.validation={every: 100} stages.text.decoding={every: "
          "100, tree: {kind: chain, gamma: 3}, data: {path: a.json}, max_new_tokens: 128000}",
          "text.decoding.max_new_tokens", "128,000"),
         ("eagle3-qwen2.5-vl-7b", "stages.evaluate.max_new_tokens=1000000000000", "evaluate.max_new_tokens", "128,000"),
