@@ -61,7 +61,14 @@ def _followed(raw: Any, where: str, is_own: bool) -> Any:
         _each(raw, lambda text: _refuse_others(text, where))
     OmegaConf.register_resolver(f"draftsmith.{_ENV}", _token, replace=True)
     tokens = OmegaConf.create(_each(raw, _with_tokens))
-    return _each(OmegaConf.to_container(tokens, resolve=True), lambda text: _read(text, where, is_own))
+    try:
+        resolved = OmegaConf.to_container(tokens, resolve=True)
+    except Fault as error:
+        if _OPEN not in str(error):
+            raise
+        raise UserError("a resolver stands around an environment variable, and would change what it gives",
+                        where=where, hint="write ${oc.env:NAME} alone: numbers, true and false are read from it") from error  # fmt: skip
+    return _each(resolved, lambda text: _read(text, where, is_own))
 
 
 def _each(tree: Any, change: Callable[[str], Any]) -> Any:

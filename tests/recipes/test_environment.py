@@ -102,6 +102,10 @@ def test_errors_show_the_text(recipe):
     with pytest.raises(UserError, match=r"variable 'NOT_SET' is not set") as caught:
         load([recipe("output: '${oc.env:NOT_SET}'\n")])
     assert "mine.yaml" in str(caught.value.where) and "export NOT_SET=" in caught.value.hint
+    for around in ("${oc.decode:${oc.env:STEPS}}", "${oc.decode:${seed}}"):
+        with pytest.raises(UserError, match="a resolver stands around") as caught:
+            load([recipe(f"seed: '${{oc.env:STEPS}}'\noutput: '{around}'\n")])
+        assert "mine.yaml" in str(caught.value.where) and "STEPS" not in caught.value.problem
     with pytest.raises(UserError, match="command line: output="):
         load([recipe(""), "output=${oc.env:NOT_SET}"])
 

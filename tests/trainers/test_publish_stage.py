@@ -246,7 +246,7 @@ def test_what_variables_gave_is_in_no_file_of_the_run(published):
     folder = published / "publish" / "repository"
     draft = yaml.safe_load((folder / "recipe.yaml").read_text())["stages"]["draft"]
     assert draft["about"] == "for ${oc.env:DRAFTSMITH_PROJECT}" and draft["steps"] == "${oc.env:DRAFTSMITH_STEPS}"
-    assert "| ${oc.env:DRAFTSMITH\\_STEPS} steps |" in (folder / "README.md").read_text().replace("$\\{", "${")
+    assert "| ${oc.env:DRAFTSMITH_STEPS} steps |" in (folder / "README.md").read_text()
 
 
 def test_a_prompt_that_a_variable_gives_is_refused(published, monkeypatch):

@@ -24,7 +24,9 @@ def check_answers(plan: Any) -> None:
     own = getattr(stage, "target", None)  # of an evaluation
     config = target_shape(recipe) if own is None else target_config(own, None, network=False)
     positions = _of_stages(plan) or getattr(config.get_text_config(), "max_position_embeddings", None)
-    for key, length in _lengths(stage) if positions is not None else ():
+    if positions is None:
+        return
+    for key, length in _lengths(stage):
         if length >= positions:
             raise UserError(
                 f"stages.{plan.name}.{key} is {length:,}, and the target has {positions:,} positions for a prompt and "
