@@ -67,7 +67,7 @@ def _followed(raw: Any, where: str, is_own: bool) -> Any:
         if _OPEN not in str(error):
             raise
         raise UserError("a resolver stands around an environment variable, and would change what it gives",
-                        where=where, hint="write ${oc.env:NAME} alone: numbers, true and false are read from it") from error  # fmt: skip
+                        where=where, hint="write ${oc.env:NAME} alone: numbers are read so") from error  # fmt: skip
     return _each(resolved, lambda text: _read(text, where, is_own))
 
 

@@ -13,7 +13,7 @@ from draftsmith.recipes.schema import AnyTarget
 from draftsmith.trainers.publishing.card import CardFacts, Evaluated, front_matter, model_card, read_evaluation
 from draftsmith.trainers.publishing.decoding import _target
 from draftsmith.trainers.publishing.licences import chain
-from draftsmith.trainers.publishing.lineage import Trained
+from draftsmith.trainers.publishing.lineage import Trained, training_table
 from draftsmith.trainers.publishing.snippets import OWN_TARGET, Snippet, loop_snippet
 from draftsmith.trainers.stages.publish import _target_name, _target_on_hub, _task
 from markdown_it import MarkdownIt
@@ -198,3 +198,12 @@ def test_names_on_a_card_show_letter_by_letter(tmp_path):
     links = [child.attrs["href"] for child in inner if child.type == "link_open"]
     assert "html_block" not in kinds and "html_inline" not in kinds and not any("evil" in link for link in links)
     assert kinds.count("fence") == 1 and sum(t.type == "heading_open" and t.tag == "h1" for t in tokens) == 1
+
+
+def test_lengths_of_training(tmp_path):
+    def length(**stage):
+        (row,) = training_table({"a": {"kind": "train", "data": {"path": "a.json"}, **stage}}, ["a"], tmp_path)
+        return row.length
+
+    assert length(steps=1) == "1 step" and length(epochs=2) == "2 epochs" and length(steps=1200) == "1,200 steps"
+    assert length(steps="${oc.env:STEPS}") == "${oc.env:STEPS} steps", "a variable's number is text"
