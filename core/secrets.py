@@ -100,6 +100,16 @@ def written_over(tree: Any, asked: Any) -> Any:
     return tree
 
 
+def only_variables(asked: Any) -> Any:
+    """Of a recipe's tree what environment variables gave, at its places; None: they gave nothing."""
+    if isinstance(asked, dict):
+        return {k: kept for k, value in asked.items() if (kept := only_variables(value)) is not None} or None
+    if isinstance(asked, list):
+        kept = [only_variables(value) for value in asked]
+        return kept if any(value is not None for value in kept) else None
+    return asked if isinstance(asked, AsWritten) else None
+
+
 def variables_of(asked: Any) -> dict[str, str]:
     """Value -> `${oc.env:NAME}`, of the variables that a recipe's tree asks for, without short values."""
     if isinstance(asked, AsWritten):

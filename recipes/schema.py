@@ -20,7 +20,7 @@ from ..core.errors import nearest
 from ..core.fields import Place, Seed, file_name
 from ..core.import_paths import OUTSIDE
 from ..core.refused import Refused
-from ..core.secrets import as_written, variables_of, written_over
+from ..core.secrets import as_written, only_variables, variables_of, written_over
 from ..core.section import Section
 from ..core.tracking import TrackingConfig
 from ..models.drafters import AnyDrafter
@@ -117,8 +117,8 @@ class Recipe(Section):
         return check(value)
 
     def keep_written(self, tree: Any) -> None:
-        """Remember the tree that this was validated from, for `written_over`."""
-        self._tree = tree
+        """Remember what variables gave of the tree that this was validated from, for `written_over`."""
+        self._tree = only_variables(tree)
 
     def written_over(self, tree: Any) -> Any:
         """A tree under the recipe's keys with what environment variables gave as it was written."""
