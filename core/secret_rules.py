@@ -15,9 +15,10 @@ from importlib import resources
 
 # Names that hide their values: at the end of a key, or before a value inside a text.
 _WORDS = ("secret", "passw(?:or)?d", "passphrase", "credential")
-_KEYS = ("api", "access", "private", "secret", "account", "signing", "encryption", "auth")
+_KEYS = ("api", "access", "private", "secret", "account", "signing", "encryption", "auth", "subscription")
+_TOKENS = ("access", "auth", "refresh", "session", "security", "bearer", "api", "hub", "private", "deploy")
 _LONG_NAME = rf"(?:{'|'.join(_WORDS)}|(?:{'|'.join(_KEYS)})[_-]?key(?:[_-]?id)?)s?"
-NAME = rf"(?:tokens?|{_LONG_NAME}|(?:(?<=[_-])|\b)(?:pass|pwd|pat|auth|sig|signature))"
+NAME = rf"(?:tokens?|{_LONG_NAME}|authorization|cookies?|(?:(?<=[_-])|\b)(?:pass|pwd|pat|auth|sig|signature))"
 # The same of environment variables. A folder (PWD), a tokenizer and the place of a file are no secrets.
 ENVIRONMENT = re.compile(
     rf"^(?!.*_(?:PATH|FILE|DIR|TYPE)$)(?:.*(?:TOKEN(?!IZ)|{_LONG_NAME})|.*_(?:PASS|PWD|PAT|AUTH|SIG|KEY|DSN)$|PASS$)",
@@ -45,23 +46,47 @@ _BEFORE_COMMIT = re.compile(
 )
 _ADDRESS = re.compile(
     r"://(?P<key>(?!<hidden>)[^/\s]+(?=@)"  # user and password
+    r"|[^/\s:@'\"\[{<]+:(?!\d+/)[^\s@'\"<>]+(?=@)"  # a password with a slash, as AWS makes them
     r"|[^/\s:@'\"\[{<]+:(?=[^\s/]{3})(?!\d+(?![\w@]))[^\s/{<'\"]+)"  # the same without the end of the address
 )
 # Query parameters of a URL (signed storage URLs included) and values of headers, after `?token=` and `Bearer`.
 _PARAMETER = re.compile(rf"[?&;](?i:[\w.%-]*{NAME}=)(?P<key>(?!<hidden>)[^&\s'\"#,;)}}\]]{{4,}})")
 _HEADER = re.compile(
-    r"\b(?:sig=(?=[\w%+/-]{16})|(?:bearer|basic)\s+(?=\S{16}))(?P<key>(?!<hidden>)[^&\s'\"#,;)}\]]{4,})", re.IGNORECASE
+    r"\b(?:sig=(?=[\w%+/-]{16})|(?:bearer|basic)\s+(?=\S{16})|bearer\s+(?=\S{8})(?=\S*\d))"
+    r"(?P<key>(?!<hidden>)[^&\s'\"#,;)}\]]{4,})",
+    re.IGNORECASE,
+)
+# Headers by their names, whatever stands in them. A scheme may stay, a shell's variable is no value.
+_NO_VALUE = r"(?!<hidden>|\$|null\b|none\b|true\b|false\b)"
+_HEADERS = re.compile(
+    r"authorization['\"]?\s*[:=]\s*b?['\"]?(?:(?:bearer|basic|token|key|api-?key)\s+(?P<a>VALUE)"
+    r"|(?:digest|negotiate|ntlm|oauth|hawk|aws4-[\w-]+)\s+(?P<b>LINE)|(?P<c>(?=\S*\d|\S{16})VALUE))"
+    r"|\b(?:x-[\w-]{0,40}(?:key|token|auth|secret|signature)|ocp-apim-subscription-key)['\"]?\s*:\s*b?['\"]?(?P<d>VALUE)"
+    r"|\bcookie['\"]?\s*:\s*b?['\"]?(?=[^\s=]+=)(?P<e>LINE)"
+    r"|proxy['\"]?\s*[:=]\s*b?['\"]?(?P<f>NO[^\s/:@'\"]+:(?!//)[^\s@'\"]+)(?=@)".replace("NO", _NO_VALUE)
+    .replace("VALUE", _NO_VALUE + r"[^\s'\",;)}\]]{3,}")
+    .replace("LINE", _NO_VALUE + r"[^\r\n]{4,}"),
+    re.IGNORECASE,
+)
+# Options of commands: --token X, and a name with a password after -u (curl).
+_OPTION = re.compile(
+    rf"(?<!\S)(?:--(?!(?:eos|bos|pad|unk|image|mask|stop)\b)(?:[\w-]{1, 40}-)?(?:token|auth|{_LONG_NAME})[ =]['\"]?"
+    rf"|(?:-u|--user|--proxy-user)[ =]['\"]?[^\s:'\"/]+:)(?P<key>(?!\d+\b|-|<){_NO_VALUE}[^\s'\"]{{4,}})",
+    re.IGNORECASE,
 )
 # A secret's name and its value in a text: as YAML, JSON, Python and a shell write it. After a colon and a space a
 # value has a digit, since prose has colons too; a token has one everywhere, since `eos_token` has none.
 _STEMS = re.compile("|".join(("secret", "passw", "passphrase", "credential", "key", "token", "_pass", "_pwd", "_pat")))
-_BEFORE_KEY = "|".join(f"(?<={word})|(?<={word}[_-])" for word in _KEYS)
+_BEFORE_KEY, _BEFORE_TOKEN = ("|".join(f"(?<={word})|(?<={word}[_-])" for word in words) for words in (_KEYS, _TOKENS))
 _NAMED = re.compile(
     rf"(?:(?:{'|'.join(_WORDS)}|(?:{_BEFORE_KEY})key(?:[_-]?id)?)s?['\"]?\s*"
     r"(?:=\s*|:(?=\S)|:\s*(?=b?['\"])|:\s+(?=\S*\d))"
+    # A name in one word is no prose, and its value needs no digit.
+    rf"|(?:{_BEFORE_KEY})key['\"]?:\s+(?=[\w+/-]{{12}})|(?:{_BEFORE_TOKEN})tokens?['\"]?\s*[=:]\s*(?=b?['\"]?[\w+/-]{{8}})"
+    r"|(?<![\w-])token=(?=[\w-]{16}|(?=[\w-]*\d)(?=[\w-]*[a-z])[\w-]{8})"
     r"|(?-i:(?<=[A-Z0-9])_(?:PASS|PWD|PAT)|(?<=[A-Z0-9]_)KEY)['\"]?(?:[=:]|:\s+)(?=\S)"
     r"|tokens?['\"]?\s*[=:]\s*(?=b?['\"]?[\w~+/-]*\d)(?=b?['\"]?[\w~+/=-]{12}))"
-    r"b?['\"]?(?P<key>(?!<hidden>|null\b|none\b|true\b|false\b)[^\s'\",;&)}\]<>]{4,})",
+    r"b?['\"]?(?P<key>(?!<hidden>|\$\{{oc\.env:\w+\}}|null\b|none\b|true\b|false\b)[^\s'\",;&)}\]<>]{4,})",
     re.IGNORECASE,
 )
 _WORD_END = re.compile(r"[\w-]*")
@@ -95,6 +120,12 @@ def hits(text: str) -> Iterator[Hit]:
     if "sig=" in lower or "bearer" in lower or "basic" in lower:
         for match in _HEADER.finditer(text):
             yield Hit(*match.span("key"), "header")
+    if any(word in lower for word in ("authorization", "x-", "-key", "cookie", "proxy")):
+        for match in _HEADERS.finditer(text):
+            yield Hit(*match.span(str(match.lastgroup)), "header")
+    if "-" in text:
+        for match in _OPTION.finditer(text):
+            yield Hit(*match.span("key"), "option of a command")
     yield from _named(text, lower)
 
 

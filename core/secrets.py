@@ -8,15 +8,18 @@ import logging
 import os
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 from urllib.parse import quote
 
+from .markdown import plain
 from .secret_rules import ENVIRONMENT, NAME, hits
 
 HIDDEN = "<hidden>"
+_LEAST = 8  # letters of a value: shorter ones would match everywhere
 _SECRET_NAME = re.compile(NAME + "$", re.IGNORECASE)
+_VARIABLE = re.compile(r"\$\{oc\.env:\w+\}")
 # A secret's name inside a value: `{api_key: abc}`, and not `{max_new_tokens: 40}`.
 _INNER_NAME = re.compile(rf"(?!tokens?\s*:\s*[\d.]+\s*[,}}]){NAME}['\"]?\s*:", re.IGNORECASE)
 # Names that end like a secret and hold none.
@@ -25,10 +28,24 @@ _COUNTED = re.compile(r"\d\s+tokens?$", re.IGNORECASE)  # a method that is calle
 _COMMIT_NAMES, _COMMIT = {"commit", "revision"}, re.compile(r"[0-9a-f]{40}")
 
 
+class AsWritten(str):
+    """A recipe's text that environment variables gave: whatever leaves the process has `written` in its place."""
+
+    written: str  # ${oc.env:NAME}
+
+    @classmethod
+    def of(cls, value: str, written: str) -> AsWritten:
+        """The value, and the text that asked for it."""
+        made = cls(value)
+        made.written = written
+        return made
+
+
 def redact(text: str, values: Sequence[str] | None = None) -> str:
     """`text` without values of secret environment variables and without what looks like a secret. `values` are those of
     `secret_values`, where many texts share one look at the environment.
     """
+    text = text.written if isinstance(text, AsWritten) else text
     for value in secret_values() if values is None else values:
         text = text.replace(value, HIDDEN)
     pieces, at = [], 0
@@ -37,6 +54,11 @@ def redact(text: str, values: Sequence[str] | None = None) -> str:
             pieces += [text[at : hit.start], HIDDEN]
         at = max(at, hit.stop)
     return "".join([*pieces, text[at:]])
+
+
+def redact_markdown(page: str) -> str:
+    """A page of Markdown, redacted; what stands for a secret shows as it is, and not as a tag."""
+    return re.sub(rf"(?<!\\){HIDDEN}", rf"\\{HIDDEN}", redact(page))
 
 
 def shortened(text: str, length: int) -> str:
@@ -57,10 +79,59 @@ def secret_values() -> list[str]:
     """
     values: set[str] = set()
     for name, value in os.environ.items():
-        if len(value) >= 8 and ENVIRONMENT.match(name):
-            values |= {value, json.dumps(value)[1:-1], repr(value)[1:-1], quote(value, safe=""), escape(value)}
+        if len(value) >= _LEAST and ENVIRONMENT.match(name):
+            values |= _spellings(value)
             values |= {line for line in value.splitlines() if len(line) >= 16}
     return sorted(values, key=lambda value: (-len(value), value))  # one may begin like another
+
+
+def _spellings(value: str) -> set[str]:
+    return {value, json.dumps(value)[1:-1], repr(value)[1:-1], quote(value, safe=""), escape(value), plain(value)}
+
+
+def written_over(tree: Any, asked: Any) -> Any:
+    """`tree` with `${oc.env:NAME}` where `asked`, a recipe's tree, has what a variable gave at the same place."""
+    if isinstance(asked, AsWritten):
+        return asked.written
+    if isinstance(tree, dict) and isinstance(asked, dict):
+        return {key: written_over(value, asked.get(key)) for key, value in tree.items()}
+    if isinstance(tree, list | tuple) and isinstance(asked, list) and len(tree) == len(asked):
+        return [written_over(*pair) for pair in zip(tree, asked, strict=True)]
+    return tree
+
+
+def only_variables(asked: Any) -> Any:
+    """Of a recipe's tree what environment variables gave, at its places; None: they gave nothing."""
+    if isinstance(asked, dict):
+        return {k: kept for k, value in asked.items() if (kept := only_variables(value)) is not None} or None
+    if isinstance(asked, list):
+        kept = [only_variables(value) for value in asked]
+        return kept if any(value is not None for value in kept) else None
+    return asked if isinstance(asked, AsWritten) else None
+
+
+def variables_of(asked: Any) -> dict[str, str]:
+    """Value -> `${oc.env:NAME}`, of the variables that a recipe's tree asks for, without short values."""
+    if isinstance(asked, AsWritten):
+        names = re.findall(r"\$\{oc\.env:(\w+)", asked.written)
+        values = {name: value for name in names if len(value := os.environ.get(name, "")) >= _LEAST}
+        return {value: f"${{oc.env:{name}}}" for name, value in values.items()}
+    parts = asked.values() if isinstance(asked, dict) else asked if isinstance(asked, list) else ()
+    return {value: name for part in parts for value, name in variables_of(part).items()}
+
+
+def as_written(text: Any, variables: Mapping[str, str]) -> Any:
+    """A text, or a nested structure, with the values of `variables_of` as the recipe asks for them; keys stay."""
+    if isinstance(text, dict):
+        return {key: as_written(value, variables) for key, value in text.items()}
+    if isinstance(text, list | tuple):
+        return [as_written(value, variables) for value in text]
+    if not isinstance(text, str):
+        return text
+    for value in sorted(variables, key=lambda value: (-len(value), value)):
+        for spelling in sorted(_spellings(value), key=len, reverse=True):
+            text = text.replace(spelling, variables[value])
+    return text
 
 
 def redact_output() -> None:
@@ -108,6 +179,9 @@ def _redact_tree(value: Any, name: str, values: Sequence[str]) -> Any:
         return [_redact_tree(v, name, values) for v in value]
     if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, AsWritten):
+        # A secret's name hides a default, and not the name of a variable.
+        return HIDDEN if _is_secret(name, "") and not _VARIABLE.fullmatch(value.written) else redact(value, values)
     if _is_secret(name, str(value)):
         return HIDDEN
     return _redact_named(name, value, values) if isinstance(value, str) else value

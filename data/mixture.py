@@ -22,7 +22,7 @@ from ..core.errors import UserError, did_you_mean
 from ..core.fields import Place
 from ..core.files import read_yaml
 from ..core.words import counted
-from .patterns import braces, matched
+from .patterns import MOST_NAMES, braces, matched
 from .records import RecordFile, file_identity, open_records
 from .shipped import fetch_commands, shipped
 from .shipped import identity as shipped_identity
@@ -179,14 +179,16 @@ def are_present(names: Iterable[Name], *, opens_fast: bool = False) -> bool:
 
 
 def _sources(names: Iterable[Name]) -> list[Source]:
-    """What is named; mixtures are files here."""
-    return [
-        source
-        for name in names
-        for source in (
-            [JsonFile(path) for path in braces(str(name), "key path")] if isinstance(name, str | Path) else [name]
-        )
-    ]
+    """What is named; mixtures are files here. Raises `UserError` where braces make too many."""
+    sources: list[Source] = []
+    for name in names:
+        if isinstance(name, str | Path):
+            sources += [JsonFile(path) for path in braces(str(name), "key path")]
+        else:
+            sources.append(name)
+        if len(sources) > MOST_NAMES:
+            raise UserError(f"more than {MOST_NAMES:,} files", where="key path", hint="name fewer")
+    return sources
 
 
 def _matched(source: Source) -> Source:

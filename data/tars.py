@@ -19,11 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from braceexpand import braceexpand
-
 from ..core.errors import UserError
 from ..core.files import open_data
-from .patterns import matched
+from .patterns import MOST_NAMES, expanded, matched
 from .picture_files import SUFFIXES as IMAGE_SUFFIXES
 
 BLOCK = tarfile.BLOCKSIZE
@@ -83,7 +81,7 @@ def expand_paths(path: str | list[str]) -> list[Path]:
             hint = "download the shards first and give their local paths; addresses are never opened or run"
             raise UserError("an address where local tar files are expected", where=repr(pattern), hint=hint)
         try:
-            names = list(braceexpand(pattern))
+            names = expanded(pattern)
         except ValueError as error:
             raise UserError(
                 f"braces that do not expand: {error}", where=repr(pattern), hint="{00000..00041}"
@@ -91,6 +89,10 @@ def expand_paths(path: str | list[str]) -> list[Path]:
         for name in names:
             matches = [name] if os.path.exists(name) or not glob.has_magic(name) else sorted(glob.glob(name))
             paths += map(Path, matches or [matched(name, "key path")])
+        if len(paths) > MOST_NAMES:
+            raise UserError(
+                f"more than {MOST_NAMES:,} tar files", where="`path` of the data section", hint="name fewer"
+            )
     seen = set()
     for file in paths:
         if not file.is_file():

@@ -5,6 +5,7 @@ Everything in it is computed from rows. The papers' own tables and figures are s
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..core.secrets import redact
+from ..core.markdown import plain
+from ..core.secrets import as_written, redact, redact_markdown
 from . import figures
 from .cells import Cell, MethodInfo, Quality, cells_of, common_table, cycles_table, depths_table, labels, methods_table
 from .contrasts import (
@@ -26,10 +28,20 @@ from .contrasts import (
     trainings_of,
 )
 from .findings import binding_sentence, cautions, findings
-from .html_page import html_page
+from .html_page import html_page, outside_pictures
 from .rows import PLAIN, Row, write_rows
 from .summary import Summary
-from .tables import Figure, Items, Part, ReportSection, Table, items_markdown, markdown, section_markdown
+from .tables import (
+    Figure,
+    Items,
+    Part,
+    ReportSection,
+    Table,
+    figure_markdown,
+    items_markdown,
+    markdown,
+    section_markdown,
+)
 
 __all__ = ["Comparison", "MethodInfo", "Report", "build", "write"]
 
@@ -127,10 +139,13 @@ def build(
     return Report(about, methods, cells, sentences, tuple(tables), tuple(sections), quality or {}, data)
 
 
-def write(folder: Path, report: Report, rows: Sequence[Row]) -> None:
+def write(folder: Path, report: Report, rows: Sequence[Row], *, variables: Mapping[str, str] | None = None) -> None:
     """`report.md`, `report.html`, `report.json`, `rows.jsonl` (without the tokens, which the resume log has), figures.
 
     Without rows there is no `rows.jsonl`: pictures were drawn for their quality alone.
+
+    Args:
+        variables: value -> `${oc.env:NAME}`, which stands in its place.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if rows:
@@ -152,9 +167,12 @@ def write(folder: Path, report: Report, rows: Sequence[Row]) -> None:
         figures.acceptance_by_depth(folder / "acceptance.png", places)
         what = f"Share of drafted tokens accepted, by depth{panels}; the numbers are n, the cycles of each point.{cold}"
         drawn.append(Figure("acceptance.png", what))  # its table follows
-    (folder / "report.json").write_text(redact(json.dumps(report.to_json(), indent=1)))
-    (folder / "report.md").write_text(redact(page(report, drawn)))
-    (folder / "report.html").write_text(html_page(title(report), parts(report, drawn), folder))
+
+    shown = functools.partial(as_written, variables=variables or {})
+    (folder / "report.json").write_text(redact(json.dumps(shown(report.to_json()), indent=1)))
+    (folder / "report.md").write_text(redact_markdown(shown(page(report, drawn))))
+    html = html_page(title(report), parts(report, drawn), folder)
+    (folder / "report.html").write_text(outside_pictures(html, shown))
 
 
 def parts(report: Report, drawn: Sequence[Figure]) -> list[Part]:
@@ -190,7 +208,7 @@ def title(report: Report) -> str:
 def page(report: Report, drawn: Sequence[Figure]) -> str:
     """The report as Markdown."""
     lines = [line for part in parts(report, drawn) for line in _lines(part)]
-    return "\n".join([f"# {title(report)}", "", *lines])
+    return "\n".join([f"# {plain(title(report))}", "", *lines])
 
 
 def _lines(part: Part) -> list[str]:
@@ -199,7 +217,7 @@ def _lines(part: Part) -> list[str]:
     if isinstance(part, Table):
         return markdown(part)
     if isinstance(part, Figure):
-        return [f"![{part.caption}]({part.path})", ""]
+        return figure_markdown(part)
     assert isinstance(part, ReportSection), part
     return section_markdown(part)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..core.errors import UserError
 from ..core.files import read_json, read_small, read_yaml
+from ..core.markdown import plain
 from ..core.notices import notice
 from ..core.results import DONE, check_written, read_mark
 from ..core.tracking import unit
@@ -189,7 +190,7 @@ def title(runs: Sequence[Run]) -> str:
 def markdown(runs: Sequence[Run], shown: Sequence[Table]) -> str:
     """The page of some tables."""
     lines = [line for table in shown for line in tables.markdown(table)]
-    return "\n".join([f"# {title(runs)}", "", *lines])
+    return "\n".join([f"# {plain(title(runs))}", "", *lines])
 
 
 def panels(runs: Sequence[Run], metrics: Sequence[str] | None = None) -> list[tuple[str, dict[str, list]]]:

@@ -1,6 +1,7 @@
 """Tables, figures and sections of a report as data, and the writer that makes Markdown and JSON of them.
 
-`eval/html_page.py` makes HTML of the same parts.
+Every text is escaped: names come from recipes and reports, which may be a stranger's. `eval/html_page.py` makes HTML of
+the same parts.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from ..core.markdown import cell, label, plain, sentence
 from .rows import PLAIN
 
 # None: not measured; a table takes NaN for it. Of a column of kind interval (value, low, high), of kind count (how
@@ -195,35 +197,43 @@ def markdown(table: Table, *, level: int = 2) -> list[str]:
     Args:
         level: of the heading.
     """
-    lines = [f"{'#' * level} {table.title}", ""] if table.title else []
+    lines = [f"{'#' * level} {plain(table.title)}", ""] if table.title else []
     rows = [
-        [_marked(column.shown(value), mark) for column, value, mark in zip(table.columns, row, marks, strict=True)]
+        [
+            _marked(cell(column.shown(value)), mark)
+            for column, value, mark in zip(table.columns, row, marks, strict=True)
+        ]
         for row, marks in zip(table.rows, table.marks(), strict=True)
     ]
-    lines += [*_grid([column.heading for column in table.columns], rows), ""]
+    lines += [*_grid([cell(column.heading) for column in table.columns], rows), ""]
     if remark := table.remark():
-        lines += [remark, ""]
-    return [*lines, *(f"- {footnote}" for footnote in table.footnotes), *([""] if table.footnotes else [])]
+        lines += [sentence(remark), ""]
+    return [*lines, *(f"- {sentence(footnote)}" for footnote in table.footnotes), *([""] if table.footnotes else [])]
 
 
 def section_markdown(section: ReportSection) -> list[str]:
     """The lines of a section; its tables' headings are one level down."""
-    lines = [f"## {section.title}", ""]
+    lines = [f"## {sentence(section.title)}", ""]
     for part in section.content:
         if isinstance(part, Items):
             lines += items_markdown(part)
         elif isinstance(part, Table):
             lines += markdown(part, level=3)
         elif isinstance(part, Figure):
-            lines += [f"![{part.caption}]({part.path})", "", part.caption, ""]
+            lines += [*figure_markdown(part), sentence(part.caption), ""]
         else:
-            lines += [part, ""]
+            lines += [sentence(part), ""]
     return lines
 
 
 def items_markdown(items: Items) -> list[str]:
     """A line for each entry."""
-    return [*(f"- {entry}" for entry in items.entries), ""]
+    return [*(f"- {sentence(entry)}" for entry in items.entries), ""]
+
+
+def figure_markdown(figure: Figure) -> list[str]:
+    """The picture, with its caption where it cannot be shown."""
+    return [f"![{label(figure.caption)}]({figure.path})", ""]
 
 
 def words(head: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "", note: str = "") -> Table:

@@ -11,8 +11,10 @@ import importlib
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
+from urllib.parse import quote
 
 from ..core.errors import UserError
+from ..core.markdown import line, plain
 from . import tables
 from .tables import Column, Table, Value
 
@@ -179,12 +181,20 @@ def markdown(built: dict[str, Any], pictures: Callable[[Mapping[str, Any]], Sequ
         for sample in samples:
             record = sample["record"]
             asked = record["conversations"][0]["value"].replace("<image>", "").strip()
-            lines += [f"### {name}: {record['id']}", "", " ".join(f"![]({path})" for path in pictures(record)), ""]
+            lines += [
+                f"### {plain(name)}: {plain(str(record['id']))}",
+                "",
+                " ".join(f"![]({quote(path)})" for path in pictures(record)),
+                "",
+            ]
             lines += [f"> {_flat(asked)}", "", f"- reference: {_flat(record['references'][0])}"]
-            lines += [f"- **{model}**: {_flat(answer) or '(nothing)'}" for model, answer in sample["answers"].items()]
+            lines += [
+                f"- **{plain(model)}**: {_flat(answer) or '(nothing)'}" for model, answer in sample["answers"].items()
+            ]
             lines.append("")
     return "\n".join(lines)
 
 
 def _flat(text: str) -> str:
-    return " ".join(text.split())
+    """What a record or a model says, in one line, letter by letter."""
+    return line(" ".join(text.split()))

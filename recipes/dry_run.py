@@ -12,6 +12,7 @@ from ..data.prompts import PromptSource
 from ..data.tar_records import TarRecords
 from ..models.inline import building
 from ..trainers.describe.models import mirrored_shape, target_lines, target_shape
+from ..trainers.describe.positions import check_answers
 from ..trainers.describe.precision import dtype_text, precision_text
 from ..trainers.stages.base import Planned
 from .preflight_data import prompts_of, sections
@@ -52,6 +53,7 @@ def dry_run(recipe: Recipe, planned: Sequence[Planned], stages: Collection[str] 
     for plan in planned:
         if stages is None or plan.name in stages:
             with building(f"stages.{plan.name}"):
+                check_answers(plan)
                 lines += ["", _title(plan), *plan.stage.describe(plan), *_unmatched(plan), *_prompts(plan)]
                 if (memory := plan.stage.memory(plan)) is not None:
                     lines += memory.lines(recipe.hardware)

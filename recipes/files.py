@@ -1,6 +1,6 @@
 """Recipes as files: which there are, how one is read, and how it is laid over those that it extends.
 
-The only door to OmegaConf. No message prints what a file holds before the file is known to be a recipe, since `extends`
+No message prints what a file holds before the file is known to be a recipe, since `extends`
 can name any file.
 """
 
@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
+from ..core.checksums import SUMS
 from ..core.errors import UserError, did_you_mean
 from ..core.secrets import redact_argument
+from . import interpolation
 from . import tree as trees
 
 FOLDER = Path(__file__).parent
@@ -54,6 +54,11 @@ def _is_file(path: Path) -> bool:
         return path.is_file()
     except (OSError, ValueError):
         return False
+
+
+def is_published(path: Path) -> bool:
+    """Whether what lies beside a recipe shows that its folder was published: somebody else may have written it."""
+    return any((path.parent / name).is_file() for name in (SUMS, "draftsmith.json"))
 
 
 def sources(path: Path) -> list[tuple[Path, dict[str, Any]]]:
@@ -136,12 +141,13 @@ def _read(path: Path) -> dict[str, Any]:
             what = "a recipe is a mapping with some of the keys " + ", ".join(KEYS)
             raise refuse(f"not a recipe: {what}", "see recipes/demo/lvlm.yaml")
         trees.check(raw, lambda key: f"{path}, key {trees.shown(key)}" if key else str(path))
-        tree = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+        tree = interpolation.loaded(path, is_own=not is_published(path))
+        trees.check(tree, lambda key: f"{path}, key {trees.shown(key)}" if key else str(path))
     except PermissionError:
         raise refuse("permission denied", "give yourself the right to read it, or name another") from None
-    except (yaml.YAMLError, OmegaConfBaseException, OSError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, interpolation.Fault, OSError, ValueError, RecursionError) as error:
         raise refuse(f"not a readable recipe: {_fault(error)}", "fix the YAML") from None
-    return tree  # type: ignore[return-value]
+    return tree
 
 
 def _fault(error: Exception) -> str:
@@ -215,10 +221,10 @@ def value_of(key: str, text: str) -> Any:
     place = f"command line: {redact_argument(f'{key}={text}')}"
     try:
         yaml.load(text, Loader=_StrictLoader)
-        return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]  # type: ignore[index,call-overload]
+        return interpolation.value_of(text, place)
     except UserError as error:
         raise UserError(error.problem, where=place, hint=error.hint) from error
-    except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, interpolation.Fault, ValueError, RecursionError) as error:
         raise UserError(
             f"cannot read the value of {redact_argument(f'{key}={text}')}", hint="quote it as YAML would want it"
         ) from error

@@ -13,12 +13,22 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from ..core.checksums import SUMS
 from ..core.errors import UserError, did_you_mean
 from ..core.import_paths import ALLOW_IMPORT, NotImported
 from ..core.secrets import redact_argument
 from . import tree as trees
-from .files import FOLDER, find_recipe, merge, of_other_files, ordered, recipe_names, sources, value_of, with_bases
+from .files import (
+    FOLDER,
+    find_recipe,
+    is_published,
+    merge,
+    of_other_files,
+    ordered,
+    recipe_names,
+    sources,
+    value_of,
+    with_bases,
+)
 from .messages import Asked, placed, readable
 
 if TYPE_CHECKING:
@@ -26,8 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FOLDER", "RUN_OPTIONS", "Loaded", "Options", "find_recipe", "load", "recipe_names", "sources"]
 RUN_OPTIONS = ("recipe", "stages", "restart", "dry_run", "verbose", "allow_import")
-# Beside a recipe these show that its folder was published: somebody else may have written it.
-_PUBLISHED = (SUMS, "draftsmith.json")
 
 
 @dataclass(frozen=True)
@@ -73,7 +81,7 @@ def load(arguments: list[str]) -> Loaded:
     for key, value in overrides:
         _override(tree, key, value)
     tree = ordered(tree, Path("command line"))
-    published = [place for place, _ in sources(path) if any((place.parent / name).is_file() for name in _PUBLISHED)]
+    published = any(is_published(place) for place, _ in sources(path))
     recipe = checked(tree, asked, imports=options.allow_import or not published)
     return Loaded(recipe, tree, path, options, tuple(overrides), asked)
 
@@ -88,7 +96,9 @@ def checked(tree: dict[str, Any], asked: Asked, *, imports: bool = True) -> Reci
 
     trees.check(tree, asked.place)
     try:
-        return Recipe.model_validate(tree, context=ALLOW_IMPORT if imports else None)
+        recipe = Recipe.model_validate(tree, context=ALLOW_IMPORT if imports else None)
+        recipe.keep_written(tree)
+        return recipe
     except ValidationError as error:
         raise readable(error, asked) from error
     except NotImported as error:

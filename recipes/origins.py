@@ -39,7 +39,7 @@ def resolved(loaded: Loaded) -> dict[str, Any]:
     for name, stage in recipe.stages.items():
         _hide(tree["stages"][name], stage, stage.unread_with(recipe.target, recipe.drafter))
         _hide_of_drafters(tree["stages"][name], stage, recipe.target.draws_images)
-    return redact_tree(tree)
+    return redact_tree(recipe.written_over(tree))
 
 
 def _hide(tree: dict[str, Any], section: Section, unread: Iterable[str]) -> None:

@@ -47,7 +47,7 @@ def plan(recipe: Recipe, path: Path) -> list[Planned]:
         _check_written(name, stage, earlier, path)
         settings = _settings(recipe, name, inputs, planned)
         fingerprint = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-        stored = redact_tree(settings) | {HIDDEN: _as_written(settings)}
+        stored = redact_tree(recipe.written_over(settings)) | {HIDDEN: _as_written(settings)}
         planned.append(Planned(name, stage, inputs, fingerprint, recipe, earlier, stored))
     return planned
 

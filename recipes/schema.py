@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import (
     AfterValidator,
     Field,
+    PrivateAttr,
     SerializeAsAny,
     TypeAdapter,
     ValidationInfo,
@@ -19,6 +20,7 @@ from ..core.errors import UserError, nearest
 from ..core.fields import Place, Seed, file_name
 from ..core.import_paths import OUTSIDE
 from ..core.refused import Refused
+from ..core.secrets import as_written, only_variables, variables_of, written_over
 from ..core.section import Section
 from ..core.tracking import TrackingConfig
 from ..data.prompts import PromptSource
@@ -80,6 +82,7 @@ class Recipe(Section):
     seed: Seed = 0
     # Folder of the run: one folder in it for each stage.
     output: Place
+    _tree: Any = PrivateAttr(None)
 
     @field_validator("target", mode="before")
     @classmethod
@@ -114,6 +117,14 @@ class Recipe(Section):
             _check_kinds(value, target, info.data["drafter"])
             value = {name: _told_by_target(stage, target) for name, stage in value.items()}
         return check(value)
+
+    def keep_written(self, tree: Any) -> None:
+        """Remember what variables gave of the tree that this was validated from, for `written_over`."""
+        self._tree = only_variables(tree)
+
+    def written_over(self, tree: Any) -> Any:
+        """A tree under the recipe's keys with what environment variables gave as it was written."""
+        return as_written(written_over(tree, self._tree), variables_of(self._tree))
 
     @model_validator(mode="after")
     def _told_apart(self) -> Recipe:

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = {"core": 0, "data": 1, "models": 1, "eval": 2, "trainers": 3, "recipes": 4}
 DOORS = {
     "deepspeed": {"trainers/engine.py"},
-    "omegaconf": {"recipes/files.py"},
+    "omegaconf": {"recipes/interpolation.py"},
     "wandb": {"core/tracking.py"},
     "matplotlib": {
         "eval/style.py",

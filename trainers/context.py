@@ -40,7 +40,7 @@ class Context:
     tracking: TrackingConfig
     inputs: dict[str, Path]
     say: Callable[[str], None]
-    recipe: dict[str, Any] = field(default_factory=dict)  # the resolved recipe, for trackers
+    recipe: dict[str, Any] = field(default_factory=dict)  # the recipe's tree, secrets and values of variables included
     command: str = ""
     stop: Stop = field(default_factory=Stop)  # the run's: whether it was asked to stop
     resolved: dict[str, str] = field(default_factory=dict)  # setting that is `auto` -> what it is in this stage

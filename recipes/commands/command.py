@@ -97,7 +97,11 @@ class _Parser(argparse.ArgumentParser):
 
 
 NAME = Argument("name", "a recipe's name, its file, or the folder of a run", {"metavar": "NAME"})
-SETTINGS = Argument("settings", "settings that win over the recipe's", {"nargs": "*", "metavar": "key=value"})
+SETTINGS = Argument(
+    "settings",
+    "settings that win over the recipe's; dry_run=true: only say what it would do",
+    {"nargs": "*", "metavar": "key=value"},
+)
 
 
 def recipe_arguments(options: argparse.Namespace) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...core.errors import UserError
 from ...core.files import write_whole
-from ...core.secrets import redact
+from ...core.secrets import redact, redact_markdown
 from ..launch import say
 from .command import OK, Argument, Command
 
@@ -41,12 +41,12 @@ def _run(options: argparse.Namespace) -> int:
         page += f"\n![training curves]({CURVES})\n"
         figures = [Figure(CURVES, "training curves")]
     texts = {
-        "compare.md": page,
-        "compare.json": json.dumps(side_by_side.as_data(runs), indent=1),
-        "leaderboard.csv": leaderboard.as_csv(measured),
+        "compare.md": redact_markdown(page),
+        "compare.json": redact(json.dumps(side_by_side.as_data(runs), indent=1)),
+        "leaderboard.csv": redact(leaderboard.as_csv(measured)),
     }
     for name, content in texts.items():
-        write_whole(output / name, redact(content).encode())
+        write_whole(output / name, content.encode())
     write_whole(output / PAGE, html_page(side_by_side.title(runs), [*shown, *figures], output).encode())
     say("written: " + ", ".join(str(output / name) for name in [*texts, PAGE, *(figure.path for figure in figures)]))
     return OK

@@ -74,7 +74,7 @@ COMMAND = Command(
         ("draftsmith demo lvlm dry_run=true", "what it would do"),
     ),
     arguments=(
-        Argument("words", "name of a demo (lvlm), then settings of its recipe",
+        Argument("words", "name of a demo (lvlm), then settings of its recipe; dry_run=true: only say what it would do",
                  {"nargs": "*", "metavar": "NAME|key=value"}),
     ),
     run=_run,

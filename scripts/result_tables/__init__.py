@@ -5,6 +5,7 @@ A module for each kind of demo, and one for benchmarks; `recorded.py` has what t
 
 from __future__ import annotations
 
+from draftsmith.core.markdown import Markup
 from draftsmith.eval import tables
 
 from . import answers, benchmarks, bounds, clips, compared, pictures, tales
@@ -19,7 +20,7 @@ def markdown(name: str) -> str:
     Raises:
         KeyError: no function has this name.
     """
-    heading, *rows = TABLES[name]()
+    heading, *rows = ([Markup(cell) for cell in row] for row in TABLES[name]())  # with marks of their own
     return "\n".join(tables.markdown(tables.words(heading, rows)))
 
 

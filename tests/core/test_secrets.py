@@ -97,6 +97,24 @@ def test_users_and_passwords_of_addresses(address):
         ("header b'Authorization: Bearer hunter2hunter2hunter2'", "header b'Authorization: Bearer <hidden>'"),
         ("a bearer of bad news", "a bearer of bad news"),
         ("Authorization: Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ==", "Authorization: Basic <hidden>"),
+        ("AUTHORIZATION: bearer hunterhunter", "AUTHORIZATION: bearer <hidden>"),
+        ("'authorization': 'BEARER short1'", "'authorization': 'BEARER <hidden>'"),
+        ("Proxy-Authorization: basic dTpw", "Proxy-Authorization: basic <hidden>"),
+        ("Authorization: token hunter2", "Authorization: token <hidden>"),
+        ("authorization=hunter2hunter2", "authorization=<hidden>"),
+        ('Authorization: Digest username="u", response="0a1b"\nx', "Authorization: Digest <hidden>\nx"),
+        ("Authorization: AWS4-HMAC-SHA256 Credential=AB, Signature=0a1b", "Authorization: AWS4-HMAC-SHA256 <hidden>"),
+        ("sent bearer hunter2hunter2", "sent bearer <hidden>"),
+        ("x-api-key: hunterhunter, X-Auth-Token: 'hunter'", "x-api-key: <hidden>, X-Auth-Token: '<hidden>'"),
+        ("Ocp-Apim-Subscription-Key: hunter", "Ocp-Apim-Subscription-Key: <hidden>"),
+        ("Set-Cookie: id=hunterhunter; Path=/", "Set-Cookie: <hidden>"),
+        ("token=hunterhunterhunter access_token: hunterhunter", "token=<hidden> access_token: <hidden>"),
+        ("api_key: hunterhunter", "api_key: <hidden>"),
+        ("x --token hunterhunter --api-key=hunterhunter", "x --token <hidden> --api-key=<hidden>"),
+        ("curl -u me:hunterhunter https://x", "curl -u me:<hidden> https://x"),
+        ("HTTPS_PROXY=me:hunter2@proxy:3128", "HTTPS_PROXY=<hidden>@proxy:3128"),
+        ("HTTPS_PROXY=http://me:h2@proxy:3128", "HTTPS_PROXY=http://<hidden>@proxy:3128"),
+        ("s3://AKID:abcd/ef+gh@bucket/key", "s3://<hidden>@bucket/key"),
         # A letter that is two when it is small: places in the two texts differ.
         ("\u0130" * 5 + " password: hunter2hunter2", "\u0130" * 5 + " password: <hidden>"),
     ],
@@ -137,6 +155,9 @@ def test_values_of_secret_variables(environment, name):
         "eos_token: '<|endoftext|>', pad_token=[PAD151643], tokens: 123456, max_new_tokens=40, secrets: none is kept",
         "sk-learn and hf_transfer; Qwen/Qwen2.5-VL-7B-Instruct",
         "64 samples, 500 tokens, 100 supervised",
+        "authorization: required; Authorization: bearer $TOKEN; the bearer carries on; basic understanding of geometry",
+        "vllm serve x --max-new-tokens 1024 --eos-token </s> --tokenizer y -u 1000:1000 proxy: http://proxy:8080",
+        "http://host:8080/a@b and docker://x/y:tag, https://host.org/x:tag@sha256, cookie: chocolate, x-axis: tokens",
         "sha256 " + HEX + "0" * 24,
     ],
 )
@@ -147,6 +168,7 @@ def test_other_text_is_left_alone(environment, text):
 def test_names_of_secrets_in_a_tree():
     names = (
         *("secret_access_key", "private_key", "AWS_ACCESS_KEY_ID", "accountKey", "x-api-key", "db_pass", "pass", "pwd"),
+        *("Authorization", "proxy-authorization", "Cookie", "set-cookie", "X-Auth-Token", "subscription-key"),
         *("token", "hf_token", "api_key", "apikey", "API_KEY", "password", "client_secret", "credentials", "tokens"),
     )
     for name in names:

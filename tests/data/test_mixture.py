@@ -8,8 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from braceexpand import braceexpand
 from draftsmith.core.errors import UserError
 from draftsmith.data.mixture import JsonFile, Share, are_present, expand, identities
+from draftsmith.data.patterns import _count, expanded
+from draftsmith.data.tars import expand_paths
 
 RECORDED = json.loads((Path(__file__).parent / "vectors" / "lvlm" / "sampler.json").read_text())
 CASES = RECORDED["yaml_mixture"]
@@ -218,3 +221,20 @@ def test_millions_of_records_by_their_numbers():
     """8 bytes for each record that is drawn, and no record read."""
     picked = Share(JsonFile(Path("a.json")), "random:50%").pick(2_000_000, seed=0)
     assert picked.nbytes == 8_000_000 and np.all(np.diff(picked) > 0)
+
+
+@pytest.mark.parametrize("name", ["{000..999999999}", "{0..9}" * 12, "{a,b}" * 30, "{{a,b},{0..999999}}"])
+def test_braces_are_bounded(tmp_path, name):
+    """Counted before they are made: the names of a short line would fill the memory."""
+    for names in (lambda: expand([tmp_path / f"{name}.json"]), lambda: expand_paths(str(tmp_path / f"{name}.tar"))):
+        with pytest.raises(UserError, match=r"braces that do not expand.* names, and at most 200,000 are read"):
+            names()
+    with pytest.raises(UserError, match=r"more than 200,000 files"):
+        expand([tmp_path / f"{n}{{0..99999}}.json" for n in range(3)])
+
+
+@pytest.mark.parametrize(
+    "name", ["a{0..9}", "{a,b{0..3}}x", "{00..41}-{a..c}", "{a}", "{a,{b,c},d}{1..10..3}", "{}", "{a,}", "{-3..3}"]
+)
+def test_braces_are_counted_as_they_expand(name):
+    assert _count(name) == len(expanded(name)) == len([*braceexpand(name)])

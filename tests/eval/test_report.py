@@ -9,6 +9,7 @@ from draftsmith.core.errors import UserError
 from draftsmith.eval.report import Comparison, build, write
 from draftsmith.eval.rows import read_rows
 from draftsmith.eval.tables import Column, Figure, ReportSection, Table, markdown
+from markdown_it import MarkdownIt
 from PIL import Image
 
 from .rows import METHODS, a_row, measured_rows
@@ -99,3 +100,40 @@ def test_ratios_that_depend_on_tau_say_so_and_at_what_tau(tmp_path):
     assert said in tables["All results"]["on_tau"] and "on_tau" not in tables["Cycles: trees and times"]
     alone = Table("", (Column("speedup", unit="x"), Column("T_q/T_p")), ((1.0, 0.1),))
     assert "speedup depends on tau: each holds only at the tau that this report gives" in "\n".join(markdown(alone))
+
+
+HOSTILE = "x|<img src=x onerror=alert(1)> [in](https://evil.example) ![p](https://evil.example/p)\n# `y` <!--"
+
+
+def test_names_show_letter_by_letter(tmp_path):
+    """Of methods, sets, prompts and targets: another's recipe must make no picture, link or heading of a report."""
+    Image.new("RGB", (3, 2)).save(tmp_path / "a.png")
+    some = [dataclasses.replace(row, method=HOSTILE, benchmark=HOSTILE) for row in measured_rows() if row.mode == "M"]
+    plain = [dataclasses.replace(row, benchmark=HOSTILE) for row in measured_rows() if row.method == "plain"]
+    table = Table(HOSTILE, (Column(HOSTILE, kind="text"),), ((HOSTILE,),), note=HOSTILE, footnotes=(HOSTILE,))
+    section = ReportSection(HOSTILE, (HOSTILE, Figure("a.png", HOSTILE), table))
+    about = {"run": HOSTILE, "target": HOSTILE, HOSTILE: HOSTILE}
+    report = build(
+        [*plain, *some], about=about, methods={HOSTILE: METHODS["M"]}, sections=[section], warnings=[HOSTILE]
+    )
+    write(tmp_path, report, some)
+    page = (tmp_path / "report.md").read_text()
+    tokens = MarkdownIt("commonmark").enable("table").parse(page)
+    inner = [child for token in tokens for child in token.children or ()]
+    assert not [token for token in (*tokens, *inner) if token.type in ("html_block", "html_inline", "link_open")]
+    assert {child.attrs["src"] for child in inner if child.type == "image"} <= {
+        "a.png", "speedup.png", "acceptance.png", "methods.png"
+    }  # fmt: skip
+    rows = [line for line in page.splitlines() if line.startswith("|")]
+    assert all("evil" not in line or re.search(r"x\\\|\\<img", line) for line in rows)
+    assert sum(token.type == "heading_open" and token.tag == "h1" for token in tokens) == 1
+    assert "<script" not in page and page.count("\n# ") == 0
+
+
+def test_values_of_variables_are_as_they_were_written(tmp_path):
+    about = ABOUT | {"target": "/models/my_secret-place/llava", "note": "a <b> my_secret-place"}
+    report = build(measured_rows(), about=about, methods=METHODS)
+    write(tmp_path, report, measured_rows(), variables={"my_secret-place": "${oc.env:PLACE}"})
+    for name in ("report.md", "report.json", "report.html"):
+        text = (tmp_path / name).read_text()
+        assert "secret-place" not in text and "${oc.env:PLACE}" in text, name

@@ -8,7 +8,7 @@ from draftsmith.core import ranks
 from draftsmith.recipes import cli
 from draftsmith.recipes.announce import ANNOUNCED, announcement
 from draftsmith.recipes.commands.command import MISTAKE
-from draftsmith.recipes.commands.demo import environment
+from draftsmith.recipes.commands.demo import demo_names, environment
 
 # Ends the process at its first line.
 FIRST = """
@@ -42,6 +42,12 @@ def test_it_says_what_runs_how_long_and_where(tmp_path):
     assert announcement([f"recipe={mine}"]).splitlines()[0] == str(mine), "its base's time is not its own"
     assert announcement(["recipe=demo/lvlm", "dry_run=true"]) is None
     assert announcement(["recipe=demo/lvml"]) is None, "the error says more"
+
+
+def test_every_demo_says_how_long_it_takes():
+    for name in demo_names():
+        said = announcement([f"recipe=demo/{name}"])
+        assert "minutes" in said or "Hours: not measured" in said, name
 
 
 def test_it_is_said_once(monkeypatch, capsys):

@@ -285,6 +285,12 @@ def test_exit_codes_are_told_by_the_docs():
     assert re.findall(r"^\| (\d+) \| (.+) \|$", page, re.M) == [(str(c), text) for c, text in EXIT_CODES.items()]
 
 
+@pytest.mark.parametrize("name", ["train", "evaluate", "publish", "check", "show", "demo"])
+def test_help_of_what_takes_settings_shows_the_dry_run(name, capsys):
+    assert main([name, "--help"]) == 0
+    assert "dry_run=true: only say" in " ".join(capsys.readouterr().out.split())
+
+
 def test_exit_codes_are_told_by_help(capsys):
     assert (OK, CRASH, MISTAKE, FAULTS, STOPPED) == (0, 1, 2, 3, 143)
     for arguments in ([], ["-h"], ["--help"]):

@@ -7,14 +7,16 @@ from types import SimpleNamespace
 import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.eval.cells import RELAXED, MethodInfo
-from draftsmith.eval.published import PublishedSection
+from draftsmith.eval.published import PublishedSection, UserRequest
 from draftsmith.eval.report import build, write
 from draftsmith.recipes.schema import AnyTarget
 from draftsmith.trainers.publishing.card import CardFacts, Evaluated, front_matter, model_card, read_evaluation
 from draftsmith.trainers.publishing.decoding import _target
 from draftsmith.trainers.publishing.licences import chain
-from draftsmith.trainers.publishing.snippets import OWN_TARGET, loop_snippet
+from draftsmith.trainers.publishing.lineage import Trained, training_table
+from draftsmith.trainers.publishing.snippets import OWN_TARGET, Snippet, loop_snippet
 from draftsmith.trainers.stages.publish import _target_name, _target_on_hub, _task
+from markdown_it import MarkdownIt
 from pydantic import TypeAdapter
 from rows import a_row
 
@@ -180,3 +182,28 @@ def test_a_card_says_how_its_methods_decode_and_what_to_put_for_the_target(tmp_p
     snippet = loop_snippet("me/x", OWN_TARGET, "What?", pictures=0, label=None)
     body = model_card(facts(evaluated=evaluated, snippets=[snippet], target=None))
     assert "- method M: drafter mine, mode M" in body and "`path/to/the/target` is the folder where you have" in body
+
+
+def test_names_on_a_card_show_letter_by_letter(tmp_path):
+    name = "x|<img src=x onerror=alert(1)> [in](https://evil.example)\n# `y` <!--"
+    trained = Trained(name, name, name, name, 1, name, 1.0, 1.0)
+    seen = Evaluated(name, [], {name: name}, [], relaxed=(name,))
+    asked = facts().section.model_copy(update={"prompt": UserRequest(text=name)})
+    body = model_card(facts(training=[trained], evaluated=seen, target=None, target_name=f"`{name}`", base=None,
+                            links=chain([(name, name)]), section=asked, plots=[f"{name}.png"],
+                            snippets=[Snippet("Load it", f"print('''\n```\n{name}''')")]))  # fmt: skip
+    tokens = MarkdownIt("commonmark").enable("table").parse(body.split("---\n", 2)[2])
+    inner = [child for token in tokens for child in token.children or ()]
+    kinds = [token.type for token in (*tokens, *inner)]
+    links = [child.attrs["href"] for child in inner if child.type == "link_open"]
+    assert "html_block" not in kinds and "html_inline" not in kinds and not any("evil" in link for link in links)
+    assert kinds.count("fence") == 1 and sum(t.type == "heading_open" and t.tag == "h1" for t in tokens) == 1
+
+
+def test_lengths_of_training(tmp_path):
+    def length(**stage):
+        (row,) = training_table({"a": {"kind": "train", "data": {"path": "a.json"}, **stage}}, ["a"], tmp_path)
+        return row.length
+
+    assert length(steps=1) == "1 step" and length(epochs=2) == "2 epochs" and length(steps=1200) == "1,200 steps"
+    assert length(steps="${oc.env:STEPS}") == "${oc.env:STEPS} steps", "a variable's number is text"

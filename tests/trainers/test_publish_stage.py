@@ -44,6 +44,10 @@ TRAINED = ("world", "target", "draft", "evaluate")
 PUBLISH = "stages.publish={kind: publish, repo: me/tiny-draft, dry_run: true}"
 COMMAND = [sys.executable, "-m", "draftsmith.recipes.cli", "publish"]
 SECRET = "hf_" + "S" * 34
+PROJECT = "companyprojectname"
+FROM_ENVIRONMENT = [
+    "stages.draft.about=for ${oc.env:DRAFTSMITH_PROJECT}", "stages.draft.steps=${oc.env:DRAFTSMITH_STEPS}",
+]  # fmt: skip
 
 
 # What training, data and plots need: the packages are absent from the fresh process, as where nobody installed them.
@@ -73,13 +77,15 @@ def published(tmp_path_factory):
     (without / "sitecustomize.py").write_text(ABSENT)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_TOKEN", SECRET)
+        patch.setenv("DRAFTSMITH_PROJECT", PROJECT)
+        patch.setenv("DRAFTSMITH_STEPS", "1")
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(without), os.environ.get("PYTHONPATH")])))
         patch.setenv("DRAFTSMITH_TEST_SAID", str(output / "imported.txt"))
         output.joinpath("run.yaml").write_text(
             f"command: trains/train.py recipe=/home/alice/mine.yaml output={output}\n"
             "recipe: mine.yaml\npackages: {torch: '2.13', transformers: '5.23'}\n"
         )
-        said = run(output, *SETTINGS, PUBLISH, stages=(*TRAINED, "publish"))
+        said = run(output, *SETTINGS, *FROM_ENVIRONMENT, PUBLISH, stages=(*TRAINED, "publish"))
     assert any("not uploaded" in line for line in said)
     return output
 
@@ -204,7 +210,8 @@ def test_the_card_has_what_a_reader_looks_for(published):
     cells = json.loads((published / "evaluate" / "report.json").read_text())["cells"]
     (report,) = (cell for cell in cells if (cell["benchmark"], cell["method"]) == ("seen", "M"))
     assert f"| {report['tau']:.2f} [" in body and f"{report['DSR']:.2f}x" in body
-    assert "draft | projector, language_model | draftsmith shapes world | 1 step | 8 |" in body
+    trained = "draft | projector, language_model | draftsmith shapes world | ${oc.env:DRAFTSMITH_STEPS} steps | 8 |"
+    assert trained in body
     assert "assistant_model=drafter" in body and "does not show the picture" in body
     assert "torch 2.13" in body and "report/acceptance.png" in body
     code = body.split("```python\n")[1].split("```")[0]
@@ -232,6 +239,22 @@ def test_opened_again_it_does_what_it_did(published):
 def test_the_token_is_in_no_file_of_the_run(published):
     for path in published.rglob("*"):
         assert not path.is_file() or SECRET.encode() not in path.read_bytes(), path
+
+
+def test_what_variables_gave_is_in_no_file_of_the_run(published):
+    for path in published.rglob("*"):
+        assert not path.is_file() or PROJECT.encode() not in path.read_bytes(), path
+    folder = published / "publish" / "repository"
+    draft = yaml.safe_load((folder / "recipe.yaml").read_text())["stages"]["draft"]
+    assert draft["about"] == "for ${oc.env:DRAFTSMITH_PROJECT}" and draft["steps"] == "${oc.env:DRAFTSMITH_STEPS}"
+
+
+def test_a_prompt_that_a_variable_gives_is_refused(published, monkeypatch):
+    monkeypatch.setenv("DRAFTSMITH_PROJECT", PROJECT)
+    with pytest.raises(UserError, match="word for word") as caught:
+        run(published, *SETTINGS, PUBLISH.replace("publish=", "other="),
+            "stages.other.prompt={text: '${oc.env:DRAFTSMITH_PROJECT}'}", stages=("other",))  # fmt: skip
+    assert PROJECT not in str(caught.value) and "prompt.text=" in caught.value.hint
 
 
 def test_nothing_says_where_it_was_made(published):
@@ -440,6 +463,9 @@ def test_a_secret_in_a_setting_is_refused_by_the_files_name(published, monkeypat
         run(published, *SETTINGS, PUBLISH.replace("publish=", "again="), asked.replace("publish", "again"),
             stages=("again",))  # fmt: skip
     assert "an-old-password" not in str(caught.value)
+    left = [path for path in (published / "again").rglob("*") if path.is_file()]
+    assert not (published / "again" / "repository").exists()
+    assert not any(b"an-old-password" in path.read_bytes() for path in left), left
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ...core import ranks
+from ...core.errors import UserError
 from ...data.lengths import count_long
 from ...eval.first_difference import first_difference
 from ...eval.loop import Clock, Decoding, EmbeddedRequest, Generation, embed_once, generate
@@ -282,6 +283,11 @@ class Measuring:
             return
         held, longest = self.target.decoder.max_positions, max(self.lengths)
         if held is not None:
+            if longest >= held:
+                raise UserError(
+                    f"max_new_tokens is {longest:,}, and the target has {held:,} positions for a prompt and its answer",
+                    where=f"key stages.{self.context.name}.max_new_tokens", hint=f"write at most {held - 1:,}",
+                )  # fmt: skip
             too_long = count_long(requests.dataset, held - longest, prompts=True)
             if too_long.first is not None:
                 self.context.say(

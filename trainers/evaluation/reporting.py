@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ...core import ranks
+from ...core.secrets import variables_of
 from ...data.prompts import ImagePrompt
 from ...eval import report
 from ...eval.cells import MethodInfo, Quality
@@ -58,7 +59,7 @@ class Reporting:
             sections=sections,
             warnings=self.stage.warnings(),
         )
-        report.write(self.context.folder, built, self.rows)
+        report.write(self.context.folder, built, self.rows, variables=variables_of(self.context.recipe))
         if not again:
             self.context.say("\n".join(f"- {finding}" for finding in built.findings))
             self.context.say(f"report: {self.context.folder / 'report.md'}")
@@ -67,7 +68,7 @@ class Reporting:
         """A report of pictures that were drawn for their quality alone: no rows, no speed."""
         methods = infos(self.measuring.drafting)
         built = report.Report(self._about(), methods, (), (), (table,), sections, quality)
-        report.write(self.context.folder, built, ())
+        report.write(self.context.folder, built, (), variables=variables_of(self.context.recipe))
         self.context.say(f"report: {self.context.folder / 'report.md'}")
 
     def _about(self) -> dict[str, Any]:

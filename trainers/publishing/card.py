@@ -5,19 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import yaml
 
 from ... import __version__
 from ...core.errors import UserError
 from ...core.files import read_json
+from ...core.markdown import Markup, block, code, label, plain, sentence
 from ...eval.cells import RELAXED, MethodInfo, cells_of
 from ...eval.findings import own_findings
 from ...eval.published import PublishedSection
 from ...eval.report import described
 from ...eval.rows import read_rows
 from ...eval.run_tables import overview
-from ...eval.tables import markdown, words
+from ...eval.tables import Figure, Items, figure_markdown, items_markdown, markdown, words
 from .folder import REPORT
 from .licences import Licence, Link, own_licence, warnings
 from .lineage import Trained
@@ -83,7 +85,7 @@ def read_evaluation(folder: Path, drafter: str) -> Evaluated:
     names = dict.fromkeys(cell.method for cell in measured)
     shown = dict.fromkeys((*names, *(cell["method"] for cell in beside)))
     relaxed = tuple(name for name in shown if methods[name].relaxed)
-    lines = [f"- {text}" for text in (headline, *findings, *warned)]
+    lines = items_markdown(Items((headline, *findings, *warned)))[:-1]
     return Evaluated(
         without_places(headline), without_places(markdown(table)), without_places(about), without_places(lines),
         without_places(markdown(others) if beside else []), tuple(names), relaxed,
@@ -172,22 +174,26 @@ def _other(facts: CardFacts, licence: Licence) -> dict[str, str]:
 
 
 def _introduction(facts: CardFacts) -> list[str]:
-    target = f"[{facts.target}](https://huggingface.co/{facts.target})" if facts.target else facts.target_name
+    target = _linked(facts.target) if facts.target else sentence(facts.target_name)
     what = "A small model" if facts.is_whole else "A head, not a model of its own,"
     revision = facts.section.target.get("revision")
     rows = [
-        ["target", target + (f" at revision `{revision}`" if revision else "")],
-        ["method", f"`{facts.method}`"],
-        ["measured", facts.evaluated.headline],
+        ["target", Markup(target + (f" at revision {code(revision)}" if revision else ""))],
+        ["method", code(facts.method)],
+        ["measured", sentence(facts.evaluated.headline)],
         ["trained and measured with", f"draftsmith {__version__}, " + _shown(facts.versions)],
     ]
     if facts.base is not None:
-        rows.append(["began as", f"[{facts.base}](https://huggingface.co/{facts.base})"])
+        rows.append(["began as", _linked(facts.base)])
     return [
-        f"# {facts.repo.split('/')[-1]}", "",
+        f"# {plain(facts.repo.split('/')[-1])}", "",
         f"{what} that drafts tokens for {target}. {_kept_promise(facts.evaluated)}", "",
         *markdown(words(["", ""], rows)),
     ]  # fmt: skip
+
+
+def _linked(name: str) -> Markup:
+    return Markup(f"[{label(name)}](https://huggingface.co/{quote(name)})")
 
 
 def _kept_promise(evaluated: Evaluated) -> str:
@@ -196,7 +202,7 @@ def _kept_promise(evaluated: Evaluated) -> str:
         return "The target checks every token, so the output stays the target's; the speedup is measured below."
     return (
         "By an exact rule, as in the code below, the target checks every token, and the output stays the target's. "
-        f"The tables below also have rows of relaxed rules ({', '.join(evaluated.relaxed)}). {RELAXED}"
+        f"The tables below also have rows of relaxed rules ({plain(', '.join(evaluated.relaxed))}). {RELAXED}"
     )
 
 
@@ -209,13 +215,13 @@ def _shown(versions: dict[str, Any]) -> str:
 def _use(facts: CardFacts) -> list[str]:
     lines = ["## Use", "", "The code below was run before this was published.", ""]
     for snippet in facts.snippets:
-        lines += [f"{snippet.title}:", "", "```python", snippet.code, "```", ""]
+        lines += [f"{snippet.title}:", "", *block(snippet.code, "python"), ""]
     prompt, expected = facts.section.prompt, facts.section.expected
     if expected is not None:
         pictures = " with `check/picture.png`" if prompt.pictures else ""
         lines += [
-            f"On the stored prompt ({prompt.text!r}{pictures}) it has tau {expected.tau:.2f} "
-            f"({facts.section.decoding.name}, temperature {facts.section.decoding.temperature:g}, "
+            f"On the stored prompt ({plain(repr(prompt.text))}{pictures}) it has tau {expected.tau:.2f} "
+            f"({plain(facts.section.decoding.name)}, temperature {facts.section.decoding.temperature:g}, "
             f"{expected.measured['device']}): `draftsmith.eval.stored_prompt.reproduce` measures it again. "
             f"`sha256sum -c SHA256SUMS` checks the files; a folder with a changed file is refused by its name.", "",
         ]  # fmt: skip
@@ -239,8 +245,12 @@ def _training(facts: CardFacts) -> list[str]:
 
 def _evaluation(facts: CardFacts) -> list[str]:
     evaluated = facts.evaluated
-    about = [f"- {key}: {value}" for key, value in evaluated.about.items() if key != "command"]
-    plots = [line for name in facts.plots for line in (f"![{name.removesuffix('.png')}]({REPORT}/{name})", "")]
+    about = [f"- {plain(key)}: {sentence(str(value))}" for key, value in evaluated.about.items() if key != "command"]
+    plots = [
+        line
+        for name in facts.plots
+        for line in figure_markdown(Figure(f"{REPORT}/{quote(name)}", name.removesuffix(".png")))
+    ]
     return [
         "## Evaluation", "", "Of this drafter:", "", *evaluated.findings, "", *evaluated.table,
         *_others(evaluated), *([f"- {RELAXED}", ""] if evaluated.relaxed else []),
@@ -257,8 +267,8 @@ def _others(evaluated: Evaluated) -> list[str]:
 
 
 def _licence(facts: CardFacts) -> list[str]:
-    rows = [[link.role, f"`{link.name}`", link.licence.id or "not known"] for link in facts.links]
-    warned = [f"> **Warning.** {text}" for text in warnings(facts.links)]
+    rows = [[link.role, code(link.name), link.licence.id or "not known"] for link in facts.links]
+    warned = [f"> **Warning.** {sentence(text)}" for text in warnings(facts.links)]
     spaced = [line for text in warned for line in (text, "")]
     return [
         "## Licence", "",
@@ -301,4 +311,5 @@ def _files(facts: CardFacts) -> list[str]:
         ["`check/`", "pictures of the stored prompt"],
         ["`SHA256SUMS`", "checksums of all of these but this page"],
     ]
-    return ["## Files", "", *markdown(words(["file", "what it is"], named))]
+    rows = [[Markup(cell) for cell in row] for row in named]
+    return ["## Files", "", *markdown(words(["file", "what it is"], rows))]

@@ -126,7 +126,8 @@ def _row(name: str, stages: Mapping[str, Any], folder: Path) -> Trained:
     optim = stage.get("optim") or {}
     steps, epochs = stage.get("steps"), stage.get("epochs")
     number, what = (steps, "step") if steps else (epochs, "epoch")
-    length = f"{number:,} {what}" + ("s" if number != 1 else "")
+    # A variable's number is text: `${oc.env:STEPS}`.
+    length = f"{number:,} {what}" + ("s" if number != 1 else "") if isinstance(number, int) else f"{number} {what}s"
     done = read_mark(folder / DONE)
     seconds = None if done is None else done.seconds
     return Trained(

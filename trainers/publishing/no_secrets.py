@@ -39,8 +39,8 @@ def refuse_secrets(folder: Path, token: str | None) -> None:
             if rule is not None:
                 raise UserError(
                     f"{name} holds a secret in {part} (rule: {rule}; its value is not shown)", where=str(path),
-                    hint="find out which setting or file it came in by, take it out there, and change the secret: it "
-                    "may have been read",
+                    hint="the built folder is removed; find out which setting or file it came in by, take it out "
+                    "there, and change the secret: it may have been read",
                 )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from ...core.files import read_json, read_yaml
 from ...core.import_paths import kinds_within
 from ...core.pretrained import RESTORE
 from ...core.refused import Refused
+from ...core.secrets import as_written, redact_tree, variables_of
 from ...core.section import Section
 from ...data.shapes.scene import draw
 from ...data.shapes.write import sample
@@ -203,10 +204,14 @@ class PublishStage(Stage):
 
 def _publish(stage: PublishStage, context: Context) -> None:
     stages = context.recipe["stages"]
+    asked = redact_tree(stages)  # what goes out: without secrets, and without values of environment variables
     source = context.inputs.get("drafter")
     if source is None:
         raise UserError("no stage of this run trained a drafter", where=f"key stages.{context.name}",
                         hint="publish what a run trains; a published drafter is on the Hub already")  # fmt: skip
+    if variables_of(stages.get(context.name, {}).get("prompt")):
+        raise UserError("the stored prompt is published word for word, and an environment variable gives it",
+                        where=f"key stages.{context.name}.prompt", hint="write it out: prompt.text='...'")  # fmt: skip
     # Before anything is built: a login that is missing.
     hub = None if stage.builds_only else Hub(context.say, attempts=stage.attempts, stop=context.stop)
     report = context.inputs["report"]
@@ -229,7 +234,7 @@ def _publish(stage: PublishStage, context: Context) -> None:
     drafter = stages[source.name].get("drafter") or context.drafter
     base = _hub_id(_values(drafter).get("language_model"))
     trained = trained_by(stages, source.name)
-    data = [name for stage_name in trained for name in data_of(stages, stage_name)]
+    data = [name for stage_name in trained for name in data_of(asked, stage_name)]
     parts = _parts(context, drafter, target, starts_of(stages, trained), stage.datasets or data)
     run_file = context.folder.parent / "run.yaml"
     hint = "restore the file, or run the recipe's command again"
@@ -238,12 +243,19 @@ def _publish(stage: PublishStage, context: Context) -> None:
         repo=repo, method=method, task=_task(context.target), target=target, target_name=_target_name(context),
         base=base, links=chain(parts),
         license=stage.license, languages=stage.languages, datasets=stage.datasets,
-        training=training_table(stages, trained, context.folder.parent), evaluated=evaluated, plots=plots,
+        training=training_table(asked, trained, context.folder.parent), evaluated=evaluated, plots=plots,
         section=section, snippets=snippets, versions=versions,
     )  # fmt: skip
-    (folder / CARD).write_text(model_card(facts))
+    # Names that the Hub and the card's code go by are what they are.
+    named = " ".join([*filter(None, (repo, target, base)), *stage.datasets, *(one.code for one in snippets)])
+    variables = {value: text for value, text in variables_of(context.recipe).items() if value not in named}
+    (folder / CARD).write_text(as_written(model_card(facts), variables))
     write_sums(folder)
-    refuse_secrets(folder, hub.token if hub is not None else None)
+    try:
+        refuse_secrets(folder, hub.token if hub is not None else None)
+    except UserError:
+        shutil.rmtree(folder)
+        raise
     context.say(f"{context.name}: tau {section.expected.tau:.2f} on the stored prompt; testing it in a fresh process")
     try_folder(folder, sources, snippets, names(folder), stop=context.stop)
     if hub is None:

@@ -1,0 +1,62 @@
+"""Answers that are longer than the target's positions: a stage that would write them stops the dry run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ...core.errors import UserError
+from ...core.section import Section
+from ...models.targets.load import target_config
+from .models import target_shape
+
+_LENGTH = "max_new_tokens"
+
+
+def check_answers(plan: Any) -> None:
+    """Raises `UserError`, with the key, where an answer leaves no position of the target for its prompt.
+
+    A captioner and a drafter have positions of their own, and a picture its own number of codes.
+    """
+    stage, recipe = plan.stage, plan.recipe
+    if recipe.target.draws_images:
+        return
+    own = getattr(stage, "target", None)  # of an evaluation
+    config = target_shape(recipe) if own is None else target_config(own, None, network=False)
+    positions = _of_stages(plan) or getattr(config.get_text_config(), "max_position_embeddings", None)
+    if positions is None:
+        return
+    for key, length in _lengths(stage):
+        if length >= positions:
+            raise UserError(
+                f"stages.{plan.name}.{key} is {length:,}, and the target has {positions:,} positions for a prompt and "
+                "its answer", where=f"key stages.{plan.name}.{key}",
+                hint=f"write at most {positions - 1:,}; beyond its positions a target says noise",
+            )  # fmt: skip
+
+
+def _of_stages(plan: Any) -> int | None:
+    """The positions that the stage which trained the target gave it, if one did."""
+    maker = plan.earlier.get(plan.inputs.get("target"))
+    while maker is not None:
+        if (positions := getattr(maker.stage, "positions", None)) is not None:
+            return int(positions)
+        maker = maker.earlier.get(maker.inputs.get("target"))
+    return None
+
+
+def _lengths(section: Any, key: str = "") -> Iterator[tuple[str, int]]:
+    """Dotted key -> tokens of an answer, of a section and of those inside it."""
+    if isinstance(section, Section):
+        named = {field.alias or name: getattr(section, name) for name, field in type(section).model_fields.items()}
+        read = {name: value for name, value in named.items() if name not in ("captioner", "drafter", "drafters")}
+    elif isinstance(section, dict):
+        read = section
+    else:
+        return
+    for name, value in read.items():
+        place = f"{key}.{name}" if key else str(name)
+        if name == _LENGTH:
+            yield from ((place, length) for length in (value if isinstance(value, list) else [value]) if length)
+        else:
+            yield from _lengths(value, place)
