@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from .errors import UserError, first_line
-from .files import read_json
+from .files import open_regular, read_json
 
 CPU = torch.device("cpu")
 INDEX = "model.safetensors.index.json"
@@ -158,6 +158,7 @@ def read_safetensors(path: Path, *, hint: str = RESTORE, device: torch.device = 
 def reading_safetensors(path: Path, *, hint: str = RESTORE) -> Iterator[None]:
     """What safetensors raises inside is told as a `UserError` that names the file."""
     try:
+        open_regular(path).close()  # safetensors would wait for a pipe
         yield
     except FileNotFoundError as error:
         raise UserError("file not found", where=str(path), hint=hint) from error
