@@ -36,6 +36,6 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     if not path.is_file():
         return {}
-    written = read_json(path, dict[str, Any], hint=_CURE)
+    written = read_json(path, dict[str, Any], hint=_CURE, once=True)
     checked(written, _Kinds, where=str(path), hint=_CURE)
     return written
