@@ -97,16 +97,15 @@ def check_types(folder: Path, module: nn.Module) -> None:
     Raises:
         UserError: a weight is stored as whole numbers, or in a float that weights need a scale for.
     """
-    own = {name: parameter.dtype for name, parameter in module.named_parameters() if parameter.is_floating_point()}
-    used = {str(dtype).removeprefix("torch.") for dtype in own.values()}
+    used = {str(p.dtype).removeprefix("torch.") for p in module.parameters() if p.is_floating_point()}
     casts: Counter[str] = Counter()
     for path in _files(folder):
         with reading_safetensors(path), safe_open(path, "pt") as file:
             for name in file.keys():  # noqa: SIM118
                 stored = file.get_slice(name).get_dtype()
-                if stored not in _FLOATS and name in own:
-                    raise UserError(f"{name} is stored as {stored}, and is a weight of {own[name]}", where=str(path),
-                                    hint=RESTORE)  # fmt: skip
+                if stored not in _FLOATS and name.endswith((".weight", ".bias")):
+                    problem = f"{name} is stored as {stored}, and weights are {', '.join(_FLOATS.values())}"
+                    raise UserError(problem, where=str(path), hint=RESTORE)
                 casts[_FLOATS.get(stored, "")] += 1
     for stored in sorted(casts.keys() - used - {""}):
         notice(f"{folder}: {casts[stored]} tensors are stored as {stored} and read as {' and '.join(sorted(used))}")
