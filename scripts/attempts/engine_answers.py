@@ -68,22 +68,20 @@ def _run(attempt: Attempt, output: Path, stage: str, form: str, job: int) -> End
     arguments = [f"recipe={reference.recipe}", f"output={output}", f"stages=[{stage}]"]
     arguments.append(f"stages.{stage}.engine={engine}")
     damage = {"form": form, "job": job, "seed": f"{attempt.seed}/{attempt.number}"}
-    work = with_little_memory(_with_stand_in(process.command(arguments), output / stage, damage))
+    work = with_little_memory(_with_stand_in(process.command(arguments), attempt.folder / "workers", damage))
     return attempt.work(work, f"draftsmith {' '.join(arguments)}, {form}", watched=output)
 
 
-def _with_stand_in(work: Callable[[], int], stage: Path, damage: dict[str, object]) -> Callable[[], int]:
-    """The same in a process to which the stand-in is vLLM."""
+def _with_stand_in(work: Callable[[], int], workers: Path, damage: dict[str, object]) -> Callable[[], int]:
+    """The same in a process to which the stand-in, copied into `workers`, is vLLM."""
 
     def run() -> int:
         from draftsmith.trainers.engines import opened
         from draftsmith.trainers.engines import process as engine
 
-        workers = stage.parent.parent / "workers"
         workers.mkdir(exist_ok=True)
         shutil.copy(stand_in.__file__, workers / "vllm_worker.py")
-        (stage / "cache").mkdir(parents=True, exist_ok=True)
-        (stage / "cache" / "damage.json").write_text(json.dumps(damage | {"workers": str(engine._WORKERS)}))
+        (workers / "damage.json").write_text(json.dumps(damage | {"workers": str(engine._WORKERS)}))
         engine._WORKERS = workers
         opened.find_python = lambda asked, engine, key: sys.executable  # type: ignore[assignment]
         opened.version_of = lambda name, python: "1.0"  # type: ignore[assignment]

@@ -22,8 +22,8 @@ MANIFEST, CONFIG, WEIGHTS = "draftsmith.json", "config.json", "model.safetensors
 # What a key holds instead: of each kind of JSON, and numbers beyond what any setting has.
 VALUES: tuple[Any, ...] = (
     None, True, False, "", "x", "null", "1e5", "../x", "/etc/passwd", "\x00", "a\ud800b", "ü 漢", "${seed}", -1, 0, 1,
-    -3, 0.5, 1.5, -0.0, 1e-30, 10**7, 10**9, 1e12, 2**31, 2**63, 10**30, 1e300, float("nan"), float("inf"), [], [1], [[]],
-    [None], {}, {"": 1}, {"kind": "lvlm"}, {"a": {"b": {}}}, [0] * 10_000, "x" * 100_000,
+    -3, 0.5, 1.5, -0.0, 1e-30, 10**7, 10**9, 1e12, 2**31, 2**63, 10**30, 1e300, float("nan"), float("inf"), [], [1],
+    [[]], [None], {}, {"": 1}, {"kind": "lvlm"}, {"a": {"b": {}}}, [0] * 10_000, "x" * 100_000,
 )  # fmt: skip
 # Settings that once opened, or died where memory is taken.
 BY_NAME: tuple[tuple[str, str, Any], ...] = (

@@ -1,7 +1,7 @@
 """A stand-in for an engine, for `attempts.engine_answers`: it answers by a rule, and damages one of its files.
 
 It runs in the place of an engine's worker (`python -I stand_in.py FOLDER`) and imports nothing of the project but the
-module that those workers import. FOLDER/../damage.json: `workers` (where that module lies), `form`, `job`, `seed`.
+module that those workers import. damage.json beside it: `workers` (where that module lies), `form`, `job`, `seed`.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ STATES: dict[str, Callable[..., Any]] = {
 
 def main(folder: Path) -> None:
     """Serve until the end, as an engine's worker does."""
-    damage = json.loads((folder.parent / "damage.json").read_text())
+    damage = json.loads(Path(__file__).with_name("damage.json").read_text())
     sys.path.append(damage["workers"])
     import draftsmith_jobs as jobs
     import numpy as np
