@@ -25,6 +25,7 @@ class _Kinds:
     tokenizer_hash: str | None = None
     tokenizer_sha256: str | None = None
     text_only: bool | None = None
+    export: dict[str, Any] | None = None
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

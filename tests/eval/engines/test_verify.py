@@ -160,6 +160,11 @@ def test_what_is_no_export_for_vllm_is_refused(pair, tmp_path, capsys, monkeypat
     (lost / "draftsmith.json").write_text(json.dumps(manifest | {"target": {"kind": "llava", "path": "inline"}}))
     assert main(["verify-engine", str(lost)]) == 2
     assert "--target runs/x/target" in capsys.readouterr().err
+    for wrong in ({"drafter": {"kind": "eagle3", "of_nobody": 1}}, {"drafter": 7}, {"export": []}, {"target": 7}):
+        (lost / "draftsmith.json").write_text(json.dumps(manifest | wrong))
+        assert main(["verify-engine", str(lost)]) == 2
+        said = capsys.readouterr().err
+        assert "draftsmith.json" in said and next(iter(wrong)) in said and "hint" in said
 
 
 def test_the_command_prints_the_table_and_exits_with_3_for_a_fault(pair, drafted, tmp_path, capsys, monkeypatch):
