@@ -46,8 +46,11 @@ def encodable(text: str) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of another library's error without secrets, or the error's class name where it has no message."""
-    return (redact(str(error)).strip().splitlines() or [type(error).__name__])[0]
+    """The first line of another library's error without secrets, and the next where the first ends with a colon; or the
+    error's class name where it has no message.
+    """
+    first, *more = redact(str(error)).strip().splitlines() or [type(error).__name__]
+    return f"{first} {more[0].strip()}" if first.endswith(":") and more else first
 
 
 def not_loaded(error: Exception) -> str:

@@ -11,6 +11,12 @@ from pydantic import AfterValidator, Field
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 # Above it scores are as good as even.
 Temperature = Annotated[float, Field(ge=0, le=100)]
+# Of a distribution: how many of the likeliest tokens are kept (0: all), and how much of the mass.
+TopK = Annotated[int, Field(ge=0, le=2**31 - 1)]
+TopP = Annotated[float, Field(gt=0, le=1)]
+MOST_ANSWER = 2**20  # tokens of an answer; its cache is allocated before the first of them
+# Of a tree: its nodes are rows of one pass of the target, and its mask has the square of their number.
+MOST_NODES, MOST_LEVELS = 4096, 256
 _LONGEST_SENTENCE = 100  # characters
 _LONGEST_NAME, _LONGEST_PATH = 255, 4095  # bytes of a file's name and of a path, on Linux
 

@@ -25,41 +25,88 @@ from .errors import UserError, first_line
 from .file_kinds import HEAD, other_kind
 from .import_paths import NotImported
 from .refused import Refused
-from .secrets import redact
+from .secrets import redact, shortened
 
 T = TypeVar("T")
 # The largest that we write is the json beside a shard, of 30 bytes for each sample.
 SMALL_BYTES = 64 << 20
+# Of logs and reports, which grow with a run and are read whole.
+LOG_BYTES = 4 << 30
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
-def read_small(path: Path, *, hint: str, max_bytes: int | None = SMALL_BYTES) -> bytes:
-    """The whole file.
+class NotRegular(OSError):
+    """Something else than a file: a folder, a pipe, a device."""
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file, or a link to one. Nothing that another process puts there makes this wait.
+
+    Raises:
+        NotRegular: it is something else, which is not opened.
+        OSError: it is missing or cannot be read.
+        ValueError: the name cannot be one of a file.
+    """
+    _check_regular(os.stat(path).st_mode)
+    # Without O_NONBLOCK a pipe that takes the file's place in between would be waited for.
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        _check_regular(os.fstat(number).st_mode)
+    except NotRegular:
+        os.close(number)
+        raise
+    return os.fdopen(number, "rb")
+
+
+def _check_regular(mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        raise NotRegular(_KINDS.get(stat.S_IFMT(mode), "something else"))
+
+
+def read_small(path: Path, *, hint: str, max_bytes: int = SMALL_BYTES) -> bytes:
+    """The whole file: the one way in which a file of another process, or of an earlier one, is read.
 
     Args:
         hint: how the user gets a good file.
-        max_bytes: None: however large.
 
     Raises:
         UserError: it is missing, no regular file (a pipe would be waited for), too large, or cannot be read.
     """
     try:
-        if path.exists() and not path.is_file():
-            raise UserError("not a regular file", where=str(path), hint=hint)
-        with open(path, "rb") as file:
-            data = file.read() if max_bytes is None else file.read(max_bytes + 1)
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            data = b"" if size > max_bytes else file.read(max_bytes + 1)  # it may grow meanwhile
     except FileNotFoundError as error:
         raise UserError("file not found", where=str(path), hint=hint) from error
+    except NotRegular as error:
+        raise UserError(f"not a regular file: {error}", where=str(path), hint=hint) from error
     except OSError as error:
         raise UserError(f"cannot be read: {error.strerror or error}", where=str(path), hint=hint) from error
-    if max_bytes is not None and len(data) > max_bytes:
+    if max(size, len(data)) > max_bytes:
         raise UserError(f"larger than {max_bytes:,} bytes, the limit for such a file", where=str(path), hint=hint)
     return data
 
 
+def read_end(path: Path, max_bytes: int = 1 << 20) -> str:
+    """The end of a log that another program writes, as far as it can be read; "" where there is none."""
+    with suppress(OSError), open_regular(path) as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - max_bytes))
+        return file.read(max_bytes).decode(errors="replace")
+    return ""
+
+
 def open_data(path: Path) -> BinaryIO:
-    """A data file, to be read piece by piece. Raises `UserError` where it may not be read or is gone."""
+    """A data file, to be read piece by piece. Raises `UserError` where it may not be read, is gone, or is no file."""
     try:
-        return open(path, "rb")
+        return open_regular(path)
+    except NotRegular as error:
+        raise UserError(f"not a regular file: {error}", where=str(path), hint="name a file") from error
     except OSError as error:
         problem = f"cannot be read: {error.strerror or error}"
         right = isinstance(error, PermissionError)
@@ -67,28 +114,39 @@ def open_data(path: Path) -> BinaryIO:
         raise UserError(problem, where=str(path), hint=hint) from error
 
 
-def read_text(path: Path, *, hint: str, max_bytes: int | None = SMALL_BYTES) -> str:
+def read_text(path: Path, *, hint: str, max_bytes: int = SMALL_BYTES) -> str:
     """A text file without the byte order mark of spreadsheets. Raises `UserError` as `read_small`, or if not UTF-8."""
     return _decoded(read_small(path, hint=hint, max_bytes=max_bytes), str(path), hint)
 
 
-def read_json(path: Path, schema: type[T] | TypeAdapter[T], *, hint: str, max_bytes: int | None = SMALL_BYTES) -> T:
+def read_json(
+    path: Path,
+    schema: type[T] | TypeAdapter[T],
+    *,
+    hint: str,
+    max_bytes: int = SMALL_BYTES,
+    once: bool = False,
+) -> T:
     """What a JSON file holds, as `schema` says.
 
     Args:
         schema: a pydantic model, a dataclass, a type such as `dict[str, Any]`, or a `TypeAdapter` of one that is not a
             class (a union).
+        once: each key of an object stands once; else the last one counts, as other readers of JSON have it.
 
     Raises:
         UserError: as `read_text`; it is no JSON; or a field is missing or of another kind than the schema's.
     """
-    return parse_json(read_small(path, hint=hint, max_bytes=max_bytes), schema, where=str(path), hint=hint)
+    data = read_small(path, hint=hint, max_bytes=max_bytes)
+    return parse_json(data, schema, where=str(path), hint=hint, once=once)
 
 
-def read_json_lines(path: Path, schema: type[T] | TypeAdapter[T], *, hint: str) -> list[T]:
-    """One value for each line, of a file of any size. Raises `UserError` as `read_json`; it names the line."""
-    lines = enumerate(read_small(path, hint=hint, max_bytes=None).splitlines(), start=1)
-    return [parse_json(line, schema, where=f"{path}, line {number}", hint=hint) for number, line in lines]
+def read_json_lines(
+    path: Path, schema: type[T] | TypeAdapter[T], *, hint: str, max_bytes: int = LOG_BYTES, once: bool = False
+) -> list[T]:
+    """One value for each line. Raises `UserError` as `read_json`; it names the line."""
+    lines = enumerate(read_small(path, hint=hint, max_bytes=max_bytes).splitlines(), start=1)
+    return [parse_json(line, schema, where=f"{path}, line {number}", hint=hint, once=once) for number, line in lines]
 
 
 def read_yaml(path: Path, schema: type[T] | TypeAdapter[T], *, hint: str) -> T:
@@ -101,11 +159,11 @@ def read_yaml(path: Path, schema: type[T] | TypeAdapter[T], *, hint: str) -> T:
     return checked(value, schema, where=str(path), hint=hint)
 
 
-def parse_json(data: bytes, schema: type[T] | TypeAdapter[T], *, where: str, hint: str) -> T:
+def parse_json(data: bytes, schema: type[T] | TypeAdapter[T], *, where: str, hint: str, once: bool = False) -> T:
     """`read_json` of bytes that are in memory; `where` names their file."""
     text = _decoded(data, where, hint)
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=_each_once if once else None)
     except (ValueError, RecursionError) as error:
         problem = f"not valid JSON: {error}" if text.strip() else "the file is empty"
         raise UserError(problem, where=where, hint=hint) from error
@@ -133,6 +191,15 @@ def checked(
         found = "" if first["type"] == "missing" else f", found {_shown(first['input'])}"
         others = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
         raise UserError(problem.removeprefix(": ") + found + others, where=where, hint=hint) from error
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for key, entry in pairs:
+        if key in value:
+            raise ValueError(f"key {shortened(key, 60)!r} stands twice")
+        value[key] = entry
+    return value
 
 
 @functools.cache

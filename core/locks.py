@@ -23,6 +23,8 @@ from typing import Any
 
 import psutil
 
+from .files import NotRegular, open_regular
+
 # What flock answers where a file system has no locks, or its server none to give.
 NO_FLOCK = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
 BEAT_S = 10.0
@@ -166,7 +168,7 @@ class _HeldFile:
 
     def _read(self) -> tuple[bytes, int] | None:
         # Opened, and not only looked at: NFS then asks its server.
-        with suppress(FileNotFoundError), open(self.path, "rb") as file:
+        with suppress(FileNotFoundError, NotRegular), open_regular(self.path) as file:
             return file.read(1024), os.fstat(file.fileno()).st_mtime_ns
         return None
 

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from .errors import UserError, first_line
-from .files import read_json
+from .files import open_regular, read_json
 
 CPU = torch.device("cpu")
 INDEX = "model.safetensors.index.json"
@@ -30,6 +30,16 @@ _OBJECTS = (
     "video_preprocessor_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
     "added_tokens.json", "vocab.json",
 )  # fmt: skip
+# Sizes of which a config has at least one, with the most that a model has: meta tensors of any size can be made, and a
+# million layers take hours, or all memory.
+MOST_SIZES = {
+    **dict.fromkeys(("num_hidden_layers", "num_layers", "num_decoder_layers", "depth"), 256),
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "num_heads"), 4096),
+    **dict.fromkeys(("hidden_size", "intermediate_size", "out_hidden_size", "d_model", "d_ff", "d_kv"), 1 << 20),
+    **dict.fromkeys(("head_dim", "projection_dim", "num_channels"), 1 << 16),
+    **dict.fromkeys(("image_size", "patch_size", "spatial_merge_size", "temporal_patch_size"), 1 << 16),
+    **dict.fromkeys(("vocab_size", "max_position_embeddings"), 1 << 28),
+}  # fmt: skip
 _MERGE = (
     """python -c 'import peft, transformers as t; base = "{base}"; """
     """model = getattr(t, t.AutoConfig.from_pretrained(base).architectures[0]).from_pretrained(base); """
@@ -66,11 +76,23 @@ def check_pretrained(source: str | Path, *, weights: bool = True) -> None:
         )  # fmt: skip
     for name in _OBJECTS:
         if (folder / name).is_file():
-            read_json(folder / name, dict[str, Any], hint=RESTORE, max_bytes=_MAX_BYTES)
+            values = read_json(folder / name, dict[str, Any], hint=RESTORE, max_bytes=_MAX_BYTES)
+            if name == "config.json":
+                check_config(values, folder / name)
     if weights and (folder / INDEX).is_file():
         indexed_files(folder)
     for path in sorted(folder.glob("*.safetensors")) if weights and folder.is_dir() else ():
         check_safetensors(path)
+
+
+def check_config(values: Mapping[str, Any], path: Path, key: str = "") -> None:
+    """Raises `UserError` for a size in a model's config that no model has, at any level. Others are its class's."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            check_config(value, path, f"{key}{name}.")
+        elif name in MOST_SIZES and isinstance(value, int | float) and not 0 <= value <= MOST_SIZES[name]:
+            problem = f"{key}{name} is {value:,}, and models have up to {MOST_SIZES[name]:,}"
+            raise UserError(problem, where=str(path), hint=RESTORE)
 
 
 def indexed_files(folder: Path) -> list[Path]:
@@ -158,6 +180,7 @@ def read_safetensors(path: Path, *, hint: str = RESTORE, device: torch.device = 
 def reading_safetensors(path: Path, *, hint: str = RESTORE) -> Iterator[None]:
     """What safetensors raises inside is told as a `UserError` that names the file."""
     try:
+        open_regular(path).close()  # safetensors would wait for a pipe
         yield
     except FileNotFoundError as error:
         raise UserError("file not found", where=str(path), hint=hint) from error

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from . import ranks
 from .errors import first_line
-from .files import append_lines
+from .files import LOG_BYTES, append_lines, read_small
 from .notices import notice
 from .secrets import redact, redact_tree
 from .section import Section
@@ -141,7 +141,7 @@ class Tracker:
             self._attempt("wandb", lambda: self._finish(exit_code))
 
     def _keep_until(self, step: int) -> None:
-        lines = self.path.read_bytes().splitlines()
+        lines = read_small(self.path, hint="delete it", max_bytes=LOG_BYTES).splitlines()
         for number, line in enumerate(lines[:-1], 1):  # the last may be cut off by a crash, and is logged again
             if _step(line) == _UNREADABLE:
                 notice(f"{self.path}: line {number} cannot be read, and is left out of the log")

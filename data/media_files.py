@@ -6,24 +6,15 @@ pipe would hang the reader, and a device has no end.
 
 from __future__ import annotations
 
-import os
-import stat
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Literal
 
 from ..core.errors import UserError
+from ..core.files import NotRegular, open_regular
 from .embedded import Embedded
 
 MediaFile = Path | Embedded
 Medium = Literal["image", "clip"]
-
-_KINDS = {
-    stat.S_IFDIR: "a folder",
-    stat.S_IFIFO: "a named pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
 
 
 class BadMedia(UserError):
@@ -36,10 +27,6 @@ class BadMedia(UserError):
     def __init__(self, problem: str, *, reason: str = "", where: str | None = None, hint: str | None = None):
         super().__init__(problem, where=where, hint=hint)
         self.reason = reason
-
-
-class NotRegular(OSError):
-    """A path that leads to something other than a regular file. `str` says to what."""
 
 
 def located(folder: Path, name: str | Embedded, *, allow_outside: bool) -> MediaFile:
@@ -63,30 +50,6 @@ def located(folder: Path, name: str | Embedded, *, allow_outside: bool) -> Media
             "allow_outside: true there if you trust whoever wrote the records",
         )
     return folder / name
-
-
-def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file, or a link to one.
-
-    Raises:
-        NotRegular: it is something else, which is not opened.
-        OSError: it is missing or cannot be read.
-        ValueError: the name cannot be one of a file.
-    """
-    _check_regular(os.stat(path).st_mode)
-    # Without O_NONBLOCK a pipe that takes the file's place in between would be waited for.
-    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        _check_regular(os.fstat(number).st_mode)
-    except NotRegular:
-        os.close(number)
-        raise
-    return os.fdopen(number, "rb")
-
-
-def _check_regular(mode: int) -> None:
-    if not stat.S_ISREG(mode):
-        raise NotRegular(_KINDS.get(stat.S_IFMT(mode), "no regular file"))
 
 
 def open_media(file: MediaFile, medium: Medium) -> BinaryIO:

@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 
 from ..core.errors import UserError, encodable
 from ..core.fields import Place, Seed
-from ..core.files import read_text
+from ..core.files import LOG_BYTES, read_text
 from ..core.section import Section
 from .captioned import Captioned, CocoSource, TarSource, read
 
@@ -137,7 +137,7 @@ def _parti(path: Path, source: PromptSource) -> Iterator[ImagePrompt]:
 
 def _filled(path: Path) -> Iterator[tuple[int, str]]:
     """Lines that hold something, with their numbers from 0."""
-    text = read_text(path, hint="save the file as UTF-8", max_bytes=None)
+    text = read_text(path, hint="save the file as UTF-8", max_bytes=LOG_BYTES)
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")  # as any system ends them
     return ((number, line) for number, line in enumerate(lines) if line.strip())
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import UserError
-from ..core.files import append_lines, parse_json, read_small
+from ..core.files import LOG_BYTES, append_lines, open_data, parse_json, read_small
 from ..core.locks import Lock
 from ..core.notices import notice
 
@@ -47,7 +47,8 @@ class SkippedLog:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with Lock(self.path).held():
-            with open(self.path, "a+b") as log:
+            self.path.touch()
+            with open_data(self.path) as log:
                 log.seek(self._read)
                 self._lines.update(log.readlines())
             fresh = [line for note in notes if (line := json.dumps(note).encode() + b"\n") not in self._lines]
@@ -74,7 +75,7 @@ class _Note:
 
 
 def _lines(path: Path) -> list[bytes]:
-    return read_small(path, hint="delete the file: the next run writes it again", max_bytes=None).splitlines()
+    return read_small(path, hint="delete the file: the next run writes it again", max_bytes=LOG_BYTES).splitlines()
 
 
 def _parsed(path: Path, line: bytes) -> _Note | None:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field, TypeAdapter
@@ -20,7 +20,7 @@ from pydantic import Field, TypeAdapter
 from ..core.batch import ImageRequest, Request
 from ..core.checksums import SUMS, check_sums
 from ..core.errors import UserError, first_line
-from ..core.fields import Seed
+from ..core.fields import MOST_ANSWER, Seed, Temperature, TopK, TopP
 from ..core.files import checked
 from ..core.import_paths import ALLOW_IMPORT
 from ..core.section import Section
@@ -39,12 +39,14 @@ from ..models.drafters.manifest import MANIFEST, read_manifest
 from ..models.drafters.modes import ImageSubstitutes, Mode
 from ..models.generators import AnyTarget, load_generator
 from ..models.hub import is_somewhere
+from ..models.stored import check_types
 from ..models.targets.load import load_target
 from .loop import Decoding, Generation, generate
 from .policies import Draw, TreeConfig
 from .rules import RULES
 
 KEY = "published"
+_PUBLISHER = "use the version that published it, or fetch the folder again"
 _DRAFTER: TypeAdapter[Any] = TypeAdapter(AnyDrafter)
 _TARGET: TypeAdapter[Any] = TypeAdapter(AnyTarget)
 # Part -> folder or Hub id. A language target is one part; a generator may keep its tokenizer and encoder elsewhere.
@@ -57,8 +59,8 @@ class ImageSettings(Section):
     aspect: Aspect = "pad"
     drafter_aspect: Aspect | None = None
     anyres_convention: Convention = "hf"
-    min_pixels: int | None = None
-    max_pixels: int | None = None
+    min_pixels: int | None = Field(None, ge=1)
+    max_pixels: int | None = Field(None, ge=1)
     video: VideoSettings = VideoSettings()
 
     def image_reader(self, processor: Processor, *, drafter: bool = False) -> ImageReader:
@@ -73,10 +75,10 @@ class PublishedDecoding(Section):
     name: str  # in the report's tables
     tree: TreeConfig
     draw: Literal["top-k", "sample"] = "top-k"
-    temperature: float = Field(0.0, ge=0)
-    top_k: int = 0
-    top_p: float = 1.0
-    max_new_tokens: int = Field(64, ge=2)  # of answers; a picture has its own number
+    temperature: Temperature = 0.0
+    top_k: TopK = 0
+    top_p: TopP = 1.0
+    max_new_tokens: int = Field(64, ge=2, le=MOST_ANSWER)  # of answers; a picture has its own number
     mode: Mode | None = None  # of draft LVLMs
     reading: dict[str, Any] = Field(default_factory=dict)  # of heads: settings that decoding changes
 
@@ -86,16 +88,16 @@ class UserRequest(Section):
 
     text: str
     pictures: list[str] = Field(default_factory=list)  # files of the published folder
-    label: int | None = None  # of generators that draw classes
+    label: int | None = Field(None, ge=0)  # of generators that draw classes
 
 
 class Expected(Section):
     """The measured outcome of the stored prompt."""
 
-    tokens: list[int]
-    accepted: list[int]  # drafted tokens that stood, in each cycle
-    emitted: int  # after the prefill, bonus tokens included
-    tau: float
+    tokens: list[Annotated[int, Field(ge=0)]]
+    accepted: list[Annotated[int, Field(ge=0)]]  # drafted tokens that stood, in each cycle
+    emitted: int = Field(ge=0)  # after the prefill, bonus tokens included
+    tau: float = Field(ge=0)
     measured: dict[str, Any]  # device, dtype, torch, transformers
 
 
@@ -236,7 +238,29 @@ def read_published(folder: Path, *, allow_import: bool = False) -> PublishedSect
     section = read_manifest(folder).get(KEY)
     if section is None:
         raise UserError(f"{MANIFEST} does not say how this drafter was published", where=str(path), hint=hint)
-    return _checked(section, TypeAdapter(PublishedSection), f"{path}, {KEY}", allow_import)
+    published: PublishedSection = _checked(section, TypeAdapter(PublishedSection), f"{path}, {KEY}", allow_import)
+    _sections(published, path, allow_import)
+    return published
+
+
+def _sections(section: PublishedSection, path: Path, allow_import: bool) -> tuple[Any, Any]:
+    """The sections of the target and of the drafter, under the bounds of a recipe; and what decoding changes of it."""
+    # A folder may hold a number that its recipe wrote by hand when that was not checked.
+    written = section.target | ({"num_token_ids": None} if "num_token_ids" in section.target else {})
+    config = _checked(written, _TARGET, f"{path}, {KEY}.target", allow_import)
+    trained = _checked(section.drafter, _DRAFTER, f"{path}, {KEY}.drafter", allow_import)
+    try:
+        trained.for_decoding(**_changed(section))
+    except ValueError as error:  # pydantic's, too
+        where = f"{path}, {KEY}.decoding"
+        raise UserError(f"no settings of this drafter: {first_line(error)}", where=where, hint=_PUBLISHER) from error
+    return config, trained
+
+
+def _changed(section: PublishedSection) -> dict[str, Any]:
+    """What decoding changes of the drafter as trained."""
+    mode = section.decoding.mode
+    return section.decoding.reading | ({} if mode is None else {"mode": mode})
 
 
 def assemble(
@@ -247,11 +271,7 @@ def assemble(
     folders: dict[str, Any] = dict(target) if isinstance(target, Mapping) else {}
     if isinstance(target, str | Path):
         folders["target"] = target
-    where = f"{folder / MANIFEST}, {KEY}"
-    # A folder may hold a number that its recipe wrote by hand when that was not checked.
-    written = section.target | ({"num_token_ids": None} if "num_token_ids" in section.target else {})
-    config = _checked(written, _TARGET, f"{where}.target", allow_import)
-    trained = _checked(section.drafter, _DRAFTER, f"{where}.drafter", allow_import)
+    config, trained = _sections(section, folder / MANIFEST, allow_import)
     if config.draws_images:
         return _drawing(folder, section, config, trained, folders, device)
     return _answering(folder, section, config, trained, folders, device)
@@ -259,7 +279,7 @@ def assemble(
 
 def _checked(values: Any, schema: TypeAdapter[Any], where: str, allow_import: bool) -> Any:
     context = ALLOW_IMPORT if allow_import else None
-    return checked(values, schema, where=where, hint="use the version that published it", context=context)
+    return checked(values, schema, where=where, hint=_PUBLISHER, context=context)
 
 
 def _drawing(
@@ -269,7 +289,9 @@ def _drawing(
     config = config.placed(parts)
     generator = load_generator(config, parts, device=device)
     target, identity = generator.target, TargetIdentity(config.model_dump(mode="json"))
-    drafter = trained.drafter(trained.load(folder, target, identity=identity), target)
+    module = trained.load(folder, target, identity=identity)
+    check_types(folder, module)
+    drafter = trained.drafter(module, target)
     decoding = _decoding(section, grid=target.grid, length=target.num_codes, eos=())
 
     def ask(asked: UserRequest, _: Path) -> ImageRequest:
@@ -296,6 +318,12 @@ def _answering(
     target = load_target(
         config, source, num_token_ids=processor.num_token_ids, image_token_id=processor.image_token_id, device=device
     )
+    most, asked = target.decoder.max_positions, section.decoding.max_new_tokens
+    if most is not None and asked > most:
+        raise UserError(
+            f"decoding.max_new_tokens is {asked:,}, and the target has {most:,} positions",
+            where=f"{folder / MANIFEST}, {KEY}", hint=_PUBLISHER,
+        )  # fmt: skip
     identity = TargetIdentity(section.target | {"path": str(source)}, processor.tokenizer_hash)
     drafter = _opened(folder, section, trained, target, processor, identity)
     own_image_processor = load_processor(folder) if section.drafter.get("pictures") == "own" else None
@@ -318,13 +346,12 @@ def _opened(
     folder: Path, section: PublishedSection, trained: Any, target: Any, processor: Processor, identity: TargetIdentity
 ) -> Any:
     """The proposal that decoded the stored prompt: the drafter as trained, with the decoding's own settings."""
-    changed = dict(section.decoding.reading)
-    if section.decoding.mode is not None:
-        changed["mode"] = section.decoding.mode
+    changed = _changed(section)
     decoded = trained.for_decoding(**changed)
     # What it was trained with decides whether it fits; only a head's rotary embedding follows the positions.
     kept = trained.for_decoding(positions=changed["positions"]) if "positions" in changed else trained
     module = kept.load(folder, target, identity=identity)
+    check_types(folder, module)
     substitutes = ImageSubstitutes.of(processor.tokenizer, newline_id=processor.newline_id)
     return decoded.drafter(module, target, DraftingOptions(substitutes))
 

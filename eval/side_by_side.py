@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import UserError
-from ..core.files import read_json, read_small, read_yaml
+from ..core.files import LOG_BYTES, read_json, read_small, read_yaml
 from ..core.markdown import plain
 from ..core.notices import notice
 from ..core.results import DONE, check_written, read_mark
@@ -80,7 +80,7 @@ def _curves(path: Path) -> dict[str, list[tuple[int, float]]]:
     """Numbers by step. A line that a crash or a full disk has cut off is passed over, and said."""
     curves: dict[str, list[tuple[int, float]]] = {}
     damaged = 0
-    for line in read_small(path, hint="", max_bytes=None).splitlines() if path.is_file() else ():
+    for line in read_small(path, hint="", max_bytes=LOG_BYTES).splitlines() if path.is_file() else ():
         try:
             row = json.loads(line)
             step = int(row["step"])

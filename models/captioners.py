@@ -21,7 +21,7 @@ from transformers import Florence2ForConditionalGeneration as Florence2Model
 
 from ..core.batch import Request
 from ..core.errors import UserError
-from ..core.fields import Dtype, Place, Revision
+from ..core.fields import MOST_ANSWER, Dtype, Place, Revision
 from ..core.finite import check_module
 from ..core.pictures import IMAGE, TEXT, VIDEO
 from ..core.placement import onto
@@ -49,7 +49,7 @@ class _Published(Section):
     # Beams of the search; 1 is greedy.
     num_beams: int = Field(1, ge=1, le=1024)
     # A caption's tokens. The draft reads them all: long ones cost it positions.
-    max_new_tokens: int = Field(50, ge=1)
+    max_new_tokens: int = Field(50, ge=1, le=MOST_ANSWER)
     # auto: on a GPU as the weights are stored, on a CPU float32.
     dtype: Dtype = "auto"
 

@@ -103,7 +103,8 @@ def read_config(
     if isinstance(source, dict):
         return inline_config(source, key)
     if Path(source).is_dir():
-        with reading_pretrained(source, f"{key}: cannot read the config of", weights=False):
+        path = str(Path(source) / "config.json")
+        with reading_pretrained(source, f"{key}: cannot read the config of", where=path, weights=False):
             return AutoConfig.from_pretrained(source)
     if not network:
         values = pinned_config(source)

@@ -17,20 +17,11 @@ from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 from transformers.activations import ACT2FN
 
 from ..core.errors import UserError, did_you_mean
+from ..core.pretrained import MOST_SIZES
 from ..core.refused import Refused
 from ..core.secrets import shortened
 from .inline_keys import check_known
 
-# Sizes of which there is at least one, with the most that a model to train has: meta tensors of any size can be made,
-# and a million layers take hours.
-_SIZES = {
-    **dict.fromkeys(("num_hidden_layers", "num_layers", "num_decoder_layers", "depth"), 256),
-    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "num_heads"), 4096),
-    **dict.fromkeys(("hidden_size", "intermediate_size", "out_hidden_size", "d_model", "d_ff", "d_kv"), 1 << 20),
-    **dict.fromkeys(("head_dim", "projection_dim", "num_channels"), 1 << 16),
-    **dict.fromkeys(("image_size", "patch_size", "spatial_merge_size", "temporal_patch_size"), 1 << 16),
-    **dict.fromkeys(("vocab_size", "max_position_embeddings"), 1 << 28),
-}  # fmt: skip
 # Of models to train our own arithmetic wants one number for these, where transformers takes lists, too.
 _WHOLE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "image_size", "patch_size")
 _LARGEST = 1 << 31
@@ -166,7 +157,7 @@ def check_sizes(values: dict[str, Any], key: str = "") -> None:
         if isinstance(value, dict):
             check_sizes(value, f"{key}{name}.")
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            low, high = (1, _SIZES[name]) if name in _SIZES else _RANGES.get(name, (-_LARGEST, _LARGEST))
+            low, high = (1, MOST_SIZES[name]) if name in MOST_SIZES else _RANGES.get(name, (-_LARGEST, _LARGEST))
             if not low <= value <= high:
                 raise Refused(f"{key}{name}", f"should be {low:g} to {high:,g}, and is {value:g}", "write another")
 

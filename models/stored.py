@@ -14,9 +14,11 @@ from typing import Any, NoReturn
 
 import torch
 from safetensors import safe_open
+from torch import nn
 
 from ..core.errors import UserError, first_line
 from ..core.files import read_json
+from ..core.notices import notice
 from ..core.pretrained import INDEX, RESTORE, indexed_files, reading_safetensors
 from .hub import SINGLE, fetch_file
 
@@ -84,6 +86,29 @@ def parameters_by_dtype(files: list[Path]) -> Counter[str]:
                 part = file.get_slice(name)
                 counts[part.get_dtype()] += prod(part.get_shape())
     return counts
+
+
+_FLOATS = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+
+
+def check_types(folder: Path, module: nn.Module) -> None:
+    """Compare the types of stored tensors with those that a loaded module computes in; another type of float is said.
+
+    Raises:
+        UserError: a weight is stored as whole numbers, or in a float that weights need a scale for.
+    """
+    used = {str(p.dtype).removeprefix("torch.") for p in module.parameters() if p.is_floating_point()}
+    casts: Counter[str] = Counter()
+    for path in _files(folder):
+        with reading_safetensors(path), safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118
+                stored = file.get_slice(name).get_dtype()
+                if stored not in _FLOATS and name.endswith((".weight", ".bias")):
+                    problem = f"{name} is stored as {stored}, and weights are {', '.join(_FLOATS.values())}"
+                    raise UserError(problem, where=str(path), hint=RESTORE)
+                casts[_FLOATS.get(stored, "")] += 1
+    for stored in sorted(casts.keys() - used - {""}):
+        notice(f"{folder}: {casts[stored]} tensors are stored as {stored} and read as {' and '.join(sorted(used))}")
 
 
 def _files(folder: Path) -> list[Path]:

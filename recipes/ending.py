@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import UserError
-from ..core.files import read_json
+from ..core.files import LOG_BYTES, read_json
 from ..eval.run_tables import Cell, cells
 from ..trainers.publishing.lineage import finished
 from ..trainers.stages.publish import PublishStage
@@ -43,7 +43,7 @@ def ending(recipe: Recipe, path: Path, ran: Sequence[str]) -> str:
     for name in measured:
         try:
             hint = f"restart={name} writes it again"
-            report = read_json(output / name / "report.json", dict[str, Any], hint=hint, max_bytes=None)
+            report = read_json(output / name / "report.json", dict[str, Any], hint=hint, max_bytes=LOG_BYTES)
             lines += ["", *short_table(name, report)]
         except UserError as error:  # the run itself is over
             lines += ["", str(error)]

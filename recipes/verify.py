@@ -7,11 +7,14 @@ from pathlib import Path
 
 from ..core.checksums import SUMS, check_sums, read_sums
 from ..core.errors import UserError
+from ..core.files import open_data
 from ..eval.published import fetch, read_published
 from ..eval.stored_prompt import reproduce
 from ..models.drafters.manifest import MANIFEST
 from ..models.hub import is_somewhere
 from .finding import Finding, any_fault, fault, ok
+
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib")
 
 
 def verify(
@@ -33,7 +36,7 @@ def verify(
         UserError: there is no such folder or repository, or the target is not known.
     """
     folder = fetch(source, revision)
-    findings = [_files(folder), _manifest(folder, allow_import)]
+    findings = [_files(folder), *_pickles(folder), _manifest(folder, allow_import)]
     if files_only or any_fault(findings):
         return findings
     if target is None and not is_somewhere(read_published(folder).target.get("path")):
@@ -53,6 +56,23 @@ def _files(folder: Path) -> Finding:
         return _fault("files", error)
     size = sum((folder / name).stat().st_size for name in listed)
     return ok("files", f"{len(listed)} files, {size / 2**20:,.1f} MiB, as they were published")
+
+
+def _pickles(folder: Path) -> list[Finding]:
+    """Files that some reader may unpickle, which can run what their maker wrote: what is published here has none."""
+    hint = "remove them, or fetch the folder from who published it: weights are in model.safetensors alone"
+    found = sorted(path for path in folder.rglob("*") if path.is_file() and _is_pickle(path))
+    return [fault("pickles", f"{path} is a pickle, and may run code where it is loaded", hint) for path in found]
+
+
+def _is_pickle(path: Path) -> bool:
+    """By its name, or by how it begins: pickle's protocols from 2 on, or torch's archive around one."""
+    if path.suffix.lower() in PICKLES:
+        return True
+    with open_data(path) as file:
+        head = file.read(4)
+    pickled = len(head) > 1 and head[0] == 0x80 and 2 <= head[1] <= 5
+    return pickled or (head == b"PK\x03\x04" and path.suffix.lower() not in (".npz", ".zip"))
 
 
 def _manifest(folder: Path, allow_import: bool) -> Finding:

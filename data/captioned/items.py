@@ -16,10 +16,10 @@ from pydantic import Field
 
 from ...core.errors import UserError, encodable
 from ...core.file_kinds import HEAD, other_kind
-from ...core.files import read_json
+from ...core.files import LOG_BYTES, NotRegular, open_regular, read_json
 from ...core.section import Section
 from ..embedded import Embedded
-from ..media_files import BadMedia, NotRegular, open_regular
+from ..media_files import BadMedia
 from ..picture_files import check_area, load_image
 from ..tiles import Size
 
@@ -127,8 +127,8 @@ def existing_folder(folder: str) -> Path:
 
 
 def json_file(path: Path) -> dict[str, Any]:
-    """What a JSON file of any size holds. Raises `UserError` where it is missing, cannot be read, or is no object."""
-    return read_json(path, dict[str, Any], hint="check the data section, or fetch the file again", max_bytes=None)
+    """What a large JSON file holds. Raises `UserError` where it is missing, cannot be read, or is no object."""
+    return read_json(path, dict[str, Any], hint="check the data section, or fetch the file again", max_bytes=LOG_BYTES)
 
 
 MAX_PIXELS = 89_478_485  # half of what the reader of pictures allows: Pillow warns of a decompression bomb from here on

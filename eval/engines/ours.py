@@ -90,7 +90,8 @@ class Exported:
         self.processor: Processor = load_processor(self.target_path, text_only=config.reads_text_alone)
         self.target = load_target(config, self.target_path, num_token_ids=self.processor.num_token_ids,
                                   image_token_id=self.processor.image_token_id, device=device)  # fmt: skip
-        self.config = _DRAFTER.validate_python(manifest["drafter"]) if "drafter" in manifest else None
+        written, where = manifest.get("drafter"), f"{folder / MANIFEST}, drafter"
+        self.config = None if written is None else checked(written, _DRAFTER, where=where, hint="export it anew")
         self.kind = "draft_model" if self.config is None else self.config.kind
 
     @property

@@ -12,12 +12,13 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import UserError
+from ...core.files import SMALL_BYTES, read_end, read_json_lines
 from ...core.pages import page
 
 PYTHON = "DRAFTSMITH_VLLM_PYTHON"
@@ -29,6 +30,7 @@ _LINES = 12  # of a log, in an error
 # A line of vLLM's log that a worker or its core wrote: (Worker pid=7) ERROR 11-25 18:59:57 [executor.py:953] ...
 _OF_A_PROCESS = re.compile(r"\(\w+ pid=\d+\) ERROR .*?\] ((?:\w+\.)*\w*(?:Error|Exception)\b.*)")
 TIMEOUT_S = 3600.0
+_LOOK_S = 300  # for an interpreter on a slow disk
 # Prints the version, or nothing where the package is missing. vLLM's package has several names.
 _LOOK = (
     "import importlib.metadata as m, importlib.util as u, sys\n"
@@ -70,7 +72,12 @@ def version_of(engine: str, python: str) -> str:
 def _look(engine: str, python: str, key: str) -> str:
     """The version of an engine in an interpreter's environment; empty where there is none."""
     try:
-        done = subprocess.run([python, "-I", "-c", _LOOK, engine], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [python, "-I", "-c", _LOOK, engine], capture_output=True, text=True, check=False, timeout=_LOOK_S
+        )
+    except subprocess.TimeoutExpired:
+        problem = f"the interpreter said nothing for {_LOOK_S} s"
+        raise UserError(problem, where=python, hint=_set_up(engine, key)) from None
     except OSError as error:
         raise UserError(f"no interpreter: {error.strerror}", where=python, hint=_set_up(engine, key)) from None
     return done.stdout.rstrip("\n").rpartition("\n")[2].strip()
@@ -112,7 +119,7 @@ def kill_program(process: subprocess.Popen[bytes]) -> None:
 def run_program(
     program: Path, folder: Path, asked: Mapping[str, Any], *, python: str, timeout_s: float = TIMEOUT_S
 ) -> list[dict[str, Any]]:
-    """Run `program` and return the objects of its `answers.jsonl`.
+    """Run `program` and return the objects of its `answers.jsonl`; what they hold is the caller's to check.
 
     Args:
         folder: exists; requests, answers and the log are kept in it.
@@ -120,7 +127,7 @@ def run_program(
         timeout_s: after which it is taken for hung.
 
     Raises:
-        UserError: it stopped, took too long, or wrote something that is no JSON.
+        UserError: it stopped, took too long, or wrote something that is no file of JSON objects.
     """
     (folder / "asked.json").write_text(json.dumps(asked))
     log, answers = folder / "log.txt", folder / "answers.jsonl"
@@ -140,9 +147,10 @@ def run_program(
     if code != 0:
         raise UserError(f"the engine {ended(code)}; its last lines:\n{last_lines(log)}", where=str(log),
                         hint=cure(code, log) or "fix what it says, or ask the engine's makers")  # fmt: skip
-    if not answers.is_file():
+    if not answers.exists():
         raise UserError("the engine ended and wrote no answers", where=str(log), hint="read its log")
-    return list(_read(answers))
+    hint = f"read its log ({log}); the disk may be full: run it again"
+    return read_json_lines(answers, dict[str, Any], hint=hint, max_bytes=SMALL_BYTES, once=True)
 
 
 def ended(code: int) -> str:
@@ -159,7 +167,7 @@ def cure(code: int, log: Path, memory: str = "", disk: str = "") -> str | None:
         memory: setting that makes it take less.
         disk: setting that names the folder of its files.
     """
-    text = log.read_text(errors="replace") if log.is_file() else ""
+    text = read_end(log)
     if "No space left on device" in text or "Disk quota exceeded" in text:
         return "its disk is full: make room" + (f", or name another folder: {disk}" if disk else "")
     if code == -signal.SIGKILL or "OutOfMemoryError" in text or "out of memory" in text.lower():
@@ -172,7 +180,7 @@ def last_lines(log: Path) -> str:
     """What an engine's log says of its end: up to the last error with its indented lines, where it names one, and not
     what came of it. An error of one of its own processes, which the last one came of, stands first.
     """
-    lines = log.read_text(errors="replace").splitlines()
+    lines = read_end(log).splitlines()
     errors = [number for number, line in enumerate(lines) if re.match(r"(\w+\.)*\w*(Error|Exception)\b", line)]
     end = errors[-1] + 1 if errors else len(lines)
     while errors and end < len(lines) and lines[end].startswith(" "):
@@ -182,15 +190,3 @@ def last_lines(log: Path) -> str:
     if causes and not any(causes[-1] in line for line in shown):
         shown = [causes[-1], *shown]
     return "\n".join(f"    {line}" for line in shown)
-
-
-def _read(path: Path) -> Iterable[dict[str, Any]]:
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        try:
-            value = json.loads(line)
-        except ValueError:
-            value = None
-        if not isinstance(value, dict):
-            raise UserError("the engine wrote a line that is no JSON object", where=f"{path}, line {number}",
-                            hint="the disk may be full; run it again")  # fmt: skip
-        yield value

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from ...core.errors import UserError
+from ...core.files import checked
 from .agreement import Cell, Engine, by_start, compare, faults
 from .ours import Drafted, Exported
 from .program import TIMEOUT_S, VLLM, run_program
 from .prompts import Asked, make_requests
 
 MAX_NEW_TOKENS = 48
+_CURE = "the engine or its program is at fault: read log.txt beside it"
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,31 @@ def verify_engine(
     return Verification(about, cells, found)
 
 
+_Id = Annotated[int, Field(ge=0)]
+
+
+class _About(BaseModel):
+    """The first line of `vllm_program.py`."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    vllm: str
+    torch: str
+    device: str
+    runner: str
+
+
+class _Line(BaseModel):
+    """A line for each request."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    name: str
+    prompt_tokens: Annotated[int, Field(ge=1)]
+    tokens: list[_Id]
+    chains: list[list[_Id]] | None
+
+
 @dataclass(frozen=True)
 class _Side:
     """The engine's: what it is asked, and where."""
@@ -79,12 +108,48 @@ class _Side:
             "max_new_tokens": self.max_new_tokens, "without_known_faults": without_known_faults,
             "requests": [{"name": a.name, "ids": a.ids, "pictures": a.pictures} for a in self.requests],
         }  # fmt: skip
-        about, *lines = run_program(VLLM, self.scratch, asked, python=self.python, timeout_s=self.timeout_s)
-        answers = {line["name"]: _answer(line, speculative is not None, self.scratch) for line in lines}
-        if missing := [asked.name for asked in self.requests if asked.name not in answers]:
-            raise UserError(f"the engine left {len(missing)} requests unanswered: {', '.join(missing[:3])}",
-                            where=str(self.scratch / "answers.jsonl"), hint="read log.txt beside it")  # fmt: skip
-        return Engine(about["vllm"], about["device"], about["runner"]), answers
+        written = run_program(VLLM, self.scratch, asked, python=self.python, timeout_s=self.timeout_s)
+        if not written:
+            raise self._wrong("the engine wrote no line")
+        first, *lines = written
+        about = checked(first, _About, where=f"{self._file}, line 1", hint=_CURE)
+        answers: dict[str, Drafted] = {}
+        for number, value in enumerate(lines, 2):
+            line = checked(value, _Line, where=f"{self._file}, line {number}", hint=_CURE)
+            if line.name in answers:
+                raise self._wrong(f"the engine answered {line.name!r} twice", number)
+            answers[line.name] = self._answer(line, number, drafts=speculative is not None)
+        names = [asked.name for asked in self.requests]
+        if missing := [name for name in names if name not in answers]:
+            raise self._wrong(f"the engine left {len(missing)} requests unanswered: {', '.join(missing[:3])}")
+        if unknown := [name for name in answers if name not in names]:
+            raise self._wrong(f"the engine answered {unknown[0]!r}, and was not asked it")
+        return Engine(about.vllm, about.device, about.runner), answers
+
+    @property
+    def _file(self) -> Path:
+        return self.scratch / "answers.jsonl"
+
+    def _wrong(self, problem: str, line: int | None = None) -> UserError:
+        return UserError(problem, where=f"{self._file}{f', line {line}' if line else ''}", hint=_CURE)
+
+    def _answer(self, line: _Line, number: int, *, drafts: bool) -> Drafted:
+        """The answer of a line. Raises `UserError` where it cannot be one."""
+        if drafts and line.chains is None:
+            raise UserError("this runner of vLLM does not show what it drafts", where=str(self.scratch / "log.txt"),
+                            hint="compare under its V1 runner: VLLM_USE_V2_MODEL_RUNNER=0")  # fmt: skip
+        chains, most = line.chains or [], self.exported.num_drafted
+        if len(line.tokens) != self.max_new_tokens:
+            asked = f"{self.max_new_tokens} were asked for, beyond any end"
+            raise self._wrong(f"the engine wrote {len(line.tokens)} tokens, and {asked}", number)
+        num_ids = self.exported.target.shape.vocab_size
+        if outside := [token for ids in (line.tokens, *chains) for token in ids if token >= num_ids]:
+            raise self._wrong(f"the engine wrote id {outside[0]}, and the target has {num_ids}", number)
+        if longer := [chain for chain in chains if not 1 <= len(chain) <= most]:
+            raise self._wrong(f"a chain has {len(longer[0])} tokens, and {most} are drafted in a cycle", number)
+        if len(chains) > len(line.tokens):
+            raise self._wrong(f"{len(chains)} chains for {len(line.tokens)} tokens", number)
+        return Drafted(line.tokens, by_start(line.tokens, chains), line.prompt_tokens)
 
     @property
     def _model(self) -> str:
@@ -98,14 +163,6 @@ class _Side:
         most = max(1, *(len(asked.pictures) for asked in self.requests))
         pictures = {"limit_mm_per_prompt": {"image": most}} if self.exported.pictures else {}
         return {"dtype": "float32", "max_model_len": length} | pictures
-
-
-def _answer(line: Mapping[str, Any], drafts: bool, scratch: Path) -> Drafted:
-    if drafts and line["chains"] is None:
-        raise UserError("this runner of vLLM does not show what it drafts", where=str(scratch / "log.txt"),
-                        hint="compare under its V1 runner: VLLM_USE_V2_MODEL_RUNNER=0")  # fmt: skip
-    tokens = line["tokens"]
-    return Drafted(tokens, by_start(tokens, line["chains"] or ()), line["prompt_tokens"])
 
 
 def _lengths(requests: Sequence[Asked], drafted: Mapping[str, Drafted]) -> list[tuple[str, str]]:

@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from ...core.errors import UserError
+from ...core.fields import MOST_LEVELS, MOST_NODES
 from ...models.decoding.tree import Tree
 from ..rules import Verified
 from .base import Draw, Expand, TreeSection
@@ -36,21 +37,21 @@ class AdtTree(TreeSection):
     # The paper's steps and widths for a target; keys set beside it override it. null: give width_step and width_range.
     preset: Literal["anole", "llamagen"] | None = None
     # Nodes with the root, the most in any cycle (not in the paper: `Dynamic`'s).
-    total: int = Field(60, ge=2)
+    total: int = Field(60, ge=2, le=MOST_NODES)
     # The tree of an image's first cycle (not in the paper: LANTERN's tree).
-    initial_depth: int = Field(4, ge=1)
+    initial_depth: int = Field(4, ge=1, le=MOST_LEVELS)
     # Nodes of a level in that first tree.
-    initial_width: int = Field(10, ge=1)
+    initial_width: int = Field(10, ge=1, le=MOST_NODES)
     # Whose (d, k) a cycle starts from: the last tree's, that of the token above, random ones, or a weighted mean of
     # those around. The paper's choice is horizontal. Without a neighbour: the last tree's.
     start_from: Literal["horizontal", "vertical", "random", "token-flock"] = "horizontal"
     # horizontal, in the first cell of a row, which has no left neighbour: the last tree's (d, k), or the initial one.
     row_start: Literal["previous", "initial"] = "previous"
     # Radius in cells of token-flock's neighbourhood (equation 6; not in the paper).
-    flock_radius: float = Field(2.0, ge=1)
+    flock_radius: float = Field(2.0, ge=1, le=MOST_NODES)
     # Table V: every cycle starts from this value instead, in the paper 1 and 25.
-    fixed_depth: int | None = Field(None, ge=1)
-    fixed_width: int | None = Field(None, ge=1)
+    fixed_depth: int | None = Field(None, ge=1, le=MOST_LEVELS)
+    fixed_width: int | None = Field(None, ge=1, le=MOST_NODES)
     # alpha of the last tree, tau / d in section III-B. With tau as its tables count it (bonus token included) and their
     # d (levels planned) that is emitted/levels. At the paper's beta of 1 accepted/depth steers alike; accepted/levels
     # (tau without the bonus token) does not, and misses table I's mean depth at temperature 1.
@@ -58,8 +59,8 @@ class AdtTree(TreeSection):
     # beta: the rate from which the next tree becomes deeper and narrower.
     threshold: float = Field(1.0, gt=0)
     # l_d and l_k, the steps of depth and width.
-    depth_step: int = Field(1, ge=1)
-    width_step: int = Field(ge=1)
+    depth_step: int = Field(1, ge=1, le=MOST_LEVELS)
+    width_step: int = Field(ge=1, le=MOST_NODES)
     # Open intervals, as the paper writes them: (0, 10) allows 1 to 9. A step beyond ends at the nearest allowed value.
     depth_range: tuple[int, int] = (0, 10)
     width_range: tuple[int, int]
@@ -77,6 +78,9 @@ class AdtTree(TreeSection):
     def _in_range(self) -> AdtTree:
         values = dict(self)
         for name, (low, high) in (("depth", self.depth_range), ("width", self.width_range)):
+            most = MOST_LEVELS if name == "depth" else MOST_NODES
+            if high > most + 1:
+                raise ValueError(f"{name}_range ({low}, {high}) allows more than {most}")
             if low < 0 or high - low < 2:
                 raise ValueError(f"{name}_range ({low}, {high}) allows nothing: both ends are excluded")
             for key in (f"initial_{name}", f"fixed_{name}"):

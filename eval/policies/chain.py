@@ -11,6 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from ...core.fields import MOST_NODES
 from ...models.decoding.tree import Tree, chain
 from ..rules import Verified
 from .base import Draw, Expand, TreeSection, ends_read
@@ -49,7 +50,7 @@ class Chain:
 class ChainTree(TreeSection):
     kind: Literal["chain"]
     # Tokens drafted in a cycle. Longer pays while most are accepted and a draft is cheap beside a target pass.
-    gamma: int = Field(5, ge=1)
+    gamma: int = Field(5, ge=1, le=MOST_NODES)
 
     def build(self, *, grid: int | None = None, seed: int = 0) -> Chain:
         """The policy that drafts `gamma` tokens in a row; `grid` and `seed` change nothing."""

@@ -16,6 +16,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from ...core.fields import MOST_LEVELS, MOST_NODES
 from ...models.decoding.tree import ROOT, Tree
 from ..rules import Verified
 from .base import Draw, Expand, TreeSection
@@ -145,11 +146,11 @@ class DynamicTree(TreeSection):
     kind: Literal["dynamic"]
     # Nodes with the root. More are accepted more often, until the target's pass gets slower. LANTERN's paper has 60
     # (appendix B.2), its released default 59.
-    total: int = Field(60, ge=2)
+    total: int = Field(60, ge=2, le=MOST_NODES)
     # Expansions; levels are one more. Deeper pays where long prefixes are accepted. EAGLE: 5 to 7, LANTERN: 4.
-    depth: int = Field(4, ge=0)
+    depth: int = Field(4, ge=0, le=MOST_LEVELS)
     # Children of a node and nodes in the beam. Wider for flat distributions, as those of images.
-    width: int = Field(10, ge=1)
+    width: int = Field(10, ge=1, le=MOST_NODES)
 
     def build(self, *, grid: int | None = None, seed: int = 0) -> Dynamic:
         """EAGLE-2's policy with these settings; `grid` and `seed` change nothing."""

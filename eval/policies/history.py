@@ -9,6 +9,7 @@ from collections import deque
 
 from pydantic import Field, model_validator
 
+from ...core.fields import MOST_LEVELS
 from ...core.section import Section
 
 
@@ -20,7 +21,7 @@ class History(Section):
     low: float = Field(2.0, ge=0)
     high: float = Field(3.0, ge=0)
     # The deepest that a tree may get; the shallowest is min_depth.
-    max_depth: int = Field(10, ge=1)
+    max_depth: int = Field(10, ge=1, le=MOST_LEVELS)
     # Whether nothing changes before the window is full.
     full_window: bool = True
     # Whether a change empties the window, so that the next one is judged by trees of the new depth.

@@ -17,6 +17,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from ...core.fields import MOST_LEVELS, MOST_NODES
 from ...models.decoding.tree import ROOT, Tree
 from ..rules import Verified
 from .base import Draw, Expand, TreeSection
@@ -103,11 +104,11 @@ class ProductTree(TreeSection):
 
     kind: Literal["product"]
     # Nodes with the root. More are accepted more often, until the target's pass gets slower.
-    total: int = Field(60, ge=2)
+    total: int = Field(60, ge=2, le=MOST_NODES)
     # Most levels; a block has no more than it drafts.
-    levels: int = Field(15, ge=1)
+    levels: int = Field(15, ge=1, le=MOST_LEVELS)
     # Most children of a node.
-    width: int = Field(10, ge=1)
+    width: int = Field(10, ge=1, le=MOST_NODES)
 
     def build(self, *, grid: int | None = None, seed: int = 0) -> Product:
         """The policy with these settings; `grid` and `seed` change nothing."""

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
+from ...core.fields import MOST_LEVELS, MOST_NODES
 from ...core.section import Section
 
 
@@ -19,14 +20,14 @@ class SizingSettings(Section):
     """What the sizing rules read; numbers are the paper's."""
 
     # Likeliest tokens that the entropy is taken over, and the most children of a node.
-    top_k: int = Field(10, ge=2)
+    top_k: int = Field(10, ge=2, le=MOST_NODES)
     # Levels of the tree at confidence 0 and 1, and children of the root (before the decay) at 1 and 0.
     min_depth: int = Field(3, ge=1)
-    max_depth: int = Field(8, ge=1)
+    max_depth: int = Field(8, ge=1, le=MOST_LEVELS)
     min_width: int = Field(2, ge=1)
-    max_width: int = Field(10, ge=1)
+    max_width: int = Field(10, ge=1, le=MOST_NODES)
     # Most nodes, without the root.
-    max_nodes: int = Field(64, ge=1)
+    max_nodes: int = Field(64, ge=1, le=MOST_NODES)
     # The probability that must exceed the threshold, and that P_parent stands for. cumulative: of the whole path (the
     # paper's formal line); the tree seldom exceeds 16 nodes. local: of the token alone (its text); it fills max_nodes.
     threshold: Literal["cumulative", "local"] = "cumulative"

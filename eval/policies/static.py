@@ -14,6 +14,7 @@ from pydantic import model_validator
 from torch import Tensor
 
 from ...core.errors import UserError, did_you_mean
+from ...core.fields import MOST_LEVELS, MOST_NODES
 from ...models.decoding.tree import ROOT, Tree
 from ..rules import Verified
 from .base import Draw, Expand, TreeSection, ends_read
@@ -94,6 +95,11 @@ class StaticTree(TreeSection):
     def _known(self) -> StaticTree:
         if isinstance(self.choices, str) and self.choices not in CHOICES:
             raise ValueError(f"choices names {self.choices!r}; {did_you_mean(self.choices, CHOICES)}")
+        if not isinstance(self.choices, str):
+            if len(self.choices) > MOST_NODES or any(len(path) > MOST_LEVELS for path in self.choices):
+                raise ValueError(f"choices holds more than {MOST_NODES} nodes, or than {MOST_LEVELS} levels")
+            if any(not 0 <= rank < MOST_NODES for path in self.choices for rank in path):
+                raise ValueError(f"choices names a rank outside 0 to {MOST_NODES - 1}")
         self.build()
         return self
 

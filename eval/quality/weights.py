@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ...core.errors import UserError
+from ...core.files import open_regular
 from ...core.finite import check_weights
 
 Metric = Literal["fid", "clip", "precision_recall", "inception_score", "hpsv2", "aesthetic"]
@@ -82,6 +83,7 @@ def read_state(path: Path, name: WeightName) -> dict[str, Tensor]:
     Raises `UserError` where the file is of another kind.
     """
     try:
+        open_regular(path).close()  # neither reader says of a pipe that it is none
         state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
         raise unfit(path, name, "cannot be read as a file of weights") from error

@@ -35,7 +35,7 @@ class Eagle3Config(HeadConfig):
     """An EAGLE-3 head."""
 
     kind: Literal["eagle3"]
-    mtp_steps: int = Field(6, ge=0)
+    mtp_steps: int = Field(6, ge=0, le=64)
     mtp_attention: Literal["full", "ttt"] = "ttt"
     # Layers whose states are joined; null: 2, half, and all but 3 of the target's.
     taps: tuple[int, int, int] | None = None

@@ -247,6 +247,7 @@ def check_identity(folder: Path, kind: str, identity: TargetIdentity | None) -> 
     if written.get("method", kind) != kind:
         _refuse("method", written["method"], kind, path)
     target = written.get("target") or {}
+    target = target if isinstance(target, dict) else {"path": target}
     for name in ("path", "revision"):
         value, other = (identity.section if identity else {}).get(name), target.get(name)
         # A directory may have moved. Fields that the manifest lacks are not compared.

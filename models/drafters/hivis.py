@@ -20,9 +20,9 @@ class HivisConfig(FusedHeadConfig):
     kind: Literal["hivis"]
     input_norm: bool | None = True
     positions: Literal["compact", "flat", "mrope"] = "compact"
-    mtp_steps: int = Field(1, ge=0)
+    mtp_steps: int = Field(1, ge=0, le=64)
     # Number of learned vectors, added by a state's distance from the last true state; 0: none.
-    num_steps: int = Field(0, ge=0)
+    num_steps: int = Field(0, ge=0, le=64)
 
     own_loss: ClassVar[HeadObjective] = VISUAL_STAGE
 

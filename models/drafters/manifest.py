@@ -25,6 +25,7 @@ class _Kinds:
     tokenizer_hash: str | None = None
     tokenizer_sha256: str | None = None
     text_only: bool | None = None
+    export: dict[str, Any] | None = None
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -36,6 +37,6 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     if not path.is_file():
         return {}
-    written = read_json(path, dict[str, Any], hint=_CURE)
+    written = read_json(path, dict[str, Any], hint=_CURE, once=True)
     checked(written, _Kinds, where=str(path), hint=_CURE)
     return written

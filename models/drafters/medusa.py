@@ -42,9 +42,9 @@ class MedusaConfig(ModuleDrafter):
 
     kind: Literal["medusa"]
     # Levels that can be drafted.
-    num_heads: int = Field(5, ge=1)
+    num_heads: int = Field(5, ge=1, le=64)
     # Residual blocks of a head (LANTERN's baseline: two linear layers, of which the LM head is one).
-    num_layers: int = Field(1, ge=1)
+    num_layers: int = Field(1, ge=1, le=32)
     loss: MedusaLoss = MedusaLoss()
 
     for_images: ClassVar[bool] = True

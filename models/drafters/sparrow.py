@@ -20,7 +20,7 @@ class SparrowConfig(DirectHeadConfig):
     input_norm: bool | None = True
     vata: bool = True
     positions: Literal["compact", "flat", "mrope"] = "compact"
-    mtp_steps: int = Field(1, ge=0)
+    mtp_steps: int = Field(1, ge=0, le=64)
     # Visual inputs of training hold middle states; false: embeddings.
     ivsb: bool = True
     # Layers that those states have passed; null: half of the target's, at least one.

@@ -25,10 +25,10 @@ class VispecConfig(FusedHeadConfig):
 
     kind: Literal["vispec"]
     kv_heads: Literal["target", "mha"] = "mha"
-    mtp_steps: int = Field(1, ge=0)
+    mtp_steps: int = Field(1, ge=0, le=64)
     replace: Literal["after_text", "all"] = "all"
     # Queries of the adaptor: all but one stand at an image's last tokens, the last one is the global vector.
-    num_queries: int = Field(2, ge=1)
+    num_queries: int = Field(2, ge=1, le=4096)
     # Drops the vectors that stand at image tokens; the global one stays.
     vata: bool = False
 

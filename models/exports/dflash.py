@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from ...core.errors import UserError
+from ...core.files import checked
 from ...core.pages import page
 from ..drafters.dflash import DflashConfig
 from ..drafters.dflash_module import DflashHead
 from ..drafters.head_files import head_state
-from ..drafters.manifest import read_manifest
+from ..drafters.manifest import MANIFEST, read_manifest
 from ..mistral import reads_whole
 from ..qwen import num_deepstack
 from .layouts import Files, llama_values, proposals
@@ -46,7 +47,8 @@ def read_dflash(folder: Path, target: Target) -> DflashSource:
     Raises:
         UserError: a file is missing, or the draft was made for another target.
     """
-    config = DflashConfig.model_validate(read_manifest(folder)["drafter"])
+    written, hint = read_manifest(folder).get("drafter"), "train it with this version, or import it again"
+    config = checked(written, DflashConfig, where=f"{folder / MANIFEST}, drafter", hint=hint)
     stored = next(value.dtype for value in head_state(folder).values() if value.is_floating_point())
     beside: Any = SimpleNamespace(shape=target.shape, embedding=torch.empty(0, target.text.hidden_size))
     return DflashSource(folder, config, config.read(folder, beside, stored, None).eval(), target)

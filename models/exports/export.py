@@ -96,7 +96,7 @@ def export_drafter(
     if kind == "visual":
         _refuse_visual(folder, engine)
     whose = find_target(folder, target)
-    if kind == "reading" and read_manifest(folder)["method"] == "dflash":
+    if kind == "reading" and read_manifest(folder).get("method") == "dflash":
         return _dflash(folder, destination, engine, whose, prompts, target)
     if kind == "reading":
         return _head(folder, destination, engine, whose, prompts, target)
@@ -216,8 +216,9 @@ def _text(
 def _refuse_visual(folder: Path, engine: Engine) -> None:
     manifest = read_manifest(folder)
     # An imported head of LlamaGen's names no target: its config holds the shape of what it mirrors.
-    section = manifest.get("target") or {"kind": "llamagen"}
-    method, target = manifest.get("method"), section["kind"]
+    section = manifest.get("target")
+    section = section if isinstance(section, dict) else {"kind": "llamagen"}
+    method, target = manifest.get("method"), section.get("kind")
     reasons = [
         "no engine decodes this target's pictures with a drafter: vLLM runs such models to understand, if at all"
     ]

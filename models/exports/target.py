@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 from safetensors import safe_open
 from safetensors.torch import save_file
 
 from ...core.checksums import check_sums
 from ...core.errors import UserError
-from ...core.files import check_new, new_folder
-from ...core.pretrained import INDEX
+from ...core.files import check_new, new_folder, read_json
+from ...core.pretrained import INDEX, RESTORE, reading_safetensors
 from ...core.results import check_written
 from ..drafters.manifest import MANIFEST
 from ..hub import read_config
@@ -48,11 +49,11 @@ def export_target(source: Path, destination: Path) -> None:
             if (source / name).is_file():
                 shutil.copy2(source / name, aside / name)
         for file in files:
-            with safe_open(file, "pt") as stored:
+            with reading_safetensors(file), safe_open(file, "pt") as stored:
                 state = {_served(key) if renames else key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118
             save_file(state, aside / file.name, {"format": "pt"})
         if (source / INDEX).is_file():
-            index = json.loads((source / INDEX).read_text())
+            index = read_json(source / INDEX, dict[str, Any], hint=RESTORE)
             if renames:
                 index["weight_map"] = {_served(key): file for key, file in index["weight_map"].items()}
             (aside / INDEX).write_text(json.dumps(index, indent=1))
@@ -63,7 +64,7 @@ def vllm_reads(source: Path) -> bool:
     if read_config(str(source), key="target").model_type not in _TOWERS:
         return True
     for file in source.glob("*.safetensors"):
-        with safe_open(file, "pt") as stored:
+        with reading_safetensors(file), safe_open(file, "pt") as stored:
             if any(_served(key) != key for key in stored.keys()):  # noqa: SIM118
                 return False
     return True

@@ -21,7 +21,7 @@ from ...core.checksums import SUMS, check_sums
 from ...core.errors import UserError, first_line
 from ...core.files import read_json, write_whole
 from ...core.finite import check_weights
-from ...core.pretrained import CPU, reading_safetensors
+from ...core.pretrained import CPU, check_config, reading_safetensors
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 State = dict[str, Tensor]
@@ -57,7 +57,9 @@ def read_values(folder: Path) -> dict[str, Any]:
     """What `config.json` holds."""
     path = folder / CONFIG
     hint = "give a directory with config.json and model.safetensors; `draftsmith convert` makes one of a .pt"
-    return read_json(path, dict[str, Any], hint=hint)
+    values = read_json(path, dict[str, Any], hint=hint)
+    check_config(values, path)
+    return values
 
 
 def read_weights(folder: Path, expected: Shapes, dtype: torch.dtype | None, device: torch.device = CPU) -> State:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from attempts.attempt import Attempt
 from attempts.damages import damage, half
 from attempts.disks import disk
+from attempts.engine_answers import engine_answers
 from attempts.kills import kill
+from attempts.manifests import manifests
 from attempts.places import place
 from attempts.publications import publication, reading
 from attempts.recipes import recipe
@@ -40,6 +42,8 @@ KINDS: dict[str, Kind] = {
     "half": Kind(half, 10),
     "reading": Kind(reading, 4),
     "publication": Kind(publication, 5, ("publish",)),
+    "manifests": Kind(manifests, 6, ("publish",)),
+    "engine-answers": Kind(engine_answers, 6),
     "recipe": Kind(recipe, 12),
     "records": Kind(records, 6),
     "pictures": Kind(pictures, 5),

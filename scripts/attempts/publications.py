@@ -35,7 +35,7 @@ def publication(attempt: Attempt) -> str:
         victim = folder / "draftsmith.json"
         told, must_refuse = _false_values(attempt, folder), False
     attempt.tell(f"publication: {told}: {victim.relative_to(folder)}")
-    ended = attempt.work(with_little_memory(_open(folder, reference.folder / "target")), "open and reproduce")
+    ended = attempt.work(with_little_memory(opening(folder, reference.folder / "target")), "open and reproduce")
     if ended.code == 0 and not must_refuse:
         return "opened, with equal tokens"
     if ended.code == 0:
@@ -57,7 +57,7 @@ def _false_values(attempt: Attempt, folder: Path) -> str:
     return f"{path.name}, {'.'.join(map(str, keys))}: {what}, signed again"
 
 
-def _open(folder: Path, target: Path) -> Callable[[], int]:
+def opening(folder: Path, target: Path) -> Callable[[], int]:
     """What somebody who fetched the folder does: exit code 0 where it does what it did, 2 with a message."""
 
     def work() -> int:

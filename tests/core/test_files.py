@@ -71,6 +71,31 @@ def test_no_file(tmp_path: Path) -> None:
         assert error.value.where == str(tmp_path / name)
 
 
+def test_a_key_that_stands_twice_is_refused_where_each_stands_once(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.json"
+    path.write_text('{"step": 1, "files": {}, "step": 2}')
+    assert files.read_json(path, Manifest, hint="").step == 2
+    with pytest.raises(UserError, match="key 'step' stands twice"):
+        files.read_json(path, Manifest, hint="", once=True)
+
+
+def test_the_end_of_a_log_is_read_and_a_pipe_has_none(tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    assert files.read_end(path) == ""
+    path.write_bytes(b"x" * 100 + b"end\xff")
+    assert files.read_end(path, 4) == "end\ufffd"
+    path.unlink()
+    os.mkfifo(path)
+    assert files.read_end(path) == ""
+
+
+def test_a_data_file_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name, kind in {"pipe": "a named pipe", ".": "a folder"}.items():
+        with pytest.raises(UserError, match=f"not a regular file: {kind}"):
+            files.open_data(tmp_path / name)
+
+
 def test_lines(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"bytes": 1, "sha256": "a"}\n{"bytes": 2, "sha256": "b"}\n')

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import re
 import resource
 import shutil
@@ -279,7 +280,32 @@ WRONG = {
     "a prompt that is a number": lambda manifest: manifest["published"].update(prompt=3),
     "a tokenizer that is a list": lambda manifest: manifest.update(tokenizer_hash=[]),
     "a target that is a number": lambda manifest: manifest.update(target=3),
+    "a share below nothing": lambda manifest: manifest["published"]["decoding"].update(top_p=-3),
+    "a share of true": lambda manifest: manifest["published"]["decoding"].update(top_p=True),
+    "a share above all": lambda manifest: manifest["published"]["decoding"].update(top_p=1.5),
+    "fewer than no tokens kept": lambda manifest: manifest["published"]["decoding"].update(top_k=-1),
+    "a temperature of 10**6": lambda manifest: manifest["published"]["decoding"].update(temperature=10**6),
+    "10**12 tokens": lambda manifest: manifest["published"]["decoding"].update(max_new_tokens=10**12),
+    "more tokens than positions": lambda manifest: manifest["published"]["decoding"].update(max_new_tokens=10**6),
+    "a chain of 10**9": lambda manifest: tree(manifest, kind="chain", gamma=10**9),
+    "a tree of 10**9 nodes": lambda manifest: tree(manifest, kind="dynamic", total=10**9),
+    "a tree of 10**9 levels": lambda manifest: tree(manifest, kind="dynamic", depth=10**9),
+    "a tree as wide": lambda manifest: tree(manifest, kind="dynamic", width=10**9),
+    "a product of 10**9": lambda manifest: tree(manifest, kind="product", total=10**9),
+    "SAGE's with 10**9 nodes": lambda manifest: tree(manifest, kind="sage", max_nodes=10**9),
+    "a list of a rank of 10**9": lambda manifest: tree(manifest, kind="static", choices=[[10**9]]),
+    "a list of 10**4 nodes": lambda manifest: tree(manifest, kind="static", choices=[[n] for n in range(10**4)]),
+    "a named tree of 10**9": lambda manifest: manifest["published"]["decoding"].update(tree="1000000000-4-8"),
+    "no pixels": lambda manifest: manifest["published"]["looking"].update(min_pixels=-1),
+    "a negative class": lambda manifest: manifest["published"]["prompt"].update(label=-1),
+    "negative tokens": lambda manifest: manifest["published"]["expected"].update(tokens=[-1]),
+    "a setting that the drafter has not": lambda manifest: manifest["published"]["decoding"].update(reading={"x": 1}),
+    "a mode that it has not": lambda manifest: manifest["published"]["decoding"].update(mode="Q"),
 }
+
+
+def tree(manifest, **values):
+    manifest["published"]["decoding"].update(tree=values)
 
 
 @pytest.mark.parametrize("change", WRONG)
@@ -291,6 +317,60 @@ def test_a_manifest_of_wrong_kinds_is_told_by_its_name(change, published, folder
     with pytest.raises(UserError) as error:
         open_published(folder, target=published / "target")
     assert "draftsmith.json" in str(error.value) and error.value.hint
+
+
+def test_a_key_that_stands_twice_is_told(published, folder):
+    path = folder / "draftsmith.json"
+    path.write_text('{"published": {}, ' + path.read_text().lstrip("{"))
+    write_sums(folder)
+    with pytest.raises(UserError, match="key 'published' stands twice") as error:
+        open_published(folder, target=published / "target")
+    assert error.value.where == str(path)
+
+
+@pytest.mark.parametrize("size", [10**7, -1, 2.5e9])
+@pytest.mark.parametrize("place", [("text_config", "num_hidden_layers"), ("vision_config", "hidden_size")])
+def test_a_model_that_no_memory_holds_is_not_begun(published, folder, place, size):
+    config = json.loads((folder / "config.json").read_text())
+    config[place[0]][place[1]] = size
+    (folder / "config.json").write_text(json.dumps(config))
+    write_sums(folder)
+    with pytest.raises(UserError, match=f"{place[0]}.{place[1]} is .*, and models have up to") as error:
+        open_published(folder, target=published / "target")
+    assert error.value.where == str(folder / "config.json")
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "optimizer.pt", "notes.txt", "report/x.pkl"])
+def test_a_pickle_beside_the_weights_is_a_finding(published, folder, capsys, name):
+    """Listed with a checksum, too: no reader of ours opens it, and others would."""
+    if name == "notes.txt":
+        (folder / name).write_bytes(pickle.dumps([1]))
+    else:
+        torch.save({}, folder / name)
+    write_sums(folder)
+    assert main(["verify", str(folder), "--target", str(published / "target")]) == 3
+    said = capsys.readouterr().out
+    assert f"{folder / name} is a pickle" in said and "stored prompt" not in said, "nothing of it is loaded"
+
+
+@pytest.mark.parametrize("kind", ["float16", "float64"])
+def test_another_type_of_the_weights_is_said(published, folder, capfd, kind):
+    state = load_file(folder / "model.safetensors")
+    state = {name: value.to(getattr(torch, kind)) for name, value in state.items()}
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    write_sums(folder)
+    open_published(folder, target=published / "target")
+    said = f"{folder}: {len(state)} tensors are stored as {kind} and read as float32"
+    assert said in capfd.readouterr().err
+
+
+def test_weights_as_whole_numbers_are_refused(published, folder):
+    state = load_file(folder / "model.safetensors")
+    state = {name: value.to(torch.int8) if "q_proj" in name else value for name, value in state.items()}
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    write_sums(folder)
+    with pytest.raises(UserError, match=r"q_proj.* is stored as I8(.|\n)*model.safetensors"):
+        open_published(folder, target=published / "target")
 
 
 def test_damaged_files_of_a_publication_are_told(published, folder):

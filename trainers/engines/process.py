@@ -11,8 +11,8 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,6 +25,7 @@ from ...core.files import unwritable
 from ...core.locks import Lock
 from ...eval.engines.program import cure, ended, kill_program, last_lines, start_program
 from ..stopping import Stop
+from .answers import Answer, Job, WrongAnswer, read_answers, read_states, states_name
 
 _WORKERS = Path(__file__).with_name("workers")
 _LOOK_S = 0.005  # between two looks for an answer
@@ -135,23 +136,50 @@ class EngineProcess:
             self._start()
         return name
 
-    def wait(self, name: str, *, stops: bool = True) -> list[dict[str, Any]]:
+    def wait(self, name: str, job: Job, *, stops: bool = True) -> list[Answer]:
         """The answers of a job, in the order of its requests. Its files are gone then, but for files of states.
 
         Args:
+            job: what was asked, as its answers are compared with it.
             stops: False where the caller ends between two jobs: other ranks wait for the step in hand.
 
         Raises:
-            UserError: the engine died or hung three times without doing a job.
+            UserError: the engine died or hung three times without doing a job, or its answers are wrong.
             Stopped: `stops`, and this rank was asked to stop meanwhile.
         """
         path = self.folder / "done" / f"{name}.json"
         self._await(path, "while an engine answered; what is finished is kept" if stops else None)
         self._fruitless = 0
-        answers = json.loads(path.read_text())["answers"]
+        with self._kept():
+            answers = read_answers(path, job)
         for file in (*(self.folder / "jobs" / f"{name}.{suffix}" for suffix in ("json", "safetensors")), path):
             file.unlink(missing_ok=True)
         return answers
+
+    def states(self, name: str, job: Job, number: int) -> Tensor:
+        """Hidden states [T,L,D] of a request of a job that was waited for; once, for their file is gone then.
+
+        Raises:
+            UserError: they are wrong.
+        """
+        done = self.folder / "done"
+        assert job.states is not None
+        path = done / states_name(done / f"{name}.json", number)
+        with self._kept():
+            states = read_states(path, job.requests[number], job.states)
+        path.unlink()
+        return states
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        """A wrong answer is moved beside the log, where it stays for whoever looks into it."""
+        try:
+            yield
+        except WrongAnswer as error:
+            path = self.folder / f"wrong-{error.path.name}"
+            if error.path.exists():
+                os.replace(error.path, path)
+            raise WrongAnswer(error.problem, path, error.place, hint=error.hint) from error
 
     def _await(self, path: Path, place: str | None) -> None:
         """Wait for a file of the engine's.

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from ...core.batch import Batch, Request
@@ -24,6 +23,7 @@ from ...models.decoding.batched import Written
 from ...models.decoding.warp import Warp
 from ...models.qwen import num_deepstack
 from ...models.targets.language import kept_states
+from .answers import Asked, Job
 from .pictures import shown
 from .process import EngineProcess
 from .section import ServedEngine
@@ -36,7 +36,7 @@ class ServedAnswers:
         self, section: ServedEngine, process: EngineProcess, processor: Processor, warp: Warp, never: Collection[int]
     ):
         self.section, self.process, self.processor, self.warp = section, process, processor, warp
-        # The strongest that engines take; an id that comes all the same is refused below.
+        # The strongest that engines take; an id that comes all the same is refused.
         self._bias = dict.fromkeys(never, -100.0)
         self._never = frozenset(never)
 
@@ -44,26 +44,21 @@ class ServedAnswers:
         self, requests: Sequence[Request], limits: Sequence[int], seeds: Sequence[int]
     ) -> Callable[[], list[Written]]:
         """Ask, and return what waits for the answers."""
+        end = self.processor.eos_id
         asked, pictures = [], dict[str, Tensor]()
         for number, (request, limit, seed) in enumerate(zip(requests, limits, seeds, strict=True)):
             names = [f"{number}-{index}" for index in range(len(request.pictures))]
             pictures |= dict(zip(names, shown(request.pixels, request.pictures, self.processor, request.name),
                                  strict=True))  # fmt: skip
             ids = one_placeholder_each(request.ids.tolist(), request.modality.tolist(), request.pictures)
-            end = self.processor.eos_id
             sampling = self.section.sampling(self.warp, seed=seed, limit=limit, end=end, never=self._bias)
             asked.append({"ids": ids, "pictures": names, "sampling": sampling})
-        return partial(self._finish, list(requests), self.process.submit(asked, pictures))
+        of = [Asked(r.name, r.ids, limit) for r, limit in zip(requests, limits, strict=True)]
+        job = Job(of, self.processor.num_token_ids, self._never, ends={end})
+        return partial(self._finish, self.process.submit(asked, pictures), job)
 
-    def _finish(self, requests: list[Request], job: str) -> list[Written]:
-        written = []
-        for request, answer in zip(requests, self.process.wait(job), strict=True):
-            check_length(answer["prompt_tokens"], len(request.ids), request.name)
-            if wrong := self._never & set(answer["tokens"]):
-                raise UserError(f"the engine wrote id {min(wrong)}, which has no token", where=request.name,
-                                hint="its vocabulary is another: are these the target's own files?")  # fmt: skip
-            written.append(Written(answer["tokens"], answer["stop"], None))
-        return written
+    def _finish(self, name: str, job: Job) -> list[Written]:
+        return [Written(answer.tokens, answer.stop, None) for answer in self.process.wait(name, job)]
 
 
 @dataclass(frozen=True)
@@ -84,7 +79,7 @@ class ServedStates:
 
     def begin(self, batch: Batch) -> Callable[[], TargetStates]:
         """Ask for the states of a batch on the CPU, and return what waits for them."""
-        asked, pictures, rows = [], dict[str, Tensor](), _rows(batch)
+        asked, pictures, rows, of = [], dict[str, Tensor](), _rows(batch), []
         for number, (ids, modality, pixels, shapes) in enumerate(rows):
             name = batch.sample_ids[number]
             names = [f"{number}-{index}" for index in range(len(shapes))]
@@ -93,24 +88,20 @@ class ServedStates:
                 "ids": one_placeholder_each(ids.tolist(), modality.tolist(), shapes), "pictures": names,
                 "sampling": {"temperature": 0.0, "max_tokens": 1},
             })  # fmt: skip
-        return partial(self._finish, batch, self.process.submit(asked, pictures))
+            of.append(Asked(name, ids))
+        shape = (len(self.layers), int(self.target.config.hidden_size))
+        job = Job(of, self.target.config.vocab_size, states=shape)
+        return partial(self._finish, batch, self.process.submit(asked, pictures), job)
 
     @torch.no_grad()
-    def _finish(self, batch: Batch, job: str) -> TargetStates:
+    def _finish(self, batch: Batch, name: str, job: Job) -> TargetStates:
         decoder, mask = self.target.decoder, batch.attention_mask
         dtype, device = self.target.embedding.dtype, self.target.device
         states = torch.zeros(*batch.ids.shape, len(self.layers), self.target.config.hidden_size, dtype=dtype)
         # Other ranks may be inside the same step, or wait for its end: whoever asks stops between two batches.
-        for row, answer in enumerate(self.process.wait(job, stops=False)):
-            length, name = int(mask[row].sum()), batch.sample_ids[row]
-            file = self.process.folder / "done" / answer["states"]
-            held = load_file(file)
-            file.unlink()
-            check_length(answer["prompt_tokens"], length, name)
-            if not torch.equal(held["token_ids"], batch.ids[row, :length]):
-                raise UserError("the engine's states are of other ids than this sample's", where=name,
-                                hint="its processor files are others: give the engine the target's own")  # fmt: skip
-            states[row, :length] = held["hidden_states"].to(dtype)
+        self.process.wait(name, job, stops=False)
+        for row, asked in enumerate(job.requests):
+            states[row, : len(asked.ids)] = self.process.states(name, job, row).to(dtype)
         by_layer = dict(zip(self.layers, states.to(device).unbind(2), strict=True))
         feature = decoder.language_model.norm(by_layer[decoder.num_layers])
         positions, _ = place_positions(batch.modality, mask, _pictures(batch), decoder.scheme)
@@ -135,17 +126,6 @@ def check_layers(engine: str, layers: Sequence[int], config: Any) -> None:
             f"the drafter reads layer {layers[0]}, and at pictures {engine} hands out the first {added} without what "
             "the target adds to them (deepstack)", where="key drafter.taps",
             hint=f"set drafter.taps above {added}, or engine: {{kind: transformers}}",
-        )  # fmt: skip
-
-
-def check_length(theirs: int, ours: int, name: str) -> None:
-    """Raises `UserError` where the engine's prompt has another number of tokens: its pictures are other runs."""
-    if theirs != ours:
-        raise UserError(
-            f"the engine's prompt has {theirs} tokens, and ours {ours}: it makes another number of tokens of a "
-            "picture", where=name,
-            hint="the processor files that it reads must be those of this recipe; pixel limits of the data section "
-            "beyond the processor's own are cut there",
         )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from ...core.fields import Place
+from ...core.fields import MOST_ANSWER, Place
 from ...core.section import Section
 from ...data.benchmark_sets import SAMPLES, names_of, set_name
 from ...data.dataset import ConversationData
@@ -122,7 +122,7 @@ class QualitySection(Section):
 
     # OCRBench (accuracy), TextCaps (METEOR, ROUGE-L), Spot and MB (ROUGE-L); all but accuracy need the extra [metrics].
     sets: list[str] = Field(list(QUALITY), min_length=1)
-    max_new_tokens: int = Field(128, ge=1)
+    max_new_tokens: int = Field(128, ge=1, le=MOST_ANSWER)
     # Rows of each set; null: as many as it has (OCRBench 1000, TextCaps 3166).
     max_samples: int | None = Field(None, ge=1)
     # Records of each set whose answers the report shows.

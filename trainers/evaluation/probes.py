@@ -22,6 +22,7 @@ from pydantic import Field
 from ...core import ranks
 from ...core.batch import Request
 from ...core.errors import UserError, did_you_mean
+from ...core.fields import MOST_ANSWER
 from ...core.section import Section
 from ...data.dataset import ConversationData
 from ...data.processor import Processor
@@ -60,7 +61,7 @@ class Importance(Section):
     # Layers from which on visual tokens are hidden, 0 to the target's number of them; null: every other one.
     layers: list[Annotated[int, Field(ge=0)]] | None = None
     # Tokens of an answer: a letter, and what may stand before it.
-    max_new_tokens: int = Field(8, ge=1)
+    max_new_tokens: int = Field(8, ge=1, le=MOST_ANSWER)
 
     def check(self, benchmarks: Mapping[str, Any]) -> None:
         """Raises `ValueError` where the evaluation does not ask these sets for letters."""

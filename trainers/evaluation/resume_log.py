@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 
 from ...core import ranks
 from ...core.errors import UserError
-from ...core.files import append_lines, parse_json, read_small
+from ...core.files import LOG_BYTES, append_lines, parse_json, read_small
 from ...core.notices import notice
 from ..stopping import Stop, Stopped
 
@@ -43,8 +43,8 @@ class ResumeLog:
         """Read what all ranks have kept by now into `values`; returns a sentence for each damaged line."""
         damaged = []
         for path in sorted(p for p in self._stem.parent.glob("*.jsonl") if self._written.fullmatch(p.name)):
-            lines = read_small(path, hint="delete the file: its items are worked on again", max_bytes=None).splitlines()
-            for number, line in enumerate(lines, start=1):
+            kept = read_small(path, hint="delete the file: its items are worked on again", max_bytes=LOG_BYTES)
+            for number, line in enumerate(kept.splitlines(), start=1):
                 if not line:
                     continue
                 try:

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from ...core.errors import UserError
-from ...core.files import read_text, read_yaml
+from ...core.files import LOG_BYTES, read_text, read_yaml
 from ...core.secrets import redact_tree
 from ...eval.html_page import outside_pictures
 from ...eval.published import KEY, PublishedSection
@@ -55,7 +55,7 @@ def copy_report(source: Path, folder: Path) -> list[str]:
             if path.suffix == ".png":
                 shutil.copyfile(path, place)
                 continue
-            text = read_text(path, hint=_AGAIN, max_bytes=None)  # with commands and names of data
+            text = read_text(path, hint=_AGAIN, max_bytes=LOG_BYTES)  # with commands and names of data
             if path.suffix == ".html":
                 text = outside_pictures(text, without_places)
             else:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...core.files import read_small
+from ...core.files import LOG_BYTES, read_small
 from ...core.notices import notice
 from ...core.results import DONE, read_mark
 
@@ -147,7 +147,7 @@ _AGAIN = "restore the file, or run the stage again (restart=STAGE)"
 
 def _last_loss(path: Path) -> float | None:
     loss, damaged = None, 0
-    for line in read_small(path, hint=_AGAIN, max_bytes=None).splitlines() if path.is_file() else ():
+    for line in read_small(path, hint=_AGAIN, max_bytes=LOG_BYTES).splitlines() if path.is_file() else ():
         try:
             loss = json.loads(line).get("loss", loss)
         except (ValueError, AttributeError, RecursionError):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from ...core.errors import UserError, did_you_mean
-from ...core.fields import FileName, Temperature
+from ...core.fields import MOST_ANSWER, FileName, Temperature, TopK, TopP
 from ...core.refused import Refused
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
@@ -83,11 +83,12 @@ class EvaluateSettings(Stage):
     # Every method decodes at each temperature that it supports; 0 is greedy.
     temperatures: list[Temperature] = Field([0.0], min_length=1)
     # 0 keeps all. Image generators' own: 1000 for text-conditional LlamaGen, 2000 for class-conditional and Anole.
-    top_k: int = Field(0, ge=0)
-    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: TopK = 0
+    top_p: TopP = 1.0
     # Tokens of an answer; several numbers decode every request anew for each (SAGE: 512, 1024, 2048).
     max_new_tokens: Annotated[
-        list[Annotated[int, Field(ge=2)]], BeforeValidator(lambda given: [given] if isinstance(given, int) else given)
+        list[Annotated[int, Field(ge=2, le=MOST_ANSWER)]],
+        BeforeValidator(lambda given: [given] if isinstance(given, int) else given),
     ] = Field([256], min_length=1)
     # false: answers go on after the end token, so that all have max_new_tokens (speed at 2,048 tokens, which few
     # descriptions have by themselves).

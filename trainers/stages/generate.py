@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from ...core import ranks
 from ...core.errors import did_you_mean
 from ...core.fields import FileName
-from ...core.files import read_json
+from ...core.files import LOG_BYTES, read_json
 from ...core.refused import Refused
 from ...data.captioned import Captioned, TarSource, read
 from ...data.conversations import SYSTEM
@@ -320,7 +320,7 @@ def _processor(stage: GenerateStage, kind: str, tokenizer: Any) -> Processor:
 
 def _texts(path: Path) -> list[str]:
     texts = [SYSTEM, "USER: ASSISTANT:", "\n"]
-    for record in read_json(path, list[dict[str, Any]], hint="run the stage again", max_bytes=None):
+    for record in read_json(path, list[dict[str, Any]], hint="run the stage again", max_bytes=LOG_BYTES):
         for question, answer in zip(record["conversations"][::2], record["conversations"][1::2], strict=True):
             texts.append(f"USER: {question['value'].replace('<image>', '')} ASSISTANT: {answer['value']}")
     return texts

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from ...core import ranks
+from ...core.fields import MOST_ANSWER, TopK, TopP
 from ...core.refused import Refused
 from ...data.answers import SHARDS as ANSWERS
 from ...data.answers import SKIPPED
@@ -46,8 +47,8 @@ class RegenerateStage(Stage):
     # null: 0 for texts, which is greedy and the right one where evaluation is greedy; 1 for pictures. Guidance is the
     # target's.
     temperature: float | None = Field(None, ge=0)
-    top_k: int = Field(0, ge=0)
-    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: TopK = 0
+    top_p: TopP = 1.0
     # Answers of one output shard: what a killed run does again at most, on each rank. null: 512 texts or 100 pictures.
     samples_per_shard: int | None = Field(None, ge=1)
 
@@ -58,7 +59,7 @@ class RegenerateStage(Stage):
     # Texts: how prompts are rendered.
     format: PromptFormat = PromptFormat()
     # Tokens of an answer; prompt and answer together stay within data.max_length.
-    max_new_tokens: int = Field(256, ge=1)
+    max_new_tokens: int = Field(256, ge=1, le=MOST_ANSWER)
     # Log-probabilities kept at each token, with the mass of all others; null: none. 64 take 512 bytes a token, the
     # whole vocabulary of a Llama 128 kB.
     keep_logprobs: int | None = Field(None, ge=1)

@@ -50,7 +50,15 @@ def test_modules_beside_a_program_are_not_its_own(tmp_path):
         ("import os; os.kill(os.getpid(), 9)", r"killed by signal 9 \(SIGKILL\)(.|\n)*memory ran out"),
         ("pathlib.Path('/dev/full').write_text('x')", r"exit code 1(.|\n)*No space left(.|\n)*its disk is full"),
         ("pass", "wrote no answers"),
-        ("(folder / 'answers.jsonl').write_text('{\"n\": 1}\\n{\"n\"')", r"no JSON object(.|\n)*answers.jsonl, line 2"),
+        ("(folder / 'answers.jsonl').write_text('{\"n\": 1}\\n{\"n\"')", r"not valid JSON(.|\n)*answers.jsonl, line 2"),
+        ("(folder / 'answers.jsonl').write_text('[1]')", r"expected a(.|\n)*answers.jsonl, line 1"),
+        (
+            "(folder / 'answers.jsonl').write_text('{\"n\": 1, \"n\": 2}')",
+            r"'n' stands twice(.|\n)*, line 1",
+        ),
+        ("import os; os.mkfifo(folder / 'answers.jsonl')", r"not a regular file: a named pipe(.|\n)*answers.jsonl"),
+        ("import os; os.truncate(os.open(folder / 'answers.jsonl', 65), 1 << 40)", r"larger than 67,108,864 bytes"),
+        ("import os\n(folder / 'log.txt').unlink()\nos.mkfifo(folder / 'log.txt')\nsys.exit(3)", "exit code 3"),
     ],
 )
 def test_what_goes_wrong_there_is_said_here(tmp_path, text, words):

@@ -98,6 +98,54 @@ def test_an_unanswered_request_is_named(run):
         run(lambda line, drafts: line.update(name=line["name"].replace("text", "x")))
 
 
+WRONG = {
+    "a float": ({"tokens": [1.5] * TOKENS}, "tokens.0: .*integer, found 1.5"),
+    "true": ({"tokens": [True] * TOKENS}, "tokens.0"),
+    "text": ({"tokens": "7"}, "tokens"),
+    "negative": ({"tokens": [-1] * TOKENS}, "tokens.0: .*found -1"),
+    "an id too large": ({"tokens": [10**6] * TOKENS}, "wrote id 1000000, and the target has "),
+    "too many": ({"tokens": [5] * (TOKENS + 1)}, f"wrote {TOKENS + 1} tokens, and {TOKENS} were asked for"),
+    "too few": ({"tokens": [5] * (TOKENS - 1)}, f"wrote {TOKENS - 1} tokens"),
+    "none": ({"tokens": None}, "tokens"),
+    "a count of tokens as text": ({"prompt_tokens": "4"}, "prompt_tokens"),
+    "a negative count": ({"prompt_tokens": -4}, "prompt_tokens"),
+    "flat chains": ({"chains": [5, 6]}, "chains.0"),
+    "a chain of floats": ({"chains": [[5.5]]}, "chains.0.0"),
+    "a chain of an id too large": ({"chains": [[10**6]]}, "wrote id 1000000"),
+    "a chain too long": ({"chains": [[5] * 5]}, "a chain has 5 tokens, and 4 are drafted"),
+    "an empty chain": ({"chains": [[]]}, "a chain has 0 tokens"),
+    "too many chains": ({"chains": [[5]] * (TOKENS + 1)}, f"{TOKENS + 1} chains for {TOKENS} tokens"),
+    "a name twice": ({"name": "text 2"}, "answered 'text 2' twice"),
+    "a name of a number": ({"name": 3}, "name"),
+    "a key too many": ({"logprobs": []}, "logprobs"),
+}
+
+
+@pytest.fixture(scope="module")
+def side(pair, tmp_path_factory):
+    scratch, exported = tmp_path_factory.mktemp("side"), Exported(pair / "eagle3")
+    requests = verify.make_requests(exported.processor, scratch, pictures=False)
+    return verify._Side(exported, requests, scratch, "python", TOKENS, 60.0)
+
+
+@pytest.mark.parametrize("damage", WRONG)
+def test_a_wrong_answer_is_refused_by_its_file_and_line(side, drafted, monkeypatch, damage):
+    changes, words = WRONG[damage]
+    engine = Engine(drafted, lambda line, drafts: line.update(changes) if line["name"] == "text 3" else None)
+    monkeypatch.setattr(verify, "run_program", engine)
+    with pytest.raises(UserError, match=words) as caught:
+        side.answers({"method": "eagle3"})
+    assert "answers.jsonl, line 4" in caught.value.where and "log.txt" in caught.value.hint
+
+
+@pytest.mark.parametrize("lines", [[], [{"vllm": "0.32.0"}], [{"vllm": 1, "torch": "", "device": "", "runner": ""}]])
+def test_an_engine_that_does_not_say_what_it_is_is_refused(side, monkeypatch, lines):
+    monkeypatch.setattr(verify, "run_program", lambda *arguments, **named: lines)
+    with pytest.raises(UserError, match=r"wrote no line|torch: Field required|vllm: ") as caught:
+        side.answers(None)
+    assert "answers.jsonl" in caught.value.where
+
+
 def test_what_is_no_export_for_vllm_is_refused(pair, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("draftsmith.eval.engines.program.find_python", lambda asked: "python")
     assert main(["verify-engine", str(pair / "head")]) == 2
@@ -112,6 +160,11 @@ def test_what_is_no_export_for_vllm_is_refused(pair, tmp_path, capsys, monkeypat
     (lost / "draftsmith.json").write_text(json.dumps(manifest | {"target": {"kind": "llava", "path": "inline"}}))
     assert main(["verify-engine", str(lost)]) == 2
     assert "--target runs/x/target" in capsys.readouterr().err
+    for wrong in ({"drafter": {"kind": "eagle3", "of_nobody": 1}}, {"drafter": 7}, {"export": []}, {"target": 7}):
+        (lost / "draftsmith.json").write_text(json.dumps(manifest | wrong))
+        assert main(["verify-engine", str(lost)]) == 2
+        said = capsys.readouterr().err
+        assert "draftsmith.json" in said and next(iter(wrong)) in said and "hint" in said
 
 
 def test_the_command_prints_the_table_and_exits_with_3_for_a_fault(pair, drafted, tmp_path, capsys, monkeypatch):

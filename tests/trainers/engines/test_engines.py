@@ -169,10 +169,10 @@ def test_a_stop_inside_a_step_saves_it(made, tmp_path, monkeypatch):
     asked, jobs = context(made, tmp_path / "run", HEAD), []
     waited = process.EngineProcess.wait
 
-    def wait(self, name, **how):
+    def wait(self, name, job, **how):
         jobs.append(name)
         asked.stop.raised = len(jobs) >= 4  # micro-batches of two: inside the second step
-        return waited(self, name, **how)
+        return waited(self, name, job, **how)
 
     monkeypatch.setattr(process.EngineProcess, "wait", wait)
     with pytest.raises(Stopped, match="after step 2"), asked.opened:

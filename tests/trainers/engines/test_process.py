@@ -16,8 +16,10 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+import torch
 from draftsmith.core.errors import UserError
 from draftsmith.trainers.engines import opened, process
+from draftsmith.trainers.engines.answers import Asked, Job
 from draftsmith.trainers.engines.process import EngineProcess
 from draftsmith.trainers.engines.workers import draftsmith_jobs
 from draftsmith.trainers.stopping import Stop, Stopped
@@ -31,7 +33,11 @@ folder = pathlib.Path(sys.argv[1])
 first = not (folder.parent / "mark").exists()
 (folder.parent / "mark").touch()
 """
-ANSWER = "serve(folder, InTurn(lambda name, requests, pictures: [{'told': r['ids']} for r in requests]))"
+ANSWER = """
+def answer(name, requests, pictures):
+    return [{'prompt_tokens': len(r['ids']), 'tokens': r['ids'], 'stop': 'length'} for r in requests]
+serve(folder, InTurn(answer))
+"""
 
 
 @pytest.fixture
@@ -51,11 +57,17 @@ def request(*ids):
     return [{"ids": list(ids), "pictures": []}]
 
 
+def answers(running, job, *ids, **how):
+    """The ids of the answer to `request(*ids)`: `ANSWER` repeats the prompt."""
+    (answer,) = running.wait(job, Job([Asked("one", torch.tensor(ids), len(ids))], 100, ends=()), **how)
+    return answer.tokens
+
+
 def test_jobs_come_back_in_the_order_in_which_they_are_waited_for(engine, tmp_path):
     with engine(ANSWER) as running:
         running.start()
         names = [running.submit(request(n), {}) for n in range(3)]
-        assert [running.wait(name) for name in reversed(names)] == [[{"told": [n]}] for n in (2, 1, 0)]
+        assert [answers(running, names[n], n) for n in (2, 1, 0)] == [[2], [1], [0]]
         assert running.num_starts == 1 and not list((tmp_path / "engine-0" / "jobs").iterdir())
     assert not (tmp_path / "engine-0").exists()
 
@@ -145,7 +157,7 @@ def test_an_engine_that_hangs_once_is_started_again(engine):
         running.timeout_s = 600  # a busy machine
 
     with engine("if first: time.sleep(600)\n" + ANSWER, timeout_s=1.0, say=say) as running:
-        assert running.wait(running.submit(request(7), {})) == [{"told": [7]}]
+        assert answers(running, running.submit(request(7), {}), 7) == [7]
         assert running.num_starts == 2
     assert len(said) == 1 and "gave no sign for 1 s" in said[0] and "log-1.txt" in said[0]
 
@@ -167,7 +179,7 @@ def test_two_runs_never_share_a_folder(engine, tmp_path):
             UserError, match=rf"another run's engine(.|\n)*process {os.getpid()}(.|\n)*x.engine.scratch"
         ):
             engine(ANSWER)
-        assert running.wait(job) == [{"told": [1]}]
+        assert answers(running, job, 1) == [1]
     places = {opened._own(Path("/dev/shm/x"), tmp_path / above / "run" / "head") for above in ("a", "b")}
     assert len(places) == 2 and all(place.name.startswith("run-head-") for place in places)
 
@@ -179,9 +191,9 @@ def test_a_stop_ends_the_loading_and_not_the_step_in_hand(engine):
         running.start()
         job = running.submit(request(1), {})
         stop.raised = True
-        assert running.wait(job, stops=False) == [{"told": [1]}]
+        assert answers(running, job, 1, stops=False) == [1]
         with pytest.raises(Stopped, match="while an engine answered"):
-            running.wait(running.submit(request(2), {}))
+            answers(running, running.submit(request(2), {}), 2)
     loading = engine("time.sleep(600)", stop=stop)
     with pytest.raises(Stopped, match="while an engine was loaded"), loading:
         loading.start()

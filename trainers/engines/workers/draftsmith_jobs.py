@@ -6,8 +6,9 @@ FOLDER/ready appears once the engine is loaded.
 FOLDER/jobs/NAME.json: `requests`, each with `ids` (one placeholder for a picture), `pictures` (names of tensors
 [H,W,3] uint8 in NAME.safetensors beside it) and `sampling`. Jobs are begun in the order of their names.
 FOLDER/done/NAME.json appears whole: `answers`, each with `prompt_tokens` as the engine counts them, `tokens`, `stop`
-(eos or length) and, where layers are wanted, `states`, a file beside it with `hidden_states` [T,layers,D] and
-`token_ids` [T]. The program ends when FOLDER/jobs/end appears.
+(eos, length, or what the engine calls another reason, which is refused) and, where layers are wanted, `states`, the
+name of NAME-NUMBER.safetensors beside it, with `hidden_states` [T,layers,D] and `token_ids` [T]. The program ends when
+FOLDER/jobs/end appears.
 """
 
 import json
@@ -20,6 +21,11 @@ _LOOK_S = 0.005  # between two looks for a job
 def asked(folder):
     """What engine.json says."""
     return json.loads((folder / "engine.json").read_text())
+
+
+def reason(finished):
+    """How an answer stopped, of what an engine says of it."""
+    return {"stop": "eos"}.get(finished, str(finished))
 
 
 class InTurn:

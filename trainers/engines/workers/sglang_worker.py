@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent))
-from draftsmith_jobs import InTurn, asked, serve
+from draftsmith_jobs import InTurn, asked, reason, serve
 
 
 def answers(engine, name, requests, pictures):
@@ -23,7 +23,7 @@ def answers(engine, name, requests, pictures):
         {
             "prompt_tokens": output["meta_info"]["prompt_tokens"],
             "tokens": [int(token) for token in output["output_ids"]],
-            "stop": "eos" if output["meta_info"]["finish_reason"]["type"] == "stop" else "length",
+            "stop": reason(output["meta_info"]["finish_reason"]["type"]),
         }
         for output in outputs
     ]

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent))
-from draftsmith_jobs import asked, serve
+from draftsmith_jobs import asked, reason, serve
 
 # Before vLLM is imported. Its engine has a process of its own: it writes states after `generate` has returned.
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
@@ -85,7 +85,7 @@ class Batches:
         line = {
             "prompt_tokens": len(output.prompt_token_ids),
             "tokens": [int(token) for token in answer.token_ids],
-            "stop": "eos" if answer.finish_reason == "stop" else "length",
+            "stop": reason(answer.finish_reason),
         }
         if self.layers is not None:
             line["states"] = states

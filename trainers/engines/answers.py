@@ -1,0 +1,187 @@
+"""What an engine wrote, compared with what it was asked before anyone uses it.
+
+An engine is another project's program, of a version that nobody here may know: what it writes is bounded, typed and in
+the range of what was asked, or refused with the file and the record. Letters: T tokens, L layers, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from safetensors import safe_open
+from torch import Tensor
+
+from ...core.errors import UserError
+from ...core.files import read_json
+from ...core.pretrained import reading_safetensors
+
+_CURE = (
+    "the engine, or the worker that asks it, is at fault: its log lies beside the file; another version of the engine, "
+    "or engine: {kind: transformers}, may do better"
+)
+_TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_BESIDE_STATES = 1 << 20  # bytes of a file of states besides the states: a header, and the ids
+
+
+class WrongAnswer(UserError):
+    """An answer that cannot be one to what was asked.
+
+    Args:
+        path: its file.
+        place: in the file; "": nowhere in particular.
+    """
+
+    def __init__(self, problem: str, path: Path, place: str = "", *, hint: str | None = None):
+        self.path, self.place = path, place
+        super().__init__(problem, where=", ".join(filter(None, (str(path), place))), hint=hint or _CURE)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request.
+
+    Args:
+        name: of its record.
+        ids: of the prompt, every placeholder in full [T].
+        limit: tokens of the answer, at most.
+    """
+
+    name: str
+    ids: Tensor
+    limit: int = 1
+
+
+@dataclass(frozen=True)
+class Job:
+    """Requests that are answered together.
+
+    Args:
+        num_ids: ids from here on have no token.
+        never: further ids that have none.
+        ends: ids that end an answer, and stand nowhere else; None: the answer is thrown away, and any token will do.
+        states: (L, D) of the hidden states that are wanted; None: none are.
+    """
+
+    requests: Sequence[Asked]
+    num_ids: int
+    never: Collection[int] = frozenset()
+    ends: Collection[int] | None = None
+    states: tuple[int, int] | None = None
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    prompt_tokens: Annotated[int, Field(ge=1)]
+    tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+    stop: Literal["eos", "length"]
+    states: str | None = None
+
+
+class _Lines(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    answers: list[_Line]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer's ids with the end token, and how it stopped."""
+
+    tokens: list[int]
+    stop: Literal["eos", "length"]
+
+
+def read_answers(path: Path, job: Job) -> list[Answer]:
+    """The answers of `job`, in the order of its requests. `WrongAnswer` says what is wrong with the file."""
+    try:
+        lines = read_json(path, _Lines, hint=_CURE, once=True).answers
+    except UserError as error:
+        raise WrongAnswer(f"the engine's answers are damaged: {error.problem}", path) from error
+    if len(lines) != len(job.requests):
+        raise WrongAnswer(f"the engine was asked {len(job.requests)} requests, and answered {len(lines)}", path)
+    return [_answer(n, line, asked, job, path) for n, (line, asked) in enumerate(zip(lines, job.requests, strict=True))]
+
+
+def _answer(number: int, line: _Line, asked: Asked, job: Job, path: Path) -> Answer:
+    place = f"answer {number}, {asked.name}"
+    if line.prompt_tokens != len(asked.ids):
+        raise WrongAnswer(
+            f"the engine's prompt has {line.prompt_tokens} tokens, and ours {len(asked.ids)}: it makes another number "
+            "of tokens of a picture", path, place,
+            hint="the processor files that it reads must be those of this recipe; pixel limits of the data section "
+            "beyond the processor's own are cut there",
+        )  # fmt: skip
+    wrong = [token for token in line.tokens if token >= job.num_ids or token in job.never]
+    if wrong:
+        raise WrongAnswer(f"the engine wrote id {wrong[0]}, which has no token", path, place,
+                          hint="its vocabulary is another: are these the target's own files?")  # fmt: skip
+    if len(line.tokens) > asked.limit:
+        raise WrongAnswer(f"the engine wrote {len(line.tokens)} tokens, and was asked for {asked.limit}", path, place)
+    if (line.states is not None) != (job.states is not None) or line.states not in (None, states_name(path, number)):
+        raise WrongAnswer(f"the engine names {line.states!r} as its hidden states", path, place)
+    ends = job.ends
+    if ends is None:
+        return Answer(line.tokens, line.stop)
+    early = next((n for n, token in enumerate(line.tokens[:-1]) if token in ends), None)
+    if early is not None:
+        problem = f"token {early} of {len(line.tokens)} is the end token {line.tokens[early]}, and more come after it"
+        raise WrongAnswer(f"the engine wrote on behind an end: {problem}", path, place)
+    ended = line.tokens[-1] in ends
+    if line.stop == "eos" and not ended:
+        raise WrongAnswer(f"the engine says that it stopped at an end, and wrote {line.tokens[-1]} last", path, place)
+    if not ended and len(line.tokens) < asked.limit:
+        problem = f"the engine says that it wrote as many tokens as it may, {asked.limit}, and wrote {len(line.tokens)}"
+        raise WrongAnswer(problem, path, place)
+    # An end that is the last token that it may write is an end to us, whatever stopped the engine.
+    return Answer(line.tokens, "eos" if ended else "length")
+
+
+def states_name(path: Path, number: int) -> str:
+    """The file of the hidden states of an answer, beside the file of its job."""
+    return f"{path.stem}-{number}.safetensors"
+
+
+def read_states(path: Path, asked: Asked, shape: tuple[int, int]) -> Tensor:
+    """Hidden states [T,L,D] of a prompt. `WrongAnswer` says what is wrong with the file.
+
+    Args:
+        shape: (L, D).
+    """
+    expected = (len(asked.ids), *shape)
+    try:
+        with reading_safetensors(path, hint=_CURE):
+            _check_size(path, expected)
+            with safe_open(path, "pt") as file:
+                if missing := {"hidden_states", "token_ids"} - {*file.keys()}:
+                    raise WrongAnswer(f"the engine's states lack {min(missing)}", path, asked.name)
+                found = tuple(file.get_slice("hidden_states").get_shape())
+                if found != expected:
+                    problem = f"the engine's states are of shape {found}, and {expected} were asked for"
+                    raise WrongAnswer(problem, path, asked.name)
+                states, ids = file.get_tensor("hidden_states"), file.get_tensor("token_ids")
+    except WrongAnswer:
+        raise
+    except UserError as error:
+        raise WrongAnswer(f"the engine's states are damaged: {error.problem}", path, asked.name) from error
+    if ids.is_floating_point() or not torch.equal(ids.long(), asked.ids.long()):
+        raise WrongAnswer("the engine's states are of other ids than this sample's", path, asked.name,
+                          hint="its processor files are others: give the engine the target's own")  # fmt: skip
+    if states.dtype not in _TYPES:
+        raise WrongAnswer(f"the engine's states are of type {states.dtype}", path, asked.name)
+    if not states.isfinite().all():
+        raise WrongAnswer("the engine's states are not finite (NaN or infinity)", path, asked.name,
+                          hint="activations overflow in its type: try another dtype, or other kernels")  # fmt: skip
+    return states
+
+
+def _check_size(path: Path, shape: tuple[int, ...]) -> None:
+    """Before anything is read: states of the largest type, and what may stand beside them."""
+    most = 8 * torch.Size(shape).numel() + 8 * shape[0] + _BESIDE_STATES
+    if (size := path.stat().st_size) > most:
+        raise WrongAnswer(f"the engine's states have {size:,} bytes, and {most:,} are the most that they can", path)
