@@ -49,7 +49,7 @@ class Summary:
     first_accepted: float  # share of cycles that accepted a draft
     accepted_by_depth: tuple[Depth, ...]
     accepted_histogram: tuple[int, ...]  # cycles that accepted 0, 1, ...
-    levels: int  # of the deepest tree; gamma of a chain
+    levels: int  # that the deepest tree was to have; gamma of a chain
     planned_depth: float  # levels that a tree was to have, of the cycles that drafted (ADT-Tree's mean depth d)
     kept_depth: float  # levels that it had when it was verified, of all cycles
     tau_over_depth: float  # tau / planned_depth: ADT-Tree's acceptance rate alpha as section III-B defines it
@@ -60,7 +60,7 @@ class Summary:
     T_verify_ms: float  # a verification pass with its rule
     T_q_over_T_p: float
     expected_speedup: float  # tau / (kept_depth T_q/T_p + T_verify/T_p)
-    expected_speedup_tabed: float  # tau / (levels T_q/T_p + 1): TABED, equation 1
+    expected_speedup_tabed: float  # tau / (planned_depth T_q/T_p + 1): TABED, equation 1
     DSR: float  # speedup of decoding alone
     ESR: float  # speedup end to end
     DSR_spread: Interval  # quartiles over requests
@@ -129,7 +129,7 @@ def _acceptance(rows: Sequence[Row]) -> dict[str, Any]:
     cycles, emitted = sum(r.num_cycles for r in rows), sum(r.num_emitted for r in rows)
     drafted, accepted = sum(sum(r.drafted) for r in rows), sum(sum(r.accepted) for r in rows)
     num_accepted = [a for r in rows for a in r.accepted]
-    tau, planned_depth = ratio_of(emitted, cycles), _mean([levels for r in rows for levels in r.planned if levels])
+    tau, planned_depth = ratio_of(emitted, cycles), _planned_depth(rows)
     return {
         "tau": tau,
         "tau_interval": tau_interval(rows),
@@ -139,7 +139,7 @@ def _acceptance(rows: Sequence[Row]) -> dict[str, Any]:
         "first_accepted": ratio(sum(a > 0 for a in num_accepted), cycles),
         "accepted_by_depth": by_depth(rows),
         "accepted_histogram": tuple(num_accepted.count(n) for n in range(max(num_accepted, default=0) + 1)),
-        "levels": max((d for r in rows for d in r.drafted), default=0),
+        "levels": max((d for r in rows for d in r.planned), default=0),
         "planned_depth": planned_depth,
         "kept_depth": ratio(drafted, cycles),
         "tau_over_depth": ratio(tau, planned_depth),
@@ -150,8 +150,8 @@ def _acceptance(rows: Sequence[Row]) -> dict[str, Any]:
 
 def _speed(rows: Sequence[Row]) -> dict[str, Any]:
     """The fields of `Summary` that say what a cycle costs, and the speedups that are expected of it and measured."""
-    cycles, levels = sum(r.num_cycles for r in rows), max((d for r in rows for d in r.drafted), default=0)
-    tau = ratio_of(sum(r.num_emitted for r in rows), cycles)
+    cycles, emitted = sum(r.num_cycles for r in rows), sum(r.num_emitted for r in rows)
+    tau = ratio_of(emitted, cycles)
     kept_depth = ratio(sum(sum(r.drafted) for r in rows), cycles)
     t_p, t_q = median(r.plain_cycle_s for r in rows), median(r.draft_s for r in rows)
     t_verify, rule = median(r.verify_s for r in rows), median(r.rule_s for r in rows)
@@ -163,7 +163,7 @@ def _speed(rows: Sequence[Row]) -> dict[str, Any]:
         "T_verify_ms": 1e3 * t_verify,
         "T_q_over_T_p": relative,
         "expected_speedup": tau / (kept_depth * relative + (t_verify / t_p if t_p else 1.0)) if cycles else 1.0,
-        "expected_speedup_tabed": tau / (levels * relative + 1),
+        "expected_speedup_tabed": tau / (_planned_depth(rows) * relative + 1),
         "DSR": decoding,
         "ESR": end_to_end,
         "DSR_spread": quartiles([one[0] for one in each]),
@@ -173,6 +173,11 @@ def _speed(rows: Sequence[Row]) -> dict[str, Any]:
         "rule_ms": 1e3 * rule,
         "cycle_ms": 1e3 * median(r.cycle_s for r in rows),
     }
+
+
+def _planned_depth(rows: Sequence[Row]) -> float:
+    """Mean of the cycles that drafted: gamma of a chain, whatever ended its answers and on whatever device."""
+    return _mean([levels for r in rows for levels in r.planned if levels])
 
 
 def _totals(rows: Sequence[Row]) -> dict[str, Any]:
