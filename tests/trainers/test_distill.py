@@ -14,6 +14,7 @@ from distill_run import run as run_recipe
 from draftsmith.core.batch import TEXT, Batch
 from draftsmith.core.errors import UserError
 from draftsmith.data.dataset import ConversationData
+from draftsmith.data.loader import StepBatches
 from draftsmith.data.sources import OpenBatch
 from draftsmith.models.distillation import DistillObjective, DistillTraining, Teacher
 from draftsmith.models.targets.llava import LlavaTargetConfig
@@ -22,7 +23,7 @@ from draftsmith.trainers.training import conversations, distill
 from draftsmith.trainers.training.validate import ValidationSettings
 from ranks_run import run_ranks
 from safetensors.torch import load_file
-from tiny import IMAGE_ID, TOKENS, VOCAB, llava
+from tiny import EOS, IMAGE_ID, TOKENS, VOCAB, llava, request
 from training import run
 
 OPTIM = OptimConfig(lr=0.1, eps=1.0)  # so large an eps moves weights by their gradients
@@ -209,6 +210,27 @@ def test_answers_are_those_of_the_weights_of_that_step(train, monkeypatch):
         assert len(pairs) >= 20
         same = sum(a == b for a, b in pairs) / len(pairs)
         assert same == 1.0 if name == "still" else same < 0.8
+
+
+def test_own_answers_are_drawn_anew_in_each_step_from_ids_that_have_a_token():
+    """The weights are the same: with one seed for all steps the draft would see one answer for ever."""
+    draft = llava(0)
+    with torch.no_grad():  # ids without a token, and the picture's, would be drawn most of the time
+        draft.lm_head.weight[[IMAGE_ID, *range(TOKENS, VOCAB)]] *= 20
+    settings = SimpleNamespace(draft=SimpleNamespace(temperature=1.0, top_k=0, top_p=1.0))
+    samples = SimpleNamespace(config=settings, limit=lambda asked: 6)
+    writer = distill.DraftWriter(samples, SimpleNamespace(num_token_ids=TOKENS, image_token_id=IMAGE_ID, eos_id=EOS), 3)
+    asked = SimpleNamespace(requests=[request(seed, 1) for seed in range(4)], filled=lambda ids: ids)
+    engine = SimpleNamespace(module=SimpleNamespace(llava=draft, train=draft.train))
+
+    def answers(step: int) -> list[list[int]]:
+        return writer(engine, StepBatches(step, 0, [asked])).micro[0]
+
+    first, second = answers(1), answers(2)
+    assert answers(1) == first and sum(a != b for a, b in zip(first, second, strict=True)) >= 3
+    assert len({*map(tuple, first)}) == 4, "and each sample has its own"
+    drawn = {token for ids in first + second for token in ids}
+    assert len(drawn) > 8 and not drawn & {IMAGE_ID, *range(TOKENS, VOCAB)}
 
 
 def test_a_mixture_with_own_answers_comes_back_bit_equal(train, monkeypatch):

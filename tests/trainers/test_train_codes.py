@@ -609,6 +609,18 @@ def test_settings_that_contradict_each_other_are_refused(changes, words):
         settings(**changes).check(IMAGES, EAGLE)
 
 
+def test_dead_codes_are_revived_in_most_of_the_forwards_of_a_rank(demo, tmp_path):
+    """A step of 12 rows in micro-batches of 4 has three forwards: 60% of 50 steps are 90 of them, not 30."""
+    stage = TrainStage(
+        kind="train", model="vq", data={}, steps=50, batch_size=12, micro_batch_size=4, revive_every=2,
+        optim={"lr": 1e-3},
+    )  # fmt: skip
+    target = load(["recipe=demo/visual-ar", "output=out", *FEW]).recipe.target
+    asked = context(tmp_path / "vq", target, {}, name="vq")
+    module = training_codes._module(stage, asked, 0, 50)
+    assert (module.revive_every, module.revive_until) == (2, 90)
+
+
 def test_prompts_without_a_path_go_through_the_plan(demo, tmp_path):
     """Class labels, and the latest stage's shards, have no file whose content could be looked at."""
     loaded = load(["recipe=demo/visual-ar", f"output={tmp_path}", *FEW])
