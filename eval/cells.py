@@ -170,9 +170,10 @@ NOTE = (
     "tau: tokens emitted after the prefill divided by verification passes, bonus token included; plain decoding has 1. "
     "Expected: tau / (levels x T_q/T_p + T_verify/T_p), where levels is the kept depth. TABED's Eq. 1 sets "
     "T_verify/T_p to 1 and takes the planned depth (gamma of a chain) for levels. DSR and ESR: speedup of decoding "
-    "alone and end to end, as seconds per token, against plain decoding of the same target at the same temperature in the same run; quartiles are over "
-    "requests. Times are of PyTorch in eager mode, except where `graphs` is on. A serving engine's plain step takes "
-    "less time, so its T_q/T_p is larger, and drafting gains less there than these speedups say."
+    "alone and end to end, as seconds per token, against plain decoding of the same target at the same temperature in "
+    "the same run; quartiles are over requests. Times are of PyTorch in eager mode, except where `graphs` is on. A "
+    "serving engine's plain step takes less time, so its T_q/T_p is larger, and drafting gains less there than these "
+    "speedups say."
 )
 
 
