@@ -72,6 +72,7 @@ def mutants_of(file: str, text: str) -> list[Mutant]:
         starts.append(starts[-1] + len(line))
     found = []
     for node in _visited(ast.parse(text)):
+        assert node.end_lineno is not None and node.end_col_offset is not None, "of what was parsed"
         start = starts[node.lineno - 1] + node.col_offset
         stop = starts[node.end_lineno - 1] + node.end_col_offset
         for new in _changes(node):
@@ -79,7 +80,7 @@ def mutants_of(file: str, text: str) -> list[Mutant]:
     return found
 
 
-def _visited(node: ast.AST) -> Iterator[ast.AST]:
+def _visited(node: ast.AST) -> Iterator[ast.expr | ast.stmt]:
     """Nodes that are part of what the code does, parents first."""
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list", "type_params"):

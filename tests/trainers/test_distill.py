@@ -214,13 +214,15 @@ def test_answers_are_those_of_the_weights_of_that_step(train, monkeypatch):
 
 def test_own_answers_are_drawn_anew_in_each_step_from_ids_that_have_a_token():
     """The weights are the same: with one seed for all steps the draft would see one answer for ever."""
-    draft = llava(0)
-    with torch.no_grad():  # ids without a token, and the picture's, would be drawn most of the time
-        draft.lm_head.weight[[IMAGE_ID, *range(TOKENS, VOCAB)]] *= 20
+    draft, mark = llava(0), 20
+    banned = {mark, IMAGE_ID, *range(TOKENS, VOCAB)}  # the processor's mark of a picture need not be the model's
+    with torch.no_grad():  # these would be drawn most of the time
+        draft.lm_head.weight[[*banned]] *= 20
     settings = SimpleNamespace(draft=SimpleNamespace(temperature=1.0, top_k=0, top_p=1.0))
     samples = SimpleNamespace(config=settings, limit=lambda asked: 6)
-    writer = distill.DraftWriter(samples, SimpleNamespace(num_token_ids=TOKENS, image_token_id=IMAGE_ID, eos_id=EOS), 3)
-    asked = SimpleNamespace(requests=[request(seed, 1) for seed in range(4)], filled=lambda ids: ids)
+    writer = distill.DraftWriter(samples, SimpleNamespace(num_token_ids=TOKENS, image_token_id=mark, eos_id=EOS), 3)
+    requests = [replace(request(0, 1), name=f"r{number}") for number in range(4)]
+    asked = SimpleNamespace(requests=requests, filled=lambda ids: ids)
     engine = SimpleNamespace(module=SimpleNamespace(llava=draft, train=draft.train))
 
     def answers(step: int) -> list[list[int]]:
@@ -228,9 +230,9 @@ def test_own_answers_are_drawn_anew_in_each_step_from_ids_that_have_a_token():
 
     first, second = answers(1), answers(2)
     assert answers(1) == first and sum(a != b for a, b in zip(first, second, strict=True)) >= 3
-    assert len({*map(tuple, first)}) == 4, "and each sample has its own"
+    assert len({*map(tuple, first)}) >= 3, "samples of one prompt have their own, too"
     drawn = {token for ids in first + second for token in ids}
-    assert len(drawn) > 8 and not drawn & {IMAGE_ID, *range(TOKENS, VOCAB)}
+    assert len(drawn) > 8 and not drawn & banned
 
 
 def test_a_mixture_with_own_answers_comes_back_bit_equal(train, monkeypatch):
