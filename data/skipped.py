@@ -61,7 +61,10 @@ class SkippedLog:
         """What the log holds, whoever wrote it."""
         if self.path is None or not self.path.is_file():
             return Listed()
-        notes = [note for line in _lines(self.path) if (note := _parsed(self.path, line)) is not None]
+        lines = _lines(self.path)
+        notes = [note for line in lines if (note := _parsed(line)) is not None]
+        if damaged := len(lines) - len(notes):
+            notice(f"{self.path}: {damaged} damaged or cut lines are passed over")
         of_records = [note.reason for note in notes if note.record is not None]
         changed = sum(reason.endswith(TEXT_KEPT) for reason in of_records)
         reasons = Counter(reason for reason in of_records if not reason.endswith(TEXT_KEPT))
@@ -78,10 +81,9 @@ def _lines(path: Path) -> list[bytes]:
     return read_small(path, hint="delete the file: the next run writes it again", max_bytes=LOG_BYTES).splitlines()
 
 
-def _parsed(path: Path, line: bytes) -> _Note | None:
-    """None for a line that is damaged, or was cut off while it was written; that is said."""
+def _parsed(line: bytes) -> _Note | None:
+    """None for a line that is damaged, or was cut off while it was written."""
     try:
         return parse_json(line, _Note, where="", hint="")
-    except UserError as error:
-        notice(f"a line of {path} is damaged and passed over ({error.problem})")
+    except UserError:
         return None

@@ -169,10 +169,11 @@ def common_table(cells: Sequence[Cell], quality: Quality) -> Table:
 NOTE = (
     "tau: tokens emitted after the prefill divided by verification passes, bonus token included; plain decoding has 1. "
     "Expected: tau / (levels x T_q/T_p + T_verify/T_p), where levels is the kept depth. TABED's Eq. 1 sets "
-    "T_verify/T_p to 1 and uses the deepest tree. DSR and ESR: speedup of decoding alone and end to end, as seconds "
-    "per token, against plain decoding of the same target at the same temperature in the same run; quartiles are over "
-    "requests. Times are of PyTorch in eager mode, except where `graphs` is on. A serving engine's plain step takes "
-    "less time, so its T_q/T_p is larger, and drafting gains less there than these speedups say."
+    "T_verify/T_p to 1 and takes the planned depth (gamma of a chain) for levels. DSR and ESR: speedup of decoding "
+    "alone and end to end, as seconds per token, against plain decoding of the same target at the same temperature in "
+    "the same run; quartiles are over requests. Times are of PyTorch in eager mode, except where `graphs` is on. A "
+    "serving engine's plain step takes less time, so its T_q/T_p is larger, and drafting gains less there than these "
+    "speedups say."
 )
 
 
@@ -225,7 +226,8 @@ def cycles_table(cells: Sequence[Cell]) -> Table:
     note = (
         "Depths and nodes are means over cycles, times are medians of a cycle. Planned depth: the levels that a tree "
         "was planned with (ADT-Tree's d). Kept depth: the levels that were verified, after reranking and up to an end "
-        "token or the answer's end. tau / planned depth is ADT-Tree's alpha."
+        "token (chains and static trees on a GPU go on behind it) or the answer's end. tau / planned depth is "
+        "ADT-Tree's alpha."
     )
     return Table("Cycles: trees and times", tuple(column for column, _ in columns), lines, note=note)
 

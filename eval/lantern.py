@@ -31,7 +31,8 @@ class LanternConfig(RuleSection):
     """How far acceptance is relaxed. `delta` 0 with the paper's residual is exact acceptance."""
 
     kind: Literal["lantern"]
-    # Nearest codes that may lend their mass; "paper" counts the token itself. LlamaGen 1000, Anole 100, LANTERN++ 10.
+    # Nearest codes that may lend their mass. The paper's k counts the token itself: k - 1 others may lend. The released
+    # code's (residual: reference) does not: k others. LlamaGen 1000, Anole 100, LANTERN++ 10.
     k: int = Field(1000, ge=1)
     # "additive": the divergence stays below delta. "multiplicative": the mass lent stays below lambda p(x) (LANTERN++).
     bound: Literal["additive", "multiplicative"] = "additive"

@@ -41,7 +41,8 @@ class Cycle:
     total_s: float
     rule_s: float = 0.0  # the rule alone
     update_s: float = 0.0  # what the tree's policy makes of the outcome
-    num_planned: int = 0  # levels that the policy set out to draft (ADT-Tree's d); 0: the cycle drafted nothing
+    # Levels that the policy set out to draft (gamma, ADT-Tree's d), as far as the drafter has them; 0: none drafted.
+    num_planned: int = 0
 
 
 @dataclass(frozen=True)
@@ -208,9 +209,10 @@ class _Run:
             policy.observe(verified)
             update_s = clock() - told
         self.tokens += [*verified.tokens, verified.bonus]
+        most = tree.planned if drafter is None or drafter.max_levels is None else drafter.max_levels
         return Cycle(
             num_drafted=tree.num_levels, num_nodes=tree.num_nodes, num_accepted=verified.num_accepted,
-            num_emitted=verified.num_accepted + 1, num_planned=tree.planned, draft_s=drafted - begin,
+            num_emitted=verified.num_accepted + 1, num_planned=min(tree.planned, most), draft_s=drafted - begin,
             verify_s=checked - drafted, rule_s=checked - scored, update_s=update_s, total_s=clock() - begin,
         )  # fmt: skip
 

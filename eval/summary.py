@@ -52,7 +52,7 @@ class Summary:
     first_accepted: float  # share of cycles that accepted a draft
     accepted_by_depth: tuple[Depth, ...]
     accepted_histogram: tuple[int, ...]  # cycles that accepted 0, 1, ...
-    levels: int  # of the deepest tree; gamma of a chain
+    levels: int  # that the deepest tree was to have; gamma of a chain
     planned_depth: float  # levels that a tree was to have, of the cycles that drafted (ADT-Tree's mean depth d)
     kept_depth: float  # levels that it had when it was verified, of all cycles
     tau_over_depth: float  # tau / planned_depth: ADT-Tree's acceptance rate alpha as section III-B defines it
@@ -63,7 +63,7 @@ class Summary:
     T_verify_ms: float  # a verification pass with its rule
     T_q_over_T_p: float
     expected_speedup: float  # tau / (kept_depth T_q/T_p + T_verify/T_p)
-    expected_speedup_tabed: float  # tau / (levels T_q/T_p + 1): TABED, equation 1
+    expected_speedup_tabed: float  # tau / (planned_depth T_q/T_p + 1): TABED, equation 1
     DSR: float  # speedup of decoding alone
     ESR: float  # speedup end to end
     DSR_spread: Interval  # quartiles over requests
@@ -137,7 +137,7 @@ def _acceptance(rows: Sequence[Row]) -> dict[str, Any]:
     cycles, emitted = sum(r.num_cycles for r in rows), sum(r.num_emitted for r in rows)
     drafted, accepted = sum(sum(r.drafted) for r in rows), sum(sum(r.accepted) for r in rows)
     num_accepted = [a for r in rows for a in r.accepted]
-    tau, planned_depth = ratio(emitted, cycles), _mean([levels for r in rows for levels in r.planned if levels])
+    tau, planned_depth = ratio(emitted, cycles), _planned_depth(rows)
     return {
         "tau": tau,
         "tau_interval": tau_interval(rows),
@@ -147,7 +147,7 @@ def _acceptance(rows: Sequence[Row]) -> dict[str, Any]:
         "first_accepted": ratio(sum(a > 0 for a in num_accepted), cycles),
         "accepted_by_depth": by_depth(rows),
         "accepted_histogram": tuple(num_accepted.count(n) for n in range(max(num_accepted, default=0) + 1)),
-        "levels": max((d for r in rows for d in r.drafted), default=0),
+        "levels": max((d for r in rows for d in r.planned), default=0),
         "planned_depth": planned_depth,
         "kept_depth": ratio(drafted, cycles),
         "tau_over_depth": ratio(tau, planned_depth),
@@ -158,7 +158,7 @@ def _acceptance(rows: Sequence[Row]) -> dict[str, Any]:
 
 def _speed(rows: Sequence[Row]) -> dict[str, Any]:
     """The fields of `Summary` that say what a cycle costs, and the speedups that are expected of it and measured."""
-    cycles, levels = sum(r.num_cycles for r in rows), max((d for r in rows for d in r.drafted), default=0)
+    cycles, drafts = sum(r.num_cycles for r in rows), any(any(r.drafted) for r in rows)
     tau = tau_of(rows)
     kept_depth = ratio(sum(sum(r.drafted) for r in rows), cycles)
     # A request without a cycle has no times of one: its zeros would pull every median down.
@@ -168,14 +168,14 @@ def _speed(rows: Sequence[Row]) -> dict[str, Any]:
     t_verify, rule = _median(r.verify_s for r in with_cycles), _median(r.rule_s for r in with_cycles)
     decoding, end_to_end = speedups(rows)
     each, relative = [speedups([row]) for row in rows], ratio(t_q, t_p)
-    drafting, deepest = (depth * relative if levels else 0.0 for depth in (kept_depth, levels))
+    drafting, planned = (depth * relative if drafts else 0.0 for depth in (kept_depth, _planned_depth(rows)))
     return {
         "T_q_ms": 1e3 * t_q,
         "T_p_ms": 1e3 * t_p,
         "T_verify_ms": 1e3 * t_verify,
         "T_q_over_T_p": relative,
         "expected_speedup": tau / (drafting + ratio(t_verify, t_p)),
-        "expected_speedup_tabed": tau / (deepest + 1),
+        "expected_speedup_tabed": tau / (planned + 1),
         "DSR": decoding,
         "ESR": end_to_end,
         "DSR_spread": quartiles([one[0] for one in each]),
@@ -185,6 +185,11 @@ def _speed(rows: Sequence[Row]) -> dict[str, Any]:
         "rule_ms": 1e3 * rule,
         "cycle_ms": 1e3 * _median(r.cycle_s for r in with_cycles),
     }
+
+
+def _planned_depth(rows: Sequence[Row]) -> float:
+    """Mean of the cycles that drafted: gamma of a chain, whatever ended its answers and on whatever device."""
+    return _mean([levels for r in rows for levels in r.planned if levels])
 
 
 def _totals(rows: Sequence[Row]) -> dict[str, Any]:

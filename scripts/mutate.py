@@ -123,14 +123,14 @@ def planted(fault: Fault, root: Path) -> Outcome:
     return Outcome(fault, "error", f"pytest ended with {code}: {text[-600:]}", seconds)
 
 
-def run_tests(copy: Path, tests: Sequence[str]) -> tuple[int, str]:
-    """(exit code, output) of pytest in a copy, at most `LIMIT_S`; a negative code is that of a run that was ended."""
+def run_tests(copy: Path, tests: Sequence[str], limit_s: float = LIMIT_S) -> tuple[int, str]:
+    """(exit code, output) of pytest in a copy, at most so long; a negative code is that of a run that was ended."""
     handle, name = tempfile.mkstemp(dir=copy.parent)
     os.close(handle)
     log = Path(name)
     process = FORKS.Process(target=_pytest, args=(copy, tests, log))
     process.start()
-    process.join(LIMIT_S)
+    process.join(limit_s)
     if process.exitcode is None and process.pid is not None:
         os.killpg(process.pid, signal.SIGKILL)
         process.join()

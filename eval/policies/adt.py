@@ -49,7 +49,8 @@ class AdtTree(TreeSection):
     row_start: Literal["previous", "initial"] = "previous"
     # Radius in cells of token-flock's neighbourhood (equation 6; not in the paper).
     flock_radius: float = Field(2.0, ge=1, le=MOST_NODES)
-    # Table V: every cycle starts from this value instead, in the paper 1 and 25.
+    # Table V: every cycle starts from this value instead, in the paper 1 and 25. From a depth of 1 trees have 2 or 3
+    # levels, and table V prints means of 3.09 to 3.23: they need a depth of 2, which its recipes have.
     fixed_depth: int | None = Field(None, ge=1, le=MOST_LEVELS)
     fixed_width: int | None = Field(None, ge=1, le=MOST_NODES)
     # alpha of the last tree, tau / d in section III-B. With tau as its tables count it (bonus token included) and their

@@ -145,6 +145,17 @@ def test_what_was_left_out_is_counted_apart_from_notices(folder, open_data):
     assert str(listed) == "1 record(s) were left out; 1 notice(s) of whole files"
 
 
+def test_damaged_lines_of_the_log_are_told_in_one_sentence(folder, open_data, capsys):
+    rows = [record(n) for n in range(6)]
+    for row in rows[:3]:
+        row["conversations"][1]["value"] = ""
+    dataset = open_data(write(folder / "data.json", rows), on_error="skip")
+    lines = dataset.log.path.read_bytes().splitlines(keepends=True)
+    dataset.log.path.write_bytes(b"{\n" + lines[1] + b"[]\n")
+    assert dataset.log.listed().left_out == 1
+    assert capsys.readouterr().err == f"note: {dataset.log.path}: 2 damaged or cut lines are passed over\n"
+
+
 def test_a_wrong_folder_is_an_error_also_under_skip(folder, open_data):
     """With every record left out, training would stop at a batch that teaches nothing, and name no folder."""
     path, wrong = write(folder / "data.json", [record(n) for n in range(5)]), folder / "elsewhere"

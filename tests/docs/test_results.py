@@ -60,6 +60,58 @@ def test_every_page_has_the_tables_of_what_was_measured(results):
     assert results.main(["check"]) == 0, "scripts/results.py write, and read what it changed"
 
 
+NUMBER = r"[-+]?\d[\d,]*(?:\.\d+)?"
+INTERVAL = re.compile(rf"({NUMBER})(?:x|%)? [\[(]({NUMBER})(?:x|%)?(?:, | to )({NUMBER})(?:x|%)?[\])]")
+DATED = re.compile(r"\b20\d\d-\d\d-\d\d\b")
+
+
+def intervals(text):
+    """Value, low and high as written -> the same as numbers, with the decimals of the value."""
+    return {
+        m[0]: (len(m[1].partition(".")[2]), *(float(part.replace(",", "")) for part in m.groups()))
+        for m in INTERVAL.finditer(text)
+    }
+
+
+def hand_typed(pages, records):
+    """Intervals in sentences that none of a table or a record rounds to, whichever way the difference is taken."""
+    known = set()
+    for text in [*records, *("".join(re.findall(r"^\|.*\n", page, re.M)) for page in pages)]:
+        for _, value, low, high in intervals(text).values():
+            for places in range(4):
+                known.add((places, *(round(n, places) for n in (value, low, high))))
+                known.add((places, *(round(-n, places) for n in (value, high, low))))
+    return [
+        said
+        for page in pages
+        # A number of another day says its day.
+        for part in re.split(r"\n(?:\n|- )", re.sub(r"```.*?```|^\|.*\n", "", page, flags=re.M | re.S))
+        if not DATED.search(part)
+        for said, numbers in intervals(part).items()
+        if numbers not in known
+    ]
+
+
+def test_intervals_in_sentences_are_those_of_the_tables(results):
+    """Prose beside a table that is written anew keeps none of the old one."""
+    records = []
+    for path in sorted((ROOT / "docs" / "results").rglob("*.json")):
+        records.append(path.read_text())
+        for pair in re.findall(r'"(?:tau|difference|mean)": (\S+), "(?:tau_)?interval": (\[[^\]]+\])', records[-1]):
+            records.append(" ".join(pair))
+    pages = [page.read_text() for page in results.pages()]
+    assert hand_typed(pages, records) == []
+    assert len([said for page in pages for said in intervals(page)]) > 500
+
+
+def test_an_interval_of_an_earlier_run_is_found():
+    table = "| M | +0.614 [0.402, 0.831] | 1.50x (1.38 to 1.61) |\n"
+    right = "It is ahead by 0.61 [0.40, 0.83], T behind by -0.614 [-0.831, -0.402], at 1.50x (1.38 to 1.61).\n"
+    stale = "It is ahead by 0.67 [0.51, 0.82].\n\n- On 2026-11-25 by 0.68 [0.50, 0.82].\n- At 1.50x (1.38 to 1.62).\n"
+    assert hand_typed([table + "\n" + right], []) == []
+    assert hand_typed([table, stale], []) == ["0.67 [0.51, 0.82]", "1.50x (1.38 to 1.62)"]
+
+
 def test_a_changed_number_in_a_page_is_named_and_written_anew(results, tmp_path, monkeypatch, capsys):
     page = tmp_path / "README.md"
     text = (ROOT / "README.md").read_text()

@@ -38,6 +38,7 @@ def random_rows(count, *, seed=0, gamma=5, **changes) -> list[Row]:
             a_row(
                 request=f"r{number}",
                 accepted=accepted,
+                planned=(gamma,) * len(drafted),
                 drafted=tuple(drafted),
                 nodes=tuple(d + rng.randint(0, 9) for d in drafted),
                 emitted=tuple([*(a + 1 for a in accepted[:-1]), max(1, accepted[-1])]),

@@ -14,7 +14,7 @@ import torch
 from draftsmith.eval import loop
 from draftsmith.eval.block import Block
 from draftsmith.eval.loop import Decoding, generate
-from draftsmith.eval.policies import Chain, Draw, Static
+from draftsmith.eval.policies import Chain, Draw, Static, chain, static
 from draftsmith.eval.policies.dynamic import Dynamic
 from draftsmith.eval.policies.sage import Sage, SageTree
 from draftsmith.eval.rules import Greedy, Sampling, Verified
@@ -119,6 +119,30 @@ def test_passes_that_an_answer_of_one_word_costs():
             (cycle,) = result.cycles
             assert (cycle.num_planned, cycle.num_drafted, cycle.num_accepted, cycle.num_emitted) == (5, 1, 0, 1)
     assert made.count((2, 1)) >= 3
+
+
+@pytest.mark.parametrize("policy", [Chain(5), Static(TREE)], ids=["chain", "static"])
+def test_a_gpu_that_drafts_behind_the_end_expects_by_equation_1_what_a_cpu_does(monkeypatch, policy):
+    """A GPU does not look for ends while it drafts: its trees are deeper, and what was planned is the same."""
+    big, asked = llava(0), request(0, 1)
+    _, eos = ends_inside(big, asked, 2)
+    cycles = []
+    for looks in (chain.ends_read, lambda draw, device: frozenset()):
+        monkeypatch.setattr(chain, "ends_read", looks)
+        monkeypatch.setattr(static, "ends_read", looks)
+        cycles.append(generate(target(big), self_draft(big), asked, greedy(policy, 24, (eos,))).cycles)
+    read, unread = ([(c.num_planned, c.num_accepted, c.num_emitted) for c in some] for some in cycles)
+    assert read == unread and {planned for planned, *_ in read} == {policy.num_levels}
+    assert [c.num_drafted for c in cycles[0]] < [c.num_drafted for c in cycles[1]] == [policy.num_levels]
+
+
+def test_a_drafter_of_fewer_levels_plans_no_more_than_it_has():
+    big = llava(0)
+    drafter = Counted(self_draft(big))
+    drafter.max_levels = 2
+    result = generate(target(big), drafter, request(0, 1), greedy(Chain(5), 12, ()))
+    *whole, last = result.cycles
+    assert [c.num_planned for c in whole] == [2] * len(whole) and last.num_planned in (0, 2)
 
 
 def test_the_end_token_of_a_path_takes_the_bonus_tokens_place():

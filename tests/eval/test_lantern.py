@@ -60,6 +60,15 @@ def test_a_bound_that_is_met_stops_the_papers_rule_and_not_the_released_one(form
     assert int(found.size) == size and float(found.mass) == 0.5 + 0.125 * (size - 1)
 
 
+@pytest.mark.parametrize(("form", "k", "size"), [("paper", 1, 1), ("paper", 3, 3), ("code", 1, 2), ("code", 2, 3)])
+def test_the_papers_k_counts_the_token_itself_and_the_released_one_does_not(form, k, size):
+    """Section 4.2: B_k(x) is the k nearest tokens, x among them."""
+    table = NeighbourTable(torch.tensor([[1, 2, 3], [0, 2, 3], [1, 0, 3], [0, 1, 2]], dtype=torch.int32))
+    relaxed = Lantern(config(form, k, 1.0), table, greedy=False)
+    found = relaxed.proximity(torch.tensor([[0.5, 0.125, 0.125, 0.25]]), torch.tensor([0]), torch.tensor([0]))
+    assert int(found.size) == size and float(found.mass) == 0.5 + 0.125 * (size - 1)
+
+
 # The table.
 
 

@@ -12,7 +12,7 @@ from draftsmith.core.batch import Request
 from draftsmith.core.states import Taps
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Dynamic, Static
-from draftsmith.eval.rules import Sampling
+from draftsmith.eval.rules import Sampling, Verified
 from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.tree import ROOT
 from draftsmith.models.decoding.warp import Warp
@@ -20,6 +20,7 @@ from draftsmith.models.drafters import AnyDrafter
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.drafters.mixed import MixedConfig, MixedProposal
 from draftsmith.models.drafters.weights import FixedWeights
+from draftsmith.models.targets.base import TargetStep
 from heads_tiny import config_of
 from pydantic import TypeAdapter, ValidationError
 from test_combinations import EMITTED, TREES, big, drafter_of, target
@@ -217,3 +218,23 @@ def test_members_of_other_vocabularies_and_no_sense(big):
     ]  # fmt: skip
     with pytest.raises(ValueError, match="averaged over different queries"):
         MixedProposal(by_share, FixedWeights(kind="fixed").build(2), EMITTED)
+
+
+@pytest.mark.parametrize("policy", [Static([(0,), (1,), (0, 0), (1, 0)]), Dynamic(9, 2, 2)], ids=["static", "dynamic"])
+def test_weights_learn_at_the_nodes_that_were_accepted(policy):
+    """In a tree the second position of the path need not be the second that the members were asked about."""
+    vocab, warp, seen = 4, Warp(0.8), []
+    drafter = started("grid", vocab, warp)
+    tree = policy.grow(drafter.root(), drafter.expand, Draw("top-k"), max_levels=9)
+    second = tree.children[ROOT][1]
+    assert tree.expansions[second] == 1, "the first child was expanded before it"
+    path = (second, tree.children[second][0])
+    tokens = tuple(int(tree.tokens[node]) for node in path)
+    logits = torch.arange(3.0 * vocab).view(3, vocab)
+    drafter.weights.observe = lambda p, q: seen.append((p, q))
+    drafter.accept(Verified(path, tokens, 0, None, step=TargetStep(logits), tree=tree))
+    ((p, q),) = seen
+    prefixes = [(0,), (0, tokens[0]), (0, *tokens)][: len(p)]
+    assert len(p) == 2 + (path[-1] in tree.children) and torch.equal(p, warp.apply_temperature(logits[: len(p)]))
+    for member, own in zip(drafter.members, q, strict=True):
+        torch.testing.assert_close(own, warp.apply_temperature(torch.stack([member.scores(x) for x in prefixes])))

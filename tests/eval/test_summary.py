@@ -135,6 +135,21 @@ def test_expected_speedups_by_hand():
     assert result.expected_speedup_tabed == pytest.approx(2 / (5 / 4 + 1)), "TABED, equation 1"
 
 
+def test_equation_1_takes_gamma_and_not_what_short_answers_left_of_it():
+    """By hand: a chain of 5 whose answers have room for two drafts. With these two the value would be 1.43."""
+    row = a_row(accepted=(1, 1), planned=(5, 5), drafted=(2, 2), plain_cycle_s=0.02, draft_s=0.004, verify_s=0.02)
+    result = s.summarize([row, dataclasses.replace(row, request="r1", planned=(5, 0), drafted=(2, 0))])
+    assert (result.levels, result.planned_depth, result.kept_depth) == (5, 5.0, 1.5)
+    assert result.expected_speedup_tabed == pytest.approx(2 / (5 * 0.2 + 1)) == pytest.approx(1.0)
+    assert result.expected_speedup == pytest.approx(2 / (1.5 * 0.2 + 1)), "what was kept, not what was planned"
+
+
+def test_a_tree_that_adapts_has_the_mean_of_its_plans_for_gamma():
+    row = a_row(accepted=(1, 1), planned=(6, 2), drafted=(3, 2), plain_cycle_s=0.02, draft_s=0.005, verify_s=0.02)
+    result = s.summarize([row])
+    assert result.levels == 6 and result.expected_speedup_tabed == pytest.approx(2 / (4 * 0.25 + 1))
+
+
 def test_sampled_answers_of_other_lengths_are_compared_by_the_token():
     row = a_row(accepted=(99, 99), drafted=(99, 99), plain_total_s=15.0, plain_prefill_s=5.0, total_s=15.0,
                 prefill_s=5.0, plain_tokens=101)  # fmt: skip

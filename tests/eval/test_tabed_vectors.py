@@ -203,7 +203,9 @@ def test_block_efficiency_and_speedup():
         rows = []
         for number, accepted in enumerate(facts["accepted_per_block_per_sample"]):
             gamma = pair["gamma"]
-            cycles = [Cycle(gamma, gamma, a, a + 1, gamma * pair["ratio"], 1.0, 1.0) for a in accepted]
+            cycles = [
+                Cycle(gamma, gamma, a, a + 1, gamma * pair["ratio"], 1.0, 1.0, num_planned=gamma) for a in accepted
+            ]
             plain = Generation([1], [Cycle(0, 0, 0, 1, 0.0, 1.0, 1.0)], 0.0, 0.0, 1.0, "length")
             drafted = Generation([1], cycles, 0.0, 0.0, 1.0, "length")
             rows.append(measure([plain], [drafted], benchmark="b", method="M", request=f"r{number}", temperature=0.0,

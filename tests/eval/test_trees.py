@@ -7,6 +7,7 @@ import copy
 import itertools
 import math
 import random
+import statistics
 from collections import Counter, defaultdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -501,6 +502,33 @@ def test_starting_points():
     assert len(set(first)) > 10
     other = Adt(chance.settings, grid=grid, seed=1)
     assert run(other, [0] * 30) != first
+
+
+def test_a_base_depth_of_1_has_at_most_3_levels():
+    """Table V prints mean depths, in levels, of 3.09 to 3.23 for "d = 1": no run of such trees has them."""
+    settings = {"kind": "adt", "preset": "llamagen"}
+    deepest = {}
+    for base in (1, 2):
+        fixed = Adt(AdtTree(**settings, fixed_depth=base), grid=4)
+        deepest[base] = max(depth + 1 for depth, _ in run(fixed, [9] * 30))
+    assert deepest == {1: 3, 2: 4}
+
+
+@pytest.mark.parametrize(("tau", "chance", "printed"), [(2.64, 0.733, 3.23), (2.42, 0.684, 3.12)])
+def test_a_base_depth_of_2_comes_near_table_5(tau, chance, printed):
+    """One chance for every draft, so that tau is the printed one; a picture's regions differ, which deepens trees."""
+    policy, generator = Adt(AdtTree(kind="adt", preset="llamagen", fixed_depth=2), grid=4), random.Random(0)
+    flat, levels, emitted = torch.ones(50) / 50, [], []
+    for _ in range(4000):
+        tree = policy.grow(flat, lambda parents, tokens: flat.expand(len(parents), -1), TOP_K, max_levels=1)
+        levels.append(tree.planned)
+        accepted = 0
+        while accepted < tree.planned and generator.random() < chance:
+            accepted += 1
+        policy.observe(SimpleNamespace(num_accepted=accepted))
+        emitted.append(accepted + 1)
+    assert statistics.fmean(emitted) == pytest.approx(tau, abs=0.03)
+    assert statistics.fmean(levels) == pytest.approx(printed, abs=0.15) and statistics.fmean(levels) > 2.95
 
 
 def test_token_flock_against_the_formula():

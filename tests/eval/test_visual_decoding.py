@@ -15,12 +15,14 @@ from draftsmith.eval.block import Block
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import CHOICES, AdtTree, Chain, Draw, Dynamic, Static
 from draftsmith.eval.rules import Sampling
+from draftsmith.models.decoding.rows import Guidance
 from draftsmith.models.decoding.tree import ROOT
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.eagle_images import ImageEagleProposal
 from draftsmith.models.drafters.medusa import MedusaProposal
-from draftsmith.models.drafters.sibling import SiblingProposal
+from draftsmith.models.drafters.sibling import SiblingConfig, SiblingProposal
 from draftsmith.models.targets.anole import AnoleTarget
+from draftsmith.models.targets.llamagen import LlamaGenTarget
 from test_block import block_outcomes
 from test_exactness import NoResidual, chi_square, outcomes
 from torch import nn
@@ -287,6 +289,22 @@ def test_a_copy_of_the_target_is_accepted_whole(setting, shape):
     result = generate(generator, draft, asked, greedy(POLICIES[shape](generator.grid), count))
     assert result.tokens == plain(generator, asked)
     assert all(c.num_accepted == c.num_drafted for c in result.cycles) and len(result.cycles) <= max(6, count // 3)
+
+
+@pytest.mark.parametrize(("asked_for", "used"), [(None, 3.0), (1.5, 1.5), (1.0, 1.0)])
+def test_a_sibling_is_guided_by_its_own_scale(asked_for, used):
+    """Null: by the target's. The interval is the target's always."""
+    big, small = (target(llamagen("text"), 3.0, 5) for _ in range(2))
+    config = SiblingConfig(kind="llamagen", path="small", size="B", cfg_scale=asked_for)
+    expected = SiblingProposal(LlamaGenTarget(small.model, Guidance(used, 5)))
+    q = []
+    for draft in (config.drafter(small.model, big), expected):
+        one = request(big.model, 3)
+        draft.start(one, big.prefill(one, draft.taps, capacity=20)[1], Warp(1.0), capacity=20)
+        draft.begin(4)
+        q.append(draft.root())
+    assert torch.equal(*q)
+    assert config.drafter(small.model, big).model.guidance == Guidance(used, 5)
 
 
 # ---- sampling

@@ -74,8 +74,9 @@ def test_every_row_of_adt_trees_table_v(name, size):
         if tree.kind == "adt" and tree.preset == "llamagen"
     }
     start = "horizontal"
-    assert rows == {(start, None, None), ("token-flock", None, None), (start, 1, None), (start, None, 25),
-                    (start, 1, 25)}  # fmt: skip
+    assert rows == {(start, None, None), ("token-flock", None, None), (start, 2, None), (start, None, 25),
+                    (start, 2, 25)}  # fmt: skip
+    assert recipe.target.cfg_scale == 3.0, "section V-A"
 
 
 def test_sparrows_tables_2_and_5():

@@ -24,7 +24,8 @@ EXPECTED = {
     "sparrow-llava-ov-7b": [HEAD, "8,030,807,584", "648 GB in all", "1.4 TB in all", "steps 80,760", "24 nodes"],
     "sparrow-qwen2.5-vl-7b": [HEAD, "8,292,166,656", "9.55 MB a sample, 649 GB", "8.91 MB a sample, 606 GB in all",
                               "layer 14 at visual tokens", "0.5k visual tokens, 1.5k visual tokens, 17k"],
-    "sparrow-ablation-qwen2.5-vl-7b": ["layer 0, 14 at visual tokens", "743 GB in all", "12.5% in decoding: drafter of",
+    "sparrow-ablation-qwen2.5-vl-7b": ["layers 27 at the same tokens, layer 0, 14 at visual tokens",
+                                       "1.3 TB in all", "1.21 TB in all", "12.5% in decoding: drafter of",
                                        "base + VATA: drafter of stage base",
                                        "0.5k visual tokens, 1.5k visual tokens, 6k"],
     "sparrow-qwen3-vl-8b": ["8,767,123,696", "226,504,960", "layer 18 at visual tokens"],
@@ -139,7 +140,32 @@ def test_every_row_of_the_ablation_is_measured():
         ivsb = config.ivsb and config.visual(training=True) == "direct"
         rows.append((config.mtp_steps > 0, ivsb, config.visual(training=False) == "none"))
     on, off = True, False
-    assert rows == [(off, off, off), (off, off, on), (on, off, off), (on, off, on), (on, on, off), (on, on, on)]
+    table_6 = [(off, off, off), (off, off, on), (on, off, off), (on, off, on), (on, on, off), (on, on, on)]
+    assert rows == [*table_6, (on, on, on)]
+
+
+def test_a_row_of_the_ablation_reads_the_layer_that_the_paper_names():
+    """Equations 1 and 3: the second-to-last, from the first stage on; in all else Sparrow's row."""
+    loaded = load(["recipe=sparrow-ablation-qwen2.5-vl-7b"])
+    stages, own = loaded.recipe.stages, loaded.recipe.drafter
+    *others, last = stages["ablation"].methods.values()
+    heads = [stages[m.drafter].drafter or own for m in others]
+    assert {head.state for head in heads} == {"feature"} and heads[-1] == own
+    named = stages[last.drafter].drafter
+    assert named == own.model_copy(update={"state": -2})
+    assert stages["second_text"].drafter == named and last.tree == others[-1].tree and last.settings == {}
+    inputs = {p.name: p.inputs for p in plan(loaded.recipe, loaded.path)}
+    assert inputs["second"] == {"states/picture_states": "picture_states", "drafter": "second_text"}
+    assert all(named in stages[name].drafters for name in ("text_states", "picture_states"))
+    skipped = {"drafter", "from_stage"}
+    for mine, other in (("second_text", "text"), ("second", "pictures")):
+        mine, other = ({n: v for n, v in dict(stages[s]).items() if n not in skipped} for s in (mine, other))
+        assert mine == other
+
+
+@pytest.mark.parametrize("name", [name for name in SHIPPED if name.startswith("sparrow-")])
+def test_headers_say_which_layer_the_head_reads(name):
+    assert "second-to-last" in (FOLDER / "video" / f"{name}.yaml").read_text().split("\nstages:")[0]
 
 
 def held(recipe, method):
@@ -192,13 +218,12 @@ def test_vispec_orig_stands_in_tables_3_4_and_8_beside_the_retrained_head():
 
 
 def test_the_ablation_trains_text_once(capsys, tmp_path, monkeypatch):
-    """80,760 steps a stage: text, and a head from it for each row that differs; text was trained three times."""
+    """80,760 steps a stage: text, a head from it for each row that differs, and both stages of the other layer."""
     monkeypatch.chdir(tmp_path)
     assert main(["recipe=sparrow-ablation-qwen2.5-vl-7b", "dry_run=true"]) == 0
     shown = capsys.readouterr().out
     steps = [int(found.replace(",", "")) for found in re.findall(r"^  steps ([\d,]+) at batch 16", shown, re.M)]
-    before = 8 * 80760
-    assert sum(steps) == before - 161520 == 6 * 80760
+    assert sum(steps) == (6 + 2) * 80760
     loaded = load(["recipe=sparrow-ablation-qwen2.5-vl-7b"])
     starts = {p.name: p.inputs["drafter"] for p in plan(loaded.recipe, loaded.path) if p.name in HEADS}
     assert starts == dict.fromkeys(HEADS, "text")

@@ -35,7 +35,7 @@ TAKEN: dict[str, str | dict[str, str]] = {
     "msd-qwen2.5-vl-7b": "retention",
     "sparrow-llava-ov-7b": "layers",
     "sparrow-ablation-qwen2.5-vl-7b": {"pictures": "layers", "base": "ablation", "mtp": "ablation", "half": "shares",
-                                       "blind": "shares"},
+                                       "blind": "shares", "second": "ablation"},
     **dict.fromkeys(("dflash-anole-7b", "dflash-llamagen-xl", "eagle-anole-7b", "eagle-llamagen-c2i-3b",
                      "eagle-llamagen-c2i-l", "eagle-llamagen-c2i-xl", "eagle-llamagen-xl-stage1-200k",
                      "medusa-llamagen-3b"), "evaluate"),

@@ -14,6 +14,7 @@ from distill_run import run as run_recipe
 from draftsmith.core.batch import TEXT, Batch
 from draftsmith.core.errors import UserError
 from draftsmith.data.dataset import ConversationData
+from draftsmith.data.loader import StepBatches
 from draftsmith.data.sources import OpenBatch
 from draftsmith.models.distillation import DistillObjective, DistillTraining, Teacher
 from draftsmith.models.targets.llava import LlavaTargetConfig
@@ -22,7 +23,7 @@ from draftsmith.trainers.training import conversations, distill
 from draftsmith.trainers.training.validate import ValidationSettings
 from ranks_run import run_ranks
 from safetensors.torch import load_file
-from tiny import IMAGE_ID, TOKENS, VOCAB, llava
+from tiny import EOS, IMAGE_ID, TOKENS, VOCAB, llava, request
 from training import run
 
 OPTIM = OptimConfig(lr=0.1, eps=1.0)  # so large an eps moves weights by their gradients
@@ -209,6 +210,29 @@ def test_answers_are_those_of_the_weights_of_that_step(train, monkeypatch):
         assert len(pairs) >= 20
         same = sum(a == b for a, b in pairs) / len(pairs)
         assert same == 1.0 if name == "still" else same < 0.8
+
+
+def test_own_answers_are_drawn_anew_in_each_step_from_ids_that_have_a_token():
+    """The weights are the same: with one seed for all steps the draft would see one answer for ever."""
+    draft, mark = llava(0), 20
+    banned = {mark, IMAGE_ID, *range(TOKENS, VOCAB)}  # the processor's mark of a picture need not be the model's
+    with torch.no_grad():  # these would be drawn most of the time
+        draft.lm_head.weight[[*banned]] *= 20
+    settings = SimpleNamespace(draft=SimpleNamespace(temperature=1.0, top_k=0, top_p=1.0))
+    samples = SimpleNamespace(config=settings, limit=lambda asked: 6)
+    writer = distill.DraftWriter(samples, SimpleNamespace(num_token_ids=TOKENS, image_token_id=mark, eos_id=EOS), 3)
+    requests = [replace(request(0, 1), name=f"r{number}") for number in range(4)]
+    asked = SimpleNamespace(requests=requests, filled=lambda ids: ids)
+    engine = SimpleNamespace(module=SimpleNamespace(llava=draft, train=draft.train))
+
+    def answers(step: int) -> list[list[int]]:
+        return writer(engine, StepBatches(step, 0, [asked])).micro[0]
+
+    first, second = answers(1), answers(2)
+    assert answers(1) == first and sum(a != b for a, b in zip(first, second, strict=True)) >= 3
+    assert len({*map(tuple, first)}) >= 3, "samples of one prompt have their own, too"
+    drawn = {token for ids in first + second for token in ids}
+    assert len(drawn) > 8 and not drawn & banned
 
 
 def test_a_mixture_with_own_answers_comes_back_bit_equal(train, monkeypatch):

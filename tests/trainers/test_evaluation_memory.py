@@ -1,5 +1,6 @@
 """A dry run's memory of an evaluation against a real one's tensors: what is held once, and what each method keeps."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -23,9 +24,9 @@ from draftsmith.models.targets.llava import LlavaTarget
 from draftsmith.models.targets.verification import NODES, _Inputs
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
-from draftsmith.trainers.describe.memory import evaluation_memory
+from draftsmith.trainers.describe.memory import Hardware, evaluation_memory
 from draftsmith.trainers.describe.models import target_shape
-from draftsmith.trainers.describe.proposals import proposals
+from draftsmith.trainers.describe.proposals import proposals, sizes_of
 from draftsmith.trainers.evaluation.drafters import Drafters
 from draftsmith.trainers.evaluation.graphs import capture_target
 from live_tensors import Live
@@ -149,6 +150,21 @@ def test_graphs_hold_a_cache_of_the_rounded_length_and_what_they_return():
     assert 0.5 < parts["graphs"] / live.most < 2, (parts["graphs"], live.most)
     spread = asked(*few, "stages.compare.graphs.target=true", "target.device_map=auto")
     assert evaluation_memory(spread).parts == before, "a target on several devices takes none"
+
+
+def test_a_target_on_several_devices_has_its_caches_there_too(planned):
+    """A quarter of each on each: weights, its cache, and the caches of drafts that are the target itself."""
+    recipe = planned.recipe.model_copy(
+        update={"target": planned.recipe.target.model_copy(update={"device_map": "auto"}),
+                "hardware": Hardware(gpus=4, memory_gb=80)}
+    )  # fmt: skip
+    alone, spread = (evaluation_memory(one).parts for one in (planned, dataclasses.replace(planned, recipe=recipe)))
+    own = [name for name in alone if name.startswith("target's ")]
+    assert own and all(spread[name] == alone[name] / 4 for name in [*own, "key-value cache"])
+    sizes = [sizes_of(one, planned.stage, target_shape(recipe), recipe.target) for one in proposals(planned)]
+    held = {is_targets: sum(one.cache for one in sizes if one.is_targets == is_targets) for is_targets in (True, False)}
+    assert all(held.values()) and spread["drafters' caches"] == pytest.approx(held[True] / 4 + held[False])
+    assert spread["drafters"] == alone["drafters"], "heads are whole on one device"
 
 
 def test_a_captioner_is_counted(tmp_path):

@@ -176,11 +176,12 @@ def test_behind_a_signal_nothing_is_begun():
     assert done == [0, 1]
 
 
-def test_a_damaged_line_is_said_once(tmp_path, capsys):
+@pytest.mark.parametrize("damage", [(b'["1"', b'\xff"1"'), (b'["1", 1', b'["1", 7')], ids=["no JSON", "checksum"])
+def test_a_damaged_line_is_said_once(tmp_path, capsys, damage):
     """Though the log is read again at the end, for what other ranks kept."""
     resumed(tmp_path / "rows", 3, lambda index: index, Stop())
     path = tmp_path / "rows-0.jsonl"
-    path.write_bytes(path.read_bytes().replace(b'["1"', b'\xff"1"'))
+    path.write_bytes(path.read_bytes().replace(*damage))
     assert resumed(tmp_path / "rows", 3, lambda index: -index, Stop()) == [0, -1, 2]
     assert capsys.readouterr().err.count("line 2 is damaged, and its item is worked on again") == 1
 

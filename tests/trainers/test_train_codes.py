@@ -37,6 +37,7 @@ from draftsmith.models.targets.llamagen_section import TEXT_ENCODER, build_trans
 from draftsmith.recipes.cli import main
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
+from draftsmith.trainers.engine import EngineConfig
 from draftsmith.trainers.stages.encode import EncodeStage
 from draftsmith.trainers.stages.train import TrainStage
 from draftsmith.trainers.stopping import Stopped
@@ -607,6 +608,18 @@ def test_data_that_a_model_cannot_be_trained_on_is_told(demo, tmp_path):
 def test_settings_that_contradict_each_other_are_refused(changes, words):
     with pytest.raises(ValueError, match=words):
         settings(**changes).check(IMAGES, EAGLE)
+
+
+def test_dead_codes_are_revived_in_most_of_the_forwards_of_a_rank(tmp_path):
+    """A step of 12 rows in micro-batches of 4 has three forwards: 60% of 50 steps are 90 of them, not 30."""
+    stage = TrainStage(
+        kind="train", model="vq", data=ShardData(), steps=50, batch_size=12, micro_batch_size=4, revive_every=2,
+        optim={"lr": 1e-3},
+    )  # fmt: skip
+    target = load(["recipe=demo/visual-ar", "output=out", *FEW]).recipe.target
+    asked = context(tmp_path / "vq", target, {}, name="vq", engine=EngineConfig(precision="fp32"))
+    module = training_codes._module(stage, asked, 0, 50)
+    assert (module.revive_every, module.revive_until) == (2, 90)
 
 
 def test_prompts_without_a_path_go_through_the_plan(demo, tmp_path):

@@ -64,7 +64,7 @@ class KeptPictures:
 
     def read(self, prompts: Sequence[ImagePrompt]) -> list[KeptPicture]:
         """The picture of each prompt, in order. All of them must have been drawn, by whichever rank."""
-        self._log.read()  # what is damaged was said when the log was opened
+        self._log.read()
         kept = (self._log.values[_key(number, prompt)] for number, prompt in enumerate(prompts))
         return [KeptPicture(array("I", base64.b64decode(t)), n) for t, n in kept]
 

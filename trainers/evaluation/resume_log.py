@@ -36,12 +36,11 @@ class ResumeLog:
         self._stem, self._path = stem, stem.with_name(f"{stem.name}-{ranks.rank()}.jsonl")
         self._written = re.compile(re.escape(stem.name) + r"-\d+\.jsonl")
         self.values: dict[str, Any] = {}
-        for damaged in self.read():
-            notice(damaged)
+        self._told: set[str] = set()
+        self.read()
 
-    def read(self) -> list[str]:
-        """Read what all ranks have kept by now into `values`; returns a sentence for each damaged line."""
-        damaged = []
+    def read(self) -> None:
+        """Read what all ranks have kept by now into `values`. A damaged line is told the first time that it is read."""
         for path in sorted(p for p in self._stem.parent.glob("*.jsonl") if self._written.fullmatch(p.name)):
             kept = read_small(path, hint="delete the file: its items are worked on again", max_bytes=LOG_BYTES)
             for number, line in enumerate(kept.splitlines(), start=1):
@@ -50,16 +49,18 @@ class ResumeLog:
                 try:
                     key, value, *checksum = parse_json(line, _LINE, where="", hint="")
                 except UserError as error:
-                    damaged.append(
-                        f"{path}, line {number} is damaged, and its item is worked on again ({error.problem})"
-                    )
+                    self._tell(f"{path}, line {number}", error.problem)
                     continue
                 # Lines of earlier versions have none.
                 if checksum and checksum != [_checksum(key, value)]:
-                    notice(f"{path}, line {number} is damaged, and its item is worked on again (its checksum differs)")
+                    self._tell(f"{path}, line {number}", "its checksum differs")
                     continue
                 self.values[key] = value
-        return damaged
+
+    def _tell(self, place: str, why: str) -> None:
+        if place not in self._told:
+            self._told.add(place)
+            notice(f"{place} is damaged, and its item is worked on again ({why})")
 
     def add(self, key: str, value: Any) -> None:
         """Keep a JSON value, and append it to this rank's file at once. Raises `UserError` where the disk is full."""
@@ -138,7 +139,7 @@ def resumed_in_turn(
         _agree(logs, stop)
     else:
         for log in logs:
-            log.read()  # what is damaged was said when the log was opened
+            log.read()
     return [
         [None if (part, index) in left_out else log.values[str(index)] for index in range(count)]
         for part, (log, count) in enumerate(zip(logs, counts, strict=True))

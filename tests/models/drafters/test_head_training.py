@@ -294,10 +294,14 @@ def test_positions_in_training():
     assert actual.shape == (3, 1, 5) and actual[2, 0].tolist() == [0, 3, 3, 4, 5]
 
 
-def test_a_share_of_visual_slots_in_training():
-    config, target, training = built("sparrow", train_visual_share=0.5)
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8, 1.0])
+def test_a_share_of_visual_slots_in_training(share):
+    config, target, training = built("sparrow", train_visual_share=share)
     layout = training.fill(*case_for(config, target, ("t" + 10 * "v" + "ttaa",)))[0].layout
-    assert int(layout.visual.sum()) == 5 and int(layout.real.sum()) == 9
+    assert int(layout.visual.sum()) == round(10 * share) and int(layout.real.sum()) == round(10 * share) + 4
+
+
+def test_no_visual_slot_in_training():
     config, target, training = built("sparrow", train_visual_share=0.0)
     assert config.taps_for(target.shape, training=True).visual_layers == ()
     assert not training.fill(*case_for(config, target))[0].layout.visual.any()

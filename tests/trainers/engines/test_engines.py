@@ -8,6 +8,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from draftsmith.core.refused import Refused
 from draftsmith.data.patches import patches
 from draftsmith.data.processor import Processor, pil
 from draftsmith.data.shards import ShardReader
+from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.eagle3 import Eagle3Config
 from draftsmith.models.drafters.peagle import PeagleConfig
@@ -24,12 +26,15 @@ from draftsmith.models.qwen import qwen_config
 from draftsmith.models.targets.llava import LlavaTargetConfig
 from draftsmith.trainers.engines import opened, process, served
 from draftsmith.trainers.engines.pictures import shown
+from draftsmith.trainers.engines.section import EngineSection
 from draftsmith.trainers.stages.cache import CacheStage
 from draftsmith.trainers.stages.regenerate import RegenerateStage
 from draftsmith.trainers.stopping import Stopped
 from draftsmith.trainers.training.states import looked_ahead
 from PIL import Image
+from pydantic import TypeAdapter
 from states_run import RECORDS, cached, context, losses, stage, synthetic
+from tiny import request
 from tiny_qwen import IDS, text_config, vision_config
 from transformers import LlavaConfig
 
@@ -156,6 +161,18 @@ def test_another_number_of_picture_tokens_is_refused_with_both(made, tmp_path, o
         answers(made, folder, engine=VLLM) if of == "answers" else trained(made, folder)
     theirs, ours = map(int, re.search(r"has (\d+) tokens, and ours (\d+)", str(caught.value)).groups())
     assert theirs == ours + 1
+
+
+def test_every_request_has_its_own_seed_and_limit():
+    """Drawn from one seed, prompts that are alike would all get one answer."""
+    submitted = []
+    engine = SimpleNamespace(submit=lambda asked, pictures: submitted.extend(asked))
+    section = TypeAdapter(EngineSection).validate_python(VLLM)
+    writes = served.ServedAnswers(section, engine, SimpleNamespace(eos_id=2), Warp(1.0), never=(5,))
+    writes.begin([request(seed, images=0) for seed in range(3)], limits=[7, 8, 9], seeds=[11, 12, 13])
+    sampling = [one["sampling"] for one in submitted]
+    assert [(one["seed"], one["max_tokens"]) for one in sampling] == [(11, 7), (12, 8), (13, 9)]
+    assert [one["ids"] for one in submitted] == [request(seed, images=0).ids.tolist() for seed in range(3)]
 
 
 def test_an_id_without_a_token_is_refused(made, tmp_path):

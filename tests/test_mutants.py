@@ -1,0 +1,96 @@
+"""scripts/mutants.py: random changes of the code, and the tests that are near it."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+CODE = '''"""Says 3 < 4."""
+def f(a: int = 1, *, b: bool | None = True) -> int | None:
+    """Not 5 + 6."""
+    if a < 2 and not b:
+        raise ValueError(f"{a + 7}")
+    g(a, key=None, hint="8")
+    return a + 3 if é else 2.0
+'''
+
+
+@pytest.fixture(scope="module")
+def mutants():
+    sys.path.insert(0, str(ROOT / "scripts"))
+    yield importlib.import_module("mutants")
+    sys.path.remove(str(ROOT / "scripts"))
+
+
+def test_every_change_of_a_file(mutants):
+    found = mutants.mutants_of("core/f.py", CODE)
+    assert sorted((one.line, one.old, one.new) for one in found) == sorted([
+        (2, "1", "2"), (2, "True", "False"), (4, "a < 2", "(a <= 2)"), (4, "2", "3"), (4, "not b", "(b)"),
+        (4, "a < 2 and not b", "(a < 2 or not b)"), (6, 'g(a, key=None, hint="8")', "(g(a, hint='8'))"),
+        (6, 'g(a, key=None, hint="8")', "pass"), (7, "a + 3", "(a - 3)"), (7, "3", "4"), (7, "2.0", "3.0"),
+        (7, "a + 3 if é else 2.0", "(a + 3 if not é else 2.0)"),
+    ])  # fmt: skip
+    for one in found:
+        source = CODE.encode()
+        compile(source[: one.start] + one.new.encode() + source[one.stop :], one.name, "exec")
+
+
+def test_more_mutants_begin_with_the_same_ones_and_are_of_all_parts(mutants):
+    many = mutants.drawn(ROOT, 0, 400)
+    assert mutants.drawn(ROOT, 0, 30) == many[:30] != mutants.drawn(ROOT, 1, 30)
+    assert {one.file.split("/")[0] for one in many} == set(mutants.PRODUCT)
+    assert len({one.file for one in many}) > 150
+
+
+@pytest.mark.parametrize(
+    ("file", "wanted"),
+    [
+        ("eval/summary.py", "tests/eval/test_summary.py"),
+        ("models/drafters/medusa.py", "tests/models/drafters/test_medusa.py"),
+        ("trainers/evaluation/resume_log.py", "tests/trainers/test_stopping.py"),
+        ("eval/engines/verify.py", "tests/eval/engines/test_verify.py"),
+        ("models/targets/language.py", "tests/models/targets/test_causal.py"),
+    ],
+)
+def test_the_nearest_tests(mutants, file, wanted):
+    near = mutants.nearest_tests(ROOT, file)
+    assert wanted in near and len(near) <= mutants.NEAREST
+
+
+def test_a_run_goes_on_behind_its_last_line(mutants, tmp_path, monkeypatch, capsys):
+    """What is killed, what survives and what no test is near; without a change tests must pass."""
+    package = tmp_path / "draftsmith"
+    (package / "tests").mkdir(parents=True)
+    (package / "a.py").write_text("x = 1 < 2\n")
+    (package / "b.py").write_text("y = 3\n")
+    near = {"a.py": ("test_a",), "b.py": (), "c.py": ("broken",)}
+    monkeypatch.setattr(mutants, "nearest_tests", lambda root, file: near[file])
+    asked = []
+
+    def run_tests(copied, tests, limit_s):
+        asked.append(((copied / "a.py").read_text(), tests))
+        changed = "<=" in asked[-1][0] or "2" not in asked[-1][0]
+        return (1 if tests == ("broken",) or changed else 0), "FAILED test_a.py::test\n"
+
+    monkeypatch.setattr(mutants.mutate, "run_tests", run_tests)
+    every = [*mutants.mutants_of("a.py", "x = 1 < 2\n"), *mutants.mutants_of("b.py", "y = 3\n")]
+    every.append(mutants.Mutant("c.py", 1, 0, 1, "z", "w"))
+    into = tmp_path / "runs" / "m.jsonl"
+    mutants.run(package, every[:2], into)
+    assert len(asked) == 3, "once without a change"
+    mutants.run(package, every, into)
+    lines = [json.loads(line) for line in into.read_text().splitlines()]
+    verdicts = {line["name"]: (line["verdict"], line["by"]) for line in lines}
+    assert verdicts == {
+        "a.py:1: 1 < 2 -> (1 <= 2)": ("killed", "test_a.py::test"), "a.py:1: 1 -> 2": ("survived", ""),
+        "a.py:1: 2 -> 3": ("killed", "test_a.py::test"), "b.py:1: 3 -> 4": ("survived", "no test is near"),
+        "c.py:1: z -> w": ("no answer", "the tests fail, or take too long, without a change"),
+    }  # fmt: skip
+    capsys.readouterr()
+    assert mutants.main(["list", str(into)]) == 1
+    assert capsys.readouterr().out == (
+        "a.py:1: 1 -> 2  (test_a)\nb.py:1: 3 -> 4  (no test is near)\n2 of 4 killed; 1 without an answer\n"
+    )
