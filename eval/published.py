@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field, TypeAdapter
@@ -21,9 +21,11 @@ from ..core.checksums import SUMS, check_sums
 from ..core.errors import UserError, first_line
 from ..core.fields import Seed
 from ..core.files import checked
+from ..core.generation_config import generation_ends
 from ..core.import_paths import ALLOW_IMPORT
 from ..core.section import Section
 from ..data.conversations import PromptFormat, encode
+from ..data.end_tokens import end_ids
 from ..data.images import Aspect
 from ..data.media import ImageReader
 from ..data.picture_marks import IMAGE_MARK
@@ -76,6 +78,8 @@ class PublishedDecoding(Section):
     top_k: int = 0
     top_p: float = 1.0
     max_new_tokens: int = Field(64, ge=2)  # of answers; a picture has its own number
+    # Ids that end an answer; null: of a picture, or of a folder of before there were several, which has its target's.
+    end_ids: list[Annotated[int, Field(ge=0)]] | None = None
     mode: Mode | None = None  # of draft LVLMs
     reading: dict[str, Any] = Field(default_factory=dict)  # of heads: settings that decoding changes
 
@@ -290,13 +294,17 @@ def _answering(
     processor = load_processor(
         own, revision=None if Path(own).is_dir() else config.revision, text_only=config.reads_text_alone
     )
+    if own != source:
+        processor = replace(processor, generation_ends=generation_ends(source, config.revision))
     target = load_target(
         config, source, num_token_ids=processor.num_token_ids, image_token_id=processor.image_token_id, device=device
     )
     identity = TargetIdentity(section.target | {"path": str(source)}, processor.tokenizer_hash)
     drafter = _opened(folder, section, trained, target, processor, identity)
     own_image_processor = load_processor(folder) if section.drafter.get("pictures") == "own" else None
-    decoding = _decoding(section, grid=None, length=section.decoding.max_new_tokens, eos=(processor.eos_id,))
+    listed = section.decoding.end_ids
+    ends = end_ids(processor, section.prompt_format) if listed is None else tuple(listed)
+    decoding = _decoding(section, grid=None, length=section.decoding.max_new_tokens, eos=ends)
 
     def ask(asked: UserRequest, place: Path) -> Request:
         request = read_request(asked, place, section.prompt_format, section.looking.image_reader(processor))

@@ -33,9 +33,15 @@ class ServedAnswers:
     """Writes answers with an engine."""
 
     def __init__(
-        self, section: ServedEngine, process: EngineProcess, processor: Processor, warp: Warp, never: Collection[int]
+        self,
+        section: ServedEngine,
+        process: EngineProcess,
+        processor: Processor,
+        warp: Warp,
+        ends: Sequence[int],
+        never: Collection[int],
     ):
-        self.section, self.process, self.processor, self.warp = section, process, processor, warp
+        self.section, self.process, self.processor, self.warp, self.ends = section, process, processor, warp, ends
         # The strongest that engines take; an id that comes all the same is refused below.
         self._bias = dict.fromkeys(never, -100.0)
         self._never = frozenset(never)
@@ -50,8 +56,7 @@ class ServedAnswers:
             pictures |= dict(zip(names, shown(request.pixels, request.pictures, self.processor, request.name),
                                  strict=True))  # fmt: skip
             ids = one_placeholder_each(request.ids.tolist(), request.modality.tolist(), request.pictures)
-            end = self.processor.eos_id
-            sampling = self.section.sampling(self.warp, seed=seed, limit=limit, end=end, never=self._bias)
+            sampling = self.section.sampling(self.warp, seed=seed, limit=limit, ends=self.ends, never=self._bias)
             asked.append({"ids": ids, "pictures": names, "sampling": sampling})
         return partial(self._finish, list(requests), self.process.submit(asked, pictures))
 
