@@ -1,8 +1,8 @@
 """The end tokens that a stage's answers were begun with, held against the target's when the stage goes on.
 
 A plan cannot have them in its fingerprint: they are read from the target's files, which may be on the Hub. They stand
-beside what `auto` became (precision.py), and only where there are more than the tokenizer's own, so that runs of targets
-with one end token are recorded as ever.
+beside what `auto` became (precision.py), and only where they are not the tokenizer's own alone: runs of targets with
+one end token are recorded as ever.
 """
 
 from __future__ import annotations
@@ -39,9 +39,7 @@ def record_ends(context: Context, planned: Planned) -> None:
         kept = {key: value for key, value in recorded.items() if key != ENDS}
         write_mark(path, replace(mark, resolved=kept if now is None else kept | {ENDS: now}))
         return
-    before, here = (
-        f"the tokenizer's {processor.eos_id}" if value is None else value for value in (recorded.get(ENDS), now)
-    )
+    before, here = recorded.get(ENDS, str(processor.eos_id)), now or str(processor.eos_id)
     raise UserError(
         f"stage {planned.name} was begun where answers end at id {before}, and here they end at {here}",
         where=str(context.folder),
