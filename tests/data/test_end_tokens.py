@@ -1,5 +1,6 @@
 """Which tokens end an answer: those of the generation config, the tokenizer's, and the template's."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from draftsmith.data.processor import Processor
 from draftsmith.data.processor_files import load_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 
+ROOT = Path(__file__).resolve().parents[2]
 TEMPLATES = Path(__file__).parent / "chat_templates"
 CHAT = PromptFormat(template="chat")
 MARKS = ("<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eot|>", "<|eo")
@@ -56,3 +58,13 @@ def test_those_of_the_generation_config_come_to_them(tmp_path):
     assert load_processor(tmp_path, text_only=True).generation_ends == ()
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [30, 9]}')
     assert load_processor(tmp_path, text_only=True).generation_ends == (9, 30)
+
+
+def test_one_place_knows_them():
+    """Whatever else looks at the tokenizer's end token alone goes on where the target has ended."""
+    folders = ("core", "data", "models", "eval", "trainers", "recipes")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    read = {str(path.relative_to(ROOT)) for path in files if re.search(r"\.eos_id\b", path.read_text())}
+    assert len(files) > 300
+    # The ids of a target that a run trains from an inline config, and whether a record was begun with others.
+    assert read == {"data/end_tokens.py", "trainers/context.py", "trainers/recorded_ends.py"}
