@@ -20,19 +20,23 @@ from draftsmith.data.processor_files import load_processor
 from draftsmith.data.shards import ShardReader
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Static
+from draftsmith.eval.rows import PLAIN, Row
 from draftsmith.eval.rules import Greedy
 from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.targets.load import load_target
 from draftsmith.trainers.engines.section import SglangEngine, VllmEngine
+from draftsmith.trainers.evaluation.resume_log import ResumeLog
 from draftsmith.trainers.recorded_ends import ENDS, record_ends
 from draftsmith.trainers.stages.base import Planned
 from draftsmith.trainers.stages.evaluate import EvaluateStage
 from draftsmith.trainers.stages.regenerate import RegenerateStage
 from draftsmith.trainers.stages.train import TrainStage
+from draftsmith.trainers.training import drafter
 from engines_in_place import in_place
 from states_run import context, synthetic
+from states_run import stage as train
 from transformers import LlavaForConditionalGeneration
 
 LENGTH, FORM = 20, PromptFormat()
@@ -151,6 +155,30 @@ def test_regenerated_answers_of_our_own_passes_and_of_an_engine(ending, asked, t
     assert answers(made, tmp_path / "ours") == expected
     in_place(monkeypatch)
     assert answers(made, tmp_path / "served", engine={"kind": "vllm", "max_num_seqs": 4}) == expected
+
+
+def test_an_evaluation_and_a_decoding_check_end_as_transformers_does(ending, asked, tmp_path):
+    made, _ = ending(3)
+    expected = theirs(made.folder / "target", asked)
+    data = made.data | {"aspect": "pad"}
+    stage = EvaluateStage(
+        kind="evaluate", benchmarks={"mine": {"data": data}}, drafters={"own": {"kind": "pruned", "ratio": 0.0}},
+        methods={"chain": {"drafter": "own", "tree": {"kind": "chain", "gamma": 3}}}, max_new_tokens=LENGTH, warmup=0,
+    )  # fmt: skip
+    run = context(made, tmp_path / "evaluate")
+    stage.run(run)
+    log = ResumeLog(run.folder / "rows" / "mine" / f"T0-{LENGTH}").values
+    for number, answer in enumerate(expected):
+        rows = [Row.from_json(value, where=run.folder) for value in log[str(number)]]
+        assert [(row.method, list(row.tokens)) for row in rows] == [(PLAIN, answer), ("chain", answer)]
+    # A head that is trained for no step drafts little; what its check emits are the target's answers.
+    check = {"every": 1, "data": data, "tree": {"kind": "chain", "gamma": 2}, "max_new_tokens": LENGTH}
+    head = context(made, tmp_path / "head")
+    emitted = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drafter, "generate", lambda *given: emitted.append(result := generate(*given)) or result)
+        train(made, steps=1, decoding=check).run(head)
+    assert [generation.tokens for generation in emitted] == expected
 
 
 @pytest.mark.parametrize("engine", [VllmEngine(kind="vllm"), SglangEngine(kind="sglang")])
