@@ -23,7 +23,7 @@ _TOKENS = {
     "qwen2_vl": _QWEN, "qwen2_5_vl": _QWEN, "qwen3_vl": _QWEN, "internvl": re.compile("<IMG_CONTEXT>|<video>"),
     "pixtral": re.compile(r"\[IMG\]"), "gemma4": re.compile(r"<\|image\|>"),
 }  # fmt: skip
-_PROBE = "a question"
+_PROBE, _ANSWER = "a question", "an answer"
 
 Spans = tuple[tuple[int, int], ...]
 
@@ -149,6 +149,20 @@ class _Chat:
         except Exception:  # as of `text`
             return False
         return _PROBE in text and "'type'" not in text
+
+
+@functools.lru_cache(maxsize=8)
+def end_of_answers(tokenizer: Any) -> str | None:
+    """The special token that the tokenizer's chat template writes behind an answer; None: it writes none, or refuses a
+    conversation without more than a question and an answer.
+    """
+    try:
+        chat = _Chat(tokenizer, {})
+        turns = [{"from": "human", "value": _PROBE}, {"from": "gpt", "value": _ANSWER}]
+        behind = chat.text(chat.messages(turns, ()), asks=False).rpartition(_ANSWER)[2].lstrip()
+    except UserError:
+        return None
+    return max((token for token in _special(tokenizer) if behind.startswith(token)), key=len, default=None)
 
 
 def _end(answered: str, start: int, tokenizer: Any) -> tuple[int, bool]:

@@ -62,7 +62,7 @@ class Processor:
     image_size: int  # side of the square input in pixels; where pictures are read whole, of what becomes one token
     pad_id: int
     bos_id: int | None  # None: a prompt begins with nothing (Qwen)
-    eos_id: int
+    eos_id: int  # the tokenizer's, one of those that end answers
     newline_id: int
     family: Family = "llava"  # whose processor files are written
     video_token_id: int | None = None  # None: a clip's tokens are the image's
@@ -71,6 +71,7 @@ class Processor:
     # What surrounds each run of picture tokens (Qwen-VL, InternVL, Gemma 4).
     vision_start_id: int | None = None
     vision_end_id: int | None = None
+    generation_ends: tuple[int, ...] = ()  # that the target's generation config names; `end_tokens` has all
 
     @property
     def reads_pictures(self) -> bool:

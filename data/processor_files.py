@@ -15,6 +15,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from ..core.errors import UserError
 from ..core.files import read_json
+from ..core.generation_config import generation_ends
 from ..core.pretrained import RESTORE, reading_pretrained
 from .processor import (
     FAMILIES,
@@ -150,40 +151,45 @@ def load_processor(source: str | Path, *, revision: str | None = None, text_only
     Raises:
         UserError: files are missing or do not fit.
     """
-    key = f"processor {str(source)!r}"
     with reading_pretrained(source, "cannot load processor", hint=_CURE, weights=False):
-        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision)
-        if not tokenizer.chat_template:
-            tokenizer.chat_template = _processors_template(source, revision)
-        if text_only:
-            return _text_only(tokenizer, key)
-        settings = _settings_of(source, revision)
-        known = {str(name): kind for kind, name in FAMILIES.items()}
-        published = None if _IMAGE_KEYS & set(settings) else published_settings(source, revision, known)
-        settings = {**(published.about if published else {}), **settings}
-        if (family := FAMILIES.get(str(settings.get("processor_class")))) in QWEN:
-            made = pil("Qwen2VL")
-            own = made(**published.images) if published else made.from_pretrained(source, revision=revision)
-            return _qwen(tokenizer, own, family, key)
-        if family == "internvl":
-            own = pil("GotOcr2").from_pretrained(source, revision=revision)
-            return _internvl(tokenizer, own, int(settings.get("image_seq_length") or 256), key)
-        if family == "pixtral":
-            own = pil("Pixtral").from_pretrained(source, revision=revision)
-            patch, merge = int(settings.get("patch_size") or 16), int(settings.get("spatial_merge_size") or 1)
-            return _pixtral(tokenizer, own, patch, merge, key)
-        if family == "gemma4":
-            return _gemma(tokenizer, pil("Gemma4").from_pretrained(source, revision=revision), key)
-        images = _load_images(source, revision, settings, published)
-        # Old processor files lack the patch size; every CLIP-L/14 and SigLIP-so400m/14 LLaVA has 14.
-        return _processor(
-            tokenizer,
-            images,
-            patch_size=int(settings.get("patch_size") or 14),
-            where=key,
-            family=FAMILIES.get(str(settings.get("processor_class")), "llava"),
-            resolutions=tuple((int(a), int(b)) for a, b in settings.get("image_grid_pinpoints") or ()),
-        )
+        processor = _loaded(source, revision, text_only=text_only)
+    return replace(processor, generation_ends=generation_ends(source, revision))
+
+
+def _loaded(source: str | Path, revision: str | None, *, text_only: bool) -> Processor:
+    key = f"processor {str(source)!r}"
+    tokenizer = AutoTokenizer.from_pretrained(source, revision=revision)
+    if not tokenizer.chat_template:
+        tokenizer.chat_template = _processors_template(source, revision)
+    if text_only:
+        return _text_only(tokenizer, key)
+    settings = _settings_of(source, revision)
+    known = {str(name): kind for kind, name in FAMILIES.items()}
+    published = None if _IMAGE_KEYS & set(settings) else published_settings(source, revision, known)
+    settings = {**(published.about if published else {}), **settings}
+    if (family := FAMILIES.get(str(settings.get("processor_class")))) in QWEN:
+        made = pil("Qwen2VL")
+        own = made(**published.images) if published else made.from_pretrained(source, revision=revision)
+        return _qwen(tokenizer, own, family, key)
+    if family == "internvl":
+        own = pil("GotOcr2").from_pretrained(source, revision=revision)
+        return _internvl(tokenizer, own, int(settings.get("image_seq_length") or 256), key)
+    if family == "pixtral":
+        own = pil("Pixtral").from_pretrained(source, revision=revision)
+        patch, merge = int(settings.get("patch_size") or 16), int(settings.get("spatial_merge_size") or 1)
+        return _pixtral(tokenizer, own, patch, merge, key)
+    if family == "gemma4":
+        return _gemma(tokenizer, pil("Gemma4").from_pretrained(source, revision=revision), key)
+    images = _load_images(source, revision, settings, published)
+    # Old processor files lack the patch size; every CLIP-L/14 and SigLIP-so400m/14 LLaVA has 14.
+    return _processor(
+        tokenizer,
+        images,
+        patch_size=int(settings.get("patch_size") or 14),
+        where=key,
+        family=FAMILIES.get(str(settings.get("processor_class")), "llava"),
+        resolutions=tuple((int(a), int(b)) for a, b in settings.get("image_grid_pinpoints") or ()),
+    )
 
 
 def _qwen(tokenizer: Any, images: Any, family: Family, where: str) -> Processor:

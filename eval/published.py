@@ -22,9 +22,11 @@ from ..core.checksums import SUMS, check_sums
 from ..core.errors import UserError, first_line
 from ..core.fields import MOST_ANSWER, Seed, Temperature, TopK, TopP
 from ..core.files import checked
+from ..core.generation_config import generation_ends
 from ..core.import_paths import ALLOW_IMPORT
 from ..core.section import Section
 from ..data.conversations import PromptFormat, encode
+from ..data.end_tokens import end_ids
 from ..data.images import Aspect
 from ..data.media import ImageReader
 from ..data.picture_marks import IMAGE_MARK
@@ -79,6 +81,8 @@ class PublishedDecoding(Section):
     top_k: TopK = 0
     top_p: TopP = 1.0
     max_new_tokens: int = Field(64, ge=2, le=MOST_ANSWER)  # of answers; a picture has its own number
+    # Ids that end an answer; null: of a picture, or of a folder of before there were several, which has its target's.
+    end_ids: list[Annotated[int, Field(ge=0)]] | None = None
     mode: Mode | None = None  # of draft LVLMs
     reading: dict[str, Any] = Field(default_factory=dict)  # of heads: settings that decoding changes
 
@@ -315,6 +319,8 @@ def _answering(
     processor = load_processor(
         own, revision=None if Path(own).is_dir() else config.revision, text_only=config.reads_text_alone
     )
+    if own != source:
+        processor = replace(processor, generation_ends=generation_ends(source, config.revision))
     target = load_target(
         config, source, num_token_ids=processor.num_token_ids, image_token_id=processor.image_token_id, device=device
     )
@@ -327,7 +333,9 @@ def _answering(
     identity = TargetIdentity(section.target | {"path": str(source)}, processor.tokenizer_hash)
     drafter = _opened(folder, section, trained, target, processor, identity)
     own_image_processor = load_processor(folder) if section.drafter.get("pictures") == "own" else None
-    decoding = _decoding(section, grid=None, length=section.decoding.max_new_tokens, eos=(processor.eos_id,))
+    listed = section.decoding.end_ids
+    ends = end_ids(processor, section.prompt_format) if listed is None else tuple(listed)
+    decoding = _decoding(section, grid=None, length=section.decoding.max_new_tokens, eos=ends)
 
     def ask(asked: UserRequest, place: Path) -> Request:
         request = read_request(asked, place, section.prompt_format, section.looking.image_reader(processor))

@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 
 from ..core.errors import UserError, did_you_mean
 from ..core.files import new_folder
+from ..core.generation_config import generation_ends
 from ..core.pretrained import reading_pretrained
 from ..core.results import check_written
 from ..data.processor_files import load_processor
@@ -160,7 +161,8 @@ def _own_words(options: ImportOptions, tokenizer: Any) -> list[str]:
 def _lvlm(options: ImportOptions, folder: Path) -> tuple[dict[str, Any], Any]:
     """Write a draft LVLM to `folder`. Returns the recipe's drafter section and notes."""
     target = read_config(options.target, key="--target", revision=options.target_revision)
-    model, notes = import_lvlm(options.source, target, revision=options.revision)
+    ends = generation_ends(options.target, options.target_revision)
+    model, notes = import_lvlm(options.source, target, revision=options.revision, ends=ends)
     processor = load_processor(options.target, revision=options.target_revision)
     notes = (*notes, *_own_words(options, processor.tokenizer))
     manifest = {

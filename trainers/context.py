@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..core import ranks
+from ..core.generation_config import generation_ends
 from ..core.tracking import Tracker, TrackingConfig
 from ..data.processor import Processor
 from ..data.processor_files import load_processor, with_own_image_processor
@@ -90,6 +91,10 @@ class Context:
         source = self.inputs.get("processor") or str(self.target.path)
         text_only = self.target.reads_text_alone
         processor = load_processor(source, revision=self.target.revision, text_only=text_only)
+        if "target" in self.inputs or (self.target.path is not None and "processor" in self.inputs):
+            # The processor lies elsewhere, and the ends are the model's.
+            ends = generation_ends(self.target_source(), self.target.revision)
+            processor = replace(processor, generation_ends=ends)
         self.target.check_token_ids(processor.num_token_ids, str(source))
         return processor
 

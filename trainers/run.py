@@ -29,6 +29,7 @@ from .matching import (
 )
 from .precision import settled_stage
 from .progress import StageLine
+from .recorded_ends import record_ends
 from .restart import RECORD, Restarted, command_identity, complete, free_name, restarted_before, set_aside
 from .results import InputCheck, unreadable, write_done
 from .run_time import RunTime
@@ -125,6 +126,7 @@ def _run_stage(
     makers = {thing: inputs.output / maker for thing, maker in planned.inputs.items()}
     made = make_context(planned, folder, makers, stop, line)
     with line.shown(), made.opened, tracked(made) as context, full_disk_is_told(folder):
+        ranks.on_main(record_ends, context, planned)
         settled_stage(context, planned).run(context)
         gpus = num_gpus(getattr(planned.stage, "target", None) or context.target)
     ranks.barrier()

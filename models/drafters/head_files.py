@@ -132,15 +132,26 @@ def load_head(
     ids = state["d2t"].cpu() + torch.arange(len(state["d2t"])) if "d2t" in state else None
     with without_storage(device):
         head = config.module(layer, ids)
+    wanted, rows = shapes_of(head.state_dict()), target.shape.vocab_size
+    lacks = wanted.get("lm_head.weight", ())[:1] == (rows,) and "lm_head.weight" not in state
     check_shapes(
-        shapes_of(state), shapes_of(head.state_dict()), where=str(weights_file(folder)),
+        shapes_of(state), wanted, where=str(weights_file(folder)),
         what="the head does not fit this target and kind: ",
-        hint="name the target and the settings that the head was trained with",
+        hint=no_lm_head(rows) if lacks else "name the target and the settings that the head was trained with",
     )  # fmt: skip
     fill(head, state, device, dtype)
     if "draft_vocab_size" in config.model_fields_set:  # else decoding takes the one that is stored
         check_vocabulary(config, head, target, weights_file(folder))
     return head
+
+
+def no_lm_head(rows: int) -> str:
+    """The hint for a head without an LM head, whose vocabulary is the target's."""
+    return (
+        f"the head drafts from the target's full vocabulary ({rows:,} tokens), and vLLM lets such a head use the "
+        "target's LM head: if it was trained so, copy the target's lm_head.weight (of tied embeddings its "
+        "embed_tokens.weight) into the file, else fetch the whole checkpoint"
+    )
 
 
 def _check_shape(folder: Path, shape: LayerShape) -> None:

@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from transformers import PreTrainedConfig
 
 from ...core.errors import UserError
+from ...core.generation_config import generation_ends
 from ..drafters import AnyDrafter
 from ..drafters.head_config import HeadConfig
 from ..drafters.head_files import head_state
@@ -110,7 +111,10 @@ def find_target(folder: Path, target: str | None) -> Target:
             "the target of this drafter was trained in its run and has no name", where=str(folder / MANIFEST),
             hint="give its folder: --target runs/x/target",
         )  # fmt: skip
-    config = read_config(name, key="target", revision=revision if name == path else None)
+    revision = revision if name == path else None
+    config = read_config(name, key="target", revision=revision)
+    if len(ends := generation_ends(name, revision)) > 1:
+        config.get_text_config().eos_token_id = list(ends)  # the config's own is one of them, and layouts copy it
     return Target(config, None if Path(name).is_dir() else name)
 
 

@@ -17,6 +17,7 @@ from ...core.errors import UserError
 from ..drafters import AnyDrafter
 from ..drafters.eagle3 import Eagle3Config
 from ..drafters.head_config import HeadConfig
+from ..drafters.head_files import no_lm_head
 from ..drafters.head_inputs import Image
 from ..drafters.head_module import StateHead
 from ..exports.layouts import unfold_fc_bias
@@ -229,7 +230,12 @@ def _eagle3(values: dict[str, Any], state: State, text: Any, where: str, notes: 
     if taps is None:
         taken = Eagle3Config(kind="eagle3").layers_of(language_shape(text))
         notes.append(f"names no layers: {taken}, the default of every engine, are taken")
-    state |= _vocabulary(state, text.vocab_size, where, notes)
+    rows = text.vocab_size
+    if "lm_head.weight" not in state:
+        is_whole = len(state["d2t"]) == rows if "d2t" in state else values.get("draft_vocab_size", 0) in (None, rows)
+        hint = no_lm_head(rows) if is_whole else "EAGLE-3 brings its own; is this EAGLE-1?"
+        raise UserError("lm_head.weight is missing", where=where, hint=hint)
+    state |= _vocabulary(state, rows, where, notes)
     return settings
 
 
@@ -268,8 +274,6 @@ def _taps(values: dict[str, Any], where: str, notes: list[str]) -> tuple[int, in
 
 def _vocabulary(state: State, rows: int, where: str, notes: list[str]) -> State:
     """d2t as an offset and t2d as a mask. Raises `UserError` where they contradict each other or the target."""
-    if "lm_head.weight" not in state:
-        raise UserError("lm_head.weight is missing", where=where, hint="EAGLE-3 brings its own; is this EAGLE-1?")
     size = len(state["lm_head.weight"])
     offset = state.get("d2t")
     if offset is None:

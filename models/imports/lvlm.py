@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -17,13 +18,14 @@ _IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def import_lvlm(
-    source: str, target: PreTrainedConfig, *, revision: str | None = None
+    source: str, target: PreTrainedConfig, *, revision: str | None = None, ends: Sequence[int] = ()
 ) -> tuple[PreTrainedModel, tuple[str, ...]]:
     """The draft in its own precision, with the target's ids and vocabulary.
 
     Args:
         target: the config of a LLaVA; one whose tokenizer has as many tokens is not therefore the same, which the
             tokenizer's hash tells.
+        ends: that the target's generation config names.
 
     Raises:
         UserError: it cannot be read, or does not fit the target.
@@ -52,6 +54,8 @@ def import_lvlm(
                 setattr(place, name, value)
     for name in _IDS:
         setattr(model.generation_config, name, config_value(target.text_config, name))
+    if len(ends) > 1:
+        model.generation_config.eos_token_id = list(ends)
     if model.dtype == torch.bfloat16:
         notes.append("stored in bfloat16: evaluate it in bfloat16, as its authors ask for lvlm160m-bf16")
     positions = ours.text_config.max_position_embeddings

@@ -14,7 +14,7 @@ from PIL import Image
 from tiled import picture
 from transformers import Gemma4ImageProcessorPil
 
-SIZES = [(16, 16), (40, 30), (90, 20), (24, 70), (300, 301), (400, 4)]
+SIZES = [(16, 16), (40, 30), (90, 20), (24, 70), (300, 301), (400, 4), (1, 1)]
 TEXTS = ["USER: Which picture? ASSISTANT: It is picture 1.\n", *(f"It is picture {n}." for n in range(10))] * 3
 ASKED = [{"from": "human", "value": "<image>\nWhich picture? "}, {"from": "gpt", "value": "It is 1."}]
 FORM = PromptFormat(template="gemma", image_rule="next")

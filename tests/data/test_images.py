@@ -14,7 +14,7 @@ from draftsmith.data.picture_files import load_image
 from PIL import Image
 
 SIZE = 24
-SHAPES = [(60, 20), (20, 60), (61, 24), (24, 61), (37, 37), (25, 24), (7, 5), (24, 24)]
+SHAPES = [(60, 20), (20, 60), (61, 24), (24, 61), (37, 37), (25, 24), (7, 5), (24, 24), (1, 1)]
 
 
 def picture(width: int, height: int) -> Image.Image:

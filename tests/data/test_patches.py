@@ -57,7 +57,7 @@ def test_sizes_are_those_of_transformers():
         rounded((3, 700), 28, 3136, 10**6)
 
 
-@pytest.mark.parametrize("size", [(20, 12), (33, 50), (8, 8), (3, 40)])
+@pytest.mark.parametrize("size", [(20, 12), (33, 50), (8, 8), (3, 40), (1, 1)])
 def test_patches_of_an_image_are_those_of_transformers(size):
     made, image = processor(), picture(size)
     given = made.image_processor(images=[image], return_tensors="pt")

@@ -22,7 +22,7 @@ from transformers import LlavaNextImageProcessorPil, LlavaOnevisionImageProcesso
 
 VECTORS = json.loads((Path(__file__).parent / "vectors" / "lvlm" / "anyres.json").read_text())
 SETTINGS = {"next336": (336, 24, None), "ov_anyres_max_9": (384, 27, 9)}
-SIZES = [(40, 30), (24, 24), (90, 20), (17, 61), (300, 200), (7, 5)]
+SIZES = [(40, 30), (24, 24), (90, 20), (17, 61), (300, 200), (7, 5), (1, 1), (1, 9), (2, 2)]
 
 
 @pytest.mark.parametrize("convention", ["original", "hf"])

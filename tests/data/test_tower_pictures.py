@@ -16,7 +16,7 @@ from tiled import picture
 from transformers import GotOcr2ImageProcessorPil, PixtralImageProcessorPil
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-SIZES = [(16, 16), (40, 30), (90, 20), (24, 70), (33, 33), (300, 301), (17, 16)]
+SIZES = [(16, 16), (40, 30), (90, 20), (24, 70), (33, 33), (300, 301), (17, 16), (1, 1)]
 TEXTS = ["USER: Which picture? ASSISTANT: It is picture 1.\n", *(f"It is picture {n}." for n in range(10))] * 3
 ASKED = [{"from": "human", "value": "<image>\nWhich picture?"}, {"from": "gpt", "value": "It is 1."}]
 

@@ -14,6 +14,7 @@ from draftsmith.eval.rules import Greedy, Sampling
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.pruned import PrunedConfig, PrunedProposal, keep_visual, visual_scores
 from draftsmith.models.targets.base import Taps
+from draftsmith.models.targets.llava import LlavaTarget
 from test_contract import compare, greedy, not_vacuous
 from test_exactness import chi_square
 from test_trees import Checked
@@ -129,6 +130,15 @@ def test_sampling_repeats_and_fits_another_vocabulary(big, draw):
         assert results[0].tokens == results[1].tokens
         assert max(results[0].tokens) < TOKENS
         assert any(c.num_accepted for c in results[0].cycles)
+
+
+@pytest.mark.parametrize("rows", [62, 70])
+@POLICIES
+def test_greedy_output_with_a_sibling_of_another_padded_vocabulary_is_plain_decoding(big, policy, rows):
+    small = llava(0)
+    small.resize_token_embeddings(rows)
+    sibling = LlavaTarget(near(small), num_token_ids=TOKENS, image_token_id=IMAGE_ID)
+    not_vacuous(compare(lambda: big, pruned(sibling, big, ratio=0.5), policy, seeds=2, images=2))
 
 
 def test_what_loads(big):

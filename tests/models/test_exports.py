@@ -111,6 +111,18 @@ def test_a_draft_with_all_ids_has_no_table_of_them(tmp_path):
     assert all(torch.equal(value, head.state_dict()[name]) for name, value in again.head.state_dict().items())
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "speculators"])
+def test_every_end_of_the_target_is_written(tmp_path, engine):
+    target, folder, _ = made(tmp_path, "qwen2_5_vl", **READ, image="projected")
+    for ends in ([9, 2, 7], [7]):
+        (target / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+        export_drafter(folder, tmp_path / f"out-{len(ends)}", engine)
+        values, _ = exported(tmp_path / f"out-{len(ends)}")
+        values = values.get("transformer_layer_config", values)
+        own = json.loads((target / "config.json").read_text())["text_config"].get("eos_token_id")
+        assert values["eos_token_id"] == (sorted(ends) if len(ends) > 1 else own)
+
+
 @pytest.mark.parametrize(("taps", "ids"), [(None, None), ((1, 4, 6), [0, 3, 5])])
 def test_sglang_counts_what_leaves_a_layer(tmp_path, taps, ids):
     """The layer before ours; and no ids at the top level, which it would read in the same way."""

@@ -17,7 +17,7 @@ from draftsmith.models.hub import target_embedding
 from draftsmith.models.imports import import_head, import_lantern, import_lvlm
 from draftsmith.models.targets.base import language_shape
 from draftsmith.recipes.cli import main
-from heads_tiny import Tables
+from heads_tiny import Tables, config_of
 from published_tiny import VOCAB, WIDTH, head_folder, inputs, ours, published, target_config, target_folder
 from safetensors.torch import load_file, save_file
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
@@ -268,6 +268,25 @@ def test_vocabularies(tmp_path):
         read3(published(tmp_path / "d", values, state | {"t2d": state["t2d"].roll(1)}))
     with pytest.raises(UserError, match="leads out of the target's 44 ids"):
         read3(published(tmp_path / "e", values, {n: v for n, v in state.items() if n != "t2d"} | {"d2t": ids + 30}))
+
+
+@pytest.mark.parametrize("size", [20, VOCAB, None])
+def test_a_head_without_its_lm_head_is_told_what_it_may_lack(tmp_path, size):
+    """With the target's full vocabulary a file may leave it to the target's, which vLLM then takes."""
+    values, state, head = checkpoint(tmp_path, **READ | {"draft_vocab_size": size})
+    values |= {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": size}
+    lacking = {name: value for name, value in state.items() if name != "lm_head.weight"}
+    told = "is this EAGLE-1" if size == 20 else r"target's full vocabulary \(44 tokens\).*copy the target's lm_head"
+    for number, names in enumerate(((), ("d2t", "t2d"))):
+        rest = {name: value for name, value in lacking.items() if name not in names}
+        folder = published(tmp_path / f"theirs{number}", values, rest)
+        with pytest.raises(UserError, match=rf"^lm_head\.weight is missing\n.*\n.*{told}"):
+            read3(folder)
+        with pytest.raises(UserError, match=r"lm_head\.weight is missing") as error:  # as a recipe names it
+            config_of(**READ | {"draft_vocab_size": size}).load(folder, Tables(text_of(), ROWS, ROWS))
+        is_whole = size != 20 or names  # a file without d2t has the target's ids
+        assert ("full vocabulary" in str(error.value)) == bool(is_whole)
+    same(read3(published(tmp_path / "whole", values, state)), head)
 
 
 def test_what_eagle3_files_do_not_say(tmp_path):

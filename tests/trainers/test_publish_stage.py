@@ -22,7 +22,7 @@ from damage import DAMAGES, told
 from draftsmith.core.checksums import SUMS, check_sums, sha256_of, write_sums
 from draftsmith.core.errors import UserError
 from draftsmith.data.processor_files import load_processor
-from draftsmith.eval.published import UserRequest, open_published
+from draftsmith.eval.published import UserRequest, assemble, open_published, read_published
 from draftsmith.eval.stored_prompt import reproduce
 from draftsmith.models.drafters.lvlm import load_drafter
 from draftsmith.recipes.cli import main
@@ -235,6 +235,26 @@ def test_opened_again_it_does_what_it_did(published):
         speculator.say(outside, folder)
     # The drafter sees: without the picture it is asked something else.
     assert speculator("Describe the picture.").generation.tokens != stored["tokens"]
+
+
+def test_answers_end_where_they_were_measured_to_end_and_of_an_older_folder_where_the_targets_do(published, tmp_path):
+    folder = published / "publish" / "repository"
+    section = read_published(folder)
+    assert section.decoding.end_ids == [2]
+    target = Path(shutil.copytree(published / "target", tmp_path / "target"))
+    stored = section.expected.tokens
+    inside = range(1, len(stored) - 1)
+    end = next(stored[place] for place in inside if stored[place] not in stored[:place])
+    path = target / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": [end, 2]}))
+
+    def answered(section) -> list[int]:
+        return assemble(folder, section, target).say(section.prompt, folder).generation.tokens
+
+    assert answered(section) == stored
+    decoding = section.decoding.model_dump(exclude={"end_ids"})
+    older = type(section).model_validate(section.model_dump(mode="json", by_alias=True) | {"decoding": decoding})
+    assert older.decoding.end_ids is None and answered(older) == stored[: stored.index(end) + 1]
 
 
 def test_the_token_is_in_no_file_of_the_run(published):

@@ -14,6 +14,7 @@ from typing import Any
 from ...core.batch import Request
 from ...core.errors import UserError
 from ...data.answers import SKIPPED, Answer, kept_tensors, text_ids
+from ...data.end_tokens import end_ids
 from ...data.shards import ShardReader
 from ...models.decoding.batched import Written, write_answers
 from ...models.decoding.warp import Warp
@@ -41,6 +42,7 @@ class Texts:
     def __init__(self, stage: Any, context: Context):
         self.stage, self.context = stage, context
         self.processor = context.processor()
+        self.ends = end_ids(self.processor, stage.format)
         self.dataset = open_records(stage.data, stage.format, context, self.processor)
         engine = stage.engine
         self.target = open_target(context, self.processor, tables_only=isinstance(engine, ServedEngine))
@@ -57,7 +59,7 @@ class Texts:
                     engine, context, key="engine", layers=None, max_length=stage.data.max_length,
                     most_pictures=int(self.dataset.column("images").max()),
                 )),
-                self.processor, self._warp, self.target.decoder.banned,
+                self.processor, self._warp, self.ends, self.target.decoder.banned,
             )  # fmt: skip
         self.name = (
             f"{shipped_name(context.target.path or 'inline')}@{context.target.revision or context.fingerprint[:12]}"
@@ -129,7 +131,7 @@ class Texts:
         keep = functools.partial(keep_scores, count=stage.keep_logprobs) if stage.keep_logprobs else None
         return functools.partial(
             write_answers, self.target.decoder, requests, self._warp, limits=limits, seeds=seeds,
-            eos_ids=(self.processor.eos_id,), keep=keep, prefill_chunk=self.target.prefill_chunk,
+            eos_ids=self.ends, keep=keep, prefill_chunk=self.target.prefill_chunk,
         )  # fmt: skip
 
     def _request(self, number: int) -> Request | None:

@@ -87,7 +87,8 @@ def image_reader_of(data: ConversationData, config: PreTrainedConfig) -> ImageRe
     Args:
         config: of the model whose tiles these are.
     """
-    vision, nothing = config.vision_config, dict.fromkeys(("pad_id", "bos_id", "eos_id", "newline_id"), 0)
+    vision = config.vision_config
+    nothing: dict[str, Any] = dict.fromkeys(("pad_id", "bos_id", "eos_id", "newline_id"), 0)
     absent: Any = None
     family: Any = processor_family(config.model_type)
     images: Any = None

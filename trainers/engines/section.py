@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, SerializationInfo, SerializerFunctionWrapHandler, model_serializer
@@ -72,11 +72,13 @@ class ServedEngine(Section):
         """
         raise NotImplementedError
 
-    def sampling(self, warp: Warp, *, seed: int, limit: int, end: int, never: Mapping[int, float]) -> dict[str, Any]:
+    def sampling(
+        self, warp: Warp, *, seed: int, limit: int, ends: Sequence[int], never: Mapping[int, float]
+    ) -> dict[str, Any]:
         """How an answer is drawn, in the engine's words.
 
         Args:
-            end: id of the end token, which the answer then holds.
+            ends: ids of the end tokens; the answer holds the one that ends it.
             never: id -> what is added to its score.
         """
         raise NotImplementedError
@@ -130,10 +132,12 @@ class VllmEngine(ServedEngine):
         known |= {"gpu_memory_utilization": self.gpu_memory_utilization} if on_gpu else {"enforce_eager": True}
         return known
 
-    def sampling(self, warp: Warp, *, seed: int, limit: int, end: int, never: Mapping[int, float]) -> dict[str, Any]:
+    def sampling(
+        self, warp: Warp, *, seed: int, limit: int, ends: Sequence[int], never: Mapping[int, float]
+    ) -> dict[str, Any]:
         return {
             "temperature": warp.temperature, "top_k": warp.top_k or -1, "top_p": warp.top_p, "seed": seed % 2**63,
-            "max_tokens": limit, "ignore_eos": True, "stop_token_ids": [end], "skip_special_tokens": False,
+            "max_tokens": limit, "ignore_eos": True, "stop_token_ids": list(ends), "skip_special_tokens": False,
             "logit_bias": dict(never) or None,
         }  # fmt: skip
 
@@ -156,10 +160,12 @@ class SglangEngine(ServedEngine):
         }  # fmt: skip
         return known | ({"mem_fraction_static": self.gpu_memory_utilization} if on_gpu else {"device": "cpu"})
 
-    def sampling(self, warp: Warp, *, seed: int, limit: int, end: int, never: Mapping[int, float]) -> dict[str, Any]:
+    def sampling(
+        self, warp: Warp, *, seed: int, limit: int, ends: Sequence[int], never: Mapping[int, float]
+    ) -> dict[str, Any]:
         return {
             "temperature": warp.temperature, "top_k": warp.top_k or -1, "top_p": warp.top_p, "sampling_seed": seed,
-            "max_new_tokens": limit, "ignore_eos": True, "stop_token_ids": [end], "skip_special_tokens": False,
+            "max_new_tokens": limit, "ignore_eos": True, "stop_token_ids": list(ends), "skip_special_tokens": False,
             "logit_bias": {str(token): value for token, value in never.items()} or None,
         }  # fmt: skip
 

@@ -33,9 +33,15 @@ class ServedAnswers:
     """Writes answers with an engine."""
 
     def __init__(
-        self, section: ServedEngine, process: EngineProcess, processor: Processor, warp: Warp, never: Collection[int]
+        self,
+        section: ServedEngine,
+        process: EngineProcess,
+        processor: Processor,
+        warp: Warp,
+        ends: Sequence[int],
+        never: Collection[int],
     ):
-        self.section, self.process, self.processor, self.warp = section, process, processor, warp
+        self.section, self.process, self.processor, self.warp, self.ends = section, process, processor, warp, ends
         # The strongest that engines take; an id that comes all the same is refused.
         self._bias = dict.fromkeys(never, -100.0)
         self._never = frozenset(never)
@@ -44,17 +50,16 @@ class ServedAnswers:
         self, requests: Sequence[Request], limits: Sequence[int], seeds: Sequence[int]
     ) -> Callable[[], list[Written]]:
         """Ask, and return what waits for the answers."""
-        end = self.processor.eos_id
         asked, pictures = [], dict[str, Tensor]()
         for number, (request, limit, seed) in enumerate(zip(requests, limits, seeds, strict=True)):
             names = [f"{number}-{index}" for index in range(len(request.pictures))]
             pictures |= dict(zip(names, shown(request.pixels, request.pictures, self.processor, request.name),
                                  strict=True))  # fmt: skip
             ids = one_placeholder_each(request.ids.tolist(), request.modality.tolist(), request.pictures)
-            sampling = self.section.sampling(self.warp, seed=seed, limit=limit, end=end, never=self._bias)
+            sampling = self.section.sampling(self.warp, seed=seed, limit=limit, ends=self.ends, never=self._bias)
             asked.append({"ids": ids, "pictures": names, "sampling": sampling})
         of = [Asked(r.name, r.ids, limit) for r, limit in zip(requests, limits, strict=True)]
-        job = Job(of, self.processor.num_token_ids, self._never, ends={end})
+        job = Job(of, self.processor.num_token_ids, self._never, ends=set(self.ends))
         return partial(self._finish, self.process.submit(asked, pictures), job)
 
     def _finish(self, name: str, job: Job) -> list[Written]:

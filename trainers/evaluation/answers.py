@@ -11,6 +11,7 @@ from typing import Any
 from ...core import ranks
 from ...core.batch import Request
 from ...core.errors import UserError
+from ...data.end_tokens import end_ids
 from ...data.record import paths
 from ...eval import text_quality
 from ...eval.loop import Decoding, generate
@@ -57,7 +58,8 @@ def answering(config: QualitySection, run: TabedRun, drafts: Mapping[str, Any]) 
     """Target and drafts, each answering greedily on its own."""
     processor = run.opening.processor
     # Nothing is drafted: policy and draw are never asked.
-    decoding = Decoding(Chain(1), RULES["greedy"], Draw("top-k"), Warp(0.0), config.max_new_tokens, (processor.eos_id,))
+    ends = end_ids(processor, run.form)
+    decoding = Decoding(Chain(1), RULES["greedy"], Draw("top-k"), Warp(0.0), config.max_new_tokens, ends)
 
     def by(model: LlavaTarget, *, is_draft: bool) -> Answering:
         def answer(request: Request) -> list[int]:

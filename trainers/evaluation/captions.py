@@ -8,6 +8,7 @@ import torch
 
 from ...core.pictures import Picture
 from ...data.conversations import PromptFormat, encode
+from ...data.end_tokens import end_ids
 from ...data.processor import Processor
 from ...models.captioners import Captioner, LvlmCaptioner, LvlmCaptions, load_captioner
 from ...models.decoding.decoder import CachedDecoder
@@ -37,7 +38,7 @@ def _captioner(config: Any, form: PromptFormat, context: Context, processor: Pro
         decoder,
         asked.ids,
         image_token_id=processor.image_token_id,
-        stop_ids=(processor.eos_id,),
+        stop_ids=end_ids(processor, form),
         tokenizer=processor.tokenizer,
         max_new_tokens=config.max_new_tokens,
     )

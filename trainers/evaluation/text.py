@@ -13,6 +13,7 @@ from typing import Any
 from ...core import ranks
 from ...core.batch import Request
 from ...core.errors import UserError
+from ...data.end_tokens import end_ids
 from ...data.suite import Suite
 from ...eval import text_quality
 from ...eval.rows import Row
@@ -58,9 +59,8 @@ def run(stage: Any, context: Context) -> None:
     target = open_target(context, processor)
     options = DraftingOptions(substitutes=substitutes_of(stage, context, processor), capacity=stage.capacity)
     drafters = Drafters(stage, context, target, tokenizer_sha256=processor.tokenizer_hash, options=options)
-    measuring = Measuring(
-        stage, context, target, drafters.all(), stage.ends(processor.eos_id), tokenizer=processor.tokenizer
-    )
+    ends = stage.ends(*end_ids(processor, stage.format))
+    measuring = Measuring(stage, context, target, drafters.all(), ends, tokenizer=processor.tokenizer)
     capture_target(stage.graphs, target, measuring.drafting, stage.capacity)
     capture_heads(stage.graphs, target, measuring.drafting, stage.capacity)
     measuring.announce(sets, others=bool(suites))

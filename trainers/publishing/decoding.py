@@ -12,6 +12,7 @@ from typing import Any
 from ...core.errors import UserError, did_you_mean
 from ...core.fields import PLACES
 from ...data.dataset import ConversationData
+from ...data.end_tokens import end_ids
 from ...eval.published import ImageSettings, PublishedDecoding, PublishedSection, UserRequest
 from ...models.drafters.manifest import read_manifest
 from ...models.stored import resolved_dtype
@@ -52,6 +53,7 @@ def published_section(
     decoding = _decoding(stage, method, measured, kind=str(drafter.get("kind")))
     if stage.draws:
         return PublishedSection(target=target, decoding=decoding, **common)
+    decoding = decoding.model_copy(update={"end_ids": list(end_ids(context.processor(), stage.format))})
     return PublishedSection(
         target=target, decoding=decoding, prompt_format=stage.format, looking=_looking(stage.data[0]), **common
     )

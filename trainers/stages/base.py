@@ -15,6 +15,7 @@ from ...core.errors import did_you_mean
 from ...core.fields import Sentence
 from ...core.refused import Refused
 from ...core.section import Section
+from ...data.conversations import PromptFormat
 from ..context import Context
 
 
@@ -88,6 +89,11 @@ class Stage(Section):
 
     def check_named(self, trained: Mapping[str, Any]) -> None:
         """Refuses settings that do not go with drafters that earlier stages train: stage -> section."""
+
+    @property
+    def answer_format(self) -> PromptFormat | None:
+        """The form of the requests that it lets models answer up to an end token; None: it lets none."""
+        return None
 
     def check_engine(self, engine: Any) -> None:
         """Refuses settings that do not go with the recipe's `engine` section. Raises `Refused`."""

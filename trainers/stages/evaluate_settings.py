@@ -357,9 +357,14 @@ class EvaluateSettings(Stage):
             drafter for name, method in self.methods.items() for drafter in named_members(method, self.methods, (name,))
         }
 
-    def ends(self, eos_id: int) -> tuple[int, ...]:
-        """Tokens that end an answer."""
-        return (eos_id,) if self.stop_at_end else ()
+    def ends(self, *eos_ids: int) -> tuple[int, ...]:
+        """Tokens that end an answer, of those that the target has."""
+        return eos_ids if self.stop_at_end else ()
+
+    @property
+    def answer_format(self) -> PromptFormat | None:
+        writes = self.stop_at_end or self.captioner is not None or any(b.quality is not None for _, b in self._tabed())
+        return self.format if writes and not self.draws else None
 
     def is_drawn(self, method: Method) -> bool:
         """Of an image generator: whether its pictures are drawn; a table of quality alone needs no exact method's."""

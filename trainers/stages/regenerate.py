@@ -87,6 +87,10 @@ class RegenerateStage(Stage):
         return {"batch_size"} if self.data is None else set()
 
     @property
+    def answer_format(self) -> PromptFormat | None:
+        return None if self.data is None else self.format
+
+    @property
     def sampling_temperature(self) -> float:
         """`temperature`; unset, it is 1 for pictures and 0 (greedy) for texts."""
         if self.temperature is not None:

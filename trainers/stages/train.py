@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from ...core.refused import Refused
 from ...data.codes import ShardData
+from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
 from ..context import Context
 from ..describe.memory import Memory
@@ -49,6 +50,11 @@ class TrainStage(TrainSettings):
         if self.model == "target" and isinstance(self.data, ShardData):
             return {"target", "text"}
         return {self.model}
+
+    @property
+    def answer_format(self) -> PromptFormat | None:
+        decodes = self.decoding is not None and self.decoding.data is not None
+        return self.format if decodes or (self.answers is not None and self.answers.share("draft")) else None
 
     def needs(self) -> dict[str, str | None]:
         """Thing -> the stage that makes it; None: the latest that does."""

@@ -15,6 +15,7 @@ from ...core.section import torch_dtype
 from ...data.answers import SHARDS, Answers
 from ...data.collate import ConversationCollate
 from ...data.dataset import ConversationData, ConversationDataset
+from ...data.end_tokens import end_ids
 from ...data.loader import Collate, Samples, StepBatches
 from ...data.processor import Processor
 from ...data.sources import AnswerCollate, AnsweredSamples, OpenBatch
@@ -145,7 +146,7 @@ def training_data(
     samples = AnsweredSamples(dataset, stage.answers, answers, seed=seed)
     writer = None
     if stage.answers.share("draft"):
-        writer = DraftWriter(samples, processor, seed)
+        writer = DraftWriter(samples, processor, end_ids(processor, stage.format), seed)
     collate = AnswerCollate(samples, processor.pad_id, processor.image_size, num_kept)
     return TrainingData(samples, collate, _FirstEpoch(samples), writer)
 
@@ -167,8 +168,8 @@ class DraftWriter:
     An answer depends on the weights and on (seed, step, sample) alone.
     """
 
-    def __init__(self, samples: AnsweredSamples, processor: Processor, seed: int):
-        self.samples, self.processor, self.seed = samples, processor, seed
+    def __init__(self, samples: AnsweredSamples, processor: Processor, ends: Sequence[int], seed: int):
+        self.samples, self.processor, self.ends, self.seed = samples, processor, ends, seed
 
     def __call__(self, engine: Engine, batches: StepBatches) -> StepBatches:
         module: Any = engine.module
@@ -192,6 +193,6 @@ class DraftWriter:
             Warp(settings.temperature, settings.top_k, settings.top_p),
             limits=[self.samples.limit(request) for request in requests],
             seeds=[random.Random(f"draft/{self.seed}/{step}/{r.name}").getrandbits(63) for r in requests],
-            eos_ids=(self.processor.eos_id,),
+            eos_ids=self.ends,
         )
         return [answer.ids for answer in written]

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...core import ranks
 from ...core.errors import UserError
+from ...data.end_tokens import end_ids
 from ...data.loader import Collate, Loader, Samples, steps_per_epoch
 from ...data.order import WINDOW, BucketedOrder, Order, RisingVisualOrder
 from ...data.processor import Processor
@@ -182,8 +183,8 @@ def _requests(stage: Any, context: Context, processor: Processor) -> Requests | 
     if not len(dataset):
         raise UserError("no request to decode", where=f"key stages.{context.name}.decoding.data", hint="check the data")
     return Requests(
-        len(dataset), lambda number: dataset.request(number)[0], check.max_new_tokens or 64, (processor.eos_id,),
-        check.temperatures or [0.0],
+        len(dataset), lambda number: dataset.request(number)[0], check.max_new_tokens or 64,
+        end_ids(processor, stage.format), check.temperatures or [0.0],
     )  # fmt: skip
 
 

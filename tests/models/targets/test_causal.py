@@ -11,7 +11,9 @@ from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import Greedy
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.independent import IndependentProposal
-from draftsmith.models.targets.causal import CausalTarget
+from draftsmith.models.targets.causal import CausalTarget, CausalTargetConfig
+from draftsmith.models.targets.load import load_target
+from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 FIXED = {"dynamic": 32, "longrope": 24}  # places up to which they stay
@@ -36,6 +38,32 @@ def target(kind: str) -> CausalTarget:
 def asked(length: int) -> Request:
     ids = torch.randint(3, 40, (length,), generator=torch.Generator().manual_seed(1))
     return Request(ids, torch.zeros(length, dtype=torch.int8), None, "a record")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_target_of_tied_embeddings_is_transformers_own_whole_and_by_its_tables(tmp_path, dtype):
+    """Its file has no LM head."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+             "num_attention_heads": 4, "initializer_range": 0.3}  # fmt: skip
+    model = LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=True)).to(getattr(torch, dtype)).eval()
+    model.save_pretrained(tmp_path)
+    assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
+    section = CausalTargetConfig(kind="causal_lm", path=str(tmp_path), dtype=dtype)
+    known = {"num_token_ids": 40, "image_token_id": None, "device": torch.device("cpu")}
+    whole, tables = (load_target(section, tmp_path, **known, tables_only=only) for only in (False, True))
+    states = torch.randn(3, 32).to(whole.embedding.dtype)
+    assert torch.equal(whole.scores(states), tables.scores(states))
+    assert torch.equal(whole.embedding, tables.embedding)
+    assert whole.decoder.model.lm_head.weight is whole.decoder.model.get_input_embeddings().weight
+    ids = torch.randint(3, 40, (1, 9), generator=torch.Generator().manual_seed(1))
+    expected = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False,
+                              eos_token_id=[], pad_token_id=0)[0, 9:].tolist()  # fmt: skip
+    request = Request(ids[0], torch.zeros(9, dtype=torch.int8), None, "a record")
+    draft = IndependentProposal(load_target(section, tmp_path, **known).decoder, "T", newline_id=7)
+    for drafter in (None, draft):
+        decoding = Decoding(Chain(3), Greedy(), Draw("top-k"), Warp(), 12, ())
+        assert generate(whole, drafter, request, decoding).tokens == expected
 
 
 @pytest.mark.parametrize("kind", ROPES)

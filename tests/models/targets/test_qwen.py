@@ -108,18 +108,29 @@ def test_a_tree_is_its_paths_one_by_one(kind):
         before += [*[int(tree.tokens[n]) for n in path], 21]
 
 
+def in_float64(kind, asked):
+    """The model and the request in float64. Recurring layers add up in another order in each chunk, which later layers
+    make larger: in float32 up to 5e-3 over 25 prompts, dense and with experts alike, here 5e-5, since transformers'
+    delta rule stays in float32. Grouped products of experts take no float64.
+    """
+    llm = copy.deepcopy(MODELS[kind]).double()
+    if kind.endswith("moe"):
+        llm.set_experts_implementation("eager")
+    return llm, replace(asked, pixels=asked.pixels.double())
+
+
 @every_kind
 def test_chunks_are_the_whole_prompt(kind):
-    asked = request(kind, CASES[1], CLIP, seed=6)
+    llm, asked = in_float64(kind, request(kind, CASES[1], CLIP, seed=6))
     attending = (3,) if kind.startswith("qwen3_5") else (0, 2)  # the others recur
     taps = Taps(text_layers=(0, 1, 3), feature=True, prefill_attention=attending)
-    _, whole = target(MODELS[kind]).prefill(asked, taps, capacity=1)
+    _, whole = target(llm).prefill(asked, taps, capacity=1)
     for chunk in (1, 7, 1000):
-        _, parts = target(MODELS[kind], prefill_chunk=chunk).prefill(asked, taps, capacity=1)
-        torch.testing.assert_close(parts.logits, whole.logits, atol=2e-4, rtol=2e-6)
-        torch.testing.assert_close(parts.feature, whole.feature, atol=2e-4, rtol=2e-6)
+        _, parts = target(llm, prefill_chunk=chunk).prefill(asked, taps, capacity=1)
+        torch.testing.assert_close(parts.logits, whole.logits, atol=2e-4, rtol=0)
+        torch.testing.assert_close(parts.feature, whole.feature, atol=2e-4, rtol=0)
         for layer in taps.layers:
-            torch.testing.assert_close(parts.layers[layer], whole.layers[layer], atol=2e-4, rtol=2e-6)
+            torch.testing.assert_close(parts.layers[layer], whole.layers[layer], atol=2e-4, rtol=0)
         for layer in taps.prefill_attention:
             torch.testing.assert_close(parts.attention[layer], whole.attention[layer], atol=1e-5, rtol=0)
 

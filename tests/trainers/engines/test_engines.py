@@ -6,8 +6,6 @@ itself is in `test_vllm.py`.
 
 import json
 import re
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -31,6 +29,7 @@ from draftsmith.trainers.stages.cache import CacheStage
 from draftsmith.trainers.stages.regenerate import RegenerateStage
 from draftsmith.trainers.stopping import Stopped
 from draftsmith.trainers.training.states import looked_ahead
+from engines_in_place import in_place
 from PIL import Image
 from pydantic import TypeAdapter
 from states_run import RECORDS, cached, context, losses, stage, synthetic
@@ -38,7 +37,6 @@ from tiny import request
 from tiny_qwen import IDS, text_config, vision_config
 from transformers import LlavaConfig
 
-WORKERS = Path(__file__).with_name("workers")
 VLLM = {"kind": "vllm", "max_num_seqs": 4, "ahead": 3}
 HEAD = Eagle3Config(kind="eagle3", taps=(1, 2, 3), visual_slots="read", image="placeholder", mtp_steps=1)
 
@@ -50,10 +48,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def engine(monkeypatch):
-    """transformers in the engine's place, in this Python."""
-    monkeypatch.setattr(process, "_WORKERS", WORKERS)
-    monkeypatch.setattr(opened, "find_python", lambda asked, engine, key: sys.executable)
-    monkeypatch.setattr(opened, "version_of", lambda package, python: "1.0")
+    in_place(monkeypatch)
 
 
 def run(stage, asked):

@@ -1,0 +1,56 @@
+"""The end tokens that a model's files name, as transformers reads them."""
+
+import json
+import re
+
+import pytest
+from draftsmith.core.errors import UserError
+from draftsmith.core.generation_config import generation_ends
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+
+@pytest.fixture
+def folder(tmp_path):
+    config = LlamaConfig(vocab_size=40, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+                         num_attention_heads=2)  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def write(folder, name, **values):
+    path = folder / name
+    path.write_text(json.dumps((json.loads(path.read_text()) if path.is_file() else {}) | values))
+
+
+@pytest.mark.parametrize("ends", [7, [7], [9, 7], [30, 7, 9], [9, 7, 30, 2], [7, 7], None, []])
+@pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
+def test_they_are_those_of_transformers(folder, file, ends):
+    if file == "config.json":
+        (folder / "generation_config.json").unlink()
+    write(folder, file, eos_token_id=ends)
+    theirs = LlamaForCausalLM.from_pretrained(folder).generation_config.eos_token_id
+    listed = theirs if isinstance(theirs, list) else [] if theirs is None else [theirs]
+    assert generation_ends(folder) == tuple(sorted(set(listed)))
+
+
+def test_a_text_config_is_read_where_the_whole_ones_names_none(tmp_path):
+    values = {"model_type": "llava", "text_config": {"eos_token_id": [5, 3]}}
+    write(tmp_path, "config.json", **values)
+    assert generation_ends(tmp_path) == (3, 5)
+    assert GenerationConfig.from_model_config(values).eos_token_id == [5, 3]
+    write(tmp_path, "config.json", eos_token_id=4)
+    assert generation_ends(tmp_path) == (4,)
+
+
+def test_a_folder_without_configs_and_ids_below_zero_name_none(tmp_path):
+    assert generation_ends(tmp_path) == ()
+    write(tmp_path, "generation_config.json", eos_token_id=[-1, 4])
+    assert generation_ends(tmp_path) == (4,)
+
+
+@pytest.mark.parametrize("ends", ["</s>", [2, "3"], 2.0, True, [[2]], {"a": 1}])
+def test_what_is_no_id_is_refused_with_file_and_key(tmp_path, ends):
+    write(tmp_path, "generation_config.json", eos_token_id=ends)
+    with pytest.raises(UserError, match=r"eos_token_id holds .*, expected the id") as told:
+        generation_ends(tmp_path)
+    assert re.search(r"generation_config\.json", str(told.value))
