@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -118,16 +118,28 @@ class Heartbeat:
         pulse: of this rank.
         bound_s: that long this rank waits for another of which nothing comes.
         joining: where the ranks meet, for the time before they have a store.
+        end: ends this process.
     """
 
-    def __init__(self, pulse: Pulse, rank: int, world_size: int, *, bound_s: float, joining: str):
-        self._pulse, self._rank, self._size, self._joining = pulse, rank, world_size, joining
+    def __init__(
+        self,
+        pulse: Pulse,
+        rank: int,
+        world_size: int,
+        *,
+        bound_s: float,
+        joining: str,
+        end: Callable[[int], None] = os._exit,  # no exception reaches a thread that waits in a collective
+    ):
+        self._pulse, self._rank, self._size, self._joining, self._exit = pulse, rank, world_size, joining, end
         self._bound_s = bound_s
         # Shorter ones for a short bound.
         self._tell_s, self._silent_s = min(_TELL_S, bound_s / 3), min(_SILENT_S, bound_s / 4)
         self._every_s = min(_EVERY_S, bound_s / 20)
         self._store: Any = None
-        self._over, self._next, self._looks, self._is_lost = threading.Event(), threading.Event(), False, False
+        self._over, self._next = threading.Event(), threading.Event()
+        # Whether the others' places are read, whether a connection broke, and whether that to the store did.
+        self._looks = self._has_lost = self._is_lost = False
         # This process's own waking time: while it is suspended it waits for nobody.
         self._clock = self._since = self._answered = 0.0
         self._mine = (-1, -1)
@@ -165,7 +177,7 @@ class Heartbeat:
         """Which rank has ended, of a run whose connections broke; "" where none has. Takes five seconds where none has
         said so.
         """
-        self._peers, self._looks = {}, True
+        self._peers, self._looks, self._has_lost = {}, True, True
         end = time.monotonic() + 5 * self._every_s
         while time.monotonic() < end and not self._is_lost:
             if gone := [rank for rank, peer in self._peers.items() if peer.state == ENDED]:
@@ -219,6 +231,8 @@ class Heartbeat:
             self._look()
 
     def _look(self) -> None:
+        if self._has_lost:  # `lost` looks by itself
+            return
         mine = (self._pulse.number, self._pulse.signs)
         if mine != self._mine:
             self._mine, self._since, self._looks = mine, self._clock, False
@@ -273,7 +287,7 @@ class Heartbeat:
 
     def _end(self, what: str) -> None:
         _print(f"error: {what}, and ends: the same command continues, and engine.wait_minutes sets how long ranks wait")
-        os._exit(1)  # no exception reaches a thread that waits in a collective
+        self._exit(1)
 
 
 def _told(late: Collection[_Late]) -> str:

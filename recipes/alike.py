@@ -27,6 +27,7 @@ from .provenance import commit, packages
 # Last words of keys that a rank may have of its own: rank 0 alone tracks, and how data is read changes no result.
 _OWN = ("num_workers", "about")
 _COMMIT = "the commit of the checkout"
+_DIGITS = 12  # of a hash: all 40 of a commit look like a key, and would be hidden
 _SHOWN = 4  # keys of one message
 # What is compared -> how its value is shown, and a hash of the value itself, which may hold a secret.
 Facts = Mapping[str, tuple[str, str]]
@@ -62,7 +63,7 @@ def facts(loaded: Loaded, planned: Sequence[Planned]) -> Facts:
         "the order of stages": [*recipe.stages],
         **{f"stage {one.name}: {key}": value for one in planned for key, value in _outside(one).items()},
         "the version of draftsmith": __version__,
-        **({} if (checkout := commit()) is None else {_COMMIT: checkout}),
+        **({} if (checkout := commit()) is None else {_COMMIT: checkout[:_DIGITS]}),
         **{f"the version of {name}": v for name, v in {"Python": platform.python_version(), **packages()}.items()},
         **{f"the code of {kind}": code_of(kind) for kind in sorted({*kinds_within(settings)})},
     }
@@ -79,8 +80,9 @@ def _outside(planned: Planned) -> dict[str, Any]:
     """The content of files and weights that a stage reads from outside the run, and its fingerprint over all."""
     settings = planned.settings
     content = {f"the files at {key}": identity for key, identity in settings.get("outside", {}).items()}
-    data = {f"data file {number}": identity for number, identity in enumerate(settings.get("data", ()), 1)}
-    return content | data | {"its fingerprint": planned.fingerprint}
+    content |= {f"data file {number}": identity for number, identity in enumerate(settings.get("data", ()), 1)}
+    content["its fingerprint"] = planned.fingerprint
+    return {key: identity[:_DIGITS] for key, identity in content.items()}
 
 
 def _compare(every: Sequence[Facts], unfinished: Collection[str]) -> None:
