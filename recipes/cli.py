@@ -69,6 +69,8 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     # The launcher puts its rank before the user's arguments; it also sets LOCAL_RANK, which is read instead.
     arguments = [a for a in arguments if not a.startswith(("--local_rank", "--local-rank"))]
+    if "verbose=true" not in arguments:  # torch's frames of C++ for each connection to a rank that has ended
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if not arguments or arguments[0] in ("-h", "--help"):
         say(usage())
         return OK

@@ -53,7 +53,7 @@ class EngineConfig(Section):
 
     # Minutes that a rank waits for another one that was stopped, was lost or hangs; then it ends with exit code 1. One
     # that works alone (it builds an index, scores pictures, uploads) has 48 times as long. Not in fingerprints.
-    wait_minutes: float = Field(BOUND_S / 60, gt=0, exclude_if=lambda value: value == BOUND_S / 60)
+    wait_minutes: float = Field(BOUND_S / 60, gt=0, le=100_000, exclude_if=lambda value: value == BOUND_S / 60)
 
     @model_validator(mode="after")
     def _read(self) -> EngineConfig:
