@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from ranks_run import MAIN, end_ranks, run_ranks, start_ranks
+from ranks_run import end_ranks, run_ranks, start_ranks
 from training import free_port
 
 ROOT = Path(__file__).resolve().parents[2]

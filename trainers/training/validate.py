@@ -14,6 +14,7 @@ from pydantic import Field
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ...core import ranks
 from ...core.batch import Batch
 from ...core.section import Section
 from ...data.dataset import ConversationData
