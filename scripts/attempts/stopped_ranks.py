@@ -15,6 +15,7 @@ from attempts.two_ranks import run_ranks, start_ranks
 
 _BOUND_MINUTES = 0.1  # of the runs whose stopped rank does not go on
 _PAUSE_S = 1.0
+_STOP = signal.SIGSTOP
 
 
 def stopped(attempt: Attempt) -> str:
@@ -26,10 +27,15 @@ def stopped(attempt: Attempt) -> str:
     reference.copy(attempt.output, finished)
     arguments, dice = attempt.arguments(reference, stages), attempt.dice
     goes_on, which = dice.random() < 0.25, dice.randrange(2)
-    seconds = dice.random() * sum(reference.seconds[stage] for stage in stages)
+    # Rank 0 writes most files: half of its stops come before one of them.
+    if which == 0 and not goes_on and dice.random() < 0.5:
+        stop = Disturbance(event=dice.randint(1, sum(reference.events[stage] for stage in stages)), number=_STOP)
+    else:
+        whole = sum(reference.seconds[stage] for stage in stages)
+        stop = Disturbance(seconds=0.7 * dice.random() * whole, number=_STOP)
     words = arguments if goes_on else [*arguments, f"engine.wait_minutes={_BOUND_MINUTES}"]
-    first, other = _disturbed(attempt, words, which, seconds, goes_on)
-    attempt.tell(f"rank {which} stopped after {seconds:.2f} s, goes on: {goes_on}: {first.code}, {other.code}")
+    first, other = _disturbed(attempt, words, which, stop, goes_on)
+    attempt.tell(f"rank {which}: {stop}, goes on: {goes_on}: {first.code}, {other.code}")
     if first.says_traceback or other.says_traceback:
         raise Broken(f"a traceback: {last_words(first.text)} / {last_words(other.text)}")
     if other.code == 0:  # it had no need of the stopped rank any more, or that went on
@@ -49,13 +55,12 @@ def stopped(attempt: Attempt) -> str:
     return f"{how}: equal results"
 
 
-def _disturbed(attempt: Attempt, words: list[str], which: int, seconds: float, goes_on: bool) -> tuple[Ended, Ended]:
+def _disturbed(attempt: Attempt, words: list[str], which: int, stop: Disturbance, goes_on: bool) -> tuple[Ended, Ended]:
     """How the stopped rank and the other one end."""
     log, begin = attempt.folder / "stopped", time.monotonic()
-    stop = {which: Disturbance(seconds=seconds, number=signal.SIGSTOP)}
-    started = start_ranks([process.command(words)] * 2, attempt.output, log, stop)
+    started = start_ranks([process.command(words)] * 2, attempt.output, log, {which: stop})
     if goes_on:
-        time.sleep(seconds + _PAUSE_S)
+        time.sleep((stop.seconds or 0.0) + _PAUSE_S)
         while (state := _state(started[which])) == "T":
             os.kill(started[which], signal.SIGCONT)
             time.sleep(0.01)
