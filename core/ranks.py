@@ -12,12 +12,13 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from .errors import UserError
+from .heartbeat import BOUND_S, Heartbeat, Pulse
 
 if TYPE_CHECKING:
     import torch
 
-# How long ranks wait here while rank 0 works alone (uploads, scores pictures, writes a report). Training's own
-# collectives keep the launcher's bound (DeepSpeed: ten minutes). A rank that dies is noticed at once in any case.
+# Of the group in which ranks wait while rank 0 works alone (uploads, scores pictures, writes a report). What ends a
+# wait for a rank that is stopped or lost is the heartbeat, far sooner.
 PATIENCE = timedelta(days=7)
 
 
@@ -94,7 +95,8 @@ def share(count: int, *, in_step: bool = False) -> range:
 def barrier() -> None:
     """Wait until every rank reaches this call. Uses gloo, which has no watchdog timeout."""
     if _running():
-        _group().barrier(group=_patient(_group().group.WORLD))
+        with pulse().meeting():
+            _group().barrier(group=_patient(_group().group.WORLD))
 
 
 def has_group() -> bool:
@@ -109,7 +111,8 @@ def is_first_to(what: str) -> bool:
     if not _running() or world_size() == 1:
         return is_main()
     try:
-        return _store().add(_key(what), 1) == 1
+        with pulse().asking():
+            return _store().add(_key(what), 1) == 1
     except RuntimeError:  # rank 0, which holds the store, has ended
         return True
 
@@ -126,7 +129,8 @@ def was_told(what: str) -> bool:
     if not _running() or world_size() == 1:
         return False
     try:
-        return bool(_store().check([_key(what)]))
+        with pulse().asking():
+            return bool(_store().check([_key(what)]))
     except RuntimeError:  # rank 0, which holds the store, has ended
         return False
 
@@ -138,7 +142,8 @@ def any_rank(value: bool) -> bool:
     import torch
 
     total = torch.tensor([int(value)])
-    _group().all_reduce(total, group=_patient(_group().group.WORLD))
+    with pulse().meeting():
+        _group().all_reduce(total, group=_patient(_group().group.WORLD))
     return bool(total.item())
 
 
@@ -147,7 +152,8 @@ def gather(value: Any) -> list[Any]:
     if not _running():
         return [value]
     values: list[Any] = [None] * world_size()
-    _group().all_gather_object(values, value, group=_patient(_group().group.WORLD))
+    with pulse().meeting():
+        _group().all_gather_object(values, value, group=_patient(_group().group.WORLD))
     return values
 
 
@@ -156,7 +162,8 @@ def broadcast(value: Any) -> Any:
     if not _running():
         return value
     box = [value]
-    _group().broadcast_object_list(box, src=0, group=_patient(_group().group.WORLD))
+    with pulse().meeting():
+        _group().broadcast_object_list(box, src=0, group=_patient(_group().group.WORLD))
     return box[0]
 
 
@@ -172,6 +179,55 @@ def on_main(work: Callable[..., Any], *arguments: Any) -> Any:
     if isinstance(value, UserError):
         raise value
     return value
+
+
+@lru_cache(maxsize=1)
+def pulse() -> Pulse:
+    """Where this process is, for the other ranks."""
+    return Pulse()
+
+
+def watch(bound_s: float = BOUND_S) -> None:
+    """From now on this rank, where it waits for others, says for which, and ends after `bound_s` seconds without any
+    sign of them. Called before the group exists; `joined` once it does.
+    """
+    if world_size() > 1 and pulse().heartbeat is None:
+        place = f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
+        pulse().heartbeat = Heartbeat(pulse(), rank(), world_size(), bound_s=bound_s, joining=place)
+
+
+def joined() -> None:
+    """The group exists."""
+    if (heartbeat := pulse().heartbeat) is not None:
+        heartbeat.join(_store().clone())
+
+
+def leave(*, said: bool) -> None:
+    """This rank ends: its last meeting with the others is over, or it has `said` why it ends without them."""
+    if (heartbeat := pulse().heartbeat) is not None:
+        heartbeat.leave() if said else heartbeat.stop()
+
+
+def lost_by(error: BaseException) -> str | None:
+    """Which rank has ended, where that is why a call to the others failed: `rank 1`, `another rank`; None: the error is
+    something else. It may take five seconds.
+    """
+    if not _running() or world_size() == 1:
+        return None
+    causes: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in causes:
+        causes.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    if not any(isinstance(one, _group().DistError) or _is_of_gloo(one) for one in causes):
+        return None
+    heartbeat = pulse().heartbeat
+    return (heartbeat and heartbeat.lost()) or "another rank"
+
+
+def _is_of_gloo(error: BaseException) -> bool:
+    """Gloo's errors have no class of their own: `[.../gloo/transport/tcp/pair.cc:547] Connection closed by peer`."""
+    return isinstance(error, RuntimeError) and ("gloo/" in str(error) or "closed by peer" in str(error))
 
 
 @lru_cache(maxsize=1)

@@ -6,6 +6,7 @@ Subcommands are of `recipes/commands/`. Exit codes are those of `EXIT_CODES` the
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 import traceback
@@ -37,7 +38,7 @@ from .commands.command import CRASH, EXIT_CODES, MISTAKE, OK, STOPPED, Command
 from .files import recipe_names
 from .launch import announce, run_recipe, say, typed
 
-# Seconds for rank 0 to meet the same mistake, as its imports may take longer; for a rank that has lost its peer.
+# Seconds for rank 0 to meet the same mistake, as its imports may take longer; for a launcher to end this rank, too.
 _OTHERS_S, _PEER_S = 30.0, 5.0
 COMMANDS: dict[str, Command] = {
     command.name: command
@@ -68,6 +69,8 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     # The launcher puts its rank before the user's arguments; it also sets LOCAL_RANK, which is read instead.
     arguments = [a for a in arguments if not a.startswith(("--local_rank", "--local-rank"))]
+    if "verbose=true" not in arguments:  # torch's frames of C++ for each connection to a rank that has ended
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if not arguments or arguments[0] in ("-h", "--help"):
         say(usage())
         return OK
@@ -78,10 +81,11 @@ def main(arguments: list[str] | None = None) -> int:
         return _dispatch(arguments)
     except UserError as error:
         # One rank alone may meet a file that is missing, and before the group exists another run's lock.
-        if ranks.is_first_to(f"say {error}") or type(error).__name__ == "AnotherRun":
+        if type(error).__name__ in ("AnotherRun", "Unlike") or ranks.is_first_to(f"say {error}"):
             print(redact(f"error: {error}"), file=sys.stderr, flush=True)
         elif not ranks.has_group() and _outlives_its_launcher(_OTHERS_S):
             print(redact(f"rank {ranks.rank()}: error: {error}"), file=sys.stderr, flush=True)
+        ranks.leave(said=True)
         return MISTAKE
     except Stopped as stopped:
         say(f"{stopped}: the same command continues from there")
@@ -105,14 +109,32 @@ def main(arguments: list[str] | None = None) -> int:
             )
             print(redact(f"error: {problem}"), file=sys.stderr, flush=True)
             return MISTAKE
-        # A peer that stopped with a message of its own closes the connection: not worth a traceback from every rank.
-        if isinstance(error, RuntimeError) and "closed by peer" in str(error) and not ranks.is_main():
-            _outlives_its_launcher(_PEER_S)
-            print(f"rank {ranks.rank()}: ends because another rank has ended", file=sys.stderr, flush=True)
-        else:
-            # Printed here and not by Python: messages of libraries hold addresses and keys.
-            print(redact(traceback.format_exc()), file=sys.stderr, flush=True)
+        if _is_of_another_rank(error):
+            return CRASH
+        # Printed here and not by Python: messages of libraries hold addresses and keys.
+        print(redact(traceback.format_exc()), file=sys.stderr, flush=True)
+        ranks.leave(said=True)
         return CRASH
+
+
+def _is_of_another_rank(error: Exception) -> bool:
+    """Whether a call to the other ranks failed because one of them was killed, or stopped with a message of its own,
+    which is no fault of ours; says which.
+    """
+    if ranks.world_size() == 1:
+        return False
+    # A launcher asks this rank to end before it knows which one was lost.
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        lost = ranks.lost_by(error)
+        if lost is not None:
+            where = ranks.pulse().where
+            print(f"rank {ranks.rank()} ends in {where}: {lost} has ended", file=sys.stderr, flush=True)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if lost is not None:
+        _outlives_its_launcher(_PEER_S)
+    return lost is not None
 
 
 def _outlives_its_launcher(seconds: float) -> bool:

@@ -55,6 +55,7 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
     loaded = load(list(arguments))
     from ..trainers.engine import check_engine
     from ..trainers.run import check_stages, pending_restart, run_stages
+    from .alike import check_alike
     from .dry_run import check_models, does_not_fit, dry_run
     from .ending import ending
     from .parallel import check_parallel
@@ -95,15 +96,16 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
                             hint="remove it, or choose another output")  # fmt: skip
     # Publishing alone makes nothing: what the run was trained with stays written.
     makes = any(recipe.stages[name].kind != "publish" for name in options.stages or recipe.stages)
-    init_distributed(verbose=options.verbose)
+    init_distributed(verbose=options.verbose, wait_s=60 * recipe.engine.wait_minutes)
+    check_alike(loaded, planned)
     if makes:
-        _on_rank_0(lambda: _refuse_foreign(output))
+        ranks.on_main(_refuse_foreign, output)
     words = [word for word in arguments if not word.lstrip("-").startswith("verbose=")]  # changes no result
     restart = pending_restart(planned, output, options.stages, options.restart, words, say)
     if restart is not None:
-        _on_rank_0(lambda: _look_at_data(loaded, planned, command))
+        ranks.on_main(_look_at_data, loaded, planned, command)
     check_stages(planned, output, options.stages, restart)
-    _on_rank_0(lambda: _refuse_missing(loaded, planned, command))
+    ranks.on_main(_refuse_missing, loaded, planned, command)
     if not sys.stderr.isatty() or not ranks.is_main() or watched():
         # Progress bars of libraries clutter a log, every rank would draw one, and each would push the live line away.
         hf_logging.disable_progress_bar()
@@ -118,21 +120,10 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
         say=say,
         words=words,
     )
+    ranks.leave(said=False)
     if ranks.is_main() and (last := ending(recipe, loaded.path, options.stages or [*recipe.stages])):
         say(last)
     return 0
-
-
-def _on_rank_0(look: Callable[[], None]) -> None:
-    """What `look` refuses on rank 0, all ranks raise."""
-    refused: UserError | None = None
-    if ranks.is_main():
-        try:
-            look()
-        except UserError as error:
-            refused = error
-    if (refused := ranks.broadcast(refused)) is not None:
-        raise refused
 
 
 def _refuse_missing(loaded: Loaded, planned: Sequence[Any], command: str) -> None:

@@ -161,7 +161,7 @@ def _settings(recipe: Recipe, name: str, inputs: dict[str, str], earlier: list[P
         "seed": recipe.seed,
         "target": target,
         "drafter": drafter,
-        "engine": recipe.engine.model_dump(mode="json") if stage.trains else None,
+        "engine": recipe.engine.model_dump(mode="json", exclude={"wait_minutes"}) if stage.trains else None,
         "data": _data_identity([section, drafter]),
         "outside": _outside({"target": target, "stages": {name: section}, "drafter": drafter}, _written(recipe)),
     }

@@ -25,12 +25,22 @@ def versions() -> dict[str, Any]:
     """Python, packages (None: not installed) and the checkout's git commit with its number of changed files."""
     return {
         "python": platform.python_version(),
-        "packages": {name: version_of(name) for name in PACKAGES},
+        "packages": packages(),
         "git": {
-            "commit": _git("rev-parse", "HEAD"),
+            "commit": commit(),
             "changed_files": len((_git("status", "--porcelain") or "").splitlines()),
         },
     }
+
+
+def packages() -> dict[str, str | None]:
+    """The versions of those that matter; None: not installed."""
+    return {name: version_of(name) for name in PACKAGES}
+
+
+def commit() -> str | None:
+    """The checkout's; None: this is an installed wheel, or git does not answer."""
+    return _git("rev-parse", "HEAD")
 
 
 def version_of(name: str) -> str | None:

@@ -37,11 +37,11 @@ from attempts import attempt as attempts
 from attempts import reference as references
 from attempts.attempt import Attempt, Broken
 from attempts.kinds import KINDS
-from attempts.process import Ended
+from attempts.process import Ended, command
 from attempts.two_ranks import fork_ranks
 from freeze import ENVIRONMENT, preload
 
-TWO = {"ranks", "launch"}
+TWO = {"ranks", "launch", "unlike", "stopped"}
 LONGEST_S = 700.0  # of an attempt, all of its commands together
 _SUBREAPER = 36  # of prctl: what an attempt's processes leave behind becomes its child
 
@@ -80,7 +80,7 @@ def end_with_children(pid: int) -> None:
 
 def both(arguments: list[str], output: Path, log: Path) -> Ended:
     """Two forked ranks. Returns how rank 0 ended, or rank 1 where only that failed."""
-    first, second = fork_ranks(arguments, output, log, {})
+    first, second = fork_ranks([command(arguments)] * 2, output, log, {})
     return second if first.code == 0 and second.code != 0 else first
 
 

@@ -14,6 +14,7 @@ import socket
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,11 +24,13 @@ from torch import nn
 from torch.nn import functional
 
 from ..core import ranks
-from ..core.errors import UserError, not_loaded
+from ..core.errors import UserError, first_line, not_loaded
+from ..core.heartbeat import BOUND_S
 from ..core.section import Section
 from ..models.stored import computes_in_bfloat16
 
 BUCKET = 500_000_000  # DeepSpeed's default
+_AFTER_S = 600.0  # that groups wait longer than the heartbeat, which can say for whom
 
 
 class EngineConfig(Section):
@@ -47,6 +50,10 @@ class EngineConfig(Section):
     # Float32 matrix products of training steps round their factors to TF32 on GPUs that have it, and are several times
     # as fast. Decoding and the target's states stay exact. Unset it stays out of fingerprints.
     tf32: bool = Field(True, exclude_if=lambda value: value is True)
+
+    # Minutes that a rank waits for another one that was stopped, was lost or hangs; then it ends with exit code 1. One
+    # that works alone (it builds an index, scores pictures, uploads) has 48 times as long. Not in fingerprints.
+    wait_minutes: float = Field(BOUND_S / 60, gt=0, le=100_000, exclude_if=lambda value: value == BOUND_S / 60)
 
     @model_validator(mode="after")
     def _read(self) -> EngineConfig:
@@ -80,11 +87,15 @@ def _before_import(level: int) -> None:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 
-def init_distributed(*, verbose: bool = False) -> None:
+def init_distributed(*, verbose: bool = False, wait_s: float = BOUND_S) -> None:
     """Join the process group; without a launcher this process is the only rank.
 
     Args:
         verbose: DeepSpeed tells what it does.
+        wait_s: of `EngineConfig.wait_minutes`, in seconds.
+
+    Raises:
+        UserError: the ranks cannot meet: no address, a port that is taken.
     """
     _before_import(logging.INFO if verbose else logging.ERROR)
     import deepspeed
@@ -101,7 +112,20 @@ def init_distributed(*, verbose: bool = False) -> None:
     _set_device()
     # The shared-memory collective is compiled on first use: 40 s and a compiler, for nothing on a CPU test.
     ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo", verbose=False)
+    ranks.watch(wait_s)
+    bound = timedelta(seconds=wait_s + _AFTER_S)
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    try:
+        deepspeed.init_distributed(dist_backend=backend, verbose=False, timeout=bound)
+    except torch.distributed.DistError as error:
+        place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise UserError(
+            f"rank {ranks.rank()} could not join the others: {first_line(error)}", where=place,
+            hint="MASTER_ADDR and MASTER_PORT name rank 0's machine and a free port of it, on every node",
+        ) from error  # fmt: skip
+    # DeepSpeed makes the groups of its gradients without a bound, and torch gives them its own: ten minutes on GPUs.
+    deepspeed.comm.comm.cdb.new_group = functools.partial(torch.distributed.new_group, timeout=bound)
+    ranks.joined()
     if chosen:
         del os.environ["MASTER_PORT"]  # taken: a process that is started from this one needs another
     ranks.check_own_gpu()
@@ -120,7 +144,7 @@ def _set_device() -> None:
 
 @contextmanager
 def _patient_barriers() -> Iterator[None]:
-    """DeepSpeed's barriers wait for slow disks inside, as ours do: NCCL's end a run after ten minutes.
+    """DeepSpeed's barriers wait for slow disks inside, as ours do: NCCL's end a run after a bound.
 
     All of a checkpoint's barriers are of all ranks. Its few other collectives follow one, so nobody is late for them.
     """
@@ -219,7 +243,7 @@ class Engine:
         whole = {} if threshold is None else {"stage3_param_persistence_threshold": threshold}
         # ZeRO-3 leaves the process a linear layer of its own, which keeps no gathered weights for the backward: it is
         # kept for this engine's steps, and everything else (a decoding that is timed) has torch's.
-        with _linear_is(functional.linear):
+        with _linear_is(functional.linear), ranks.pulse().meeting():
             self._engine, self._optimizer, _, _ = deepspeed.initialize(
                 model=module,
                 optimizer=optimizer,

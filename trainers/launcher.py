@@ -68,7 +68,6 @@ def main(words: list[str], *, verbose: bool) -> int:
     sys.argv = ["deepspeed.launcher.launch", *place, "--module", *words]
     heard = Heard()
     if not verbose:
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # one machine: nobody waits for a far rendezvous
         logging.getLogger("DeepSpeed").addFilter(heard)
     try:
         runpy.run_module("deepspeed.launcher.launch", run_name="__main__", alter_sys=True)

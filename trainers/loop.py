@@ -160,6 +160,7 @@ def _steps(
     clock, samples = time.perf_counter(), 0
     tokens = None
     for current, following in batches:
+        ranks.pulse().begin(f"step {step + 1} of {training.total}", is_step=True)
         if training.write is not None:
             current, tokens = training.write(engine, current), None
         if tokens is None:
@@ -203,12 +204,14 @@ def _steps(
             _validated(engine, training, step, log, save)
         if save_every and step % save_every == 0 and not last:
             save(step, True)
+    ranks.pulse().begin("its result")
 
 
 def _validated(engine: Engine, training: Training, step: int, log: Log, save: Callable[[int, bool], None]) -> None:
     """Validate, or save the state of before where the run is asked to stop meanwhile: a resumed run begins with it."""
     assert training.validate is not None
     before = checkpoint.random_state()
+    ranks.pulse().begin(f"the validation after step {step}")
     try:
         values = training.validate(engine, step)
     except Stopped:

@@ -230,7 +230,7 @@ def _changes(planned: Planned, output: Path) -> list[str]:
     """What a stage's folder was begun with and is now otherwise, the first four: "KEY was OLD, is now NEW"."""
     mark = begun(output / planned.name)
     old, new = (mark and mark.settings) or {}, planned.settings
-    before, after = (_flat({k: v for k, v in s.items() if k not in (*RULED, HIDDEN)}) for s in (old, new))
+    before, after = (flat({k: v for k, v in s.items() if k not in (*RULED, HIDDEN)}) for s in (old, new))
     told = [
         f"{key} was {_shown(before, key)}, is now {_shown(after, key)}"
         for key in before | after
@@ -259,11 +259,11 @@ def _changed_inputs(planned: Planned, output: Path, recorded: Mapping[str, str])
     return told
 
 
-def _flat(value: Any, key: str = "") -> dict[str, Any]:
+def flat(value: Any, key: str = "") -> dict[str, Any]:
     """Dotted key -> value; lists and empty mappings are values."""
     if not isinstance(value, Mapping) or not value:
         return {key: value}
-    return {k: v for name, item in value.items() for k, v in _flat(item, f"{key}.{name}" if key else str(name)).items()}
+    return {k: v for name, item in value.items() for k, v in flat(item, f"{key}.{name}" if key else str(name)).items()}
 
 
 def _named(values: Mapping[str, Any], key: str) -> str:

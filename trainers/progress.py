@@ -104,6 +104,7 @@ class StageLine:
         """So many are done; None: one more."""
         self._done = self._done + 1 if done is None else done
         self._advanced = time.monotonic()
+        ranks.pulse().advance(f"{self._unit} {self._done} of {self._total}")
 
     def log(self, values: dict[str, float], step: int) -> None:
         """Numbers of a training. Values without a loss are a validation's and are printed at once."""

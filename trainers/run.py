@@ -101,6 +101,7 @@ def _run_stage(
     say: Callable[[str], None],
 ) -> None:
     """Pass over a finished stage, write the broken shards of one again, or run it."""
+    ranks.pulse().enter(planned.name)
     folder = inputs.output / planned.name
     # Rank 0 reads the state and broadcasts it, since another rank might read a half-written file.
     state = ranks.broadcast(stage_state(planned, inputs.output) if ranks.is_main() else None)

@@ -15,7 +15,9 @@ from attempts.places import place
 from attempts.publications import publication, reading
 from attempts.recipes import recipe
 from attempts.records import pictures, records
+from attempts.stopped_ranks import stopped
 from attempts.two_ranks import launch, ranks
+from attempts.unlike_ranks import unlike
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ KINDS: dict[str, Kind] = {
     "kill": Kind(kill, 25),
     "ranks": Kind(ranks, 2.5),
     "launch": Kind(launch, 1),
+    "unlike": Kind(unlike, 4),
+    "stopped": Kind(stopped, 3),
     "disk": Kind(disk, 9),
     "damage": Kind(damage, 17),
     "half": Kind(half, 10),

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -17,15 +18,7 @@ from attempts.attempt import Attempt, Broken, last_words, signal_name
 from attempts.process import Disturbance, Ended
 
 ROOT = Path(__file__).resolve().parents[2]
-# What a rank may say when another is killed: that its connection was closed. Anything else is a fault.
-_PEER = (
-    "closed by peer",
-    "another rank has ended",
-    "Connection reset",
-    "Broken pipe",
-    "recvBytes",
-    "Connection closed",
-)
+Work = Callable[[], int]
 _GRACE_S = 75.0  # ranks whose launcher is gone end within a minute
 
 
@@ -41,11 +34,8 @@ def ranks(attempt: Attempt) -> str:
         for rank in dice.choice(((0,), (1,), (0, 1)))
     }
     ends = run_ranks(attempt, arguments, disturbances)
-    # SIGTERM ends a rank like SIGKILL as long as it has no handler yet: while it imports.
-    killed = any(ended.code == -number for ended in ends)
     for rank, ended in enumerate(ends):
-        peer = any(words in ended.text for words in _PEER)
-        if ended.says_traceback and not (killed and peer):
+        if ended.says_traceback:
             raise Broken(f"{signal_name(number)}, rank {rank}: {last_words(ended.text)}")
     for rank, ended in enumerate(run_ranks(attempt, arguments, {})):
         if ended.code != 0:
@@ -56,32 +46,39 @@ def ranks(attempt: Attempt) -> str:
 
 def run_ranks(attempt: Attempt, arguments: list[str], disturbances: dict[int, Disturbance]) -> list[Ended]:
     """Two forked ranks of one command."""
-    return fork_ranks(arguments, attempt.output, attempt.folder / f"log-{len(attempt.story)}", disturbances, attempt)
+    return run_works(attempt, [process.command(arguments)] * 2, disturbances)
+
+
+def run_works(attempt: Attempt, works: Sequence[Work], disturbances: dict[int, Disturbance]) -> list[Ended]:
+    """Two forked ranks, each with work of its own."""
+    return fork_ranks(works, attempt.output, attempt.folder / f"log-{len(attempt.story)}", disturbances, attempt)
 
 
 def fork_ranks(
-    arguments: list[str],
+    works: Sequence[Work],
     output: Path,
     log: Path,
     disturbances: dict[int, Disturbance],
     attempt: Attempt | None = None,
 ) -> list[Ended]:
     """The same, for whoever has no attempt."""
-    port, begin, started = _free_port(), time.monotonic(), []
-    for rank in range(2):
-        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_SIZE": "2"}
-        own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        started.append(
-            process.start(
-                process.command(arguments), output, Path(f"{log}-rank-{rank}.txt"),
-                disturbance=disturbances.get(rank), environment=own,
-            )
-        )  # fmt: skip
+    begin, started = time.monotonic(), start_ranks(works, output, log, disturbances)
     _end_together(started)
     ends = [process.wait(pid, Path(f"{log}-rank-{rank}.txt"), begin, 300.0) for rank, pid in enumerate(started)]
     if attempt is not None:
         attempt.tell(f"two ranks: {disturbances}: exit codes {[ended.code for ended in ends]}")
     return ends
+
+
+def start_ranks(works: Sequence[Work], output: Path, log: Path, disturbances: dict[int, Disturbance]) -> list[int]:
+    """The processes of two ranks; what they print goes to LOG-rank-0.txt and LOG-rank-1.txt."""
+    port, started = _free_port(), []
+    for rank, work in enumerate(works):
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_SIZE": "2"}
+        own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        place = Path(f"{log}-rank-{rank}.txt")
+        started.append(process.start(work, output, place, disturbance=disturbances.get(rank), environment=own))
+    return started
 
 
 def _end_together(started: list[int]) -> None:

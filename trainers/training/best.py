@@ -46,7 +46,8 @@ def held_out_scores(engine: Engine, steps: Iterable[StepBatches], source: Source
     engine.module.train()
     names = sorted(sums)
     values = torch.stack([sums[name] for name in names]).to(engine.device)
-    dist.all_reduce(values)
+    with ranks.pulse().meeting():
+        dist.all_reduce(values)
     total = dict(zip(names, values.tolist(), strict=True))
     tokens = total.pop("tokens")
     return {f"val_{name}": value / tokens for name, value in total.items()}

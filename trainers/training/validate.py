@@ -14,6 +14,7 @@ from pydantic import Field
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ...core import ranks
 from ...core.batch import Batch
 from ...core.section import Section
 from ...data.dataset import ConversationData
@@ -68,7 +69,8 @@ def validate(
                 values = [loss.loss_sum, loss.metrics["accuracy"], agreed, loss.num_tokens]
                 sums += torch.stack([value.double() for value in values])
     engine.module.train()
-    dist.all_reduce(sums)
+    with ranks.pulse().meeting():
+        dist.all_reduce(sums)
     loss_sum, right, agreed_sum, tokens = sums.tolist()
     metrics = {"val_loss": loss_sum / tokens, "val_accuracy": right / tokens}
     return metrics if target is None else metrics | {"val_agreement": agreed_sum / tokens}

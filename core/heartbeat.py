@@ -1,0 +1,308 @@
+"""What each rank of a run is in, kept in the ranks' store: a rank that waits names the one it waits for, and ends.
+
+torch's groups cannot do this: their time-outs know no rank, end no process that is suspended, and cannot tell a rank
+that works alone from one that was stopped. A thread writes this rank's place every second; another looks at the others
+where this rank waits. Both live as long as the process group.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+BOUND_S = 1800.0  # the setting's default: that long a rank waits for one of which nothing comes
+ALONE = 48  # times the bound for a rank that lives and works alone: it builds an index, scores pictures, uploads
+_TELL_S = 60.0  # a rank that has waited so long says for whom
+_SILENT_S = 10.0  # without a beat: stopped, killed, or its machine is lost
+_EVERY_S = 1.0
+# What a rank is in. Of steps each rank makes equally many, and each has its bound; of other work nobody knows how long
+# it takes.
+WORKS, STEPS, WAITS, ENDED = "works", "steps", "waits", "ended"
+
+
+class Pulse:
+    """Where this rank's main thread is. Changed by that thread alone.
+
+    Attributes:
+        number: meetings and steps begun so far: of ranks that live, those with the smallest are waited for.
+        signs: counts up with everything that is begun or done.
+    """
+
+    def __init__(self) -> None:
+        self.stage, self.what, self.state = "", "its start", WORKS
+        self.number = self.signs = 0
+        self.heartbeat: Heartbeat | None = None  # of a run of several ranks
+
+    @contextmanager
+    def meeting(self) -> Iterator[None]:
+        """Around a call in which all ranks wait for one another."""
+        self.number += 1
+        self.signs += 1
+        self.state = WAITS
+        try:
+            yield
+        finally:
+            self.signs += 1
+            self.state = WORKS
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Around a question to the ranks' store, which rank 0 answers."""
+        before, self.state = self.state, WAITS
+        try:
+            yield
+        finally:
+            self.state = before
+
+    def begin(self, what: str, *, is_step: bool = False) -> None:
+        """All ranks begin `what` now; a step, or something that may take a rank long."""
+        self.number += 1
+        self.signs += 1
+        self.what, self.state = what, STEPS if is_step else WORKS
+
+    def enter(self, stage: str) -> None:
+        """All ranks begin a stage."""
+        self.stage = f"stage {stage}"
+        self.begin("its beginning")
+
+    def advance(self, what: str) -> None:
+        """A sign of work that goes on, of this rank alone."""
+        self.signs += 1
+        self.what, self.state = what, STEPS
+
+    @property
+    def where(self) -> str:
+        """For people: `stage target, step 12 of 40`."""
+        return ", ".join(part for part in (self.stage, self.what) if part)
+
+
+@dataclass
+class _Peer:
+    """Another rank, as it was seen last. Times are of the watcher's own clock.
+
+    Args:
+        beat_s, sign_s: when its beat and its signs changed last.
+    """
+
+    beat_s: float
+    sign_s: float
+    beat: int = -1
+    number: int = 0
+    signs: int = -1
+    state: str = WORKS
+    where: str = "its start"
+
+
+@dataclass(frozen=True)
+class _Late:
+    """A rank that is waited for: why, for how long nothing has come of it, and how long that may last."""
+
+    rank: int
+    why: str
+    is_silent: bool
+    quiet_s: float
+    bound_s: float
+
+
+class Heartbeat:
+    """The two threads of this rank.
+
+    Args:
+        pulse: of this rank.
+        bound_s: that long this rank waits for another of which nothing comes.
+        joining: where the ranks meet, for the time before they have a store.
+        end: ends this process.
+    """
+
+    def __init__(
+        self,
+        pulse: Pulse,
+        rank: int,
+        world_size: int,
+        *,
+        bound_s: float,
+        joining: str,
+        end: Callable[[int], None] = os._exit,  # no exception reaches a thread that waits in a collective
+    ):
+        self._pulse, self._rank, self._size, self._joining, self._exit = pulse, rank, world_size, joining, end
+        self._bound_s = bound_s
+        # Shorter ones for a short bound.
+        self._tell_s, self._silent_s = min(_TELL_S, bound_s / 3), min(_SILENT_S, bound_s / 4)
+        self._every_s = min(_EVERY_S, bound_s / 20)
+        self._store: Any = None
+        self._over, self._next = threading.Event(), threading.Event()
+        # Whether the others' places are read, whether a connection broke, and whether that to the store did.
+        self._looks = self._has_lost = self._is_lost = False
+        # This process's own waking time: while it is suspended it waits for nobody.
+        self._clock = self._since = self._answered = 0.0
+        self._mine = (-1, -1)
+        self._peers: dict[int, _Peer] = {}
+        self._said: set[tuple[int, bool]] = set()
+        self._beats = 0
+        threading.Thread(target=self._watch, name="waiting-for-ranks", daemon=True).start()
+
+    def join(self, store: Any) -> None:
+        """The ranks have met.
+
+        Args:
+            store: of all of them, a connection of its own: one that waits keeps its other users waiting.
+        """
+        self._write(store)
+        self._answered = self._clock
+        self._store = store
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+
+    def leave(self) -> None:
+        """This rank ends by itself and has said why: the next beat tells the others."""
+        self._pulse.state = ENDED
+        before, end = self._beats, time.monotonic() + 2 * _EVERY_S
+        self._next.set()
+        while self._store is not None and not self._is_lost and self._beats == before and time.monotonic() < end:
+            time.sleep(0.01)
+        self.stop()
+
+    def stop(self) -> None:
+        """Nobody looks any more: the run is over."""
+        self._over.set()
+        self._next.set()
+
+    def lost(self) -> str:
+        """Which rank has ended, of a run whose connections broke; "" where none has. Takes five seconds where none has
+        said so.
+        """
+        self._peers, self._looks, self._has_lost = {}, True, True
+        end = time.monotonic() + 5 * self._every_s
+        while time.monotonic() < end and not self._is_lost:
+            if gone := [rank for rank, peer in self._peers.items() if peer.state == ENDED]:
+                return _names(gone)
+            time.sleep(self._every_s / 5)
+        if self._rank and (self._is_lost or self._clock - self._answered > 2.5 * self._every_s):
+            return "rank 0"
+        return _names([r for r, peer in self._peers.items() if self._clock - peer.beat_s > 2.5 * self._every_s])
+
+    def _key(self, rank: int) -> str:
+        return f"draftsmith/beat/{rank}"
+
+    def _write(self, store: Any) -> None:
+        pulse = self._pulse
+        told = [self._beats, pulse.number, pulse.signs, pulse.state, pulse.where]
+        store.set(self._key(self._rank), json.dumps(told))
+        self._beats += 1
+
+    def _beat(self) -> None:
+        while True:
+            self._next.wait(self._every_s)
+            if self._over.is_set():
+                return
+            self._next.clear()
+            ranks = range(self._size) if self._looks else [self._rank]
+            try:
+                self._write(self._store)
+                values = self._store.multi_get([self._key(rank) for rank in ranks])
+            except RuntimeError:  # the process that holds the store, rank 0 or its launcher, has ended
+                self._is_lost = True
+                return
+            self._answered = self._clock
+            for rank, value in zip(ranks, values, strict=True):
+                if rank != self._rank:
+                    self._note(rank, *json.loads(value))
+
+    def _note(self, rank: int, beat: int, number: int, signs: int, state: str, where: str) -> None:
+        peer = self._peers.setdefault(rank, _Peer(self._clock, self._clock))
+        if beat != peer.beat:
+            peer.beat, peer.beat_s = beat, self._clock
+        if signs != peer.signs:
+            peer.signs, peer.sign_s = signs, self._clock
+        peer.number, peer.state, peer.where = number, state, where
+
+    def _watch(self) -> None:
+        before = time.monotonic()
+        while not self._over.wait(self._every_s / 2):
+            now = time.monotonic()
+            self._clock += min(now - before, 2 * self._every_s)
+            before = now
+            self._look()
+
+    def _look(self) -> None:
+        if self._has_lost:  # `lost` looks by itself
+            return
+        mine = (self._pulse.number, self._pulse.signs)
+        if mine != self._mine:
+            self._mine, self._since, self._looks = mine, self._clock, False
+            self._said.clear()
+        waited = self._clock - self._since
+        if self._store is None:
+            self._wait_to_join(waited)
+            return
+        if self._pulse.state not in (WAITS, STEPS) or waited < self._tell_s / 3:
+            return
+        if not self._looks:
+            self._peers, self._looks = {}, True
+        late = self._late()
+        told = {(one.rank, one.is_silent) for one in late}
+        if late and waited > self._tell_s and not told <= self._said and self._speaks(late):
+            self._said |= told
+            _print(f"rank {self._rank} has waited {_length(waited)} in {self._pulse.where}, for {_told(late)}")
+        over = [one for one in late if min(waited, one.quiet_s) > one.bound_s]
+        if over:
+            self._end(f"rank {self._rank} has waited {_length(waited)} in {self._pulse.where} for {_told(over)}")
+
+    def _wait_to_join(self, waited: float) -> None:
+        what = f"rank {self._rank} has waited {_length(waited)} for the other ranks of {self._size} to join at "
+        if waited > self._tell_s and not self._said:
+            self._said.add((self._rank, True))
+            _print(f"{what}{self._joining}")
+        if waited > self._bound_s:
+            self._end(f"{what}{self._joining}")
+
+    def _late(self) -> list[_Late]:
+        unanswered = self._clock - self._answered
+        if self._rank and (self._is_lost or unanswered > self._silent_s):
+            how = "ended" if self._is_lost else f"given no sign for {_length(unanswered)}"
+            bound = self._tell_s if self._is_lost else self._bound_s
+            return [_Late(0, f"which has {how} and keeps the list of the others", True, unanswered, bound)]
+        late = []
+        for rank, peer in sorted(self._peers.items()):
+            silent, quiet = self._clock - peer.beat_s, self._clock - peer.sign_s
+            if peer.state == ENDED:
+                late.append(_Late(rank, "which has ended and said why", True, quiet, self._tell_s / 3))
+            elif silent > self._silent_s:
+                why = f"which has given no sign for {_length(silent)} (it was in {peer.where})"
+                late.append(_Late(rank, why, True, silent, self._bound_s))
+            elif peer.number < self._pulse.number:
+                bound = self._bound_s * (ALONE if peer.state == WORKS else 1)
+                late.append(_Late(rank, f"which lives and is in {peer.where}", False, quiet, bound))
+        return late
+
+    def _speaks(self, late: Collection[_Late]) -> bool:
+        """Whether this is the first of the ranks that wait: one line is enough for all of them."""
+        return self._rank == min({*range(self._size)} - {one.rank for one in late})
+
+    def _end(self, what: str) -> None:
+        _print(f"error: {what}, and ends: the same command continues, and engine.wait_minutes sets how long ranks wait")
+        self._exit(1)
+
+
+def _told(late: Collection[_Late]) -> str:
+    first = [f"rank {one.rank}, {one.why}" for one in late][:4]
+    return "; ".join([*first, f"and {len(late) - 4} more"] if len(late) > 4 else first)
+
+
+def _names(ranks: Collection[int]) -> str:
+    shown = [str(rank) for rank in sorted(ranks)]
+    return "" if not shown else f"rank{'s' * (len(shown) > 1)} {', '.join(shown[:8])}{', ...' * (len(shown) > 8)}"
+
+
+def _length(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def _print(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

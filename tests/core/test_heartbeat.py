@@ -1,0 +1,224 @@
+"""A rank that waits names the one it waits for, and in what; after the bound it ends. Two real ranks of gloo."""
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass
+
+import pytest
+import torch.distributed as dist
+from draftsmith.core import ranks
+from draftsmith.core.heartbeat import ALONE, ENDED, STEPS, WAITS, WORKS, Heartbeat, Pulse, _Peer
+from training import free_port
+
+FORK = multiprocessing.get_context("fork")
+BOUND_S = 2.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a rank ended, and what it said."""
+
+    code: int | None
+    said: str
+
+
+def two_ranks(folder, work, *, bound_s=BOUND_S, meanwhile=lambda pids: None, lives=()) -> list[Ended]:
+    """`work(rank)` on two ranks that know each other's places.
+
+    Args:
+        meanwhile: is called with their processes.
+        lives: ranks whose end nobody waits for.
+    """
+    port = free_port()
+    started = [FORK.Process(target=_rank, args=(n, port, folder, work, bound_s), daemon=True) for n in range(2)]
+    for process in started:
+        process.start()
+    meanwhile([process.pid for process in started])
+    for number, process in enumerate(started):
+        if number not in lives:
+            process.join(90)
+    codes = [process.exitcode for process in started]
+    for process in started:
+        process.kill()
+        process.join()
+    return [Ended(code, (folder / f"said-{number}").read_text()) for number, code in enumerate(codes)]
+
+
+def _rank(number, port, folder, work, bound_s):
+    sys.stderr = open(folder / f"said-{number}", "w", buffering=1)  # noqa: SIM115
+    os.environ |= {"RANK": str(number), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    if dist.is_initialized():  # a fork of a test run in which an earlier test began a group
+        dist.destroy_process_group()
+    ranks.pulse.cache_clear()
+    ranks.watch(bound_s)
+    dist.init_process_group("gloo")
+    ranks.joined()
+    ranks.pulse().enter("target")
+    ranks.barrier()
+    try:
+        work(number)
+    except Exception as error:
+        print(f"lost: {ranks.lost_by(error)}", file=sys.stderr)
+        os._exit(1)
+    ranks.barrier()
+    ranks.leave(said=False)
+    os._exit(0)
+
+
+def stops(which):
+    def work(number):
+        ranks.pulse().begin("step 3 of 9", is_step=True)
+        if number == which:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        ranks.any_rank(False)
+
+    return work
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_stopped_rank_is_named_by_the_one_that_waits_and_ends_it_after_the_bound(tmp_path, which):
+    start = time.monotonic()
+    ended = two_ranks(tmp_path, stops(which), lives=[which])[1 - which]
+    *_, first, last = ended.said.splitlines()
+    assert ended.said.count("error") == 1, ended.said
+    assert ended.code == 1 and time.monotonic() - start < 60
+    for line in (first, last):
+        assert f"rank {1 - which} has waited " in line and f"for rank {which}, which has given no sign" in line
+    assert "in stage target, step 3 of 9" in first and last.startswith("error: ") and "engine.wait_minutes" in last
+
+
+def test_a_rank_that_lives_and_hangs_in_a_step_is_named_too(tmp_path):
+    def work(number):
+        ranks.pulse().begin("step 3 of 9", is_step=True)
+        if number == 0:
+            ranks.pulse().begin("step 4 of 9", is_step=True)
+            ranks.barrier()
+        threading.Event().wait()
+
+    ended = two_ranks(tmp_path, work, lives=[1])[0]
+    assert ended.code == 1 and "for rank 1, which lives and is in stage target, step 3 of 9" in ended.said
+
+
+def test_a_rank_that_works_alone_is_waited_for_longer_and_named(tmp_path):
+    """Even where others wait for several bounds; so is one that goes on with its share, however long it takes."""
+
+    def work(number):
+        ranks.on_main(time.sleep, 3 * BOUND_S)
+        if number == 1:
+            for done in range(12):
+                ranks.pulse().advance(f"request {done} of 12")
+                time.sleep(BOUND_S / 4)
+
+    first, second = two_ranks(tmp_path, work)
+    assert (first.code, second.code) == (0, 0), (first.said, second.said)
+    assert "rank 1 has waited" in second.said and "for rank 0, which lives and is in stage target" in second.said
+    assert "for rank 1, which lives and is in stage target, request" in first.said
+    assert "error" not in first.said + second.said
+
+
+def test_who_was_suspended_has_not_waited(tmp_path):
+    """A scheduler that stops all ranks of a job and lets them go on ends none of them."""
+
+    def work(number):
+        (tmp_path / f"here-{number}").touch()
+        for step in range(12):
+            ranks.pulse().begin(f"step {step} of 12", is_step=True)
+            time.sleep(BOUND_S / 20)
+            ranks.any_rank(False)
+
+    def suspended(pids):
+        while not all((tmp_path / f"here-{number}").exists() for number in range(2)):
+            time.sleep(0.01)
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(1.5 * BOUND_S)
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+    ended = two_ranks(tmp_path, work, meanwhile=suspended)
+    assert [one.code for one in ended] == [0, 0] and not any("error" in one.said for one in ended), ended
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_killed_rank_is_named_by_the_one_that_lost_it(tmp_path, which):
+    def work(number):
+        if number == which:
+            os.kill(os.getpid(), signal.SIGKILL)
+        ranks.barrier()
+
+    ended = two_ranks(tmp_path, work)
+    assert ended[which].code == -9 and f"lost: rank {which}\n" in ended[1 - which].said
+
+
+def test_a_rank_that_ended_with_a_message_of_its_own_is_named_at_once(tmp_path):
+    def work(number):
+        if number == 1:
+            ranks.leave(said=True)
+            os._exit(2)
+        time.sleep(0.5)
+        ranks.barrier()
+
+    ended = two_ranks(tmp_path, work)
+    assert "lost: rank 1\n" in ended[0].said
+
+
+def test_an_error_of_something_else_is_nobodys_loss():
+    assert ranks.lost_by(RuntimeError("shape mismatch")) is None
+
+
+def test_a_rank_that_nobody_joins_says_so_and_ends(tmp_path, capfd):
+    heartbeat = watching(joins=False)
+    heartbeat._clock = 25.0
+    heartbeat._look()
+    heartbeat._look()
+    said = capfd.readouterr().err
+    assert said == "rank 0 has waited 25 s for the other ranks of 4 to join at host:1\n", "once"
+    heartbeat._clock = 61.0
+    with pytest.raises(SystemExit):
+        heartbeat._look()
+    assert capfd.readouterr().err.startswith("error: rank 0 has waited 61 s for the other ranks of 4 to join")
+
+
+def watching(*, joins: bool = True, rank: int = 0, bound_s: float = 60.0) -> Heartbeat:
+    """One of four ranks, without its threads: the test is its clock."""
+    heartbeat = Heartbeat(Pulse(), rank, 4, bound_s=bound_s, joining="host:1", end=sys.exit)
+    heartbeat.stop()
+    heartbeat._store = object() if joins else None
+    heartbeat._look()
+    return heartbeat
+
+
+def waited(heartbeat: Heartbeat, seconds: float, peers: dict[int, _Peer]) -> None:
+    """In a meeting since second 0, with the others as they were seen last."""
+    with heartbeat._pulse.meeting():
+        heartbeat._clock = heartbeat._answered = 0.0
+        heartbeat._look()
+        heartbeat._clock = heartbeat._answered = 7.0
+        heartbeat._look()
+        heartbeat._peers, heartbeat._clock, heartbeat._answered = peers, seconds, seconds
+        heartbeat._look()
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_one_of_many_waiting_ranks_speaks_for_all(capfd, rank):
+    peers = {n: _Peer(30, 0, number=1, state=WAITS) for n in range(3) if n != rank}
+    waited(watching(rank=rank), 30, peers | {3: _Peer(1, 1, state=STEPS, where="stage a, step 2 of 4")})
+    said = "for rank 3, which has given no sign for 29 s (it was in stage a, step 2 of 4)\n"
+    assert capfd.readouterr().err == ("" if rank else f"rank 0 has waited 30 s in its start, {said}")
+
+
+@pytest.mark.parametrize(
+    ("state", "is_silent", "bound_s"),
+    # Silent or in a step: the bound. At work of its own: far longer. Ended with a message: soon.
+    [(STEPS, True, 60), (WORKS, True, 60), (STEPS, False, 60), (WORKS, False, 60 * ALONE), (ENDED, True, 20 / 3)],
+)
+def test_how_long_a_rank_is_waited_for(capfd, state, is_silent, bound_s):
+    waited(watching(), bound_s, {3: _Peer(0 if is_silent else bound_s, 0, state=state)})
+    assert "error" not in capfd.readouterr().err
+    with pytest.raises(SystemExit):
+        waited(watching(), bound_s + 1, {3: _Peer(0 if is_silent else bound_s, 0, state=state)})
+    assert "error: rank 0 has waited" in capfd.readouterr().err

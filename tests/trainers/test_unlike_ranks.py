@@ -1,0 +1,101 @@
+"""Two ranks that were not started alike: refused by rank, key and both values, on both, before anything is written."""
+
+import json
+from pathlib import Path
+
+import pytest
+from draftsmith.recipes import alike
+from draftsmith.recipes.load import load
+from ranks_run import run_ranks
+
+# Rank 1 gets other words, and may find itself at another commit or version.
+SCRIPT = """
+import json, os, sys
+from draftsmith.recipes import alike
+from draftsmith.recipes.cli import main
+
+words = sys.argv[1:]
+if os.environ["RANK"] == "1":
+    words += os.environ.get("words", "").split()
+    for name in ("commit", "packages"):
+        if name in os.environ:
+            setattr(alike, name, lambda name=name: json.loads(os.environ[name]))
+sys.exit(main(words))
+"""
+
+
+CASES = {
+    "seed": ({"words": "seed=7"}, "seed is 0 on rank 0 and 7 on rank 1"),
+    "lr": ({"words": "stages.target.optim.lr=0.05"}, "stages.target.optim.lr is 0.001 on rank 0 and 0.05 on rank 1"),
+    "batch": ({"words": "stages.target.batch_size=2"}, "stages.target.batch_size is 4 on rank 0 and 2 on rank 1"),
+    "steps": ({"words": "stages.target.steps=3"}, "stages.target.steps is 4 on rank 0 and 3 on rank 1"),
+    # Of keys that no fingerprint has: ranks would wait for one another for ever.
+    "saved": ({"words": "stages.target.checkpoints.every=3"}, "stages.target.checkpoints.every is 2 on rank 0 and 3"),
+    "stages": ({"words": "stages=[world]"}, 'stages= is ["target", "world"] on rank 0 and ["world"] on rank 1'),
+    "output": ({"words": "output=other"}, '/other" on rank 1'),
+    "restart": ({"words": "restart=world"}, 'restart= is null on rank 0 and "world" on rank 1'),
+    "commit": ({"commit": json.dumps("e" * 40)}, f'on rank 0 and "{"e" * 12}" on rank 1'),
+    "versions": ({"packages": '{"torch": "1.0"}'}, 'the version of torch is "2'),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_one_rank_has_otherwise_is_refused_on_both_before_anything_is_written(tmp_path, case):
+    more, said = CASES[case]
+    recipe = Path(__file__).parents[2] / "scripts" / "attempts" / "lvlm.yaml"
+    arguments = [f"recipe={recipe}", f"output={tmp_path / 'run'}", "stages=[world,target]"]
+    result = run_ranks(2, SCRIPT, *arguments, cwd=tmp_path, OMP_NUM_THREADS="1", **more)
+    for code, text in result:
+        assert code == 2 and "\nerror: the ranks of this run were not started alike: " in f"\n{text}", text
+        assert said in text and "Traceback" not in text and text.count("error: ") == 1, text
+    left = [path for path in tmp_path.rglob("*") if path.is_file() and ".locks" not in path.parts]
+    assert left == [], "nothing was written"
+
+
+def values(**more):
+    return {key: (json.dumps(value), str(hash(str(value)))) for key, value in ({"seed": 0} | more).items()}
+
+
+def refusal(*every, unfinished=("target",)):
+    with pytest.raises(alike.Unlike) as caught:
+        alike._compare(every, unfinished)
+    return caught.value.problem.partition(": ")[2]
+
+
+def test_data_that_only_finished_stages_read_may_lie_on_one_node():
+    here, there = values(**{"stage target: data file 1": "a"}), values(**{"stage target: data file 1": "absent"})
+    assert refusal(here, there, here) == 'stage target: data file 1 is "a" on ranks 0, 2 and "absent" on rank 1'
+    alike._compare([here, there], unfinished=["another"])
+
+
+def test_a_fingerprint_is_told_where_no_key_says_what_differs():
+    one, other = (values(**{"stage target: its fingerprint": text}) for text in "ab")
+    assert refusal(one, other).startswith("stage target: its fingerprint is")
+    assert refusal(one, other | values(seed=3)) == "seed is 0 on rank 0 and 3 on rank 1"
+
+
+def test_a_node_where_git_does_not_answer_is_like_the_others():
+    known = values(**{alike._COMMIT: "a"})
+    alike._compare([known, values(), known], unfinished=[])
+    assert "the commit" in refusal(known, values(), values(**{alike._COMMIT: "b"}))
+    assert refusal(values(), values(extra=1)) == "extra is not set on rank 0 and 1 on rank 1"
+
+
+def test_two_secrets_that_are_shown_alike_are_not_alike(tmp_path):
+    def started(path):
+        loaded = load(["recipe=demo/lvlm", f"target.revision={path}", f"output={tmp_path}"])
+        return alike.facts(loaded, [])
+
+    one, other = started("hf_" + "a" * 34), started("hf_" + "b" * 34)
+    assert "aaaaaa" not in str(one) and one["target.revision"] != other["target.revision"]
+    assert refusal(one, other).count("<hidden>") == 2
+
+
+def test_trackers_and_readers_of_data_are_a_ranks_own(tmp_path):
+    def started(*words):
+        return alike.facts(load(["recipe=demo/lvlm", f"output={tmp_path}", *words]), [])
+
+    alike._compare([started(), started("stages.finetune.num_workers=3", "tracking.wandb.project=x")], [])
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path)
+    alike._compare([started(), started(f"output={link}")], [])
