@@ -40,7 +40,7 @@ class Column:
     @property
     def heading(self) -> str:
         """Group and name in one line; the name alone without a group."""
-        return " ".join(part for part in (self.group, self.name) if part)
+        return f"{self.group} {self.name}".strip() if self.group else self.name
 
     def shown(self, value: Value) -> str:
         """A value as text, with format and unit; "-" where nothing was measured."""
