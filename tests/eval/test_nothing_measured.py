@@ -3,8 +3,10 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from draftsmith.core.errors import UserError
 from draftsmith.eval import side_by_side
 from draftsmith.eval.findings import binding_sentence
 from draftsmith.eval.report import build, write
@@ -16,6 +18,7 @@ from draftsmith.recipes.leaderboard import as_csv, boards, entries
 from draftsmith.recipes.over_seeds import tables as over_seeds
 from draftsmith.trainers.evaluation.probes import planned
 from draftsmith.trainers.publishing.card import read_evaluation
+from draftsmith.trainers.training.drafter import TrainedDrafter
 
 from .rows import METHODS, a_row, random_rows
 
@@ -112,3 +115,16 @@ def test_differences_of_nothing_are_not_told(tmp_path):
     assert table.rows[0][-1] is None and "nan" not in "\n".join(markdown(table))
     write(tmp_path, report, rows)
     assert json.loads((tmp_path / "report.json").read_text())["contrasts"][0]["result"]["verdict"] == "not measured"
+
+
+def test_a_decoding_check_of_nothing_stops_where_the_best_tau_is_to_be_chosen():
+    """At its first check, and not at the end of all training."""
+    said: list[str] = []
+    trained = SimpleNamespace(
+        stage=SimpleNamespace(select="last"), context=SimpleNamespace(name="head", say=said.append)
+    )
+    TrainedDrafter._say_nothing_was_measured(trained)
+    assert "is the template right?" in said[0]
+    trained.stage.select = "tau"
+    with pytest.raises(UserError, match=r"tau was not measured[\s\S]*stages\.head\.select"):
+        TrainedDrafter._say_nothing_was_measured(trained)

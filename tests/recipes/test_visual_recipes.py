@@ -94,7 +94,9 @@ def test_mistakes_are_told_and_nothing_is_written(name, tmp_path, capsys, monkey
 
 def test_presets_are_the_papers_methods():
     def methods(*more):
-        recipe = load([DEMO, "stages.evaluate.methods=null", *more]).recipe
+        # The presets' k are for a codebook of the published size.
+        size = ["target.shape.vocab_size=16384", "target.vq.codebook_size=16384"]
+        recipe = load([DEMO, "stages.evaluate.methods=null", *size, *more]).recipe
         return recipe.stages["evaluate"].methods
 
     adt = methods("stages.evaluate.methods={}", "stages.evaluate.preset=adt-llamagen")
