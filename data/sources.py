@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from ..core.batch import TEXT, Batch, Request
 from ..core.errors import UserError
-from ..core.fields import Place, Temperature
+from ..core.fields import MOST_ANSWER, Place, Temperature, TopK, TopP
 from ..core.section import Section
 from ..core.states import KeptScores, TargetStates
 from .answers import Answers
@@ -29,11 +29,11 @@ Source = Literal["data", "target", "draft"]
 class DraftWriting(Section):
     """How the draft writes its own answers, with its weights as they are before each optimizer step."""
 
-    max_new_tokens: int = Field(64, ge=1)
+    max_new_tokens: int = Field(64, ge=1, le=MOST_ANSWER)
     # 0 is greedy; 1 samples from the draft, so that the target corrects what sampled drafting would propose.
     temperature: Temperature = 1.0
-    top_k: int = Field(0, ge=0)
-    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: TopK = 0
+    top_p: TopP = 1.0
 
 
 class AnswersConfig(Section):

@@ -60,7 +60,7 @@ class Florence2Captions(_Published):
     kind: Literal["florence2"]
     path: Place = "florence-community/Florence-2-large-ft"
     num_beams: int = Field(3, ge=1)
-    max_new_tokens: int = Field(1024, ge=1)
+    max_new_tokens: int = Field(1024, ge=1, le=MOST_ANSWER)
     # How much is said; TABED uses the shortest.
     task: Literal["caption", "detailed", "more-detailed"] = "caption"
 
@@ -87,7 +87,7 @@ class LvlmCaptions(Section):
     from_stage: str | None = Field(None, alias="from")
     # What it is asked; <image> is the picture.
     prompt: str = "<image>\nDescribe the picture briefly."
-    max_new_tokens: int = Field(40, ge=1)
+    max_new_tokens: int = Field(40, ge=1, le=MOST_ANSWER)
 
 
 CaptionerConfig = Annotated[

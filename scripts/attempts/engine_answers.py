@@ -83,8 +83,7 @@ def _with_stand_in(work: Callable[[], int], workers: Path, damage: dict[str, obj
         shutil.copy(stand_in.__file__, workers / "vllm_worker.py")
         (workers / "damage.json").write_text(json.dumps(damage | {"workers": str(engine._WORKERS)}))
         engine._WORKERS = workers
-        opened.find_python = lambda asked, engine, key: sys.executable  # type: ignore[assignment]
-        opened.version_of = lambda name, python: "1.0"  # type: ignore[assignment]
+        vars(opened).update(find_python=lambda asked, engine, key: sys.executable, version_of=lambda *asked: "1.0")
         return work()
 
     return run

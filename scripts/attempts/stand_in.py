@@ -172,7 +172,7 @@ def main(folder: Path) -> None:
     image, width = config["image_token_index"], config["text_config"]["hidden_size"]
 
     def answer(name: str, requests: Lines, pictures: Any) -> Lines:
-        lines = []
+        lines: Lines = []
         for number, request in enumerate(requests):
             ids = [token for one in request["ids"] for token in ([image] * side**2 if one == image else [one])]
             sampling, rule = request["sampling"], random.Random(str(request["ids"]))

@@ -97,7 +97,7 @@ def test_a_row_says_type_bounds_default_and_comment(reference):
     row = next(line for line in page.splitlines() if line.startswith("| `blind_share` |"))
     assert row.startswith("| `blind_share` | number, at least 0, at most 1 | `0` | Share of the samples in training")
     assert "| `vata` | true, false | `true` |" in page  # of sparrow
-    assert "| `num_queries` | whole number, at least 1 | `2` |" in page
+    assert "| `num_queries` | whole number, at least 1, at most 4,096 | `2` |" in page
 
 
 def test_every_recipe_and_command_is_shown(reference):

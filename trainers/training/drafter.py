@@ -13,7 +13,7 @@ from torch import nn
 
 from ...core import ranks
 from ...core.errors import UserError
-from ...core.fields import Temperature
+from ...core.fields import MOST_ANSWER, Temperature, TopK, TopP
 from ...core.import_paths import code_of
 from ...core.section import Section
 from ...data.dataset import ConversationData
@@ -45,11 +45,11 @@ class DecodingCheck(Section):
     data: ConversationData | None = None
     tree: TreeConfig
     # Tokens of an answer; null: 64. An image has its own number.
-    max_new_tokens: int | None = Field(None, ge=1)
+    max_new_tokens: int | None = Field(None, ge=1, le=MOST_ANSWER)
     # Null: 0 for answers; 0 and 1 for images.
     temperatures: list[Temperature] | None = Field(None, min_length=1)
-    top_k: int = Field(0, ge=0)
-    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: TopK = 0
+    top_p: TopP = 1.0
 
     @property
     def from_stage(self) -> str | None:

@@ -110,8 +110,8 @@ def test_a_tree_is_its_paths_one_by_one(kind):
 
 def in_float64(kind, asked):
     """The model and the request in float64. Recurring layers add up in another order in each chunk, which later layers
-    make larger: in float32 up to 5e-3 over 25 prompts, dense and with experts alike, here 5e-5, since transformers'
-    delta rule stays in float32. Grouped products of experts take no float64.
+    make larger: in float32 up to 5e-3 over 25 prompts, dense and with experts alike, here 5e-5. Grouped products of
+    experts take no float64.
     """
     llm = copy.deepcopy(MODELS[kind]).double()
     if kind.endswith("moe"):
