@@ -15,8 +15,8 @@ from ..load import find_recipe, setting_hint
 OK, CRASH, MISTAKE, FAULTS, STOPPED = 0, 1, 2, 3, 143
 EXIT_CODES = {
     OK: "done",
-    CRASH: "crashed: a bug or a fault of the machine, with its traceback; or another rank was stopped or lost, which one "
-    "sentence names",
+    CRASH: "crashed: a bug or a fault of the machine, with its traceback; or another rank was stopped or lost, which "
+    "one sentence names",
     MISTAKE: "a mistake in the command, the recipe or the data, or a run that had to stop; the message says what to do",
     FAULTS: "only `check`, `doctor`, `verify` and `verify-engine`: they found something that must be fixed (warnings "
     "alone give 0)",
