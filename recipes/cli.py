@@ -102,12 +102,14 @@ def main(arguments: list[str] | None = None) -> int:
             # Met wherever a file of the run is opened: no fault of ours, and its cure is always the same.
             problem = unwritable(Path(error.filename), error)
             print(redact(f"error: {problem}"), file=sys.stderr, flush=True)
+            ranks.leave(said=True)
             return MISTAKE
         if isinstance(error, PermissionError) and error.filename:
             problem = UserError(
                 "permission denied", where=str(error.filename), hint="give yourself the right to it, or name another"
             )
             print(redact(f"error: {problem}"), file=sys.stderr, flush=True)
+            ranks.leave(said=True)
             return MISTAKE
         if _is_of_another_rank(error):
             return CRASH

@@ -10,7 +10,6 @@ import functools
 import logging
 import os
 import pickle
-import socket
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from ..core.errors import UserError, first_line, not_loaded
 from ..core.heartbeat import BOUND_S
 from ..core.section import Section
 from ..models.stored import computes_in_bfloat16
+from .rank_setup import fit_threads, free_port, take_gpu
 
 BUCKET = 500_000_000  # DeepSpeed's default
 _AFTER_S = 600.0  # that groups wait longer than the heartbeat, which can say for whom
@@ -107,9 +107,9 @@ def init_distributed(*, verbose: bool = False, wait_s: float = BOUND_S) -> None:
         os.environ.setdefault(name, value)
     chosen = "MASTER_PORT" not in os.environ
     if chosen:
-        os.environ["MASTER_PORT"] = str(_free_port())
-    _fit_threads()
-    _set_device()
+        os.environ["MASTER_PORT"] = str(free_port())
+    fit_threads()
+    take_gpu()
     # The shared-memory collective is compiled on first use: 40 s and a compiler, for nothing on a CPU test.
     ops.__compatible_ops__["deepspeed_shm_comm"] = False
     ranks.watch(wait_s)
@@ -131,17 +131,6 @@ def init_distributed(*, verbose: bool = False, wait_s: float = BOUND_S) -> None:
     ranks.check_own_gpu()
 
 
-def _set_device() -> None:
-    """Work without a named device (clocks, streams, the capture of graphs) goes to this rank's GPU, not to the first.
-
-    Only DeepSpeed's engine sets it otherwise, and a rank that decodes builds none.
-    """
-    device = ranks.device()
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-        os.environ["LOCAL_RANK"] = str(device.index)  # DeepSpeed takes the GPU's number from it
-
-
 @contextmanager
 def _patient_barriers() -> Iterator[None]:
     """DeepSpeed's barriers wait for slow disks inside, as ours do: NCCL's end a run after a bound.
@@ -156,13 +145,6 @@ def _patient_barriers() -> Iterator[None]:
         yield
     finally:
         comm.barrier = before
-
-
-def _fit_threads() -> None:
-    """Ranks times threads at most the cores: two spinning pools on two cores run a hundred times slower (measured)."""
-    if "OMP_NUM_THREADS" not in os.environ and not torch.cuda.is_available():
-        local_ranks = int(os.environ.get("LOCAL_SIZE") or os.environ["WORLD_SIZE"])
-        torch.set_num_threads(max(1, ranks.num_cores() // local_ranks))
 
 
 @contextmanager
@@ -199,12 +181,6 @@ def _gradient_sums(config: EngineConfig, accumulation: int) -> tuple[int, dict[s
     if config.zero_stage == 0 and accumulation == 1:
         return 0, {}
     return max(1, config.zero_stage), {"data_types": {"grad_accum_dtype": "fp32"}}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Engine:
