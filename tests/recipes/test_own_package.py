@@ -111,7 +111,8 @@ def test_a_published_folder_imports_nothing_by_itself(package, tmp_path):
     with pytest.raises(UserError, match="a published folder imports nothing by itself"):
         load([f"recipe={extending}"])
     tree = {"kind": "her_package.others:Two"}
-    section = {"target": {}, "drafter": {}, "decoding": {"name": "a", "tree": tree}, "prompt": {"text": "a"}}
+    whose = {"target": {"kind": "llava", "path": "me/target"}, "drafter": {"kind": "sparrow"}}
+    section = whose | {"decoding": {"name": "a", "tree": tree}, "prompt": {"text": "a"}}
     (folder / "draftsmith.json").write_text(json.dumps({"published": section}))
     with pytest.raises(NotImported, match=r"her_package.others is not imported(?s:.*)draftsmith.json"):
         read_published(folder)
