@@ -144,21 +144,25 @@ def test_a_record_that_one_rank_alone_cannot_read_ends_both_with_one_message(tmp
 # Rank 1 is killed before its third step, under the launcher that `draftsmith demo` starts.
 KILLED = """
 import os, signal, sys
-from draftsmith.core import ranks
-from draftsmith.recipes.cli import main
-from draftsmith.trainers import loop
+from draftsmith.recipes import cli
 
-real = loop._forward_backward
-seen = []
+def run(*words):
+    from draftsmith.core import ranks  # only now: torch reads at its import what it may log
+    from draftsmith.trainers import loop
 
-def forward_backward(*rest):
-    seen.append(1)
-    if len(seen) == 3 and ranks.rank() == int(os.environ["WHICH"]):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return real(*rest)
+    real, seen = loop._forward_backward, []
 
-loop._forward_backward = forward_backward
-sys.exit(main([word for word in sys.argv[1:] if "=" in word]))
+    def forward_backward(*rest):
+        seen.append(1)
+        if len(seen) == 3 and ranks.rank() == int(os.environ["WHICH"]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*rest)
+
+    loop._forward_backward = forward_backward
+    return run_recipe(*words)
+
+run_recipe, cli.run_recipe = cli.run_recipe, run
+sys.exit(cli.main([word for word in sys.argv[1:] if "=" in word]))
 """
 
 
