@@ -92,8 +92,11 @@ class Context:
         text_only = self.target.reads_text_alone
         processor = load_processor(source, revision=self.target.revision, text_only=text_only)
         if "target" in self.inputs or (self.target.path is not None and "processor" in self.inputs):
-            # The processor lies elsewhere, and the ends are the model's.
-            ends = generation_ends(self.target_source(), self.target.revision)
+            # The processor lies elsewhere, and the ends are the model's; of one that its stage has yet to make, `check`
+            # needs none.
+            whose = self.target_source()
+            waits = isinstance(whose, Path) and not whose.is_dir()
+            ends = () if waits else generation_ends(whose, self.target.revision)
             processor = replace(processor, generation_ends=ends)
         self.target.check_token_ids(processor.num_token_ids, str(source))
         return processor

@@ -22,7 +22,7 @@ from draftsmith.recipes.cli import main
         ("eagle3-qwen2.5-vl-7b", "stages.text.validation={every: 100} stages.text.decoding={every: "
          "100, tree: {kind: chain, gamma: 3}, data: {path: a.json}, max_new_tokens: 128000}",
          "text.decoding.max_new_tokens", "128,000"),
-        ("eagle3-qwen2.5-vl-7b", "stages.evaluate.max_new_tokens=1000000000000", "evaluate.max_new_tokens", "128,000"),
+        ("eagle3-qwen2.5-vl-7b", "stages.evaluate.max_new_tokens=1000000", "evaluate.max_new_tokens", "128,000"),
     ],
 )  # fmt: skip
 def test_a_dry_run_stops(recipe, setting, key, positions, capsys, tmp_path, monkeypatch):
