@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import pkgutil
 import re
 import sys
 import traceback
@@ -27,6 +28,8 @@ from .section import Section
 ALLOW_IMPORT = {"allow_import": True}
 _NAME = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
 _PATH, _DOTTED = re.compile(f"({_NAME}):({_NAME})"), re.compile(rf"({_NAME})\.([A-Z]\w*)")
+# Files of a package that its results depend on: Python, compiled or built when it is imported, settings beside them.
+_CODE = {".py", ".pyx", ".so", ".pyd", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".json", ".toml", ".yaml", ".yml"}
 OUTSIDE = re.compile(f".*:|{_DOTTED.pattern}$")  # a kind that is meant for a class of another package
 
 
@@ -144,11 +147,19 @@ def _module(name: str) -> Any:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
-            hint = "install its package in this environment (pip install -e FOLDER), or put its folder into PYTHONPATH"
-            raise Refused("kind", f"there is no module {error.name}", hint) from error
+            raise Refused("kind", f"there is no module {error.name}", _meant(error.name)) from error
         raise Refused("kind", *_broken(name, error)) from error
     except Exception as error:  # whatever the module's own code raises
         raise Refused("kind", *_broken(name, error)) from error
+
+
+def _meant(name: str) -> str:
+    """What to do about a module that is missing: its package is there, and has others, or it is not."""
+    package = name.rpartition(".")[0]
+    if not package:
+        return "install its package in this environment (pip install -e FOLDER), or put its folder into PYTHONPATH"
+    there = getattr(sys.modules.get(package), "__path__", ())
+    return did_you_mean(name, [f"{package}.{module.name}" for module in pkgutil.iter_modules(there)])
 
 
 def _broken(name: str, error: Exception) -> tuple[str, str]:
@@ -186,12 +197,31 @@ def kinds_within(section: Any) -> Iterator[str]:
 
 
 def code_of(path: str) -> dict[str, str]:
-    """Which code an import path stands for, for the record: its package's version and its file's hash, where known."""
+    """Which code an import path stands for, for the record: its package's version and the hash of all of the package's
+    files of code, by name and content, where known. A module outside of any package is one file.
+    """
     name = path.partition(":")[0]
-    file = getattr(sys.modules.get(name), "__file__", None)
+    top = name.partition(".")[0]
     code = {}
-    if packages := metadata.packages_distributions().get(name.partition(".")[0]):
+    if packages := metadata.packages_distributions().get(top):
         code["package"] = f"{packages[0]} {metadata.version(packages[0])}"
-    if file is not None and Path(file).is_file():
-        code["sha256"] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    if files := _files(name, top):
+        digest = hashlib.sha256()
+        for place, file in sorted(files.items()):
+            digest.update(f"{place}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+        code["sha256"] = digest.hexdigest()
     return code
+
+
+def _files(name: str, top: str) -> dict[str, Path]:
+    """Place in the package -> file of code."""
+    module, package = sys.modules.get(name), sys.modules.get(top)
+    folders = [Path(place) for place in getattr(package, "__path__", ())]
+    found = {
+        file.relative_to(folder).as_posix(): file
+        for folder in folders
+        for file in folder.rglob("*")
+        if file.suffix in _CODE and file.is_file() and "__pycache__" not in file.parts
+    }
+    file = Path(getattr(module, "__file__", None) or "")
+    return found or ({file.name: file} if file.is_file() else {})

@@ -7,6 +7,7 @@ Letters: F nodes, V vocabulary.
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import traceback
 import warnings
@@ -20,19 +21,28 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ..core.batch import Batch, Request
 from ..core.errors import UserError, first_line
+from ..models.decoding.tree import ROOT
 from ..models.decoding.warp import Warp
 from ..models.drafters.base import DrafterConfig, TargetIdentity
 from ..models.targets.causal import CausalTarget
 from .first_proposals import FirstProposals, NothingTaken
+from .lesson import KNOWN, Lesson
 from .loop import Decoding, Generation, generate
 from .policies import Chain, Draw, Static
 from .rules import RULES
 
-_PROMPT, _ANSWER, _LEVELS = 12, 32, 3  # tokens, tokens, tokens drafted in a cycle
-_TREE = [(0,), (1,), (0, 0), (0, 1), (1, 0)]
-# Shares of the answer's tokens: guessed in training where it is known by heart, and first drafts then accepted.
-_KNOWN, _ACCEPTED = 0.95, 0.6
-_ZEROS = 3  # steps after which a weight that starts behind a zero has a gradient
+_PROMPT, _ANSWER, _LEVELS = 12, 32, 3  # tokens, tokens, levels of a drafter without a limit that are judged
+_MOST_LEVELS, _DEEP = 5, 8  # judged where it has a limit; drafted at least once
+_TREE = [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]
+# Share of the drafts that are accepted of an answer that is known by heart: of the first level, and of all where
+# `expand` answers by level; of the others, whose mistakes add up along a path.
+_ACCEPTED, _ACCEPTED_BELOW = 0.9, 0.5
+_CALLS = ("start", "begin", "root", "expand", "accept")
+# What a check looks at that others have found to be right: one fault is said once.
+_NEEDS = {
+    "q": (), "accept": ("q",), "greedy": ("q",), "files": ("q",),
+    "by heart": ("loss and gradients", "q", "accept", "files"),
+}  # fmt: skip
 
 
 def check_drafter(
@@ -59,19 +69,21 @@ def check_drafter(
     checks = _Checks(config, target, steps, tuple(of_pictures))
     seen, faults = {}, {}
     for name, check in checks.all().items():
+        if (name in _NEEDS and checks.module is None) or any(earlier in faults for earlier in _NEEDS.get(name, ())):
+            continue
         try:
             seen[name] = check()
         except UserError as error:
             faults[name] = error.problem
-        except _NeedsEarlier:
-            continue
         except Exception as error:  # the drafter's own code
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            faults[name] = f"{type(error).__name__}: {first_line(error)} ({Path(place.filename).name}:{place.lineno})"
+            faults[name] = checks.raised(error)
     if faults:
         lines = "".join(f"\n  {name}: {problem}" for name, problem in faults.items())
-        raise UserError(f"{type(config).__name__} does not keep to the protocol of drafters:{lines}",
-                        hint="models/drafters/base.py says what each call gets and returns")  # fmt: skip
+        raise UserError(
+            f"{type(config).__name__} does not keep to the protocol of drafters:{lines}",
+            hint="help(draftsmith.models.drafters.base.Drafter) says what each call gets and returns, "
+            "help(draftsmith.models.drafters.base.DrafterConfig) what the section's verbs do",
+        )
     return seen
 
 
@@ -88,15 +100,15 @@ def tiny_target() -> CausalTarget:
     return CausalTarget(model.requires_grad_(False), num_token_ids=64)
 
 
-class _NeedsEarlier(Exception):
-    """What this check looks at was not made, which an earlier one has said."""
-
-
 class _Watched:
     """A drafter that looks at each of its proposals, and keeps them."""
 
     def __init__(self, inner: Any, vocab_size: int):
+        if missing := [name for name in ("taps", "max_levels", *_CALLS) if not hasattr(inner, name)]:
+            raise UserError(f"what drafter() returned ({type(inner).__name__}) has no {', '.join(missing)}")
         self.inner, self.roots, self.q = inner, list[Tensor](), list[Tensor]()
+        self.first: dict[tuple[int, ...], Tensor] = {}  # path of tokens -> q [V] after it, in the first cycle
+        self._paths: list[tuple[int, ...]] = []  # of this cycle's expansions
         self._looks = FirstProposals(inner, vocab_size)
 
     @property
@@ -116,10 +128,16 @@ class _Watched:
     def root(self) -> Tensor:
         q = self._seen("root", self.inner.root())
         self.roots.append(q.clone())
+        self._paths = []
         return q
 
     def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
-        return self._seen("expand", self.inner.expand(parents, tokens), len(parents))
+        above = [() if parent == ROOT else self._paths[parent] for parent in parents]
+        q = self._seen("expand", self.inner.expand(parents, tokens), len(parents))
+        self._paths += [(*path, token) for path, token in zip(above, tokens.tolist(), strict=True)]
+        if len(self.roots) == 1:
+            self.first |= zip(self._paths[-len(above) :], q.clone(), strict=True)
+        return q
 
     def accept(self, verified: Any) -> None:
         self.inner.accept(verified)
@@ -135,7 +153,8 @@ class _Checks:
     def __init__(self, config: DrafterConfig, target: Any, steps: int, of_pictures: tuple[str, ...]):
         self.config, self.target, self.steps, self.of_pictures = config, target, steps, of_pictures
         self.module: nn.Module | None = None
-        self.knows = False
+        self.lesson: Lesson | None = None
+        self.by_level = False
         generator = torch.Generator().manual_seed(1)
         # Low ids may be special tokens, and the last rows of a table may have none.
         ids = torch.randint(3, min(60, target.vocab_size), (_PROMPT,), generator=generator)
@@ -148,6 +167,19 @@ class _Checks:
             "greedy": self.greedy, "files": self.files, "by heart": self.by_heart,
         }  # fmt: skip
 
+    def raised(self, error: Exception) -> str:
+        """What the drafter's own code raised, and where in it."""
+        frames = traceback.extract_tb(error.__traceback__)
+        file = getattr(sys.modules.get(type(self.config).__module__), "__file__", None)
+        place = [frame for frame in frames if file and Path(frame.filename).parent == Path(file).parent] or frames
+        said = f"{type(error).__name__}: {first_line(error)} ({Path(place[-1].filename).name}:{place[-1].lineno})"
+        if "NoneType" not in str(error):
+            return said
+        asked = f"taps_for asks for {self.config.taps_for(self.target.shape, training=True)} in training"
+        if self.module is not None:
+            asked += f", the proposal's taps are {getattr(self._drafter(), 'taps', None)}"
+        return f"{said}. States that are not asked for are None: {asked}"
+
     def settings(self) -> str:
         self.config.check_settings(self.target.shape.draws_images)
         self.config.check(self.target.shape)
@@ -158,43 +190,14 @@ class _Checks:
         if self.config.trains_on != "states":
             self.module = self.config.load(None, self.target)
             return f"not formed: kind {self.config.kind} is not trained on the target's states"
-        torch.manual_seed(0)
-        module = self.config.build(self.target, count_tokens=lambda: torch.ones(self.target.vocab_size).long())
-        module = module.to(self.target.device).train()
-        objective = self.config.training_objective(module, self.target)
-        batch = self._batch()
-        states = self.target.states(batch, self.config.taps_for(self.target.shape, training=True))
-        named = [(name, p) for part in objective.parts().values() for name, p in part if p.requires_grad]  # type: ignore[operator]
-        if not named:
-            raise UserError("parts() names no weight that is trained")
-        optimizer = torch.optim.AdamW([p for _, p in named], lr=3e-3, weight_decay=0.0)
-        unreached = {name for name, _ in named if not name.startswith(self.of_pictures)}
-        losses, known = list[float](), 0.0
-        for step in range(self.steps):
-            if step == _ZEROS:
-                objective.eval()  # noise would be learned by heart, too: it is the same for a sample
-            loss = objective(batch, states)
-            mean = loss.loss_sum / loss.num_tokens
-            if not mean.isfinite():
-                raise UserError(f"the loss of step {step} is {float(mean)}")
-            if not mean.requires_grad:
-                raise UserError("the loss depends on no weight")
-            losses.append(float(mean.detach()))
-            known = float(loss.metrics["top1"] / loss.num_tokens) if "top1" in loss.metrics else 0.0
-            if step > _ZEROS and known >= _KNOWN:
-                break
-            optimizer.zero_grad()
-            mean.backward()
-            unreached -= {n for n, p in named if p.grad is not None and bool(p.grad.any()) and p.grad.isfinite().all()}
-            if step + 1 == _ZEROS and unreached:
-                some = ", ".join(sorted(unreached)[:3])
-                raise UserError(f"no finite gradient reaches {len(unreached)} of {len(named)} weights: {some}")
-            nn.utils.clip_grad_norm_([p for _, p in named], 1.0)
-            optimizer.step()
-        self.module, self.knows = module.eval().requires_grad_(False), known >= _KNOWN
-        return f"loss {losses[0]:.3g} to {losses[-1]:.3g} in {len(losses)} steps, gradients at {len(named)} weights"
+        self.lesson = lesson = Lesson(self.config, self.target, self._answer(), self.steps, self.of_pictures)
+        lesson.learn(until_known=True)
+        self.module = lesson.module
+        lesson.check_sums()
+        losses = lesson.losses
+        return f"loss {losses[0]:.3g} to {losses[-1]:.3g} in {len(losses)} steps, gradients at {lesson.count} weights"
 
-    def _batch(self) -> Batch:
+    def _answer(self) -> Batch:
         """The prompt and the target's own greedy answer, which is supervised."""
         ids = torch.cat([self.request.ids, torch.tensor(self.plain().tokens)])[None]
         mask, supervised = torch.ones_like(ids, dtype=torch.bool), torch.zeros_like(ids, dtype=torch.bool)
@@ -216,19 +219,44 @@ class _Checks:
 
     def _drafter(self, module: nn.Module | None = None) -> _Watched:
         module = module if module is not None else self.module
-        if module is None:
-            raise _NeedsEarlier
+        assert module is not None
         return _Watched(self.config.drafter(module, self.target), self.target.vocab_size)
 
     def q(self) -> str:
-        """In a chain, a tree and above temperature 0, in each cycle."""
-        count = 0
-        greedy, sampled = (Warp(), "top-k"), (Warp(1.0), "sample")
-        for policy, (warp, draw) in ((Chain(_LEVELS), greedy), (Static(_TREE), greedy), (Chain(_LEVELS), sampled)):
-            watched = self._drafter()
-            self._decode(watched, policy, warp, draw)
-            count += len(watched.q)
-        return f"{count} calls returned distributions over {self.target.vocab_size} tokens"
+        """In a chain, a tree and above temperature 0, in each cycle; the same where the same is asked."""
+        chain, tree, sampled = self._drafter(), self._drafter(), self._drafter()
+        self._decode(chain, Chain(_LEVELS), Warp())
+        seen = [*chain.q]
+        self._decode(chain, Chain(_LEVELS), Warp())
+        if not _alike(seen, chain.q[len(seen) :]):
+            raise UserError(
+                "of the same request it proposes something else the second time: it draws, or start() and root() do "
+                "not clear what was kept of an earlier request or cycle"
+            )
+        self._decode(tree, Static(_TREE), Warp())
+        shared = [path for path in chain.first if path in tree.first]
+        if not _alike([chain.first[path] for path in shared], [tree.first[path] for path in shared]):
+            raise UserError(
+                "expand returns another q after the same tokens in a tree than in a chain: parents are numbers of "
+                "expansions since root(), one for each token"
+            )
+        siblings = [q for path, q in tree.first.items() if len(path) == 1]
+        self.by_level = len(siblings) > 1 and all(torch.equal(siblings[0], q) for q in siblings)
+        self._decode(sampled, Chain(_LEVELS), Warp(1.0), "sample")
+        self._deep()
+        count = sum(len(watched.q) for watched in (chain, tree, sampled))
+        reads = "; expand answers by level, whatever the tokens" if self.by_level else ""
+        return f"{count} calls returned distributions over {self.target.vocab_size} tokens{reads}"
+
+    def _deep(self) -> None:
+        """As many levels as it says that it has."""
+        watched = self._drafter()
+        try:
+            self._decode(watched, Chain(_DEEP), Warp())
+        except Exception as error:
+            problem = error.problem if isinstance(error, UserError) else self.raised(error)
+            said = f"max_levels is {watched.max_levels}, but a chain of {_DEEP} cannot be drafted"
+            raise UserError(f"{said}: {problem}") from error
 
     def accept(self) -> str:
         watched = self._drafter()
@@ -257,21 +285,54 @@ class _Checks:
         after = self._drafter(loaded.eval())
         for watched in (before, after):
             self._decode(watched, Chain(_LEVELS), Warp())
-        if len(before.q) != len(after.q) or not all(map(torch.allclose, before.q, after.q)):
+        if not _alike(before.q, after.q):
             raise UserError("what was saved and loaded proposes something else")
         return "saved and loaded, it proposes the same"
 
     def by_heart(self) -> str:
-        if self.module is None:
-            raise _NeedsEarlier
-        if not self.knows:
-            return f"not formed: top1 of the training metrics is not {_KNOWN:.0%} after the training on one answer"
-        cycles = self._decode(self._drafter(), Chain(1), Warp()).cycles
-        drafted = [cycle for cycle in cycles if cycle.num_drafted]
-        share = sum(cycle.num_accepted for cycle in drafted) / max(1, len(drafted))
-        if share < _ACCEPTED:
+        """Learns on until drafts of every level are accepted."""
+        if self.lesson is None:
+            return "not formed: nothing is trained"
+        while True:
+            shares = self._accepted()
+            if not (low := [level for level, share in enumerate(shares) if share < self._enough(level)]):
+                said = ", ".join(f"{share:.0%}" for share in shares)
+                return f"of an answer that it was trained on, drafts of levels 1 to {len(shares)} are accepted: {said}"
+            if not self.lesson.learn():
+                break
+        if self.lesson.known < KNOWN:
+            return f"not formed: top1 of the training metrics is not {KNOWN:.0%} after the training on one answer"
+        said = f"{shares[low[0]]:.0%} of the drafts of level {low[0] + 1}"
+        if low[0] == 0:
             raise UserError(
-                f"training guesses the next token of the answer, decoding has {share:.0%} of the same drafts accepted: "
-                "the proposal reads other states, tokens or places than the loss"
+                f"training guesses the next token of the answer, decoding has {said} accepted: the proposal reads "
+                "other states, tokens or places than the loss"
             )
-        return f"{share:.0%} of first drafts are accepted of an answer that it was trained on"
+        raise UserError(
+            f"training knows the answer, decoding has {said} accepted where those before it are: expand reads other "
+            "states or tokens than the loss, or the loss does not train this level (max_levels says how many it has)"
+        )
+
+    def _enough(self, level: int) -> float:
+        return _ACCEPTED if level == 0 or self.by_level else _ACCEPTED_BELOW
+
+    def _accepted(self) -> list[float]:
+        """Level -> share of its drafts accepted where those before it are, in chains and a tree."""
+        most = self._drafter().max_levels
+        levels = _LEVELS if most is None else min(most, _MOST_LEVELS)
+        cycles = [
+            cycle
+            for policy in (Chain(1), Chain(levels), Static(_TREE))
+            for cycle in self._decode(self._drafter(), policy, Warp()).cycles
+        ]
+        shares = []
+        for level in range(levels):
+            tried = [c.num_accepted > level for c in cycles if c.num_drafted > level and c.num_accepted >= level]
+            shares.append(sum(tried) / max(1, len(tried)))
+        return shares
+
+
+def _alike(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    return len(some) == len(others) and all(
+        a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in zip(some, others, strict=True)
+    )

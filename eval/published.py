@@ -23,7 +23,7 @@ from ..core.errors import UserError, first_line
 from ..core.fields import MOST_ANSWER, Seed, Temperature, TopK, TopP
 from ..core.files import checked
 from ..core.generation_config import generation_ends
-from ..core.import_paths import ALLOW_IMPORT
+from ..core.import_paths import ALLOW_IMPORT, NotImported
 from ..core.section import Section
 from ..data.conversations import PromptFormat, encode
 from ..data.end_tokens import end_ids
@@ -48,6 +48,8 @@ from .policies import Draw, TreeConfig
 from .rules import RULES
 
 KEY = "published"
+LOST_TARGET = "the target of this drafter was on the disk of whoever trained it"
+_GIVE_TARGET = "give its folder as target="
 _PUBLISHER = "use the version that published it, or fetch the folder again"
 _DRAFTER: TypeAdapter[Any] = TypeAdapter(AnyDrafter)
 _TARGET: TypeAdapter[Any] = TypeAdapter(AnyTarget)
@@ -205,7 +207,13 @@ def open_published(
     """
     folder = fetch(source, revision)
     check_sums(folder)
-    section = read_published(folder, allow_import=allow_import)
+    try:
+        section = read_published(folder, allow_import=allow_import)
+    except NotImported as error:
+        if target is None and lost_target(folder):  # both at once
+            hint = f"{error.hint}; {_GIVE_TARGET}"
+            raise NotImported(f"{error.problem}; and {LOST_TARGET}", where=error.where, hint=hint) from None
+        raise
     if not (folder / SUMS).is_file():
         hint = "fetch the folder again: without its list nothing shows whether a file was changed"
         raise UserError(f"{SUMS} is missing", where=str(folder / SUMS), hint=hint)
@@ -226,6 +234,14 @@ def fetch(source: str | Path, revision: str | None) -> Path:
             f"{str(source)!r} is no directory, and cannot be fetched from the Hub: {first_line(error)}",
             hint="check the name, the network and your login (hf auth login), or give a directory",
         ) from error
+
+
+def lost_target(folder: Path) -> bool:
+    """Whether the manifest names no target that anybody else can find."""
+    section = read_manifest(folder).get(KEY)
+    target = section.get("target") if isinstance(section, dict) else None
+    path = target.get("path") if isinstance(target, dict) else None
+    return not isinstance(path, str) or not is_somewhere(path)
 
 
 def read_published(folder: Path, *, allow_import: bool = False) -> PublishedSection:
@@ -312,9 +328,7 @@ def _answering(
 ) -> Speculator:
     source = folders.get("target") or config.path
     if source is None or not is_somewhere(str(source)):
-        raise UserError(
-            "the target of this drafter was on the disk of whoever trained it", hint="give its folder as target="
-        )
+        raise UserError(LOST_TARGET, hint=_GIVE_TARGET)
     own = folders.get("processor") or source
     processor = load_processor(
         own, revision=None if Path(own).is_dir() else config.revision, text_only=config.reads_text_alone

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -221,15 +221,20 @@ def _refuse_foreign(output: Path) -> None:
         raise UserError("the output folder holds a file that no run wrote", where=str(about), hint=hint)
 
 
-def _tell_changed(code: Mapping[str, Any], before: Path) -> None:
-    """A warning for each class of another package whose file is another than when this run was started last. Like a
+def _tell_changed(code: Mapping[str, Any], output: Path, stages: Iterable[str]) -> None:
+    """A warning for each class of another package whose package is another than when this run was started last. Like a
     version of draftsmith it is in no fingerprint: an edit would cost every finished stage.
     """
+    from ..core.results import DONE, read_mark
+
+    before = output / ABOUT
     recorded = read_yaml(before, dict[str, Any], hint="").get("code") if before.is_file() else None
+    begun = [name for name in stages if (output / name).is_dir() and read_mark(output / name / DONE) is None]
     for kind, now in code.items():
         if isinstance(recorded, dict) and kind in recorded and recorded[kind] != now:
+            goes_on = f"; begun with the old code and going on with the new: {', '.join(begun)}" if begun else ""
             say(f"warning: the code of {kind} has changed since this run was started last; finished stages are not run "
-                "again: restart=STAGE does that")  # fmt: skip
+                f"again{goes_on}{'.' if begun else ':'} restart=STAGE makes a stage anew")  # fmt: skip
 
 
 def _write_provenance(loaded: Loaded, output: Path, command: str) -> None:
@@ -245,6 +250,6 @@ def _write_provenance(loaded: Loaded, output: Path, command: str) -> None:
     about: dict[str, Any] = {"command": command, "recipe": str(loaded.path.name), **versions()}
     if kinds := sorted({*kinds_within(loaded.recipe.model_dump(mode="json"))}):
         about["code"] = {kind: code_of(kind) for kind in kinds}
-        _tell_changed(about["code"], output / ABOUT)
+        _tell_changed(about["code"], output, loaded.recipe.stages)
     write_whole(output / ABOUT, yaml.safe_dump(about, sort_keys=False).encode())
     write_whole(output / RECIPE, yaml.safe_dump(redact_tree(loaded.tree), sort_keys=False).encode())

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from pydantic_core import PydanticUndefined
 
 from ..core.errors import OTHER_NAMES, UserError, did_you_mean, nearest
+from ..core.import_paths import Kinded
 from ..core.refused import Refused
 from ..core.secrets import redact_argument, redact_tree
 from . import tree as trees
@@ -103,13 +104,22 @@ def readable(error: ValidationError, asked: Asked) -> UserError:
     """Pydantic's report as one message."""
     problems = _problems(error)
     told = [_told(problem, asked) for problem in problems[:_MOST]]
-    hints = [hint for _, _, hint in told if hint]
+    hints = [(key, hint) for key, _, hint in told if hint]
     more = [f"and {len(problems) - _MOST} more"] if len(problems) > _MOST else []
     return UserError(
-        _cut("; ".join([line for _, line, _ in told] + more)),
+        _cut("; ".join(_once([(key, line) for key, line, _ in told]) + more)),
         where="; ".join(dict.fromkeys(asked.place(key) for key, _, _ in told)),
-        hint=_cut("; ".join(hints)) or "fix the key, or see the recipe's header",
+        hint=_cut("; ".join(_once(hints))) or "fix the key, or see the recipe's header",
     )
+
+
+def _once(lines: Sequence[tuple[str, str]]) -> list[str]:
+    """(key, "KEY: TEXT") -> the lines, in which keys with the same text stand before it together."""
+    keys: dict[str, list[str]] = {}
+    for key, line in lines:
+        text = line.removeprefix(f"{key}: ")
+        keys.setdefault(text, []).append(key if text != line else "")
+    return [": ".join(part for part in (", ".join(filter(None, those)), text) if part) for text, those in keys.items()]
 
 
 def _told(problem: Any, asked: Asked) -> tuple[str, str, str | None]:
@@ -138,7 +148,10 @@ def _told(problem: Any, asked: Asked) -> tuple[str, str, str | None]:
             known = [word for t in tags.split(",") if not WORD.fullmatch(word := t.strip("' "))]
             tag = trees.shown(tag)
             line = f"{key}.{name}: {tag!r} is no {name}; {name}s are {', '.join(map(repr, known))}"
-            return f"{key}.{name}", line, f"{key}.{name}: {did_you_mean(tag, known)}"
+            hint = did_you_mean(tag, known) if nearest(tag, known) else "write one of these"
+            if any(issubclass(section, Kinded) for section in found):
+                hint += "; a class of another package is MODULE:CLASS, as in my_package.hydra:HydraConfig"
+            return f"{key}.{name}", line, f"{key}.{name}: {hint}"
     message, value = problem["msg"].removeprefix("Value error, "), redact_tree(problem["input"])
     # Of a whole section the message says enough.
     shown = "" if isinstance(value, dict) else f" (found {trees.shown(repr(value))})"

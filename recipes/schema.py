@@ -102,7 +102,9 @@ class Recipe(Section):
         if kind is not None and kind not in possible and not OUTSIDE.match(kind):
             problem = f"{kind!r} is no kind of drafter for target {target.kind}"
             close = "".join(f"did you mean {name!r}? " for name in nearest(str(kind), possible, 1))
-            raise Refused("kind", problem, f"{close}kinds here are {', '.join(possible)}")
+            raise Refused(
+                "kind", problem, f"{close}kinds here are {', '.join(possible)}, and MODULE:CLASS of another package"
+            )
         drafter = TypeAdapter(AnyDrafter).validate_python(value, context=info.context)
         drafter.check_settings(target.draws_images)
         return drafter

@@ -8,10 +8,9 @@ from pathlib import Path
 from ..core.checksums import SUMS, check_sums, read_sums
 from ..core.errors import UserError
 from ..core.files import open_data
-from ..eval.published import fetch, read_published
+from ..eval.published import LOST_TARGET, fetch, lost_target, read_published
 from ..eval.stored_prompt import reproduce
 from ..models.drafters.manifest import MANIFEST
-from ..models.hub import is_somewhere
 from .finding import Finding, any_fault, fault, ok
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib")
@@ -37,11 +36,15 @@ def verify(
     """
     folder = fetch(source, revision)
     findings = [_files(folder), *_pickles(folder), _manifest(folder, allow_import)]
-    if files_only or any_fault(findings):
+    if files_only:
         return findings
-    if target is None and not is_somewhere(read_published(folder).target.get("path")):
-        raise UserError("its target was on the disk of whoever trained it", where=str(folder / MANIFEST),
-                        hint="give its folder (--target FOLDER), or check the files alone (--files-only)")  # fmt: skip
+    lost = fault("target", f"{LOST_TARGET}",
+                 "give its folder (--target FOLDER), or check the files alone (--files-only)")  # fmt: skip
+    unplaced = target is None and lost_target(folder)
+    if any_fault(findings):  # all that is in the way at once
+        return [*findings, lost] if unplaced else findings
+    if unplaced:
+        raise UserError(lost.what, where=str(folder / MANIFEST), hint=lost.hint)
     return [*findings, _stored_prompt(folder, target, allow_import)]
 
 

@@ -154,7 +154,7 @@ class DrafterConfig(Kinded):
 
     def build(self, target: Target, *, count_tokens: CountTokens | None = None) -> nn.Module:
         """A fresh module in float32; the global generator draws its weights."""
-        raise self._untrained()
+        raise self._unwritten("build")
 
     def load(
         self,
@@ -173,19 +173,19 @@ class DrafterConfig(Kinded):
         Raises:
             UserError: a file is missing, or it was made for another target.
         """
-        raise NotImplementedError
+        raise self._unwritten("load")
 
     def copy_of(self, module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
         """A module like `module` in float32 with the weights of `state`, sharing none with `module` or the target."""
-        raise self._untrained()
+        raise self._unwritten("copy_of")
 
     def save(self, module: nn.Module, folder: Path, manifest: Mapping[str, Any]) -> None:
         """Write the module's folder."""
-        raise self._untrained()
+        raise self._unwritten("save")
 
     def manifest(self, target: Target, identity: TargetIdentity, **training: Any) -> dict[str, Any]:
         """What `draftsmith.json` says of a module that was trained beside `target`."""
-        raise self._untrained()
+        raise self._unwritten("manifest")
 
     def training_objective(self, module: nn.Module, target: Target, settings: Any = None) -> nn.Module:
         """The training forward: (batch, states) -> StepLoss.
@@ -193,11 +193,11 @@ class DrafterConfig(Kinded):
         Args:
             settings: the stage's; None: the section's own loss.
         """
-        raise self._untrained()
+        raise self._unwritten("training_objective")
 
     def drafter(self, module: nn.Module, target: Target, options: DraftingOptions = PLAIN) -> Drafter:
         """The proposal, as the decoding loop calls it."""
-        raise NotImplementedError
+        raise self._unwritten("drafter")
 
     def count(self, shape: TargetShape) -> dict[str, int]:
         """Part -> number of parameters that are its own, without weights."""
@@ -251,10 +251,16 @@ class DrafterConfig(Kinded):
         """Fields that are set beside a path of trained weights, and that nothing reads where these are loaded."""
         return []
 
-    def _untrained(self) -> UserError:
+    def _unwritten(self, verb: str) -> UserError:
+        """Of a verb that a class of another package leaves out; of a kind that is not trained where training asks."""
+        if self.trains_on is None and verb not in ("load", "drafter"):
+            return UserError(
+                f"a drafter of kind {self.kind} is not trained", where="key drafter", hint="leave out the train stage"
+            )
         return UserError(
-            f"a drafter of kind {self.kind} is not trained", where="key drafter", hint="leave out the train stage"
-        )
+            f"{type(self).__name__} does not write {verb}()", where=f"kind {self.kind}",
+            hint=f"help(draftsmith.models.drafters.base.DrafterConfig.{verb}) says what it gets and returns",
+        )  # fmt: skip
 
 
 class PublishedDrafter(DrafterConfig):
@@ -289,7 +295,7 @@ class PublishedDrafter(DrafterConfig):
 
     def read(self, folder: Path, target: Target, dtype: torch.dtype, identity: TargetIdentity | None) -> nn.Module:
         """The trained module in a folder, on the target's device. Raises `UserError` as `load`."""
-        raise NotImplementedError
+        raise self._unwritten("read")
 
     def beside_path(self) -> list[str]:
         return [name for name in self.assembled_of if self.path is not None and dict(self)[name] is not None]

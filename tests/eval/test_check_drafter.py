@@ -91,7 +91,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_found_by_its_name(fault):
     with pytest.raises(UserError, match=f"Broken does not keep to the protocol(?s:.*){FAULTS[fault]}"):
-        draftsmith.check_drafter(Broken(fault=fault))
+        draftsmith.check_drafter(Broken(fault=fault), steps=120)
 
 
 def test_without_a_fault_the_same_class_passes():

@@ -1,5 +1,6 @@
 """A drafter, a tree, a rule and a target of a package outside of the checkout, named by their import paths."""
 
+import importlib
 import json
 import sys
 
@@ -7,10 +8,11 @@ import pytest
 import yaml
 from draftsmith.core.checksums import SUMS
 from draftsmith.core.errors import UserError
-from draftsmith.core.import_paths import NotImported
+from draftsmith.core.import_paths import NotImported, code_of
+from draftsmith.core.results import DONE, Mark, write_mark
 from draftsmith.eval.published import read_published
 from draftsmith.recipes.cli import main
-from draftsmith.recipes.launch import context_maker
+from draftsmith.recipes.launch import _write_provenance, context_maker
 from draftsmith.recipes.load import load
 from draftsmith.recipes.origins import shown
 from own_package import forget, write_package
@@ -55,7 +57,7 @@ def test_a_target_section_too(package):
 
 
 REFUSED = {
-    "her_package.recurent:RecurrentConfig": "there is no module her_package.recurent",
+    "her_package.recurent:RecurrentConfig": r"her_package.recurent\n(?s:.*)did you mean 'her_package.recurrent'",
     "no_such_package:A": r"there is no module no_such_package\n(?s:.*)pip install -e FOLDER",
     "her_package.recurrent:RecurentConfig": "did you mean 'RecurrentConfig'",
     "her_package.recurrent.RecurrentConfig": "write her_package.recurrent:RecurrentConfig",
@@ -63,6 +65,7 @@ REFUSED = {
     "her_package.others:Two": "is no DrafterConfig",
     "her_package.broken:A": r"importing her_package.broken fails: OSError: no licence\n(?s:.*)line 2",
     "her_package.needy:A": "importing her_package.needy fails: ModuleNotFoundError: No module named 'not_there_at_all'",
+    "hydra": r"'hydra' is no kind; kinds are 'lvlm', (?s:.*)kind: write one of these; a class .* is MODULE:CLASS",
     "her package:A": "write MODULE:CLASS",
     "draftsmith.models.drafters.eagle:EagleConfig": "has the kind 'eagle' of its own",
 }
@@ -72,6 +75,16 @@ REFUSED = {
 def test_what_cannot_be_imported_is_said(package, kind):
     with pytest.raises(UserError, match=REFUSED[kind]):
         load(["recipe=demo/compare", f"stages.eagle3.drafter={{kind: '{kind}'}}"])
+
+
+def test_a_package_that_is_missing_is_told_once():
+    kinds = [f"stages.{stage}.drafter={{kind: 'no_such.heads:A'}}" for stage in ("eagle3", "draft")]
+    with pytest.raises(UserError) as caught:
+        load(["recipe=demo/compare", *kinds, "stages.evaluate.methods.mine={tree: 'no_such.others:B'}"])
+    said = str(caught.value)
+    assert said.count("there is no module no_such") == said.count("pip install -e") == 1, said
+    for key in ("stages.eagle3.drafter.kind", "stages.draft.drafter.kind", "methods.mine.tree.kind"):
+        assert key in caught.value.problem and key in caught.value.hint
 
 
 def test_a_subclass_of_ours_that_keeps_its_word_is_told_what_to_write(package):
@@ -120,3 +133,55 @@ def test_a_published_folder_imports_nothing_by_itself(package, tmp_path):
     assert read_published(folder, allow_import=True).decoding.tree.gamma == 2
     assert read_published(folder).decoding.tree.gamma == 2, "imported already"
     assert load([f"recipe={folder / 'recipe.yaml'}", "allow_import=true"]).options.allow_import
+
+
+def test_an_edit_anywhere_in_the_package_is_another_code(package):
+    kind = "her_package.recurrent:RecurrentConfig"
+    recipe()
+    before = code_of(kind)
+    (package / "parts").mkdir()
+    (package / "parts" / "layers.py").write_text("x = 1\n")
+    added = code_of(kind)
+    (package / "parts" / "layers.py").write_text("x = 2\n")
+    assert len({one["sha256"] for one in (before, added, code_of(kind))}) == 3
+    (package / "__pycache__").mkdir(exist_ok=True)
+    (package / "__pycache__" / "recurrent.py").write_text("")
+    (package / "notes.txt").write_text("no code")
+    (package / "parts" / "layers.py").write_text("x = 1\n")
+    assert code_of(kind) == added
+
+
+def test_a_module_outside_of_a_package_is_one_file(tmp_path, monkeypatch):
+    (tmp_path / "her_module.py").write_text("x = 1\n")
+    (tmp_path / "another.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.import_module("her_module")
+    before = code_of("her_module:A")
+    (tmp_path / "another.py").write_text("y = 1\n")
+    assert code_of("her_module:A") == before and before["sha256"]
+    (tmp_path / "her_module.py").write_text("x = 2\n")
+    assert code_of("her_module:A") != before
+    forget("her_module")
+
+
+def test_a_run_that_goes_on_with_other_code_says_what_that_means(package, tmp_path, capsys):
+    loaded, output = recipe(), tmp_path / "run"
+
+    def started():
+        _write_provenance(loaded, output, "command")
+        return capsys.readouterr().out
+
+    assert "warning" not in started() + started()
+    mark = Mark("f")
+    for stage in ("target", "eagle3"):
+        (output / stage).mkdir()
+    write_mark(output / "target" / DONE, mark)
+    (package / "others.py").write_text("x = 1\n")
+    said = started()
+    assert "the code of her_package.recurrent:RecurrentConfig has changed since this run was started last" in said
+    assert "not run again; begun with the old code and going on with the new: eagle3" in said, said
+    assert "restart=STAGE makes a stage anew" in said
+    (package / "others.py").write_text("x = 2\n")
+    write_mark(output / "eagle3" / DONE, mark)
+    said = started()
+    assert "finished stages are not run again: restart=STAGE" in said and "going on" not in said

@@ -87,6 +87,10 @@ def test_opening_the_folder_imports_only_by_leave(finished, folder):
     with pytest.raises(NotImported, match=r"her_package.others is not imported(?s:.*)allow_import"):
         open_published(folder, target=target)
     assert "her_package" not in sys.modules
+    with pytest.raises(
+        NotImported, match=r"is not imported(?s:.*)on the disk of whoever(?s:.*)give its folder as target="
+    ):
+        open_published(folder)
     speculator = open_published(folder, target=target, allow_import=True)
     assert type(speculator.drafter).__module__ == "her_package.recurrent"
     assert speculator("What is this?").generation.tokens == speculator("What is this?", plain=True).generation.tokens
@@ -97,6 +101,9 @@ def test_verify_imports_only_by_leave(finished, folder, capsys):
     words = ["verify", str(folder), "--target", str(finished / "target")]
     assert main(words) != 0
     assert "her_package.others is not imported" in capsys.readouterr().out and "her_package" not in sys.modules
+    assert main(words[:2]) != 0
+    said = capsys.readouterr().out
+    assert "is not imported" in said and "on the disk of whoever trained it" in said and "--target FOLDER" in said
     assert main([*words, "--allow-import"]) == 0
     assert "the same tokens and accepted drafts" in capsys.readouterr().out
 

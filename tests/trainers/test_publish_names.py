@@ -154,3 +154,16 @@ def test_files_are_named_without_their_place():
 def test_a_drafter_from_scratch_has_no_past():
     stages = yaml.safe_load("{a: {kind: train}, b: {kind: train, from: scratch}, c: {kind: train}}")
     assert trained_by(stages, "c") == ["b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("hydra_pkg.heads:HydraConfig", "llava-1.5-7b-hydra-draft"),
+        ("hydra_pkg:Heads.Config", "llava-1.5-7b-config-draft"),
+        ("pkg.heads:MyEagleConfig", "llava-1.5-7b-draft"),  # engines would take it for EAGLE
+    ],
+)
+def test_a_class_of_another_package_is_suggested_a_name_that_the_hub_takes(kind, name):
+    assert suggested(kind, LLAVA) == name
+    check_name(f"me/{name}", kind, LLAVA, is_language=True)

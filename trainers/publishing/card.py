@@ -23,6 +23,7 @@ from ...eval.tables import Figure, Items, figure_markdown, items_markdown, markd
 from .folder import REPORT
 from .licences import Licence, Link, own_licence, warnings
 from .lineage import Trained
+from .names import word
 from .places import without_places
 from .snippets import OWN_TARGET, PICTURE, Snippet
 
@@ -151,7 +152,7 @@ def front_matter(facts: CardFacts) -> dict[str, Any]:
     licence = own_licence(facts.links, facts.license)
     fields: dict[str, Any] = {
         "library_name": "transformers" if whole else "draftsmith",
-        "tags": ["speculative-decoding", "draft-model", "draftsmith", facts.method, facts.task],
+        "tags": ["speculative-decoding", "draft-model", "draftsmith", word(facts.method), facts.task],
         "language": facts.languages,
     }
     if whole:

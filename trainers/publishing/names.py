@@ -25,7 +25,14 @@ def taken_for(repo: str) -> str | None:
 def suggested(method: str, target: str | None) -> str:
     """A name that is in use for such drafters, without its namespace."""
     model = (target or "my-target").rstrip("/").split("/")[-1].removesuffix("-hf")
-    return {"eagle": f"EAGLE-{model}", "eagle3": f"EAGLE3-{model}"}.get(method, f"{model}-{method}-draft")
+    name = {"eagle": f"EAGLE-{model}", "eagle3": f"EAGLE3-{model}"}.get(method, f"{model}-{word(method)}-draft")
+    return f"{model}-draft" if method not in _METHODS and method != word(method) and taken_for(name) else name
+
+
+def word(method: str) -> str:
+    """A kind as one word, for names and tags: of a class of another package its name (`Hydra` of HydraConfig)."""
+    own = method.rpartition(":")[2].rpartition(".")[2]
+    return own.removesuffix("Config").lower() or own.lower() if ":" in method else method
 
 
 def is_repo(repo: str) -> bool:
