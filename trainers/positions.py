@@ -35,10 +35,8 @@ def before_training(dataset: ConversationDataset, positions: int, say: Say, *, p
     config = dataset.config
     too_long = count_long(dataset, config.max_length, prompts=prompts)
     if too_long.first is None:
-        say(
-            f"no sample is longer than max_length {too_long.limit:,}"
-            + ("" if too_long.is_exact else ", of those looked at")
-        )
+        looked = "" if too_long.is_exact else " that was looked at"
+        say(f"no sample{looked} is longer than max_length {too_long.limit:,}")
         return
     if not prompts:
         _ = dataset[too_long.first]  # stops where the section says so

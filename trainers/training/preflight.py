@@ -40,7 +40,7 @@ def preflight(
     supervised = sum(sum(s.loss_mask) for s in samples)
     images = sum(len(s.pictures) for s in samples)
     scale = len(dataset) / count
-    estimated = "" if count == len(dataset) else f" (from {count} samples)"
+    estimated = "" if count == len(dataset) else f" (estimated from {count} samples)"
     say(
         f"{len(dataset)} samples, {tokens * scale:.0f} tokens, {supervised * scale:.0f} supervised, "
         f"{images * scale:.0f} images{estimated}"
