@@ -206,7 +206,7 @@ def test_block_efficiency_and_speedup():
             cycles = [
                 Cycle(gamma, gamma, a, a + 1, gamma * pair["ratio"], 1.0, 1.0, num_planned=gamma) for a in accepted
             ]
-            plain = Generation([1], [Cycle(0, 0, 0, 1, 0.0, 1.0, 1.0)], 0.0, 0.0, 1.0, "length")
+            plain = Generation([1, 1], [Cycle(0, 0, 0, 1, 0.0, 1.0, 1.0)], 0.0, 0.0, 1.0, "length")
             drafted = Generation([1], cycles, 0.0, 0.0, 1.0, "length")
             rows.append(measure([plain], [drafted], benchmark="b", method="M", request=f"r{number}", temperature=0.0,
                                 max_new_tokens=64, medium="text"))  # fmt: skip
