@@ -77,7 +77,7 @@ def _check_turns(turns: list[Any], images: int, clips: int) -> str | None:
             return "tool_calls is no list of calls, each with a function's name"
         if not isinstance(turn.get("reasoning", ""), str):
             return "a turn's reasoning is no text"
-        if turn.get("weight", 1) not in (0, 1):
+        if turn.get("weight") not in (None, 0, 1):
             return "a turn's weight is neither 0 (read, not learned) nor 1"
         if role == "gpt" and (not text or text.isspace()) and not calls:
             return "empty answer"

@@ -220,7 +220,7 @@ def test_own_answers_are_drawn_anew_in_each_step_from_ids_that_have_a_token():
         draft.lm_head.weight[[*banned]] *= 20
     settings = SimpleNamespace(draft=SimpleNamespace(temperature=1.0, top_k=0, top_p=1.0))
     samples = SimpleNamespace(config=settings, limit=lambda asked: 6)
-    writer = distill.DraftWriter(samples, SimpleNamespace(num_token_ids=TOKENS, image_token_id=mark, eos_id=EOS), 3)
+    writer = distill.DraftWriter(samples, SimpleNamespace(num_token_ids=TOKENS, image_token_id=mark), (EOS,), 3)
     requests = [replace(request(0, 1), name=f"r{number}") for number in range(4)]
     asked = SimpleNamespace(requests=requests, filled=lambda ids: ids)
     engine = SimpleNamespace(module=SimpleNamespace(llava=draft, train=draft.train))

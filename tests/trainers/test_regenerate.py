@@ -242,12 +242,12 @@ def test_ids_that_no_json_can_hold_are_kept_as_text(made, again):
     """`Infinity` and 1e999 are read by Python, and NaN stands in tables."""
     path = again / "world" / "world" / "train.json"
     records = json.loads(path.read_text())
-    records[0]["id"], records[1]["conversations"][0]["weight"] = float("inf"), float("nan")
+    records[0]["id"], records[1]["conversations"][0]["score"] = float("inf"), float("nan")
     path.write_text(json.dumps(records))
     list_anew(again / "world")
     run(again, "stages.answers.data.on_error=skip", stages=["answers"])
     infos = [info for _, _, info in answers(again)]
-    assert infos[0]["id"] == "inf" and infos[1]["conversations"][0]["weight"] == "nan"
+    assert infos[0]["id"] == "inf" and infos[1]["conversations"][0]["score"] == "nan"
     assert ids(again) == ids(made)
 
 

@@ -74,7 +74,7 @@ WRONG = {
     "a key that stands twice": ('{"answers": [], ' + json.dumps({"answers": GOOD})[1:], "'answers' stands twice"),
     "nested without end": ("[" * 100_000, "not valid JSON"),
     "a number without end": ('{"answers": ' + "9" * 5000 + "}", "not valid JSON"),
-    "other bytes": (b"\xff\xfe\x00", "not UTF-8"),
+    "other bytes": (b"\xff\xfe\x00", "UTF-16 text"),
     "huge": (lambda path: os.truncate(path, 1 << 40), "larger than 67,108,864 bytes"),
     "a pipe": (lambda path: (path.unlink(), os.mkfifo(path)), "a named pipe"),
     "a folder": (lambda path: (path.unlink(), path.mkdir()), "a folder"),

@@ -163,7 +163,9 @@ def test_every_request_has_its_own_seed_and_limit():
     submitted = []
     engine = SimpleNamespace(submit=lambda asked, pictures: submitted.extend(asked))
     section = TypeAdapter(EngineSection).validate_python(VLLM)
-    writes = served.ServedAnswers(section, engine, SimpleNamespace(eos_id=2), Warp(1.0), never=(5,))
+    writes = served.ServedAnswers(
+        section, engine, SimpleNamespace(eos_id=2, num_token_ids=64), Warp(1.0), ends=(2,), never=(5,)
+    )
     writes.begin([request(seed, images=0) for seed in range(3)], limits=[7, 8, 9], seeds=[11, 12, 13])
     sampling = [one["sampling"] for one in submitted]
     assert [(one["seed"], one["max_tokens"]) for one in sampling] == [(11, 7), (12, 8), (13, 9)]
