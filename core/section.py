@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
 from pydantic_core import PydanticCustomError, core_schema
+
+from .errors import did_you_mean
 
 if TYPE_CHECKING:
     import torch
@@ -68,7 +70,22 @@ def _choice(choice: Any, cls: type[BaseModel]) -> Any:
     return changed if label is None else (changed, label)
 
 
-class Section(BaseModel):
+class _Told(type(BaseModel)):  # type: ignore[misc]
+    """Of sections that Python code makes: an unknown setting is pydantic's error with a note on what was meant."""
+
+    def __call__(cls, *args: Any, **settings: Any) -> Any:
+        try:
+            return super().__call__(*args, **settings)
+        except ValidationError as error:
+            known = [field.alias or name for name, field in cls.model_fields.items()]
+            for problem in error.errors(include_url=False, include_context=False):
+                if problem["type"] == "extra_forbidden" and len(problem["loc"]) == 1:
+                    name = str(problem["loc"][0])
+                    error.add_note(f"{name}: {did_you_mean(name, known)}")
+            raise
+
+
+class Section(BaseModel, metaclass=_Told):
     """A frozen part of a recipe; unknown keys are errors.
 
     Numbers are finite, and true and false are no numbers. Numbers as text are read, since that is what an environment
