@@ -15,6 +15,9 @@ from .errors import did_you_mean
 
 if TYPE_CHECKING:
     import torch
+    from pydantic._internal._model_construction import ModelMetaclass
+else:
+    ModelMetaclass = type(BaseModel)
 
 # No setting counts further; what is larger is a slip, and some of what reads it (NumPy, torch) counts in 64 bits.
 MOST = 10**15
@@ -70,14 +73,14 @@ def _choice(choice: Any, cls: type[BaseModel]) -> Any:
     return changed if label is None else (changed, label)
 
 
-class _Told(type(BaseModel)):  # type: ignore[misc]
+class _Told(ModelMetaclass):
     """Of sections that Python code makes: an unknown setting is pydantic's error with a note on what was meant."""
 
     def __call__(cls, *args: Any, **settings: Any) -> Any:
         try:
             return super().__call__(*args, **settings)
         except ValidationError as error:
-            known = [field.alias or name for name, field in cls.model_fields.items()]
+            known = [field.alias or name for name, field in cls.__pydantic_fields__.items()]
             for problem in error.errors(include_url=False, include_context=False):
                 if problem["type"] == "extra_forbidden" and len(problem["loc"]) == 1:
                     name = str(problem["loc"][0])
