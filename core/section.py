@@ -80,7 +80,8 @@ class _Told(ModelMetaclass):
         try:
             return super().__call__(*args, **settings)
         except ValidationError as error:
-            known = [field.alias or name for name, field in cls.__pydantic_fields__.items()]
+            section: Any = cls
+            known = [field.alias or name for name, field in section.model_fields.items()]
             for problem in error.errors(include_url=False, include_context=False):
                 if problem["type"] == "extra_forbidden" and len(problem["loc"]) == 1:
                     name = str(problem["loc"][0])
