@@ -56,6 +56,20 @@ class Index:
     weight_map: dict[str, str]
 
 
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Without transformers' progress bars, where a person waits for an answer and not for weights."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
 def check_pretrained(source: str | Path, *, weights: bool = True) -> None:
     """Check the files of a directory that loaders pick up by their names; a Hub id passes.
 

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
 from pydantic_core import PydanticCustomError, core_schema
+
+from .errors import did_you_mean
 
 if TYPE_CHECKING:
     import torch
+    from pydantic._internal._model_construction import ModelMetaclass
+else:
+    ModelMetaclass = type(BaseModel)
 
 # No setting counts further; what is larger is a slip, and some of what reads it (NumPy, torch) counts in 64 bits.
 MOST = 10**15
@@ -68,7 +73,23 @@ def _choice(choice: Any, cls: type[BaseModel]) -> Any:
     return changed if label is None else (changed, label)
 
 
-class Section(BaseModel):
+class _Told(ModelMetaclass):
+    """Of sections that Python code makes: an unknown setting is pydantic's error with a note on what was meant."""
+
+    def __call__(cls, *args: Any, **settings: Any) -> Any:
+        try:
+            return super().__call__(*args, **settings)
+        except ValidationError as error:
+            section: Any = cls
+            known = [field.alias or name for name, field in section.model_fields.items()]
+            for problem in error.errors(include_url=False, include_context=False):
+                if problem["type"] == "extra_forbidden" and len(problem["loc"]) == 1:
+                    name = str(problem["loc"][0])
+                    error.add_note(f"{name}: {did_you_mean(name, known)}")
+            raise
+
+
+class Section(BaseModel, metaclass=_Told):
     """A frozen part of a recipe; unknown keys are errors.
 
     Numbers are finite, and true and false are no numbers. Numbers as text are read, since that is what an environment

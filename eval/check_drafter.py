@@ -34,8 +34,8 @@ from .rules import RULES
 _PROMPT, _ANSWER, _LEVELS = 12, 32, 3  # tokens, tokens, levels of a drafter without a limit that are judged
 _MOST_LEVELS, _DEEP = 5, 8  # judged where it has a limit; drafted at least once
 _TREE = [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]
-# Share of the drafts that are accepted of an answer that is known by heart: of the first level, and of all where
-# `expand` answers by level; of the others, whose mistakes add up along a path.
+# Shares of the drafts accepted of an answer that is known by heart: of the first level, and of all where `expand`
+# answers by level; of deeper ones of the others, whose mistakes add up along a path.
 _ACCEPTED, _ACCEPTED_BELOW = 0.9, 0.5
 _CALLS = ("start", "begin", "root", "expand", "accept")
 # What a check looks at that others have found to be right: one fault is said once.

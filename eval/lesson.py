@@ -94,7 +94,8 @@ class Lesson:
         return self.target.states(batch, self.config.taps_for(self.target.shape, training=True))
 
     def _trained(self) -> dict[str, Tensor]:
-        parts = self.objective.parts() if callable(getattr(self.objective, "parts", None)) else None
+        called = getattr(self.objective, "parts", None)
+        parts: Any = called() if callable(called) else None
         _expect(parts, dict, "parts() of the training objective", "a dict: part -> named parameters")
         named = {name: p for part in parts.values() for name, p in part if p.requires_grad}
         if not named:

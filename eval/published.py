@@ -24,6 +24,7 @@ from ..core.fields import MOST_ANSWER, Seed, Temperature, TopK, TopP
 from ..core.files import checked
 from ..core.generation_config import generation_ends
 from ..core.import_paths import ALLOW_IMPORT, NotImported
+from ..core.pretrained import without_bars
 from ..core.section import Section
 from ..data.conversations import PromptFormat, encode
 from ..data.end_tokens import end_ids
@@ -292,9 +293,9 @@ def assemble(
     if isinstance(target, str | Path):
         folders["target"] = target
     config, trained = _sections(section, folder / MANIFEST, allow_import)
-    if config.draws_images:
-        return _drawing(folder, section, config, trained, folders, device)
-    return _answering(folder, section, config, trained, folders, device)
+    opened = _drawing if config.draws_images else _answering
+    with without_bars():
+        return opened(folder, section, config, trained, folders, device)
 
 
 def _checked(values: Any, schema: TypeAdapter[Any], where: str, allow_import: bool) -> Any:

@@ -107,9 +107,11 @@ def try_next(recipe: Recipe, path: Path, ran: Sequence[str]) -> list[tuple[str, 
     elif trained:
         # Of several the recipe's own: what stands first beside the others was meant to be compared with them.
         last = finished(recipe.model_dump(mode="json", by_alias=True)["stages"])
-        which = f" from={last[0]}" if len(last) > 1 else ""
         what = "build the drafter's folder and decode one prompt with it"
-        offered.append((f"draftsmith publish {output}{which}", what))
+        # A head of another package is what its author ran all of this for.
+        own = [n for n in last if (kept := trained.get(n)) is not None and kept.drafter and ":" in kept.drafter.kind]
+        for name in dict.fromkeys([*own[-1:], last[0]]):
+            offered.append((f"draftsmith publish {output}" + (f" from={name}" if len(last) > 1 else ""), what))
     if (name := path.stem) in demo_names() and path.parent.name == "demo":
         offered.append((f"draftsmith demo {NEXT_DEMO[name]}", "another demo"))
     elif trained and (export := _export(recipe, *[*trained.items()][-1])):

@@ -2,7 +2,6 @@
 
 import importlib
 import re
-import sys
 from dataclasses import replace
 
 import draftsmith
@@ -175,11 +174,6 @@ def test_without_metrics_acceptance_alone_says_that_it_knows_the_answer(page):
     assert "are accepted: 100%" in checked(page, training=losses(page)["NoMetrics"])["by heart"]
 
 
-def unwritten(page, verb):
-    """The page's section as if it had left the verb out."""
-    return getattr(ModuleDrafter, verb)
-
-
 VERBS = {
     "build": r"loss and gradients: Mine does not write build\(\)",
     "training_objective": r"loss and gradients: Mine does not write training_objective\(\)",
@@ -190,7 +184,7 @@ VERBS = {
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_missing_verb_is_named(page, verb):
-    (line,) = fault(page, **{verb: unwritten(page, verb)})
+    (line,) = fault(page, **{verb: getattr(ModuleDrafter, verb)})  # as if it had left the verb out
     assert re.search(VERBS[verb], line), line
 
 
@@ -202,4 +196,3 @@ def test_a_module_that_is_none_is_named(page):
 def test_taps_of_the_proposal_without_the_feature_are_named(page):
     (line,) = fault(page, proposal=type("Blind", (page.RecurrentProposal,), {"taps": Taps()}))
     assert "the proposal's taps are Taps(" in line
-    assert sys.modules["checked_package.recurrent"] is page

@@ -12,10 +12,12 @@ from draftsmith.core.import_paths import NotImported, code_of
 from draftsmith.core.results import DONE, Mark, write_mark
 from draftsmith.eval.published import read_published
 from draftsmith.recipes.cli import main
+from draftsmith.recipes.ending import try_next
 from draftsmith.recipes.launch import _write_provenance, context_maker
 from draftsmith.recipes.load import load
 from draftsmith.recipes.origins import shown
 from own_package import forget, write_package
+from pydantic import ValidationError
 
 
 @pytest.fixture(name="package")
@@ -185,3 +187,21 @@ def test_a_run_that_goes_on_with_other_code_says_what_that_means(package, tmp_pa
     write_mark(output / "eagle3" / DONE, mark)
     said = started()
     assert "finished stages are not run again: restart=STAGE" in said and "going on" not in said
+
+
+def test_the_end_of_a_run_offers_to_publish_the_head_of_ones_own_stage(package):
+    loaded = recipe()
+    offered = [command for command, _ in try_next(loaded.recipe, loaded.path, [*loaded.recipe.stages])]
+    published = [command.rpartition(" ")[2] for command in offered if " publish " in command]
+    assert published == ["from=eagle3", "from=draft"]
+
+
+def test_an_unknown_setting_in_python_says_which_was_meant(package):
+    recipe()
+    section = sys.modules["her_package.recurrent"].RecurrentConfig
+    with pytest.raises(ValidationError) as caught:
+        section(level=3)
+    assert caught.value.__notes__ == ["level: did you mean 'levels'?"]
+    with pytest.raises(ValidationError) as caught:
+        section(levels=0)
+    assert not hasattr(caught.value, "__notes__")

@@ -14,6 +14,7 @@ from draftsmith.recipes.cli import main
 from draftsmith.trainers import fit
 from own_package import KIND, RECIPE, forget, write_package
 from stages_run import load_spelled, run_loaded
+from transformers.utils import logging
 
 
 def run(output, *settings, **more):
@@ -95,6 +96,18 @@ def test_opening_the_folder_imports_only_by_leave(finished, folder):
     assert type(speculator.drafter).__module__ == "her_package.recurrent"
     assert speculator("What is this?").generation.tokens == speculator("What is this?", plain=True).generation.tokens
     assert open_published(folder, target=target).drafter.taps.feature, "imported already"
+
+
+def test_nothing_but_the_answer_is_written_where_it_is_opened(finished, folder, capfd):
+    shown = logging.is_progress_bar_enabled()
+    logging.enable_progress_bar()
+    try:
+        open_published(folder, target=finished / "target", allow_import=True)
+        assert logging.is_progress_bar_enabled()
+    finally:
+        if not shown:
+            logging.disable_progress_bar()
+    assert "Loading" not in "".join(capfd.readouterr())
 
 
 def test_verify_imports_only_by_leave(finished, folder, capsys):
