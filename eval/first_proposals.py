@@ -63,6 +63,8 @@ class FirstProposals:
 
         Warns with `NothingTaken` where the first three are equal to the last bit.
         """
+        if root.device.type != "cpu":
+            return True  # the host would wait for each comparison
         self._roots.append(root.clone())
         if len(self._roots) < _CYCLES:
             return True

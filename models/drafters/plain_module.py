@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from ...core.placement import fill, without_storage
 from ..llamagen.folders import CONFIG, WEIGHTS, check_shapes, shapes_of
 from ..targets.base import Target
 from .base import PublishedDrafter, TargetIdentity
@@ -53,16 +54,16 @@ class ModuleDrafter(PublishedDrafter):
             check_made_for(folder, target, identity)
         else:
             check_identity(folder, self.kind, identity)
-        state = head_state(folder)
-        with torch.random.fork_rng(devices=[]):  # whoever loads must not draw
+        state = head_state(folder, target.device)
+        with torch.random.fork_rng(devices=[]), without_storage(target.device):  # whoever loads must not draw
             module = self.build(target, count_tokens=lambda: torch.ones(target.shape.vocab_size, dtype=torch.int64))
         check_shapes(
             shapes_of(state), shapes_of(module.state_dict()), where=str(weights_file(folder)),
             what="the weights do not fit this target and these settings: ",
             hint="name the target and the settings that the drafter was trained with",
         )  # fmt: skip
-        module.load_state_dict(state)
-        return module.to(target.device, dtype)
+        fill(module, state, target.device, dtype)
+        return module
 
     def copy_of(self, module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
         with torch.no_grad():
