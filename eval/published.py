@@ -41,6 +41,7 @@ from ..models.drafters.manifest import MANIFEST, read_manifest
 from ..models.drafters.modes import ImageSubstitutes, Mode
 from ..models.generators import AnyTarget, load_generator
 from ..models.hub import is_somewhere
+from ..models.shipped import opened_target
 from ..models.stored import check_types
 from ..models.targets.load import load_target
 from .loop import Decoding, Generation, generate
@@ -291,6 +292,8 @@ def assemble(
     folders: dict[str, Any] = dict(target) if isinstance(target, Mapping) else {}
     if isinstance(target, str | Path):
         folders["target"] = target
+    if isinstance(named := folders.get("target"), str):
+        folders["target"] = opened_target(named, where="target")
     config, trained = _sections(section, folder / MANIFEST, allow_import)
     if config.draws_images:
         return _drawing(folder, section, config, trained, folders, device)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -17,8 +17,13 @@ from ..core.files import read_yaml, write_whole
 from ..core.import_paths import code_of, kinds_within
 from ..core.secrets import redact, redact_argument, redact_output, redact_tree
 from .announce import ANNOUNCED, announcement
+from .commands.command import FAULTS, OK
 from .load import Loaded, load
 from .messages import blamed
+
+if TYPE_CHECKING:
+    from ..trainers.stages.base import Planned
+    from .schema import Recipe
 
 RECIPE, ABOUT = "recipe.yaml", "run.yaml"  # what a run writes of itself into its folder
 
@@ -44,7 +49,7 @@ def typed(arguments: Sequence[str]) -> str:
 
 
 def run_recipe(arguments: Sequence[str], command: str) -> int:
-    """Run (or dry-run) a recipe's stages. Returns 0; 1 where a dry run does not fit; 143 where the launcher has ended.
+    """Run (or dry-run) a recipe's stages. Returns 0; 3 where a dry run does not fit; 143 where the launcher has ended.
 
     Args:
         command: as it was typed, for records.
@@ -56,7 +61,7 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
     from ..trainers.engine import check_engine
     from ..trainers.run import check_stages, pending_restart, run_stages
     from .alike import check_alike
-    from .dry_run import check_models, does_not_fit, dry_run
+    from .dry_run import check_models
     from .ending import ending
     from .parallel import check_parallel
     from .placement import check_places
@@ -72,11 +77,7 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
             for text in one.stage.warnings():
                 say(f"warning: stages.{one.name}.{text}")
         if options.dry_run:
-            say(dry_run(recipe, planned, options.stages))
-            large = does_not_fit(recipe, planned, options.stages)
-            if large:
-                say(f"does not fit the recipe's hardware: stage {', '.join(large)}")
-            return int(bool(large))
+            return describe(recipe, planned, options.stages)
         check_models(recipe)
     from transformers.utils import logging as hf_logging
 
@@ -124,6 +125,17 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
     if ranks.is_main() and (last := ending(recipe, loaded.path, options.stages or [*recipe.stages])):
         say(last)
     return 0
+
+
+def describe(recipe: Recipe, planned: Sequence[Planned], stages: Collection[str] | None = None) -> int:
+    """Say what would run, and write nothing. Returns the exit code: a finding where a stage does not fit."""
+    from .dry_run import does_not_fit, dry_run
+
+    say(dry_run(recipe, planned, stages))
+    large = does_not_fit(recipe, planned, stages)
+    if large:
+        say(f"does not fit the recipe's hardware: stage {', '.join(large)}")
+    return FAULTS if large else OK
 
 
 def _refuse_missing(loaded: Loaded, planned: Sequence[Any], command: str) -> None:

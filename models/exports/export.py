@@ -25,7 +25,7 @@ from ..targets.load import load_llava, load_weights
 from .dflash import check_dflash, lay_out_dflash, read_dflash, without_confidence
 from .layouts import CHAIN, lay_out
 from .rules import ENGINES, Engine, Prompts, check_head
-from .source import Target, find_target, kind_of, read_head
+from .source import Target, find_target, kind_of, read_head, shipped_target
 from .vispec import without_pictures
 
 # What is read of a folder: held against the list of the stage that wrote it, or against its checksums as published.
@@ -91,6 +91,7 @@ def export_drafter(
     kind = kind_of(folder)
     check_sums(folder, only=_READ)
     check_written(folder, only=_READ)
+    target = shipped_target(folder, target)
     if target is not None and Path(target).is_dir():
         check_written(Path(target), only=_READ)
     if kind == "visual":
