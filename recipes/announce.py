@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..core.errors import UserError
-from .files import find_recipe, value_of, with_bases
+from .load import read_words
 
 ANNOUNCED = "DRAFTSMITH_ANNOUNCED"  # in the environment of ranks whose launcher has said it
 _TIME = re.compile(r"(?:about|Hours:) [^.;]*?\b(?:minutes?|hours?|measured)\b[^.;]*")
@@ -20,13 +20,13 @@ def announcement(arguments: Sequence[str]) -> str | None:
     """The lines for `recipe=NAME key=value ...`; None for a dry run, and for what `load` will refuse."""
     given = dict(argument.lstrip("-").partition("=")[::2] for argument in arguments)
     try:
-        if value_of("dry_run", given.get("dry_run", "false")) is not False:
-            return None
-        path = find_recipe(given.get("recipe", ""))
-        output = given.get("output") or with_bases(path)["output"]
+        words = read_words(arguments)
+        output = given.get("output") or words.tree["output"]
     except (UserError, KeyError):
         return None
-    title, time = _header(path)
+    if words.options.dry_run:
+        return None
+    title, time = _header(words.path)
     begun = ", which goes on with what is there" if (Path(str(output)) / "run.yaml").is_file() else ""
     lines = [f"{given['recipe']}: {title}" if title else str(given["recipe"])]
     lines += [f"  {time}"] if time and time not in title else []

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,7 +106,8 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
     restart = pending_restart(planned, output, options.stages, options.restart, words, say)
     if restart is not None:
         ranks.on_main(_look_at_data, loaded, planned, command)
-    check_stages(planned, output, options.stages, restart)
+    with _of_another(loaded, output):
+        check_stages(planned, output, options.stages, restart)
     ranks.on_main(_refuse_missing, loaded, planned, command)
     if not sys.stderr.isatty() or not ranks.is_main() or watched():
         # Progress bars of libraries clutter a log, every rank would draw one, and each would push the live line away.
@@ -125,6 +127,26 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
     if ranks.is_main() and (last := ending(recipe, loaded.path, options.stages or [*recipe.stages])):
         say(last)
     return 0
+
+
+@contextmanager
+def _of_another(loaded: Loaded, output: Path) -> Iterator[None]:
+    """Says first whose the folder is, where another recipe's run lies there: its settings differ in most keys, and
+    `restart=` would set that run aside.
+    """
+    try:
+        yield
+    except UserError as error:
+        about = output / ABOUT
+        known = read_yaml(about, dict[str, Any], hint="choose another output") if about.is_file() else {}
+        whose, own = str(known.get("recipe")), loaded.path.name
+        if not known or RECIPE in (whose, own) or whose == own:
+            raise
+        raise UserError(
+            f"this folder holds a run of {whose}, and this is {own}: {error.problem}", where=error.where,
+            hint="choose another output: output=FOLDER; or, to set that run aside: "
+            + (error.hint or "").removesuffix(", or choose another output"),
+        ) from error  # fmt: skip
 
 
 def describe(recipe: Recipe, planned: Sequence[Planned], stages: Collection[str] | None = None) -> int:
@@ -259,7 +281,10 @@ def _write_provenance(loaded: Loaded, output: Path, command: str) -> None:
     from .provenance import versions
 
     output.mkdir(parents=True, exist_ok=True)
-    about: dict[str, Any] = {"command": command, "recipe": str(loaded.path.name), **versions()}
+    name, before = loaded.path.name, output / ABOUT
+    if loaded.path.resolve() == (output / RECIPE).resolve() and before.is_file():  # its own: whose it was stays known
+        name = str(read_yaml(before, dict[str, Any], hint="").get("recipe", name))
+    about: dict[str, Any] = {"command": command, "recipe": name, **versions()}
     if kinds := sorted({*kinds_within(loaded.recipe.model_dump(mode="json"))}):
         about["code"] = {kind: code_of(kind) for kind in kinds}
         _tell_changed(about["code"], output, loaded.recipe.stages)

@@ -109,6 +109,8 @@ def recipe_arguments(options: argparse.Namespace) -> list[str]:
     """`NAME key=value ...` as `recipe=NAME key=value ...`; a run's folder stands for the recipe that it ran."""
     name = options.name.removeprefix("recipe=")
     for setting in options.settings:
+        if "=" not in setting and not setting.startswith("-") and _is_recipe(setting) and _is_recipe(name):
+            raise UserError(f"two recipes: {name} and {setting}", hint="name one; settings are key=value")
         if setting.startswith("recipe="):
             raise UserError(f"two recipes: {name} and {setting.removeprefix('recipe=')}", hint="name one")
     folder = Path(name)
