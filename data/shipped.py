@@ -15,8 +15,8 @@ from ..core.files import read_yaml
 
 FOLDER = Path(__file__).parent / "mixtures"
 PLACE = Path("data")
-# Files of the Hub, by the place at which recipes name them. LLaVA-Instruct's records name pictures of coco, gqa, ocr_vqa,
-# textvqa and vg, which their own publishers have: LLaVA's README says where, and no repository of the Hub holds them all.
+# Files of the Hub, by the place at which recipes name them. Pictures of LLaVA-Instruct (coco, gqa, ocr_vqa, textvqa,
+# vg) are their own publishers': LLaVA's README says where.
 _PUBLISHED = {
     "LLaVA-Pretrain/blip_laion_cc_sbu_558k.json": (
         "hf download liuhaotian/LLaVA-Pretrain blip_laion_cc_sbu_558k.json images.zip --repo-type dataset --local-dir "
@@ -43,9 +43,7 @@ def identity(path: Path) -> str:
 
 
 def commands_for(path: Path) -> list[str]:
-    """The commands that fetch a published file which recipes name as `data/...`, with its pictures as far as one file of
-    the Hub holds them; empty for any other.
-    """
+    """The commands that fetch a published file that recipes name as `data/...`; empty for any other."""
     for name, commands in _PUBLISHED.items():
         if path == PLACE / name:
             return list(commands)

@@ -133,6 +133,12 @@ class Answer:
     output: Any
     generation: Generation
 
+    def __repr__(self) -> str:
+        """Short: a generation holds the times of every cycle."""
+        counts = f"{len(self.generation.tokens)} tokens in {len(self.generation.cycles)} cycles, tau {self.tau:.2f}"
+        output = repr(self.output) if isinstance(self.output, str) else f"picture {tuple(self.output.shape)}"
+        return f"Answer({output}, {counts})"
+
     @property
     def origins(self) -> list[Origin]:
         """Of each generated token, in their order."""
@@ -174,6 +180,9 @@ class Speculator:
         """
         # The caller's own files lie anywhere; those of a stored prompt stay in its folder.
         root = Path("/")
+        for name in pictures:
+            if not Path(name).is_file():
+                raise UserError("no such picture", where=str(name), hint="name the file of a picture")
         names = [str(Path(os.path.realpath(name)).relative_to(root)) for name in pictures]
         return self.say(UserRequest(text=text, pictures=names, label=label), root, plain=plain)
 

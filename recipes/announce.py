@@ -5,6 +5,7 @@ Times are those of the recipe's own header; nothing is estimated.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,15 @@ from ..core.errors import UserError
 from .load import read_words
 
 ANNOUNCED = "DRAFTSMITH_ANNOUNCED"  # in the environment of ranks whose launcher has said it
+CALLED_FROM = "DRAFTSMITH_CALLED_FROM"  # set by scripts/demo: the caller's folder, where it is another
 _TIME = re.compile(r"(?:about|Hours:) [^.;]*?\b(?:minutes?|hours?|measured)\b[^.;]*")
+
+
+def shown_place(output: str | Path) -> str:
+    """A folder of this process for whoever reads of it: whole where a script runs it from another folder than its
+    caller's (`scripts/demo`).
+    """
+    return str(Path.cwd() / output) if CALLED_FROM in os.environ else str(output)
 
 
 def announcement(arguments: Sequence[str]) -> str | None:
@@ -30,7 +39,7 @@ def announcement(arguments: Sequence[str]) -> str | None:
     begun = ", which goes on with what is there" if (Path(str(output)) / "run.yaml").is_file() else ""
     lines = [f"{given['recipe']}: {title}" if title else str(given["recipe"])]
     lines += [f"  {time}"] if time and time not in title else []
-    return "\n".join([*lines, f"  results: {output}{begun}; torch and DeepSpeed are loading"])
+    return "\n".join([*lines, f"  results: {shown_place(str(output))}{begun}; torch and DeepSpeed are loading"])
 
 
 def _header(path: Path) -> tuple[str, str]:

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from ...core.checksums import check_sums
 from ...core.errors import UserError, did_you_mean
 from ...core.files import check_new, new_folder
+from ...core.pretrained import name_accelerator
 from ...core.results import check_written
 from ..drafters.made_for import tested_with
 from ..drafters.manifest import MANIFEST, read_manifest
@@ -206,6 +207,7 @@ def _text(
     manifest = read_manifest(folder) | {"export": export}
 
     with new_folder(destination) as aside:
+        name_accelerator()
         draft.save_pretrained(aside)
         for name in _TOKENIZER:
             if (folder / name).is_file():

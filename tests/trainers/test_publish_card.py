@@ -213,10 +213,10 @@ def test_lengths_of_training(tmp_path):
 def test_a_target_that_ships_keeps_its_name_and_its_terms():
     """The card called it a target that is not on the Hub, of an unknown licence, and gave it to `open_published`."""
     section = LlavaTargetConfig(kind="llava", path="shipped:shapes-llava")
-    context = SimpleNamespace(target=section, inputs={})
+    context = SimpleNamespace(target=section, inputs={"processor": Path("world")})
     assert _target_name(context) == "`shipped:shapes-llava`, which comes with draftsmith"
     assert _sources(context, None) is None, "the manifest's name opens it"
-    assert _sources(context, "me/target") == {"target": Path(section.path)}
+    assert _sources(context, "me/target") == {"target": Path(section.path), "processor": Path("world")}
     links = chain(_parts(context, None, None, (), ()))
     assert [(link.name, link.licence.id) for link in links] == [("shipped:shapes-llava", "apache-2.0")]
     assert warnings(links) == [] and own_licence(links, None).id == "apache-2.0"

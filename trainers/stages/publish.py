@@ -370,10 +370,13 @@ def _sources(context: Context, base: str | None) -> dict[str, Path] | None:
     Args:
         base: Hub id that the manifest names the target by, in place of the recipe's path.
     """
+    path = context.target.path
+    if base is None and "target" not in context.inputs and path is not None and _shipped(path):
+        return None  # with the processor that it brings, which the run's own stages have from there
     things: tuple[str, ...] = ("target", "processor", "vq", "text")
     folders = {thing: context.inputs[thing] for thing in things if thing in context.inputs}
     for thing, place in (("target", context.target.path), ("vq", dict(context.target).get("vq"))):
-        if isinstance(place, str) and Path(place).is_dir() and (base is not None or not _shipped(place)):
+        if isinstance(place, str) and Path(place).is_dir():
             folders.setdefault(thing, Path(place))
     return folders or None
 
