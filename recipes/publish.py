@@ -39,14 +39,17 @@ def publish_run(run: Path, settings: Sequence[str]) -> int:
     own = {field.alias or name for name, field in PublishStage.model_fields.items()}
     name, known = _stage(run)
     arguments = [f"recipe={run / 'recipe.yaml'}", f"output={run}", *([] if known else [f"stages.{name}.kind={KIND}"])]
+    again = f"restart={name}" in settings
     for setting in settings:
+        if setting in (f"restart={name}", f"stages={name}", f"stages=[{name}]"):
+            continue  # a stage that the recipe lacks is none of its stages
         key = setting.partition("=")[0]
         arguments.append(f"stages.{name}.{setting}" if key.split(".")[0] in own else setting)
     loaded = load(arguments)
     planned = plan(loaded.recipe, loaded.path)
     stage = next(p for p in planned if p.name == name)
     options = loaded.options
-    if options.stages not in (None, (name,)) or options.restart not in (None, name):
+    if options.stages or options.restart:
         raise UserError("a run's folder is published by its own stage alone", where="command line: stages=, restart=",
                         hint=f"leave them out, or name {name}")  # fmt: skip
     if options.dry_run:
@@ -58,7 +61,7 @@ def publish_run(run: Path, settings: Sequence[str]) -> int:
     command = "draftsmith publish " + shlex.join(redact_argument(a) for a in (str(run), *settings))
     run_stages(
         planned, context_maker(loaded, command), output=run, chosen=(name,),
-        restart=name if options.restart == name or _is_other(run / name, stage.fingerprint) else None, say=say,
+        restart=name if again or _is_other(run / name, stage.fingerprint) else None, say=say,
     )  # fmt: skip
     return 0
 

@@ -84,6 +84,15 @@ def test_the_stages_old_key_is_refused_with_its_new_word(finished, capsys):
     assert "upload: false" in said
 
 
+def test_its_own_stage_may_be_named(finished, capsys):
+    assert main(["publish", str(finished), "dry_run=true", "restart=publish", "stages=[publish]"]) == 0
+    recipe = yaml.safe_load((finished / "recipe.yaml").read_text())
+    del recipe["stages"]["publish"]
+    run = shutil.copytree(finished, finished.parent / "without a stage")
+    (run / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
+    assert main(["publish", str(run), "dry_run=true", "restart=publish"]) == 0
+
+
 @pytest.mark.parametrize("option", ["restart=pretrain", "stages=[pretrain]"])
 def test_publishing_a_folder_runs_no_other_stage(option, finished, capsys):
     """Both words were taken and said nothing."""
