@@ -6,7 +6,9 @@ bare Exception somewhere inside them.
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -202,6 +204,29 @@ def reading_safetensors(path: Path, *, hint: str = RESTORE) -> Iterator[None]:
         raise UserError(f"cannot be read as safetensors: {first_line(error)}", where=str(path), hint=hint) from error
 
 
+def name_accelerator() -> None:
+    """DeepSpeed, which `save_pretrained` imports where it is installed, takes the CPU that is named; else every process
+    warns that it has looked for a GPU and takes it as well.
+    """
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+
+@contextmanager
+def _bars_in_terminals() -> Iterator[None]:
+    """transformers draws a bar over the tensors that it loads, which is noise in a log and in a notebook."""
+    from transformers.utils import logging
+
+    drawn = logging.is_progress_bar_enabled() and not sys.stderr.isatty()
+    if drawn:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if drawn:
+            logging.enable_progress_bar()
+
+
 @contextmanager
 def reading_pretrained(
     source: str | Path, problem: str, *, hint: str = RESTORE, where: str | None = None, weights: bool = True
@@ -215,7 +240,8 @@ def reading_pretrained(
     """
     check_pretrained(source, weights=weights)
     try:
-        yield
+        with _bars_in_terminals():
+            yield
     except UserError:
         raise
     except Exception as error:  # tokenizers raises Exception itself

@@ -24,7 +24,7 @@ from ..core.files import read_yaml
 from ..core.words import counted
 from .patterns import MOST_NAMES, braces, matched
 from .records import RecordFile, file_identity, open_records
-from .shipped import fetch_commands, shipped
+from .shipped import commands_for, fetch_commands, shipped
 from .shipped import identity as shipped_identity
 from .table_records import Columns, TableRecords
 from .tar_records import TarRecords
@@ -241,9 +241,10 @@ def _shares(source: Source, *, check: bool = True) -> list[Share]:
 
 
 def missing_hint(names: Iterable[Name]) -> str | None:
-    """How to fetch what mixtures that ship with the project name; None: none of them does."""
-    own = [place for s in _sources(names) if isinstance(s, JsonFile) and (place := shipped(s.path)) is not None]
-    return " && ".join(command for place in own for command in fetch_commands(place)) or None
+    """How to fetch published files, and what mixtures that ship with the project name; None: nothing is known of it."""
+    paths = [s.path for s in _sources(names) if isinstance(s, JsonFile)]
+    own = [fetch_commands(place) if (place := shipped(path)) is not None else commands_for(path) for path in paths]
+    return " && ".join(command for commands in own for command in commands) or None
 
 
 def missing_files(names: Iterable[Name]) -> list[str]:

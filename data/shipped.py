@@ -15,6 +15,18 @@ from ..core.files import read_yaml
 
 FOLDER = Path(__file__).parent / "mixtures"
 PLACE = Path("data")
+# Files of the Hub, by the place at which recipes name them. Pictures of LLaVA-Instruct (coco, gqa, ocr_vqa, textvqa,
+# vg) are their own publishers': LLaVA's README says where.
+_PUBLISHED = {
+    "LLaVA-Pretrain/blip_laion_cc_sbu_558k.json": (
+        "hf download liuhaotian/LLaVA-Pretrain blip_laion_cc_sbu_558k.json images.zip --repo-type dataset --local-dir "
+        "data/LLaVA-Pretrain",
+        "unzip -q data/LLaVA-Pretrain/images.zip -d data/LLaVA-Pretrain/images",
+    ),
+    "llava_v1_5_mix665k.json": (
+        "hf download liuhaotian/LLaVA-Instruct-150K llava_v1_5_mix665k.json --repo-type dataset --local-dir data",
+    ),
+}
 _COMMAND = "#   "  # how a line of the header begins that is a command
 
 
@@ -28,6 +40,14 @@ def identity(path: Path) -> str:
     """Hash of what a shipped mixture says: its comments may change from version to version."""
     tree = read_yaml(path, dict[str, Any], hint="install draftsmith again")
     return hashlib.sha256(json.dumps([path.name, tree]).encode()).hexdigest()
+
+
+def commands_for(path: Path) -> list[str]:
+    """The commands that fetch a published file that recipes name as `data/...`; empty for any other."""
+    for name, commands in _PUBLISHED.items():
+        if path == PLACE / name:
+            return list(commands)
+    return []
 
 
 def fetch_commands(path: Path) -> list[str]:

@@ -42,6 +42,7 @@ from ..models.drafters.manifest import MANIFEST, read_manifest
 from ..models.drafters.modes import ImageSubstitutes, Mode
 from ..models.generators import AnyTarget, load_generator
 from ..models.hub import is_somewhere
+from ..models.shipped import opened_target
 from ..models.stored import check_types
 from ..models.targets.load import load_target
 from .loop import Decoding, Generation, generate
@@ -133,6 +134,12 @@ class Answer:
     output: Any
     generation: Generation
 
+    def __repr__(self) -> str:
+        """Short: a generation holds the times of every cycle."""
+        counts = f"{len(self.generation.tokens)} tokens in {len(self.generation.cycles)} cycles, tau {self.tau:.2f}"
+        output = repr(self.output) if isinstance(self.output, str) else f"picture {tuple(self.output.shape)}"
+        return f"Answer({output}, {counts})"
+
     @property
     def origins(self) -> list[Origin]:
         """Of each generated token, in their order."""
@@ -174,6 +181,9 @@ class Speculator:
         """
         # The caller's own files lie anywhere; those of a stored prompt stay in its folder.
         root = Path("/")
+        for name in pictures:
+            if not Path(name).is_file():
+                raise UserError("no such picture", where=str(name), hint="name the file of a picture")
         names = [str(Path(os.path.realpath(name)).relative_to(root)) for name in pictures]
         return self.say(UserRequest(text=text, pictures=names, label=label), root, plain=plain)
 
@@ -292,6 +302,8 @@ def assemble(
     folders: dict[str, Any] = dict(target) if isinstance(target, Mapping) else {}
     if isinstance(target, str | Path):
         folders["target"] = target
+    if isinstance(named := folders.get("target"), str):
+        folders["target"] = opened_target(named, where="target")
     config, trained = _sections(section, folder / MANIFEST, allow_import)
     opened = _drawing if config.draws_images else _answering
     with without_bars():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..core.errors import did_you_mean
+from ..core.errors import UserError, did_you_mean
 from ..core.refused import Refused
 
 FOLDER = Path(__file__).parent / "weights"
@@ -22,6 +22,14 @@ def shipped_folder(place: str) -> str:
     if folder.name not in names or folder.parent != FOLDER:
         raise Refused("", f"no weights {place!r} come with draftsmith", did_you_mean(folder.name, names))
     return str(folder)
+
+
+def opened_target(place: str, *, where: str) -> str:
+    """`shipped_folder` of a name outside a recipe: of a manifest, or of a command's option. Raises `UserError`."""
+    try:
+        return shipped_folder(place)
+    except Refused as refused:
+        raise UserError(refused.problem, where=where, hint=refused.hint) from refused
 
 
 def shipped_name(place: str) -> str:

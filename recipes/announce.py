@@ -5,32 +5,41 @@ Times are those of the recipe's own header; nothing is estimated.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..core.errors import UserError
-from .files import find_recipe, value_of, with_bases
+from .load import read_words
 
 ANNOUNCED = "DRAFTSMITH_ANNOUNCED"  # in the environment of ranks whose launcher has said it
+CALLED_FROM = "DRAFTSMITH_CALLED_FROM"  # set by scripts/demo: the caller's folder, where it is another
 _TIME = re.compile(r"(?:about|Hours:) [^.;]*?\b(?:minutes?|hours?|measured)\b[^.;]*")
+
+
+def shown_place(output: str | Path) -> str:
+    """A folder of this process for whoever reads of it: whole where a script runs it from another folder than its
+    caller's (`scripts/demo`).
+    """
+    return str(Path.cwd() / output) if CALLED_FROM in os.environ else str(output)
 
 
 def announcement(arguments: Sequence[str]) -> str | None:
     """The lines for `recipe=NAME key=value ...`; None for a dry run, and for what `load` will refuse."""
     given = dict(argument.lstrip("-").partition("=")[::2] for argument in arguments)
     try:
-        if value_of("dry_run", given.get("dry_run", "false")) is not False:
-            return None
-        path = find_recipe(given.get("recipe", ""))
-        output = given.get("output") or with_bases(path)["output"]
+        words = read_words(arguments)
+        output = given.get("output") or words.tree["output"]
     except (UserError, KeyError):
         return None
-    title, time = _header(path)
+    if words.options.dry_run:
+        return None
+    title, time = _header(words.path)
     begun = ", which goes on with what is there" if (Path(str(output)) / "run.yaml").is_file() else ""
     lines = [f"{given['recipe']}: {title}" if title else str(given["recipe"])]
     lines += [f"  {time}"] if time and time not in title else []
-    return "\n".join([*lines, f"  results: {output}{begun}; torch and DeepSpeed are loading"])
+    return "\n".join([*lines, f"  results: {shown_place(str(output))}{begun}; torch and DeepSpeed are loading"])
 
 
 def _header(path: Path) -> tuple[str, str]:

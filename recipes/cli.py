@@ -71,6 +71,8 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = [a for a in arguments if not a.startswith(("--local_rank", "--local-rank"))]
     if "verbose=true" not in arguments:  # torch's frames of C++ for each connection to a rank that has ended
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    if not sys.stderr.isatty():  # bars over loading, writing and fetching are noise in a log
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     if not arguments or arguments[0] in ("-h", "--help"):
         say(usage())
         return OK

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,9 +14,11 @@ from ..eval.run_tables import Cell, cells
 from ..trainers.publishing.lineage import finished
 from ..trainers.stages.publish import PublishStage
 from ..trainers.stages.train import TrainStage
+from .announce import shown_place
 from .commands.demo import demo_names
 from .schema import Recipe
 
+SHOWN_AS = "DRAFTSMITH_SHOWN_AS"  # set by scripts/demo: the command's path, where the caller's PATH lacks it
 WIDTH, MOST_METHODS = 100, 30
 # A demo -> the demo to try next.
 NEXT_DEMO = {
@@ -47,9 +50,12 @@ def ending(recipe: Recipe, path: Path, ran: Sequence[str]) -> str:
             lines += ["", *short_table(name, report)]
         except UserError as error:  # the run itself is over
             lines += ["", str(error)]
-        lines += [f"report: {output / name / 'report.html'} (report.md says the same)"]
+        lines += [f"report: {shown_place(output / name / 'report.html')} (report.md says the same)"]
     lines += ["", "try next:"]
     offered = try_next(recipe, path, ran)
+    if SHOWN_AS in os.environ:
+        program = shlex.quote(os.environ[SHOWN_AS])
+        offered = [(f"{program} {command.removeprefix('draftsmith ')}", what) for command, what in offered]
     width = max(len(command) for command, _ in offered)
     return "\n".join([*lines, *(f"  {command:<{width}}  {what}" for command, what in offered)])
 
@@ -94,7 +100,8 @@ def _numbers(cell: Cell | None) -> str:
 
 def try_next(recipe: Recipe, path: Path, ran: Sequence[str]) -> list[tuple[str, str]]:
     """Commands that make sense after this run, and what each does. Tests parse every one of them."""
-    output = shlex.quote(str(recipe.output))
+    place = Path(shown_place(recipe.output))
+    output = shlex.quote(str(place))
     offered = [
         (f"draftsmith compare {output}", "curves of the training beside the numbers; with more runs, a leaderboard")
     ]
@@ -102,7 +109,7 @@ def try_next(recipe: Recipe, path: Path, ran: Sequence[str]) -> list[tuple[str, 
     published = [name for name, stage in stages.items() if isinstance(stage, PublishStage)]
     trained = {n: s for n, s in stages.items() if isinstance(s, TrainStage) and s.model == "drafter"}
     if published:
-        folder = shlex.quote(str(Path(recipe.output) / published[-1] / "repository"))
+        folder = shlex.quote(str(place / published[-1] / "repository"))
         offered.append((f"draftsmith verify {folder}", "decode the stored prompt with the published drafter"))
     elif trained:
         # Of several the recipe's own: what stands first beside the others was meant to be compared with them.
@@ -124,6 +131,6 @@ def _export(recipe: Recipe, name: str, stage: TrainStage) -> str | None:
     drafter = stage.drafter or recipe.drafter
     if recipe.target.path is None or drafter is None or drafter.kind not in ("eagle", "eagle3", "lvlm"):
         return None
-    folder, place = Path(recipe.output) / name, Path(recipe.output) / f"{name}-vllm"
-    words = ["draftsmith", "export", str(folder), str(place), "--to", "vllm"]
+    output = Path(shown_place(recipe.output))
+    words = ["draftsmith", "export", str(output / name), str(output / f"{name}-vllm"), "--to", "vllm"]
     return shlex.join(words + (["--prompts", "text"] if drafter.kind == "lvlm" else []))

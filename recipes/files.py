@@ -6,6 +6,7 @@ can name any file.
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import yaml
 
 from ..core.checksums import SUMS
-from ..core.errors import UserError, did_you_mean
+from ..core.errors import UserError, did_you_mean, nearest
 from ..core.secrets import redact_argument
 from . import interpolation
 from . import tree as trees
@@ -34,18 +35,35 @@ def recipe_names() -> dict[str, Path]:
     return paths
 
 
+def find_named(name: str) -> Path | None:
+    """The file of a shipped name, a name with its folder, or a path; None: there is none."""
+    places = (recipe_names().get(name), FOLDER / f"{name}.yaml", Path(name))
+    return next((path for path in places if path is not None and _is_file(path)), None)
+
+
 def find_recipe(name: str) -> Path:
-    """A shipped name, a name with its folder, or a path."""
-    known = recipe_names()
-    for path in (known.get(name), FOLDER / f"{name}.yaml", Path(name)):
-        if path is not None and _is_file(path):
-            return path
+    """A shipped name, a name with its folder, or a path. Raises `UserError`."""
+    if (path := find_named(name)) is not None:
+        return path
     if name.endswith((".yaml", ".yml")):
         hint = (
             "give its path from the working folder, or the name of a recipe that ships: draftsmith recipes lists them"
         )
         raise UserError(f"no file {trees.shown(name)!r}", hint=hint)
-    raise UserError(f"no recipe {trees.shown(name)!r}", where=str(FOLDER), hint=did_you_mean(name[:100], known))
+    first = name.partition("/")[0]
+    if os.path.isdir(name):
+        said = trees.shown(name)
+        raise UserError(f"{said} is a folder, and no recipe", hint=f"of a run: recipe={said}/recipe.yaml output={said}")
+    if "/" in name and not (FOLDER / first[:100]).is_dir():  # demo/lvml is a name of ours, runs/x is none
+        hint = "give a run's folder by its path from the working folder; draftsmith recipes lists the recipes"
+        raise UserError(f"no such folder or recipe: {trees.shown(name)!r}", hint=hint)
+    close = nearest(name[:100], recipe_names())
+    hint = "draftsmith recipes lists them"
+    if name == "help":
+        hint = "draftsmith COMMAND --help says how one is used; " + hint
+    elif close:
+        hint = "did you mean " + " or ".join(map(repr, close)) + "?"
+    raise UserError(f"no recipe {trees.shown(name)!r}", where=str(FOLDER), hint=hint)
 
 
 def _is_file(path: Path) -> bool:
@@ -146,7 +164,7 @@ def _read(path: Path) -> dict[str, Any]:
     except PermissionError:
         raise refuse("permission denied", "give yourself the right to read it, or name another") from None
     except (yaml.YAMLError, interpolation.Fault, OSError, ValueError, RecursionError) as error:
-        raise refuse(f"not a readable recipe: {_fault(error)}", "fix the YAML") from None
+        raise refuse(f"not a readable recipe: {_fault(error)}", _environment_hint(error) or "fix the YAML") from None
     return tree
 
 
@@ -225,6 +243,11 @@ def value_of(key: str, text: str) -> Any:
     except UserError as error:
         raise UserError(error.problem, where=place, hint=error.hint) from error
     except (yaml.YAMLError, interpolation.Fault, ValueError, RecursionError) as error:
-        raise UserError(
-            f"cannot read the value of {redact_argument(f'{key}={text}')}", hint="quote it as YAML would want it"
-        ) from error
+        hint = _environment_hint(error) or "quote it as YAML would want it"
+        raise UserError(f"cannot read the value of {redact_argument(f'{key}={text}')}", hint=hint) from error
+
+
+def _environment_hint(error: Exception) -> str | None:
+    """What to write for `${NAME}`, which means a key of the file; None: no key is missing."""
+    found = re.search(r"Interpolation key '(\w+)' not found", str(error))
+    return found and f"an environment variable is written ${{oc.env:{found[1]}}}"

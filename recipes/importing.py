@@ -6,7 +6,7 @@ worked out from the target, or asked for.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -33,6 +33,7 @@ from ..models.llamagen.folders import find_folder, read_values
 from ..models.llamagen.lantern_layout import is_lantern
 from ..models.llamagen.transformer import LlamaGenConfig
 from ..models.qwen import QWEN_KINDS
+from ..models.shipped import opened_target, shipped_name
 from ..models.targets.base import language_shape
 
 DFLASH, LANTERN, LVLM = "dflash", "lantern", "lvlm"
@@ -69,6 +70,7 @@ def import_drafter(options: ImportOptions, destination: Path) -> tuple[dict[str,
     if options.kind not in KINDS:
         raise UserError(f"--as {options.kind}: no such kind of drafter; there are {', '.join(KINDS)}", where="--as",
                         hint=did_you_mean(options.kind, KINDS))  # fmt: skip
+    options = replace(options, target=opened_target(options.target, where="--target"))
     for name in (options.source, options.target):
         if Path(name).is_dir():  # of a run: as its stage left it
             check_written(Path(name))
@@ -101,7 +103,7 @@ def _head(options: ImportOptions, folder: Path) -> tuple[dict[str, Any], Any]:
     kind = cast(LanguageHead, options.kind)
     imported = import_head(kind, options.source, text, embedding=embedding, image=options.image, sees=sees,
                            revision=options.revision)  # fmt: skip
-    target = {"kind": _recipe_kind(config.model_type, sees), "path": options.target, "revision": revision}
+    target = {"kind": _recipe_kind(config.model_type, sees), "path": shipped_name(options.target), "revision": revision}
     manifest = manifest_of(imported.config, language_shape(text), TargetIdentity(target),
                            drafter=imported.config.model_dump(mode="json"), imported=_origin(options))  # fmt: skip
     save_head(imported.head, folder, manifest)
@@ -114,7 +116,7 @@ def _dflash(options: ImportOptions, folder: Path) -> tuple[dict[str, Any], Any]:
     text = config.get_text_config()
     head, drafter, settings, notes = import_dflash(options.source, text, revision=options.revision)
     kind = _recipe_kind(config.model_type, text is not config)
-    target = {"kind": kind, "path": options.target, "revision": options.target_revision}
+    target = {"kind": kind, "path": shipped_name(options.target), "revision": options.target_revision}
     written = drafter.model_dump(mode="json")
     manifest = dflash_manifest(drafter, language_shape(text), TargetIdentity(target), drafter=written,
                                imported=_origin(options))  # fmt: skip
@@ -166,7 +168,7 @@ def _lvlm(options: ImportOptions, folder: Path) -> tuple[dict[str, Any], Any]:
     processor = load_processor(options.target, revision=options.target_revision)
     notes = (*notes, *_own_words(options, processor.tokenizer))
     manifest = {
-        "model": "drafter", "target": options.target, "target_revision": options.target_revision,
+        "model": "drafter", "target": shipped_name(options.target), "target_revision": options.target_revision,
         "tokenizer_hash": processor.tokenizer_hash, "imported": _origin(options), "tested_with": tested_with(),
     }  # fmt: skip
     save_llava(model, folder, manifest)

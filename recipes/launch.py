@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -17,8 +18,13 @@ from ..core.files import read_yaml, write_whole
 from ..core.import_paths import code_of, kinds_within
 from ..core.secrets import redact, redact_argument, redact_output, redact_tree
 from .announce import ANNOUNCED, announcement
+from .commands.command import FAULTS, OK
 from .load import Loaded, load
 from .messages import blamed
+
+if TYPE_CHECKING:
+    from ..trainers.stages.base import Planned
+    from .schema import Recipe
 
 RECIPE, ABOUT = "recipe.yaml", "run.yaml"  # what a run writes of itself into its folder
 
@@ -44,7 +50,7 @@ def typed(arguments: Sequence[str]) -> str:
 
 
 def run_recipe(arguments: Sequence[str], command: str) -> int:
-    """Run (or dry-run) a recipe's stages. Returns 0; 1 where a dry run does not fit; 143 where the launcher has ended.
+    """Run (or dry-run) a recipe's stages. Returns 0; 3 where a dry run does not fit; 143 where the launcher has ended.
 
     Args:
         command: as it was typed, for records.
@@ -56,7 +62,7 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
     from ..trainers.engine import check_engine
     from ..trainers.run import check_stages, pending_restart, run_stages
     from .alike import check_alike
-    from .dry_run import check_models, does_not_fit, dry_run
+    from .dry_run import check_models
     from .ending import ending
     from .parallel import check_parallel
     from .placement import check_places
@@ -72,11 +78,7 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
             for text in one.stage.warnings():
                 say(f"warning: stages.{one.name}.{text}")
         if options.dry_run:
-            say(dry_run(recipe, planned, options.stages))
-            large = does_not_fit(recipe, planned, options.stages)
-            if large:
-                say(f"does not fit the recipe's hardware: stage {', '.join(large)}")
-            return int(bool(large))
+            return describe(recipe, planned, options.stages)
         check_models(recipe)
     from transformers.utils import logging as hf_logging
 
@@ -104,7 +106,8 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
     restart = pending_restart(planned, output, options.stages, options.restart, words, say)
     if restart is not None:
         ranks.on_main(_look_at_data, loaded, planned, command)
-    check_stages(planned, output, options.stages, restart)
+    with _of_another(loaded, output):
+        check_stages(planned, output, options.stages, restart)
     ranks.on_main(_refuse_missing, loaded, planned, command)
     if not sys.stderr.isatty() or not ranks.is_main() or watched():
         # Progress bars of libraries clutter a log, every rank would draw one, and each would push the live line away.
@@ -124,6 +127,37 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
     if ranks.is_main() and (last := ending(recipe, loaded.path, options.stages or [*recipe.stages])):
         say(last)
     return 0
+
+
+@contextmanager
+def _of_another(loaded: Loaded, output: Path) -> Iterator[None]:
+    """Says first whose the folder is, where another recipe's run lies there: its settings differ in most keys, and
+    `restart=` would set that run aside.
+    """
+    try:
+        yield
+    except UserError as error:
+        about = output / ABOUT
+        known = read_yaml(about, dict[str, Any], hint="choose another output") if about.is_file() else {}
+        whose, own = str(known.get("recipe")), loaded.path.name
+        if not known or RECIPE in (whose, own) or whose == own:
+            raise
+        raise UserError(
+            f"this folder holds a run of {whose}, and this is {own}: {error.problem}", where=error.where,
+            hint="choose another output: output=FOLDER; or, to set that run aside: "
+            + (error.hint or "").removesuffix(", or choose another output"),
+        ) from error  # fmt: skip
+
+
+def describe(recipe: Recipe, planned: Sequence[Planned], stages: Collection[str] | None = None) -> int:
+    """Say what would run, and write nothing. Returns the exit code: a finding where a stage does not fit."""
+    from .dry_run import does_not_fit, dry_run
+
+    say(dry_run(recipe, planned, stages))
+    large = does_not_fit(recipe, planned, stages)
+    if large:
+        say(f"does not fit the recipe's hardware: stage {', '.join(large)}")
+    return FAULTS if large else OK
 
 
 def _refuse_missing(loaded: Loaded, planned: Sequence[Any], command: str) -> None:
@@ -247,7 +281,10 @@ def _write_provenance(loaded: Loaded, output: Path, command: str) -> None:
     from .provenance import versions
 
     output.mkdir(parents=True, exist_ok=True)
-    about: dict[str, Any] = {"command": command, "recipe": str(loaded.path.name), **versions()}
+    name, before = loaded.path.name, output / ABOUT
+    if loaded.path.resolve() == (output / RECIPE).resolve() and before.is_file():  # its own: whose it was stays known
+        name = str(read_yaml(before, dict[str, Any], hint="").get("recipe", name))
+    about: dict[str, Any] = {"command": command, "recipe": name, **versions()}
     if kinds := sorted({*kinds_within(loaded.recipe.model_dump(mode="json"))}):
         about["code"] = {kind: code_of(kind) for kind in kinds}
         _tell_changed(about["code"], output, loaded.recipe.stages)

@@ -7,18 +7,23 @@ allocated or written.
 from __future__ import annotations
 
 import copy
+import re
+import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from ..core.errors import UserError, did_you_mean
+from ..core.errors import UserError
 from ..core.import_paths import ALLOW_IMPORT, NotImported
 from ..core.secrets import redact_argument
 from . import tree as trees
 from .files import (
     FOLDER,
+    find_named,
     find_recipe,
     is_published,
     merge,
@@ -35,6 +40,7 @@ if TYPE_CHECKING:
     from .schema import Recipe
 
 __all__ = ["FOLDER", "RUN_OPTIONS", "Loaded", "Options", "find_recipe", "load", "recipe_names", "sources"]
+_PLAIN = re.compile(r"[\w.,:=+\-\[\]{} ]*")  # what double quotes keep in any shell
 RUN_OPTIONS = ("recipe", "stages", "restart", "dry_run", "verbose", "allow_import")
 
 
@@ -61,21 +67,40 @@ class Loaded:
     asked: Asked | None = None  # who set what
 
 
+@dataclass(frozen=True)
+class Words:
+    """A command's words as they were read, before the schema looks at them: (dotted key, text), and with its value."""
+
+    path: Path
+    tree: dict[str, Any]
+    settings: list[tuple[str, str]]
+    options: Options
+    overrides: list[tuple[str, Any]]
+
+
+def read_words(arguments: Sequence[str]) -> Words:
+    """`recipe=NAME key=value ...` without the schema, which brings torch. Raises `UserError`."""
+    pairs = [_pair(argument, arguments) for argument in arguments]
+    names = [value for key, value in pairs if key == "recipe"]
+    if not names:
+        raise UserError("give one recipe", hint="recipe=NAME: draftsmith recipes lists them")
+    if len(names) > 1:
+        raise UserError(f"{len(names)} recipes: {' and '.join(map(trees.shown, names))}", hint="name one")
+    path = find_recipe(names[0])
+    tree = with_bases(path)
+    options, overrides = _options(pairs, tree)
+    return Words(path, tree, [pair for pair in pairs if pair[0] not in RUN_OPTIONS], options, overrides)
+
+
 def load(arguments: list[str]) -> Loaded:
     """Read `recipe=NAME key=value ...`."""
     # The schema brings torch and transformers: a moment's wait that --help does not need.
     from .schema import Recipe
 
-    pairs = [_pair(argument) for argument in arguments]
-    names = [value for key, value in pairs if key == "recipe"]
-    if len(names) != 1:
-        raise UserError("give one recipe", hint="recipe=NAME, one of: " + ", ".join(sorted(recipe_names())))
-    path = find_recipe(names[0])
-    tree = with_bases(path)
-    settings = [pair for pair in pairs if pair[0] not in RUN_OPTIONS]
+    words = read_words(arguments)
+    path, tree, options, overrides = words.path, words.tree, words.options, words.overrides
     fields = {name: field.annotation for name, field in Recipe.model_fields.items()}
-    asked = Asked(path, settings, copy.deepcopy(tree), fields, RUN_OPTIONS)
-    options, overrides = _options(pairs, tree)
+    asked = Asked(path, words.settings, copy.deepcopy(tree), fields, RUN_OPTIONS)
     for key, value in overrides:  # before all others, since `question_end` may be said before `path`
         _leave_other_files(tree, key, value)
     for key, value in overrides:
@@ -108,13 +133,29 @@ def checked(tree: dict[str, Any], asked: Asked, *, imports: bool = True) -> Reci
         raise placed(error, asked) from error
 
 
-def _pair(argument: str) -> tuple[str, str]:
+def _pair(argument: str, arguments: Sequence[str]) -> tuple[str, str]:
     key, sign, value = argument.partition("=")
     key = key.lstrip("-")
     if not sign or not all(key.split(".")):
-        argument = redact_argument(argument)
-        raise UserError(f"{argument!r} is not key=value", hint=setting_hint(argument))
+        problem = f"{redact_argument(argument)!r} is not key=value"
+        raise UserError(problem, hint=_cut_hint(argument, arguments) or setting_hint(redact_argument(argument)))
     return key, value
+
+
+def _cut_hint(word: str, arguments: Sequence[str]) -> str | None:
+    """How a list or mapping is written whose blanks the shell has cut it at, of which `word` is a piece; None: none."""
+    at = next(n for n, argument in enumerate(arguments) if argument is word)
+    for first in range(at - 1, -1, -1):
+        if "=" in arguments[first] and _opens(arguments[first]):
+            ends = (n for n in range(at, len(arguments)) if not _opens(" ".join(arguments[first : n + 1])))
+            whole = redact_argument(" ".join(arguments[first : next(ends, at) + 1]))
+            return "quote what has blanks: " + (f'"{whole}"' if _PLAIN.fullmatch(whole) else shlex.quote(whole))
+    return None
+
+
+def _opens(text: str) -> bool:
+    """Whether brackets are open at its end."""
+    return sum(map(text.count, "[{")) > sum(map(text.count, "]}"))
 
 
 def setting_hint(word: str) -> str:
@@ -125,7 +166,10 @@ def setting_hint(word: str) -> str:
         return f"write {meant}=true"
     if meant in ("lr", "learning_rate"):
         return "write stages.STAGE.optim.lr=VALUE"
-    return f"write {meant if meant in RUN_OPTIONS else name}=VALUE, without blanks"
+    if "=" not in word and not word.startswith("-") and find_named(name):
+        return "name one recipe; settings are key=value"
+    alone = "" if "=" in word or word.startswith("-") else "; one recipe is named"
+    return f"write {meant if meant in RUN_OPTIONS else name}=VALUE, without blanks{alone}"
 
 
 def _options(pairs: list[tuple[str, str]], tree: dict[str, Any]) -> tuple[Options, list[tuple[str, Any]]]:
@@ -159,10 +203,11 @@ def _options(pairs: list[tuple[str, str]], tree: dict[str, Any]) -> tuple[Option
 def _known_stage(stage: Any, known: list[str], option: str) -> None:
     if stage not in known:
         problem = f"{option} names {trees.shown(stage)!r}, which is no stage of this recipe"
-        hint = did_you_mean(stage if isinstance(stage, str) else "", known)
+        near = get_close_matches(stage, known, 1) if isinstance(stage, str) else []
+        hint = f"did you mean {near[0]!r}?" if near else f"its stages are {', '.join(known)}"
         if isinstance(stage, str) and "," in stage and option == "stages":
             hint = f'write "stages=[{trees.shown(stage)}]"'
-        raise UserError(problem, where=f"command line: {option}=", hint=hint)
+        raise UserError(problem, where=f"command line: {option}={trees.shown(stage)}", hint=hint)
 
 
 def _leave_other_files(tree: dict[str, Any], key: str, value: Any) -> None:

@@ -24,6 +24,7 @@ from .sections import SECTION, WORD, kinds, names, sections, walk
 _EXAMPLES: dict[Any, Any] = {float: 1e-4, int: 8, bool: True, str: "text"}
 _KEY, _LEADING = re.compile(r"\bkey ([\w.*+-]+)"), re.compile(r"([a-z_]+(?:\.[\w*+-]+)+)")
 _MOST = 8  # problems that a message names
+_BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
 _WRONG_TYPES = ("_type", "_parsing", "_from_float")
 
 
@@ -109,7 +110,8 @@ def readable(error: ValidationError, asked: Asked) -> UserError:
     return UserError(
         _cut("; ".join(_once([(key, line) for key, line, _ in told]) + more)),
         where="; ".join(dict.fromkeys(asked.place(key) for key, _, _ in told)),
-        hint=_cut("; ".join(_once(hints))) or "fix the key, or see the recipe's header",
+        hint=_cut("; ".join(_once(hints)))
+        or "write another value; draftsmith show NAME prints every key of the recipe",
     )
 
 
@@ -155,7 +157,8 @@ def _told(problem: Any, asked: Asked) -> tuple[str, str, str | None]:
     message, value = problem["msg"].removeprefix("Value error, "), redact_tree(problem["input"])
     # Of a whole section the message says enough.
     shown = "" if isinstance(value, dict) else f" (found {trees.shown(repr(value))})"
-    example = _example(places, asked) if problem["type"].endswith(_WRONG_TYPES) else None
+    is_bound = problem["type"] in _BOUNDS
+    example = _example(places, asked) if is_bound or problem["type"].endswith(_WRONG_TYPES) else None
     return key, f"{key}: {message[0].lower()}{message[1:]}{shown}", example and f"{key}: {example}"
 
 

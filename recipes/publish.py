@@ -15,14 +15,15 @@ from ..core.errors import UserError
 from ..core.files import read_yaml
 from ..core.results import BEGUN, DONE, read_mark
 from ..core.secrets import redact_argument
-from .launch import context_maker, say
+from .launch import context_maker, describe, say
 from .load import load
+from .messages import blamed
 
 KIND = "publish"
 
 
-def publish_run(run: Path, settings: Sequence[str]) -> Path:
-    """Run the publishing stage of a run; returns its folder.
+def publish_run(run: Path, settings: Sequence[str]) -> int:
+    """Run the publishing stage of a run, or describe it (`dry_run=true`); returns the exit code.
 
     Args:
         settings: `key=value`, keys of the stage (`repo=me/name`) or of the whole recipe.
@@ -38,21 +39,31 @@ def publish_run(run: Path, settings: Sequence[str]) -> Path:
     own = {field.alias or name for name, field in PublishStage.model_fields.items()}
     name, known = _stage(run)
     arguments = [f"recipe={run / 'recipe.yaml'}", f"output={run}", *([] if known else [f"stages.{name}.kind={KIND}"])]
+    again = f"restart={name}" in settings
     for setting in settings:
+        if setting in (f"restart={name}", f"stages={name}", f"stages=[{name}]"):
+            continue  # a stage that the recipe lacks is none of its stages
         key = setting.partition("=")[0]
         arguments.append(f"stages.{name}.{setting}" if key.split(".")[0] in own else setting)
     loaded = load(arguments)
     planned = plan(loaded.recipe, loaded.path)
     stage = next(p for p in planned if p.name == name)
+    options = loaded.options
+    if options.stages or options.restart:
+        raise UserError("a run's folder is published by its own stage alone", where="command line: stages=, restart=",
+                        hint=f"leave them out, or name {name}")  # fmt: skip
+    if options.dry_run:
+        with blamed(loaded.asked):
+            return describe(loaded.recipe, planned)
     # Refuses a misleading name before a model is loaded.
     say("\n".join(stage.stage.describe(stage)))
     RunLock(run, say=say)
     command = "draftsmith publish " + shlex.join(redact_argument(a) for a in (str(run), *settings))
     run_stages(
         planned, context_maker(loaded, command), output=run, chosen=(name,),
-        restart=name if _is_other(run / name, stage.fingerprint) else None, say=say,
+        restart=name if again or _is_other(run / name, stage.fingerprint) else None, say=say,
     )  # fmt: skip
-    return run / name
+    return 0
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,7 @@ class Recipe(Section):
         for name, stage in self.stages.items():
             if (other := names.setdefault(name.casefold(), name)) != name:
                 raise Refused(f"stages.{name}", f"stage {other} has this name but for its case", "give it another")
-            if isinstance(stage, PublishStage) and stage.repo is not None and not stage.dry_run:
+            if isinstance(stage, PublishStage) and stage.repo is not None and stage.upload:
                 place = (stage.repo.casefold(), stage.revision or "main")
                 if not stage.pull_request and (other := places.setdefault(place, name)) != name:
                     problem = f"stage {other} publishes to {stage.repo} ({place[1]}), too, and the later one would stay"

@@ -21,7 +21,9 @@ case "$1 $2" in
     "-m pip")
         echo "pip ${{*: -1}}" >> "$CALLS"
         [ "${{*: -1}}" != "${{CUT:-}}" ] || exit 9 ;;
-    "-m pytest" | "demo "*) echo "${{1/-m/tests}}" >> "$CALLS" ;;
+    "demo "*) echo "$1" >> "$CALLS"
+        echo "from ${{DRAFTSMITH_CALLED_FROM:-here}} as ${{DRAFTSMITH_SHOWN_AS:-draftsmith}}" ;;
+    "-m pytest") echo "${{1/-m/tests}}" >> "$CALLS" ;;
     *) echo "not expected: $*" >&2; exit 3 ;;
 esac
 """
@@ -123,3 +125,13 @@ def test_what_a_fresh_machine_lacks_is_said_before_anything_is_installed(clone, 
     calls, done = the_tests(clone, CXX="no-such-compiler")
     assert calls[-1] == TESTS and "no C++ compiler (no-such-compiler)" in done.stdout
     assert the_demo(clone, PATH=full)[0] == [DEMO], "nothing is installed any more"
+
+
+def test_the_demo_knows_from_where_and_how_it_was_called(clone, tmp_path):
+    assert (
+        f"from {tmp_path} as {clone.folder}/.venv/bin/draftsmith\n" in the_demo(clone, PATH="/usr/bin:/bin")[1].stdout
+    )
+    (tmp_path / "bin").mkdir()
+    shutil.copy(tmp_path / "python", tmp_path / "bin" / "draftsmith")
+    activated = the_demo(clone, cwd=clone.folder, PATH=f"{tmp_path}/bin:/usr/bin:/bin")[1]
+    assert "from here as draftsmith\n" in activated.stdout

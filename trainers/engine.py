@@ -25,6 +25,7 @@ from torch.nn import functional
 from ..core import ranks
 from ..core.errors import UserError, first_line, not_loaded
 from ..core.heartbeat import BOUND_S
+from ..core.pretrained import name_accelerator
 from ..core.section import Section
 from ..models.stored import computes_in_bfloat16
 from .rank_setup import fit_threads, free_port, take_gpu
@@ -82,9 +83,7 @@ def check_engine(config: EngineConfig) -> None:
 def _before_import(level: int) -> None:
     """DeepSpeed's loggers write to the console at import; the run has its own progress line."""
     logging.getLogger("DeepSpeed").setLevel(level)
-    if not torch.cuda.is_available():
-        # Named, DeepSpeed takes it; else every rank warns that it has looked for a GPU and takes it as well.
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    name_accelerator()
 
 
 def init_distributed(*, verbose: bool = False, wait_s: float = BOUND_S) -> None:

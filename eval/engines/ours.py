@@ -22,6 +22,7 @@ from ...models.drafters.base import TargetIdentity
 from ...models.drafters.manifest import MANIFEST, read_manifest
 from ...models.hub import read_config
 from ...models.imports.start import load_start
+from ...models.shipped import opened_target
 from ...models.targets.load import TargetConfig, load_target
 from ..loop import Decoding, generate
 from ..policies import Chain, Draw
@@ -81,7 +82,7 @@ class Exported:
         if path in (None, "inline"):
             raise UserError("the target of this drafter was trained in its run and has no name",
                             where=str(folder / MANIFEST), hint="give its folder: --target runs/x/target")  # fmt: skip
-        self.section, self.target_path = section, str(path)
+        self.section, self.target_path = section, opened_target(str(path), where="target")
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         # What a recipe spells out of a model, its folder says; chains are compared in full precision.
         placed = {"kind": section.get("kind"), "path": self.target_path, "dtype": "float32"}

@@ -18,6 +18,7 @@ from pydantic import BeforeValidator, Field
 
 from ...core.errors import did_you_mean
 from ...core.import_paths import OrImported
+from ...core.refused import Refused
 from .adt import AdtTree
 from .base import TreeSection
 from .chain import ChainTree
@@ -61,7 +62,7 @@ def named_tree(value: Any) -> Any:
     if value in CHOICES:
         return {"kind": "static", "choices": value}
     nearest = did_you_mean(value, ["chain", "static", "30-4-8", "48-5-10", "25-5-8", "sage", *CHOICES])
-    raise ValueError(f"names no tree (chain, static, total-levels-width, sage or a published list); {nearest}")
+    raise Refused("", "names no tree (chain, static, total-levels-width, sage or a published list)", nearest)
 
 
 TreeConfig = Annotated[

@@ -16,6 +16,7 @@ from pydantic import model_validator
 from torch import Tensor
 
 from ...core.errors import did_you_mean
+from ...core.refused import Refused
 from ...models.decoding.tree import ROOT, Tree
 from ..rules import Verified
 from .base import Draw, Expand, TreeSection
@@ -51,7 +52,7 @@ class SageTree(TreeSection, SizingSettings):
         if self.history is not None and self.history.max_depth < self.max_depth:
             raise ValueError(f"history.max_depth {self.history.max_depth} is below max_depth {self.max_depth}")
         if self.first_tree not in CHOICES:
-            raise ValueError(f"first_tree names {self.first_tree!r}; {did_you_mean(self.first_tree, CHOICES)}")
+            raise Refused("", f"first_tree names {self.first_tree!r}", did_you_mean(self.first_tree, CHOICES))
         return self
 
     def build(self, *, grid: int | None = None, seed: int = 0) -> Sage:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...core.errors import UserError, did_you_mean
 from ...core.fields import MOST_LEVELS, MOST_NODES
+from ...core.refused import Refused
 from ...models.decoding.tree import ROOT, Tree
 from ..rules import Verified
 from .base import Draw, Expand, TreeSection, ends_read
@@ -94,7 +95,7 @@ class StaticTree(TreeSection):
     @model_validator(mode="after")
     def _known(self) -> StaticTree:
         if isinstance(self.choices, str) and self.choices not in CHOICES:
-            raise ValueError(f"choices names {self.choices!r}; {did_you_mean(self.choices, CHOICES)}")
+            raise Refused("", f"choices names {self.choices!r}", did_you_mean(self.choices, CHOICES))
         if not isinstance(self.choices, str):
             if len(self.choices) > MOST_NODES or any(len(path) > MOST_LEVELS for path in self.choices):
                 raise ValueError(f"choices holds more than {MOST_NODES} nodes, or than {MOST_LEVELS} levels")

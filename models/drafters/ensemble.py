@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ...core.batch import Request
 from ...core.errors import did_you_mean
+from ...core.refused import Refused
 from ...core.section import Section
 from ..decoding.cache import Cache
 from ..decoding.decoder import CachedDecoder
@@ -59,7 +60,7 @@ def preset(name: str) -> EnsembleConfig:
         return EnsembleConfig(name=name, members=(name,))
     match = re.fullmatch(r"([MTCP]{2,4})(\*?)", name)
     if match is None or len(set(match[1])) < len(match[1]):
-        raise ValueError(f"no drafting mode {name!r}; {did_you_mean(name, [*MODES, 'MT', 'MT*', 'MTCP', 'MTCP*'])}")
+        raise Refused("", f"no drafting mode {name!r}", did_you_mean(name, [*MODES, "MT", "MT*", "MTCP", "MTCP*"]))
     members: Any = tuple(match[1])
     weights: Any = FixedWeights(kind="fixed")
     if match[2]:

@@ -20,6 +20,7 @@ from transformers.utils import cached_file
 from ...core.checksums import check_sums
 from ...core.errors import UserError
 from ...core.fields import Place
+from ...core.pretrained import name_accelerator
 from ...core.section import Section, torch_dtype
 from ..decoding.decoder import CachedDecoder
 from ..hub import load_language_model, load_vision_tower, read_config, rope_of, vision_half
@@ -250,6 +251,7 @@ def build_drafter(
 
 def save_llava(model: PreTrainedModel, folder: Path, manifest: Mapping[str, Any]) -> None:
     """A directory that plain `from_pretrained` of the model's class loads, plus our small manifest."""
+    name_accelerator()
     model.save_pretrained(folder)
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
 

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from ...core.checksums import check_sums
 from ...core.errors import UserError, did_you_mean
 from ...core.files import check_new, new_folder
+from ...core.pretrained import name_accelerator
 from ...core.results import check_written
 from ..drafters.made_for import tested_with
 from ..drafters.manifest import MANIFEST, read_manifest
@@ -25,7 +26,7 @@ from ..targets.load import load_llava, load_weights
 from .dflash import check_dflash, lay_out_dflash, read_dflash, without_confidence
 from .layouts import CHAIN, lay_out
 from .rules import ENGINES, Engine, Prompts, check_head
-from .source import Target, find_target, kind_of, read_head
+from .source import Target, find_target, kind_of, read_head, shipped_target
 from .vispec import without_pictures
 
 # What is read of a folder: held against the list of the stage that wrote it, or against its checksums as published.
@@ -91,6 +92,7 @@ def export_drafter(
     kind = kind_of(folder)
     check_sums(folder, only=_READ)
     check_written(folder, only=_READ)
+    target = shipped_target(folder, target)
     if target is not None and Path(target).is_dir():
         check_written(Path(target), only=_READ)
     if kind == "visual":
@@ -205,6 +207,7 @@ def _text(
     manifest = read_manifest(folder) | {"export": export}
 
     with new_folder(destination) as aside:
+        name_accelerator()
         draft.save_pretrained(aside)
         for name in _TOKENIZER:
             if (folder / name).is_file():

@@ -20,6 +20,7 @@ from ..drafters.head_module import StateHead
 from ..drafters.manifest import MANIFEST, read_manifest
 from ..hub import read_config
 from ..llamagen.folders import read_values
+from ..shipped import PREFIX, opened_target
 from ..targets.base import TargetShape, language_shape
 
 _DRAFTER: TypeAdapter[Any] = TypeAdapter(AnyDrafter)
@@ -98,6 +99,15 @@ def kind_of(folder: Path) -> str:
         f"{MANIFEST} does not say which drafter this is (model_type {model})", where=str(folder),
         hint="give a folder that a stage of this project wrote; draftsmith import makes one of a published head",
     )  # fmt: skip
+
+
+def shipped_target(folder: Path, target: str | None) -> str | None:
+    """`target`, or the directory of the package that it or else the drafter's manifest names as shipped:NAME."""
+    written = read_manifest(folder).get("target")
+    name = target or (written.get("path") if isinstance(written, dict) else written)
+    if not isinstance(name, str) or not name.startswith(PREFIX):
+        return target
+    return opened_target(name, where="--target" if target else str(folder / MANIFEST))
 
 
 def find_target(folder: Path, target: str | None) -> Target:

@@ -18,8 +18,8 @@ EXIT_CODES = {
     CRASH: "crashed: a bug or a fault of the machine, with its traceback; or another rank was stopped or lost, which "
     "one sentence names",
     MISTAKE: "a mistake in the command, the recipe or the data, or a run that had to stop; the message says what to do",
-    FAULTS: "only `check`, `doctor`, `verify` and `verify-engine`: they found something that must be fixed (warnings "
-    "alone give 0)",
+    FAULTS: "only `check`, `doctor`, `verify`, `verify-engine` and a dry run (`dry_run=true`): they found something "
+    "that must be fixed, or a stage that does not fit the hardware (warnings alone give 0)",
     STOPPED: "stopped on request (SIGTERM, Ctrl-C), with what was done saved; the same command continues from there",
 }
 
@@ -109,6 +109,8 @@ def recipe_arguments(options: argparse.Namespace) -> list[str]:
     """`NAME key=value ...` as `recipe=NAME key=value ...`; a run's folder stands for the recipe that it ran."""
     name = options.name.removeprefix("recipe=")
     for setting in options.settings:
+        if "=" not in setting and not setting.startswith("-") and _is_recipe(setting) and _is_recipe(name):
+            raise UserError(f"two recipes: {name} and {setting}", hint="name one; settings are key=value")
         if setting.startswith("recipe="):
             raise UserError(f"two recipes: {name} and {setting.removeprefix('recipe=')}", hint="name one")
     folder = Path(name)

@@ -10,7 +10,7 @@ from ...core.errors import UserError
 from ...core.pages import page
 from ..launch import announce, run_recipe, say
 from ..load import load
-from .command import NAME, OK, SETTINGS, Command, recipe_arguments
+from .command import NAME, SETTINGS, Command, recipe_arguments
 
 OF_KIND = {"evaluate": "evaluate", "publish": "publish"}  # every other kind is train's
 
@@ -64,8 +64,7 @@ def _publish(options: argparse.Namespace) -> int:
         return _runner("publish")(options)
     from ..publish import publish_run
 
-    publish_run(Path(options.name), options.settings)
-    return OK
+    return publish_run(Path(options.name), options.settings)
 
 
 TRAIN = Command(
@@ -114,8 +113,8 @@ PUBLISH = Command(
     examples=(
         ("draftsmith publish runs/llava15-68m", "build and try the folder, and no more"),
         ("draftsmith publish runs/llava15-68m repo=me/llava-1.5-7b-draft", "upload it to a private repository"),
+        ("draftsmith publish runs/llava15-68m dry_run=true", "what it would do, and no more"),
         ("draftsmith publish mine.yaml", "the publish stage of this recipe"),
-        ("draftsmith publish mine.yaml dry_run=true", "what it would do, and no more"),
     ),
     arguments=(NAME, SETTINGS),
     run=_publish,

@@ -6,11 +6,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from draftsmith.core.errors import UserError
+from draftsmith.recipes.announce import announcement
 from draftsmith.recipes.cli import main
 from draftsmith.recipes.launch import run_recipe
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
+from draftsmith.trainers.matching import FINGERPRINTS, write_begun
+from draftsmith.trainers.results import write_done
 from ranks_run import MAIN, run_ranks
 from training import free_port
 
@@ -266,13 +270,73 @@ def test_a_misspelt_key_of_an_inline_model_is_refused(recipe, setting, told):
         ("llava15-68m", "draftsmith train llava15-68m"),
         ("logs nowhere.jsonl out", "check its name"),
         ("recipe=demo/lvlm dryrun=true", "did you mean dry_run?"),
+        (
+            "train demo/lvlm stages=[pretrain, finetune] seed=1",
+            'quote what has blanks: "stages=[pretrain, finetune]"\n',
+        ),
+        ("recipe=demo/lvlm a.b={x: 1, y: /z}", "quote what has blanks: 'a.b={x: 1, y: /z}'\n"),
+        ("train llava15-68m stages.pretrain.data.path=${DATA_ROOT}/x.json", "is written ${oc.env:DATA_ROOT}\n"),
+        ("evaluate runs/nothing", "no such folder or recipe: 'runs/nothing'"),
+        ("publish runs/nothing", "no such folder or recipe: 'runs/nothing'"),
+        ("check runs/nothing", "no such folder or recipe: 'runs/nothing'"),
+        ("show runs/nothing", "no such folder or recipe: 'runs/nothing'"),
+        ("recipe=demo/lvml", "did you mean 'demo/lvlm'"),
+        ("recipe=a recipe=b", "2 recipes: a and b\n  hint:  name one\n"),
+        ("seed=1", "recipe=NAME: draftsmith recipes lists them\n"),
+        ("train help", "draftsmith COMMAND --help"),
+        ("train demo/lvlm llava15-68m", "two recipes: demo/lvlm and llava15-68m"),
+        ("recipe=demo/lvlm llava15-68m", "name one recipe; settings are key=value\n"),
+        ("train demo/lvlm b", "write b=VALUE, without blanks; one recipe is named\n"),
+        ("train demo/lvlm restart=nothing", "restart=nothing\n  hint:  its stages are world, language, pretrain,"),
+        ("train demo/lvlm restart=pretran", "did you mean 'pretrain'?"),
+        ("recipe=demo/lvlm stages.finetune.optim.lr=-1", "hint:  stages.finetune.optim.lr: write lr="),
+        ("recipe=demo/lvlm stages.evaluate.methods.M.tree=30-4", "hint:  stages.evaluate.methods.M.tree: did you mean"),
     ],
 )
 def test_the_cure_that_is_named_is_one(words, told, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "execve", lambda *call: pytest.fail("a launcher was started for it"))
     assert main(words.split()) == 2
-    assert told in capsys.readouterr().err and not any(tmp_path.iterdir())
+    said = capsys.readouterr().err
+    assert told in said and not any(tmp_path.iterdir())
+    assert len(said) < 700, "a wall of names"
+
+
+def test_a_variable_of_the_environment_in_a_file_is_told_how_it_is_written(tmp_path, capsys):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("extends: demo/lvlm\noutput: ${DATA_ROOT}/x\n")
+    assert main([f"recipe={mine}"]) == 2
+    assert "${oc.env:DATA_ROOT}" in capsys.readouterr().err
+
+
+def test_a_runs_folder_is_no_recipe_and_its_command_is_told(tmp_path, capsys):
+    assert main([f"recipe={tmp_path}"]) == 2
+    assert f"recipe={tmp_path}/recipe.yaml output={tmp_path}\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", ["restart=nothing", "stages=[nothing]", "dry_run=maybe", "b"])
+def test_nothing_is_announced_before_words_that_are_refused(words):
+    assert announcement(["recipe=demo/lvlm", words]) is None
+
+
+def test_whose_folder_it_is_comes_first(tmp_path, monkeypatch, capsys):
+    """It listed keys and said "and 81 more"; the cure that it named first would have set the other run aside."""
+    loaded = load(["recipe=demo/lvlm", f"output={tmp_path}"])
+    (tmp_path / "run.yaml").write_text("command: draftsmith demo\nrecipe: lvlm.yaml\n")
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(loaded.tree, sort_keys=False))
+    for stage in plan(loaded.recipe, loaded.path):
+        (tmp_path / stage.name).mkdir()
+        write_begun(stage, tmp_path / stage.name)
+        write_done(stage, tmp_path / stage.name, FINGERPRINTS, 1.0)
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("extends: demo/lvlm\nseed: 5\n")
+    monkeypatch.setattr("draftsmith.trainers.guard.RunLock", lambda *words, **how: None)  # held until a process ends
+    assert main(["evaluate", str(mine), f"output={tmp_path}"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: this folder holds a run of lvlm.yaml, and this is mine.yaml: ")
+    assert "hint:  choose another output: output=FOLDER; or," in said and "restart=" in said
+    assert main(["evaluate", "demo/lvlm", f"output={tmp_path}", "seed=5"]) == 2, "its own recipe with another setting"
+    assert capsys.readouterr().err.startswith("error: stage evaluate was run")
 
 
 def test_a_refused_name_is_not_suggested(capsys):

@@ -181,7 +181,7 @@ FILES = {
     'stages: {"a\\u0007": {kind: publish}}': "cannot be printed",
     "stages: {a: {kind: publish, repo: alone}}": "stages.a.repo: 'alone' is no NAMESPACE/NAME of the Hub",
     "stages: {a: {kind: publish, repo: me/x/y}}": "is no NAMESPACE/NAME",
-    "stages: {a: {kind: publish, repo: me/.x, dry_run: true}}": "is no NAMESPACE/NAME",
+    "stages: {a: {kind: publish, repo: me/.x, upload: false}}": "is no NAMESPACE/NAME",
     "stages: {World: {kind: publish}}": "stage world has this name but for its case",
     "stages: {a: {kind: publish, repo: me/x}, b: {kind: publish, repo: Me/x}}": "stage a publishes to Me/x (main)",
     'seed: "a\\0b"': "holds a character that is no text",

@@ -6,6 +6,8 @@ import pytest
 import torch
 from draftsmith.models.hub import pinned_config
 from draftsmith.recipes.cli import main
+from draftsmith.recipes.load import load
+from draftsmith.trainers.describe.evaluation import describe_evaluation
 from recorded import recorded_dry_run
 from safetensors.torch import save_file
 
@@ -133,3 +135,15 @@ def test_auto_of_weights_on_this_disk_is_what_they_are_stored_in(capsys, tmp_pat
         shown.append(capsys.readouterr().out)
     assert "dtype auto (float32: as stored; float32 on a CPU)" in shown[0] and "language model 25.1" in shown[0]
     assert "dtype auto (bfloat16: as stored; float32 on a CPU)" in shown[1] and "language model 12.6" in shown[1]
+
+
+def test_a_methods_own_temperatures_stand_in_its_line():
+    """LANTERN stood there twice under "temperatures 0, 1" with one line each, and nothing told which was which."""
+    shown = recorded_dry_run("eagle-llamagen-xl-stage1")
+    lanterns = [line for line in shown.splitlines() if line.startswith("    LANTERN")]
+    assert lanterns and all("; temperature" in line and line.endswith(" alone") for line in lanterns)
+    loaded = load(["recipe=demo/lvlm", "stages.evaluate.temperatures=[0, 0.5, 1]",
+                   "stages.evaluate.methods.M.temperatures=[0.5, 1]"])  # fmt: skip
+    lines = describe_evaluation(loaded.recipe.stages["evaluate"])
+    assert next(line for line in lines if line.startswith("    M:")).endswith("; temperatures 0.5, 1 alone")
+    assert not any("alone" in line for line in lines if not line.startswith("    M:"))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from draftsmith.eval.report import build, write
+from draftsmith.recipes.announce import announcement
 from draftsmith.recipes.cli import COMMANDS
 from draftsmith.recipes.commands.demo import demo_names
 from draftsmith.recipes.ending import NEXT_DEMO, WIDTH, ending, short_table, try_next
@@ -95,3 +96,17 @@ def test_reports_without_cells_or_of_before_have_no_table():
     report["cells"][0] |= {"tau_interval": None}
     assert short_table("a", report) == []
     assert short_table("a", report_of())[1].split() == ["M", "4.10", "1.45x", "12/12"]
+
+
+def test_who_stands_in_another_folder_gets_whole_paths_and_the_commands_place(monkeypatch, tmp_path):
+    """scripts/demo runs in the clone, whose `draftsmith` is not on the caller's path."""
+    monkeypatch.chdir(tmp_path)
+    recipe, path, stages = loaded("demo/lvlm", "output=a/run")
+    folder = tmp_path / "a" / "run" / "evaluate"
+    write(folder, build(measured_rows(), about={}, methods=METHODS), measured_rows())
+    monkeypatch.setenv("DRAFTSMITH_CALLED_FROM", "/elsewhere")
+    monkeypatch.setenv("DRAFTSMITH_SHOWN_AS", "/the clone/bin/draftsmith")
+    text = ending(recipe, path, stages)
+    assert f"report: {folder / 'report.html'} " in text
+    assert f"  '/the clone/bin/draftsmith' publish {tmp_path}/a/run" in text and "  draftsmith " not in text
+    assert f"results: {tmp_path}/runs/demo-lvlm;" in announcement(["recipe=demo/lvlm"])

@@ -65,6 +65,46 @@ def test_a_stopped_command_says_so_and_exits_with_143(number, words, finished, t
     assert "Traceback" not in printed.err
 
 
+def test_dry_run_of_a_runs_folder_describes_it_and_writes_nothing(finished, tmp_path, capsys):
+    """It built the folder and set the old one aside: the stage had a key of this name."""
+    run = shutil.copytree(finished, tmp_path / "run")
+    (run / "publish").mkdir()
+    (run / "publish" / BEGUN).write_text(json.dumps({"fingerprint": "another", "version": 3}))
+    before = sorted(run.rglob("*"))
+    assert main(["publish", str(run), "dry_run=true", "repo=me/tiny"]) == 0
+    said = capsys.readouterr().out
+    assert "dry run: nothing is written" in said and "stage publish (publish)" in said and "stage pretrain" in said
+    assert "one commit to main of me/tiny" in said and "kept in" not in said
+    assert sorted(run.rglob("*")) == before
+
+
+def test_the_stages_old_key_is_refused_with_its_new_word(finished, capsys):
+    assert main(["publish", str(finished), "stages.publish.dry_run=true"]) == 2
+    assert "stages.publish.dry_run: is now written upload" in (said := capsys.readouterr().err)
+    assert "upload: false" in said
+
+
+def test_its_own_stage_may_be_named(finished, capsys):
+    assert main(["publish", str(finished), "dry_run=true", "restart=publish", "stages=[publish]"]) == 0
+    recipe = yaml.safe_load((finished / "recipe.yaml").read_text())
+    del recipe["stages"]["publish"]
+    run = shutil.copytree(finished, finished.parent / "without a stage")
+    (run / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
+    assert main(["publish", str(run), "dry_run=true", "restart=publish"]) == 0
+
+
+@pytest.mark.parametrize("option", ["restart=pretrain", "stages=[pretrain]"])
+def test_publishing_a_folder_runs_no_other_stage(option, finished, capsys):
+    """Both words were taken and said nothing."""
+    assert main(["publish", str(finished), option]) == 2
+    assert "its own stage alone" in capsys.readouterr().err
+
+
+def test_upload_false_builds_and_leaves_the_hub_alone(finished, capsys):
+    assert main(["publish", str(finished), "dry_run=true", "repo=me/tiny", "upload=false"]) == 0
+    assert "upload: false: the folder is built and tested; me/tiny is not changed" in capsys.readouterr().out
+
+
 def test_a_script_that_is_interrupted_has_no_traceback(capsys):
     def interrupted(words):
         raise KeyboardInterrupt

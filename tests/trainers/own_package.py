@@ -64,7 +64,7 @@ RECIPE = {
                 "by her rule": {"tree": "4-2-2", "rule": {"kind": "her_package.others:Same"}},
             },
         },
-        "publish": {"kind": "publish", "repo": "me/tiny-head", "dry_run": True},
+        "publish": {"kind": "publish", "repo": "me/tiny-head", "upload": False},
     },
 }  # fmt: skip
 

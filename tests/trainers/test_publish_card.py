@@ -9,13 +9,14 @@ from draftsmith.core.errors import UserError
 from draftsmith.eval.cells import RELAXED, MethodInfo
 from draftsmith.eval.published import PublishedSection, UserRequest
 from draftsmith.eval.report import build, write
+from draftsmith.models.targets.llava import LlavaTargetConfig
 from draftsmith.recipes.schema import AnyTarget
 from draftsmith.trainers.publishing.card import CardFacts, Evaluated, front_matter, model_card, read_evaluation
 from draftsmith.trainers.publishing.decoding import _target
-from draftsmith.trainers.publishing.licences import chain
+from draftsmith.trainers.publishing.licences import chain, own_licence, warnings
 from draftsmith.trainers.publishing.lineage import Trained, training_table
 from draftsmith.trainers.publishing.snippets import OWN_TARGET, Snippet, loop_snippet
-from draftsmith.trainers.stages.publish import _target_name, _target_on_hub, _task
+from draftsmith.trainers.stages.publish import _parts, _sources, _target_name, _target_on_hub, _task
 from markdown_it import MarkdownIt
 from pydantic import TypeAdapter
 from rows import a_row
@@ -207,3 +208,17 @@ def test_lengths_of_training(tmp_path):
 
     assert length(steps=1) == "1 step" and length(epochs=2) == "2 epochs" and length(steps=1200) == "1,200 steps"
     assert length(steps="${oc.env:STEPS}") == "${oc.env:STEPS} steps", "a variable's number is text"
+
+
+def test_a_target_that_ships_keeps_its_name_and_its_terms():
+    """The card called it a target that is not on the Hub, of an unknown licence, and gave it to `open_published`."""
+    section = LlavaTargetConfig(kind="llava", path="shipped:shapes-llava")
+    context = SimpleNamespace(target=section, inputs={"processor": Path("world")})
+    assert _target_name(context) == "`shipped:shapes-llava`, which comes with draftsmith"
+    assert _sources(context, None) is None, "the manifest's name opens it"
+    assert _sources(context, "me/target") == {"target": Path(section.path), "processor": Path("world")}
+    links = chain(_parts(context, None, None, (), ()))
+    assert [(link.name, link.licence.id) for link in links] == [("shipped:shapes-llava", "apache-2.0")]
+    assert warnings(links) == [] and own_licence(links, None).id == "apache-2.0"
+    trained = SimpleNamespace(target=section, inputs={"target": Path("x")})
+    assert _target_name(trained).endswith("from `shipped:shapes-llava`")

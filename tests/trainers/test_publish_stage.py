@@ -42,7 +42,7 @@ SETTINGS = [
     "stages.evaluate.max_new_tokens=12",
 ]
 TRAINED = ("world", "target", "draft", "evaluate")
-PUBLISH = "stages.publish={kind: publish, repo: me/tiny-draft, dry_run: true}"
+PUBLISH = "stages.publish={kind: publish, repo: me/tiny-draft, upload: false}"
 COMMAND = [sys.executable, "-m", "draftsmith.recipes.cli", "publish"]
 SECRET = "hf_" + "S" * 34
 PROJECT = "companyprojectname"
@@ -717,10 +717,10 @@ def test_a_finished_run_goes_to_the_hub_and_comes_back(tmp_path, capfd):
 @pytest.mark.parametrize("track", ["visual", "language"])
 def test_heads_of_both_kinds_are_published(track, tmp_path, monkeypatch):
     if track == "visual":
-        publish = "{kind: publish, repo: me/EAGLE-tiny, dry_run: true, from: head, prompt: {text: a red circle}}"
+        publish = "{kind: publish, repo: me/EAGLE-tiny, upload: false, from: head, prompt: {text: a red circle}}"
         visual_run.run(tmp_path, f"stages.publish={publish}")
     else:
-        publish = "{kind: publish, repo: me/tiny-sparrow, dry_run: true, from: head, method: Sparrow without VATA}"
+        publish = "{kind: publish, repo: me/tiny-sparrow, upload: false, from: head, method: Sparrow without VATA}"
         heads_run.run(tmp_path, f"stages.publish={publish}")
     folder = tmp_path / "publish" / "repository"
     assert {"model.safetensors", "config.json", "draftsmith.json", "recipe.yaml"} <= {p.name for p in folder.iterdir()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ...models.drafters.pruned import PrunedConfig
@@ -26,7 +27,10 @@ def describe_evaluation(stage: Any) -> list[str]:
     answers = "" if stage.draws else f"answers of up to {', '.join(map(str, stage.max_new_tokens))} tokens; "
     temperatures = ", ".join(f"{t:g}" for t in stage.temperatures)
     lines.append(f"  temperatures {temperatures}; {answers}each request is decoded plainly and by:")
-    lines += [f"    {name}: {method.line(stage.drafters)}" for name, method in stage.methods.items()]
+    lines += [
+        f"    {name}: {method.line(stage.drafters)}{_own_temperatures(method, stage.temperatures)}"
+        for name, method in stage.methods.items()
+    ]
     lines += _untimed_lines(stage)
     if stage.target is not None:
         lines.append(f"  target {stage.target.path}: {_num_parameters(stage.target):,} parameters")
@@ -36,6 +40,14 @@ def describe_evaluation(stage: Any) -> list[str]:
     models = [s.model for s in sections if isinstance(s, PrunedConfig) and s.model != "target"]
     published = {model.path: model for model in models}
     return lines + [f"  draft {p}: {_num_parameters(model):,} parameters" for p, model in published.items()]
+
+
+def _own_temperatures(method: Any, temperatures: Sequence[float]) -> str:
+    """Those that a method is used at, where it is not used at all of the evaluation's."""
+    own = [t for t in temperatures if method.allowed(t)]
+    if len(own) == len(temperatures):
+        return ""
+    return f"; temperature{'s' * (len(own) > 1)} {', '.join(f'{t:g}' for t in own)} alone"
 
 
 def _untimed_lines(stage: Any) -> list[str]:

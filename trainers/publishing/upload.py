@@ -121,7 +121,8 @@ class Hub:
         if self.token is None:
             raise UserError("not logged in to the Hub", hint="hf auth login, or set HF_TOKEN to a token that may write")
         if constants.HF_HUB_OFFLINE:
-            raise UserError("the Hub is switched off (HF_HUB_OFFLINE)", hint="unset HF_HUB_OFFLINE, or use dry_run")
+            hint = "unset HF_HUB_OFFLINE, or set upload=false"
+            raise UserError("the Hub is switched off (HF_HUB_OFFLINE)", hint=hint)
         self._api = HfApi(endpoint=endpoint, token=self.token)
 
     def publish(

@@ -207,7 +207,7 @@ class EvaluateSettings(Stage):
         drafters = {name for method in self.methods.values() for name in method.names}
         drafters |= self._members()
         if unused := [name for name in self.drafters if name not in drafters]:
-            raise ValueError(f"drafters.{unused[0]} drafts in no method; {did_you_mean(unused[0], sorted(drafters))}")
+            raise Refused("", f"drafters.{unused[0]} drafts in no method", did_you_mean(unused[0], sorted(drafters)))
         if self.compare is not None:
             _known("compare", {*self.compare.first, *self.compare.second}, drafters)
         _known("contrasts", {name for pair in self.contrasts.values() for name in pair}, drafters | {*self.methods})

@@ -183,7 +183,7 @@ class GenerateStage(Stage):
         for split, counts in self.records.items():
             for kind in counts:
                 if kind not in KINDS:
-                    raise ValueError(f"splits.{split} names scenario {kind!r}; {did_you_mean(kind, KINDS)}")
+                    raise Refused("", f"splits.{split} names scenario {kind!r}", did_you_mean(kind, KINDS))
             if (split == CLIPS and self.video_suite) or (split.startswith(SETS) and (self.suite or self.video_suite)):
                 raise ValueError(f"splits.{split} would hold the very records that the suite asks; name it otherwise")
         if self.unseen and HELD_OUT not in self.splits:
@@ -191,14 +191,14 @@ class GenerateStage(Stage):
         for mixture, parts in self.mixtures.items():
             for split, strategy in parts.items():
                 if split not in self.splits:
-                    raise ValueError(f"mixtures.{mixture} names split {split!r}; {did_you_mean(split, self.splits)}")
+                    raise Refused("", f"mixtures.{mixture} names split {split!r}", did_you_mean(split, self.splits))
                 if not is_strategy(strategy):
                     raise ValueError(f"mixtures.{mixture}.{split} is {strategy!r}; {STRATEGIES}")
 
     def _check_clips(self) -> None:
         for split in self.clip_frames:
             if split not in self.splits:
-                raise ValueError(f"clip_frames names split {split!r}; {did_you_mean(split, self.splits)}")
+                raise Refused("", f"clip_frames names split {split!r}", did_you_mean(split, self.splits))
         if len(set(self.clip_lengths)) < len(self.clip_lengths):
             raise ValueError(f"clip_lengths are different numbers of frames, found {self.clip_lengths}")
         if len(set(self.clip_kinds)) < len(self.clip_kinds):

@@ -30,6 +30,7 @@ from ...data.shapes.write import sample
 from ...eval.published import PublishedSection, UserRequest, assemble
 from ...eval.stored_prompt import measure
 from ...models.drafters.base import DrafterConfig
+from ...models.shipped import PREFIX, shipped_name
 from ..context import Context
 from ..matching import begun
 from ..publishing import folder as folders
@@ -71,10 +72,10 @@ class PublishStage(Stage):
 
     kind: Literal["publish"]
     # NAMESPACE/NAME. Engines guess the method from it: `EAGLE-...` for EAGLE, `EAGLE3-...` for EAGLE-3, and neither
-    # for others. null: only build the folder (with a name, dry_run does the same).
+    # for others. null: only build the folder (with a name, upload: false does the same).
     repo: str | None = None
-    # Build and test the folder, and do not change the Hub.
-    dry_run: bool = False
+    # false: build and test the folder, and do not change the Hub.
+    upload: bool = True
     # public: once the repository has been fetched back and tried. private leaves that to you.
     visibility: Literal["private", "public"] = "private"
     # A branch, created if it does not exist; null: main.
@@ -99,6 +100,14 @@ class PublishStage(Stage):
     # Tries of each request to the Hub.
     attempts: int = Field(5, ge=1)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _old_word(cls, values: Any) -> Any:
+        """Refuses the key that `upload` was: on the command line the same word describes the run and writes nothing."""
+        if isinstance(values, dict) and "dry_run" in values:
+            raise Refused("dry_run", "is now written upload", "upload: false builds and tests the folder alone")
+        return values
+
     @field_validator("repo")
     @classmethod
     def _of_the_hub(cls, repo: str | None) -> str | None:
@@ -118,7 +127,7 @@ class PublishStage(Stage):
     @property
     def builds_only(self) -> bool:
         """Whether the folder is built and nothing is uploaded."""
-        return self.dry_run or self.repo is None
+        return not self.upload or self.repo is None
 
     def makes(self) -> set[str]:
         return {"publication"}
@@ -194,8 +203,8 @@ class PublishStage(Stage):
             usual = suggested(method, name)
             return [what, f"  no repo is named: the folder is built and tested (a usual name: {usual})"]
         check_name(self.repo, method, name, is_language=not target.draws_images)
-        if self.dry_run:
-            return [what, f"  dry_run: the folder is built and tested; {self.repo} is not changed"]
+        if not self.upload:
+            return [what, f"  upload: false: the folder is built and tested; {self.repo} is not changed"]
         if self.pull_request or self.revision is not None:
             where = "as a pull request" if self.pull_request else f"to {self.revision}"
             return [what, f"  one commit {where} of {self.repo}, fetched back and tried; main is left alone"]
@@ -282,7 +291,10 @@ def _target_name(context: Context) -> str:
     """What a target without a Hub id is called."""
     path = context.target.path
     if "target" in context.inputs:
-        return "a target that its run trained" + ("" if path is None else f", from `{Path(path).name}`")
+        began = None if path is None else _shipped(path) or Path(path).name
+        return "a target that its run trained" + (f", from `{began}`" if began else "")
+    if named := _shipped(str(path)):
+        return f"`{named}`, which comes with draftsmith"
     return f"`{Path(str(path)).name}`, a target that is not on the Hub under this name"
 
 
@@ -316,7 +328,7 @@ def _measured(
         target = _target_on_hub(stage, context)
         check_name(stage.repo, section.drafter["kind"], target, is_language=not context.target.draws_images)
     # As trained, from its own stage's folder: what is published must do the same.
-    sources = _sources(context)
+    sources = _sources(context, stage.base_model)
     expected = measure(assemble(source, section, sources), section.prompt, folder)
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -343,7 +355,7 @@ def _parts(
     """
     # A target that the run trained has the terms of its data, and of the weights that it was trained from.
     path = context.target.path
-    named = target or (None if path is None else _hub_id(path) or Path(path).name)
+    named = target or (None if path is None else _hub_id(path) or _shipped(path) or Path(path).name)
     parts = [("target", named)] if named else []
     parts += [("initial weights", name) for name in _began_as(drafter, "language_model", "path")]
     parts += [("initial weights", Path(start).name if Path(start).is_dir() else start) for start in starts]
@@ -351,8 +363,16 @@ def _parts(
     return parts + [("data", name) for name in datasets]
 
 
-def _sources(context: Context) -> dict[str, Path] | None:
-    """Where the target's parts lie here: of stages, or a directory of the recipe; None: the Hub has them."""
+def _sources(context: Context, base: str | None) -> dict[str, Path] | None:
+    """Where the target's parts lie here: of stages, or a directory of the recipe; None: the Hub or the package
+    has them.
+
+    Args:
+        base: Hub id that the manifest names the target by, in place of the recipe's path.
+    """
+    path = context.target.path
+    if base is None and "target" not in context.inputs and path is not None and _shipped(path):
+        return None  # with the processor that it brings, which the run's own stages have from there
     things: tuple[str, ...] = ("target", "processor", "vq", "text")
     folders = {thing: context.inputs[thing] for thing in things if thing in context.inputs}
     for thing, place in (("target", context.target.path), ("vq", dict(context.target).get("vq"))):
@@ -364,6 +384,11 @@ def _sources(context: Context) -> dict[str, Path] | None:
 def _hub_id(name: Any) -> str | None:
     """A name that is one of the Hub's, and no directory here."""
     return name if isinstance(name, str) and name.count("/") == 1 and not Path(name).is_dir() else None
+
+
+def _shipped(place: str) -> str | None:
+    """`shipped:NAME` of a directory of the package."""
+    return name if (name := shipped_name(place)).startswith(PREFIX) else None
 
 
 def _values(drafter: DrafterConfig | Mapping[str, Any] | None) -> dict[str, Any]:
