@@ -43,7 +43,7 @@ BAD = {
     "unknown target": (["target.kind=llamagan"], "did you mean 'llamagen'"),
     "unknown target, nothing near": (
         ["target.kind=qqq"],
-        "known names: anole, causal_lm, gemma4, internvl, llamagen, llava",
+        "kinds are 'llava', 'llava_next'",
     ),
     "size and shape": (["target.size=XL"], "give size"),
     "no text encoder": (["target.text_encoder=null"], "condition: text needs text_encoder"),
