@@ -113,7 +113,13 @@ def fault(page, **changed):
     return caught.value.problem.splitlines()[1:]
 
 
-@pytest.mark.parametrize("name", PROPOSALS)
+# The last ones of each kind that the first ones show.
+_SLOW = {"ReadsAcceptedToken", "ReadsFirstFeature", "DrawsAlike"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in _SLOW else name for name in PROPOSALS]
+)
 def test_a_broken_proposal_is_found_once_by_its_name(page, name):
     (line,) = fault(page, proposal=proposals(page)[name])
     assert re.search(PROPOSALS[name], line), line

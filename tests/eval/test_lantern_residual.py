@@ -46,7 +46,10 @@ def tau(rule, seed: int) -> float:
 
 @pytest.mark.parametrize(
     ("k", "delta", "expected"),
-    [pytest.param(30, 0.2, (2.21, 2.20), marks=pytest.mark.slow), (120, 0.1, (2.20, 1.96))],
+    [
+        pytest.param(30, 0.2, (2.21, 2.20), marks=pytest.mark.slow),
+        pytest.param(120, 0.1, (2.20, 1.96), marks=pytest.mark.slow),
+    ],
     ids=["few neighbours", "many neighbours"],
 )
 def test_what_each_rule_accepts(k, delta, expected):

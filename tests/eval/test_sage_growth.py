@@ -93,12 +93,14 @@ EXPECTED = {  # means; docs/methods/sage.md gives them with their spread
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pair", NOISE)
 def test_tau_of_each_growth(measured, pair):
     names = ["static", *GROWTHS]
     assert [statistics.mean(measured[pair][name]) for name in names] == pytest.approx(EXPECTED[pair], abs=0.02)
 
 
+@pytest.mark.slow
 def test_what_the_numbers_say(measured):
     """For every seed, so that no spread covers it."""
 

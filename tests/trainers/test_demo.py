@@ -72,6 +72,7 @@ def test_three_seeds_of_one_draft(tmp_path):
     assert len(set(weights)) == 3
 
 
+@pytest.mark.slow  # CI runs scripts/demo itself, on two ranks
 def test_two_ranks_with_zero2_from_files_to_report(tmp_path):
     zero2 = asked(tmp_path / "run", "engine.zero_stage=2")
     done = launch(*zero2)

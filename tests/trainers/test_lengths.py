@@ -102,6 +102,7 @@ def test_sparrows_table_3_has_the_papers_length_of_each_set():
         assert list(stage.benchmarks["sets"].sets) == [*stage.lengths] and stage.temperatures == [0.0, 1.0]
 
 
+@pytest.mark.slow
 def test_an_evaluation_at_lengths_by_set_with_shares_has_figure_1b(tmp_path):
     """From a recipe to the report: one head that holds all, half by either attention, and nothing of what it sees."""
     head = {"drafter": "msd", "tree": "8-3-3"}

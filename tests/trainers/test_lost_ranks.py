@@ -49,7 +49,9 @@ def disturbed(folder: Path, which: int, number: int, *, place: str = "step", at:
     return end_ranks(started)[1 - which]
 
 
-@pytest.mark.parametrize(("which", "place"), [(0, "step"), (1, "step"), (1, "save")])
+@pytest.mark.parametrize(
+    ("which", "place"), [(0, "step"), pytest.param(1, "step", marks=pytest.mark.slow), (1, "save")]
+)
 def test_a_stopped_rank_is_named_and_ends_the_other_after_the_bound(tmp_path, which, place):
     code, text = disturbed(tmp_path, which, signal.SIGSTOP, place=place, at=3 if place == "step" else 1, minutes=0.05)
     assert code == 1 and "Traceback" not in text, text

@@ -257,7 +257,7 @@ def test_errors_that_go_to_a_file_go_on_to_the_file(tmp_path):
     assert "warned" not in shown and (tmp_path / "log").read_text().count("warned") == 4
 
 
-@pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"CI": "true"}])
+@pytest.mark.parametrize("environment", [{"TERM": "dumb"}, pytest.param({"CI": "true"}, marks=pytest.mark.slow)])
 def test_a_terminal_that_is_a_log_gets_no_control_characters(tmp_path, environment):
     shown = on_a_terminal(tmp_path, **environment)
     assert "\x1b" not in shown and "stage 3 of 8" not in shown and "said 4" in shown

@@ -142,6 +142,7 @@ def test_the_loss_is_over_codes_and_rows_that_are_real():
     assert {name for name in both.metrics} == {"top1", "top3", "accepted"}
 
 
+@pytest.mark.slow
 def test_a_short_training_learns_to_draw_as_the_target():
     big = target(llamagen("class", loud=1.5))
     head, losses = trained(big, DFLASH, steps=250)
