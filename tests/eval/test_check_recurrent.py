@@ -114,7 +114,7 @@ def fault(page, **changed):
 
 
 # The last ones of each kind that the first ones show.
-_SLOW = {"ReadsAcceptedToken", "ReadsFirstFeature", "DrawsAlike"}
+_SLOW = {"ReadsAcceptedToken", "ReadsFirstFeature", "DrawsAlike", "KeepsPaths"}
 
 
 @pytest.mark.parametrize(
