@@ -12,7 +12,7 @@ def stage(**settings) -> GenerateStage:
 def test_lengths_of_clips_are_checked():
     assert stage(clip_frames={"moves": 16}, video_suite=2, clip_lengths=[2, 8]).clip_lengths == [2, 8]
     for settings, told in (
-        ({"clip_frames": {"move": 16}}, r"names split 'move'; did you mean 'moves'"),
+        ({"clip_frames": {"move": 16}}, r"names split 'move': did you mean 'moves'"),
         ({"clip_frames": {"moves": 1}}, r"clip_frames.moves\n.*greater than or equal to 2"),
         ({"clip_lengths": [4, 1]}, r"clip_lengths.1\n.*greater than or equal to 2"),
         ({"clip_lengths": [4, 4]}, r"found \[4, 4\]"),
