@@ -16,6 +16,7 @@ import numpy as np
 from ..core.errors import UserError
 from ..core.files import new_folder
 from .benchmark_sets import BENCHMARK_SETS, LETTERS, SAMPLES, SEED, BenchmarkSet, set_name
+from .media_files import is_there
 from .picture_marks import IMAGE_MARK, VIDEO_MARK
 from .suite import INDEX
 from .suite_hub import CHANGED, NO_REFERENCE, load_rows, row_of, save_pictures, write_set
@@ -82,7 +83,7 @@ def _records(name: str, about: BenchmarkSet, folder: Path, *, samples: int | Non
     if about.join is not None:
         rows = _joined(name, about, rows)
     records = [record(name, about, config, row, number, folder) for number, (config, row) in enumerate(rows)]
-    if about.clip is not None and not any((folder / entry["video"]).is_file() for entry in records):
+    if about.clip is not None and not any(is_there(folder / entry["video"]) for entry in records):
         first = folder / records[0]["video"]
         raise UserError(f"none of the clips of {name} is there, the first one included", where=str(first.resolve()),
                         hint=f"unpack the set's archives so that {name} has one of the folders: "
@@ -168,7 +169,7 @@ def _clip(name: str, about: BenchmarkSet, config: str | None, called: str, folde
     inside: Iterable[Path] = (Path(MEDIA, name, place) for place in _folders(about, config))
     endings = ("",) if called.endswith(_ENDINGS) else _ENDINGS
     candidates = [place / f"{called}{ending}" for place in inside for ending in endings]
-    return str(next((path for path in candidates if (folder / path).is_file()), candidates[0]))
+    return str(next((path for path in candidates if is_there(folder / path)), candidates[0]))
 
 
 def _options(about: BenchmarkSet, row: Mapping[str, Any]) -> list[str]:

@@ -58,6 +58,12 @@ class LoggedPictures:
         return name
 
     def _local(self, url: str) -> bytes:
+        try:
+            return self._read(url)
+        except (OSError, ValueError):  # too long, a zero byte, half a character, brackets of no address, no rights
+            raise Unusable("a picture's address that no file can have", f"{url[:80]!r}: mend or remove it") from None
+
+    def _read(self, url: str) -> bytes:
         parsed = urlparse(url)
         if parsed.scheme in ("http", "https"):
             raise Unusable("a picture on the network, and nothing is fetched",

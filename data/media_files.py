@@ -6,6 +6,7 @@ pipe would hang the reader, and a device has no end.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Literal
 
@@ -50,6 +51,11 @@ def located(folder: Path, name: str | Embedded, *, allow_outside: bool) -> Media
             "allow_outside: true there if you trust whoever wrote the records",
         )
     return folder / name
+
+
+def is_there(file: MediaFile) -> bool:
+    """Whether there is a regular file. pathlib raises for names that no file can have, and records may have them."""
+    return file.is_file() if isinstance(file, Embedded) else os.path.isfile(file)
 
 
 def open_media(file: MediaFile, medium: Medium) -> BinaryIO:

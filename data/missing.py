@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..core.errors import UserError
-from .media_files import BadMedia, located
+from .media_files import BadMedia, is_there, located
 from .record import paths
 from .records import RecordFile
 
@@ -47,7 +47,7 @@ def _refuse_missing(dataset: ConversationDataset, source: RecordFile, looked: Se
         first = outside[0]
         raise UserError(f"no record of {len(looked)} that were looked at{of} names pictures inside the folder, the "
                         f"first: {first.problem}", where=first.where, hint=first.hint)  # fmt: skip
-    missing = [path for path in files if not path.is_file()]
+    missing = [path for path in files if not is_there(path)]
     if len(set(files)) > 1 and len(missing) == len(files):
         folder = dataset.config.images or dataset.config.videos or str(source.folder)
         about = "" if len(looked) == count else f" that were looked at (of {count:,} records)"

@@ -71,13 +71,13 @@ def claim(folder: Path, identity: Mapping[str, Any]) -> None:
         if _indices(folder):
             raise UserError("shards without identity.json", where=str(folder), hint=_ANEW)
         write_whole(mark, dump(wanted))
-    kept = [read_json(mark, dict[str, Any], hint=_ANEW)]
+    kept = {mark: read_json(mark, dict[str, Any], hint=_ANEW)}
     if (folder / MANIFEST).is_file():
-        kept.append(read_manifest(folder).identity)
-    for held in kept:
+        kept[folder / MANIFEST] = read_manifest(folder).identity
+    for file, held in kept.items():
         if (other := difference(held, wanted)) is not None:
             problem = f"the shards in this folder were made with another {other[0]}: {other[1]!r}, now {other[2]!r}"
-            raise UserError(problem, where=str(folder), hint="give another folder, or delete this one")
+            raise UserError(problem, where=str(file), hint=f"give another folder; if the file is damaged, {_ANEW}")
 
 
 def write_shard(

@@ -21,7 +21,7 @@ from ..core.words import counted
 from ..data.captioned import Captioned, CaptionedSource, Refused, class_labels, read
 from ..data.captioned.items import Source
 from ..data.dataset import ConversationData, ConversationDataset
-from ..data.media_files import BadMedia, MediaFile, located
+from ..data.media_files import BadMedia, MediaFile, is_there, located
 from ..data.mixture import Name, Selection, are_present, missing_files, missing_hint
 from ..data.processor import Processor
 from ..data.prompts import ImagePrompt, PromptSource, read_prompts
@@ -265,7 +265,7 @@ def _files(subject: str, section: ConversationData, files: list[Name], why: str,
             except BadMedia as error:
                 outside.append(error)
             else:
-                missing += [] if path.is_file() else [path]
+                missing += [] if is_there(path) else [path]
     about = f"{counted(len(places), 'usable record')}, {len(looked)} looked at ({why}){_question_end(section)}"
     usable = len(places)
     if problems:

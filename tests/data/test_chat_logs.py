@@ -313,6 +313,8 @@ def test_nothing_is_read_until_memory_ends(tmp_path, monkeypatch):
         ({"messages": [said("user", shown("x", "data:image/png;base64,*")), said("assistant", "z")]}, "not base64", ""),
         ({"messages": [said("user", shown("x", url()[:-40])), said("assistant", "z")]}, "cannot be read", ""),
         ({"messages": [said("user", shown("x", 3)), said("assistant", "z")]}, "without an address", ""),
+        *(({"messages": [said("user", shown("x", name)), said("assistant", "z")]}, "that no file can have", "mend or")
+          for name in ("y" * 300, "a\0b", "\ud800.png", "http://[::1")),
     ],
 )  # fmt: skip
 def test_a_line_that_cannot_be_used_is_named_or_left_out(tmp_path, line, problem, cure):

@@ -163,6 +163,8 @@ def test_a_wrong_folder_is_an_error_also_under_skip(folder, open_data):
         open_data(path, on_error="skip", images=str(wrong))
     (folder / "images" / "0.png").unlink()
     assert len(open_data(path, on_error="skip")) == 5, "one that is missing is a record's own fault"
+    long = write(folder / "long.json", [record(0) | {"image": "x" * 300}, *(record(n) for n in range(1, 5))])
+    assert len(open_data(long, on_error="skip")) == 5, "and so is a name that no file system takes"
 
 
 def test_a_wrong_folder_of_one_of_two_files_is_one_error(folder, open_data):

@@ -224,8 +224,9 @@ def test_a_folder_belongs_to_one_identity(folder, tmp_path):
         ({k: v for k, v in IDENTITY.items() if k != "target"}, "target: 'tiny', now None"),
     ]:
         for refused in (claim, finish):
-            with pytest.raises(UserError, match=field):
+            with pytest.raises(UserError, match=field) as caught:
                 refused(folder, other)
+            assert caught.value.where == str(folder / "identity.json")
     (folder / "identity.json").write_text(json.dumps(IDENTITY | {"size": 512}))
     with pytest.raises(UserError, match="size: 256, now 512"):
         claim(folder, IDENTITY | {"size": 512})  # the manifest says otherwise
