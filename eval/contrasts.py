@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from ..core.section import Section
+from .intervals import student_half_width
 from .rows import Row
 from .summary import (
     Difference,
@@ -18,7 +19,6 @@ from .summary import (
     by_depth,
     paired_difference,
     seed_difference,
-    student_half_width,
     summarize,
 )
 from .tables import Column, Table, interval, text

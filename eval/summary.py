@@ -14,15 +14,22 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
-
+from .intervals import (
+    Interval,
+    Verdict,
+    bootstrap,
+    ends,
+    mean,
+    median,
+    quartiles,
+    ratio,
+    resampled,
+    student_half_width,
+    verdict,
+)
 from .rows import Row
-
-Interval = tuple[float, float]
-Verdict = Literal["above 0", "below 0", "includes 0", "not measured"]
-DRAWS, SEED = 1000, 0  # of every bootstrap
 
 
 @dataclass(frozen=True)
@@ -116,7 +123,7 @@ def summarize(rows: Iterable[Row]) -> Summary:
         **_acceptance(rows),
         **_speed(rows),
         **_totals(rows),
-        visual_tokens=_mean([r.visual_tokens for r in rows]),
+        visual_tokens=mean([r.visual_tokens for r in rows]),
         time_shares=_time_shares(rows),
         identical=sum(r.identical for r in rows),
         first_different=next((r.request for r in rows if not r.identical), None),
@@ -141,7 +148,7 @@ def _acceptance(rows: Sequence[Row]) -> dict[str, Any]:
     return {
         "tau": tau,
         "tau_interval": tau_interval(rows),
-        "tau_mean_of_requests": _mean([r.num_emitted / r.num_cycles for r in rows if r.num_cycles]),
+        "tau_mean_of_requests": mean([r.num_emitted / r.num_cycles for r in rows if r.num_cycles]),
         "num_accepted": ratio(accepted, cycles),
         "acceptance_rate": ratio(accepted, drafted),
         "first_accepted": ratio(sum(a > 0 for a in num_accepted), cycles),
@@ -163,9 +170,9 @@ def _speed(rows: Sequence[Row]) -> dict[str, Any]:
     kept_depth = ratio(sum(sum(r.drafted) for r in rows), cycles)
     # A request without a cycle has no times of one: its zeros would pull every median down.
     with_cycles = [r for r in rows if r.num_cycles]
-    t_p = _median(r.plain_cycle_s for r in rows if r.plain_tokens > 1)
-    t_q = _median(r.draft_s for r in rows if any(r.drafted))
-    t_verify, rule = _median(r.verify_s for r in with_cycles), _median(r.rule_s for r in with_cycles)
+    t_p = median(r.plain_cycle_s for r in rows if r.plain_tokens > 1)
+    t_q = median(r.draft_s for r in rows if any(r.drafted))
+    t_verify, rule = median(r.verify_s for r in with_cycles), median(r.rule_s for r in with_cycles)
     decoding, end_to_end = speedups(rows)
     each, relative = [speedups([row]) for row in rows], ratio(t_q, t_p)
     drafting, planned = (depth * relative if drafts else 0.0 for depth in (kept_depth, _planned_depth(rows)))
@@ -180,16 +187,16 @@ def _speed(rows: Sequence[Row]) -> dict[str, Any]:
         "ESR": end_to_end,
         "DSR_spread": quartiles([one[0] for one in each]),
         "ESR_spread": quartiles([one[1] for one in each]),
-        "drafter_ms": 1e3 * _median(r.draft_cycle_s for r in with_cycles),
+        "drafter_ms": 1e3 * median(r.draft_cycle_s for r in with_cycles),
         "target_ms": 1e3 * (t_verify - rule),
         "rule_ms": 1e3 * rule,
-        "cycle_ms": 1e3 * _median(r.cycle_s for r in with_cycles),
+        "cycle_ms": 1e3 * median(r.cycle_s for r in with_cycles),
     }
 
 
 def _planned_depth(rows: Sequence[Row]) -> float:
     """Mean of the cycles that drafted: gamma of a chain, whatever ended its answers and on whatever device."""
-    return _mean([levels for r in rows for levels in r.planned if levels])
+    return mean([levels for r in rows for levels in r.planned if levels])
 
 
 def _totals(rows: Sequence[Row]) -> dict[str, Any]:
@@ -258,14 +265,6 @@ def tau_interval(rows: Iterable[Row]) -> Interval:
     return bootstrap([r.num_emitted for r in rows], [r.num_cycles for r in rows])
 
 
-def bootstrap(parts: Sequence[float], wholes: Sequence[float]) -> Interval:
-    """95% interval of sum(parts) / sum(wholes) over resampled requests; both in the order of `ordered`."""
-    if not len(parts):
-        return (math.nan, math.nan)
-    (values,) = _resampled([(parts, wholes)])
-    return _ends(values)
-
-
 @dataclass(frozen=True)
 class Difference:
     """tau of one method less that of another, on the same requests."""
@@ -294,8 +293,8 @@ def paired_difference(first: Iterable[Row], second: Iterable[Row]) -> Difference
     if not pairs:
         return Difference(math.nan, (math.nan, math.nan), "not measured", 0)
     sides = [[pair[side] for pair in pairs] for side in (0, 1)]
-    taus = _resampled([([r.num_emitted for r in rows], [r.num_cycles for r in rows]) for rows in sides])
-    interval = _ends(taus[0] - taus[1])
+    taus = resampled([([r.num_emitted for r in rows], [r.num_cycles for r in rows]) for rows in sides])
+    interval = ends(taus[0] - taus[1])
     return Difference(tau_of(sides[0]) - tau_of(sides[1]), interval, verdict(interval), len(pairs))
 
 
@@ -339,77 +338,7 @@ def seed_difference(pairs: Mapping[str, tuple[Iterable[Row], Iterable[Row]]]) ->
     return SeedDifference(each, mean, (mean - half, mean + half), verdict((mean - half, mean + half)))
 
 
-def student_half_width(deviation: float, count: int) -> float:
-    """Half of Student's 95% interval of the mean of `count` values with this standard deviation."""
-    return student_975(count - 1) * deviation / count**0.5
-
-
-# 97.5% points of Student's t for 1 to 9 degrees of freedom.
-_STUDENT_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-
-
-def student_975(degrees: int) -> float:
-    """The 97.5% point of Student's t, to 0.001 (from 10 degrees on by its expansion in 1 / degrees)."""
-    if degrees <= len(_STUDENT_975):
-        return _STUDENT_975[degrees - 1]
-    z, n = 1.959964, degrees
-    cubic = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * n**3)
-    return z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2) + cubic
-
-
-def quartiles(values: Sequence[float]) -> Interval:
-    """The first and the third, of those values that are numbers."""
-    values = [value for value in values if not math.isnan(value)]
-    if len(values) < 2:
-        return (values[0], values[0]) if values else (math.nan, math.nan)
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-    return low, high
-
-
-def verdict(interval: Interval) -> Verdict:
-    """On which side of 0 both ends lie ("above 0", "below 0"); else "includes 0", also where an end is 0."""
-    low, high = interval
-    if math.isnan(low) or math.isnan(high):
-        return "not measured"
-    return "above 0" if low > 0 else "below 0" if high < 0 else "includes 0"
-
-
-def ratio(numerator: float, denominator: float) -> float:
-    """NaN where there is nothing to divide by."""
-    return numerator / denominator if denominator > 0 else math.nan
-
-
-def _resampled(ratios: Sequence[tuple[Sequence[float], Sequence[float]]]) -> list[np.ndarray]:
-    """[DRAWS] of each ratio of sums over the same resampled requests; NaN of requests whose wholes are 0."""
-    count = len(ratios[0][0])
-    rng, at_once = np.random.default_rng(SEED), max(1, 2**22 // count)  # of many requests a few draws at a time
-    values: list[list[np.ndarray]] = [[] for _ in ratios]
-    for start in range(0, DRAWS, at_once):
-        picks = rng.integers(count, size=(min(at_once, DRAWS - start), count))
-        for taken, (parts, wholes) in zip(values, ratios, strict=True):
-            whole = np.asarray(wholes)[picks].sum(1)
-            divided = np.asarray(parts)[picks].sum(1) / np.where(whole > 0, whole, 1)
-            taken.append(np.where(whole > 0, divided, math.nan))
-    return [np.concatenate(taken) for taken in values]
-
-
-def _ends(values: np.ndarray) -> Interval:
-    values = np.sort(values[~np.isnan(values)])
-    if not len(values):
-        return (math.nan, math.nan)
-    return float(values[int(0.025 * len(values))]), float(values[int(0.975 * len(values))])
-
-
 def _time_shares(rows: Sequence[Row]) -> dict[str, float]:
     names = dict.fromkeys(name for row in rows for name in row.parts_s)
     sums = {name: sum(row.parts_s.get(name, 0.0) for row in rows) for name in names}
     return {name: ratio(seconds, sum(sums.values())) for name, seconds in sums.items()}
-
-
-def _mean(values: Sequence[float]) -> float:
-    return statistics.fmean(values) if values else math.nan
-
-
-def _median(values: Iterable[float]) -> float:
-    known = list(values)
-    return statistics.median(known) if known else math.nan

@@ -9,9 +9,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from ..eval.intervals import student_half_width
 from ..eval.run_tables import Cell
 from ..eval.side_by_side import Run
-from ..eval.summary import student_half_width
 from ..eval.tables import Column, Table, text
 from .schema import Recipe
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..intervals import quartiles
 from ..style import BLUE, COLORS, GREY, INK, ORANGE, SKY, errors, lines, one_panel, save, stacked, styled
-from ..summary import quartiles
 from .latency import Measured
 
 

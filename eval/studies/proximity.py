@@ -20,11 +20,11 @@ from ...models.decoding.neighbours import Metric, NeighbourTable
 from ...models.decoding.tree import Tree
 from ...models.decoding.warp import Distributions, Warp
 from ...models.targets.base import Taps, TargetStep
+from ..intervals import bootstrap, quartiles
 from ..lantern import LanternConfig
 from ..loop import Decoding, generate
 from ..policies import Chain, Draw
 from ..rules import Greedy, Rule, Verified, inverse_cdf
-from ..summary import bootstrap, quartiles
 from ..tables import Column, Table, Value, text
 from .drawn.relaxation import bound_cost
 

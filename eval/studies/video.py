@@ -13,9 +13,10 @@ from pathlib import Path
 
 from ...data.visual_budget import visual_tokens
 from ..cells import MethodInfo
+from ..intervals import ratio
 from ..rows import PLAIN, Row, grouped
 from ..style import COLORS
-from ..summary import Summary, ratio, summarize
+from ..summary import Summary, summarize
 from ..tables import Column, Figure, ReportSection, Table, Value, text
 from .video_figures import HeldVisual, tau_by_visual_share, tau_by_visual_tokens
 

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from draftsmith.eval.summary import student_half_width
+from draftsmith.eval.intervals import student_half_width
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 Cell = dict[str, Any]

@@ -27,6 +27,7 @@ from ...core.section import Section
 from ...data.dataset import ConversationData
 from ...data.processor import Processor
 from ...data.visual_budget import visual_tokens as num_visual_tokens
+from ...eval.intervals import ratio
 from ...eval.loop import Decoding, generate
 from ...eval.policies import Draw
 from ...eval.rows import Row
@@ -36,7 +37,6 @@ from ...eval.studies.confidence import Watched, by_confidence, entropy_autocorre
 from ...eval.studies.drawn import AnalysisConfig
 from ...eval.studies.planner import Costs, Plan, plan
 from ...eval.style import COLORS
-from ...eval.summary import ratio
 from ...eval.tables import Figure, ReportSection
 from ...models.decoding.warp import Warp
 from ...models.drafters.modes import without_pictures
