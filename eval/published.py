@@ -12,41 +12,37 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
-from pydantic import Field, TypeAdapter
+from pydantic import TypeAdapter
 
 from ..core.batch import ImageRequest, Request
 from ..core.checksums import SUMS, check_sums
 from ..core.errors import UserError, first_line
-from ..core.fields import MOST_ANSWER, Seed, Temperature, TopK, TopP
 from ..core.files import checked
 from ..core.generation_config import generation_ends
 from ..core.import_paths import ALLOW_IMPORT, NotImported
 from ..core.pretrained import without_bars
-from ..core.section import Section
 from ..data.conversations import PromptFormat, encode
 from ..data.end_tokens import end_ids
-from ..data.images import Aspect
 from ..data.media import ImageReader
 from ..data.picture_marks import IMAGE_MARK
 from ..data.processor import Processor
 from ..data.processor_files import load_processor
-from ..data.tiles import Convention
-from ..data.videos import VideoSettings
 from ..models.decoding.warp import Warp
 from ..models.drafters import AnyDrafter
 from ..models.drafters.base import DraftingOptions, TargetIdentity
 from ..models.drafters.manifest import MANIFEST, read_manifest
-from ..models.drafters.modes import ImageSubstitutes, Mode
+from ..models.drafters.modes import ImageSubstitutes
 from ..models.generators import AnyTarget, load_generator
 from ..models.hub import is_somewhere
 from ..models.shipped import opened_target
 from ..models.stored import check_types
 from ..models.targets.load import load_target
 from .loop import Decoding, Generation, generate
-from .policies import Draw, TreeConfig
+from .policies import Draw
+from .published_section import PublishedSection, UserRequest
 from .rules import RULES
 
 KEY = "published"
@@ -57,70 +53,6 @@ _DRAFTER: TypeAdapter[Any] = TypeAdapter(AnyDrafter)
 _TARGET: TypeAdapter[Any] = TypeAdapter(AnyTarget)
 # Part -> folder or Hub id. A language target is one part; a generator may keep its tokenizer and encoder elsewhere.
 Sources = Mapping[str, str | Path]
-
-
-class ImageSettings(Section):
-    """How pictures become tokens; the keys of a recipe's data section."""
-
-    aspect: Aspect = "pad"
-    drafter_aspect: Aspect | None = None
-    anyres_convention: Convention = "hf"
-    min_pixels: int | None = Field(None, ge=1)
-    max_pixels: int | None = Field(None, ge=1)
-    video: VideoSettings = VideoSettings()
-
-    def image_reader(self, processor: Processor, *, drafter: bool = False) -> ImageReader:
-        """A reader of pictures and clips; with `drafter`, in `drafter_aspect` where that is set."""
-        aspect = (self.drafter_aspect if drafter else None) or self.aspect
-        return ImageReader(processor, aspect, self.anyres_convention, self.video, (self.min_pixels, self.max_pixels))
-
-
-class PublishedDecoding(Section):
-    """One exact way of decoding, of those that were measured."""
-
-    name: str  # in the report's tables
-    tree: TreeConfig
-    draw: Literal["top-k", "sample"] = "top-k"
-    temperature: Temperature = 0.0
-    top_k: TopK = 0
-    top_p: TopP = 1.0
-    max_new_tokens: int = Field(64, ge=2, le=MOST_ANSWER)  # of answers; a picture has its own number
-    # Ids that end an answer; null: of a picture, or of a folder of before there were several, which has its target's.
-    end_ids: list[Annotated[int, Field(ge=0)]] | None = None
-    mode: Mode | None = None  # of draft LVLMs
-    reading: dict[str, Any] = Field(default_factory=dict)  # of heads: settings that decoding changes
-
-
-class UserRequest(Section):
-    """The stored prompt."""
-
-    text: str
-    pictures: list[str] = Field(default_factory=list)  # files of the published folder
-    label: int | None = Field(None, ge=0)  # of generators that draw classes
-
-
-class Expected(Section):
-    """The measured outcome of the stored prompt."""
-
-    tokens: list[Annotated[int, Field(ge=0)]]
-    accepted: list[Annotated[int, Field(ge=0)]]  # drafted tokens that stood, in each cycle
-    emitted: int = Field(ge=0)  # after the prefill, bonus tokens included
-    tau: float = Field(ge=0)
-    measured: dict[str, Any]  # device, dtype, torch, transformers
-
-
-class PublishedSection(Section):
-    """`draftsmith.json`, key "published"."""
-
-    format_version: Literal[1] = 1
-    target: dict[str, Any]
-    drafter: dict[str, Any]
-    decoding: PublishedDecoding
-    prompt_format: PromptFormat = PromptFormat()
-    looking: ImageSettings = ImageSettings()
-    seed: Seed = 0
-    prompt: UserRequest
-    expected: Expected | None = None
 
 
 # Where a token came from: the prefill, an accepted draft, or the target, which adds one to what it accepts.

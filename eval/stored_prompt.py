@@ -9,7 +9,8 @@ import transformers
 
 from ..core.errors import UserError
 from ..models.drafters.manifest import MANIFEST
-from .published import Answer, Expected, Sources, Speculator, UserRequest, fetch, open_published, read_published
+from .published import Answer, Sources, Speculator, fetch, open_published, read_published
+from .published_section import Expected, UserRequest
 
 
 def measure(speculator: Speculator, asked: UserRequest, folder: Path) -> Expected:

@@ -12,7 +12,8 @@ from ...core.batch import Request
 from ...core.pictures import one_placeholder_each
 from ...data.conversations import PromptFormat
 from ...data.processor import Processor
-from ..published import ImageSettings, UserRequest, read_request
+from ..published import read_request
+from ..published_section import ImageSettings, UserRequest
 
 TEXTS = (
     "What is in the picture?",

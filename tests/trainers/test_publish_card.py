@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.eval.cells import RELAXED, MethodInfo
-from draftsmith.eval.published import PublishedSection, UserRequest
+from draftsmith.eval.published_section import PublishedSection, UserRequest
 from draftsmith.eval.report import build, write
 from draftsmith.models.targets.llava import LlavaTargetConfig
 from draftsmith.recipes.schema import AnyTarget

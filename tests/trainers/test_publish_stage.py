@@ -22,7 +22,8 @@ from damage import DAMAGES, told
 from draftsmith.core.checksums import SUMS, check_sums, sha256_of, write_sums
 from draftsmith.core.errors import UserError
 from draftsmith.data.processor_files import load_processor
-from draftsmith.eval.published import UserRequest, assemble, open_published, read_published
+from draftsmith.eval.published import assemble, open_published, read_published
+from draftsmith.eval.published_section import UserRequest
 from draftsmith.eval.stored_prompt import reproduce
 from draftsmith.models.drafters.lvlm import load_drafter
 from draftsmith.recipes.cli import main

@@ -15,7 +15,7 @@ from ...core.files import read_json
 from ...core.markdown import Markup, block, code, label, plain, sentence
 from ...eval.cells import RELAXED, MethodInfo, cells_of
 from ...eval.findings import own_findings
-from ...eval.published import PublishedSection
+from ...eval.published_section import PublishedSection
 from ...eval.report import described
 from ...eval.rows import read_rows
 from ...eval.run_tables import overview

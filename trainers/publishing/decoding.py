@@ -13,7 +13,7 @@ from ...core.errors import UserError, did_you_mean
 from ...core.fields import PLACES
 from ...data.dataset import ConversationData
 from ...data.end_tokens import end_ids
-from ...eval.published import ImageSettings, PublishedDecoding, PublishedSection, UserRequest
+from ...eval.published_section import ImageSettings, PublishedDecoding, PublishedSection, UserRequest
 from ...models.drafters.manifest import read_manifest
 from ...models.stored import resolved_dtype
 from ..context import Context

@@ -14,7 +14,8 @@ from ...core.errors import UserError
 from ...core.files import LOG_BYTES, read_text, read_yaml
 from ...core.secrets import redact_tree
 from ...eval.html_page import outside_pictures
-from ...eval.published import KEY, PublishedSection
+from ...eval.published import KEY
+from ...eval.published_section import PublishedSection
 from ...models.drafters.manifest import MANIFEST, read_manifest
 from ...models.llamagen.folders import CONFIG
 from .places import without_places

@@ -27,7 +27,8 @@ from ...core.secrets import as_written, redact_tree, variables_of
 from ...core.section import Section
 from ...data.shapes.scene import draw
 from ...data.shapes.write import sample
-from ...eval.published import PublishedSection, UserRequest, assemble
+from ...eval.published import assemble
+from ...eval.published_section import PublishedSection, UserRequest
 from ...eval.stored_prompt import measure
 from ...models.drafters.base import DrafterConfig
 from ...models.shipped import PREFIX, shipped_name
