@@ -15,8 +15,9 @@ from draftsmith.trainers.publishing.card import CardFacts, Evaluated, front_matt
 from draftsmith.trainers.publishing.decoding import _target
 from draftsmith.trainers.publishing.licences import chain, own_licence, warnings
 from draftsmith.trainers.publishing.lineage import Trained, training_table
+from draftsmith.trainers.publishing.made_from import parts_of, sources_of, target_name
 from draftsmith.trainers.publishing.snippets import OWN_TARGET, Snippet, loop_snippet
-from draftsmith.trainers.stages.publish import _parts, _sources, _target_name, _target_on_hub, _task
+from draftsmith.trainers.stages.publish import _target_on_hub, _task
 from markdown_it import MarkdownIt
 from pydantic import TypeAdapter
 from rows import a_row
@@ -133,9 +134,9 @@ def test_what_a_target_without_a_hub_id_is_called(tmp_path):
     def context(path, **inputs):
         return SimpleNamespace(target=SimpleNamespace(path=path), inputs=inputs)
 
-    assert _target_name(context(str(tmp_path / "mine"))).startswith("`mine`, a target that is not on the Hub")
-    assert _target_name(context(None, target=tmp_path)) == "a target that its run trained"
-    assert _target_name(context(LLAVA, target=tmp_path)) == f"a target that its run trained, from `{Path(LLAVA).name}`"
+    assert target_name(context(str(tmp_path / "mine"))).startswith("`mine`, a target that is not on the Hub")
+    assert target_name(context(None, target=tmp_path)) == "a target that its run trained"
+    assert target_name(context(LLAVA, target=tmp_path)) == f"a target that its run trained, from `{Path(LLAVA).name}`"
     stage = SimpleNamespace(base_model=None)
     assert _target_on_hub(stage, context(LLAVA)) == LLAVA
     assert _target_on_hub(stage, context(LLAVA, target=tmp_path)) is None, "the Hub has it as it was before"
@@ -214,11 +215,11 @@ def test_a_target_that_ships_keeps_its_name_and_its_terms():
     """The card called it a target that is not on the Hub, of an unknown licence, and gave it to `open_published`."""
     section = LlavaTargetConfig(kind="llava", path="shipped:shapes-llava")
     context = SimpleNamespace(target=section, inputs={"processor": Path("world")})
-    assert _target_name(context) == "`shipped:shapes-llava`, which comes with draftsmith"
-    assert _sources(context, None) is None, "the manifest's name opens it"
-    assert _sources(context, "me/target") == {"target": Path(section.path), "processor": Path("world")}
-    links = chain(_parts(context, None, None, (), ()))
+    assert target_name(context) == "`shipped:shapes-llava`, which comes with draftsmith"
+    assert sources_of(context, None) is None, "the manifest's name opens it"
+    assert sources_of(context, "me/target") == {"target": Path(section.path), "processor": Path("world")}
+    links = chain(parts_of(context, None, None, (), ()))
     assert [(link.name, link.licence.id) for link in links] == [("shipped:shapes-llava", "apache-2.0")]
     assert warnings(links) == [] and own_licence(links, None).id == "apache-2.0"
     trained = SimpleNamespace(target=section, inputs={"target": Path("x")})
-    assert _target_name(trained).endswith("from `shipped:shapes-llava`")
+    assert target_name(trained).endswith("from `shipped:shapes-llava`")

@@ -10,8 +10,8 @@ from draftsmith.models.drafters.lvlm import LvlmConfig
 from draftsmith.recipes.load import load, recipe_names
 from draftsmith.trainers.publishing.licences import chain, licence_of, own_licence, warnings
 from draftsmith.trainers.publishing.lineage import SYNTHETIC_DATASET, data_of, trained_by
+from draftsmith.trainers.publishing.made_from import began_as
 from draftsmith.trainers.publishing.names import check_name, suggested, taken_for
-from draftsmith.trainers.stages.publish import _began_as
 
 LLAVA, HUB = "llava-hf/llava-1.5-7b-hf", "https://huggingface.co"
 
@@ -120,9 +120,9 @@ def test_whose_weights_it_began_with(tmp_path):
     """A directory's are somebody's, too; of those nothing is known."""
     (tmp_path / "mine").mkdir()
     draft = LvlmConfig(kind="lvlm", language_model=str(tmp_path / "mine"), vision_tower="target")
-    assert _began_as(draft, "language_model", "path") == ["mine"] and _began_as(draft, "vision_tower") == []
+    assert began_as(draft, "language_model", "path") == ["mine"] and began_as(draft, "vision_tower") == []
     head = EagleConfig(kind="eagle", path="jadohu/llamagen_drafter")
-    assert _began_as(head, "language_model", "path") == ["jadohu/llamagen_drafter"]
+    assert began_as(head, "language_model", "path") == ["jadohu/llamagen_drafter"]
 
 
 def stages_of(recipe: str) -> dict:

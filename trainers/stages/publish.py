@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -30,8 +30,6 @@ from ...data.shapes.write import sample
 from ...eval.published import assemble
 from ...eval.published_section import PublishedSection, UserRequest
 from ...eval.stored_prompt import measure
-from ...models.drafters.base import DrafterConfig
-from ...models.shipped import PREFIX, shipped_name
 from ..context import Context
 from ..matching import begun
 from ..publishing import folder as folders
@@ -40,6 +38,7 @@ from ..publishing.decoding import no_card, published_section
 from ..publishing.fresh import try_folder
 from ..publishing.licences import chain
 from ..publishing.lineage import data_of, starts_of, trained_by, training_table
+from ..publishing.made_from import hub_id, parts_of, sources_of, target_name, values_of
 from ..publishing.names import check_name, is_repo, suggested
 from ..publishing.no_secrets import refuse_secrets
 from ..publishing.snippets import OWN_TARGET, PICTURE, Snippet, loop_snippet, transformers_snippet
@@ -242,15 +241,15 @@ def _publish(stage: PublishStage, context: Context) -> None:
     repo = stage.repo or f"me/{folder.parent.parent.name}"
     snippets, names = _snippets(repo, section, folder, sources, target)
     drafter = stages[source.name].get("drafter") or context.drafter
-    base = _hub_id(_values(drafter).get("language_model"))
+    base = hub_id(values_of(drafter).get("language_model"))
     trained = trained_by(stages, source.name)
     data = [name for stage_name in trained for name in data_of(asked, stage_name)]
-    parts = _parts(context, drafter, target, starts_of(stages, trained), stage.datasets or data)
+    parts = parts_of(context, drafter, target, starts_of(stages, trained), stage.datasets or data)
     run_file = context.folder.parent / "run.yaml"
     hint = "restore the file, or run the recipe's command again"
     versions = read_yaml(run_file, dict[str, Any], hint=hint) if run_file.is_file() else {}
     facts = CardFacts(
-        repo=repo, method=method, task=_task(context.target), target=target, target_name=_target_name(context),
+        repo=repo, method=method, task=_task(context.target), target=target, target_name=target_name(context),
         base=base, links=chain(parts),
         license=stage.license, languages=stage.languages, datasets=stage.datasets,
         training=training_table(asked, trained, context.folder.parent), evaluated=evaluated, plots=plots,
@@ -285,18 +284,7 @@ def _publish(stage: PublishStage, context: Context) -> None:
 
 def _target_on_hub(stage: PublishStage, context: Context) -> str | None:
     """Hub id of the target that was measured; None: a stage trained it, or its path is a directory."""
-    return _hub_id(stage.base_model or (None if "target" in context.inputs else context.target.path))
-
-
-def _target_name(context: Context) -> str:
-    """What a target without a Hub id is called."""
-    path = context.target.path
-    if "target" in context.inputs:
-        began = None if path is None else _shipped(path) or Path(path).name
-        return "a target that its run trained" + (f", from `{began}`" if began else "")
-    if named := _shipped(str(path)):
-        return f"`{named}`, which comes with draftsmith"
-    return f"`{Path(str(path)).name}`, a target that is not on the Hub under this name"
+    return hub_id(stage.base_model or (None if "target" in context.inputs else context.target.path))
 
 
 def _task(target: Any) -> str:
@@ -329,7 +317,7 @@ def _measured(
         target = _target_on_hub(stage, context)
         check_name(stage.repo, section.drafter["kind"], target, is_language=not context.target.draws_images)
     # As trained, from its own stage's folder: what is published must do the same.
-    sources = _sources(context, stage.base_model)
+    sources = sources_of(context, stage.base_model)
     expected = measure(assemble(source, section, sources), section.prompt, folder)
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -343,64 +331,6 @@ def _measured_dtype(report: Path) -> str | None:
     mark = begun(report)
     resolved = {} if mark is None or mark.resolved is None else mark.resolved
     return resolved.get(f"stages.{report.name}.target.dtype") or resolved.get("target.dtype")
-
-
-def _parts(
-    context: Context, drafter: Any, target: str | None, starts: Iterable[str], datasets: Iterable[str]
-) -> list[tuple[str, str]]:
-    """What the drafter was made from, whose licences the card follows: (role, name).
-
-    Args:
-        drafter: its section.
-        starts: heads outside the run that it was trained on from.
-    """
-    # A target that the run trained has the terms of its data, and of the weights that it was trained from.
-    path = context.target.path
-    named = target or (None if path is None else _hub_id(path) or _shipped(path) or Path(path).name)
-    parts = [("target", named)] if named else []
-    parts += [("initial weights", name) for name in _began_as(drafter, "language_model", "path")]
-    parts += [("initial weights", Path(start).name if Path(start).is_dir() else start) for start in starts]
-    parts += [("vision tower", name) for name in _began_as(drafter, "vision_tower")]
-    return parts + [("data", name) for name in datasets]
-
-
-def _sources(context: Context, base: str | None) -> dict[str, Path] | None:
-    """Where the target's parts lie here: of stages, or a directory of the recipe; None: the Hub or the package
-    has them.
-
-    Args:
-        base: Hub id that the manifest names the target by, in place of the recipe's path.
-    """
-    path = context.target.path
-    if base is None and "target" not in context.inputs and path is not None and _shipped(path):
-        return None  # with the processor that it brings, which the run's own stages have from there
-    things: tuple[str, ...] = ("target", "processor", "vq", "text")
-    folders = {thing: context.inputs[thing] for thing in things if thing in context.inputs}
-    for thing, place in (("target", context.target.path), ("vq", dict(context.target).get("vq"))):
-        if isinstance(place, str) and Path(place).is_dir():
-            folders.setdefault(thing, Path(place))
-    return folders or None
-
-
-def _hub_id(name: Any) -> str | None:
-    """A name that is one of the Hub's, and no directory here."""
-    return name if isinstance(name, str) and name.count("/") == 1 and not Path(name).is_dir() else None
-
-
-def _shipped(place: str) -> str | None:
-    """`shipped:NAME` of a directory of the package."""
-    return name if (name := shipped_name(place)).startswith(PREFIX) else None
-
-
-def _values(drafter: DrafterConfig | Mapping[str, Any] | None) -> dict[str, Any]:
-    return {} if drafter is None else dict(drafter)
-
-
-def _began_as(drafter: Any, *keys: str) -> list[str]:
-    """Whose weights a drafter began with: Hub ids, and directories by their last name, of which nothing is known."""
-    values = _values(drafter)
-    named = [value for key in keys if isinstance(value := values.get(key), str) and value != "target"]
-    return [_hub_id(name) or Path(name).name for name in named]
 
 
 def _store_prompt(asked: StoredPrompt, context: Context, folder: Path) -> UserRequest:
