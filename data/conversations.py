@@ -311,7 +311,6 @@ def encode(
             turns, form, has_image=len(pictures) > 0, has_clip=has_clip, open_ended=open_ended, written=written,
             family=family,
         )  # fmt: skip
-    if form.template != "chat":
         rendered = Rendered(rendered.text, _learned(turns, rendered.spans, open_ended))
     marks = MARKS[has_clip]
     runs = [(picture, length) for picture in pictures for length in runs_of(picture, processor.family)]
@@ -356,9 +355,7 @@ def check_template(form: PromptFormat, processor: Processor) -> None:
     """
     if form.template == "chat":
         if not processor.tokenizer.chat_template:
-            hint = (
-                "add the chat_template.jinja that the server uses, or set format.template (v1, qwen_vl, mistral, ...)"
-            )
+            hint = "add the chat_template.jinja that the server uses, or name another format.template (v1, qwen_vl, ...)"
             raise UserError("template chat, and the target's files have no chat template", hint=hint)
         return
     end, eos = _TURN_END.get(form.template), processor.tokenizer.eos_token
