@@ -355,7 +355,7 @@ def check_template(form: PromptFormat, processor: Processor) -> None:
     """
     if form.template == "chat":
         if not processor.tokenizer.chat_template:
-            hint = "add the chat_template.jinja that the server uses, or name another format.template (v1, qwen_vl, ...)"
+            hint = "add the chat_template.jinja that the server uses, or another format.template (v1, qwen_vl, ...)"
             raise UserError("template chat, and the target's files have no chat template", hint=hint)
         return
     end, eos = _TURN_END.get(form.template), processor.tokenizer.eos_token
