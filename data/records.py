@@ -13,6 +13,8 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -171,8 +173,23 @@ class _Extra:
     first_duplicate: tuple[int, int] | None
 
 
+_COUNTS_TIMES = ContextVar("whether identities count times of writing", default=True)
+
+
+@contextmanager
+def of_any_copy() -> Iterator[None]:
+    """Inside, an identity does not count when its file was written, which each node's copy has of its own."""
+    token = _COUNTS_TIMES.set(False)
+    try:
+        yield
+    finally:
+        _COUNTS_TIMES.reset(token)
+
+
 def file_identity(path: Path) -> str:
-    """Hash of a file's name, size and content (its first and last MiB where it is larger than 64 MiB)."""
+    """Hash of a file's name, size and content; of its first and last MiB and its time of writing where it is larger
+    than 64 MiB.
+    """
     size = path.stat().st_size
     digest = hashlib.sha256(f"{path.name}/{size}/".encode())
     with open_data(path) as file:
@@ -183,7 +200,8 @@ def file_identity(path: Path) -> str:
             digest.update(file.read(1 << 20))
             file.seek(-(1 << 20), os.SEEK_END)
             digest.update(file.read())
-            digest.update(str(path.stat().st_mtime_ns).encode())
+            if _COUNTS_TIMES.get():
+                digest.update(str(path.stat().st_mtime_ns).encode())
     return digest.hexdigest()
 
 

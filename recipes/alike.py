@@ -19,9 +19,11 @@ from ..core import ranks
 from ..core.errors import UserError
 from ..core.import_paths import code_of, kinds_within
 from ..core.secrets import redact_tree, shortened
+from ..data.records import of_any_copy
 from ..trainers.matching import flat, is_done
 from ..trainers.stages.base import Planned
 from .load import Loaded
+from .plan import plan
 from .provenance import commit, packages
 
 # Last words of keys that a rank may have of its own: rank 0 alone tracks, and how data is read changes no result.
@@ -40,7 +42,7 @@ class Unlike(UserError):
 def check_alike(loaded: Loaded, planned: Sequence[Planned]) -> None:
     """All ranks call. Raises `Unlike` on every rank where one was started otherwise than rank 0."""
     if ranks.world_size() > 1:
-        ranks.on_main(_compare, ranks.gather(facts(loaded, planned)), _unfinished(loaded, planned))
+        ranks.on_main(_compare, ranks.gather(started_with(loaded)), _unfinished(loaded, planned))
 
 
 def _unfinished(loaded: Loaded, planned: Sequence[Planned]) -> list[str]:
@@ -49,8 +51,14 @@ def _unfinished(loaded: Loaded, planned: Sequence[Planned]) -> list[str]:
     return [one.name for one in planned if (chosen is None or one.name in chosen) and not is_done(one, output)]
 
 
+def started_with(loaded: Loaded) -> Facts:
+    """What this rank was started with. Data may be a copy on the disk of each node."""
+    with of_any_copy():
+        return facts(loaded, plan(loaded.recipe, loaded.path))
+
+
 def facts(loaded: Loaded, planned: Sequence[Planned]) -> Facts:
-    """What this rank was started with."""
+    """The command, the recipe, the stages' files and the code, by names that messages give."""
     recipe, options = loaded.recipe, loaded.options
     settings = recipe.model_dump(mode="json", by_alias=True, exclude={"tracking"})
     settings["output"] = os.path.realpath(recipe.output)

@@ -107,7 +107,7 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
     if restart is not None:
         ranks.on_main(_look_at_data, loaded, planned, command)
     with _of_another(loaded, output):
-        check_stages(planned, output, options.stages, restart)
+        ranks.on_main(check_stages, planned, output, options.stages, restart)
     ranks.on_main(_refuse_missing, loaded, planned, command)
     if not sys.stderr.isatty() or not ranks.is_main() or watched():
         # Progress bars of libraries clutter a log, every rank would draw one, and each would push the live line away.

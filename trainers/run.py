@@ -67,7 +67,7 @@ def run_stages(
     inputs = InputCheck(output, say)
     # Before anything moves or is written: good results must not go for a run that cannot begin.
     if restart is not None:
-        check_stages(plan, output, chosen, restart)
+        ranks.on_main(check_stages, plan, output, chosen, restart)
     broken = ranks.on_main(look_at_results, plan, chosen, restart, inputs)
     if restart is not None:
         stale = built_on(plan, restart)

@@ -1,11 +1,13 @@
 """Two ranks that were not started alike: refused by rank, key and both values, on both, before anything is written."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 from draftsmith.recipes import alike
 from draftsmith.recipes.load import load
+from draftsmith.recipes.plan import plan
 from ranks_run import run_ranks
 
 # Rank 1 gets other words, and may find itself at another commit or version.
@@ -66,6 +68,23 @@ def test_data_that_only_finished_stages_read_may_lie_on_one_node():
     here, there = values(**{"stage target: data file 1": "a"}), values(**{"stage target: data file 1": "absent"})
     assert refusal(here, there, here) == 'stage target: data file 1 is "a" on ranks 0, 2 and "absent" on rank 1'
     alike._compare([here, there], unfinished=["another"])
+
+
+def test_copies_of_a_large_file_on_each_node_are_alike(tmp_path):
+    """Of more than 64 MiB an identity has the time of writing, which `rsync` and downloads give each copy anew."""
+    file = tmp_path / "large.json"
+    loaded = load(["recipe=llava15-68m", f"stages.pretrain.data.path={file}"])
+
+    def facts(size: int, time: int):
+        with file.open("wb") as content:
+            content.truncate(size)
+        os.utime(file, (time, time))
+        return alike.started_with(loaded), {one.name: one.fingerprint for one in plan(loaded.recipe, loaded.path)}
+
+    size = (64 << 20) + 1
+    (first, prints), (copy, later), (other, _) = facts(size, 1), facts(size, 2), facts(size + 1, 2)
+    assert first == copy and prints != later, "a run that goes on still sees the time"
+    assert "stage pretrain: data file 1 is" in refusal(first, other, unfinished=("pretrain",))
 
 
 def test_a_fingerprint_is_told_where_no_key_says_what_differs():
