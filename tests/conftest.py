@@ -1,9 +1,45 @@
-"""Of all tests: products of parameters in two tiers, and what stays is kept out of the garbage collector's way."""
+"""The tiers of the tests, and what keeps them quick: products of parameters in part, garbage collected seldom."""
 
 import gc
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
+
+HERE = Path(__file__).parent
+# Tests of the extras, files or folders: further families, baseline drafters, formats of other tools, engines, the papers'
+# studies, the synthetic dataset, the project's own tools and pages. Everything else is the core.
+EXTRAS = (
+    "docs", "pretend_cuda", "tools", "scripts",
+    "test_check_gpu.py", "test_goldens.py", "test_mutants.py", "test_mutate.py", "test_peers.py", "test_torture.py", "test_wheel.py",
+    "data/captioned", "data/shapes", "data/test_gemma_pictures.py", "data/test_tower_pictures.py",
+    "eval/engines", "eval/studies", "eval/test_combinations.py", "eval/test_quality.py", "eval/test_specvlm.py",
+    "eval/test_text_quality.py", "eval/test_tiled.py", "eval/test_block.py", "eval/test_block_targets.py",
+    "models/test_assistant.py", "models/test_captioners.py", "models/test_exports.py", "models/test_imports.py",
+    "models/test_speculators.py", "models/test_delta_rule.py", "models/test_tiled_drafts.py", "models/test_windows.py",
+    "models/drafters/test_dflash.py", "models/drafters/test_dflash_confidence.py",
+    "models/drafters/test_dflash_images.py", "models/drafters/test_msd.py", "models/drafters/test_peagle.py",
+    "models/drafters/test_pruned.py", "models/drafters/test_vispec.py",
+    "models/targets/test_gemma.py", "models/targets/test_hybrid.py", "models/targets/test_towers.py",
+    "recipes/test_imports.py", "recipes/test_leaderboard.py", "recipes/test_over_seeds.py",
+    "recipes/test_paper_settings.py", "recipes/test_paper_tables.py",
+    "trainers/engines", "trainers/test_demo_ov.py", "trainers/test_distill_demo.py", "trainers/test_judge.py",
+    "trainers/test_outside_start.py", "trainers/test_suite_stage.py", "trainers/test_tower_stages.py",
+)  # fmt: skip
+
+
+def pytest_addoption(parser):
+    parser.addoption("--tier", choices=("core", "extras", "all"), default="all", help="which of the default tests")
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Files of the other tier are not even imported."""
+    tier = config.getoption("tier")
+    if tier == "all" or collection_path.suffix != ".py":
+        return None
+    place = collection_path.relative_to(HERE)
+    is_extra = any(str(part) in EXTRAS for part in (place, *place.parents))
+    return True if is_extra == (tier == "core") else None
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -127,7 +127,7 @@ def test_records_of_other_layouts_are_told_by_what_they_hold(tmp_path):
     [
         ("{}".encode("utf-16"), "UTF-16 text"),
         (table(), "Parquet"),
-        (gzip.compress(b"{}"), "gzip"),
+        (gzip.compress(b"{}", mtime=0), "gzip"),
         (b"\xe9", "not UTF-8: byte 0xe9"),
     ],
 )
