@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 """Plants known faults, one at a time, and asks the tests to notice.
 
-    scripts/mutate.py                        # all of tests/mutations.yaml; exit code 1 below 95% killed
-    scripts/mutate.py loop clock --jobs 2    # those whose name holds one of these words, two at a time
-    scripts/mutate.py --list                 # their names alone
+    tests/tools/mutate.py                        # all of tests/mutations.yaml; exit code 1 below 95% killed
+    tests/tools/mutate.py loop clock --jobs 2    # those whose name holds one of these words, two at a time
+    tests/tools/mutate.py --list                 # their names alone
 
 Each fault is a piece of text and what takes its place. It is planted in a copy of the repository, never in place, and
 the tests that are named with it run there until the first one fails: the fault is killed. Without any fault all of
@@ -30,7 +30,7 @@ from typing import Any, Literal
 
 import yaml
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "tests" / "mutations.yaml"
 WANTED = 0.95  # share of the faults that must be killed
 # A fault may make a loop endless, and one run may wait for another.

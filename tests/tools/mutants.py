@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """Changes the code at random, one place at a time, and asks the nearest tests to notice.
 
-    scripts/mutants.py run 300 --into runs/mutants.jsonl    # the first 300 of seed 0; the same command continues
-    scripts/mutants.py list runs/mutants.jsonl              # what survived; exit code 1 below 90% killed
+    tests/tools/mutants.py run 300 --into runs/mutants.jsonl    # the first 300 of seed 0; the same command continues
+    tests/tools/mutants.py list runs/mutants.jsonl              # what survived; exit code 1 below 90% killed
 
 A mutant is one change of one expression or statement: a comparison, an operator, a constant, a keyword argument or a
 call that is left out. Mutants are drawn from all product files with one seed; more of them begin with the same ones.
