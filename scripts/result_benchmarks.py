@@ -48,7 +48,7 @@ COMMANDS = {
     "training-passes": "python scripts/benchmark_training_passes.py --pairs 9",
     "towers": "python scripts/benchmark_towers.py",
     "loading": "python scripts/benchmark_loading.py",
-    "torture": "python scripts/torture.py --seed 0,1,2 --attempts 500 --jobs 2",
+    "torture": "python tests/tools/torture.py --seed 0,1,2 --attempts 500 --jobs 2",
     "starting": "python scripts/benchmark_starting.py",
     "engines": "python scripts/engine_table.py {engines}",
     "engine-losses": "python scripts/engine_losses.py {losses}",

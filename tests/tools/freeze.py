@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 """Records what the project does today, and checks later that it still does the same.
 
-    scripts/freeze.py record                 # all of it, into tests/goldens
-    scripts/freeze.py check                  # run it again; every difference by name; exit code 1 where there is one
-    scripts/freeze.py check lvlm video       # these runs alone (`dry-runs` is one of them)
+    tests/tools/freeze.py record              # all of it, into tests/goldens
+    tests/tools/freeze.py check               # run it again; every difference by name; exit code 1 where there is one
+    tests/tools/freeze.py check lvlm video    # these runs alone (`dry-runs` is one of them)
 
 Each run is a shipped demo recipe at a tiny size, on one CPU thread. It records the losses of every step, names, shapes
 and hashes of the saved weights, manifests, names of files, the tokens and accepted counts of every request, what
@@ -50,7 +50,7 @@ ENVIRONMENT = {
     "COLUMNS": "200",
 }
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 GOLDENS = ROOT / "tests" / "goldens"
 
 MACHINES = GOLDENS / "machines.json"  # run -> what it was recorded on; runs may be recorded one at a time

@@ -1,16 +1,16 @@
 #!/usr/bin/env python
 """Tries to break runs: kills, damages, full disks, bad inputs and odd places over tiny recipes of all kinds of stages.
 
-    scripts/torture.py                              # 500 attempts of all kinds with seed 0
-    scripts/torture.py --attempts 100 --seed 3      # other dice, fewer of them
-    scripts/torture.py --kinds kill,damage --minutes 5
-    scripts/torture.py --seed 3 --only 17           # attempt 17 of that seed again, with its story
+    tests/tools/torture.py                              # 500 attempts of all kinds with seed 0
+    tests/tools/torture.py --attempts 100 --seed 3      # other dice, fewer of them
+    tests/tools/torture.py --kinds kill,damage --minutes 5
+    tests/tools/torture.py --seed 3 --only 17           # attempt 17 of that seed again, with its story
 
 Every attempt starts from a copy of an undisturbed run and has an answer that must come out: after a kill or a full disk
 the same command ends with equal weights, tokens and rows; after a damage it does so too, or a message names the file
 and its cure leads to equal results; a bad input is refused with a message, and nothing is lost. No attempt may end with
 a traceback. Prints how many were tried, held and failed by kind, keeps the folder of each that failed with the command
-that repeats it, and exits with 1 where one failed. What each kind does is said in `scripts/attempts/`.
+that repeats it, and exits with 1 where one failed. What each kind does is said in `tests/tools/attempts/`.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class Harness:
         """The command that makes the same attempt again."""
         chosen = f" --kinds {self.asked.kinds}" if self.asked.kinds else ""
         chosen += f" --recipes {self.asked.recipes}" if self.asked.recipes else ""
-        return f"scripts/torture.py --seed {self.seed} --only {number}{chosen}"
+        return f"tests/tools/torture.py --seed {self.seed} --only {number}{chosen}"
 
     def table(self) -> str:
         """Tried, held and failed by kind, and how those that held did."""

@@ -94,7 +94,7 @@ def build(name: str, folder: Path, *, publish: bool, run: Run) -> Reference:
 def results(folder: Path) -> dict[str, Any]:
     """What of a stage must not depend on how often it was stopped: files, losses, weights, data and rows.
 
-    Checkpoints are left out, and what `scripts/freeze.py` leaves out: times, dates and caches.
+    Checkpoints are left out, and what `tests/tools/freeze.py` leaves out: times, dates and caches.
     """
     record = of_stage(folder)
     record["files"] = {name: count for name, count in record["files"].items() if _is_result(name)}

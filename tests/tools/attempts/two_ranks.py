@@ -17,7 +17,7 @@ from attempts import process
 from attempts.attempt import Attempt, Broken, last_words, signal_name
 from attempts.process import Disturbance, Ended
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 Work = Callable[[], int]
 _GRACE_S = 75.0  # ranks whose launcher is gone end within a minute
 
