@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -107,7 +108,8 @@ def machine() -> str:
 def command() -> str:
     """This process's command line, as one types it in the repository."""
     threads = [f"OMP_NUM_THREADS={n}"] if (n := os.environ.get("OMP_NUM_THREADS")) else []
-    return " ".join([*threads, f"scripts/{Path(sys.argv[0]).name}", *map(redact_argument, sys.argv[1:])])
+    script = re.sub(r".*/(?=scripts/)", "", sys.argv[0])
+    return " ".join([*threads, script, *map(redact_argument, sys.argv[1:])])
 
 
 def header(settings: str) -> None:

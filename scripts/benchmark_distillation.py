@@ -19,9 +19,9 @@ from draftsmith.core.batch import Batch
 from draftsmith.core.loss import StepLoss
 from draftsmith.core.states import TargetStates
 from draftsmith.eval import timing
-from draftsmith.eval.studies.latency_models import random_llava
 from draftsmith.models.distillation import DistillObjective, DistillTraining, Teacher
 from draftsmith.models.llava import TokenIds
+from draftsmith.scripts.papers.latency_models import random_llava
 from transformers import PreTrainedModel
 
 VOCAB, TOKENS = 32064, 32000

@@ -22,7 +22,6 @@ from draftsmith.eval import timing
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import Verified
-from draftsmith.eval.studies.latency_models import random_llava
 from draftsmith.eval.timing import spread
 from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.warp import Distributions, Warp
@@ -32,6 +31,7 @@ from draftsmith.models.drafters.modes import ImageSubstitutes
 from draftsmith.models.drafters.weights import GridWeights
 from draftsmith.models.llava import TokenIds
 from draftsmith.models.targets.llava import LlavaTarget
+from draftsmith.scripts.papers.latency_models import random_llava
 
 IMAGE, BOS, EOS, PAD, NEWLINE = 3, 1, 2, 0, 5
 # vocabulary, picture side, patch, words, (width, inner, layers, heads) of target and draft, of the tower

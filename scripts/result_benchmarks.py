@@ -36,7 +36,7 @@ COMMANDS = {
     "batches": "python scripts/benchmark_batches.py",
     "distillation": "python scripts/benchmark_distillation.py",
     "ensemble": "python scripts/benchmark_ensemble.py --requests 20",
-    "latency": "python scripts/measure_latency.py --quick --output {latency}",
+    "latency": "python scripts/papers/measure_latency.py --quick --output {latency}",
     "visual": "python scripts/benchmark_visual.py",
     "encoding": "python scripts/benchmark_encoding.py",
     "pictures": "python scripts/benchmark_pictures.py",

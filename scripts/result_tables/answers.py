@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import adaptation_curve
 from draftsmith.recipes.load import load
+from draftsmith.scripts.papers import adaptation_curve
 
 from .recorded import (
     Rows,

@@ -59,6 +59,6 @@ def test_ratios_are_of_neighbours():
 
 
 def test_command_is_what_one_types(monkeypatch):
-    monkeypatch.setattr(timing.sys, "argv", ["/somewhere/scripts/measure_latency.py", "--quick"])
+    monkeypatch.setattr(timing.sys, "argv", ["/somewhere/scripts/papers/measure_latency.py", "--quick"])
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert timing.command() == "OMP_NUM_THREADS=1 scripts/measure_latency.py --quick"
+    assert timing.command() == "OMP_NUM_THREADS=1 scripts/papers/measure_latency.py --quick"

@@ -14,17 +14,16 @@ from functools import partial
 from typing import Any
 
 import torch
+from draftsmith.core.batch import IMAGE, Request
+from draftsmith.eval.timing import Action, rounds
+from draftsmith.models.decoding.decoder import CachedDecoder
+from draftsmith.models.decoding.tree import no_tree
+from draftsmith.models.decoding.warp import Warp
+from draftsmith.models.drafters.graph import GraphedChain
+from draftsmith.models.llava import selected_features
+from draftsmith.models.targets.base import Taps
+from draftsmith.models.targets.llava import LlavaTarget
 from torch import Tensor
-
-from ...core.batch import IMAGE, Request
-from ...models.decoding.decoder import CachedDecoder
-from ...models.decoding.tree import no_tree
-from ...models.decoding.warp import Warp
-from ...models.drafters.graph import GraphedChain
-from ...models.llava import selected_features
-from ...models.targets.base import Taps
-from ...models.targets.llava import LlavaTarget
-from ..timing import Action, rounds
 
 ANY_TOKEN = 9
 

@@ -13,6 +13,11 @@ from typing import Any, TypeVar
 import psutil
 import torch
 from accelerate import init_empty_weights
+from draftsmith.eval.timing import Action
+from draftsmith.models.captioners import Blip2Captions, BlipCaptions, Florence2Captions
+from draftsmith.models.drafters.lvlm import LvlmConfig, drafter_config
+from draftsmith.models.hub import read_config
+from draftsmith.models.llava import TokenIds, assemble, llava_config
 from torch import Tensor, nn
 from transformers import (
     Blip2ForConditionalGeneration,
@@ -23,12 +28,6 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
-
-from ...models.captioners import Blip2Captions, BlipCaptions, Florence2Captions
-from ...models.drafters.lvlm import LvlmConfig, drafter_config
-from ...models.hub import read_config
-from ...models.llava import TokenIds, assemble, llava_config
-from ..timing import Action
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 

@@ -13,20 +13,19 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
+from draftsmith.core.batch import ImageRequest
+from draftsmith.eval.intervals import bootstrap, quartiles
+from draftsmith.eval.lantern import LanternConfig
+from draftsmith.eval.loop import Decoding, generate
+from draftsmith.eval.policies import Chain, Draw
+from draftsmith.eval.rules import Greedy, Rule, Verified, inverse_cdf
+from draftsmith.eval.studies.drawn.relaxation import bound_cost
+from draftsmith.eval.tables import Column, Table, Value, text
+from draftsmith.models.decoding.neighbours import Metric, NeighbourTable
+from draftsmith.models.decoding.tree import Tree
+from draftsmith.models.decoding.warp import Distributions, Warp
+from draftsmith.models.targets.base import Taps, TargetStep
 from torch import Tensor
-
-from ...core.batch import ImageRequest
-from ...models.decoding.neighbours import Metric, NeighbourTable
-from ...models.decoding.tree import Tree
-from ...models.decoding.warp import Distributions, Warp
-from ...models.targets.base import Taps, TargetStep
-from ..intervals import bootstrap, quartiles
-from ..lantern import LanternConfig
-from ..loop import Decoding, generate
-from ..policies import Chain, Draw
-from ..rules import Greedy, Rule, Verified, inverse_cdf
-from ..tables import Column, Table, Value, text
-from .drawn.relaxation import bound_cost
 
 # ---- drawing with near codes
 

@@ -16,8 +16,6 @@ from draftsmith.eval.lantern import LanternConfig
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Draw, Dynamic
 from draftsmith.eval.rules import RULES
-from draftsmith.eval.studies import proximity
-from draftsmith.eval.studies.proximity import Point, Recording, Replacing, Setting, draw_replaced
 from draftsmith.eval.tables import markdown
 from draftsmith.models.decoding.neighbours import NeighbourTable, load_neighbours
 from draftsmith.models.decoding.tree import Tree
@@ -29,12 +27,14 @@ from draftsmith.models.shapes_reader import ShapesReader
 from draftsmith.models.targets.base import Taps
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
+from draftsmith.scripts.papers import proximity
+from draftsmith.scripts.papers.proximity import Point, Recording, Replacing, Setting, draw_replaced
 from draftsmith.trainers.matching import FINGERPRINTS, write_begun
 from draftsmith.trainers.results import write_done
 from PIL import Image
 from visual_tiny import EAGLE, anole, llamagen, plain, request, target, true_features
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 VOCAB = 24
 
 
@@ -262,7 +262,7 @@ VQ = {
 
 
 def script(name: str):
-    loader = SourceFileLoader(name, str(ROOT / "scripts" / f"{name}.py"))
+    loader = SourceFileLoader(name, str(ROOT / "scripts" / "papers" / f"{name}.py"))
     module = module_from_spec(spec_from_loader(loader.name, loader))
     loader.exec_module(module)
     return lambda *arguments: module.main([str(a) for a in arguments])
@@ -272,7 +272,7 @@ def test_the_scripts_ask_for_the_papers_settings():
     """Tables 3, 9 to 11 and figure 5 (sweep), table 4 and figures 3 and 6 (proximity): what they do when not told."""
 
     def options(name: str):
-        loader = SourceFileLoader(name, str(ROOT / "scripts" / f"{name}.py"))
+        loader = SourceFileLoader(name, str(ROOT / "scripts" / "papers" / f"{name}.py"))
         module = module_from_spec(spec_from_loader(loader.name, loader))
         loader.exec_module(module)
         return module.Options()
@@ -444,4 +444,4 @@ def test_a_run_of_other_settings_or_with_changed_files_is_not_measured(recipe, a
 def test_help_names_every_option(capsys, name):
     assert script(name)("--help") == 0
     told = capsys.readouterr().out
-    assert f"scripts/{name}.py recipe=" in told and "count=100" in told and "name=" in told
+    assert f"scripts/papers/{name}.py recipe=" in told and "count=100" in told and "name=" in told

@@ -1,12 +1,12 @@
 #!/usr/bin/env python
 """Draw with every token replaced by one of its k nearest codes: LANTERN's figures 3 and 6 and table 4.
 
-    scripts/latent_proximity.py recipe=NAME output=RUN [key=value ...] ["k=[50,100,1000]"] [count=100] [own options]
+    scripts/papers/latent_proximity.py recipe=NAME output=RUN [key=value ...] ["k=[50,100]"] [count=100] [own options]
 
-    scripts/latent_proximity.py recipe=demo/visual-ar output=runs/demo-visual-ar "k=[2,5,20]" count=50
-    scripts/latent_proximity.py recipe=eagle-llamagen-xl-stage1 count=5000 \\
+    scripts/papers/latent_proximity.py recipe=demo/visual-ar output=runs/demo-visual-ar "k=[2,5,20]" count=50
+    scripts/papers/latent_proximity.py recipe=eagle-llamagen-xl-stage1 count=5000 \\
         stages.evaluate.benchmarks.NAME.quality='{metrics: [fid, clip], reference: data/coco/val2017, weights: {...}}'
-    scripts/latent_proximity.py recipe=eagle-llamagen-xl-stage2 count=9 shown=9 name=appendix-i \\
+    scripts/papers/latent_proximity.py recipe=eagle-llamagen-xl-stage2 count=9 shown=9 name=appendix-i \\
         stages.evaluate.benchmarks.NAME.prompts.path=recipes/visual_ar/lantern-prompts.txt
 
 Takes a finished run of a recipe, or one whose weights are published, and the recipe's stage of kind evaluate: its
@@ -32,13 +32,13 @@ from draftsmith.core import ranks
 from draftsmith.core.secrets import redact_argument
 from draftsmith.data.prompts import ImagePrompt
 from draftsmith.eval.figures import save_grid
-from draftsmith.eval.studies import proximity
 from draftsmith.eval.tables import markdown, words
 from draftsmith.models.decoding.neighbours import load_neighbours
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.generators import Generator, load_generator
 from draftsmith.recipes.cli import say
-from draftsmith.recipes.finished import Finished, ScriptOptions, run_script
+from draftsmith.scripts.papers import proximity
+from draftsmith.scripts.papers.finished import Finished, ScriptOptions, run_script
 from draftsmith.trainers.engine import init_distributed
 from draftsmith.trainers.evaluation.judge import Drawn, Judge
 from draftsmith.trainers.stages.evaluate import EvaluateStage
@@ -151,7 +151,7 @@ def run(arguments: list[str]) -> None:
     save_grid(folder / "pictures.png", torch.cat(shown), columns=len(shown[0]))
     codes_shown = save_codes(folder / "codes.png", options, generator, codes[1])
     about = {
-        "command": shlex.join(["scripts/latent_proximity.py", *(redact_argument(a) for a in arguments)]),
+        "command": shlex.join(["scripts/papers/latent_proximity.py", *(redact_argument(a) for a in arguments)]),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({platform.machine()})",
         "ranks": ranks.world_size(), "torch": torch.__version__, "date": time.strftime("%Y-%m-%d"),
         "seed": recipe.seed, "prompts": stage.prompts.path or f"{stage.prompts.classes} classes",

@@ -13,24 +13,23 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import yaml
+from draftsmith.core.errors import UserError, did_you_mean
+from draftsmith.core.results import DONE, read_mark
+from draftsmith.core.secrets import redact
+from draftsmith.core.section import Section
+from draftsmith.data.prompts import ImagePrompt, PromptSource, read_prompts
+from draftsmith.recipes.cli import say
+from draftsmith.recipes.commands.command import MISTAKE, OK, STOPPED
+from draftsmith.recipes.load import RUN_OPTIONS, load
+from draftsmith.recipes.plan import plan
+from draftsmith.recipes.schema import Recipe
+from draftsmith.trainers.matching import input_problem
+from draftsmith.trainers.results import InputCheck
+from draftsmith.trainers.stages.base import Planned
+from draftsmith.trainers.stages.evaluate import EvaluateStage
+from draftsmith.trainers.stages.generate import DATASET_FOLDER
 from pydantic import Field, ValidationError
 from pydantic.fields import FieldInfo
-
-from ..core.errors import UserError, did_you_mean
-from ..core.results import DONE, read_mark
-from ..core.secrets import redact
-from ..core.section import Section
-from ..data.prompts import ImagePrompt, PromptSource, read_prompts
-from ..trainers.matching import input_problem
-from ..trainers.results import InputCheck
-from ..trainers.stages.base import Planned
-from ..trainers.stages.evaluate import EvaluateStage
-from ..trainers.stages.generate import DATASET_FOLDER
-from .cli import say
-from .commands.command import MISTAKE, OK, STOPPED
-from .load import RUN_OPTIONS, load
-from .plan import plan
-from .schema import Recipe
 
 
 class ScriptOptions(Section):

@@ -18,7 +18,7 @@ POINTS = {"old": 0, "fortieth": 37, "twentieth": 75, "tenth": 150, "adapted": 30
 @pytest.fixture(scope="module")
 def script():
     name = "adaptation_curve"
-    loader = SourceFileLoader(name, str(Path(__file__).parents[3] / "scripts" / f"{name}.py"))
+    loader = SourceFileLoader(name, str(Path(__file__).parents[2] / "scripts" / "papers" / f"{name}.py"))
     module = module_from_spec(spec_from_loader(name, loader))
     sys.modules[name] = module  # its dataclass looks itself up
     loader.exec_module(module)
@@ -58,7 +58,7 @@ def test_a_run_is_read_and_drawn(script, tmp_path, monkeypatch, capsys):
     (tmp_path / "evaluate").mkdir()
     (tmp_path / "recipe.yaml").write_text(whole.path.read_text())
     write_rows(tmp_path / "evaluate" / "rows.jsonl", measured())
-    monkeypatch.setattr(sys, "argv", ["scripts/adaptation_curve.py", str(tmp_path)])
+    monkeypatch.setattr(sys, "argv", ["scripts/papers/adaptation_curve.py", str(tmp_path)])
     script.main()
     assert "| from scratch | 1,500 (100.0%) |" in capsys.readouterr().out
     assert (tmp_path / "evaluate" / "adaptation.png").stat().st_size > 5_000

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """tau of adapted heads against their number of training steps, and of heads trained from scratch: a table, a figure.
 
-    scripts/adaptation_curve.py runs/demo-adapt
+    scripts/papers/adaptation_curve.py runs/demo-adapt
 
 Takes a finished run of a recipe such as demo/adapt: training stages that start from a head of the old target or from
 scratch, and a stage of kind evaluate that decodes the same requests with all of them. A head that starts from another

@@ -1,4 +1,4 @@
-"""The figures of `scripts/measure_latency.py`: TABED's Figs. 5, 6 and 9, and the captioners of its Table 4.
+"""The figures of `scripts/papers/measure_latency.py`: TABED's Figs. 5, 6 and 9, and the captioners of its Table 4.
 
 Medians with quartiles; all axes of times begin at 0, so that what stays constant looks constant.
 """
@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..intervals import quartiles
-from ..style import BLUE, COLORS, GREY, INK, ORANGE, SKY, errors, lines, one_panel, save, stacked, styled
-from .latency import Measured
+from draftsmith.eval.intervals import quartiles
+from draftsmith.eval.style import BLUE, COLORS, GREY, INK, ORANGE, SKY, errors, lines, one_panel, save, stacked, styled
+from draftsmith.scripts.papers.latency import Measured
 
 
 @styled

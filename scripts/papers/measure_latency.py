@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 """How long targets, drafts and captioners take: TABED's Tables 4 and 6 and Figs. 5, 6 and 9, with random weights.
 
-    scripts/measure_latency.py                  small models on a CPU, the real sizes on a GPU
-    scripts/measure_latency.py --quick          fewer points and rounds, for a look
-    scripts/measure_latency.py --sizes full --dtype bfloat16        whatever the device
+    scripts/papers/measure_latency.py                  small models on a CPU, the real sizes on a GPU
+    scripts/papers/measure_latency.py --quick          fewer points and rounds, for a look
+    scripts/papers/measure_latency.py --sizes full --dtype bfloat16        whatever the device
 
 Latency does not depend on the weights. Real sizes are those of the pinned configs; models that do not fit into memory
 are left out and named. Small ones, "/16", keep the layers of the real ones and have a sixteenth of their widths,
@@ -27,9 +27,13 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 from draftsmith.core.section import torch_dtype
-from draftsmith.eval.studies import latency_figures as latency_plots
-from draftsmith.eval.studies.latency import Measured, caption_times, grid_times, stage_times, step_times
-from draftsmith.eval.studies.latency_models import (
+from draftsmith.eval.tables import Table, markdown
+from draftsmith.eval.timing import Action, command, machine
+from draftsmith.models.decoding.decoder import CachedDecoder
+from draftsmith.models.targets.llava import LlavaTarget
+from draftsmith.scripts.papers import latency_figures as latency_plots
+from draftsmith.scripts.papers.latency import Measured, caption_times, grid_times, stage_times, step_times
+from draftsmith.scripts.papers.latency_models import (
     CAPTIONERS,
     Shape,
     cache_bytes,
@@ -40,11 +44,7 @@ from draftsmith.eval.studies.latency_models import (
     target_config,
     weight_bytes,
 )
-from draftsmith.eval.studies.latency_report import captions_table, remarks_table, stages_table, steps_table
-from draftsmith.eval.tables import Table, markdown
-from draftsmith.eval.timing import Action, command, machine
-from draftsmith.models.decoding.decoder import CachedDecoder
-from draftsmith.models.targets.llava import LlavaTarget
+from draftsmith.scripts.papers.latency_report import captions_table, remarks_table, stages_table, steps_table
 from transformers import LlavaConfig, LlavaForConditionalGeneration
 from transformers.utils import logging
 

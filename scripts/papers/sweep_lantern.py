@@ -1,13 +1,13 @@
 #!/usr/bin/env python
 """Sweep LANTERN's relaxed acceptance over k, its bound and temperature: its figure 5 and tables 3, 7 and 9 to 11.
 
-    scripts/sweep_lantern.py recipe=NAME output=RUN [key=value ...] ["k=[100,300]"] ["delta=[0.05,0.1]"] [own options]
+    scripts/papers/sweep_lantern.py recipe=NAME output=RUN [key=value ...] ["k=[100,300]"] ["delta=[0.1]"] [own options]
 
-    scripts/sweep_lantern.py recipe=demo/visual-ar output=runs/demo-visual-ar "k=[2,5,10]" "delta=[0.1,0.4]" count=20
-    scripts/sweep_lantern.py recipe=eagle-llamagen-xl-stage1 count=5000 "counts=[100,1000,2000,5000]"
-    scripts/sweep_lantern.py recipe=eagle-llamagen-xl-stage1 count=1000 \\
+    scripts/papers/sweep_lantern.py recipe=demo/visual-ar output=runs/demo-visual-ar "k=[2,5]" "delta=[0.1]" count=20
+    scripts/papers/sweep_lantern.py recipe=eagle-llamagen-xl-stage1 count=5000 "counts=[100,1000,2000,5000]"
+    scripts/papers/sweep_lantern.py recipe=eagle-llamagen-xl-stage1 count=1000 \\
         "k=[1000]" "delta=[0.2]" "metric=[l2,cosine,random]"
-    scripts/sweep_lantern.py recipe=lanternpp-llamagen-xl-stage1 \\
+    scripts/papers/sweep_lantern.py recipe=lanternpp-llamagen-xl-stage1 \\
         "k=[10]" "lambda=[1,4,9,19]" "delta=[]" "temperatures=[1.0]"
 
 Takes a finished run of a recipe, or one whose weights are published, and the recipe's stage of kind evaluate: its
@@ -39,13 +39,13 @@ from draftsmith.eval.policies import Draw
 from draftsmith.eval.quality import LOWER_IS_BETTER
 from draftsmith.eval.rows import PLAIN, Row, grouped, read_rows
 from draftsmith.eval.rules import RULES
-from draftsmith.eval.studies import proximity
 from draftsmith.eval.studies.drawn.method_figures import TradeOff, trade_off
-from draftsmith.eval.studies.proximity import Bound, Cost, Point, Setting
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.generators import load_generator
 from draftsmith.recipes.cli import say
-from draftsmith.recipes.finished import Finished, ScriptOptions, run_script
+from draftsmith.scripts.papers import proximity
+from draftsmith.scripts.papers.finished import Finished, ScriptOptions, run_script
+from draftsmith.scripts.papers.proximity import Bound, Cost, Point, Setting
 from draftsmith.trainers.context import Context
 from draftsmith.trainers.evaluation.drafters import Drafters
 from draftsmith.trainers.stages.evaluate import EvaluateStage
@@ -278,7 +278,7 @@ def run(arguments: list[str]) -> None:
         name=options.name, folder=folder, seed=recipe.seed, fingerprint="", target=recipe.target,
         drafter=recipe.drafter, engine=recipe.engine, tracking=recipe.tracking, inputs=inputs, say=say,
         recipe=redact_tree(opened.loaded.tree),
-        command=shlex.join(["scripts/sweep_lantern.py", *(redact_argument(a) for a in arguments)]),
+        command=shlex.join(["scripts/papers/sweep_lantern.py", *(redact_argument(a) for a in arguments)]),
     )  # fmt: skip
     stage.run(context)
     if not ranks.is_main():

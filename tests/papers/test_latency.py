@@ -10,8 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from draftsmith.eval.studies import latency, latency_figures
-from draftsmith.eval.studies.latency import (
+from draftsmith.eval.tables import markdown
+from draftsmith.models.decoding.decoder import CachedDecoder
+from draftsmith.models.targets.llava import LlavaTarget
+from draftsmith.scripts.papers import latency, latency_figures
+from draftsmith.scripts.papers.latency import (
     Measured,
     Passes,
     caption_times,
@@ -20,7 +23,7 @@ from draftsmith.eval.studies.latency import (
     step_times,
     variation,
 )
-from draftsmith.eval.studies.latency_models import (
+from draftsmith.scripts.papers.latency_models import (
     CAPTIONERS,
     Shape,
     cache_bytes,
@@ -30,10 +33,7 @@ from draftsmith.eval.studies.latency_models import (
     target_config,
     weight_bytes,
 )
-from draftsmith.eval.studies.latency_report import captions_table, remarks_table, stages_table, steps_table
-from draftsmith.eval.tables import markdown
-from draftsmith.models.decoding.decoder import CachedDecoder
-from draftsmith.models.targets.llava import LlavaTarget
+from draftsmith.scripts.papers.latency_report import captions_table, remarks_table, stages_table, steps_table
 from PIL import Image
 from transformers import LlavaForConditionalGeneration
 
@@ -303,7 +303,7 @@ def test_a_line_for_each_value_over_the_length(monkeypatch, over):
 @pytest.fixture
 def script(monkeypatch):
     name = "measure_latency"
-    loader = SourceFileLoader(name, str(Path(__file__).parents[3] / "scripts" / f"{name}.py"))
+    loader = SourceFileLoader(name, str(Path(__file__).parents[2] / "scripts" / "papers" / f"{name}.py"))
     module = module_from_spec(spec_from_loader(name, loader))
     loader.exec_module(module)
     monkeypatch.setitem(module.SIZES, "small", module.Sizes(TINY, num_text=4, lengths=(8, 12, 16)))
@@ -314,7 +314,7 @@ def script(monkeypatch):
 
 def run(script, monkeypatch, folder):
     arguments = ["--sizes", "small", "--dtype", "float32", "--quick", "--output", str(folder)]
-    monkeypatch.setattr(sys, "argv", ["scripts/measure_latency", *arguments])
+    monkeypatch.setattr(sys, "argv", ["scripts/papers/measure_latency", *arguments])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     script.main()
     return (folder / "latency.md").read_text(), json.loads((folder / "latency.json").read_text())
