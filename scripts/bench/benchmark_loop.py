@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Speed of the decoding loop and of the training step, compared with other implementations.
 
-    scripts/benchmark_loop.py               prints a section for docs/results/benchmarks.md
+    scripts/bench/benchmark_loop.py               prints a section for docs/results/benchmarks.md
 
 1. Our loop against `transformers.generate(assistant_model=...)`: the same target, the same text-only draft,
    the same gamma (constant schedule, threshold 0), request by request in turn. Their assistant never sees a

@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 """Reading cached states compared with reading their files, the memory of writing them, and the size of each layout.
 
-    scripts/benchmark_states.py                            1.5 GB of made-up states at the width of a 7B target
-    scripts/benchmark_states.py --gigabytes 20 --folder /data/bench --workers 4     more than the machine's memory
-    scripts/benchmark_states.py --gigabytes 0.2 --repeats 2                         a look
+    scripts/bench/benchmark_states.py                            1.5 GB of made-up states at the width of a 7B target
+    scripts/bench/benchmark_states.py --gigabytes 20 --folder /data/bench --workers 4     more than the machine's memory
+    scripts/bench/benchmark_states.py --gigabytes 0.2 --repeats 2                         a look
 
 Reading: the loader's batches (records checked and parsed, ready to be moved to a device) against `read` of the same
 files front to back, in blocks of 8 MiB into memory of their own (a batch is new memory, too) and into one reused block,

@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """Our decode cycle and training step against peers', in one process, on the same weights.
 
-    scripts/benchmark_peers.py                          transformers' assisted generation alone
-    scripts/benchmark_peers.py --peers FOLDER           and the official loops and training step, 9 pairs at two sizes
+    scripts/bench/benchmark_peers.py                    transformers' assisted generation alone
+    scripts/bench/benchmark_peers.py --peers FOLDER     and the official loops and training step, 9 pairs at two sizes
 
 1. `transformers.generate(assistant_model=...)`: chains of five tokens, after short and long prompts.
 2. `eagenerate` of SafeAILab/EAGLE: EAGLE-3's and EAGLE-1's heads, EAGLE-2's tree.
@@ -16,7 +16,7 @@ FOLDER holds clones, which are read and not installed:
 
 They pin older packages, which would stand in this project's way: the files that are read here need no more than an
 environment with this project (scripts/environment.sh; DRAFTSMITH_VENV names one apart), and the names of transformers 4
-that they miss are put back (scripts/peers/clones.py). Both sides have the same random weights. Greedy answers and
+that they miss are put back (scripts/bench/peers/clones.py). Both sides have the same random weights. Greedy answers and
 gradients are compared before anything is timed, and a difference ends the run. tau is near 1 with random weights; what
 a cycle takes hardly depends on it, tokens a second do.
 """

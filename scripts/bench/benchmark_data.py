@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 """Time to open a data section of LLaVA's size, and its memory.
 
-    scripts/benchmark_data.py                    665000 generated records, as many as LLaVA-1.5's finetuning mixture has
-    scripts/benchmark_data.py --suffix .jsonl
-    scripts/benchmark_data.py --loader               ours against a plain DataLoader, in thread time
+    scripts/bench/benchmark_data.py    665000 generated records, as many as LLaVA-1.5's finetuning mixture has
+    scripts/bench/benchmark_data.py --suffix .jsonl
+    scripts/bench/benchmark_data.py --loader               ours against a plain DataLoader, in thread time
 
 Writes LLaVA JSON of the mixture's shape (1.3 KB and four rounds a record, every sixteenth without a picture) and a few
 tiny pictures that all records share. `--loader` compares batches of 16 with those of a DataLoader that somebody

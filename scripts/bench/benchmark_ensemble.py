@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """Cost of an ensemble of drafting modes: its draft step, and the choice of its weights.
 
-    scripts/benchmark_ensemble.py                    sizes of the demo, on this machine
-    scripts/benchmark_ensemble.py --size full        a 7B target and a 68M draft with random weights (CUDA)
+    scripts/bench/benchmark_ensemble.py                    sizes of the demo, on this machine
+    scripts/bench/benchmark_ensemble.py --size full        a 7B target and a 68M draft with random weights (CUDA)
 
 1. Time of a draft step of four modes in one batch over that of a single mode: bound 1.6 on a CPU at demo size.
 2. Share of the weight selection in a cycle (MT*, and for comparison the other rules): bound 5% on a CPU at demo size,

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """CPU seconds, of user and system, that the command line takes until it has printed its help or a dry run.
 
-    scripts/benchmark_starting.py              prints a section for docs/results/benchmarks.md
+    scripts/bench/benchmark_starting.py              prints a section for docs/results/benchmarks.md
 
 The commands take turns; each is a process of its own, as a user starts it. The first round is not counted: it reads
 files from the disk.
