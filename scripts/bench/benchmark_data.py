@@ -32,7 +32,7 @@ from draftsmith.data.order import epoch_order
 from draftsmith.data.processor import Processor
 from draftsmith.data.processor_files import build_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
-from draftsmith.eval import timing
+from draftsmith.scripts import timing
 from PIL import Image
 
 TEXT = (

@@ -18,11 +18,9 @@ from typing import Any
 import torch
 from draftsmith.core.batch import Request
 from draftsmith.core.pictures import Picture
-from draftsmith.eval import timing
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import Verified
-from draftsmith.eval.timing import spread
 from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.warp import Distributions, Warp
 from draftsmith.models.drafters.ensemble import EnsembleConfig, EnsembleProposal, preset
@@ -31,7 +29,9 @@ from draftsmith.models.drafters.modes import ImageSubstitutes
 from draftsmith.models.drafters.weights import GridWeights
 from draftsmith.models.llava import TokenIds
 from draftsmith.models.targets.llava import LlavaTarget
+from draftsmith.scripts import timing
 from draftsmith.scripts.papers.latency_models import random_llava
+from draftsmith.scripts.timing import spread
 
 IMAGE, BOS, EOS, PAD, NEWLINE = 3, 1, 2, 0, 5
 # vocabulary, picture side, patch, words, (width, inner, layers, heads) of target and draft, of the tower

@@ -28,17 +28,17 @@ import torch
 from draftsmith.core.batch import Request
 from draftsmith.data.collate import ConversationCollate, Sample
 from draftsmith.data.loader import Loader
-from draftsmith.eval import timing
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import Greedy
-from draftsmith.eval.timing import in_turn, ratios, row, spread, timed
 from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.llava import PARTS, LlavaTraining, TokenIds
 from draftsmith.models.targets.llava import LlavaTarget
+from draftsmith.scripts import timing
 from draftsmith.scripts.papers.latency_models import random_llava
+from draftsmith.scripts.timing import in_turn, ratios, row, spread, timed
 from transformers import DynamicCache, LlamaForCausalLM
 from transformers.utils import logging
 

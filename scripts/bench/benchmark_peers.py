@@ -27,7 +27,7 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from draftsmith.core.errors import UserError
-from draftsmith.eval import timing
+from draftsmith.scripts import timing
 from peers import pairs
 from peers.assisted import assisted
 from peers.official_eagle import official_eagle

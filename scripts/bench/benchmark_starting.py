@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 
-from draftsmith.eval import timing
+from draftsmith.scripts import timing
 
 COMMANDS = {
     "draftsmith --help": (["--help"], 0.5),

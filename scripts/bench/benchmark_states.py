@@ -37,7 +37,7 @@ from draftsmith.data.states.memory import prefetched
 from draftsmith.data.states.reader import CachedCollate, CachedSamples, StatesReader
 from draftsmith.data.states.samples import Counts
 from draftsmith.data.states.writer import Deal, StatesWriting
-from draftsmith.eval import timing
+from draftsmith.scripts import timing
 
 BLOCK = 8 * 2**20
 # Mean tokens of a sample in the stages of a 7B target: text, visual.

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from draftsmith.eval.timing import row, spread, wall
+from draftsmith.scripts.timing import row, spread, wall
 
 
 def one_thread() -> bool:

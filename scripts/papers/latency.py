@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from draftsmith.core.batch import IMAGE, Request
-from draftsmith.eval.timing import Action, rounds
 from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.tree import no_tree
 from draftsmith.models.decoding.warp import Warp
@@ -23,6 +22,7 @@ from draftsmith.models.drafters.graph import GraphedChain
 from draftsmith.models.llava import selected_features
 from draftsmith.models.targets.base import Taps
 from draftsmith.models.targets.llava import LlavaTarget
+from draftsmith.scripts.timing import Action, rounds
 from torch import Tensor
 
 ANY_TOKEN = 9

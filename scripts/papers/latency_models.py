@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 import psutil
 import torch
 from accelerate import init_empty_weights
-from draftsmith.eval.timing import Action
 from draftsmith.models.captioners import Blip2Captions, BlipCaptions, Florence2Captions
 from draftsmith.models.drafters.lvlm import LvlmConfig, drafter_config
 from draftsmith.models.hub import read_config
 from draftsmith.models.llava import TokenIds, assemble, llava_config
+from draftsmith.scripts.timing import Action
 from torch import Tensor, nn
 from transformers import (
     Blip2ForConditionalGeneration,

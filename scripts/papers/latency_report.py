@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from draftsmith.eval.tables import Column, Table, Value, text, words
-from draftsmith.eval.timing import median, ratios
 from draftsmith.scripts.papers.latency import Measured, variation
+from draftsmith.scripts.timing import median, ratios
 
 # T_q / T_p on an A6000, and ms for 1, 2 and 5 images on a GPU that is not named (LLaVA-1.5 7B's prefill).
 TABED_RATIOS = {("68M", "7B"): 0.063, ("160M", "7B"): 0.206, ("68M", "13B"): 0.042, ("160M", "13B"): 0.137}

@@ -28,7 +28,6 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 from draftsmith.core.section import torch_dtype
 from draftsmith.eval.tables import Table, markdown
-from draftsmith.eval.timing import Action, command, machine
 from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.targets.llava import LlavaTarget
 from draftsmith.scripts.papers import latency_figures as latency_plots
@@ -45,6 +44,7 @@ from draftsmith.scripts.papers.latency_models import (
     weight_bytes,
 )
 from draftsmith.scripts.papers.latency_report import captions_table, remarks_table, stages_table, steps_table
+from draftsmith.scripts.timing import Action, command, machine
 from transformers import LlavaConfig, LlavaForConditionalGeneration
 from transformers.utils import logging
 

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from draftsmith.eval.timing import ratios, row, spread, table
+from draftsmith.scripts.timing import ratios, row, spread, table
 from metering import Meter, watched
 
 BAR = 0.75  # of a peer's cycle

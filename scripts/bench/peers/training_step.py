@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from draftsmith.core.batch import Batch
 from draftsmith.core.pictures import TEXT
-from draftsmith.eval.timing import in_turn, ratios, row, spread, table
 from draftsmith.models.drafters.eagle3 import Eagle3Config
 from draftsmith.models.targets.causal import CausalTarget
+from draftsmith.scripts.timing import in_turn, ratios, row, spread, table
 from metering import Meter, watched
 from peers.clones import EAGLE, clone
 from peers.official_eagle import plain_config

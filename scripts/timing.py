@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-
-from ..core.secrets import redact_argument
+from draftsmith.core.secrets import redact_argument
 
 Name = TypeVar("Name", bound=Hashable)
 Action = Callable[[], Any]

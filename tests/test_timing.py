@@ -4,8 +4,8 @@ import math
 import time
 
 import pytest
-from draftsmith.eval import timing
-from draftsmith.eval.timing import in_turn, median, ratios, rounds, spread, timed
+from draftsmith.scripts import timing
+from draftsmith.scripts.timing import in_turn, median, ratios, rounds, spread, timed
 
 
 def test_the_order_changes_from_round_to_round():
