@@ -6,20 +6,18 @@ import pytest
 import yaml
 from draftsmith.core.errors import UserError
 from draftsmith.core.results import DONE, Mark, sums_of, write_mark
-from draftsmith.eval.side_by_side import (
+from draftsmith.eval.run_folders import read_run, read_runs
+from draftsmith.recipes.cli import main
+from draftsmith.recipes.comparison import (
     as_data,
     differences,
     evaluation_rows,
     markdown,
     panels,
-    read_run,
-    read_runs,
     tables_of,
     training_rows,
 )
-from draftsmith.recipes.cli import main
-
-from .rows import report_of
+from rows import report_of
 
 
 def run(folder, name="a", *, recipe=None, lines=(), report=None):
