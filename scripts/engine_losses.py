@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 from draftsmith.data.shards import ShardReader
-from draftsmith.eval import timing
+from draftsmith.scripts import timing
 from engine_table import TARGETS
 
 VLLM = {"kind": "vllm", "max_num_seqs": 16}

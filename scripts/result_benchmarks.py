@@ -23,33 +23,24 @@ from draftsmith.core.errors import UserError
 
 SCRIPTS = Path(__file__).resolve().parent
 RESULTS = SCRIPTS.parent / "docs" / "results" / "benchmarks"
+# Results of others are kept, too: their scripts settled their questions and are gone.
 # Name -> command, run at the root of the clone; its folders in braces are given as NAME=FOLDER.
 COMMANDS = {
-    "loop": "python scripts/benchmark_loop.py",
-    "peers": "python scripts/benchmark_peers.py --peers {peers} --sizes 'demo size' --only assisted eagle lantern",
-    "peers-512": "python scripts/benchmark_peers.py --peers {peers} --sizes 'width 512' --cycles 3 --checked 1"
+    "loop": "python scripts/bench/benchmark_loop.py",
+    "peers": "python scripts/bench/benchmark_peers.py --peers {peers} --sizes 'demo size'"
+    " --only assisted eagle lantern",
+    "peers-512": "python scripts/bench/benchmark_peers.py --peers {peers} --sizes 'width 512' --cycles 3 --checked 1"
     " --tokens 8 --only assisted eagle lantern",
-    "peers-training": "python scripts/benchmark_peers.py --peers {peers} --only training",
-    "sampled": "python scripts/benchmark_sampled.py --before {before}",
-    "data": "python scripts/benchmark_data.py",
-    "loader": "python scripts/benchmark_data.py --loader",
-    "batches": "python scripts/benchmark_batches.py",
-    "distillation": "python scripts/benchmark_distillation.py",
-    "ensemble": "python scripts/benchmark_ensemble.py --requests 20",
-    "latency": "python scripts/measure_latency.py --quick --output {latency}",
-    "visual": "python scripts/benchmark_visual.py",
-    "encoding": "python scripts/benchmark_encoding.py",
-    "pictures": "python scripts/benchmark_pictures.py",
+    "peers-training": "python scripts/bench/benchmark_peers.py --peers {peers} --only training",
+    "data": "python scripts/bench/benchmark_data.py",
+    "loader": "python scripts/bench/benchmark_data.py --loader",
+    "ensemble": "python scripts/bench/benchmark_ensemble.py --requests 20",
+    "latency": "python scripts/papers/measure_latency.py --quick --output {latency}",
     "lantern": "python -m pytest -q -s -m 'slow or not slow' tests/eval/test_lantern_residual.py",
     "sage": "python -m pytest -q -s tests/eval/test_sage_growth.py",
-    "states": "python scripts/benchmark_states.py --repeats 10",
-    "vata": "python scripts/benchmark_vata.py",
-    "shapes": "python scripts/benchmark_shapes.py --rounds 15",
-    "training-passes": "python scripts/benchmark_training_passes.py --pairs 9",
-    "towers": "python scripts/benchmark_towers.py",
-    "loading": "python scripts/benchmark_loading.py",
-    "torture": "python scripts/torture.py --seed 0,1,2 --attempts 500 --jobs 2",
-    "starting": "python scripts/benchmark_starting.py",
+    "states": "python scripts/bench/benchmark_states.py --repeats 10",
+    "torture": "python tests/tools/torture.py --seed 0,1,2 --attempts 500 --jobs 2",
+    "starting": "python scripts/bench/benchmark_starting.py",
     "engines": "python scripts/engine_table.py {engines}",
     "engine-losses": "python scripts/engine_losses.py {losses}",
 }

@@ -8,6 +8,7 @@
 A folder is a stage's `states` folder, or the stage's own. Exits with 2 where a file is missing or damaged, naming it.
 """
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -16,7 +17,6 @@ from draftsmith.core.errors import UserError
 from draftsmith.data.shards import ShardReader
 from draftsmith.data.states.estimate import shown
 from draftsmith.data.states.reader import StatesReader
-from draftsmith.eval.timing import options
 
 
 def folder_of(name: str) -> Path:
@@ -65,7 +65,7 @@ def show_sample(reader: StatesReader, sample: int) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Verifies folders of states, or shows one. Returns the exit code: 0, or 2 after an error of the user."""
-    parser = options(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("verify").add_argument("folders", nargs="+")
     shows = commands.add_parser("show")

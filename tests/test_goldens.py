@@ -1,4 +1,4 @@
-"""The recorded behaviour of `tests/goldens`: the quick part here, all of it by `scripts/freeze.py check`."""
+"""The recorded behaviour of `tests/goldens`: the quick part here, all of it by `tests/tools/freeze.py check`."""
 
 import importlib.util
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SCRIPT = ROOT / "scripts" / "freeze.py"
+SCRIPT = ROOT / "tests" / "tools" / "freeze.py"
 
 
 @pytest.fixture(scope="module")

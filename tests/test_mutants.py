@@ -1,4 +1,4 @@
-"""scripts/mutants.py: random changes of the code, and the tests that are near it."""
+"""tests/tools/mutants.py: random changes of the code, and the tests that are near it."""
 
 import importlib
 import json
@@ -20,9 +20,9 @@ def f(a: int = 1, *, b: bool | None = True) -> int | None:
 
 @pytest.fixture(scope="module")
 def mutants():
-    sys.path.insert(0, str(ROOT / "scripts"))
+    sys.path.insert(0, str(ROOT / "tests" / "tools"))
     yield importlib.import_module("mutants")
-    sys.path.remove(str(ROOT / "scripts"))
+    sys.path.remove(str(ROOT / "tests" / "tools"))
 
 
 def test_every_change_of_a_file(mutants):

@@ -1,4 +1,4 @@
-"""scripts/mutate.py: planted faults, and the tests that must notice. All of it runs for minutes, in the slow tier."""
+"""tests/tools/mutate.py: planted faults, and the tests that must notice; the slow tier runs all of it, for minutes."""
 
 import importlib.util
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
-SCRIPT = ROOT / "scripts" / "mutate.py"
+SCRIPT = ROOT / "tests" / "tools" / "mutate.py"
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "scripts" / "bench"))
 from draftsmith.core.errors import UserError
 from peers import assisted, clones, ours, pairs, training_step
 from transformers import LlamaForCausalLM

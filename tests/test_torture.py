@@ -1,4 +1,4 @@
-"""A slice of `scripts/torture.py`, all of it in the slow tests, and planted faults that its judge must see."""
+"""A slice of `tests/tools/torture.py`, all of it in the slow tests, and planted faults that its judge must see."""
 
 import json
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SCRIPT = ROOT / "scripts" / "torture.py"
+SCRIPT = ROOT / "tests" / "tools" / "torture.py"
 
 
 @pytest.fixture(scope="module")

@@ -16,11 +16,11 @@ PAGE, CURVES = "compare.html", "curves.png"
 
 
 def _run(options: argparse.Namespace) -> int:
-    from ...eval import side_by_side
     from ...eval.figures import draw_curves
     from ...eval.html_page import html_page
+    from ...eval.run_folders import read_runs
     from ...eval.tables import Figure
-    from .. import leaderboard, over_seeds
+    from .. import comparison
 
     folders = [Path(run) for run in options.runs]
     if len({folder.resolve() for folder in folders}) < len(folders):
@@ -28,11 +28,11 @@ def _run(options: argparse.Namespace) -> int:
     output = Path(options.output)
     if output.resolve() in {folder.resolve() for folder in folders}:
         raise UserError("the page would lie among a run's stages", where=str(output), hint="choose another --output")
-    runs = side_by_side.read_runs(folders)
-    panels = side_by_side.panels(runs, options.metrics.split(",") if options.metrics else None)
-    measured = leaderboard.entries(runs)
-    shown = [*leaderboard.boards(measured), *over_seeds.tables(runs), *side_by_side.tables_of(runs)]
-    page = side_by_side.markdown(runs, shown)
+    runs = read_runs(folders)
+    panels = comparison.panels(runs, options.metrics.split(",") if options.metrics else None)
+    measured = comparison.entries(runs)
+    shown = [*comparison.boards(measured), *comparison.over_seeds(runs), *comparison.tables_of(runs)]
+    page = comparison.markdown(runs, shown)
     say(page)
     output.mkdir(parents=True, exist_ok=True)
     figures = []
@@ -42,12 +42,12 @@ def _run(options: argparse.Namespace) -> int:
         figures = [Figure(CURVES, "training curves")]
     texts = {
         "compare.md": redact_markdown(page),
-        "compare.json": redact(json.dumps(side_by_side.as_data(runs), indent=1)),
-        "leaderboard.csv": redact(leaderboard.as_csv(measured)),
+        "compare.json": redact(json.dumps(comparison.as_data(runs), indent=1)),
+        "leaderboard.csv": redact(comparison.as_csv(measured)),
     }
     for name, content in texts.items():
         write_whole(output / name, content.encode())
-    write_whole(output / PAGE, html_page(side_by_side.title(runs), [*shown, *figures], output).encode())
+    write_whole(output / PAGE, html_page(comparison.title(runs), [*shown, *figures], output).encode())
     say("written: " + ", ".join(str(output / name) for name in [*texts, PAGE, *(figure.path for figure in figures)]))
     return OK
 

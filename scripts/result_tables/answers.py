@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import adaptation_curve
 from draftsmith.recipes.load import load
+from draftsmith.scripts.papers import adaptation_curve
 
 from .recorded import (
     Rows,
@@ -149,4 +149,4 @@ def adapt() -> Rows:
     """tau of adapted heads and of heads from scratch, by steps; shares of the longest from scratch, seed by seed."""
     taus = {name: value for name, (value, *_) in taus_by_drafter("adapt", "chain", "new").items()}
     shown = adaptation_curve.table(adaptation_curve.heads_of(load(["recipe=demo/adapt"]).recipe, taus))
-    return [[column.name for column in shown.columns], *map(list, shown.rows)]
+    return [[column.name for column in shown.columns], *([*map(str, row)] for row in shown.rows)]

@@ -145,13 +145,17 @@ def test_every_table_is_on_a_page_and_every_mark_has_its_table(results, tables):
 
 
 def test_all_tables_are_of_one_commit(tables):
-    """But for recipes that are newer than it, each of one commit of its own."""
+    """But for recipes that are newer than it, each of one commit of its own, and for benchmarks that are gone."""
     folder, later = ROOT / "docs" / "results", tables.recorded.LATER
+    commands = importlib.import_module("result_benchmarks").COMMANDS
     runs = {path.stem: [*json.loads(path.read_text()).values()] for path in folder.glob("*.json")}
     common = [run for recipe, kept in runs.items() if recipe not in later for run in kept]
-    benchmarks = [json.loads(path.read_text()) for path in (folder / "benchmarks").glob("*.json")]
-    assert len(common) > 20 and len(benchmarks) > 20
-    (commit,) = {run["commit"] for run in common + benchmarks}
+    benchmarks = {path.stem: json.loads(path.read_text()) for path in (folder / "benchmarks").glob("*.json")}
+    gone = [run for name, run in benchmarks.items() if name not in commands]
+    assert len(common) > 20 and len(benchmarks) > 20 and len(gone) == 11
+    (commit,) = {run["commit"] for run in [*common, *(benchmarks[name] for name in commands)]}
+    (last,) = {run["commit"] for run in gone}
+    assert f"is the code of commit {last[:7]}." in (folder / "benchmarks.md").read_text()
     readme = (ROOT / "README.md").read_text()
     for recipe in later:
         (own,) = {run["commit"] for run in runs[recipe]}

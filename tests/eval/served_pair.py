@@ -5,13 +5,13 @@ from pathlib import Path
 import torch
 from draftsmith.data.processor_files import build_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
-from draftsmith.eval.studies.latency_models import random_llava
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.eagle3 import Eagle3Config
 from draftsmith.models.drafters.head_files import manifest_of, save_head
 from draftsmith.models.exports import export_drafter, export_target
 from draftsmith.models.llava import TokenIds
 from draftsmith.models.targets.base import language_shape
+from draftsmith.scripts.papers.latency_models import random_llava
 from transformers import LlamaForCausalLM
 
 LENGTH = 48

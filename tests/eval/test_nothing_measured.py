@@ -7,15 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 from draftsmith.core.errors import UserError
-from draftsmith.eval import side_by_side
 from draftsmith.eval.findings import binding_sentence
 from draftsmith.eval.report import build, write
+from draftsmith.eval.run_folders import read_runs
 from draftsmith.eval.run_tables import cells, overview
-from draftsmith.eval.side_by_side import evaluation_rows, read_runs
 from draftsmith.eval.tables import markdown
+from draftsmith.recipes import comparison
+from draftsmith.recipes.comparison import as_csv, boards, entries, evaluation_rows, over_seeds
 from draftsmith.recipes.ending import short_table
-from draftsmith.recipes.leaderboard import as_csv, boards, entries
-from draftsmith.recipes.over_seeds import tables as over_seeds
 from draftsmith.trainers.evaluation.probes import planned
 from draftsmith.trainers.publishing.card import read_evaluation
 from draftsmith.trainers.training.drafter import TrainedDrafter
@@ -68,7 +67,7 @@ def test_the_terminal_the_card_and_the_comparison_have_dashes(report, tmp_path):
     assert columns(overview(report), "tau", "decoding") == [None, None] and cells(report)[0].tau is None
     runs = read_runs([tmp_path / "a"])
     assert evaluation_rows(runs) == [["evaluate", "photos", "M", "-"]]
-    assert "nan" not in side_by_side.markdown(runs, side_by_side.tables_of(runs))
+    assert "nan" not in comparison.markdown(runs, comparison.tables_of(runs))
     found = entries(runs)
     (board,) = boards(found)
     assert columns(board, "tau", "expected", "measured") == [None, None, None]

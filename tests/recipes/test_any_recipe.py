@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 ROOT = Path(__file__).resolve().parents[2]
-BASES = {name: yaml.safe_load((ROOT / f"scripts/attempts/{name}.yaml").read_text()) for name in ("lvlm", "visual")}
+BASES = {name: yaml.safe_load((ROOT / f"tests/tools/attempts/{name}.yaml").read_text()) for name in ("lvlm", "visual")}
 KINDS = ["generate", "encode", "regenerate", "cache", "train", "evaluate", "publish", "llava", "llamagen", "eagle", "x"]
 # Everything that YAML can hold, with the words of recipes among it.
 SCALARS = st.one_of(

@@ -8,8 +8,8 @@ import pytest
 import torch
 import yaml
 from draftsmith.core.results import DONE, Mark, sums_of, write_mark
-from draftsmith.eval.side_by_side import read_runs
-from draftsmith.recipes.leaderboard import as_csv, boards, entries
+from draftsmith.eval.run_folders import read_runs
+from draftsmith.recipes.comparison import as_csv, boards, entries
 from safetensors.torch import save_file
 
 CELL = {
@@ -123,5 +123,6 @@ def test_the_csv_is_what_was_measured_and_no_formula(tmp_path):
     folder = run(tmp_path / "a", {"method": '=HYPERLINK("x")'}, {"method": "pruned, chain", "drafters": []})
     first, second = csv.DictReader(io.StringIO(as_csv(entries(read_runs([folder])))))
     assert first["method"] == '\'=HYPERLINK("x")' and second["method"] == "pruned, chain"
+    assert first["stage"] == second["stage"] == "evaluate", "the stage that measured, not one that trained"
     assert (first["tau"], first["measured_speedup"], first["training_samples"]) == ("4.0", "1.4", "400")
     assert second["drafter_bytes"] == "" and second["unknown"].startswith("memory: its drafter is the target")

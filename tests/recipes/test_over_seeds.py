@@ -4,8 +4,8 @@ import json
 
 import pytest
 import yaml
-from draftsmith.eval.side_by_side import read_runs
-from draftsmith.recipes.over_seeds import tables
+from draftsmith.eval.run_folders import read_runs
+from draftsmith.recipes.comparison import over_seeds
 
 CELL = {
     "benchmark": "pictures", "turn": "", "budget": "", "temperature": 0.0, "max_new_tokens": 64, "method": "M",
@@ -34,7 +34,7 @@ def test_a_run_that_names_no_seed_has_the_default_one(tmp_path):
 
 
 def over(*folders):
-    return tables(read_runs(folders))
+    return over_seeds(read_runs(folders))
 
 
 def test_mean_and_students_interval_of_three_seeds(tmp_path):

@@ -11,10 +11,10 @@ import yaml
 from draftsmith.core.results import DONE
 from draftsmith.recipes.cli import main
 from draftsmith.recipes.commands.command import STOPPED
-from draftsmith.recipes.finished import ScriptOptions, run_script
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
 from draftsmith.recipes.publish import _is_other
+from draftsmith.scripts.papers.finished import ScriptOptions, run_script
 from draftsmith.trainers.matching import FINGERPRINTS, write_begun
 from draftsmith.trainers.results import BEGUN, write_done
 from draftsmith.trainers.stages.publish import PublishStage

@@ -16,7 +16,7 @@ from draftsmith.data.shards import ShardReader
 from draftsmith.data.suite import read_index
 from draftsmith.data.videos import VideoSettings
 from draftsmith.eval.rows import read_rows
-from draftsmith.eval.side_by_side import read_run
+from draftsmith.eval.run_folders import read_run
 from draftsmith.models.drafters.hivis import HivisConfig
 from draftsmith.models.drafters.msd import MsdConfig
 from draftsmith.models.targets.load import load_target

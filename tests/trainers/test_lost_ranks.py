@@ -11,7 +11,7 @@ from ranks_run import end_ranks, run_ranks, start_ranks
 from training import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
-RECIPE = ROOT / "scripts" / "attempts" / "lvlm.yaml"
+RECIPE = ROOT / "tests" / "tools" / "attempts" / "lvlm.yaml"
 # The rank of the environment sends itself a signal before its third step, or in the midst of a checkpoint.
 SCRIPT = """
 import os, signal, sys

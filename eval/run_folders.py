@@ -1,0 +1,98 @@
+"""Finished or running runs as their folders tell them: settings, training curves, and what evaluations measured."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import UserError
+from ..core.files import LOG_BYTES, read_json, read_small, read_yaml
+from ..core.notices import notice
+from ..core.results import DONE, check_written, read_mark
+from .run_tables import Cell, cells
+
+REPORT = "report.json"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run as its folder tells it."""
+
+    name: str
+    settings: dict[str, str]  # dotted key -> value, as the recipe resolved
+    stages: Mapping[str, Any]  # of the recipe
+    curves: dict[str, dict[str, list[tuple[int, float]]]]  # stage -> metric -> (step, value)
+    evaluations: dict[str, list[Cell]]  # stage -> what it measured
+    folder: Path
+    about: Mapping[str, Mapping[str, Any]]  # stage -> where and how it measured
+
+
+def read_runs(folders: Sequence[Path]) -> list[Run]:
+    """The runs, named by their folders, or by their paths where two folders have one name."""
+    names = [folder.resolve().name for folder in folders]
+    unique = len(set(names)) == len(names)
+    return [read_run(folder, names[i] if unique else str(folder)) for i, folder in enumerate(folders)]
+
+
+def read_run(folder: Path, name: str) -> Run:
+    """Raises `UserError` where the folder holds no run, or a file in it cannot be read."""
+    if not folder.is_dir():
+        raise UserError("no such folder", where=str(folder), hint="give the output folder of a run")
+    path, recipe = folder / "recipe.yaml", {}
+    if path.is_file():
+        recipe = read_yaml(path, dict[str, Any], hint="restore the file, or run the recipe's command again")
+    settings = dict(_flat(recipe)) if path.is_file() else {}
+    ordered = list(dict.fromkeys(key.split(".")[1] for key in settings if key.startswith("stages.")))
+    folders = sorted((p for p in folder.iterdir() if p.is_dir() and ".before-" not in p.name),
+                     key=lambda p: (ordered.index(p.name) if p.name in ordered else len(ordered), p.name))  # fmt: skip
+    curves = {p.name: curves_of_stage for p in folders if (curves_of_stage := _curves(p / "metrics.jsonl"))}
+    evaluations, about = {}, {}
+    for path in (p / REPORT for p in folders):
+        if path.is_file():
+            if read_mark(path.parent / DONE) is not None:
+                check_written(path.parent, only=(REPORT,))
+            report = read_json(path, dict[str, Any], hint="run its stage again")
+            about[path.parent.name] = report.get("about") or {}
+            try:
+                measured = cells(report)
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise UserError(f"not a readable report: {error!r}", where=str(path),
+                                hint="run its stage again") from error  # fmt: skip
+            if measured:
+                evaluations[path.parent.name] = measured
+    if not curves and not evaluations:
+        raise UserError("nothing was trained or measured here", where=str(folder),
+                        hint="give the output folder of a run: it holds a folder for each stage")  # fmt: skip
+    stages = recipe.get("stages")
+    return Run(name, settings, stages if isinstance(stages, dict) else {}, curves, evaluations, folder, about)
+
+
+def _flat(tree: Any, place: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(tree, dict) and tree:
+        for key, value in tree.items():
+            yield from _flat(value, f"{place}.{key}" if place else str(key))
+    else:
+        yield place, json.dumps(tree)
+
+
+def _curves(path: Path) -> dict[str, list[tuple[int, float]]]:
+    """Numbers by step. A line that a crash or a full disk has cut off is passed over, and said."""
+    curves: dict[str, list[tuple[int, float]]] = {}
+    damaged = 0
+    for line in read_small(path, hint="", max_bytes=LOG_BYTES).splitlines() if path.is_file() else ():
+        try:
+            row = json.loads(line)
+            step = int(row["step"])
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            damaged += 1
+            continue
+        for name, value in row.items():
+            if name not in ("step", "time") and isinstance(value, int | float) and math.isfinite(value):
+                curves.setdefault(name, []).append((step, float(value)))
+    if damaged:
+        notice(f"{path}: {damaged} damaged or cut lines are skipped (a run that was killed leaves one)")
+    return curves

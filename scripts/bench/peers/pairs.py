@@ -1,0 +1,188 @@
+"""Neighbouring answers of two decoding loops: their cycles in turn, where ours goes, and equality.
+
+A cycle runs from one pass of the target to the next: verification, what the loop does with it, and the next draft. The
+prompt's pass is left out, and an answer is broken off before its end, which cuts the last trees. Times are this
+thread's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from draftsmith.scripts.timing import ratios, row, spread, table
+from metering import Meter, watched
+
+BAR = 0.75  # of a peer's cycle
+LONG = 64  # tokens of an answer that is broken off
+# Parts of our cycle: what a part calls of another is the other's.
+TARGET, DRAFT, SCORES = "the target's pass", "the draft's passes", "LM heads"
+GROWING, DRAFTING, VERIFYING = "growing the tree", "the drafter around its passes", "verifying around the pass"
+PARTS = (TARGET, DRAFT, SCORES, GROWING, DRAFTING, VERIFYING)
+OWN_WORK = (TARGET, DRAFT, SCORES)  # the models'
+REST = "loop"  # and the rule
+COLUMNS = (
+    "peer", "cycle: ours / theirs [quartiles]", f"at most {BAR}", "our models' own work / their cycle",
+    "tau, ours and theirs", "equal greedy cycles", "pairs",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Tokens of an answer, and how many drafted ones each cycle accepted."""
+
+    tokens: list[int]
+    accepted: list[int]
+    before: int = 1  # tokens before the first cycle
+
+    @property
+    def cycles(self) -> dict[int, int]:
+        """Where in the answer each cycle began -> what it accepted."""
+        starts = itertools.accumulate((count + 1 for count in self.accepted), initial=self.before)
+        return dict(zip(starts, self.accepted, strict=False))
+
+    @property
+    def tau(self) -> float:
+        """Mean tokens of a cycle."""
+        return 1 + statistics.mean(self.accepted)
+
+
+Method = tuple[Any, str]  # an object and a method's name
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two loops."""
+
+    passes: Sequence[Method]  # one of them is called in each cycle, and for the prompt
+    answer: Callable[[int, int], Answer]  # (number of the request, tokens) -> so many or a few more
+    parts: Mapping[str, Sequence[Method]] = field(default_factory=dict)  # part of a cycle -> what it is spent in
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Where our cycle goes in a row of the table."""
+
+    what: str
+    met: bool
+    shares: dict[str, float]  # part -> share of the cycle
+
+
+class _Enough(Exception):
+    """The cycles that are timed are over."""
+
+
+class _Cycles:
+    """Counts passes: this thread's seconds of the timed cycles."""
+
+    def __init__(self, cycles: int, meter: Meter):
+        self.cycles, self.meter = cycles, meter
+        self.calls, self.begin, self.seconds = 0, 0.0, 0.0
+
+    def watch(self, method: Callable) -> Callable:
+        """`method`, with each of its calls counted first."""
+
+        def counted(*arguments: Any, **named: Any) -> Any:
+            self.calls += 1
+            if self.calls == 2:  # after the prompt's
+                self.meter.restart()
+                self.begin = time.thread_time()
+            elif self.calls == 2 + self.cycles:
+                self.seconds = time.thread_time() - self.begin
+                raise _Enough
+            return method(*arguments, **named)
+
+        return counted
+
+
+def _run(side: Side, number: int, cycles: int, *, metered: bool = False) -> tuple[float, dict[str, float]]:
+    """Seconds of a cycle, and the share of each part."""
+    meter = Meter()
+    count = _Cycles(cycles, meter)
+    try:
+        with ExitStack() as stack:
+            for part, methods in side.parts.items() if metered else ():
+                stack.enter_context(watched(methods, meter.part(part)))
+            stack.enter_context(watched(side.passes, count.watch))
+            side.answer(number, LONG)
+    except _Enough:
+        return count.seconds / cycles, meter.shares()
+    raise SystemExit("an answer ended before its cycles")
+
+
+def cycle_seconds(side: Side, number: int, cycles: int = 6) -> float:
+    """Thread seconds of a cycle of one answer."""
+    return _run(side, number, cycles)[0]
+
+
+def compare(what: str, ours: Side, theirs: Side, arguments: argparse.Namespace, *, equal: bool = True) -> Profile:
+    """Print a row of the table, and return where our cycle goes.
+
+    Args:
+        equal: answers are compared first, token by token and cycle by cycle; those of sampled decoding cannot be.
+    """
+    cycles, taus = check_equal(what, ours, theirs, arguments, equal=equal)
+    found: tuple[list[float], list[float]] = ([], [])
+    for number in range(arguments.pairs + 1):
+        for index in (0, 1) if number % 2 else (1, 0):
+            seconds = cycle_seconds((ours, theirs)[index], number, arguments.cycles)
+            if number:  # the first warms up
+                found[index].append(seconds)
+    metered = [_run(ours, number, arguments.cycles, metered=True)[1] for number in range(1, 4)]
+    shares = {part: statistics.median(run.get(part, 0.0) for run in metered) for part in (*ours.parts, REST)}
+    own = sum(shares[part] for part in OWN_WORK)
+    pairs = ratios(*found)
+    middle = statistics.median(pairs)
+    row(
+        what, spread(pairs), "met" if middle <= BAR else "missed", f"{own * middle:.2f} ({own:.0%} of ours)",
+        "{:.2f}, {:.2f}".format(*taus), cycles or "", len(pairs),
+    )  # fmt: skip
+    return Profile(what, middle <= BAR, shares)
+
+
+def check_equal(
+    what: str, ours: Side, theirs: Side, arguments: argparse.Namespace, *, equal: bool
+) -> tuple[int, tuple[float, float]]:
+    """Compare greedy answers: each token, and how many drafted ones each cycle accepts that begins at the same place
+    (transformers' first one begins a token earlier). Returns the number of such cycles, and both taus.
+
+    Ours are longer, so that no tree is cut which theirs is compared with.
+
+    Raises:
+        SystemExit: they differ.
+    """
+    cycles, answers = 0, []
+    for number in range(100, 100 + arguments.checked):
+        mine, other = ours.answer(number, arguments.tokens + 8), theirs.answer(number, arguments.tokens)
+        answers.append((mine, other))
+        if not equal:
+            continue
+        count = len(other.tokens)
+        if mine.tokens[:count] != other.tokens:
+            raise SystemExit(f"{what}: other tokens\nours   {mine.tokens[:count]}\ntheirs {other.tokens}")
+        shared = mine.cycles.keys() & other.cycles.keys()
+        if any(mine.cycles[start] != other.cycles[start] for start in shared):
+            raise SystemExit(f"{what}: other accepted lengths\nours   {mine.cycles}\ntheirs {other.cycles}")
+        cycles += len(shared)
+    taus = [statistics.mean(answer.tau for answer in side) for side in zip(*answers, strict=True)]
+    return cycles, (taus[0], taus[1])
+
+
+def head() -> None:
+    """Print the head of the table."""
+    table(*COLUMNS)
+
+
+def profiles(rows: Sequence[Profile]) -> None:
+    """Print where our cycle goes in the rows that miss the bar."""
+    if missed := [profile for profile in rows if not profile.met]:
+        print()
+        table("share of our cycle (medians of 3 metered answers)", *PARTS, REST)
+        for profile in missed:
+            row(profile.what, *(f"{profile.shares[part]:.0%}" for part in (*PARTS, REST)))

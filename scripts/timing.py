@@ -1,0 +1,149 @@
+"""Functions of all benchmarks: alternating runs, medians with quartiles, fresh processes, and printed tables.
+
+Machines are shared and warm up: only ratios of neighbours within one process say something, so nothing is timed alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from draftsmith.core.secrets import redact_argument
+
+Name = TypeVar("Name", bound=Hashable)
+Action = Callable[[], Any]
+Clock = Callable[[], Any]  # the moment in seconds, or several clocks' as an array
+HIDDEN = argparse.SUPPRESS  # help of what only fresh processes are called with
+
+
+def options(description: str | None) -> argparse.ArgumentParser:
+    """A command line whose help is the script's docstring, as it is."""
+    return argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def device() -> torch.device:
+    """CUDA where there is any."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def wall() -> float:
+    """Seconds, after the device has finished: CUDA runs behind."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def timed(action: Action, clock: Clock = wall) -> Any:
+    """Seconds that `action` takes, as `clock` counts them."""
+    start = clock()
+    action()
+    return clock() - start
+
+
+def in_turn(actions: Mapping[Name, Action], number: int, clock: Clock = wall) -> dict[Name, Any]:
+    """Times of one run of each, back to back; which one goes first changes with `number`."""
+    names = list(actions) if number % 2 else list(actions)[::-1]
+    return {name: timed(actions[name], clock) for name in names}
+
+
+def rounds(actions: Mapping[Name, Action], count: int, *, warm_up: int = 1) -> dict[Name, list[float]]:
+    """Wall seconds of each in `count` rounds of all, after `warm_up` that do not count.
+
+    Entry i of every list is of round i, so that ratios of neighbours are taken entry by entry.
+    """
+    times: dict[Name, list[float]] = {name: [] for name in actions}
+    for number in range(warm_up + count):
+        for name, seconds in in_turn(actions, number).items():
+            if number >= warm_up:
+                times[name].append(seconds)
+    return times
+
+
+def ratios(these: Sequence[float], those: Sequence[float]) -> list[float]:
+    """Of neighbours, pair by pair."""
+    return [a / b for a, b in zip(these, those, strict=True)]
+
+
+def median(values: Sequence[float], scale: float = 1.0) -> float | tuple[float, float, float] | None:
+    """Median and quartiles, as a column of kind interval takes them; None where a clock told nothing."""
+    if any(value != value for value in values):
+        return None
+    if len(values) == 1:
+        return scale * values[0]
+    low, middle, high = (scale * v for v in statistics.quantiles(values, n=4, method="inclusive"))
+    return middle, low, high
+
+
+def spread(values: Sequence[float], digits: int = 3, scale: float = 1.0, unit: str = "") -> str:
+    """Median with quartiles as text; "-" where a clock told nothing."""
+    value = median(values, scale)
+    if value is None:
+        return "-"
+    middle, *ends = value if isinstance(value, tuple) else (value,)
+    around = f" [{', '.join(f'{end:.{digits}f}' for end in ends)}]" if ends else ""
+    return f"{middle:.{digits}f}{unit}{around}"
+
+
+def machine() -> str:
+    """Device, threads, load, torch and date, as benchmark sections name them."""
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU ({platform.machine()})"
+    threads = torch.get_num_threads()
+    return (
+        f"{name}, {threads} {'thread' if threads == 1 else 'threads'}, load {os.getloadavg()[0]:.1f}, "
+        f"torch {torch.__version__}, {time.strftime('%Y-%m-%d')}"
+    )
+
+
+def command() -> str:
+    """This process's command line, as one types it in the repository."""
+    threads = [f"OMP_NUM_THREADS={n}"] if (n := os.environ.get("OMP_NUM_THREADS")) else []
+    script = re.sub(r".*/(?=scripts/)", "", sys.argv[0])
+    return " ".join([*threads, script, *map(redact_argument, sys.argv[1:])])
+
+
+def header(settings: str) -> None:
+    """Print the line above a benchmark's tables: what was run, where, and with which settings."""
+    print(f"`{command()}`: {machine()}, {settings}\n")
+
+
+def table(*columns: str) -> None:
+    """Print the head of a Markdown table."""
+    row(*columns)
+    row(*["---"] * len(columns))
+
+
+def row(*cells: object) -> None:
+    """Print a line of a Markdown table at once: the next one may take minutes."""
+    print(f"| {' | '.join(map(str, cells))} |", flush=True)
+
+
+def fresh_process(*arguments: object, **environment: str) -> subprocess.Popen[str]:
+    """This script again, in a process of its own: what it holds in memory is then its own."""
+    return subprocess.Popen(
+        [sys.executable, sys.argv[0], *map(str, arguments)], env=os.environ | environment,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def answer_of(process: subprocess.Popen[str]) -> str:
+    """The last line that a fresh process prints. Raises `SystemExit` with its errors where it fails."""
+    output, errors = process.communicate()
+    if process.returncode:
+        raise SystemExit(f"{' '.join(map(str, process.args))} failed:\n{errors}")  # type: ignore[arg-type]
+    return output.splitlines()[-1]
+
+
+def peak_mib() -> float:
+    """Memory that this process held at its peak; getrusage would begin with what its parent held."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
