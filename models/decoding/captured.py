@@ -74,7 +74,8 @@ class Graphs:
     def _capture(self, run: Run, inputs: tuple[Tensor, ...]) -> Run:
         if self.device.type == "cpu":
             return run
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
         # A capture records what runs on the current device, and its inputs are where later ones are copied to.
         with torch.cuda.device(self.device):
             make: Any = torch.cuda.make_graphed_callables
