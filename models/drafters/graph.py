@@ -1,25 +1,25 @@
 """The draft chain as one CUDA graph: at 68M parameters a draft step is mostly the host's time.
 
 The graph holds every forward of a cycle's chain, from the tokens committed last to the last drafted
-one, for one mode or for all of an ensemble; the host waits once a cycle, in the acceptance rule. What is captured
-is an ordinary function over buffers that stay in place, which runs without a graph too (on a CPU it always does):
-that is how it is tested against `EnsembleProposal`. Letters: R rows, N new tokens, L capacity, G levels, V vocabulary.
+one, for one mode or for all of an ensemble; the host waits once a cycle, in the acceptance rule.
+Letters: R rows, N new tokens, L capacity, G levels, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ...core.states import uploaded
 from ..decoding.cache import Cache
 from ..decoding.captured import Graphs
 from ..decoding.decoder import CachedDecoder
 from ..decoding.expansions import Expansions
 from ..decoding.rows import fill, stacked
 from ..decoding.tree import ROOT
+from ..decoding.upload import upload
 from .ensemble import EnsembleConfig, EnsembleProposal, preset
 from .modes import ImageSubstitutes, Mode, View
 from .weights import mixture
@@ -65,33 +65,22 @@ class GraphedChain(EnsembleProposal):
         if self._static is None:
             # The buffers stay where they are for every request: a graph remembers addresses.
             self._static = stacked(caches, self.capacity)
-            self._make_buffers(len(caches))
         else:
             fill(self._static, caches)
         self._cache = self._static
-        self._padding.copy_(torch.tensor([[max(lengths) - n] for n in lengths]))
-
-    def _make_buffers(self, rows: int) -> None:
-        device, vocabulary = self.decoder.device, self.decoder.vocab_size
-        self._ids = torch.zeros(2, dtype=torch.int64, device=device)
-        self._length = torch.zeros((), dtype=torch.int64, device=device)
-        self._padding = torch.zeros(rows, 1, dtype=torch.int64, device=device)  # [R,1] places before a row's prompt
-        self._weights = torch.zeros(rows, device=device)
-        self._each = torch.zeros(self.gamma, rows, 1, vocabulary, device=device)
-        self._probs = torch.zeros(self.gamma, vocabulary, device=device)
+        before = np.array([[max(lengths) - n] for n in lengths])
+        (self._padding,) = upload(self.decoder.device, before)  # [R,1] places before a row's prompt
 
     @torch.inference_mode()
     def root(self) -> Tensor:
         """Run the whole chain; `expand` only returns its results."""
         assert self._cache is not None
-        count = len(self._pending)
-        self._ids[:count] = uploaded(torch.tensor(self._pending), self._ids.device)
-        self._length.fill_(self._cache.length)
-        self._weights.copy_(self.weights.current())
-        self.graphs.replay((count, self._warp), lambda: self._chain(count))
-        self._cache.advance(count)
+        pending = np.array(self._pending), np.array([self._cache.length])
+        ids, length = upload(self.decoder.device, *pending)
+        each, self._probs = self.graphs(self._warp, self._chain, ids, length, self._padding, self.weights.current())
+        self._cache.advance(len(self._pending))
         self._expansions = Expansions()
-        self._drafted = list(self._each)
+        self._drafted = list(each)
         return self._probs[0]
 
     @torch.inference_mode()
@@ -102,27 +91,29 @@ class GraphedChain(EnsembleProposal):
         self._expansions.take(parents)
         return self._probs[first + 1 : first + 2]
 
-    def _chain(self, count: int) -> None:
-        """Feed the `count` committed tokens, then each likeliest token; reads and writes buffers only."""
-        ids, places = self._ids[:count], self._length + torch.arange(count, device=self._ids.device)
-        for level in range(self.gamma):
-            q = self._warp.apply_temperature(self.decoder.logits(self._step(ids, places)[:, -1:]))  # [R,1,V]
-            self._each[level].copy_(q)
-            mixed = mixture(self._weights, q)[0]
-            self._probs[level].copy_(mixed)
-            ids, places = mixed.argmax(-1, keepdim=True), places[-1:] + 1
+    def _chain(self, ids: Tensor, length: Tensor, padding: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """[G,R,1,V] of each mode and [G,V] mixed: feed the committed `ids` [N] after `length` [1] places, then each
+        likeliest token.
+        """
+        places, each, probs = length + torch.arange(len(ids), device=ids.device), [], []
+        for _ in range(self.gamma):
+            hidden = self._step(ids, places, padding)[:, -1:]
+            each.append(self._warp.apply_temperature(self.decoder.logits(hidden)))  # [R,1,V]
+            probs.append(mixture(weights, each[-1])[0])
+            ids, places = probs[-1].argmax(-1, keepdim=True), places[-1:] + 1
+        return torch.stack(each), torch.stack(probs)
 
-    def _step(self, ids: Tensor, places: Tensor) -> Tensor:
+    def _step(self, ids: Tensor, places: Tensor, padding: Tensor) -> Tensor:
         """[R,N,D] of tokens [N] at `places` [N] of every row."""
         assert self._static is not None
         every = torch.arange(self.capacity, device=ids.device)
         # [R,1,N,L]: what lies after is stale and unseen, and so is the padding.
-        mask = ((every <= places[:, None]) & (every >= self._padding)[:, None])[:, None]
+        mask = ((every <= places[:, None]) & (every >= padding)[:, None])[:, None]
         with self._static.written_at(places):
             return self.decoder.language_model(
                 inputs_embeds=self.decoder.embed(ids[None]).expand(len(mask), -1, -1),
                 attention_mask=mask,
-                position_ids=places - self._padding,
+                position_ids=places - padding,
                 past_key_values=self._static,
                 use_cache=True,
             ).last_hidden_state

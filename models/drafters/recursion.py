@@ -7,22 +7,24 @@ Letters: R rows, N positions, D width, F nodes, V vocabulary, K places seen, S e
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..decoding.cache import Cache
+from ..decoding.captured import PassGraphs
 from ..decoding.expansions import Expansions
-from ..decoding.upload import upload_tokens
+from ..decoding.upload import upload, upload_tokens
 from ..decoding.warp import Warp
-from .head_graphs import HeadGraphs
 
 
 class Recursive:
     """The part of a proposal that runs in each cycle: what was committed, then the tree that grows after it."""
 
-    graphs: HeadGraphs | None = None  # of its passes; None: they are run eagerly
+    graphs: PassGraphs | None = None  # of its passes; None: they are run eagerly
 
     _cache: Cache
     _warp: Warp
@@ -58,52 +60,87 @@ class Recursive:
     def root(self) -> Tensor:
         """Read what was committed; only that stays in the cache. q [V] of the token after it."""
         count, past, device = self._states.shape[1], self._cache.length, self._states.device
-        self._expansions = Expansions()
-        if self.graphs is not None and self.graphs.takes_root(self._cache, count):
-            q, self._outputs, self._next = self.graphs.root(
-                self._warp, self._run_true, self._scored, self._states, self._tokens, self._positions
-            )
+        self._expansions, fit = Expansions(), None
+        if self.graphs is not None and past:  # a whole prompt is run eagerly
+            fit = self.graphs.fit(self._cache, count)
+        # Text has one position, whatever the number of coordinates.
+        positions = self._positions if self._positions.dim() == 2 else self._positions[0]
+        self._next = positions[:, -1:] + 1
+        if fit is not None and self.graphs is not None:
+            more, places = fit[0] - count, np.arange(past, past + fit[0])
+            states, tokens = F.pad(self._states, (0, 0, 0, more)), F.pad(self._tokens, (0, more))
+            positions = F.pad(self._positions, (0, more))
+            self._outputs, q = self.graphs.run(
+                ("root", self._warp, fit[1]), partial(self._captured_root, fit[1]), states, tokens, positions,
+                *upload(device, places, np.array([count - 1])),
+            )  # fmt: skip
             self._cache.advance(count)
-            return q
+            return q[0]
         mask = None  # one input sees all
         if count > 1:
             mask = torch.ones(count, past + count, dtype=torch.bool, device=device).tril_(past)
         true = torch.zeros(count, dtype=torch.int64, device=device)
-        hidden = self._run_true(self._states, self._tokens, self._positions, mask, true)
+        hidden = self._run(self._fused(self._states), self._tokens, self._positions, mask, true)
         self._cache.advance(count)
-        # Text has one position, whatever the number of coordinates.
-        positions = self._positions if self._positions.dim() == 2 else self._positions[0]
-        self._outputs, self._next = hidden[:, -1:], positions[:, -1:] + 1
-        if self.graphs is not None:
-            self.graphs.begin(self._cache, self._outputs, self._next)
+        self._outputs = hidden[:, -1:]
         return self._probabilities(self._outputs, [self._emitted])[0]
 
     @torch.inference_mode()
     def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
         """Run nodes [F] on their parents' outputs; the cache keeps its committed length."""
-        past, first, device = self._cache.length, len(self._expansions), self._outputs.device
+        past, first, count, device = self._cache.length, len(self._expansions), len(parents), self._outputs.device
         depths = self._expansions.take(parents)
-        if self.graphs is not None and self.graphs.takes_level(self._cache, first, len(parents)):
-            seen = self._expansions.ancestors(first).numpy()
-            q, self._outputs = self.graphs.level(self._warp, self._run, self._scored, tokens, parents, depths, seen)
-            return q
         # The root's output, whose parent is ROOT, -1, stands before the expansions'.
-        rows, mask = np.array([parents, depths]), self._expansions.ancestors(first, past=past)
+        rows, seen = np.array([parents, depths]), self._expansions.ancestors(first, past=past).numpy()
         rows[0] += 1
-        tokens, (above, below), mask = upload_tokens(device, tokens, rows, mask.numpy())
-        positions = self._next + below - 1
-        # Expansions are written after each other; the cache's length covers them only during this forward.
-        self._cache.crop_to(past + first)
-        hidden = self._run(self._outputs[:, above], tokens.expand(len(self._outputs), -1), positions, mask, below)
-        self._cache.crop_to(past)
+        fit = None if self.graphs is None else self.graphs.fit(self._cache, count, first)
+        if fit is not None:
+            # Padding is children of the root that see what is committed: an empty row of attention is undefined.
+            rows, seen, tokens = _padded(rows, 2, fit[0]), _padded(seen, *fit), F.pad(tokens, (0, fit[0] - count))
+            seen[count:, :past] = True
+            rows = np.vstack([rows, np.arange(past + first, past + first + fit[0])])
+        tokens, (above, below, *places), mask = upload_tokens(device, tokens, rows, seen)
+        states, positions = self._outputs[:, above], self._next + below - 1
+        tokens = tokens.expand(len(states), -1)
+        if fit is not None and self.graphs is not None:
+            hidden, q = self.graphs.run(
+                ("level", self._warp), self._captured_level, states, tokens, positions, mask, below, *places
+            )
+            hidden, q = hidden[:, :count], q[:count]
+        else:
+            # Expansions are written after each other; the cache's length covers them only during this forward.
+            self._cache.crop_to(past + first)
+            hidden = self._run(states, tokens, positions, mask, below)
+            self._cache.crop_to(past)
+            q = self._probabilities(hidden, [self._emitted + depth for depth in depths])
         self._outputs = torch.cat([self._outputs, hidden], dim=1)
-        return self._probabilities(hidden, [self._emitted + depth for depth in depths])
+        return q
 
-    def _run_true(
-        self, states: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor | None, depths: Tensor
-    ) -> Tensor:
-        return self._run(self._fused(states), tokens, positions, mask, depths)
+    def _captured_root(
+        self, reach: int, states: Tensor, tokens: Tensor, positions: Tensor, places: Tensor, last: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Output [R,1,D] and q [1,V] of the true state with index `last` [1]; padding after it sees what it sees."""
+        mask = torch.arange(reach, device=places.device) <= places[:, None]
+        with self._cache.written_at(places, reach):
+            hidden = self._run(self._fused(states), tokens, positions, mask, torch.zeros_like(places))
+        output = hidden.index_select(1, last)
+        return output, self._scored(output)
+
+    def _captured_level(
+        self, states: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor, depths: Tensor, places: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Outputs [R,N,D] and q [N,V] of nodes that are written at `places` [N]."""
+        with self._cache.written_at(places, mask.shape[-1]):
+            hidden = self._run(states, tokens, positions, mask, depths)
+        return hidden, self._scored(hidden)
 
     def _scored(self, hidden: Tensor) -> Tensor:
         """q [N,V] of outputs [R,N,D] in a graph, which is of no step of the answer (see `why_not`)."""
         return self._probabilities(hidden, [0] * hidden.shape[1])
+
+
+def _padded(array: np.ndarray, *shape: int) -> np.ndarray:
+    """The array in the corner of zeros of this shape."""
+    result = np.zeros(shape, dtype=array.dtype)
+    result[tuple(slice(size) for size in array.shape)] = array
+    return result

@@ -17,6 +17,7 @@ from ...core.errors import UserError
 from ...core.pictures import TEXT
 from ...core.states import Taps, TargetStates, feature_places, visual_places
 from ..decoding.cache import Cache
+from ..decoding.captured import PassGraphs
 from ..decoding.decoder import CachedDecoder, DecoderStates, PromptRows, packed_prompts
 from ..decoding.parallel import whole
 from ..decoding.rows import Guidance
@@ -24,8 +25,8 @@ from ..decoding.tree import Tree
 from ..decoding.upload import upload_tree
 from ..hub import rope_of
 from ..packed_row import PackedRow
+from . import verification
 from .base import Prompt, TargetShape, TargetStep, check_layers, language_shape
-from .verification import DYNAMIC, VerificationGraphs
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class LanguageTarget:
         self.decoder, self.prefill_chunk = decoder, prefill_chunk
         self.vocab_size = decoder.vocab_size
         # Of verification passes; None: they are run eagerly.
-        self.graphs: VerificationGraphs | None = None
+        self.graphs: PassGraphs | None = None
         self._embedding: tuple[Tensor, Tensor] | None = None  # the model's own, and the same as a whole
 
     def view(self, request: Request) -> Request:
@@ -159,7 +160,7 @@ class LanguageTarget:
         first = session.cache.length + session.rope_delta
         layers, captured = session.taps.layers, None
         if self.graphs is not None:
-            captured = self.graphs.verify(session.cache, root, tree, first, layers)
+            captured = verification.verify(self.graphs, self.decoder, session.cache, root, tree, first, layers)
         if captured is None:
             ids, positions, mask = upload_tree(self.device, tree, root, first, always_mask=False)
             states = self.decoder.forward(
@@ -196,7 +197,7 @@ class LanguageTarget:
         kind = rope.get("rope_type") or rope.get("type")
         if kind == "longrope":
             most = rope.get("original_max_position_embeddings") or most
-        if kind in DYNAMIC and most is not None and places > most:
+        if kind in verification.DYNAMIC and most is not None and places > most:
             raise UserError(
                 f"prompt and answer may take {places:,} places, and this target's rotations ({kind}) change with the "
                 f"length of the text beyond {most:,}, while keys in a cache stay as they were turned",

@@ -9,17 +9,18 @@ from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.ensemble import preset
 from draftsmith.models.drafters.graph import GraphedChain
+from recorded_graphs import recorded  # noqa: F401  a fixture
 from test_ensemble import SUBSTITUTES, decoder, ensemble
 from tiny import IMAGE_ID, TOKENS, llava, near, proposal, request, target
 
 
-def graphed(model, mode, gamma, device="cpu"):
-    decoder = CachedDecoder(model.to(device), num_token_ids=TOKENS, never=(IMAGE_ID,))
+def graphed(model, mode, gamma):
+    decoder = CachedDecoder(model, num_token_ids=TOKENS, never=(IMAGE_ID,))
     return GraphedChain(decoder, mode, newline_id=5, gamma=gamma, capacity=96)
 
 
-def cycles(big, drafter, asked, warp, rule, seed=0):
-    decoding = Decoding(Chain(4), rule, Draw("top-k"), warp, 18, ())
+def cycles(big, drafter, asked, warp, rule, seed=0, gamma=4):
+    decoding = Decoding(Chain(gamma), rule, Draw("top-k"), warp, 18, ())
     result = generate(big, drafter, asked, decoding, torch.Generator().manual_seed(seed))
     return result.tokens, [(c.num_drafted, c.num_accepted) for c in result.cycles]
 
@@ -74,30 +75,27 @@ def test_an_ensemble_in_one_graph(name, warp, rule):
     assert len(set(used)) > 1 and chain.capacity > 30
 
 
+def test_a_recorded_chain(recorded):  # noqa: F811
+    """And nothing is captured for a request like one before."""
+    big = llava(0)
+    draft, config = near(big), preset("MT*")
+    chain = GraphedChain(decoder(draft), config, newline_id=5, gamma=2, capacity=96, substitutes=SUBSTITUTES)
+    for seed in (1, 2, 1):
+        captured, asked = len(chain.graphs), request(seed, images=seed)
+        expected = cycles(target(big), ensemble(draft, config), asked, Warp(), Greedy(), gamma=2)
+        assert cycles(target(big), chain, asked, Warp(), Greedy(), gamma=2) == expected
+    assert captured == len(chain.graphs) > 1
+
+
 @pytest.mark.gpu
-def test_captured_ensemble():
+@pytest.mark.parametrize("name", ["M", "MT*"])
+def test_captured(name):
     """On CUDA the same through replayed graphs."""
     big = llava(0).cuda()
-    draft, config = near(big), preset("MT*")
+    draft, config = near(big), preset(name)
     chain = GraphedChain(decoder(draft), config, newline_id=5, gamma=4, capacity=96, substitutes=SUBSTITUTES)
     for seed in range(4):
         asked = request(seed, images=1)
-        plain = ensemble(draft, config)
-        assert cycles(target(big), chain, asked, Warp(), Greedy()) == cycles(
-            target(big), plain, asked, Warp(), Greedy()
-        )
-    assert len(chain._graphs) == 2
-
-
-@pytest.mark.gpu
-def test_captured():
-    """On CUDA the same through replayed graphs."""
-    big = llava(0).cuda()
-    draft = near(big)
-    chain = graphed(draft, "M", 4, "cuda")
-    for seed in range(4):
-        asked = request(seed, images=1)
-        assert cycles(target(big), chain, asked, Warp(), Greedy()) == cycles(
-            target(big), proposal(draft), asked, Warp(), Greedy()
-        )
-    assert len(chain._graphs) == 2
+        expected = cycles(target(big), ensemble(draft, config), asked, Warp(), Greedy())
+        assert cycles(target(big), chain, asked, Warp(), Greedy()) == expected
+    assert len(chain.graphs) > 1

@@ -1,5 +1,7 @@
 """The captured functions of a head's passes, without a capture here, give what eager passes give."""
 
+from functools import partial
+
 import pytest
 import tiny_qwen
 import torch
@@ -8,12 +10,15 @@ from draftsmith.core.batch import ImageRequest
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Dynamic, Static
 from draftsmith.eval.rules import Greedy, Sampling
+from draftsmith.models.decoding.cache import Cache
+from draftsmith.models.decoding.captured import PassGraphs
 from draftsmith.models.decoding.rows import Guidance
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.drafters.head_graphs import MOST_EXPANSIONS, HeadGraphs, why_not
+from draftsmith.models.drafters.head_graphs import why_not
 from draftsmith.models.drafters.mixed import MixedProposal
 from draftsmith.models.drafters.weights import FixedWeights
 from draftsmith.models.targets.llamagen import LlamaGenTarget
+from recorded_graphs import recorded  # noqa: F401  a fixture
 from test_head_decoding import loud_head, settings_of
 from tiny import llava, request, target
 
@@ -23,7 +28,7 @@ TREE = Dynamic(total=16, depth=3, width=4)
 
 
 def graphed(drafter, lengths=LENGTHS, counts=COUNTS):
-    drafter.graphs = HeadGraphs(torch.device("cpu"), lengths, counts)
+    drafter.graphs = PassGraphs(torch.device("cpu"), lengths, counts, partial(Cache, 1))
     return drafter
 
 
@@ -78,6 +83,20 @@ def test_they_propose_what_eager_passes_propose(big, kind, policy, temperature, 
         assert heard == expected
         torch.testing.assert_close(proposed, q)
     assert ours.graphs.num_replayed > 60 and ours.graphs.num_eager == 0
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "vispec"])
+def test_recorded_passes_propose_what_eager_passes_propose(big, recorded, kind):  # noqa: F811
+    """And nothing is captured for a request like one before."""
+    config = settings_of(kind)
+    head = loud_head(config, big).double()
+    eager, ours = config.drafter(head, big), graphed(config.drafter(head, big), (64,))
+    for seed in (1, 2, 1):
+        captured, asked = len(ours.graphs.graphs), request(seed, images=seed % 2)
+        (expected, q), (heard, proposed) = (said(big, one, TREE, asked, 0.0, 8) for one in (eager, ours))
+        assert heard == expected
+        torch.testing.assert_close(proposed, q)
+    assert captured == len(ours.graphs.graphs) > 1 and ours.graphs.num_eager == 0
 
 
 def test_positions_in_three_coordinates():
@@ -136,7 +155,7 @@ def test_nothing_of_a_former_request_is_left(big):
     said(big, ours, TREE, request(1, 1), 0.0)
     graphs = ours.graphs
     buffers = [part for layer in graphs._cache.own_layers for part in (layer.keys, layer.values)]
-    buffers += [graphs._outputs, *(inputs.states for inputs in graphs._roots.values()), *graphs._placed.values()]
+    buffers += graphs._placed.values()
     with torch.inference_mode():
         for buffer in buffers:
             buffer.fill_(float("nan"))
@@ -153,27 +172,13 @@ def test_what_no_graph_holds_is_run_eagerly_and_counted(big):
     ours = graphed(config.drafter(head, big), (48,))
     assert said(big, ours, TREE, asked, 0.0)[0] == long
     assert ours.graphs.num_replayed == 0 and ours.graphs.num_eager > 10
-    assert "eager (longer than 48 places, or more than 8 nodes at once)" in ours.graphs.summary
+    assert "eager (longer than 48 places, more than 8 nodes, or layers are hooked)" in ours.graphs.summary
     # Levels of 9 nodes after roots that fit, and levels that fit after those.
     wide = Static([(0,), *((0, n) for n in range(9)), *((0, n, 0) for n in range(9)), (0, 0, 0, 0)])
     expected = said(big, config.drafter(head, big), wide, asked, 0.0)[0]
     ours = graphed(config.drafter(head, big))
     assert said(big, ours, wide, asked, 0.0)[0] == expected
     assert ours.graphs.num_replayed > 5 and ours.graphs.num_eager > 5
-
-
-def test_more_expansions_than_a_mask_has_columns(big):
-    config = settings_of("eagle")
-    ours = graphed(config.drafter(loud_head(config, big), big), lengths=(512,))
-    said(big, ours, Chain(2), request(1, 0), 0.0, length=4)
-    ours.root()
-    parents = [-1] * 8
-    for _ in range(MOST_EXPANSIONS // 8):
-        ours.expand(parents, torch.arange(5, 13))
-    before = ours.graphs.num_eager
-    ours.expand(parents, torch.arange(5, 13))
-    ours.expand(parents[:1], torch.tensor([5]))
-    assert ours.graphs.num_eager == before + 2, "and a smaller one behind it, whose parents no buffer holds"
 
 
 def test_where_it_cannot_be(big):

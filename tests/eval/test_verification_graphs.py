@@ -6,10 +6,12 @@ import torch
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Dynamic
 from draftsmith.eval.rules import Greedy, Sampling
+from draftsmith.models.decoding.captured import PassGraphs
 from draftsmith.models.decoding.tree import Tree, no_tree
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.targets.base import Taps
-from draftsmith.models.targets.verification import VerificationGraphs, lengths_up_to, why_not
+from draftsmith.models.targets.verification import lengths_up_to, why_not
+from recorded_graphs import recorded  # noqa: F401  a fixture
 from test_head_decoding import loud_head, settings_of
 from tiny import llava, near, proposal, request, target
 
@@ -17,7 +19,7 @@ LENGTHS, NODES = (48, 64, 96), (1, 8, 24)
 
 
 def graphed(big, lengths=LENGTHS):
-    big.graphs = VerificationGraphs(big.decoder, lengths, NODES)
+    big.graphs = PassGraphs(big.device, lengths, NODES, big.decoder.new_cache)
     return big
 
 
@@ -39,6 +41,7 @@ def cases():
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_it_says_what_eager_passes_say(temperature):
     """Over requests of other lengths, in one pair of buffers; buckets change inside an answer."""
+    lengths = set()
     for name, big, drafter, policy in cases():
         plain, ours = target(big), graphed(target(big))
         for seed in range(3):
@@ -47,6 +50,28 @@ def test_it_says_what_eager_passes_say(temperature):
             assert said(ours, drafter(ours), policy, asked, temperature) == expected, name
         graphs = ours.graphs
         assert graphs.num_replayed > 20 and graphs.num_eager == 0
+        lengths |= {key[0][0] for key in graphs.graphs._captured}
+    assert len(lengths) > 1
+
+
+def test_recorded_passes_say_what_eager_passes_say(recorded):  # noqa: F811
+    """And nothing is captured for a request like one before."""
+    _, big, drafter, policy = list(cases())[-1]
+    plain, ours = target(big), graphed(target(big), (64,))
+    for seed in (1, 2, 1):
+        captured = len(ours.graphs.graphs)
+        asked = request(seed, images=seed % 2)
+        assert said(ours, drafter(ours), policy, asked, 1.0, 6) == said(plain, drafter(plain), policy, asked, 1.0, 6)
+    assert captured == len(ours.graphs.graphs) > 0 and ours.graphs.num_eager == 0
+
+
+def test_what_a_pass_returns_outlives_the_next_ones(recorded):  # noqa: F811
+    ours = graphed(target(llava(0)))
+    session, _ = ours.prefill(request(1, 1), Taps(feature=True), capacity=20)
+    first = ours.verify(session, 7, no_tree())
+    before = first.logits.clone(), first.feature.clone()
+    ours.verify(session, 9, no_tree())
+    assert torch.equal(first.logits, before[0]) and torch.equal(first.feature, before[1])
 
 
 def test_positions_in_three_coordinates():

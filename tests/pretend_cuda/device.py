@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-import warnings
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,8 +60,8 @@ class Counts:
 
 class _State:
     current = 0
-    recording: list[tuple[Any, Any, Any, Any]] | None = None
-    captured_on = 0
+    captured_on: int | None = None  # while a graph is captured or runs
+    recorded = 0  # operations
 
 
 COUNTS, GRAPHS = Counts(), list[tuple[int, int]]()  # of every captured graph: device, operations
@@ -91,7 +90,7 @@ def _file_of_the_project(name: str) -> Path | None:
 
 def _read(kind: str) -> None:
     place = _place()
-    if _State.recording is not None:
+    if _State.captured_on is not None:
         raise RuntimeError(f"operation not permitted when stream is capturing: {kind} at {place}")
     COUNTS.reads[f"{kind} {place}"] += 1
 
@@ -188,7 +187,11 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if not ours and device.type == "cpu":
         return func(*args, **kwargs)
     if not func.is_view and name not in _NO_KERNEL:
-        COUNTS.launches[name] += 1
+        # A graph holds its own device's operations. What another device is told to do is not in it.
+        if device.index is not None and device.index == _State.captured_on:
+            _State.recorded += 1
+        else:
+            COUNTS.launches[name] += 1
         COUNTS.devices[str(device)] += 1
     inner_args = tuple([_map(_held, value) for value in args])
     inner = {key: _map(_held, value) for key, value in kwargs.items()}
@@ -198,9 +201,6 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         inner["device"] = CPU
     inner.pop("pin_memory", None)
     result = func(*inner_args, **inner)
-    # A graph records its own device's stream. What another device is told to do runs at once and is not in it.
-    if _State.recording is not None and device.index == _State.captured_on:
-        _State.recording.append((func, inner_args, inner, result))
     if device.type == "cpu" or name == "_local_scalar_dense":
         return result
 
@@ -256,7 +256,7 @@ def _copied(to: torch.device, source: Tensor) -> torch.device:
     if to.type == "cpu" and source.device.type == "cuda":
         _read("copy")
     elif to.type == "cuda" and source.device.type == "cpu":
-        if _State.recording is not None:
+        if _State.captured_on is not None:
             raise RuntimeError(f"operation not permitted when stream is capturing: upload at {_place()}")
         COUNTS.uploads[_place()] += 1
     return to
@@ -294,66 +294,35 @@ class Generator(torch.Generator):
         pass
 
 
-class CUDAGraph:
-    """Records operations of the device that is current at its capture, and runs them again.
+def _make_graphed_callables(run: Any, sample: Any, pool: list[Tensor], **_: Any) -> Any:
+    """`run` as it is, counted as one launch and a copy of each input; what a capture would refuse raises.
 
-    Graphs that share a memory pool write over each other's results, as far as those lie in the pool: here they become
-    NaN when another graph of the pool is replayed.
+    The device that is current now is recorded. Graphs that share a memory pool write over each other's results: here
+    they become NaN when another one runs.
     """
+    device, shapes = _State.current, [value.shape for value in sample]
 
-    def __init__(self) -> None:
-        self.operations: list[tuple[Any, Any, Any, Any]] = []
-        self.pool: list[CUDAGraph] = []
+    def replay(*inputs: Tensor) -> Any:
+        assert [value.shape for value in inputs] == shapes
+        for result in pool:
+            result.fill_(float("nan"))
+        _State.captured_on, _State.recorded = device, 0
+        try:
+            results = run(*inputs)
+        finally:
+            _State.captured_on = None
+        pool[:] = [result.held for result in results if result.is_floating_point()]
+        return results
 
-    def _own(self) -> Iterator[Tensor]:
-        """Results that lie in the pool: not in what was there before the capture."""
-        before, own = set[int](), set[int]()
-        for _, args, kwargs, results in self.operations:
-            taken = {t.untyped_storage().data_ptr() for t in _tensors(args, kwargs)}
-            before |= taken - own
-            for result in _tensors((results,), {}):
-                if (place := result.untyped_storage().data_ptr()) not in before:
-                    own.add(place)
-                    yield result
+    replay(*sample)
+    GRAPHS.append((device, _State.recorded))
 
-    def replay(self) -> None:
-        """One launch for all that was recorded; results are written where they were."""
+    def counted(*inputs: Tensor) -> Any:
         COUNTS.launches["graph"] += 1
-        if self.pool[0] is not self:  # the one that ran last
-            for result in self.pool[0]._own():
-                if result.is_floating_point():
-                    result.fill_(float("nan"))
-            self.pool.remove(self)
-            self.pool.insert(0, self)
-        for func, args, kwargs, before in self.operations:
-            after = func(*args, **kwargs)
-            for old, new in zip(_tensors((before,), {}), _tensors((after,), {}), strict=True):
-                if old.data_ptr() != new.data_ptr():
-                    old.copy_(new)
+        COUNTS.launches["copy into a graph"] += len(inputs)
+        return replay(*inputs)
 
-
-class Stream:
-    """One of a device, on which everything has finished."""
-
-    def __init__(self, device: Any = None):
-        pass
-
-    def wait_stream(self, other: Stream) -> None:
-        pass
-
-
-@contextlib.contextmanager
-def _capture(graph: CUDAGraph, pool: Any = None, **_: Any) -> Iterator[None]:
-    _State.captured_on, _State.recording = _State.current, []
-    graph.pool = [] if pool is None else pool
-    graph.pool.append(graph)
-    try:
-        yield
-    finally:
-        graph.operations, _State.recording = _State.recording, None
-        GRAPHS.append((_State.captured_on, len(graph.operations)))
-    if not graph.operations:
-        warnings.warn("The CUDA Graph is empty.", stacklevel=2)  # as torch's own message begins
+    return counted
 
 
 @contextlib.contextmanager
@@ -374,7 +343,7 @@ def _set_device(device: Any) -> None:
 
 
 def _synchronize(device: Any = None) -> None:
-    if _State.recording is not None:
+    if _State.captured_on is not None:
         raise RuntimeError(f"operation not permitted when stream is capturing: synchronize at {_place()}")
     COUNTS.waits[_State.current if device is None else _full(device).index] += 1
 
@@ -396,10 +365,8 @@ def install() -> None:
     cuda.current_device = lambda: _State.current
     cuda.set_device, cuda.synchronize, cuda.device = _set_device, _synchronize, _device  # type: ignore[misc,assignment]
     cuda.get_rng_state = lambda *_: torch.get_rng_state()  # type: ignore[assignment]
-    cuda.CUDAGraph, cuda.graph = CUDAGraph, _capture  # type: ignore[misc,assignment]
+    cuda.make_graphed_callables = _make_graphed_callables  # type: ignore[assignment]
     cuda.graph_pool_handle = list  # type: ignore[assignment]
-    cuda.Stream, cuda.stream = Stream, lambda _: contextlib.nullcontext()  # type: ignore[misc,assignment]
-    cuda.current_stream = Stream  # type: ignore[assignment]
     torch.Generator = Generator  # type: ignore[misc]
     # Weights that move to the device become tensors of another class: the old ones cannot be filled in place.
     torch.__future__.set_swap_module_params_on_conversion(True)

@@ -4,8 +4,7 @@ from types import SimpleNamespace
 
 import torch
 from draftsmith.eval import loop
-from draftsmith.models.decoding.captured import capture_seconds
-from draftsmith.models.targets.verification import VerificationGraphs
+from draftsmith.models.decoding.captured import PassGraphs, capture_seconds
 from draftsmith.recipes.load import load
 from draftsmith.trainers.evaluation.drafters import Drafters
 from draftsmith.trainers.evaluation.graphs import GraphsConfig, about_graphs, capture_heads, capture_target
@@ -26,7 +25,7 @@ def test_their_length_is_the_longest_request_or_what_is_asked_for(monkeypatch):
     big, drafting = target(llava(0)), [SimpleNamespace(policy=SimpleNamespace(max_nodes=60))]
     for config, last in ((GraphsConfig(target=True), 768), (GraphsConfig(target=True, length=1500), 2048)):
         capture_target(config, big, drafting, 500)
-        assert isinstance(big.graphs, VerificationGraphs) and big.graphs.lengths[-1] == last
+        assert isinstance(big.graphs, PassGraphs) and big.graphs.lengths[-1] == last
     capture_target(GraphsConfig(), big, drafting, 500)
     assert big.graphs is None, "of an evaluation before"
 
@@ -77,7 +76,7 @@ def test_captures_are_no_part_of_a_request_s_time(monkeypatch):
     monkeypatch.setattr("draftsmith.models.drafters.head_graphs.why_not", lambda target: None)
     one, member, drafting = heads_of(big)
     capture_heads(GraphsConfig(head=True), big, drafting, 500)
-    big.graphs = VerificationGraphs(big.decoder, (64,))
+    big.graphs = PassGraphs(big.device, (64,), (8,), big.decoder.new_cache)
     for graphs, seconds in ((one.graphs, 1.0), (member.graphs, 2.0), (big.graphs, 4.0)):
         graphs.graphs.seconds = seconds
     assert [capture_seconds(part) for part in (big, *(some.drafter for some in drafting), None)] == [4, 1, 2, 0, 0]

@@ -10,6 +10,7 @@ from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Draw
 from draftsmith.eval.rules import Greedy
 from draftsmith.models.decoding.cache import CacheLayer
+from draftsmith.models.decoding.tree import chain
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.base import DraftingOptions
 from draftsmith.models.drafters.dflash import DflashConfig
@@ -21,7 +22,7 @@ from draftsmith.models.llava import TokenIds, new_model
 from draftsmith.models.sizes import parameter_counts
 from draftsmith.models.targets.base import Taps
 from draftsmith.models.targets.llava import LlavaTarget
-from draftsmith.models.targets.verification import NODES, _Inputs
+from draftsmith.models.targets.verification import NODES, verify
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
 from draftsmith.trainers.describe.memory import Hardware, evaluation_memory
@@ -140,13 +141,17 @@ def test_graphs_hold_a_cache_of_the_rounded_length_and_what_they_return():
         patch.setattr("draftsmith.trainers.evaluation.graphs.why_not", lambda decoder: None)
         capture_target(graphed.stage.graphs, target, drafting, graphed.stage.capacity)
     graphs = target.graphs
-    target.prefill(longest(graphed, target), Taps(), capacity=16)
+    session, _ = target.prefill(longest(graphed, target), Taps(), capacity=16)
     cache = [tensor for layer in graphs._cache.layers for tensor in (layer.keys, layer.values)]
     assert parts["key-value cache"] == num_bytes(cache) > before["key-value cache"]
     nodes = [count for count in NODES if count <= 8]  # a chain of five, and its root
     with Live() as live, torch.inference_mode():
-        kept = [graphs._run(_Inputs(n, target.device), k, ()) for k in graphs.lengths for n in nodes]
-    assert len(kept) == len(nodes) * len(graphs.lengths)
+        kept = []
+        for length in graphs.lengths:  # a pass reads the first that holds it
+            session.cache.crop_to(length - nodes[-1])
+            trees = [chain(torch.zeros(n - 1, dtype=torch.int64)) for n in nodes]
+            kept += [verify(graphs, target.decoder, session.cache, 7, tree, length, ()) for tree in trees]
+    assert len(kept) == len(nodes) * len(graphs.lengths) == len(graphs.graphs)
     assert 0.5 < parts["graphs"] / live.most < 2, (parts["graphs"], live.most)
     spread = asked(*few, "stages.compare.graphs.target=true", "target.device_map=auto")
     assert evaluation_memory(spread).parts == before, "a target on several devices takes none"

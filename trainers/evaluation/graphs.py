@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from pydantic import Field
 
 from ...core.section import Section
+from ...models.decoding.cache import Cache
+from ...models.decoding.captured import PassGraphs
 from ...models.drafters import head_graphs
-from ...models.drafters.head_graphs import COUNTS, HeadGraphs
+from ...models.drafters.head_graphs import COUNTS
 from ...models.drafters.recursion import Recursive
-from ...models.targets.verification import NODES, VerificationGraphs, lengths_up_to, why_not
+from ...models.targets.verification import NODES, lengths_up_to, why_not
 from .drafters import Drafting
 
 
@@ -41,7 +44,7 @@ def capture_target(config: GraphsConfig, target: Any, drafting: Sequence[Draftin
     if config.target and why_not(target.decoder) is None:
         most = max((one.policy.max_nodes for one in drafting), default=0)
         lengths = lengths_up_to((config.length or capacity) + most + NODES[-1])
-        target.graphs = VerificationGraphs(target.decoder, lengths)
+        target.graphs = PassGraphs(target.device, lengths, NODES, target.decoder.new_cache)
 
 
 def capture_heads(config: GraphsConfig, target: Any, drafting: Sequence[Drafting], capacity: int) -> None:
@@ -51,7 +54,7 @@ def capture_heads(config: GraphsConfig, target: Any, drafting: Sequence[Drafting
         lengths = lengths_up_to((config.length or capacity) + one.policy.max_nodes + COUNTS[-1])
         for head in _heads(one.drafter):
             # Each method's head has a cache of its own, and so graphs of its own.
-            head.graphs = HeadGraphs(target.device, lengths) if wanted else None
+            head.graphs = PassGraphs(target.device, lengths, COUNTS, partial(Cache, 1)) if wanted else None
 
 
 def _heads(drafter: Any) -> Iterator[Recursive]:
