@@ -86,7 +86,7 @@ def cell(text: str) -> Markup:
     return Markup(re.sub(r"(?<!\\)((?:\\\\)*)\|", r"\1\\|", plain(text)))
 
 
-def block(lines: str, language: str) -> list[str]:
+def block(lines: str, language: str) -> Markup:
     """Lines of code between fences that no line of it closes."""
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", lines)), default=0))
-    return [f"{fence}{language}", lines, fence]
+    return Markup(f"{fence}{language}\n{lines}\n{fence}")

@@ -16,7 +16,6 @@ from .rows import Row
 from .summary import (
     Difference,
     SeedDifference,
-    by_depth,
     paired_difference,
     seed_difference,
     summarize,
@@ -152,7 +151,7 @@ def compare_trainings(rows: Sequence[Row], settings: Comparison) -> TrainingComp
     assert difference is not None, "two pairs at least"
     first, second = ([row for pair in pairs.values() for row in pair[side]] for side in (0, 1))
     depths = {
-        name: tuple(depth.share_of_reached for depth in by_depth(some))
+        name: tuple(depth.share_of_reached for depth in summarize(some).accepted_by_depth)
         for name, some in (("first", first), ("second", second))
     }
     same = statistics.fmean(float(row.details.get("plain_is_data", False)) for row in first)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -88,8 +88,3 @@ def ends(values: np.ndarray) -> Interval:
 
 def mean(values: Sequence[float]) -> float:
     return statistics.fmean(values) if values else math.nan
-
-
-def median(values: Iterable[float]) -> float:
-    known = list(values)
-    return statistics.median(known) if known else math.nan

@@ -14,15 +14,15 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from .intervals import (
     Interval,
     Verdict,
     bootstrap,
     ends,
-    mean,
-    median,
     quartiles,
     ratio,
     resampled,
@@ -30,6 +30,9 @@ from .intervals import (
     verdict,
 )
 from .rows import Row
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True)
@@ -118,18 +121,111 @@ def summarize(rows: Iterable[Row]) -> Summary:
     """The numbers of some rows, which may come from any number of ranks, in any order."""
     rows = ordered(rows)
     assert rows, "no request to summarize"
+    requests, cycles = frames(rows)
+    totals, of_cycle = requests.sum(numeric_only=True), cycles.mean()
+    of_request = totals / len(requests)
+    # A request without a cycle has no times of one: its zeros would pull every median down.
+    with_cycles, drafting = requests[requests.num_cycles > 0], requests[requests.num_drafted > 0]
+    medians = with_cycles[["draft_cycle_s", "verify_s", "rule_s", "cycle_s"]].median()
+    t_q = drafting.draft_s.median()
+    t_p = requests.plain_cycle_s[requests.plain_decoded > 0].median()
+    tau, kept_depth = of_cycle.emitted, of_cycle.drafted
+    planned_depth = cycles.planned[cycles.planned > 0].mean()  # gamma of a chain, whatever ended its answers
+    relative = ratio(t_q, t_p)
+    kept_cost, planned_cost = (depth * relative if len(drafting) else 0.0 for depth in (kept_depth, planned_depth))
+    (dsr, esr), of_each = _speedups(totals), [_speedups(request) for request in requests.itertuples()]
+    numbers = {
+        "requests": len(requests),
+        "tau": tau,
+        "tau_mean_of_requests": (with_cycles.num_emitted / with_cycles.num_cycles).mean(),
+        "num_accepted": of_cycle.accepted,
+        "acceptance_rate": ratio(totals.num_accepted, totals.num_drafted),
+        "first_accepted": (cycles.accepted > 0).mean(),
+        "levels": max(cycles.planned, default=0),
+        "planned_depth": planned_depth,
+        "kept_depth": kept_depth,
+        "tau_over_depth": ratio(tau, planned_depth),
+        "mean_nodes": of_cycle.nodes,
+        "T_q_ms": 1e3 * t_q,
+        "T_p_ms": 1e3 * t_p,
+        "T_verify_ms": 1e3 * medians.verify_s,
+        "T_q_over_T_p": relative,
+        "expected_speedup": tau / (kept_cost + ratio(medians.verify_s, t_p)),
+        "expected_speedup_tabed": tau / (planned_cost + 1),
+        "DSR": dsr,
+        "ESR": esr,
+        "drafter_ms": 1e3 * medians.draft_cycle_s,
+        "target_ms": 1e3 * (medians.verify_s - medians.rule_s),
+        "rule_ms": 1e3 * medians.rule_s,
+        "cycle_ms": 1e3 * medians.cycle_s,
+        "prefill_share": ratio(totals.prefill_s, totals.total_s),
+        **of_request[["total_s", "decode_s", "prefill_s", "plain_total_s", "plain_prefill_s", "visual_tokens"]],
+        "step_s": ratio(totals.decode_s, totals.num_cycles),
+        "tokens_per_s": ratio(totals.generated, totals.total_s),
+        "decoded_per_s": ratio(totals.num_emitted, totals.decode_s),
+        "plain_tokens_per_s": ratio(totals.plain_tokens, totals.plain_total_s),
+        "plain_decoded_per_s": ratio(totals.plain_decoded, totals.plain_decode_s),
+        "generated": of_request.generated,
+        "calls": of_request.num_cycles,
+        "identical": requests.identical.sum(),
+        "rejected_somewhere": totals.num_accepted < totals.num_drafted,
+    }
     return Summary(
-        requests=len(rows),
-        **_acceptance(rows),
-        **_speed(rows),
-        **_totals(rows),
-        visual_tokens=mean([r.visual_tokens for r in rows]),
+        **{name: number.item() if isinstance(number, np.generic) else number for name, number in numbers.items()},
+        tau_interval=bootstrap(requests.num_emitted, requests.num_cycles),
+        accepted_by_depth=_by_depth(cycles),
+        accepted_histogram=tuple(np.bincount(cycles.accepted, minlength=1).tolist()),
+        DSR_spread=quartiles([dsr for dsr, _ in of_each]),
+        ESR_spread=quartiles([esr for _, esr in of_each]),
         time_shares=_time_shares(rows),
-        identical=sum(r.identical for r in rows),
-        first_different=next((r.request for r in rows if not r.identical), None),
+        first_different=next((row.request for row in rows if not row.identical), None),
         **_differences(rows),
-        beyond_positions=sum(bool(r.details.get("beyond_positions", False)) for r in rows),
+        beyond_positions=sum(bool(row.details.get("beyond_positions", False)) for row in rows),
     )
+
+
+def frames(rows: Sequence[Row]) -> tuple[DataFrame, DataFrame]:
+    """Two tables in the order of `rows`: a line for each request, and a line for each cycle after a prefill."""
+    from pandas import DataFrame  # takes a second, which nobody is to pay who makes no report
+
+    requests = [
+        vars(row)
+        | {
+            "num_cycles": row.num_cycles,
+            "num_emitted": row.num_emitted,
+            "num_drafted": sum(row.drafted),
+            "num_accepted": sum(row.accepted),
+            # The first token comes from the prefill: it is generated, and in no cycle.
+            "generated": row.num_emitted + 1,
+            "plain_decoded": row.plain_tokens - 1,
+            "decode_s": row.total_s - row.prefill_s,
+            "plain_decode_s": row.plain_total_s - row.plain_prefill_s,
+        }
+        for row in rows
+    ]
+    per_cycle = ("planned", "drafted", "nodes", "accepted", "emitted")
+    cycles = {name: [value for row in rows for value in getattr(row, name)] for name in per_cycle}
+    return DataFrame(requests), DataFrame(cycles, dtype=int)
+
+
+def _speedups(of: Any) -> tuple[float, float]:
+    """DSR and ESR of a request of `frames`, or of the sums of several: seconds a token of plain decoding over those of
+    drafting, without the prefill and with it. Of equal answers the tokens cancel.
+    """
+    return (
+        ratio(of.plain_decode_s * of.num_emitted, of.decode_s * of.plain_decoded),
+        ratio(of.plain_total_s * of.generated, of.total_s * of.plain_tokens),
+    )
+
+
+def _by_depth(cycles: DataFrame) -> tuple[Depth, ...]:
+    """Per depth: how often it was drafted, and the share accepted of those drafted and of those reached."""
+    depths = np.arange(1, 1 + max(cycles.drafted, default=0))[:, None]  # [depth, cycle] below
+    drafted, accepted = cycles.drafted.to_numpy() >= depths, cycles.accepted.to_numpy() >= depths
+    reached = drafted & (cycles.accepted.to_numpy() >= depths - 1)
+    counts, right = drafted.sum(1), accepted.sum(1)
+    columns = (depths[:, 0], counts, right / counts, right / np.maximum(reached.sum(1), 1))
+    return tuple(map(Depth, *(column.tolist() for column in columns)))
 
 
 def _differences(rows: Sequence[Row]) -> dict[str, Any]:
@@ -139,88 +235,10 @@ def _differences(rows: Sequence[Row]) -> dict[str, Any]:
     return {"ties": sum(d["tie"] for d in known), "differences": tuple(known)}
 
 
-def _acceptance(rows: Sequence[Row]) -> dict[str, Any]:
-    """The fields of `Summary` that count tokens."""
-    cycles, emitted = sum(r.num_cycles for r in rows), sum(r.num_emitted for r in rows)
-    drafted, accepted = sum(sum(r.drafted) for r in rows), sum(sum(r.accepted) for r in rows)
-    num_accepted = [a for r in rows for a in r.accepted]
-    tau, planned_depth = ratio(emitted, cycles), _planned_depth(rows)
-    return {
-        "tau": tau,
-        "tau_interval": tau_interval(rows),
-        "tau_mean_of_requests": mean([r.num_emitted / r.num_cycles for r in rows if r.num_cycles]),
-        "num_accepted": ratio(accepted, cycles),
-        "acceptance_rate": ratio(accepted, drafted),
-        "first_accepted": ratio(sum(a > 0 for a in num_accepted), cycles),
-        "accepted_by_depth": by_depth(rows),
-        "accepted_histogram": tuple(num_accepted.count(n) for n in range(max(num_accepted, default=0) + 1)),
-        "levels": max((d for r in rows for d in r.planned), default=0),
-        "planned_depth": planned_depth,
-        "kept_depth": ratio(drafted, cycles),
-        "tau_over_depth": ratio(tau, planned_depth),
-        "mean_nodes": ratio(sum(sum(r.nodes) for r in rows), cycles),
-        "rejected_somewhere": accepted < drafted,
-    }
-
-
-def _speed(rows: Sequence[Row]) -> dict[str, Any]:
-    """The fields of `Summary` that say what a cycle costs, and the speedups that are expected of it and measured."""
-    cycles, drafts = sum(r.num_cycles for r in rows), any(any(r.drafted) for r in rows)
-    tau = tau_of(rows)
-    kept_depth = ratio(sum(sum(r.drafted) for r in rows), cycles)
-    # A request without a cycle has no times of one: its zeros would pull every median down.
-    with_cycles = [r for r in rows if r.num_cycles]
-    t_p = median(r.plain_cycle_s for r in rows if r.plain_tokens > 1)
-    t_q = median(r.draft_s for r in rows if any(r.drafted))
-    t_verify, rule = median(r.verify_s for r in with_cycles), median(r.rule_s for r in with_cycles)
-    decoding, end_to_end = speedups(rows)
-    each, relative = [speedups([row]) for row in rows], ratio(t_q, t_p)
-    drafting, planned = (depth * relative if drafts else 0.0 for depth in (kept_depth, _planned_depth(rows)))
-    return {
-        "T_q_ms": 1e3 * t_q,
-        "T_p_ms": 1e3 * t_p,
-        "T_verify_ms": 1e3 * t_verify,
-        "T_q_over_T_p": relative,
-        "expected_speedup": tau / (drafting + ratio(t_verify, t_p)),
-        "expected_speedup_tabed": tau / (planned + 1),
-        "DSR": decoding,
-        "ESR": end_to_end,
-        "DSR_spread": quartiles([one[0] for one in each]),
-        "ESR_spread": quartiles([one[1] for one in each]),
-        "drafter_ms": 1e3 * median(r.draft_cycle_s for r in with_cycles),
-        "target_ms": 1e3 * (t_verify - rule),
-        "rule_ms": 1e3 * rule,
-        "cycle_ms": 1e3 * median(r.cycle_s for r in with_cycles),
-    }
-
-
-def _planned_depth(rows: Sequence[Row]) -> float:
-    """Mean of the cycles that drafted: gamma of a chain, whatever ended its answers and on whatever device."""
-    return mean([levels for r in rows for levels in r.planned if levels])
-
-
-def _totals(rows: Sequence[Row]) -> dict[str, Any]:
-    """The fields of `Summary` that are seconds and tokens of whole requests."""
-    count, cycles, emitted = len(rows), sum(r.num_cycles for r in rows), sum(r.num_emitted for r in rows)
-    total, prefill = sum(r.total_s for r in rows), sum(r.prefill_s for r in rows)
-    plain_total, plain_prefill = sum(r.plain_total_s for r in rows), sum(r.plain_prefill_s for r in rows)
-    plain_tokens = sum(r.plain_tokens for r in rows)
-    return {
-        "prefill_share": ratio(prefill, total),
-        "total_s": total / count,
-        "decode_s": (total - prefill) / count,
-        "prefill_s": prefill / count,
-        "step_s": ratio(total - prefill, cycles),
-        "plain_total_s": plain_total / count,
-        "plain_prefill_s": plain_prefill / count,
-        # The first token comes from the prefill: it is generated, and in no cycle.
-        "tokens_per_s": ratio(emitted + count, total),
-        "decoded_per_s": ratio(emitted, total - prefill),
-        "plain_tokens_per_s": ratio(plain_tokens, plain_total),
-        "plain_decoded_per_s": ratio(plain_tokens - count, plain_total - plain_prefill),
-        "generated": (emitted + count) / count,
-        "calls": cycles / count,
-    }
+def _time_shares(rows: Sequence[Row]) -> dict[str, float]:
+    names = dict.fromkeys(name for row in rows for name in row.parts_s)
+    sums = {name: sum(row.parts_s.get(name, 0.0) for row in rows) for name in names}
+    return {name: ratio(seconds, sum(sums.values())) for name, seconds in sums.items()}
 
 
 def ordered(rows: Iterable[Row]) -> list[Row]:
@@ -228,41 +246,10 @@ def ordered(rows: Iterable[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: (row.request, *map(str, row.key)))
 
 
-def speedups(rows: Sequence[Row]) -> tuple[float, float]:
-    """DSR and ESR: seconds a token of plain decoding over those of drafting, without the prefill and with it."""
-    total, prefill = sum(r.total_s for r in rows), sum(r.prefill_s for r in rows)
-    plain_total, plain_prefill = sum(r.plain_total_s for r in rows), sum(r.plain_prefill_s for r in rows)
-    # Of equal answers the tokens cancel. The first one comes from the prefill.
-    decoded, plain_tokens = sum(r.num_emitted for r in rows), sum(r.plain_tokens for r in rows)
-    tokens, plain_decoded = decoded + len(rows), plain_tokens - len(rows)
-    return (
-        ratio((plain_total - plain_prefill) * decoded, (total - prefill) * plain_decoded),
-        ratio(plain_total * tokens, total * plain_tokens),
-    )
-
-
-def by_depth(rows: Iterable[Row]) -> tuple[Depth, ...]:
-    """Per depth: how often it was drafted, and the share accepted of those drafted and of those reached."""
-    pairs = [pair for r in rows for pair in zip(r.drafted, r.accepted, strict=True)]
-    depths = []
-    for depth in range(1, 1 + max((d for d, _ in pairs), default=0)):
-        drafted = sum(d >= depth for d, _ in pairs)
-        reached = sum(d >= depth and a >= depth - 1 for d, a in pairs)
-        accepted = sum(a >= depth for _, a in pairs)
-        depths.append(Depth(depth, drafted, ratio(accepted, drafted), accepted / reached if reached else 0.0))
-    return tuple(depths)
-
-
 def tau_of(rows: Iterable[Row]) -> float:
     """Tokens of all cycles over cycles; NaN without a cycle."""
     rows = list(rows)
     return ratio(sum(r.num_emitted for r in rows), sum(r.num_cycles for r in rows))
-
-
-def tau_interval(rows: Iterable[Row]) -> Interval:
-    """95% interval of tau over resampled requests."""
-    rows = ordered(rows)
-    return bootstrap([r.num_emitted for r in rows], [r.num_cycles for r in rows])
 
 
 @dataclass(frozen=True)
@@ -282,33 +269,23 @@ def paired_difference(first: Iterable[Row], second: Iterable[Row]) -> Difference
     they are of different ones, as many on each side (two kinds of drafts of several seeds), drafters pair in the order
     of their names.
     """
-    first, second = list(first), list(second)
-    mine, other = (_by_request_and_drafter(side) for side in (first, second))
-    names, others = {r.drafter for r in first}, {r.drafter for r in second}
-    if names != others:
-        assert min(len(names), len(others)) == 0 or len(names) == len(others), "a request stands twice on one side"
-        mine, other = _numbered(mine), _numbered(other)
-    assert len(mine) == len(first) and len(other) == len(second), "a request stands twice on one side"
-    pairs = [(row, other[key]) for key, row in sorted(mine.items()) if key in other]
-    if not pairs:
-        return Difference(math.nan, (math.nan, math.nan), "not measured", 0)
-    sides = [[pair[side] for pair in pairs] for side in (0, 1)]
-    taus = resampled([([r.num_emitted for r in rows], [r.num_cycles for r in rows]) for rows in sides])
-    interval = ends(taus[0] - taus[1])
-    return Difference(tau_of(sides[0]) - tau_of(sides[1]), interval, verdict(interval), len(pairs))
-
-
-def _by_request_and_drafter(rows: Sequence[Row]) -> dict[tuple[Any, ...], Row]:
-    """Rows by what was asked of whom; the drafter is the key's last part."""
-    return {
-        (r.request, r.benchmark, r.turn, r.budget, r.temperature, r.max_new_tokens, r.drafter): r for r in rows
-    }  # fmt: skip
-
-
-def _numbered(rows: Mapping[tuple[Any, ...], Row]) -> dict[tuple[Any, ...], Row]:
-    """The same rows, with the drafter's number among its side's in place of its name."""
-    numbers = {name: number for number, name in enumerate(sorted({key[-1] for key in rows}))}
-    return {(*key[:-1], numbers[key[-1]]): row for key, row in rows.items()}
+    nothing = Difference(math.nan, (math.nan, math.nan), "not measured", 0)
+    if not (first := list(first)) or not (second := list(second)):
+        return nothing
+    sides = [frames(rows)[0] for rows in (first, second)]
+    names = [set(side.drafter) for side in sides]
+    if names[0] != names[1]:
+        assert len(names[0]) == len(names[1]), "a request stands twice on one side"
+        sides = [side.assign(drafter=side.drafter.rank(method="dense")) for side in sides]
+    key = ["request", "benchmark", "turn", "budget", "temperature", "max_new_tokens", "drafter"]
+    assert not any(side.duplicated(key).any() for side in sides), "a request stands twice on one side"
+    pairs = sides[0].merge(sides[1], on=key).sort_values(key)
+    if pairs.empty:
+        return nothing
+    ratios = [(pairs[f"num_emitted_{side}"], pairs[f"num_cycles_{side}"]) for side in "xy"]
+    (one, other), (tau, others) = resampled(ratios), (ratio(tokens.sum(), cycles.sum()) for tokens, cycles in ratios)
+    interval = ends(one - other)
+    return Difference(float(tau - others), interval, verdict(interval), len(pairs))
 
 
 @dataclass(frozen=True)
@@ -336,9 +313,3 @@ def seed_difference(pairs: Mapping[str, tuple[Iterable[Row], Iterable[Row]]]) ->
         return SeedDifference(each, mean, (mean, mean), "not measured")
     half = student_half_width(statistics.stdev(each.values()), len(each))
     return SeedDifference(each, mean, (mean - half, mean + half), verdict((mean - half, mean + half)))
-
-
-def _time_shares(rows: Sequence[Row]) -> dict[str, float]:
-    names = dict.fromkeys(name for row in rows for name in row.parts_s)
-    sums = {name: sum(row.parts_s.get(name, 0.0) for row in rows) for name in names}
-    return {name: ratio(seconds, sum(sums.values())) for name, seconds in sums.items()}

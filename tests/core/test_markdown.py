@@ -82,4 +82,4 @@ def test_what_needs_no_escape_has_none(text):
 def test_marks_of_a_sentence_stay():
     assert sentence("**Slower** in `a_b`: <b>x</b>") == "**Slower** in `a_b`: \\<b>x\\</b>"
     assert sentence("**a <b> c**") == "**a \\<b> c**" and sentence("a ** b") == "a ** b"
-    assert block("a\n```\nb", "python") == ["````python", "a\n```\nb", "````"]
+    assert block("a\n```\nb", "python") == "````python\na\n```\nb\n````"

@@ -71,7 +71,7 @@ def test_planned_and_kept_depth():
 
 def test_the_one_bootstrap_is_the_suites():
     """The other one, of benchmarks, gave the same requests another interval."""
-    assert s.tau_interval(random_rows(30, seed=3)) == pytest.approx((2.1808510638297873, 2.5933014354066986))
+    assert s.summarize(random_rows(30, seed=3)).tau_interval == pytest.approx((2.1808510638297873, 2.5933014354066986))
 
 
 def test_rows_of_any_rank_in_any_order_give_the_same_numbers():
@@ -80,12 +80,12 @@ def test_rows_of_any_rank_in_any_order_give_the_same_numbers():
     random.Random(0).shuffle(mixed)
     assert s.summarize(mixed) == s.summarize(rows)
     renamed = [dataclasses.replace(r, method="another", drafter="x") for r in mixed]
-    assert s.tau_interval(renamed) == s.tau_interval(rows), "nor does it depend on names"
+    assert s.summarize(renamed).tau_interval == s.summarize(rows).tau_interval, "nor does it depend on names"
 
 
 def test_many_requests_are_resampled_in_parts(monkeypatch):
     rows = random_rows(40, seed=5)
-    whole = s.tau_interval(rows)
+    whole = s.summarize(rows).tau_interval
     rng = np.random.default_rng(intervals.SEED)
     picks = np.concatenate([rng.integers(40, size=(n, 40)) for n in (7, 993)])
     assert np.array_equal(picks, np.random.default_rng(intervals.SEED).integers(40, size=(1000, 40)))
@@ -154,7 +154,8 @@ def test_a_tree_that_adapts_has_the_mean_of_its_plans_for_gamma():
 def test_sampled_answers_of_other_lengths_are_compared_by_the_token():
     row = a_row(accepted=(99, 99), drafted=(99, 99), plain_total_s=15.0, plain_prefill_s=5.0, total_s=15.0,
                 prefill_s=5.0, plain_tokens=101)  # fmt: skip
-    assert s.speedups([row]) == pytest.approx((2.0, 201 / 101))
+    decoding, end_to_end = (getattr(s.summarize([row]), name) for name in ("DSR", "ESR"))
+    assert (decoding, end_to_end) == pytest.approx((2.0, 201 / 101))
 
 
 def test_paired_differences_pair_by_request_and_drafter():
@@ -184,7 +185,7 @@ def test_a_paired_interval_is_narrower_than_an_unpaired_one():
     first = [a_row(request=f"r{n}", accepted=(easy.randint(0, 4),) * 9) for n in range(30)]
     second = [dataclasses.replace(r, emitted=tuple(e + 1 for e in r.emitted)) for r in first]
     result = s.paired_difference(second, first)
-    low, high = s.tau_interval(first)
+    low, high = s.summarize(first).tau_interval
     assert result.interval == pytest.approx((1.0, 1.0)) and high - low > 0.5
 
 

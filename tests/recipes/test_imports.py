@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-HEAVY = {"torch", "transformers", "deepspeed", "datasets", "wandb", "matplotlib", "peft", "accelerate", "webdataset"}
+HEAVY = {"torch", "transformers", "deepspeed", "datasets", "wandb", "matplotlib", "peft", "accelerate", "webdataset",
+         "pandas"}  # fmt: skip
 # A dry run counts the parameters of real models, which are torch's and transformers'.
 COUNTS = {"torch", "transformers", "accelerate"}
 

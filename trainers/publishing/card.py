@@ -12,14 +12,15 @@ import yaml
 from ... import __version__
 from ...core.errors import UserError
 from ...core.files import read_json
-from ...core.markdown import Markup, block, code, label, plain, sentence
+from ...core.markdown import Markup, block, cell, code, label, plain, sentence
+from ...core.templates import filled
 from ...eval.cells import RELAXED, MethodInfo, cells_of
 from ...eval.findings import own_findings
 from ...eval.published_section import PublishedSection
 from ...eval.report import described
 from ...eval.rows import read_rows
 from ...eval.run_tables import overview
-from ...eval.tables import Figure, Items, figure_markdown, items_markdown, markdown, words
+from ...eval.tables import Items, items_markdown, markdown
 from .folder import REPORT
 from .licences import Licence, Link, own_licence, warnings
 from .lineage import Trained
@@ -129,20 +130,41 @@ class CardFacts:
         """A model of its own, and not a head."""
         return self.method == LVLM
 
+    def shows(self, literal: str) -> bool:
+        """Whether a snippet has this string, which stands for something of the reader's."""
+        return any(f'"{literal}"' in snippet.code for snippet in self.snippets)
+
 
 def model_card(facts: CardFacts) -> str:
     """README.md."""
-    parts = [
-        ["---", yaml.safe_dump(front_matter(facts), sort_keys=False).strip(), "---", ""],
-        _introduction(facts),
-        _use(facts),
-        _training(facts),
-        _evaluation(facts),
-        _licence(facts),
-        _limitations(facts),
-        _files(facts),
-    ]
-    return "\n".join(line for part in parts for line in part) + "\n"
+    packages = facts.versions.get("packages") or {}
+    shown = [f"{name} {packages[name]}" for name in ("torch", "transformers") if packages.get(name)]
+    section = facts.section
+    return filled(
+        Path(__file__).parent / "model_card.md.jinja",
+        plain, sentence, cell, code, block, label, linked, quote, repr, Markup,
+        facts=facts,
+        evaluated=facts.evaluated,
+        front_matter=Markup(yaml.safe_dump(front_matter(facts), sort_keys=False).strip()),
+        target=linked(facts.target) if facts.target else sentence(facts.target_name),
+        revision=section.target.get("revision"),
+        version=__version__,
+        packages=", ".join(shown) or "versions were not recorded",
+        prompt=section.prompt,
+        expected=section.expected,
+        decoding=section.decoding,
+        temperature=f"{section.decoding.temperature:g}",
+        warnings=warnings(facts.links),
+        PICTURE=PICTURE,
+        OWN_TARGET=OWN_TARGET,
+        RELAXED=RELAXED,
+        REPORT=REPORT,
+    )  # fmt: skip
+
+
+def linked(name: str) -> Markup:
+    """A link to the Hub."""
+    return Markup(f"[{label(name)}](https://huggingface.co/{quote(name)})")
 
 
 def front_matter(facts: CardFacts) -> dict[str, Any]:
@@ -172,145 +194,3 @@ def _other(facts: CardFacts, licence: Licence) -> dict[str, str]:
         return {"license_name": "as-of-its-parts"} | ({"license_link": licence.link} if licence.link else {})
     address = licence.link or (f"https://huggingface.co/{facts.target}" if facts.target else "")
     return {"license_name": "as-of-the-target"} | ({"license_link": address} if address else {})
-
-
-def _introduction(facts: CardFacts) -> list[str]:
-    target = _linked(facts.target) if facts.target else sentence(facts.target_name)
-    what = "A small model" if facts.is_whole else "A head, not a model of its own,"
-    revision = facts.section.target.get("revision")
-    rows = [
-        ["target", Markup(target + (f" at revision {code(revision)}" if revision else ""))],
-        ["method", code(facts.method)],
-        ["measured", sentence(facts.evaluated.headline)],
-        ["trained and measured with", f"draftsmith {__version__}, " + _shown(facts.versions)],
-    ]
-    if facts.base is not None:
-        rows.append(["began as", _linked(facts.base)])
-    return [
-        f"# {plain(facts.repo.split('/')[-1])}", "",
-        f"{what} that drafts tokens for {target}. {_kept_promise(facts.evaluated)}", "",
-        *markdown(words(["", ""], rows)),
-    ]  # fmt: skip
-
-
-def _linked(name: str) -> Markup:
-    return Markup(f"[{label(name)}](https://huggingface.co/{quote(name)})")
-
-
-def _kept_promise(evaluated: Evaluated) -> str:
-    """What becomes of the target's output: a relaxed rule in the table changes it."""
-    if not evaluated.relaxed:
-        return "The target checks every token, so the output stays the target's; the speedup is measured below."
-    return (
-        "By an exact rule, as in the code below, the target checks every token, and the output stays the target's. "
-        f"The tables below also have rows of relaxed rules ({plain(', '.join(evaluated.relaxed))}). {RELAXED}"
-    )
-
-
-def _shown(versions: dict[str, Any]) -> str:
-    packages = versions.get("packages") or {}
-    names = [f"{name} {packages[name]}" for name in ("torch", "transformers") if packages.get(name)]
-    return ", ".join(names) or "versions were not recorded"
-
-
-def _use(facts: CardFacts) -> list[str]:
-    lines = ["## Use", "", "The code below was run before this was published.", ""]
-    for snippet in facts.snippets:
-        lines += [f"{snippet.title}:", "", *block(snippet.code, "python"), ""]
-    prompt, expected = facts.section.prompt, facts.section.expected
-    if expected is not None:
-        pictures = " with `check/picture.png`" if prompt.pictures else ""
-        lines += [
-            f"On the stored prompt ({plain(repr(prompt.text))}{pictures}) it has tau {expected.tau:.2f} "
-            f"({plain(facts.section.decoding.name)}, temperature {facts.section.decoding.temperature:g}, "
-            f"{expected.measured['device']}): `draftsmith.eval.stored_prompt.reproduce` measures it again. "
-            f"`sha256sum -c SHA256SUMS` checks the files; a folder with a changed file is refused by its name.", "",
-        ]  # fmt: skip
-    if any(f'"{PICTURE}"' in snippet.code for snippet in facts.snippets):
-        lines += [f"`{PICTURE}` is a picture of yours.", ""]
-    if any(f'"{OWN_TARGET}"' in snippet.code for snippet in facts.snippets):
-        lines += [f"`{OWN_TARGET}` is the folder where you have the target.", ""]
-    return lines
-
-
-def _training(facts: CardFacts) -> list[str]:
-    head = ["stage", "trains", "data", "length", "batch", "learning rate", "last loss", "hours"]
-    rows = [
-        [t.name, t.trains, t.data, t.length, str(t.batch_size or "-"), t.rate,
-         "-" if t.loss is None else f"{t.loss:.4f}", "-" if t.hours is None else f"{t.hours:.2f}"]
-        for t in facts.training
-    ]  # fmt: skip
-    return ["## Training", "", *markdown(words(head, rows)),
-            "`recipe.yaml` has every setting, `run.yaml` command and versions of the last start.", ""]  # fmt: skip
-
-
-def _evaluation(facts: CardFacts) -> list[str]:
-    evaluated = facts.evaluated
-    about = [f"- {plain(key)}: {sentence(str(value))}" for key, value in evaluated.about.items() if key != "command"]
-    plots = [
-        line
-        for name in facts.plots
-        for line in figure_markdown(Figure(f"{REPORT}/{quote(name)}", name.removesuffix(".png")))
-    ]
-    return [
-        "## Evaluation", "", "Of this drafter:", "", *evaluated.findings, "", *evaluated.table,
-        *_others(evaluated), *([f"- {RELAXED}", ""] if evaluated.relaxed else []),
-        "tau: tokens emitted after the prefill over verification passes, bonus token included; plain decoding has 1. "
-        "Speedups are wall clock against plain decoding of the same target in the same run, on:", "", *about, "",
-        *plots, f"The whole report is in [{REPORT}]({REPORT}).", "",
-    ]  # fmt: skip
-
-
-def _others(evaluated: Evaluated) -> list[str]:
-    if not evaluated.others:
-        return []
-    return ["Other drafters of the same run, on the same requests:", "", *evaluated.others]
-
-
-def _licence(facts: CardFacts) -> list[str]:
-    rows = [[link.role, code(link.name), link.licence.id or "not known"] for link in facts.links]
-    warned = [f"> **Warning.** {sentence(text)}" for text in warnings(facts.links)]
-    spaced = [line for text in warned for line in (text, "")]
-    return [
-        "## Licence", "",
-        "A drafter inherits the terms of what it was made from: the target whose answers or states it learned, the "
-        "weights that it began as, and its data. The table is from draftsmith's own list and may be out of date.", "",
-        *markdown(words(["part", "name", "licence"], rows)), *spaced,
-    ]  # fmt: skip
-
-
-def _limitations(facts: CardFacts) -> list[str]:
-    lines = ["## Limitations", "", "- It was trained for one target. Beside another it drafts noise, which costs time "
-             "and, by an exact rule, changes no answer; another tokenizer or width is refused."]  # fmt: skip
-    if facts.is_whole:
-        lines += [
-            "- **`target.generate(assistant_model=drafter)` does not show the picture to the drafter** in transformers "
-            "5 (read and measured in 5.18 to 5.23): answers stay right, and nearly nothing is accepted. Decode with "
-            "the three lines above, where target and drafter both see it; in transformers' own loop "
-            "`draftsmith.models.assistant.sees(drafter, **inputs)` gives the picture back.",
-            "- vLLM and SGLang take no drafter that reads pictures.",
-        ]
-    else:
-        lines.append("- It cannot run alone: it reads its target's hidden states and shares its tables. No engine "
-                     "loads this folder as it is; the layout is draftsmith's.")  # fmt: skip
-    temperature = facts.section.decoding.temperature
-    lines += [
-        "- Speedups are of one machine at batch size 1; on another a draft step costs another part of a target step.",
-        f"- The stored prompt was decoded at temperature {temperature:g} in {facts.section.target.get('dtype')}: in "
-        "low precision another device may round otherwise and stop at another token.",
-        "",
-    ]  # fmt: skip
-    return lines
-
-
-def _files(facts: CardFacts) -> list[str]:
-    named = [
-        ["`model.safetensors`, `config.json`", "weights and shape"],
-        ["`draftsmith.json`", "what it was trained for, how it decodes, the stored prompt's outcome"],
-        ["`recipe.yaml`, `run.yaml`", "settings; command, versions and commit"],
-        ["`report/`", "the evaluation with its plots"],
-        ["`check/`", "pictures of the stored prompt"],
-        ["`SHA256SUMS`", "checksums of all of these but this page"],
-    ]
-    rows = [[Markup(cell) for cell in row] for row in named]
-    return ["## Files", "", *markdown(words(["file", "what it is"], rows))]

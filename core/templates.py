@@ -1,0 +1,28 @@
+"""Pages from templates (Jinja) that lie beside the code which fills them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def filled(template: Path, escape: Callable[[Any], str], *filters: Callable[..., str], **values: Any) -> str:
+    """The text of a template with these values.
+
+    Args:
+        escape: of what stands between braces, so that nothing is put in as it is by mistake.
+        filters: what a template may do with a value, by their names.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # nothing but a page needs it
+
+    environment = Environment(
+        loader=FileSystemLoader(template.parent),
+        undefined=StrictUndefined,
+        finalize=escape,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {function.__name__: function for function in filters}
+    return environment.get_template(template.name).render(values)
