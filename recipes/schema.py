@@ -29,7 +29,7 @@ from ..models.drafters.base import DrafterConfig
 from ..models.generators import AnyTarget
 from ..models.llava import FAMILIES
 from ..models.targets.anole_section import refuse_lumina
-from ..trainers.describe.memory import Hardware
+from ..trainers.estimate.memory import Hardware
 from ..trainers.engine import EngineConfig
 from ..trainers.fit import SCRATCH
 from ..trainers.stages.base import Stage

@@ -24,7 +24,7 @@ from ...data.states.writer import Deal
 from ...models.drafters import AnyDrafter
 from ...models.drafters.base import DrafterConfig
 from ..context import Context
-from ..describe.states import describe_states
+from ..estimate.states import describe_states
 from ..engine import init_distributed
 from ..engines import EngineSection, ServedEngine, TransformersEngine
 from ..fit import Expected

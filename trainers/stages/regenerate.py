@@ -23,7 +23,7 @@ from ...data.shards import ShardReader, claim, finish, unfinished, write_shard
 from ..answers.pictures import Pictures
 from ..answers.texts import Texts
 from ..context import Context
-from ..describe.data import on_disk, samples
+from ..estimate.data import on_disk, samples
 from ..engine import init_distributed
 from ..engines import EngineSection, ServedEngine, TransformersEngine
 from ..fit import Expected
