@@ -16,6 +16,7 @@ from ...data.codes import ShardData
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
 from ..context import Context
+from ..engine import init_distributed
 from ..estimate.memory import Memory
 from ..estimate.train import (
     describe_head,
@@ -29,7 +30,6 @@ from ..estimate.train import (
     told_steps,
 )
 from ..estimate.training_memory import head_memory, image_head_memory
-from ..engine import init_distributed
 from ..fit import FitSettings, fit, seed_all
 from ..training.codes import lacking, open_codes
 from ..training.conversations import check_positions, open_records
