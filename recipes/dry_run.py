@@ -11,9 +11,9 @@ from ..data.patterns import unmatched
 from ..data.prompts import PromptSource
 from ..data.tar_records import TarRecords
 from ..models.inline import building
-from ..trainers.describe.models import mirrored_shape, target_lines, target_shape
-from ..trainers.describe.positions import check_answers
-from ..trainers.describe.precision import dtype_text, precision_text
+from ..trainers.estimate.models import mirrored_shape, target_lines, target_shape
+from ..trainers.estimate.positions import check_answers
+from ..trainers.estimate.precision import dtype_text, precision_text
 from ..trainers.stages.base import Planned
 from .preflight_data import prompts_of, sections
 from .schema import Recipe

@@ -29,8 +29,8 @@ from ..models.drafters.base import DrafterConfig
 from ..models.generators import AnyTarget
 from ..models.llava import FAMILIES
 from ..models.targets.anole_section import refuse_lumina
-from ..trainers.describe.memory import Hardware
 from ..trainers.engine import EngineConfig
+from ..trainers.estimate.memory import Hardware
 from ..trainers.fit import SCRATCH
 from ..trainers.stages.base import Stage
 from ..trainers.stages.cache import CacheStage

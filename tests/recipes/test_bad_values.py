@@ -22,7 +22,7 @@ from draftsmith.recipes.messages import Asked, blamed
 from draftsmith.recipes.origins import resolved
 from draftsmith.recipes.plan import plan
 from draftsmith.recipes.schema import Recipe
-from draftsmith.trainers.describe.models import target_shape
+from draftsmith.trainers.estimate.models import target_shape
 
 TRAIN, LM = "stages.pretrain", "drafter.language_model"
 # Setting of demo/lvlm-from-nothing -> what its message says.

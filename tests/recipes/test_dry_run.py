@@ -7,7 +7,7 @@ import torch
 from draftsmith.models.hub import pinned_config
 from draftsmith.recipes.cli import main
 from draftsmith.recipes.load import load
-from draftsmith.trainers.describe.evaluation import describe_evaluation
+from draftsmith.trainers.estimate.evaluation import describe_evaluation
 from recorded import recorded_dry_run
 from safetensors.torch import save_file
 

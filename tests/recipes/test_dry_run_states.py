@@ -22,7 +22,7 @@ from draftsmith.models.drafters.hivis import HivisConfig
 from draftsmith.models.drafters.msd import MsdConfig
 from draftsmith.models.drafters.sparrow import SparrowConfig
 from draftsmith.models.hub import read_config
-from draftsmith.trainers.describe.states import caching
+from draftsmith.trainers.estimate.states import caching
 from draftsmith.trainers.run import Planned
 from draftsmith.trainers.stages.cache import CacheStage
 from draftsmith.trainers.stages.train import TrainStage

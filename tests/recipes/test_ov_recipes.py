@@ -10,7 +10,7 @@ from draftsmith.data.videos import write_clip
 from draftsmith.recipes.cli import main
 from draftsmith.recipes.load import load, recipe_names
 from draftsmith.recipes.plan import plan
-from draftsmith.trainers.describe import data as describe_data
+from draftsmith.trainers.estimate import data as describe_data
 from PIL import Image
 
 REAL = ["llava-ov-68m", "llava-ov-160m", "llava-ov-68m-anyres"]

@@ -25,9 +25,9 @@ from draftsmith.models.targets.llava import LlavaTarget
 from draftsmith.models.targets.verification import NODES, verify
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
-from draftsmith.trainers.describe.memory import Hardware, evaluation_memory
-from draftsmith.trainers.describe.models import target_shape
-from draftsmith.trainers.describe.proposals import proposals, sizes_of
+from draftsmith.trainers.estimate.memory import Hardware, evaluation_memory
+from draftsmith.trainers.estimate.models import target_shape
+from draftsmith.trainers.estimate.proposals import proposals, sizes_of
 from draftsmith.trainers.evaluation.drafters import Drafters
 from draftsmith.trainers.evaluation.graphs import capture_target
 from live_tensors import Live

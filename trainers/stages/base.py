@@ -120,7 +120,7 @@ class Stage(Section):
         raise NotImplementedError
 
     def memory(self, plan: Planned) -> Any:
-        """`describe.memory.Memory` of its fullest GPU, in a dry run; None: not estimated."""
+        """`estimate.memory.Memory` of its fullest GPU, in a dry run; None: not estimated."""
         return None
 
     def training(self, plan: Planned) -> TrainingLength | None:

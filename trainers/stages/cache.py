@@ -24,9 +24,9 @@ from ...data.states.writer import Deal
 from ...models.drafters import AnyDrafter
 from ...models.drafters.base import DrafterConfig
 from ..context import Context
-from ..describe.states import describe_states
 from ..engine import init_distributed
 from ..engines import EngineSection, ServedEngine, TransformersEngine
+from ..estimate.states import describe_states
 from ..fit import Expected
 from ..records import check_fit
 from ..training.states import (

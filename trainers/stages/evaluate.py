@@ -13,10 +13,10 @@ from typing import ClassVar
 from ...core.refused import Refused
 from ...models.captioners import LvlmCaptions
 from ..context import Context
-from ..describe.evaluation import describe_evaluation
-from ..describe.image_memory import drawing_memory
-from ..describe.memory import Memory, evaluation_memory
 from ..engine import init_distributed
+from ..estimate.evaluation import describe_evaluation
+from ..estimate.image_memory import drawing_memory
+from ..estimate.memory import Memory, evaluation_memory
 from ..training.codes import lacking
 from .base import Planned, other_drafters
 from .evaluate_settings import EvaluateSettings

@@ -23,9 +23,9 @@ from ...data.shards import ShardReader, claim, finish, unfinished, write_shard
 from ..answers.pictures import Pictures
 from ..answers.texts import Texts
 from ..context import Context
-from ..describe.data import on_disk, samples
 from ..engine import init_distributed
 from ..engines import EngineSection, ServedEngine, TransformersEngine
+from ..estimate.data import on_disk, samples
 from ..fit import Expected
 from ..progress import of_shards
 from .base import Planned, Stage

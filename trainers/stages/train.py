@@ -16,8 +16,9 @@ from ...data.codes import ShardData
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
 from ..context import Context
-from ..describe.memory import Memory
-from ..describe.train import (
+from ..engine import init_distributed
+from ..estimate.memory import Memory
+from ..estimate.train import (
     describe_head,
     describe_image_model,
     describe_lvlm,
@@ -28,8 +29,7 @@ from ..describe.train import (
     start_line,
     told_steps,
 )
-from ..describe.training_memory import head_memory, image_head_memory
-from ..engine import init_distributed
+from ..estimate.training_memory import head_memory, image_head_memory
 from ..fit import FitSettings, fit, seed_all
 from ..training.codes import lacking, open_codes
 from ..training.conversations import check_positions, open_records
