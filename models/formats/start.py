@@ -24,9 +24,9 @@ from ..drafters.medusa import MedusaConfig
 from ..layer import LayerShape
 from ..llamagen.folders import find_folder
 from ..targets.base import Target, TargetShape
-from .files import FILES
 from .heads import LANGUAGE_HEADS, LanguageHead, import_head
 from .lantern import import_lantern
+from .published_head import FILES
 
 
 def is_own(folder: Path) -> bool:

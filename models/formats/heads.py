@@ -20,11 +20,11 @@ from ..drafters.head_config import HeadConfig
 from ..drafters.head_files import no_lm_head
 from ..drafters.head_inputs import Image
 from ..drafters.head_module import StateHead
-from ..exports.layouts import unfold_fc_bias
 from ..hub import rope_of, usual_heads
 from ..llamagen.folders import check_shapes, shapes_of
 from ..targets.base import language_shape
-from .files import State, as_one_layer, check_rope, read_published, theta_of
+from .eagle import unfold_fc_bias
+from .published_head import State, as_one_layer, check_rope, read_published, theta_of
 
 LanguageHead = Literal["eagle", "eagle3", "peagle", "msd", "vispec"]
 LANGUAGE_HEADS: tuple[LanguageHead, ...] = get_args(LanguageHead)
