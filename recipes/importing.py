@@ -25,9 +25,9 @@ from ..models.drafters.eagle_images import save_eagle
 from ..models.drafters.head_files import manifest_of, save_head
 from ..models.drafters.lvlm import save_llava
 from ..models.drafters.made_for import tested_with
+from ..models.formats import LANGUAGE_HEADS, import_dflash, import_head, import_lantern, import_lvlm
+from ..models.formats.heads import LanguageHead
 from ..models.hub import read_config, target_embedding
-from ..models.imports import LANGUAGE_HEADS, import_dflash, import_head, import_lantern, import_lvlm
-from ..models.imports.heads import LanguageHead
 from ..models.llamagen.files import lantern_config
 from ..models.llamagen.folders import find_folder, read_values
 from ..models.llamagen.lantern_layout import is_lantern

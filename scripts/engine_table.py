@@ -19,7 +19,7 @@ import yaml
 from draftsmith.eval.engines.program import find_python
 from draftsmith.eval.engines.verify import Verification, verify_engine
 from draftsmith.eval.tables import markdown, words
-from draftsmith.models.exports import export_drafter, export_target
+from draftsmith.models.formats import export_drafter, export_target
 
 # Heads of 32 wide, the smallest that the CPU engine has a kernel for.
 LANGUAGE = {

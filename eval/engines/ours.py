@@ -20,8 +20,8 @@ from ...models.decoding.warp import Warp
 from ...models.drafters import AnyDrafter
 from ...models.drafters.base import TargetIdentity
 from ...models.drafters.manifest import MANIFEST, read_manifest
+from ...models.formats.start import load_start
 from ...models.hub import read_config
-from ...models.imports.start import load_start
 from ...models.shipped import opened_target
 from ...models.targets.load import TargetConfig, load_target
 from ..loop import Decoding, generate

@@ -23,6 +23,10 @@ from .manifest import MANIFEST, read_manifest
 _SHAPE_KEYS = ("kind", "size", "shape", "condition", "image_size", "vq", "text_encoder")
 
 
+class OtherTarget(UserError):
+    """The name, the revision or the embedding of the target is another: of a base model of the same shape, perhaps."""
+
+
 def tested_with() -> dict[str, str]:
     """Versions that a drafter was trained or converted with; a record, for whoever looks for a difference."""
     return {name: metadata.version(name) for name in ("torch", "transformers", "safetensors", "tokenizers")}
@@ -72,7 +76,7 @@ def check_made_for(folder: Path, target: Any, identity: TargetIdentity | None) -
             hint = "name the target that the head was trained for, or train a head for this one"
             hint += "; if both names are of the same weights, fix target.path in this file" if name == "path" else ""
             problem = f"the head was made for another target: {name} is {actual[name]}, expected {value}"
-            raise UserError(problem, where=str(path), hint=hint)
+            raise (OtherTarget if name in ("path", "revision") else UserError)(problem, where=str(path), hint=hint)
 
 
 def _shape(target: dict[str, Any], path: Path) -> LlamaGenConfig:

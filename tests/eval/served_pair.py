@@ -8,7 +8,7 @@ from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.eagle3 import Eagle3Config
 from draftsmith.models.drafters.head_files import manifest_of, save_head
-from draftsmith.models.exports import export_drafter, export_target
+from draftsmith.models.formats import export_drafter, export_target
 from draftsmith.models.llava import TokenIds
 from draftsmith.models.targets.base import language_shape
 from draftsmith.scripts.papers.latency_models import random_llava

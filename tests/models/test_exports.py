@@ -12,11 +12,10 @@ from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.dflash_files import dflash_manifest
 from draftsmith.models.drafters.dflash_module import DflashHead
-from draftsmith.models.exports import export_drafter, export_target
-from draftsmith.models.exports.dflash import lay_out_dflash, read_dflash
-from draftsmith.models.exports.layouts import lay_out
-from draftsmith.models.exports.source import Target, read_head
-from draftsmith.models.imports import import_dflash, import_head
+from draftsmith.models.formats import export_drafter, export_target, import_dflash, import_head
+from draftsmith.models.formats.dflash import lay_out_dflash, read_dflash
+from draftsmith.models.formats.eagle import lay_out
+from draftsmith.models.formats.source import Target, read_head
 from draftsmith.models.llamagen.folders import write_folder
 from draftsmith.models.llava import TokenIds, assemble, llava_config
 from draftsmith.models.targets.base import language_shape

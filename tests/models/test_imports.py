@@ -12,9 +12,9 @@ from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.eagle import EagleConfig
 from draftsmith.models.drafters.eagle_images import save_eagle
 from draftsmith.models.drafters.head_files import manifest_of
-from draftsmith.models.exports.layouts import llama_values
+from draftsmith.models.formats import import_head, import_lantern, import_lvlm
+from draftsmith.models.formats.eagle import llama_values
 from draftsmith.models.hub import target_embedding
-from draftsmith.models.imports import import_head, import_lantern, import_lvlm
 from draftsmith.models.targets.base import language_shape
 from draftsmith.recipes.cli import main
 from heads_tiny import Tables, config_of

@@ -12,9 +12,9 @@ from draftsmith.eval.quality.convolutional import load_inception
 from draftsmith.eval.quality.weights import read_state
 from draftsmith.models.captioners import _load as load_captioner
 from draftsmith.models.drafters.head_files import head_state
+from draftsmith.models.formats.lvlm import import_lvlm
+from draftsmith.models.formats.published_head import read_published
 from draftsmith.models.hub import load_language_model, load_vision_tower, read_config, target_embedding
-from draftsmith.models.imports.files import read_published
-from draftsmith.models.imports.lvlm import import_lvlm
 from draftsmith.models.llamagen.captions import TextFeatures
 from draftsmith.models.llamagen.converting import Conversion, convert
 from draftsmith.models.llamagen.files import load_llamagen, load_vq

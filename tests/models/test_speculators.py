@@ -4,8 +4,8 @@ import importlib.util
 
 import pytest
 import torch
-from draftsmith.models.exports.layouts import lay_out
-from draftsmith.models.exports.source import Target, read_head
+from draftsmith.models.formats.eagle import lay_out
+from draftsmith.models.formats.source import Target, read_head
 from draftsmith.models.llamagen.folders import write_folder
 from served_pair import build
 from transformers import AutoConfig

@@ -13,8 +13,8 @@ from draftsmith.eval.quality.weights import read_state
 from draftsmith.models.captioners import _load as load_captioner
 from draftsmith.models.drafters.head_files import head_state
 from draftsmith.models.drafters.medusa import MedusaConfig
+from draftsmith.models.formats.published_head import read_published
 from draftsmith.models.hub import load_language_model, read_config, target_embedding
-from draftsmith.models.imports.files import read_published
 from draftsmith.models.llamagen.captions import TextFeatures
 from draftsmith.models.llamagen.files import load_llamagen, load_vq, save_model
 from draftsmith.models.llamagen.vq import VqConfig, VqTokenizer

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 from draftsmith.core.errors import UserError
-from draftsmith.models.exports.rules import check_head
-from draftsmith.models.exports.source import HeadSource, Target
+from draftsmith.models.formats.rules import check_head
+from draftsmith.models.formats.source import HeadSource, Target
 from draftsmith.models.targets.base import language_shape
 from draftsmith.models.targets.load import target_config
 from draftsmith.recipes.cli import main

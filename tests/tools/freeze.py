@@ -245,7 +245,7 @@ def tensors_of(path: Path) -> dict[str, str]:
 def exports_of(output: Path, stage: str, folder: Path) -> dict[str, Any]:
     """engine, prompts -> what was written, or that the engine cannot express it."""
     from draftsmith.core.errors import UserError
-    from draftsmith.models.exports import ENGINES, export_drafter
+    from draftsmith.models.formats import ENGINES, export_drafter
 
     exports: dict[str, Any] = {}
     for engine in ENGINES:

@@ -21,12 +21,12 @@ from draftsmith.models.drafters.msd import MsdConfig
 from draftsmith.models.drafters.peagle import PeagleConfig, PeagleTraining
 from draftsmith.models.drafters.sparrow import SparrowConfig
 from draftsmith.models.drafters.vispec import VispecConfig
-from draftsmith.models.exports import export_drafter
-from draftsmith.models.exports.dflash import lay_out_dflash, read_dflash
-from draftsmith.models.exports.layouts import lay_out, llama_values
-from draftsmith.models.exports.source import Target, read_head
+from draftsmith.models.formats import export_drafter
+from draftsmith.models.formats.dflash import lay_out_dflash, read_dflash
+from draftsmith.models.formats.eagle import lay_out, llama_values
+from draftsmith.models.formats.source import Target, read_head
+from draftsmith.models.formats.start import load_start
 from draftsmith.models.generators import load_generator
-from draftsmith.models.imports.start import load_start
 from draftsmith.models.llamagen.files import save_model
 from draftsmith.models.llamagen.folders import write_folder
 from draftsmith.models.targets.base import language_shape

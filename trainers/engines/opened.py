@@ -14,7 +14,7 @@ from ...core import ranks
 from ...core.errors import UserError
 from ...core.files import unwritable
 from ...eval.engines.program import find_python, version_of
-from ...models.exports.target import export_target, vllm_reads
+from ...models.formats.target import export_target, vllm_reads
 from ..context import Context
 from .process import EngineProcess
 from .section import ServedEngine

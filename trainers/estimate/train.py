@@ -16,7 +16,7 @@ from ...data.images import is_tiled
 from ...data.loader import steps_per_epoch
 from ...data.media import ImageReader
 from ...data.shapes.scenarios import WITHOUT_PICTURES
-from ...models.imports.start import is_own
+from ...models.formats.start import is_own
 from ...models.sizes import empty_model, parameter_counts
 from ...models.training import training_of
 from ..stages.base import Planned

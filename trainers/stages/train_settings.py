@@ -17,7 +17,7 @@ from ...models.distillation import CrossEntropyObjective, DistillObjective
 from ...models.drafters import AnyDrafter
 from ...models.drafters.base import DrafterConfig
 from ...models.drafters.head_training import HeadObjective
-from ...models.imports.start import starts
+from ...models.formats.start import starts
 from ...models.llava import Part
 from ...models.lora import LoraConfig
 from ..engine import EngineConfig

@@ -24,7 +24,7 @@ from ...eval.rules import RULES
 from ...models.decoding.warp import Warp
 from ...models.drafters.base import CountTokens, DrafterConfig, TargetIdentity
 from ...models.drafters.head_files import check_vocabulary
-from ...models.imports.start import find_start, load_start
+from ...models.formats.start import find_start, load_start
 from ...models.targets.base import Target
 from ..context import Context
 from ..engine import Engine

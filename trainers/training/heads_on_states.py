@@ -24,7 +24,7 @@ from ...data.states.reader import StatesReader
 from ...data.states.samples import SeededCollate, split
 from ...models.drafters.base import TargetIdentity
 from ...models.drafters.manifest import read_manifest
-from ...models.imports.start import find_start, is_own
+from ...models.formats.start import find_start, is_own
 from ..context import Context
 from ..engine import Engine
 from ..fit import SCRATCH

@@ -15,7 +15,7 @@ from draftsmith.eval.engines import verify
 from draftsmith.eval.engines.ours import Exported
 from draftsmith.eval.engines.program import PYTHON, VLLM, find_python, run_program
 from draftsmith.eval.engines.prompts import make_requests
-from draftsmith.models.exports import export, export_drafter, export_target
+from draftsmith.models.formats import export, export_drafter, export_target
 from served_heads import save_drawn
 from served_pair import build
 

@@ -22,8 +22,8 @@ from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.dflash import lm_head_rows
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.drafters.pruned import PrunedConfig
-from draftsmith.models.exports.rules import check_head
-from draftsmith.models.exports.source import HeadSource, Target
+from draftsmith.models.formats.rules import check_head
+from draftsmith.models.formats.source import HeadSource, Target
 from draftsmith.models.memory import Decoding as Asked
 from draftsmith.models.memory import activation_bytes, cache_bytes, peak, weight_bytes
 from draftsmith.models.targets.causal import CausalTarget

@@ -20,11 +20,12 @@ from ..drafters.head_config import HeadConfig
 from ..drafters.head_files import no_lm_head
 from ..drafters.head_inputs import Image
 from ..drafters.head_module import StateHead
-from ..exports.layouts import unfold_fc_bias
+from ..drafters.made_for import OtherTarget
 from ..hub import rope_of, usual_heads
 from ..llamagen.folders import check_shapes, shapes_of
 from ..targets.base import language_shape
-from .files import State, as_one_layer, check_rope, read_published, theta_of
+from .eagle import unfold_fc_bias
+from .published_head import State, as_one_layer, check_rope, read_published, theta_of
 
 LanguageHead = Literal["eagle", "eagle3", "peagle", "msd", "vispec"]
 LANGUAGE_HEADS: tuple[LanguageHead, ...] = get_args(LanguageHead)
@@ -144,7 +145,7 @@ def _check_tables(state: State, embedding: Tensor | None, is_eagle3: bool, where
     # Rows after the tokens are padding, which conversions draw anew: most of the others must agree.
     apart = (own[:rows].float() - embedding[:rows].float()).abs().amax(1) > 1e-2
     if float(apart.float().mean()) > 0.01:
-        raise UserError(
+        raise OtherTarget(
             f"{int(apart.sum())} of its {rows} rows of embedding are not the target's", where=where,
             hint="name the target that it was trained for (a chat model and its base model differ, too)",
         )  # fmt: skip

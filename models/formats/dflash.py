@@ -23,7 +23,7 @@ from ..drafters.head_files import head_state
 from ..drafters.manifest import MANIFEST, read_manifest
 from ..mistral import reads_whole
 from ..qwen import num_deepstack
-from .layouts import Files, llama_values, proposals
+from .eagle import Files, llama_values, proposals
 from .rules import UNCOMPARED, Engine, Prompts
 from .source import Target
 

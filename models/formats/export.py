@@ -24,7 +24,7 @@ from ..llamagen.folders import write_folder
 from ..llava import grow_vocabulary, language_model_of
 from ..targets.load import load_llava, load_weights
 from .dflash import check_dflash, lay_out_dflash, read_dflash, without_confidence
-from .layouts import CHAIN, lay_out
+from .eagle import CHAIN, lay_out
 from .rules import ENGINES, Engine, Prompts, check_head
 from .source import Target, find_target, kind_of, read_head, shipped_target
 from .vispec import without_pictures

@@ -14,7 +14,7 @@ from ..drafters.dflash_module import DflashHead
 from ..hub import rope_of, usual_heads
 from ..llamagen.folders import CONFIG
 from ..targets.base import language_shape
-from .files import check_rope, read_published, theta_of
+from .published_head import check_rope, read_published, theta_of
 
 
 def import_dflash(

@@ -17,7 +17,7 @@ from ..drafters.eagle_images import ImageEagleHead, load_eagle
 from ..llamagen.transformer import LlamaGenConfig
 from ..targets.anole import anole_shape
 from ..targets.llamagen import llamagen_shape
-from .files import read_published
+from .published_head import read_published
 
 
 def import_lantern(

@@ -1,0 +1,20 @@
+"""Drafters in the layouts of other tools, both ways: of serving engines, and of those who publish them.
+
+A drafter that an engine would load but run differently is refused. Its output would still be correct, but no drafted
+token would be accepted and nothing would say why. What a published drafter leaves unsaid is asked for.
+"""
+
+from __future__ import annotations
+
+from .dflash_import import import_dflash
+from .export import V1_FAULT, Exported, export_drafter
+from .heads import LANGUAGE_HEADS, ImportedHead, import_head
+from .lantern import import_lantern
+from .lvlm import import_lvlm
+from .rules import ENGINES, Engine, Prompts
+from .target import export_target
+
+__all__ = [
+    "ENGINES", "LANGUAGE_HEADS", "V1_FAULT", "Engine", "Exported", "ImportedHead", "Prompts", "export_drafter",
+    "export_target", "import_dflash", "import_head", "import_lantern", "import_lvlm",
+]  # fmt: skip
