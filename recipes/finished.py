@@ -21,11 +21,11 @@ from ..core.results import DONE, read_mark
 from ..core.secrets import redact
 from ..core.section import Section
 from ..data.prompts import ImagePrompt, PromptSource, read_prompts
+from ..data.stage_folders import DATASET_FOLDER
 from ..trainers.matching import input_problem
 from ..trainers.results import InputCheck
-from ..trainers.stages.base import Planned
+from ..trainers.stage import Planned
 from ..trainers.stages.evaluate import EvaluateStage
-from ..trainers.stages.generate import DATASET_FOLDER
 from .cli import say
 from .commands.command import MISTAKE, OK, STOPPED
 from .load import RUN_OPTIONS, load

@@ -14,13 +14,13 @@ from ...core.files import checked
 from ...eval.policies import TreePolicy
 from ...eval.rules import Rule
 from ...eval.studies.video_figures import HeldVisual
-from ...models.drafters import AnyDrafter
+from ...models.drafters import AnyDrafter, members_of
 from ...models.drafters.base import PLAIN, Drafter, DraftingOptions, TargetIdentity
 from ...models.drafters.head_config import HeadConfig
 from ...models.drafters.manifest import MANIFEST, read_manifest
 from ...models.drafters.mixed import MixedConfig
 from ..context import Context
-from .methods import Method, decoding_with, members_of
+from .methods import Method, decoding_with
 from .requests import Opened
 
 RuleOf = Callable[[Method], Callable[[float], Rule]]

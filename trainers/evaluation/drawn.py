@@ -13,6 +13,7 @@ from torch import Tensor
 from ...core import ranks
 from ...core.errors import UserError
 from ...data.prompts import ImagePrompt, read_prompts
+from ...data.stage_folders import CODES, DATASET_FOLDER
 from ...eval.lantern import LanternConfig, lantern
 from ...eval.rows import PLAIN, Row, grouped
 from ...eval.rules import Rule
@@ -22,8 +23,6 @@ from ...eval.tables import ReportSection
 from ...models.decoding.warp import Warp
 from ...models.generators import Generator, load_generator
 from ..context import Context
-from ..stages.encode import SHARDS
-from ..stages.generate import DATASET_FOLDER
 from ..stopping import Stop
 from .drafters import Drafters, Drafting
 from .judge import Drawn, Judge
@@ -208,7 +207,7 @@ def _analysis(
     encoded = {}
     if config.head_data is not None:
         data = config.head_data
-        folder = Path(data.path) if data.path else context.inputs["codes"] / SHARDS
+        folder = Path(data.path) if data.path else context.inputs["codes"] / CODES
         for name, samples in encoded_pictures(config, folder, context.target.sample_condition()).items():
             encoded[name] = read(samples, stage.temperatures[0])
     relaxed = {name: (m.tree, m.rule) for name, m in stage.methods.items() if isinstance(m.rule, LanternConfig)}

@@ -18,7 +18,7 @@ from ...models.drafters.manifest import read_manifest
 from ...models.stored import resolved_dtype
 from ..context import Context
 from ..evaluation.methods import Method
-from ..stages.base import Planned
+from ..stage import Planned
 from ..stages.evaluate import EvaluateStage
 
 

@@ -17,8 +17,8 @@ from ..describe.evaluation import describe_evaluation
 from ..describe.image_memory import drawing_memory
 from ..describe.memory import Memory, evaluation_memory
 from ..engine import init_distributed
+from ..stage import Planned, other_drafters
 from ..training.codes import lacking
-from .base import Planned, other_drafters
 from .evaluate_settings import EvaluateSettings
 
 

@@ -25,7 +25,7 @@ from ..evaluation.graphs import GraphsConfig
 from ..evaluation.methods import PRESETS, Method, decoding_with, named_members
 from ..evaluation.probes import Probes
 from ..evaluation.requests import Lengths, check_length
-from .base import Stage
+from ..stage import Stage
 
 # Keys that only one kind of target reads.
 _OF_TEXT = (
