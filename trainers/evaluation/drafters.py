@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import TypeAdapter
 
@@ -15,7 +15,7 @@ from ...eval.policies import TreePolicy
 from ...eval.rules import Rule
 from ...eval.studies.video_figures import HeldVisual
 from ...models.drafters import AnyDrafter, members_of
-from ...models.drafters.base import PLAIN, Drafter, DraftingOptions, TargetIdentity
+from ...models.drafters.base import PLAIN, Drafter, DrafterConfig, DraftingOptions, TargetIdentity
 from ...models.drafters.head_config import HeadConfig
 from ...models.drafters.manifest import MANIFEST, read_manifest
 from ...models.drafters.mixed import MixedConfig
@@ -98,12 +98,25 @@ class Source:
     folder: Path | None
 
 
+class Drafts(Protocol):
+    """What opening drafters asks of an `evaluate` stage's section."""
+
+    @property
+    def drafters(self) -> Mapping[str, DrafterConfig]: ...
+
+    @property
+    def methods(self) -> Mapping[str, Method]: ...
+
+    @property
+    def graphs(self) -> Any: ...
+
+
 class Drafters:
     """Opens the drafters of an `evaluate` stage's section."""
 
     def __init__(
         self,
-        stage: Any,
+        stage: Drafts,
         context: Context,
         target: Any,
         *,

@@ -17,9 +17,9 @@ from ..describe.evaluation import describe_evaluation
 from ..describe.image_memory import drawing_memory
 from ..describe.memory import Memory, evaluation_memory
 from ..engine import init_distributed
+from ..evaluation.evaluate_settings import EvaluateSettings
 from ..stage import Planned, other_drafters
 from ..training.codes import lacking
-from .evaluate_settings import EvaluateSettings
 
 
 class EvaluateStage(EvaluateSettings):
