@@ -33,7 +33,7 @@ EXTRAS = {
         f"models/drafters/{n}.py"
         for n in (
             "dflash", "dflash_confidence", "dflash_files", "dflash_images", "dflash_module", "dflash_training",
-            "hivis", "mirrored", "msd", "peagle", "pruned", "sibling", "vispec",
+            "dflash_settings", "hivis", "msd", "peagle", "pruned", "sibling", "vispec",
         )
     ),
     "formats": ("models/exports/", "models/imports/", "recipes/importing.py", "recipes/commands/export.py",

@@ -36,7 +36,7 @@ from .eagle_images import (
 from .head_config import FusedHeadConfig
 from .head_inputs import Image, Visual
 from .head_module import StateHead
-from .head_training import HeadObjective
+from .head_objective import HeadObjective
 from .made_for import check_made_for, image_head_manifest
 
 

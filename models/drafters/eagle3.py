@@ -25,7 +25,7 @@ from .base import CountTokens
 from .head_config import HeadConfig
 from .head_inputs import Image, Reads, Visual
 from .head_module import StateHead
-from .head_training import HeadObjective
+from .head_objective import HeadObjective
 from .mirrored import mirrored_layer
 
 EAGLE3_LOSS = HeadObjective(token=1.0, decay=0.8, noise=0.0)

@@ -17,7 +17,7 @@ from ..targets.base import TargetShape
 from .head_config import VISUAL_STAGE, FusedHeadConfig
 from .head_inputs import Visual
 from .head_module import StateHead
-from .head_training import HeadObjective
+from .head_objective import HeadObjective
 
 
 class VispecConfig(FusedHeadConfig):
