@@ -21,7 +21,7 @@ from ..targets.base import Target, TargetShape
 from .base import PLAIN, Drafter, DraftingOptions, TargetIdentity
 from .head_files import load_head, manifest_of, save_head
 from .head_inputs import Reads, Visual
-from .head_module import StateHead
+from .head_module import FusedHead, StateHead
 from .head_objective import HeadObjective
 from .head_proposal import HeadProposal
 from .head_settings import HeadSettings
@@ -80,7 +80,7 @@ class FusedHeadConfig(HeadConfig):
         return mirrored_layer(self, shape.text, input_norm=self.input_norm)
 
     def module(self, layer: LayerShape, draft_ids: Tensor | None) -> StateHead:
-        return StateHead(layer, fc_bias=self.fc_bias)
+        return FusedHead(layer, fc_bias=self.fc_bias)
 
 
 class DirectHeadConfig(FusedHeadConfig):
