@@ -22,7 +22,7 @@ from .collate import Sample, empty_sample
 from .conversations import Encoded, PromptFormat, check_template, encode
 from .images import Aspect
 from .media import ImageReader, Media
-from .missing import refuse_all_missing
+from .missing import Look
 from .mixture import Name, RecordSources, Selection, identities
 from .processor import Processor
 from .record import with_end, without_marks
@@ -134,7 +134,8 @@ class ConversationDataset:
         self.places = self._usable()
         self.lengths = self.column("lengths")
         if config.on_error == "skip":  # else the first record stops, by its name
-            refuse_all_missing(self)
+            look = Look(self.records, self.places, self.folders, config.images or config.videos, config.allow_outside)
+            look.refuse_all_missing(np.flatnonzero((self.column("images") > 0) | (self.column("clips") > 0)))
 
     def _usable(self) -> np.ndarray:
         """[n,2] (file, record) of the records that can be used."""

@@ -6,13 +6,9 @@ them. A prompt format ends turns with a token, too, which need not be among thes
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from .chat_template import end_of_answers
-
-if TYPE_CHECKING:
-    from .conversations import PromptFormat
-    from .processor import Processor
+from .conversations import PromptFormat
+from .processor import Processor
 
 
 def end_ids(processor: Processor, form: PromptFormat) -> tuple[int, ...]:

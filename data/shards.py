@@ -26,6 +26,7 @@ from torch import Tensor
 from ..core import ranks
 from ..core.errors import UserError
 from ..core.files import checked, parse_json, read_json, read_small, unwritable, write_whole
+from ..core.words import counted
 from .shard_files import (
     AGAIN,
     BAD_MEMBERS,
@@ -387,3 +388,12 @@ def read_manifest(folder: Path) -> Manifest:
     if written.get("format") != FORMAT:
         raise UserError(f"not a manifest of format {FORMAT}", where=str(path), hint="make the shards again")
     return checked(written, Manifest, where=str(path), hint=AGAIN)
+
+
+def summary(folder: Path) -> str:
+    """What a finished folder of shards holds, and what was refused and why."""
+    reader = ShardReader(folder)
+    refused = ", ".join(f"{count} {reason}" for reason, count in sorted(reader.refused.items())) or "none"
+    size = sum(shard.bytes for shard in reader.shards) / 2**20
+    held = f"{counted(len(reader), 'sample')} in {counted(len(reader.shards), 'shard')}"
+    return f"{held}, {size:.1f} MiB; refused: {refused}"

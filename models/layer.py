@@ -125,6 +125,7 @@ def for_heads(mask: Tensor | None) -> Tensor | None:
 class HeadAttention(nn.Module):
     """Self-attention of Llama's layout, with the biases and norms that the shape names."""
 
+    unwrapped_as = "HeadAttention"
     projection: ClassVar[type[nn.Linear]] = nn.Linear  # of queries, keys and values
 
     def __init__(self, shape: LayerShape):
@@ -192,6 +193,8 @@ class HeadNorm(nn.Module):
 class RMSNorm(nn.Module):
     """Normalised in float32, cast back, then scaled: the order of the published code."""
 
+    unwrapped_as = "RMSNorm"
+
     def __init__(self, dim: int, eps: float):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(dim))
@@ -205,6 +208,8 @@ class RMSNorm(nn.Module):
 
 class GatedFeedForward(nn.Module):
     """SwiGLU."""
+
+    unwrapped_as = "GatedFeedForward"
 
     def __init__(self, shape: LayerShape):
         super().__init__()

@@ -21,7 +21,7 @@ from ..core.import_paths import code_of, kinds_within
 from ..core.secrets import redact_tree, shortened
 from ..data.records import of_any_copy
 from ..trainers.matching import flat, is_done
-from ..trainers.stages.base import Planned
+from ..trainers.stage import Planned
 from .load import Loaded
 from .plan import plan
 from .provenance import commit, packages

@@ -14,7 +14,7 @@ from ..models.inline import building
 from ..trainers.estimate.models import mirrored_shape, target_lines, target_shape
 from ..trainers.estimate.positions import check_answers
 from ..trainers.estimate.precision import dtype_text, precision_text
-from ..trainers.stages.base import Planned
+from ..trainers.stage import Planned
 from .preflight_data import prompts_of, sections
 from .schema import Recipe
 

@@ -23,7 +23,7 @@ from .load import Loaded, load
 from .messages import blamed
 
 if TYPE_CHECKING:
-    from ..trainers.stages.base import Planned
+    from ..trainers.stage import Planned
     from .schema import Recipe
 
 RECIPE, ABOUT = "recipe.yaml", "run.yaml"  # what a run writes of itself into its folder

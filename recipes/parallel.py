@@ -7,7 +7,7 @@ from typing import Any
 
 from ..core.errors import UserError
 from ..models.targets.parallel import check_ranks
-from ..trainers.stages.base import Planned
+from ..trainers.stage import Planned
 from ..trainers.training.apart import check_target_is_not_run
 from .schema import Recipe
 

@@ -22,7 +22,7 @@ from ..data.tars import expand_paths
 from ..models.shipped import shipped_folder
 from ..trainers.matching import ABSENT, FINGERPRINTS, HIDDEN, RULED
 from ..trainers.results import named_weights
-from ..trainers.stages.base import Planned
+from ..trainers.stage import Planned
 from .preflight_data import sections as data_sections
 from .schema import Recipe
 

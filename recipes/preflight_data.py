@@ -27,6 +27,7 @@ from ..data.processor import Processor
 from ..data.prompts import ImagePrompt, PromptSource, read_prompts
 from ..data.record import paths
 from ..data.skipped import Listed
+from ..data.stage_folders import DATASET_FOLDER
 from ..data.suite import read_index
 from ..data.table_records import TableRecords
 from ..eval.quality import QualityConfig, check
@@ -34,7 +35,6 @@ from ..trainers.context import Context
 from ..trainers.evaluation.benchmarks import HUB, SetsBenchmark, TabedBenchmark
 from ..trainers.records import data_files
 from ..trainers.stages.encode import EncodeStage, resolved
-from ..trainers.stages.generate import DATASET_FOLDER
 from ..trainers.training.preflight import render
 from .finding import Finding, fault, ok, warning
 

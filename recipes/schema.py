@@ -32,7 +32,7 @@ from ..models.targets.anole_section import refuse_lumina
 from ..trainers.engine import EngineConfig
 from ..trainers.estimate.memory import Hardware
 from ..trainers.fit import SCRATCH
-from ..trainers.stages.base import Stage
+from ..trainers.stage import Stage
 from ..trainers.stages.cache import CacheStage
 from ..trainers.stages.encode import EncodeStage
 from ..trainers.stages.evaluate import EvaluateStage

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-# Tests of the extras, files or folders: further families, baseline drafters, formats of other tools, engines, the papers'
-# studies, the synthetic dataset, the project's own tools and pages. Everything else is the core.
+# Tests of the extras, files or folders: further families, baseline drafters, formats of other tools, engines, the
+# studies of papers, the synthetic dataset, the project's own tools and pages. Everything else is the core.
 EXTRAS = (
     "docs", "pretend_cuda", "tools", "scripts",
-    "test_check_gpu.py", "test_goldens.py", "test_mutants.py", "test_mutate.py", "test_peers.py", "test_torture.py", "test_wheel.py",
+    "test_check_gpu.py", "test_goldens.py", "test_mutants.py", "test_mutate.py", "test_peers.py", "test_torture.py",
+    "test_wheel.py",
     "data/captioned", "data/shapes", "data/test_gemma_pictures.py", "data/test_tower_pictures.py",
     "eval/engines", "eval/studies", "eval/test_combinations.py", "eval/test_quality.py", "eval/test_specvlm.py",
     "eval/test_text_quality.py", "eval/test_tiled.py", "eval/test_block.py", "eval/test_block_targets.py",

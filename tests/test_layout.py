@@ -1,12 +1,26 @@
-"""The shape of the repository: packages, import direction and one door per heavy dependency."""
+"""The shape of the repository: packages, import direction, core and extras, rooms, and one door per heavy dependency.
+
+Today's exceptions stand in `layout_exceptions.yaml`, which may only shrink: a test fails where one is no longer needed.
+"""
 
 import ast
+import importlib.util
+import re
+import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
+_SPEC = importlib.util.spec_from_file_location("house", ROOT / "scripts" / "house.py")
+house = sys.modules["house"] = importlib.util.module_from_spec(_SPEC)  # its classes look their module up
+_SPEC.loader.exec_module(house)
+FILES = house.trees()
+IMPORTS = house.imports(FILES)
+EXCEPTIONS = yaml.safe_load(Path(__file__).with_name("layout_exceptions.yaml").read_text())
 LAYERS = {"core": 0, "data": 1, "models": 1, "eval": 2, "trainers": 3, "recipes": 4}
 DOORS = {
     "deepspeed": {"trainers/engine.py"},
@@ -77,3 +91,162 @@ def test_imports_flow_one_way(path):
             there = package_of(path, level, module)
             if there is not None and there != here:
                 assert LAYERS[there] < LAYERS[here], f"{here} may not import {there}"
+
+
+# Files that name core and extras: the unions that recipes read, the commands' table, and what chooses a family.
+UNIONS = {
+    "models/drafters/__init__.py",
+    "models/targets/load.py",
+    "recipes/commands/cli.py",
+    "recipes/cli.py",
+}
+
+# Rooms of a folder from the ground up: a room may import those below it, and of its own floor one way.
+FLOORS = {
+    "trainers": 0,
+    **dict.fromkeys((f"trainers/{n}" for n in ("answers", "describe", "engines", "evaluation")), 1),
+    **dict.fromkeys((f"trainers/{n}" for n in ("publishing", "training")), 1),
+    "trainers/stages": 2,
+    **dict.fromkeys(("models", "models/llamagen"), 0),
+    "models/decoding": 1,
+    "models/targets": 2,
+    "models/drafters": 3,
+    **dict.fromkeys(("models/exports", "models/imports"), 4),
+}  # fmt: skip
+
+
+def names_of_modules(files: dict[str, ast.Module]) -> Iterator[tuple[str, str]]:
+    """(file, text) of each string that names a module of ours, and of each name made of `__package__` or `__name__`."""
+    for path, tree in files.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                words = node.value.removeprefix("draftsmith.").split(".")
+                stem = "/".join(words)
+                if len(words) > 1 and (f"{stem}.py" in files or f"{stem}/__init__.py" in files):
+                    yield path, node.value
+            elif isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("__package__", "__name__"):
+                yield path, ast.unparse(node)
+
+
+_TESTS = ("search", "match", "fullmatch", "startswith", "endswith")
+
+
+def decisions_on_errors(files: dict[str, ast.Module]) -> Iterator[tuple[str, str]]:
+    """(file, code) of each comparison or search in the text of an exception."""
+    for path, tree in files.items():
+        errors = {node.name for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler) and node.name}
+        errors |= {
+            node.arg
+            for node in ast.walk(tree)
+            if isinstance(node, ast.arg) and re.search(r"Error\b|Exception\b", ast.unparse(node.annotation or node))
+        }
+        text = re.compile(rf"(str|first_line)\(({'|'.join(errors)})\)|\b({'|'.join(errors)})\.(problem|args)\b")
+        for node in ast.walk(tree) if errors else ():
+            called = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _TESTS
+            compared = isinstance(node, ast.Compare) and isinstance(
+                node.ops[0], ast.In | ast.NotIn | ast.Eq | ast.NotEq
+            )
+            if (called or compared) and text.search(ast.unparse(node)):
+                yield path, ast.unparse(node)
+
+
+def decisions_on_names(files: dict[str, ast.Module]) -> Iterator[tuple[str, str]]:
+    """(file, code) of each comparison with the name of a class or of its module."""
+    name = re.compile(r"\w\)?\.__(name|module|qualname)__")
+    for path, tree in files.items():
+        for node in ast.walk(tree):
+            called = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _TESTS
+            asked = isinstance(node, ast.Compare | ast.SetComp) or called
+            if (
+                asked
+                and name.search(ast.unparse(node))
+                and not any(isinstance(n, ast.JoinedStr) for n in ast.walk(node))
+            ):
+                yield path, ast.unparse(node)
+
+
+def holds(found, name: str):
+    """Both ways: nothing new, and no exception that the code does without."""
+    table = EXCEPTIONS[name]
+    found, excepted = set(found), {(key, value) for key, values in table.items() for value in values}
+    assert not found - excepted, "new"
+    assert not excepted - found, "no longer needed: take it off the list"
+
+
+def test_each_extra_exists():
+    parts = [part for group in house.EXTRAS.values() for part in group]
+    assert not [part for part in parts if not any(path.startswith(part) for path in FILES)]
+
+
+def test_core_never_imports_extras():
+    reached = {(i.path, i.target) for i in IMPORTS if not house.is_extra(i.path) and house.is_extra(i.target)}
+    assert {path for path, _ in reached} >= {path for path in UNIONS if path in FILES}, "a union of core alone"
+    holds([pair for pair in reached if pair[0] not in UNIONS], "core_imports_extras")
+
+
+def test_files_are_short():
+    assert not [path for path in FILES if len((ROOT / path).read_text().splitlines()) > 400]
+
+
+def test_rooms_are_layered():
+    unknown = {r for r in map(house.room, FILES) if r.startswith(("trainers/", "models/"))} - FLOORS.keys()
+    assert unknown <= {"trainers/engines/workers"}, "a room without a floor"
+    upward = {
+        (i.path, i.target)
+        for i in IMPORTS
+        if FLOORS.get(house.room(i.path), 99) < FLOORS.get(house.room(i.target), -1)
+        and house.room(i.path).split("/")[0] == house.room(i.target).split("/")[0]
+    }
+    holds(upward, "upward")
+
+
+def test_no_two_rooms_import_each_other():
+    holds(house.two_way(IMPORTS), "two_way")
+
+
+def test_no_circles_of_files():
+    assert house.circles(IMPORTS) == EXCEPTIONS["circles"]
+
+
+def test_no_import_of_ours_for_types_alone():
+    """An arrow that only a type checker sees is an arrow."""
+    holds({(i.path, i.target) for i in IMPORTS if i.for_types}, "for_types")
+
+
+def test_no_string_names_a_module_of_ours():
+    holds(names_of_modules(FILES), "modules_in_strings")
+
+
+def test_no_decision_on_the_text_of_an_error():
+    holds(decisions_on_errors(FILES), "texts_of_errors")
+
+
+def test_no_comparison_with_the_name_of_a_class():
+    holds(decisions_on_names(FILES), "names_of_classes")
+
+
+def test_a_file_name_stands_once_or_is_listed():
+    assert house.repeated_names(FILES) == EXCEPTIONS["repeated"]
+
+
+def test_the_rules_see_what_they_forbid():
+    """Each in a piece of code that breaks it."""
+    tree = ast.parse("""
+from typing import TYPE_CHECKING
+if TYPE_CHECKING:
+    from .b import B
+def f(error: ValueError, kind: type):
+    if "full" in str(error) or kind.__name__ == "B":
+        return "draftsmith.eval.b"
+    return f"{kind.__name__}: {error}"
+""")
+    other = ast.parse("def g():\n    from ..eval import a")
+    files = {"eval/a.py": tree, "eval/b.py": ast.parse("from . import a"), "models/c.py": other}
+    found = house.imports(files)
+    assert [(i.path, i.target, i.for_types) for i in found] == [
+        ("eval/a.py", "eval/b.py", True), ("eval/b.py", "eval/a.py", False), ("models/c.py", "eval/a.py", False),
+    ]  # fmt: skip
+    assert house.circles(found) == [["eval/a.py", "eval/b.py"]] and house.two_way(found) == []
+    assert list(names_of_modules(files)) == [("eval/a.py", "draftsmith.eval.b")]
+    assert [code for _, code in decisions_on_errors(files)] == ["'full' in str(error)"]
+    assert [code for _, code in decisions_on_names(files)] == ["kind.__name__ == 'B'"]

@@ -21,7 +21,7 @@ from .engine import Engine
 from .loop import Training, train
 from .optim import OptimConfig, build_optimizer, rate_multiplier
 from .progress import STEP
-from .stages.base import Stage
+from .stage import Stage
 from .tracked import track_sample
 
 SCRATCH = "scratch"

@@ -16,7 +16,7 @@ from ..core.errors import UserError
 from ..core.results import BEGUN, DONE, Mark, read_mark, write_mark
 from ..core.secrets import shortened
 from .results import unreadable
-from .stages.base import Planned
+from .stage import Planned
 
 # Counts up when fingerprints begin to cover other things, so that no folder of before is taken for a changed one.
 FINGERPRINTS = 4

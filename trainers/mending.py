@@ -11,7 +11,7 @@ from ..core.results import DONE, Fault, faults, read_mark, sums_of, write_mark
 from ..data import shard_faults
 from ..data.shard_files import tar_path
 from ..data.shards import IDENTITY, MANIFEST, read_manifest
-from .stages.base import Planned
+from .stage import Planned
 
 # Shards of up to so many bytes are read before a stage that takes them runs: a second or two. Of more, each sample's
 # checksum is compared when it is first read.

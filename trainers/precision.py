@@ -14,12 +14,12 @@ from ..core import ranks
 from ..core.errors import UserError
 from ..core.results import BEGUN, read_mark, write_mark
 from ..core.section import Section
+from ..models.drafters import members_of
 from ..models.drafters.mixed import MixedConfig
 from ..models.stored import resolved_dtype
 from .context import Context
-from .evaluation.methods import members_of
 from .matching import made_nothing
-from .stages.base import Planned
+from .stage import Planned
 
 AUTO = "auto"
 

@@ -14,7 +14,7 @@ from ..core.results import BEGUN, read_mark, write_mark
 from ..data.end_tokens import end_ids
 from .context import Context
 from .matching import made_nothing
-from .stages.base import Planned
+from .stage import Planned
 
 ENDS = "end_ids"
 

@@ -20,7 +20,7 @@ from ..core.errors import UserError
 from ..core.files import share_as_usual
 from ..core.results import BEGUN, DONE, Fault, Mark, faults, loadable, read_mark, sums_of, write_mark
 from ..data.shards import is_of_shard
-from .stages.base import Planned
+from .stage import Planned
 
 # Listed for people, and read by no later stage: one that was changed or deleted stops nothing.
 _BESIDE = ("best-*/*", "samples/*", "metrics.jsonl", "skipped.jsonl", "refused-*.jsonl", "sample.txt")

@@ -33,7 +33,7 @@ from .recorded_ends import record_ends
 from .restart import RECORD, Restarted, command_identity, complete, free_name, restarted_before, set_aside
 from .results import InputCheck, unreadable, write_done
 from .run_time import RunTime
-from .stages.base import Planned
+from .stage import Planned
 from .stopping import Stop
 from .tracked import tracked
 

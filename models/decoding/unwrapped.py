@@ -16,15 +16,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.activations import SiLUActivation
 
 from ..attention import GROUPED, attend
 from .cache import Cache, CacheLayer
 
 # Families of transformers whose layers are alike, but for biases and norms of heads.
 FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
-
-_HEADS = f"{__package__.rpartition('.')[0]}.layer"  # where the parts of heads' layers are
-_EAGLE3 = _HEADS.removesuffix("layer") + "drafters.eagle3"
 
 _EPSILON = "variance_epsilon"  # as transformers' norms call it
 
@@ -175,11 +173,14 @@ def _plain(modules: Sequence[Any], parts: tuple[str, ...]) -> bool:
 
 @cache
 def _part(kind: type) -> str | None:
-    """Which part of a decoder a class of a known family is: Model, DecoderLayer, Attention, MLP, RMSNorm, ..."""
-    if kind.__module__ == _EAGLE3 and kind.__name__ in ("JoinedLinear", "JoinedAttention"):
-        return {"JoinedLinear": "Linear", "JoinedAttention": "HeadAttention"}[kind.__name__]  # outside of training
-    if kind in (nn.Linear, nn.Identity) or kind.__module__ in ("transformers.activations", _HEADS):
+    """Which part of a decoder a class of a known family is: Model, DecoderLayer, Attention, MLP, RMSNorm, ...
+
+    Classes of ours name it themselves (`unwrapped_as`), each for itself: one that extends them may compute otherwise.
+    """
+    if kind in (nn.Linear, nn.Identity, SiLUActivation):
         return kind.__name__
+    if (ours := vars(kind).get("unwrapped_as")) is not None:
+        return str(ours)
     family = kind.__module__.removeprefix("transformers.models.").partition(".")[0]
     named = kind.__module__ == f"transformers.models.{family}.modeling_{family}"
     prefix = FAMILIES.get(family)

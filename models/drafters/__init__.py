@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
 from ...core.import_paths import OrImported
 from .base import DrafterConfig
@@ -40,3 +40,13 @@ AnyDrafter = Annotated[
     Field(discriminator="kind"),
     OrImported(DrafterConfig),
 ]
+
+
+def members_of(config: MixedConfig, context: Any = None) -> list[Any]:
+    """An ensemble's members: names as they are, sections read as a recipe's `drafter`.
+
+    Args:
+        context: of pydantic's validation.
+    """
+    read = TypeAdapter(AnyDrafter).validate_python
+    return [member if isinstance(member, str) else read(member, context=context) for member in config.members]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -18,18 +18,18 @@ from ..llamagen.folders import CONFIG, check_shapes, read_values, shapes_of, wri
 from ..targets.base import Target, TargetShape
 from .base import TargetIdentity
 from .dflash_module import DflashHead, DflashShape
+from .dflash_settings import DflashSettings
 from .head_files import NUMBERING, check_identity, check_vocabulary, head_state, weights_file
 from .made_for import check_made_for, tested_with
 from .manifest import MANIFEST
-
-if TYPE_CHECKING:
-    from .dflash import DflashConfig
 
 # Tables of the target that some published files repeat; the target's own are used.
 _REPEATED = ("embed_tokens.weight", "verifier_lm_head.weight", "verifier_norm.weight", "rotary_emb.inv_freq")
 
 
-def dflash_manifest(config: DflashConfig, shape: TargetShape, identity: TargetIdentity, **more: Any) -> dict[str, Any]:
+def dflash_manifest(
+    config: DflashSettings, shape: TargetShape, identity: TargetIdentity, **more: Any
+) -> dict[str, Any]:
     """What stands in `draftsmith.json`; `more` is of the stage."""
     return {
         "method": config.kind,
@@ -59,7 +59,7 @@ def save_dflash(head: DflashHead, folder: Path, manifest: Mapping[str, Any]) -> 
 
 
 def load_dflash(
-    config: DflashConfig, folder: Path, target: Target, dtype: torch.dtype, identity: TargetIdentity | None
+    config: DflashSettings, folder: Path, target: Target, dtype: torch.dtype, identity: TargetIdentity | None
 ) -> DflashHead:
     """A trained draft, ours or a published one in its native layout, on the target's device.
 

@@ -9,8 +9,7 @@ Letters: R rows, B samples, T places, N committed states of a cycle, Q places of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,28 +22,10 @@ from ..decoding.cache import Cache
 from ..decoding.expansions import Expansions
 from ..decoding.warp import Warp
 from ..layer import LayerShape
-from ..targets.base import Target, TargetShape, TargetStep
+from ..targets.base import Target, TargetStep
 from .dflash_module import DflashHead
+from .dflash_settings import DflashSettings
 from .dflash_training import DflashTraining, Sequences
-
-if TYPE_CHECKING:
-    from .dflash import DflashConfig
-
-
-def image_layer(config: DflashConfig, shape: TargetShape) -> LayerShape:
-    """A layer of the draft: the generator's sizes and rotation, with Qwen3's norms as every DFlash draft has them.
-
-    A state stands at its own place, one after where an EAGLE head's input stands.
-    """
-    mirrored = shape.layer
-    assert mirrored is not None
-    return replace(
-        mirrored, input_norm=True, qk_norm=False, qk_rms_norm=True, mask_padding=True,
-        zeros_before=mirrored.zeros_before + (mirrored.rope == "grid"),
-        num_kv_heads=mirrored.num_heads if config.kv_heads == "mha" else mirrored.num_kv_heads,
-        norm_eps=config.norm_eps or mirrored.norm_eps,
-        intermediate_size=config.intermediate_size or mirrored.intermediate_size,
-    )  # fmt: skip
 
 
 def within_grid(positions: Tensor, layer: LayerShape) -> Tensor:
@@ -71,7 +52,7 @@ class DflashImageTraining(DflashTraining):
 class DflashImageProposal:
     """Drafts one block a cycle, row by row as the target is guided; `expand` answers by level."""
 
-    def __init__(self, head: DflashHead, target: Target, config: DflashConfig):
+    def __init__(self, head: DflashHead, target: Target, config: DflashSettings):
         self.head, self.target = head.eval(), target
         self.taps = config.taps_for(target.shape, training=False)
         self.max_levels: int | None = head.shape.num_masks

@@ -11,48 +11,25 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...core.batch import Batch
 from ...core.loss import StepLoss
 from ...core.pictures import TEXT
-from ...core.section import Section
 from ...core.states import OnDevice, TargetStates, uploaded
 from ..attention import attend
 from ..losses import Divergence, divergence
 from ..targets.base import Target
 from .dflash_confidence import DflashConfidence, acceptance, confidence_loss
 from .dflash_module import DflashHead
+from .dflash_settings import DflashSettings
 from .head_training import is_blind
 
-if TYPE_CHECKING:
-    from .dflash import DflashConfig
-
 BLOCKS = 64  # blocks whose attention is computed at once, so that its mask grows with their number and not its square
-
-
-class DflashLoss(Section):
-    # ce: against the answer's own tokens, as published (the target writes them); others: against the target's
-    # distribution at each place.
-    token_divergence: Literal["ce"] | Divergence = "ce"
-    # Mask k counts exp(-(k - 1) / gamma): an early miss throws away all that stands after it. Null: the paper's, 4 for
-    # blocks of up to 8 tokens, 5 for up to 10, 7 above.
-    gamma: float | None = Field(None, gt=0)
-    # Most blocks of a sample, drawn anew in each epoch; a shorter answer has one after each of its tokens.
-    num_anchors: int = Field(512, ge=1)
-    # Places whose vocabulary is projected at once.
-    chunk: int = Field(512, ge=1)
-
-    def weights(self, block_size: int) -> list[float]:
-        """Of masks 1 to K; they sum to 1."""
-        gamma = self.gamma or (4.0 if block_size <= 8 else 5.0 if block_size <= 10 else 7.0)
-        values = torch.exp(-torch.arange(block_size - 1, dtype=torch.float64) / gamma)
-        return (values / values.sum()).tolist()
 
 
 @dataclass(frozen=True)
@@ -113,7 +90,7 @@ class DflashTraining(nn.Module):
 
     metrics: tuple[str, ...] = ("top1", "top3", "accepted")
 
-    def __init__(self, head: DflashHead, target: Target, config: DflashConfig):
+    def __init__(self, head: DflashHead, target: Target, config: DflashSettings):
         super().__init__()
         self.head, self.config, self.loss = head, config, config.loss
         self.target = target  # no module: neither the optimizer nor a checkpoint sees it

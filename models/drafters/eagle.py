@@ -35,8 +35,8 @@ from .eagle_images import (
 )
 from .head_config import FusedHeadConfig
 from .head_inputs import Image, Visual
-from .head_module import StateHead
-from .head_training import HeadObjective
+from .head_module import FusedHead, StateHead
+from .head_objective import HeadObjective
 from .made_for import check_made_for, image_head_manifest
 
 
@@ -98,7 +98,7 @@ class EagleConfig(FusedHeadConfig):
         )  # fmt: skip
 
     def module(self, layer: LayerShape, draft_ids: Tensor | None) -> StateHead:
-        return StateHead(layer, fc_bias=self.fc_bias)
+        return FusedHead(layer, fc_bias=self.fc_bias)
 
     def taps_for(self, shape: TargetShape, *, training: bool) -> Taps:
         """Ask an image generator for the feature; with `loss.guided`, training also runs without the condition."""

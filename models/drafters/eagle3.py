@@ -25,7 +25,7 @@ from .base import CountTokens
 from .head_config import HeadConfig
 from .head_inputs import Image, Reads, Visual
 from .head_module import StateHead
-from .head_training import HeadObjective
+from .head_objective import HeadObjective
 from .mirrored import mirrored_layer
 
 EAGLE3_LOSS = HeadObjective(token=1.0, decay=0.8, noise=0.0)
@@ -152,7 +152,7 @@ class Eagle3Head(StateHead):
     model_type = "eagle3"
 
     def __init__(self, shape: LayerShape, draft_ids: Tensor):
-        nn.Module.__init__(self)
+        super().__init__()
         self.shape = shape
         width, device = shape.hidden_size, draft_ids.device
         self.fc = nn.Linear(3 * width, width, bias=False)
@@ -185,10 +185,6 @@ class Eagle3Head(StateHead):
         """[B,N,3*D] -> [B,N,D]."""
         return self.fc(states)
 
-    def joined(self, embeds: Tensor, states: Tensor, image: Tensor | None, depths: Tensor | None) -> Tensor:
-        """Raise `AssertionError`: `JoinedLayer` joins embedding and state."""
-        raise AssertionError("embedding and state stand beside each other in the attention's input")
-
     def forward(
         self,
         embeds: Tensor,
@@ -201,7 +197,7 @@ class Eagle3Head(StateHead):
         image: Tensor | None = None,
         depths: Tensor | None = None,
     ) -> Tensor:
-        """As `StateHead.forward`; what comes out is not normed yet."""
+        """As `FusedHead.forward`; what comes out is not normed yet."""
         assert direct is None and image is None, "no input of EAGLE-3 bypasses its layer"
         if isinstance(cache, TrainingPasses):
             rope = cache.shared(self.rotary, states.shape[1], lambda: self.rotary(positions))
@@ -233,6 +229,8 @@ class Eagle3Head(StateHead):
 class JoinedLinear(nn.Linear):
     """A linear layer over [embedding; state] or, in passes of training, over one half after the other."""
 
+    unwrapped_as = "Linear"  # outside of training
+
     def forward(self, states: Tensor, own: Tensor | None = None, passes: TrainingPasses | None = None) -> Tensor:
         """[...,2*D] -> [...,D'], or embeddings and states [B,N,D] of a pass -> [B,N,D']."""
         if own is None or passes is None:
@@ -250,6 +248,7 @@ class JoinedAttention(HeadAttention):
     The embedding is the same in all passes, so its half of the products is made once.
     """
 
+    unwrapped_as = "HeadAttention"  # outside of training
     projection = JoinedLinear
 
     def projected(self, states: Any, cache: Any) -> tuple[Tensor, Tensor, Tensor]:

@@ -32,7 +32,7 @@ from ..losses import Divergence, divergence
 from ..targets.base import Target, TargetStep
 from .head_config import HeadConfig
 from .head_files import head_state, stored_layer, weights_file
-from .head_module import StateHead
+from .head_module import FusedHead
 from .head_training import add_noise, row_uniforms
 from .recursion import Recursive
 
@@ -57,7 +57,7 @@ class EagleLoss(Section):
     mask: Literal["next", "eagle"] = "next"
 
 
-class ImageEagleHead(StateHead):
+class ImageEagleHead(FusedHead):
     """The head of an image generator: the same layer, with the target's embedding, frozen, inside.
 
     Some published heads were trained with other rows than the target's; they travel with the head.
@@ -89,7 +89,7 @@ class ImageEagleHead(StateHead):
             features: [R,N,D] of the positions.
             tokens: [R,N] the token after each position.
             positions: [R,N] or [N] int64 of the features.
-            mask: [N,K] or [R,N,K] bool; None as of `StateHead.forward`.
+            mask: [N,K] or [R,N,K] bool; None as of `FusedHead.forward`.
         """
         return self(self.embed_tokens(tokens), features, positions, mask, cache)
 

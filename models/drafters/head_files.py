@@ -11,7 +11,7 @@ import pickle
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from pydantic import BaseModel, PositiveFloat, PositiveInt, ValidationError
@@ -26,11 +26,9 @@ from ..llamagen.folders import CONFIG, check_shapes, read_values, shapes_of, wri
 from ..targets.base import Target, TargetShape
 from .base import DrafterConfig, TargetIdentity
 from .head_module import StateHead
+from .head_settings import HeadSettings
 from .made_for import OtherTarget, tested_with
 from .manifest import MANIFEST, read_manifest
-
-if TYPE_CHECKING:
-    from .head_config import HeadConfig
 
 _EMBEDDING = "embed_tokens.weight"
 # What says how visual inputs are read. Weights that never read one (`text_only`) can become a head with any of these.
@@ -71,7 +69,7 @@ def weights_file(folder: Path) -> Path:
     return older if older.is_file() and not ours.is_file() else ours
 
 
-def manifest_of(config: HeadConfig, shape: TargetShape, identity: TargetIdentity, **more: Any) -> dict[str, Any]:
+def manifest_of(config: HeadSettings, shape: TargetShape, identity: TargetIdentity, **more: Any) -> dict[str, Any]:
     """What stands in `draftsmith.json`.
 
     Args:
@@ -89,7 +87,7 @@ def manifest_of(config: HeadConfig, shape: TargetShape, identity: TargetIdentity
     }
 
 
-def _read_by(config: HeadConfig, shape: TargetShape) -> dict[str, Any]:
+def _read_by(config: HeadSettings, shape: TargetShape) -> dict[str, Any]:
     reads = config.reads(shape, training=True)
     return {
         "numbering": NUMBERING,
@@ -114,7 +112,7 @@ def save_head(head: StateHead, folder: Path, manifest: Mapping[str, Any]) -> Non
 
 
 def load_head(
-    config: HeadConfig, folder: Path, target: Target, dtype: torch.dtype, identity: TargetIdentity | None
+    config: HeadSettings, folder: Path, target: Target, dtype: torch.dtype, identity: TargetIdentity | None
 ) -> StateHead:
     """A trained head, ours or a published MSD, ViSpec or EAGLE one, on the target's device.
 
@@ -190,7 +188,7 @@ _FIELDS = {
 }
 
 
-def stored_layer(config: HeadConfig, folder: Path, mirrored: LayerShape, state: Mapping[str, Tensor]) -> LayerShape:
+def stored_layer(config: HeadSettings, folder: Path, mirrored: LayerShape, state: Mapping[str, Tensor]) -> LayerShape:
     """The layer that a published head was trained with; what its files leave out mirrors the target.
 
     The heads of keys and values are counted in the weights, since some published configs copy the target's number. Our
@@ -237,7 +235,7 @@ def _written_fields(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return {_FIELDS[key]: value for key, value in written.model_dump(exclude_none=True).items()}
 
 
-def check_manifest(config: HeadConfig, folder: Path, shape: TargetShape, identity: TargetIdentity | None) -> None:
+def check_manifest(config: HeadSettings, folder: Path, shape: TargetShape, identity: TargetIdentity | None) -> None:
     """Compare what the head read in training with what it would read now. Without a manifest nothing is compared."""
     written = check_identity(folder, config.kind, identity)
     expected = {**config.written_settings(), **_read_by(config, shape)}

@@ -141,7 +141,7 @@ class Filled:
     embeds: Tensor  # [B,N,D]
     states: Tensor  # [B,N,S*D] true ones, not fused yet
     middle: Tensor | None  # [B,N,D] the state half of visual inputs, where it is not a true state
-    direct: tuple[Tensor, Tensor] | None  # as of `StateHead.forward`
+    direct: tuple[Tensor, Tensor] | None  # as of `FusedHead.forward`
     image: Tensor | None
 
     def part(self, start: int, stop: int) -> Filled:
@@ -170,7 +170,7 @@ class Inputs:
     states: Tensor  # [B,N,D] fused true ones
     positions: Tensor  # [B,N] or [3,B,N] int64
     replaced: Tensor  # [B,N,1] bool: later passes read the output before them in place of the true state
-    direct: tuple[Tensor, Tensor] | None  # as of `StateHead.forward`
+    direct: tuple[Tensor, Tensor] | None  # as of `FusedHead.forward`
     image: Tensor | None
 
     def behind(self, count: int) -> Inputs:

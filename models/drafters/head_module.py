@@ -1,7 +1,7 @@
-"""The module that hidden-state heads share: one decoder layer that predicts the target's next feature (EAGLE-1's form).
+"""The modules of hidden-state heads: what all of them answer, and one decoder layer that predicts the target's next
+feature (EAGLE-1's form). EAGLE-3's module stands in its own file.
 
-`fc` joins the embedding of a token with the target's state before it. The module holds neither the target's embedding
-nor its LM head. Parameter names are those of published checkpoints. EAGLE-3's module stands in its own file.
+A head holds neither the target's embedding nor its LM head. Parameter names are those of published checkpoints.
 Letters: B rows, N inputs, D width, S joined states, K positions seen, V vocabulary.
 """
 
@@ -19,9 +19,9 @@ from ..losses import FrozenHead
 
 
 class StateHead(nn.Module):
-    """Sparrow, MSD and EAGLE as they are; ViSpec and HiViS add to what enters the layer.
+    """What training and proposals ask of any head; its output goes to the target's LM head as it is.
 
-    Its output goes to the target's LM head as it is.
+    `forward` is that of `FusedHead`.
     """
 
     model_type = "reading"  # in config.json
@@ -31,12 +31,9 @@ class StateHead(nn.Module):
     # The target's ids that it scores, [V'] int64 ascending; None: the target's whole vocabulary.
     draft_ids: Tensor | None = None
 
-    def __init__(self, shape: LayerShape, *, fc_bias: bool = True):
-        super().__init__()
-        self.shape = shape
-        self.fc = nn.Linear(2 * shape.hidden_size, shape.hidden_size, bias=fc_bias)
-        self.layers = nn.ModuleList([DecoderLayer(shape)])
-        self.rotary = Rotary(shape)
+    shape: LayerShape
+    fc: nn.Linear
+    rotary: Rotary
 
     @property
     def dtype(self) -> torch.dtype:
@@ -45,11 +42,43 @@ class StateHead(nn.Module):
 
     def fresh(self) -> StateHead:
         """Another head of the same shape in float32, with weights of its own."""
-        return type(self)(self.shape, fc_bias=self.fc.bias is not None)
+        raise NotImplementedError
 
     def fuse(self, states: Tensor) -> Tensor:
         """True states [B,N,S*D] -> the state half of the layer's input [B,N,D]."""
         return states
+
+    def hidden(self, outputs: Tensor) -> Tensor:
+        """Outputs [...,D] as the LM head reads them."""
+        return outputs
+
+    def lm_head_of(self, scores: Callable[[Tensor], Tensor], chunk: int, dtype: torch.dtype) -> nn.Module:
+        """The LM head under a loss: (hidden [S,D], `Compare`) -> loss and sums, `chunk` inputs at a time.
+
+        Args:
+            scores: [...,D] -> [...,V], the target's frozen head.
+            dtype: the target's.
+        """
+        return FrozenHead(scores, chunk, dtype)
+
+    def draft_scores(self, outputs: Tensor, scores: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Tensor:
+        """Outputs [N,D] -> scores [N,V] over the target's vocabulary."""
+        return scores(outputs.to(dtype))
+
+
+class FusedHead(StateHead):
+    """`fc` joins a token's embedding with the state before it: Sparrow, MSD and EAGLE; ViSpec and HiViS add to that."""
+
+    def __init__(self, shape: LayerShape, *, fc_bias: bool = True):
+        super().__init__()
+        self.shape = shape
+        self.fc = nn.Linear(2 * shape.hidden_size, shape.hidden_size, bias=fc_bias)
+        self.layers = nn.ModuleList([DecoderLayer(shape)])
+        self.rotary = Rotary(shape)
+
+    def fresh(self) -> StateHead:
+        """Another head of the same shape in float32, with weights of its own."""
+        return type(self)(self.shape, fc_bias=self.fc.bias is not None)
 
     def joined(self, embeds: Tensor, states: Tensor, image: Tensor | None, depths: Tensor | None) -> Tensor:
         """What enters the layer, [B,N,D]; arguments as of `forward`."""
@@ -83,20 +112,3 @@ class StateHead(nn.Module):
             where, values = direct
             inputs = torch.where(where.unsqueeze(-1), values, inputs)
         return self.layers[0](inputs, self.rotary(positions), mask, cache)
-
-    def hidden(self, outputs: Tensor) -> Tensor:
-        """Outputs [...,D] as the LM head reads them."""
-        return outputs
-
-    def lm_head_of(self, scores: Callable[[Tensor], Tensor], chunk: int, dtype: torch.dtype) -> nn.Module:
-        """The LM head under a loss: (hidden [S,D], `Compare`) -> loss and sums, `chunk` inputs at a time.
-
-        Args:
-            scores: [...,D] -> [...,V], the target's frozen head.
-            dtype: the target's.
-        """
-        return FrozenHead(scores, chunk, dtype)
-
-    def draft_scores(self, outputs: Tensor, scores: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Tensor:
-        """Outputs [N,D] -> scores [N,V] over the target's vocabulary."""
-        return scores(outputs.to(dtype))

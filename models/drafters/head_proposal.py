@@ -9,7 +9,7 @@ Letters: N inputs, T places, F nodes, D width, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,10 +21,8 @@ from ..decoding.warp import Warp
 from ..targets.base import Prompt, Target, TargetStep
 from .head_inputs import Filled, Sequences, base_positions, fill, lay_out
 from .head_module import StateHead
+from .head_settings import HeadSettings
 from .recursion import Recursive
-
-if TYPE_CHECKING:
-    from .head_config import HeadConfig
 
 PIECE = 4096  # inputs of a prompt that are read at once
 
@@ -34,7 +32,7 @@ class HeadProposal(Recursive):
 
     max_levels: int | None = None
 
-    def __init__(self, head: StateHead, target: Target, config: HeadConfig):
+    def __init__(self, head: StateHead, target: Target, config: HeadSettings):
         self.head, self.target, self.config = head.eval(), target, config
         self.taps = config.taps_for(target.shape, training=False)
         self._reads = config.reads(target.shape, training=False)

@@ -10,60 +10,23 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal
 
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...core.batch import Batch
 from ...core.loss import StepLoss
 from ...core.pictures import TEXT
-from ...core.section import Section
 from ...core.states import TargetStates, at_places, places_of, uploaded
-from ..losses import Divergence, divergence_of_logs, list_mle, log_probs, soft_cross_entropy
+from ..losses import divergence_of_logs, list_mle, log_probs, soft_cross_entropy
 from ..packed_row import PackedRow
 from ..targets.base import Target
 from ..training_passes import TrainingPasses
 from .head_inputs import Filled, Inputs, Sequences, base_positions, fill, lay_out, with_gaps
 from .head_module import StateHead
-
-if TYPE_CHECKING:
-    from .head_config import HeadConfig
-
-
-class HeadObjective(Section):
-    """Weights of the terms at each trained input; a term of weight 0 is not computed."""
-
-    # Of a train stage's `objective`: what is trained with the target's hidden states.
-    kind: Literal["head"] = Field("head", exclude=True)
-
-    # SmoothL1 between the predicted and the true state, mean over the width.
-    feature: float = Field(0.0, ge=0)
-    # Divergence between the two distributions that the LM head makes of them; lk_alpha and lk_hybrid are the LK losses.
-    token: float = Field(0.0, ge=0)
-    token_divergence: Divergence = "soft_ce"
-    # Sum of |Q - P| over the vocabulary, at most 2.
-    l1: float = Field(0.0, ge=0)
-    # ListMLE over the target's likeliest tokens.
-    listmle: float = Field(0.0, ge=0)
-    # How many of them.
-    top: int = Field(10, ge=1)
-    # Weight of pass s is decay^s, as in EAGLE-3 (0.8); null: the mean over passes.
-    decay: float | None = Field(None, gt=0, le=1)
-    # Passes after the first in this stage; null: the head's mtp_steps. 0 for a stage of plain text.
-    mtp_steps: int | None = Field(None, ge=0)
-    # Width of the uniform noise on true states at 512 places; shorter samples get more of it (EAGLE: 0.2).
-    noise: float = Field(0.2, ge=0)
-    # Inputs whose vocabulary is projected at once: about 40 bytes for each input, pass and id.
-    chunk: int = Field(128, ge=1)
-
-    @model_validator(mode="after")
-    def _some_term(self) -> HeadObjective:
-        if not any((self.feature, self.token, self.l1, self.listmle)):
-            raise ValueError("no term has a weight; give feature, token, l1 or listmle")
-        return self
+from .head_objective import HeadObjective
+from .head_settings import HeadSettings
 
 
 def pass_weights(objective: HeadObjective, count: int) -> list[float]:
@@ -80,7 +43,7 @@ class HeadTraining(nn.Module):
         objective: of the stage; None: the config's.
     """
 
-    def __init__(self, head: StateHead, target: Target, config: HeadConfig, objective: HeadObjective | None = None):
+    def __init__(self, head: StateHead, target: Target, config: HeadSettings, objective: HeadObjective | None = None):
         super().__init__()
         self.head, self.config, self.objective = head, config, objective or config.terms
         self.target = target  # no module: neither the optimizer nor a checkpoint sees it

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from ..layer import LayerShape
 from .head_config import VISUAL_STAGE, FusedHeadConfig
 from .head_inputs import Visual
-from .head_module import StateHead
-from .head_training import HeadObjective
+from .head_module import FusedHead, StateHead
+from .head_objective import HeadObjective
 
 
 class HivisConfig(FusedHeadConfig):
@@ -45,7 +45,7 @@ class HivisConfig(FusedHeadConfig):
         return reasons
 
 
-class HivisHead(StateHead):
+class HivisHead(FusedHead):
     """Adds a learned vector for each step after the last true state."""
 
     def __init__(self, shape: LayerShape, *, fc_bias: bool = True, num_steps: int = 0):

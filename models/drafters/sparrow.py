@@ -9,7 +9,7 @@ from pydantic import Field
 from ...core.errors import UserError
 from ..targets.base import TargetShape
 from .head_config import VISUAL_STAGE, DirectHeadConfig
-from .head_training import HeadObjective
+from .head_objective import HeadObjective
 
 
 class SparrowConfig(DirectHeadConfig):

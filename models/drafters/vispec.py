@@ -16,8 +16,8 @@ from ..layer import LayerShape
 from ..targets.base import TargetShape
 from .head_config import VISUAL_STAGE, FusedHeadConfig
 from .head_inputs import Visual
-from .head_module import StateHead
-from .head_training import HeadObjective
+from .head_module import FusedHead, StateHead
+from .head_objective import HeadObjective
 
 
 class VispecConfig(FusedHeadConfig):
@@ -49,7 +49,7 @@ class VispecConfig(FusedHeadConfig):
         return super().written_settings() | {"num_queries": self.num_queries}
 
 
-class VispecHead(StateHead):
+class VispecHead(FusedHead):
     """Joins each state with the global vector of the last image before it."""
 
     def __init__(self, shape: LayerShape, *, fc_bias: bool = True, num_queries: int = 2):

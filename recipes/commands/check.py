@@ -16,7 +16,7 @@ from ..load import Loaded, load
 from .command import FAULTS, NAME, OK, SETTINGS, Argument, Command, recipe_arguments
 
 if TYPE_CHECKING:
-    from ...trainers.stages.base import Planned
+    from ...trainers.stage import Planned
 
 GIB = 2**30
 

@@ -18,6 +18,7 @@ from draftsmith.core.results import DONE, read_mark
 from draftsmith.core.secrets import redact
 from draftsmith.core.section import Section
 from draftsmith.data.prompts import ImagePrompt, PromptSource, read_prompts
+from draftsmith.data.stage_folders import DATASET_FOLDER
 from draftsmith.recipes.cli import say
 from draftsmith.recipes.commands.command import MISTAKE, OK, STOPPED
 from draftsmith.recipes.load import RUN_OPTIONS, load
@@ -25,9 +26,8 @@ from draftsmith.recipes.plan import plan
 from draftsmith.recipes.schema import Recipe
 from draftsmith.trainers.matching import input_problem
 from draftsmith.trainers.results import InputCheck
-from draftsmith.trainers.stages.base import Planned
+from draftsmith.trainers.stage import Planned
 from draftsmith.trainers.stages.evaluate import EvaluateStage
-from draftsmith.trainers.stages.generate import DATASET_FOLDER
 from pydantic import Field, ValidationError
 from pydantic.fields import FieldInfo
 

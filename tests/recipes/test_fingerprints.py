@@ -31,7 +31,7 @@ from draftsmith.trainers.fit import Expected
 from draftsmith.trainers.matching import ABSENT, HIDDEN
 from draftsmith.trainers.results import NAMES_WEIGHTS, named_weights
 from draftsmith.trainers.run import pending_restart, run_stages
-from draftsmith.trainers.stages.base import Stage
+from draftsmith.trainers.stage import Stage
 from safetensors.torch import save_file
 from stages_run import contexts
 

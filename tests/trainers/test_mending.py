@@ -10,7 +10,7 @@ from draftsmith.core.errors import UserError
 from draftsmith.data import shards
 from draftsmith.data.shards import ShardReader, claim, finish, finished, write_shard
 from draftsmith.trainers import mending
-from draftsmith.trainers.stages.base import Stage
+from draftsmith.trainers.stage import Stage
 from test_run import planned, run
 
 NUM_SHARDS, EACH = 4, 3

@@ -12,7 +12,7 @@ import pytest
 from draftsmith.trainers import progress
 from draftsmith.trainers.progress import StageLine, clock, of_shards
 from draftsmith.trainers.run_time import RunTime
-from draftsmith.trainers.stages.base import Planned, Stage, TrainingLength
+from draftsmith.trainers.stage import Planned, Stage, TrainingLength
 from rich.cells import cell_len
 
 VALUES = {"loss": 0.5, "accuracy": 0.25, "samples_per_s": 10.0, "tokens_per_s": 200.0}

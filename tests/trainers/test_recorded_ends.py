@@ -29,7 +29,7 @@ from draftsmith.models.targets.load import load_target
 from draftsmith.trainers.engines.section import SglangEngine, VllmEngine
 from draftsmith.trainers.evaluation.resume_log import ResumeLog
 from draftsmith.trainers.recorded_ends import ENDS, record_ends
-from draftsmith.trainers.stages.base import Planned
+from draftsmith.trainers.stage import Planned
 from draftsmith.trainers.stages.evaluate import EvaluateStage
 from draftsmith.trainers.stages.regenerate import RegenerateStage
 from draftsmith.trainers.stages.train import TrainStage

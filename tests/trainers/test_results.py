@@ -12,7 +12,7 @@ import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.core.results import read_mark, write_mark
 from draftsmith.trainers.run import check_stages
-from draftsmith.trainers.stages.base import Planned
+from draftsmith.trainers.stage import Planned
 from draftsmith.trainers.stages.publish import _measured_dtype
 from ranks_run import run_ranks
 from test_run import Note, planned, run, two_stages

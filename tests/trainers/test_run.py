@@ -12,7 +12,7 @@ from draftsmith.core.results import BEGUN
 from draftsmith.models.captioners import CaptionerConfig
 from draftsmith.trainers.matching import ABSENT, FINGERPRINTS, HIDDEN, stage_state
 from draftsmith.trainers.run import check_stages, pending_restart, run_stages
-from draftsmith.trainers.stages.base import Planned, Stage
+from draftsmith.trainers.stage import Planned, Stage
 from stages_run import contexts, list_anew
 
 

@@ -17,7 +17,7 @@ from draftsmith.trainers.evaluation.resume_log import ResumeLog, resumed
 from draftsmith.trainers.loop import Training, train
 from draftsmith.trainers.optim import OptimConfig
 from draftsmith.trainers.run import DONE, run_stages
-from draftsmith.trainers.stages.base import Planned, Stage
+from draftsmith.trainers.stage import Planned, Stage
 from draftsmith.trainers.stopping import Stop, Stopped
 from ranks_run import FORKS, run_ranks
 from stages_run import contexts

@@ -16,7 +16,7 @@ from ...data.states.dtypes import DTYPES
 from ...data.states.estimate import Size, check_disk, declared_size, samples_per_shard, shown
 from ...models.hub import rope_of
 from ...models.targets.base import language_shape
-from ..stages.base import Planned
+from ..stage import Planned
 from .data import OnDisk, image_reader_of, on_disk, samples, visual_tokens
 from .models import target_shape
 

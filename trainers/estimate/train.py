@@ -19,7 +19,7 @@ from ...data.shapes.scenarios import WITHOUT_PICTURES
 from ...models.formats.start import is_own
 from ...models.sizes import empty_model, parameter_counts
 from ...models.training import training_of
-from ..stages.base import Planned
+from ..stage import Planned
 from .data import generated, image_reader_of, most_patches, on_disk, samples, tokens
 from .memory import Memory
 from .models import drafter_parameters, target_shape

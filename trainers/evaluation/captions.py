@@ -15,9 +15,10 @@ from ...models.decoding.decoder import CachedDecoder
 from ...models.drafters.lvlm import load_drafter
 from ...models.drafters.modes import ImageSubstitutes
 from ..context import Context
+from .evaluate_settings import EvaluateSettings
 
 
-def substitutes_of(stage: Any, context: Context, processor: Processor) -> ImageSubstitutes:
+def substitutes_of(stage: EvaluateSettings, context: Context, processor: Processor) -> ImageSubstitutes:
     """For the modes of an `evaluate` stage's methods."""
     captioner = None if stage.captioner is None else _captioner(stage.captioner, stage.format, context, processor)
     return ImageSubstitutes.of(processor.tokenizer, newline_id=processor.newline_id, captioner=captioner)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import TypeAdapter
 
@@ -14,13 +14,13 @@ from ...core.files import checked
 from ...eval.policies import TreePolicy
 from ...eval.rules import Rule
 from ...eval.studies.video_figures import HeldVisual
-from ...models.drafters import AnyDrafter
-from ...models.drafters.base import PLAIN, Drafter, DraftingOptions, TargetIdentity
+from ...models.drafters import AnyDrafter, members_of
+from ...models.drafters.base import PLAIN, Drafter, DrafterConfig, DraftingOptions, TargetIdentity
 from ...models.drafters.head_config import HeadConfig
 from ...models.drafters.manifest import MANIFEST, read_manifest
 from ...models.drafters.mixed import MixedConfig
 from ..context import Context
-from .methods import Method, decoding_with, members_of
+from .methods import Method, decoding_with
 from .requests import Opened
 
 RuleOf = Callable[[Method], Callable[[float], Rule]]
@@ -98,12 +98,25 @@ class Source:
     folder: Path | None
 
 
+class Drafts(Protocol):
+    """What opening drafters asks of an `evaluate` stage's section."""
+
+    @property
+    def drafters(self) -> Mapping[str, DrafterConfig]: ...
+
+    @property
+    def methods(self) -> Mapping[str, Method]: ...
+
+    @property
+    def graphs(self) -> Any: ...
+
+
 class Drafters:
     """Opens the drafters of an `evaluate` stage's section."""
 
     def __init__(
         self,
-        stage: Any,
+        stage: Drafts,
         context: Context,
         target: Any,
         *,

@@ -13,19 +13,19 @@ from torch import Tensor
 from ...core import ranks
 from ...core.errors import UserError
 from ...data.prompts import ImagePrompt, read_prompts
+from ...data.stage_folders import CODES, DATASET_FOLDER
 from ...eval.lantern import LanternConfig, lantern
 from ...eval.rows import PLAIN, Row, grouped
 from ...eval.rules import Rule
-from ...eval.studies.drawn import CellStatistics, encoded_pictures, read_pictures
+from ...eval.studies.drawn import AnalysisConfig, CellStatistics, encoded_pictures, read_pictures
 from ...eval.studies.drawn.places import contrasts
 from ...eval.tables import ReportSection
 from ...models.decoding.warp import Warp
 from ...models.generators import Generator, load_generator
 from ..context import Context
-from ..stages.encode import SHARDS
-from ..stages.generate import DATASET_FOLDER
 from ..stopping import Stop
 from .drafters import Drafters, Drafting
+from .evaluate_settings import EvaluateSettings
 from .judge import Drawn, Judge
 from .kept_pictures import KeptPicture, identity_of, keep
 from .measuring import Measuring
@@ -35,7 +35,7 @@ from .requests import PromptSet
 from .untimed import Untimed, scores_table
 
 
-def run(stage: Any, context: Context) -> None:
+def run(stage: EvaluateSettings, context: Context) -> None:
     """Measure and report."""
     device, benchmark = context.device(), stage.drawing
     generator = load_generator(context.target, context.inputs, device=device)
@@ -59,8 +59,9 @@ def run(stage: Any, context: Context) -> None:
     if benchmark.untimed is not None:
         _scored(stage, context, generator, prompts, judge, Measuring(stage, context, generator.target, drafting, ()))
         return
-    if stage.probes.analysis is not None:
-        stage.probes.analysis.check(len(generator.codebook), generator.target.grid)
+    analysis = stage.probes.analysis
+    if analysis is not None:
+        analysis.check(len(generator.codebook), generator.target.grid)
         eagle_head(drafting)
     measuring = Measuring(stage, context, generator.target, drafting, ())
     (name,) = stage.benchmarks
@@ -75,13 +76,13 @@ def run(stage: Any, context: Context) -> None:
             grids = picture_grids(context.folder, shown, prompts)
             reporting.write(grids, quality=quality)
             # Runs after the report is written, so that a failing analysis loses no measurements.
-            if stage.probes.analysis is not None:
-                more = _analysis(stage, context, generator, prompts, drafting, rows, shown, quality)
+            if analysis is not None:
+                more = _analysis(stage, analysis, context, generator, prompts, drafting, rows, shown, quality)
                 reporting.write(grids, more, quality=quality, again=True)
 
 
 def _scored(
-    stage: Any,
+    stage: EvaluateSettings,
     context: Context,
     generator: Generator,
     prompts: Sequence[ImagePrompt],
@@ -116,7 +117,11 @@ def _judged(
 
 
 def _keep(
-    stage: Any, context: Context, prompts: Sequence[ImagePrompt], drafting: Sequence[Drafting], rows: Sequence[Row]
+    stage: EvaluateSettings,
+    context: Context,
+    prompts: Sequence[ImagePrompt],
+    drafting: Sequence[Drafting],
+    rows: Sequence[Row],
 ) -> None:
     """Keep what was drawn for tables of quality with the same settings."""
     by_setting = grouped(rows, "temperature", "method", "drafter")
@@ -150,7 +155,7 @@ def drawn_tokens(rows: Sequence[Row]) -> dict[float, dict[str, list[tuple[int, .
     return tokens_by
 
 
-def _about(stage: Any, context: Context, prompts: Sequence[ImagePrompt], judge: Judge) -> dict[str, Any]:
+def _about(stage: EvaluateSettings, context: Context, prompts: Sequence[ImagePrompt], judge: Judge) -> dict[str, Any]:
     real, source, distance = judge.score_of_real(), stage.prompts, judge.fid_of_real()
     fid = "" if distance is None else f"; their FID on its features is {distance:.3g}"
     return {
@@ -182,7 +187,8 @@ def eagle_head(drafting: Sequence[Drafting]) -> Any:
 
 
 def _analysis(
-    stage: Any,
+    stage: EvaluateSettings,
+    config: AnalysisConfig,
     context: Context,
     generator: Generator,
     prompts: Sequence[ImagePrompt],
@@ -192,7 +198,7 @@ def _analysis(
     quality: Mapping[float, Mapping[str, Mapping[str, Any]]],
 ) -> ReportSection:
     """What target and head make of the pictures that were drawn plainly, at every temperature."""
-    config, target, head = stage.probes.analysis, generator.target, eagle_head(drafting)
+    target, head = generator.target, eagle_head(drafting)
     codebook = generator.codebook.to(target.device)
     table = config.table(codebook, offset=generator.first_id, folder=context.folder / "neighbours")
 
@@ -208,7 +214,7 @@ def _analysis(
     encoded = {}
     if config.head_data is not None:
         data = config.head_data
-        folder = Path(data.path) if data.path else context.inputs["codes"] / SHARDS
+        folder = Path(data.path) if data.path else context.inputs["codes"] / CODES
         for name, samples in encoded_pictures(config, folder, context.target.sample_condition()).items():
             encoded[name] = read(samples, stage.temperatures[0])
     relaxed = {name: (m.tree, m.rule) for name, m in stage.methods.items() if isinstance(m.rule, LanternConfig)}

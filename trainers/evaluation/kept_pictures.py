@@ -21,6 +21,7 @@ from ...data.prompts import ImagePrompt
 from ...models.decoding.batched import even_batches
 from ..context import Context
 from ..stopping import Stop
+from .evaluate_settings import EvaluateSettings
 from .resume_log import ResumeLog
 
 FOLDER = ".pictures"
@@ -106,7 +107,7 @@ def keep(
             kept.add(number, prompt, picture)
 
 
-def identity_of(stage: Any, context: Context, temperature: float, drafting: Any | None) -> dict[str, Any]:
+def identity_of(stage: EvaluateSettings, context: Context, temperature: float, drafting: Any | None) -> dict[str, Any]:
     """What the tokens of a setting depend on besides the prompt and its number.
 
     Args:

@@ -28,6 +28,7 @@ from ..positions import before_decoding
 from ..progress import StageLine
 from .clock import clock_of
 from .drafters import Drafting
+from .evaluate_settings import EvaluateSettings
 from .requests import ConversationSet, Opened, RequestSet
 from .resume_log import resumed_in_turn
 
@@ -71,7 +72,7 @@ class Measuring:
         tokenizer: None where tokens are an image's codes.
     """
 
-    stage: Any
+    stage: EvaluateSettings
     context: Context
     target: Any
     drafting: Sequence[Drafting]

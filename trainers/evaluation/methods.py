@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationInfo, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from ...core.errors import UserError
 from ...core.fields import Temperature
@@ -18,7 +18,7 @@ from ...eval.block import BlockConfig
 from ...eval.lantern import LanternConfig
 from ...eval.policies import ChainTree, TreeConfig, TreePolicy, check_combination
 from ...eval.rules import RULES, Rule, RuleSection
-from ...models.drafters import AnyDrafter
+from ...models.drafters import AnyDrafter, members_of
 from ...models.drafters.base import DrafterConfig, PublishedDrafter
 from ...models.drafters.ensemble import DraftingMode
 from ...models.drafters.mixed import MixedConfig
@@ -188,16 +188,6 @@ class Method(Section):
     def chain(self) -> int | None:
         """The tree's length where every proposal is the likeliest chain."""
         return self.tree.gamma if isinstance(self.tree, ChainTree) and self.draw == "top-k" else None
-
-
-def members_of(config: MixedConfig, context: Any = None) -> list[Any]:
-    """An ensemble's members: names as they are, sections read as a recipe's `drafter`.
-
-    Args:
-        context: of pydantic's validation.
-    """
-    read = TypeAdapter(AnyDrafter).validate_python
-    return [member if isinstance(member, str) else read(member, context=context) for member in config.members]
 
 
 def named_members(method: Method, methods: Mapping[str, Method], within: tuple[str, ...] = ()) -> set[str]:

@@ -14,17 +14,13 @@ import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import Field
 
 from ...core import ranks
 from ...core.batch import Request
 from ...core.errors import UserError, did_you_mean
-from ...core.fields import MOST_ANSWER
-from ...core.section import Section
-from ...data.dataset import ConversationData
 from ...data.processor import Processor
 from ...data.visual_budget import visual_tokens as num_visual_tokens
 from ...eval.intervals import ratio
@@ -34,7 +30,6 @@ from ...eval.rows import Row
 from ...eval.rules import RULES
 from ...eval.studies import confidence, video_figures, visual_tokens
 from ...eval.studies.confidence import Watched, by_confidence, entropy_autocorrelation, rates_by_rank
-from ...eval.studies.drawn import AnalysisConfig
 from ...eval.studies.planner import Costs, Plan, plan
 from ...eval.style import COLORS
 from ...eval.tables import Figure, ReportSection
@@ -42,69 +37,14 @@ from ...models.decoding.warp import Warp
 from ...models.drafters.modes import without_pictures
 from ..context import Context
 from ..records import data_files
-from .benchmarks import SetsBenchmark
 from .drafters import Drafting
 from .measuring import Measuring
+from .probe_settings import Binding, Importance, Probes
 from .requests import ConversationSet, Opening
 
 PROBING = "while probing, after the report"
 _NAMED_WITHIN = 16  # tokens of an answer in which its key word is looked for
 _WIDTH = 10  # ranks that a planned tree may have
-
-
-class Importance(Section):
-    """Right answers where visual tokens are hidden from a layer on (Sparrow, figures 3a and 5)."""
-
-    # Of the evaluation's sets those whose questions have options and end in a letter: published ones asked so
-    # (convention: stock or verbatim), or files of one's own whose records have the right option's `letter`.
-    sets: list[str] = Field(min_length=1)
-    # Layers from which on visual tokens are hidden, 0 to the target's number of them; null: every other one.
-    layers: list[Annotated[int, Field(ge=0)]] | None = None
-    # Tokens of an answer: a letter, and what may stand before it.
-    max_new_tokens: int = Field(8, ge=1, le=MOST_ANSWER)
-
-    def check(self, benchmarks: Mapping[str, Any]) -> None:
-        """Raises `ValueError` where the evaluation does not ask these sets for letters."""
-        suites = [benchmark for benchmark in benchmarks.values() if isinstance(benchmark, SetsBenchmark)]
-        known = [name for name, benchmark in benchmarks.items() if benchmark.kind == "files"]
-        known += [name for suite in suites for name in suite.names or []]
-        # A directory whose sets are not named has those that it has.
-        if all(suite.names is not None for suite in suites):
-            for name in self.sets:
-                if name not in known:
-                    raise ValueError(
-                        f"probes.importance.sets: {name!r} is not among the evaluation's sets; "
-                        + did_you_mean(name, known)
-                    )
-        for suite in suites:
-            asked = [name for name in self.sets if name in (suite.names or self.sets) and name not in benchmarks]
-            if asked and suite.convention == "describe":
-                raise ValueError(
-                    f"probes.importance.sets: {asked[0]} is asked for descriptions; set convention: stock, in an "
-                    "evaluation beside the one that measures speed"
-                )
-
-
-class Binding(Section):
-    """Questions whose records carry the one-word `answer`: does the target say it, and does it need the picture?"""
-
-    data: ConversationData
-
-
-class Probes(Section):
-    # Requests of each set that are decoded or read once more, of clips at the longest length.
-    requests: int = Field(8, ge=1)
-    # How sure each method's drafter is, and how much of that is accepted. null: of methods with tree: sage.
-    confidence: bool | None = None
-    # Where heads attend, which layers of the target attend to visual tokens, and the target's states against their
-    # embeddings, layer by layer (Sparrow, figures 2, 3b and 6).
-    states: bool = False
-    # From which layer on the target can do without visual tokens (Sparrow, figures 3a and 5); null: not asked.
-    importance: Importance | None = None
-    # Whether the target's answers depend on the picture; null: not asked.
-    binding: Binding | None = None
-    # Of image generators: figures and numbers of what target and head make of the pictures; true: the papers' settings.
-    analysis: AnalysisConfig | None = None
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from ...eval.tables import Figure, PictureGrid, ReportSection, Table
 from ...models.shipped import shipped_name
 from ..context import Context
 from .drafters import Drafting
+from .evaluate_settings import EvaluateSettings
 from .measuring import Measuring
 
 
@@ -30,7 +31,7 @@ from .measuring import Measuring
 class Reporting:
     """Writes the report of one stage; rank 0 does."""
 
-    stage: Any
+    stage: EvaluateSettings
     context: Context
     measuring: Measuring
     rows: Sequence[Row]

@@ -36,6 +36,7 @@ from .answers import measure_quality
 from .benchmarks import FilesBenchmark, SetsBenchmark, TabedBenchmark
 from .captions import substitutes_of
 from .drafters import Drafters
+from .evaluate_settings import EvaluateSettings
 from .graphs import about_graphs, capture_heads, capture_target
 from .measuring import Measuring
 from .reporting import Reporting, infos
@@ -43,7 +44,7 @@ from .requests import ConversationSet, Opening
 from .tabed import TabedRun, open_tabed, suite_names
 
 
-def run(stage: Any, context: Context) -> None:
+def run(stage: EvaluateSettings, context: Context) -> None:
     """Measure and report.
 
     Args:
@@ -92,7 +93,7 @@ def run(stage: Any, context: Context) -> None:
 
 
 def _report(
-    stage: Any,
+    stage: EvaluateSettings,
     context: Context,
     measuring: Measuring,
     runs: list[TabedRun],
@@ -122,7 +123,7 @@ def _report(
 
 
 def _decode_along(
-    stage: Any, context: Context, measuring: Measuring, sets: list[ConversationSet], rows: list[Row]
+    stage: EvaluateSettings, context: Context, measuring: Measuring, sets: list[ConversationSet], rows: list[Row]
 ) -> None:
     """What `_report` decodes, on a rank that holds a part of the target. Its figures and numbers are thrown away."""
     with tempfile.TemporaryDirectory() as folder:
@@ -137,7 +138,7 @@ def _held(measuring: Measuring) -> dict[str, HeldVisual]:
     return {one.name: one.held_visual for one in measuring.drafting if one.held_visual is not None}
 
 
-def _about(stage: Any, rows: list[Row]) -> dict[str, Any]:
+def _about(stage: EvaluateSettings, rows: list[Row]) -> dict[str, Any]:
     tower = "runs once for each request and repeat; its time counts in every method's prefill, also in plain decoding's"
     prompts = {b.convention for b in stage.benchmarks.values() if isinstance(b, SetsBenchmark)}
     return {
@@ -148,7 +149,7 @@ def _about(stage: Any, rows: list[Row]) -> dict[str, Any]:
     }
 
 
-def _sets(stage: Any, opening: Opening) -> list[ConversationSet]:
+def _sets(stage: EvaluateSettings, opening: Opening) -> list[ConversationSet]:
     sets: list[ConversationSet] = []
     for name, benchmark in stage.benchmarks.items():
         if isinstance(benchmark, FilesBenchmark):
@@ -180,7 +181,7 @@ def refuse_twice(stage: str, names: set[str], suites: Sequence[tuple[TabedBenchm
         names = names | more
 
 
-def _draft_models(stage: Any, drafters: Drafters) -> dict[str, Any]:
+def _draft_models(stage: EvaluateSettings, drafters: Drafters) -> dict[str, Any]:
     """Models of draft LVLMs, by name: they answer on their own."""
     return {
         name: model
@@ -190,7 +191,7 @@ def _draft_models(stage: Any, drafters: Drafters) -> dict[str, Any]:
 
 
 def _probe(
-    stage: Any, context: Context, measuring: Measuring, sets: list[ConversationSet], rows: list[Row]
+    stage: EvaluateSettings, context: Context, measuring: Measuring, sets: list[ConversationSet], rows: list[Row]
 ) -> list[ReportSection]:
     """The report's sections on what the probes read; at the lowest temperature, where most methods can be used."""
     settings = stage.probes

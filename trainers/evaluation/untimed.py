@@ -17,6 +17,7 @@ from ...models.decoding.batched import draw_pictures
 from ...models.generators import Generator
 from ..context import Context
 from .drafters import Drafting
+from .evaluate_settings import EvaluateSettings
 from .kept_pictures import KeptPicture, drawn_once, identity_of
 from .measuring import Measuring
 
@@ -32,7 +33,7 @@ class Untimed:
         measuring: with the drafters of the methods that are drawn.
     """
 
-    stage: Any
+    stage: EvaluateSettings
     context: Context
     generator: Generator
     prompts: Sequence[ImagePrompt]
@@ -43,7 +44,9 @@ class Untimed:
         return {temperature: self._at(temperature) for temperature in self.stage.temperatures}
 
     def _at(self, temperature: float) -> dict[str, list[KeptPicture]]:
-        size = self.stage.drawing.untimed.batch_size
+        untimed = self.stage.drawing.untimed
+        assert untimed is not None, "see `stage`"
+        size = untimed.batch_size
         pictures = {PLAIN: self._drawn(temperature, None, lambda some: self._plainly(some, temperature), size)}
         self._say(PLAIN, temperature)
         decodings = self.measuring.decodings(temperature, self.generator.target.num_codes)

@@ -17,13 +17,13 @@ from ...eval.published_section import ImageSettings, PublishedDecoding, Publishe
 from ...models.drafters.manifest import read_manifest
 from ...models.stored import resolved_dtype
 from ..context import Context
+from ..evaluation.evaluate_settings import EvaluateSettings
 from ..evaluation.methods import Method
-from ..stages.base import Planned
-from ..stages.evaluate import EvaluateStage
+from ..stage import Planned
 
 
 def published_section(
-    stage: EvaluateStage,
+    stage: EvaluateSettings,
     method: str | None,
     context: Context,
     source: Path,
@@ -112,7 +112,9 @@ def _chosen(names: list[str], method: str | None, what: str) -> str:
     return method or names[0]
 
 
-def _decoding(stage: EvaluateStage, method: str | None, measured: Collection[str], *, kind: str) -> PublishedDecoding:
+def _decoding(
+    stage: EvaluateSettings, method: str | None, measured: Collection[str], *, kind: str
+) -> PublishedDecoding:
     """An exact method whose drafter is what is published, alone."""
     fitting = {name: m for name, m in stage.methods.items() if name in measured and _opens(m)}
     name = _chosen(list(fitting), method, "method")
@@ -137,7 +139,7 @@ def _opens(method: Method) -> bool:
 
 def no_card(evaluation: Planned, drafter: str) -> str | None:
     """Why an evaluation cannot go with the drafter of a stage, after "which"; None: it can."""
-    stage: EvaluateStage = evaluation.stage
+    stage: EvaluateSettings = evaluation.stage
     if not stage.is_timed:
         return "draws pictures for their quality and measures no speed (untimed)"
     default = evaluation.inputs.get("drafter", "")  # of methods that name none

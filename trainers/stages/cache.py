@@ -18,6 +18,7 @@ from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
 from ...data.shards import ShardReader, claim, finish, finished, tar_path, unfinished
 from ...data.sources import AnswersConfig
+from ...data.stage_folders import STATES
 from ...data.states.estimate import samples_per_shard, shown
 from ...data.states.samples import SeededCollate
 from ...data.states.writer import Deal
@@ -29,6 +30,7 @@ from ..engines import EngineSection, ServedEngine, TransformersEngine
 from ..estimate.states import describe_states
 from ..fit import Expected
 from ..records import check_fit
+from ..stage import Planned, Stage
 from ..training.states import (
     Builder,
     StatesStore,
@@ -43,9 +45,6 @@ from ..training.states import (
     sample_needs,
     wanted_taps,
 )
-from .base import Planned, Stage
-
-SHARDS = "states"
 
 
 class CacheStage(Stage):
@@ -74,7 +73,7 @@ class CacheStage(Stage):
 
     @property
     def shards(self) -> str:
-        return SHARDS
+        return STATES
 
     def makes(self) -> set[str]:
         return {"states"}
@@ -116,7 +115,7 @@ class CacheStage(Stage):
         counts = count_samples(samples, context)
         target = open_target(context, processor, tables_only=isinstance(self.engine, ServedEngine))
         check_fit(context, samples.dataset, target.decoder, as_cut=True)
-        folder, store = context.folder / SHARDS, self.states
+        folder, store = context.folder / STATES, self.states
         wanted = wanted_taps(context, target.shape, self.drafters)
         builder = Builder(
             samples, counts, target, wanted, store, folder,

@@ -23,17 +23,15 @@ from torch import Tensor
 
 from ...core import ranks
 from ...core.errors import UserError
-from ...core.words import counted
 from ...data.captioned import Captioned, CaptionedSource, Refused, class_labels, decode_image, num_items, read
 from ...data.duplicates import Duplicates, find_duplicates, next_number
-from ...data.shards import ShardReader, claim, finish, unfinished, write_shard
+from ...data.shards import claim, finish, summary, unfinished, write_shard
+from ...data.stage_folders import CODES, DATASET_FOLDER
 from ..context import Context
 from ..engine import init_distributed
 from ..progress import StageLine, of_shards
-from .base import Planned, Stage
-from .generate import DATASET_FOLDER
+from ..stage import Planned, Stage
 
-SHARDS = "shards"
 Sample = tuple[str, dict[str, Tensor], dict[str, Any]]
 Write = Literal["pixels", "codes", "features"]
 
@@ -66,7 +64,7 @@ class EncodeStage(Stage):
 
     @property
     def shards(self) -> str:
-        return SHARDS
+        return CODES
 
     def makes(self) -> set[str]:
         return {"codes"}
@@ -113,7 +111,7 @@ class EncodeStage(Stage):
         source = resolved(self.source, context.inputs.get("data"))
         if source.kind == "classes":
             context.target.check_labels(class_labels(source))
-        folder = context.folder / SHARDS
+        folder = context.folder / CODES
         total = num_items(source)
         if not total:
             raise UserError("the source holds no picture", where=str(self.source), hint="check its path")
@@ -156,16 +154,7 @@ class EncodeStage(Stage):
         log = context.folder / f"refused-{index:06d}.jsonl"
         watched = context.stop.watch(items, "inside a shard; finished ones are kept")
         pictures = _usable(line.counted(watched), self, duplicates, counts, log, encoder.size)
-        write_shard(context.folder / SHARDS, index, encoder.samples(pictures), counts)
-
-
-def summary(folder: Path) -> str:
-    """What a finished folder of shards holds, and what was refused and why."""
-    reader = ShardReader(folder)
-    refused = ", ".join(f"{count} {reason}" for reason, count in sorted(reader.refused.items())) or "none"
-    size = sum(shard.bytes for shard in reader.shards) / 2**20
-    held = f"{counted(len(reader), 'sample')} in {counted(len(reader.shards), 'shard')}"
-    return f"{held}, {size:.1f} MiB; refused: {refused}"
+        write_shard(context.folder / CODES, index, encoder.samples(pictures), counts)
 
 
 def resolved(source: CaptionedSource, folder: Path | None) -> CaptionedSource:

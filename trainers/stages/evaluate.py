@@ -17,9 +17,9 @@ from ..engine import init_distributed
 from ..estimate.evaluation import describe_evaluation
 from ..estimate.image_memory import drawing_memory
 from ..estimate.memory import Memory, evaluation_memory
+from ..evaluation.evaluate_settings import EvaluateSettings
+from ..stage import Planned, other_drafters
 from ..training.codes import lacking
-from .base import Planned, other_drafters
-from .evaluate_settings import EvaluateSettings
 
 
 class EvaluateStage(EvaluateSettings):

@@ -37,11 +37,10 @@ from ...data.shapes.textures import Textures
 from ...data.shapes.tokenizer import train_tokenizer
 from ...data.shapes.wordings import Wordings
 from ...data.shapes.write import write_dataset
+from ...data.stage_folders import DATASET_FOLDER, TOKENIZER
 from ..context import Context
-from .base import Planned, Stage
+from ..stage import Planned, Stage
 
-DATASET_FOLDER = "world"  # folder of the dataset inside the stage's
-TOKENIZER = "tokenizer"  # and of the captions' tokenizer
 CONVERSATIONS = {
     "patch_size",
     "mixtures",

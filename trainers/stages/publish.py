@@ -43,7 +43,7 @@ from ..publishing.names import check_name, is_repo, suggested
 from ..publishing.no_secrets import refuse_secrets
 from ..publishing.snippets import OWN_TARGET, PICTURE, Snippet, loop_snippet, transformers_snippet
 from ..publishing.upload import PROPOSED, Destination, Hub, Uploaded
-from .base import Planned, Stage
+from ..stage import Planned, Stage
 from .evaluate import EvaluateStage
 
 REPOSITORY, RESULT = "repository", "published.json"

@@ -20,6 +20,7 @@ from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
 from ...data.prompts import PromptSource
 from ...data.shards import ShardReader, claim, finish, unfinished, write_shard
+from ...data.stage_folders import CODES
 from ..answers.pictures import Pictures
 from ..answers.texts import Texts
 from ..context import Context
@@ -28,8 +29,7 @@ from ..engines import EngineSection, ServedEngine, TransformersEngine
 from ..estimate.data import on_disk, samples
 from ..fit import Expected
 from ..progress import of_shards
-from .base import Planned, Stage
-from .encode import SHARDS as CODES
+from ..stage import Planned, Stage
 
 TEXTS = {"data", "format", "max_new_tokens", "keep_logprobs", "engine", "expected"}
 PICTURES = {"prompts", "repeats"}

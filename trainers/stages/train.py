@@ -31,12 +31,12 @@ from ..estimate.train import (
 )
 from ..estimate.training_memory import head_memory, image_head_memory
 from ..fit import FitSettings, fit, seed_all
+from ..stage import Planned, TrainingLength, other_drafters
 from ..training.codes import lacking, open_codes
 from ..training.conversations import check_positions, open_records
 from ..training.heads_on_states import open_heads, training_order
 from ..training.sources import CachedStates
 from ..training.states import sample_needs
-from .base import Planned, TrainingLength, other_drafters
 from .train_settings import TrainSettings
 
 

@@ -16,7 +16,7 @@ from ...data.sources import AnswersConfig
 from ...models.distillation import CrossEntropyObjective, DistillObjective
 from ...models.drafters import AnyDrafter
 from ...models.drafters.base import DrafterConfig
-from ...models.drafters.head_training import HeadObjective
+from ...models.drafters.head_objective import HeadObjective
 from ...models.formats.start import starts
 from ...models.llava import Part
 from ...models.lora import LoraConfig

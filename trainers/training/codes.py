@@ -19,6 +19,7 @@ from ...data.codes import CodeCollate, PictureCollate, ShardData, ShardSample, S
 from ...data.loader import Collate, Loader, steps_per_epoch
 from ...data.prompts import read_prompts
 from ...data.shapes.captioned import COLORS, SHAPES, figures_of, places_of
+from ...data.stage_folders import CODES, DATASET_FOLDER, TOKENIZER
 from ...eval.figures import save_grid
 from ...models.drafters.base import TargetIdentity
 from ...models.generators import load_generator
@@ -32,8 +33,6 @@ from ..context import Context
 from ..engine import Engine
 from ..fit import training_loader
 from ..loop import Source, Training, Validate
-from ..stages.encode import SHARDS
-from ..stages.generate import DATASET_FOLDER, TOKENIZER
 from .best import held_out_scores
 from .drafter import Requests, TrainedDrafter
 
@@ -110,7 +109,7 @@ def _target_and_requests(stage: Any, context: Context) -> tuple[Any, Requests | 
 
 def shards_of(data: ShardData, context: Context) -> Path:
     """The folder of code shards: `path`, or where the stage of `from` left them."""
-    return Path(data.path) if data.path else context.inputs["codes"] / SHARDS
+    return Path(data.path) if data.path else context.inputs["codes"] / CODES
 
 
 def tensors_read(model: str, target: Any) -> list[str]:

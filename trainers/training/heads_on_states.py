@@ -20,6 +20,7 @@ from ...data.end_tokens import end_ids
 from ...data.loader import Collate, Loader, Samples, steps_per_epoch
 from ...data.order import WINDOW, BucketedOrder, Order, RisingVisualOrder
 from ...data.processor import Processor
+from ...data.stage_folders import STATES
 from ...data.states.reader import StatesReader
 from ...data.states.samples import SeededCollate, split
 from ...models.drafters.base import TargetIdentity
@@ -44,8 +45,6 @@ from .states import (
     open_target,
     wanted_taps,
 )
-
-SHARDS = "states"
 
 
 def open_heads(stage: Any, context: Context, seed: int) -> Training:
@@ -106,7 +105,7 @@ def open_states(stage: Any, context: Context, processor: Processor, target: Any,
     taps, source = wanted_taps(context, target.shape), stage.source
     if isinstance(source, CachedStates):
         expected = identity_of(context, processor, stage.format, None, taps, None)
-        folders = [context.inputs["states" if n is None else f"states/{n}"] / SHARDS for n in source.stages]
+        folders = [context.inputs["states" if n is None else f"states/{n}"] / STATES for n in source.stages]
         reader = StatesReader([*folders, *source.folders], expected=expected, accept=source.accept)
         return Cached(reader, seed)
     assert stage.data is not None
@@ -115,7 +114,7 @@ def open_states(stage: Any, context: Context, processor: Processor, target: Any,
     builder = Builder(
         samples, count_samples(samples, context), target, taps,
         source.states if isinstance(source, FirstEpochStates) else StatesStore(),
-        context.folder / SHARDS, SeededCollate(processor.pad_id, processor.image_size, seed), stage.micro,
+        context.folder / STATES, SeededCollate(processor.pad_id, processor.image_size, seed), stage.micro,
     )  # fmt: skip
     if isinstance(source, OnlineStates):
         served = open_served(source.engine, context, samples, target, processor, taps, key="source.engine")

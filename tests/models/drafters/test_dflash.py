@@ -20,7 +20,8 @@ from draftsmith.models.drafters import dflash_training
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.dflash_module import even_taps
-from draftsmith.models.drafters.dflash_training import DflashLoss, draw_blocks
+from draftsmith.models.drafters.dflash_settings import DflashLoss
+from draftsmith.models.drafters.dflash_training import draw_blocks
 from draftsmith.models.drafters.head_training import is_blind
 from draftsmith.models.losses import divergence
 from heads_tiny import config_of, tables, text_config

@@ -8,7 +8,8 @@ import torch
 from dense_passes import Dense
 from draftsmith.models.decoding.cache import Cache
 from draftsmith.models.drafters.head_inputs import lay_out
-from draftsmith.models.drafters.head_training import HeadObjective, _gaps, is_blind
+from draftsmith.models.drafters.head_objective import HeadObjective
+from draftsmith.models.drafters.head_training import _gaps, is_blind
 from draftsmith.models.training_passes import TrainingPasses
 from heads_tiny import OTHER_SIZES, ROWS, SETTINGS, built, case_for, config_of, outputs, rows_of, states_batch, tables
 from torch.nn import functional as F

@@ -11,12 +11,12 @@ from typing import Any, ClassVar, Self
 
 from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from ...core.errors import did_you_mean
-from ...core.fields import Sentence
-from ...core.refused import Refused
-from ...core.section import Section
-from ...data.conversations import PromptFormat
-from ..context import Context
+from ..core.errors import did_you_mean
+from ..core.fields import Sentence
+from ..core.refused import Refused
+from ..core.section import Section
+from ..data.conversations import PromptFormat
+from .context import Context
 
 
 class Stage(Section):

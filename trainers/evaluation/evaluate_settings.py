@@ -1,4 +1,4 @@
-"""The settings of stage kind `evaluate`, and which of them go together. What the stage does is in `evaluate.py`."""
+"""The settings of stage kind `evaluate`, and which of them go together. `stages/evaluate.py` does what they say."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ...models.captioners import CaptionerConfig
 from ...models.drafters import AnyDrafter
 from ...models.drafters.base import DrafterConfig
 from ...models.targets.load import TargetConfig
-from ..evaluation.benchmarks import Benchmarks, PromptsBenchmark, TabedBenchmark, check_benchmarks, clip_sets
-from ..evaluation.clock import ClockName
-from ..evaluation.graphs import GraphsConfig
-from ..evaluation.methods import PRESETS, Method, decoding_with, named_members
-from ..evaluation.probes import Probes
-from ..evaluation.requests import Lengths, check_length
-from .base import Stage
+from ..stage import Stage
+from .benchmarks import Benchmarks, PromptsBenchmark, TabedBenchmark, check_benchmarks, clip_sets
+from .clock import ClockName
+from .graphs import GraphsConfig
+from .methods import PRESETS, Method, decoding_with, named_members
+from .probe_settings import Probes
+from .requests import Lengths, check_length
 
 # Keys that only one kind of target reads.
 _OF_TEXT = (

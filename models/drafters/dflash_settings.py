@@ -1,0 +1,167 @@
+"""Settings of a DFlash draft, and what they say of it: sizes, layers of the target, what it sees. See `dflash.py`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar, Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+
+from ...core.errors import UserError
+from ...core.refused import Refused
+from ...core.section import Section
+from ...core.states import Taps
+from ..layer import LayerShape
+from ..losses import Divergence
+from ..targets.base import TargetShape
+from .base import PublishedDrafter
+from .dflash_confidence import DflashConfidence
+from .dflash_module import DflashShape, even_taps
+from .mirrored import mirrored_layer
+
+
+class DflashLoss(Section):
+    # ce: against the answer's own tokens, as published (the target writes them); others: against the target's
+    # distribution at each place.
+    token_divergence: Literal["ce"] | Divergence = "ce"
+    # Mask k counts exp(-(k - 1) / gamma): an early miss throws away all that stands after it. Null: the paper's, 4 for
+    # blocks of up to 8 tokens, 5 for up to 10, 7 above.
+    gamma: float | None = Field(None, gt=0)
+    # Most blocks of a sample, drawn anew in each epoch; a shorter answer has one after each of its tokens.
+    num_anchors: int = Field(512, ge=1)
+    # Places whose vocabulary is projected at once.
+    chunk: int = Field(512, ge=1)
+
+    def weights(self, block_size: int) -> list[float]:
+        """Of masks 1 to K; they sum to 1."""
+        gamma = self.gamma or (4.0 if block_size <= 8 else 5.0 if block_size <= 10 else 7.0)
+        values = torch.exp(-torch.arange(block_size - 1, dtype=torch.float64) / gamma)
+        return (values / values.sum()).tolist()
+
+
+class DflashSettings(PublishedDrafter):
+    """A DFlash draft, for a language model or an image generator. What is null mirrors the target."""
+
+    kind: Literal["dflash"]
+    # Tokens of a block with the last committed one: a pass drafts one less. Longer pays where long runs are accepted.
+    block_size: int = Field(16, ge=2, le=64)
+    # Layers of the draft.
+    num_layers: int = Field(5, ge=1, le=32)
+    # Layers of the target whose states are joined, in decoder layers passed; null: as many as the draft has, evenly.
+    taps: tuple[int, ...] | None = Field(None, min_length=1)
+    # The target's id whose embedding is used for masks; it must not occur in text. Null: a trained vector.
+    mask_token_id: int | None = Field(None, ge=0)
+    # Number of states up to its position that a token attends to beside its block, at least a block's; null: all.
+    sliding_window: int | None = Field(None, ge=1)
+    # Number of most frequent tokens that the draft's own LM head scores; null: the target's LM head scores all tokens.
+    draft_vocab_size: int | None = Field(None, ge=1)
+    # read: the draft attends to states of visual tokens as to all others; none: it does not (a text-only window).
+    visual_slots: Literal["none", "read"] = "read"
+    # Text-only window in decoding, independent of training.
+    vata: bool = False
+    # Share of the samples in training, drawn anew in each epoch, whose visual states are hidden, as under `vata`.
+    blind_share: float = Field(0.0, ge=0, le=1)
+    # Positions: flat counts the prompt's tokens, compact those whose states are seen. Served drafts have flat ones.
+    positions: Literal["compact", "flat"] = "flat"
+    # mha gives each query head its own keys and values.
+    kv_heads: Literal["target", "mha"] = "target"
+    # Width of the MLP.
+    intermediate_size: int | None = Field(None, ge=1, le=1 << 20)
+    # Of its norms.
+    norm_eps: float | None = Field(None, gt=0, le=1)
+    # Base of the rotary positions.
+    rope_theta: float | None = Field(None, ge=1, le=1e12)
+    # A target's stretched rotation (YaRN, llama3, linear): target copies it, plain has its base alone.
+    rope: Literal["target", "plain"] = "target"
+    # What is trained for.
+    loss: DflashLoss = DflashLoss()
+    # A trained head that predicts the probability that each drafted token is accepted (DSpark); null: none.
+    confidence: DflashConfidence | None = None
+    # A block ends before the first token whose probability to be accepted, with all before it, is below this. Higher
+    # values verify fewer tokens in vain, and accept fewer tokens. Null: whole blocks.
+    cut_below: float | None = Field(None, gt=0, lt=1)
+
+    # Published drafts have Qwen3's layer for every target: no biases.
+    qkv_bias: ClassVar[bool | None] = False
+    decoding_settings: ClassVar[frozenset[str]] = frozenset({"positions", "vata", "cut_below"})
+    for_images: ClassVar[bool] = True
+    trains_on: ClassVar[str | None] = "states"
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.taps is not None and list(self.taps) != sorted(set(self.taps)):
+            raise ValueError("taps are layers in ascending order, each once")
+        if self.sliding_window is not None and self.sliding_window < self.block_size:
+            raise ValueError(f"sliding_window is {self.sliding_window}, shorter than a block of {self.block_size}")
+        if self.cut_below is not None and self.confidence is None:
+            raise ValueError("cut_below reads a confidence head, and this draft has none (confidence: {})")
+        return self
+
+    def visual(self, *, training: bool) -> Literal["none", "read"]:
+        """Return `visual_slots`; "none" in decoding under `vata`."""
+        return "none" if self.vata and not training else self.visual_slots
+
+    def shape(self, target: TargetShape) -> DflashShape:
+        """Return the draft's sizes. Raises `UserError` for layers that the target has not, or its rotation."""
+        taps = self.taps or even_taps(target.num_layers, self.num_layers)
+        if not 0 < taps[0] <= taps[-1] <= target.num_layers or len({*taps}) < len(taps):
+            raise UserError(
+                f"DFlash joins the states after different layers, and {list(taps)} of a target of {target.num_layers} "
+                "are not",
+                where="key drafter.taps", hint="name them: drafter.taps: [1, 2, 3]",
+            )  # fmt: skip
+        if self.mask_token_id is not None and self.mask_token_id >= target.vocab_size:
+            raise UserError(
+                f"the mask's id is {self.mask_token_id}, and the target has {target.vocab_size}",
+                where="key drafter.mask_token_id", hint="name an id that no text has, or null for a trained vector",
+            )  # fmt: skip
+        if target.draws_images:
+            layer = image_layer(self, target)
+        else:
+            layer = replace(mirrored_layer(self, target.text, input_norm=True), qk_rms_norm=True)
+        return DflashShape(
+            layer, self.num_layers, taps, self.block_size, self.mask_token_id, self.sliding_window,
+            self.confidence is not None,
+        )  # fmt: skip
+
+    def check(self, shape: TargetShape) -> None:
+        """Raise `UserError` as `shape`."""
+        self.shape(shape)
+
+    def check_settings(self, draws_images: bool) -> None:
+        """Also refuse `blind_share` of a draft that sees no visual state in training."""
+        super().check_settings(draws_images)
+        if draws_images and self.mask_token_id is not None:
+            raise Refused("mask_token_id", "every id of an image generator is a code", "leave it out: a trained vector")
+        if self.blind_share and self.visual_slots == "none":
+            problem = "this dflash draft sees no visual state in training, so that every sample is blind"
+            raise Refused("blind_share", problem, "leave it out")
+
+    def unread(self, draws_images: bool) -> frozenset[str]:
+        """Return the settings of visual tokens, windows and vocabularies where the target draws images."""
+        return _OF_LANGUAGE if draws_images else frozenset()
+
+    def taps_for(self, shape: TargetShape, *, training: bool) -> Taps:
+        """Ask for the joined layers, in training at every token and with the feature."""
+        return Taps(self.shape(shape).taps, feature=training, everywhere=training)
+
+
+_OF_LANGUAGE = frozenset({"sliding_window", "draft_vocab_size", "visual_slots", "vata", "blind_share", "positions",
+                          "rope_theta", "rope", "confidence", "cut_below"})  # fmt: skip
+
+
+def image_layer(config: DflashSettings, shape: TargetShape) -> LayerShape:
+    """A layer of the draft: the generator's sizes and rotation, with Qwen3's norms as every DFlash draft has them.
+
+    A state stands at its own place, one after where an EAGLE head's input stands.
+    """
+    mirrored = shape.layer
+    assert mirrored is not None
+    return replace(
+        mirrored, input_norm=True, qk_norm=False, qk_rms_norm=True, mask_padding=True,
+        zeros_before=mirrored.zeros_before + (mirrored.rope == "grid"),
+        num_kv_heads=mirrored.num_heads if config.kv_heads == "mha" else mirrored.num_kv_heads,
+        norm_eps=config.norm_eps or mirrored.norm_eps,
+        intermediate_size=config.intermediate_size or mirrored.intermediate_size,
+    )  # fmt: skip

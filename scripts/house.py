@@ -1,0 +1,249 @@
+"""Numbers of the code: lines of core and extras, rooms that import each other, circles, names, and how far a step goes.
+
+    python scripts/house.py                                              # the table; tests/test_layout.py has the rules
+    python scripts/house.py trainers.loop:_forward_backward recipe=...   # runs it; counts what that function enters
+
+Core is what every user passes through. Extras are further target families, baseline drafters, other tools' formats,
+engines' serving, the papers' studies and the synthetic dataset. A room is a folder; its files stand directly in it.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import sys
+import tokenize
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+TOPS = ("core", "data", "models", "eval", "trainers", "recipes")
+
+# What each group of extras is made of: folders end with a slash. Everything else in TOPS is core.
+EXTRAS = {
+    "further families": (
+        *(f"models/{n}.py" for n in ("gemma", "internvl", "mistral")),
+        *(f"models/targets/{n}.py" for n in ("gemma", "internvl", "mistral")),
+        *(f"models/decoding/{n}.py" for n in ("gemma", "mistral", "hybrid", "delta_rule", "recurrent")),
+    ),
+    "baseline drafters": tuple(
+        f"models/drafters/{n}.py"
+        for n in (
+            "dflash", "dflash_confidence", "dflash_files", "dflash_images", "dflash_module", "dflash_training",
+            "dflash_settings", "hivis", "msd", "peagle", "pruned", "sibling", "vispec",
+        )
+    ),
+    "formats": ("models/exports/", "models/imports/", "recipes/importing.py", "recipes/commands/export.py",
+                "recipes/commands/import_drafter.py"),
+    "serving": ("trainers/engines/", "eval/engines/", "recipes/commands/verify_engine.py"),
+    "studies": ("eval/studies/",),
+    "shapes": ("data/shapes/",),
+}  # fmt: skip
+# Words by which code names a family; files with the word in their path are the family's own.
+FAMILIES = ("llava", "qwen", "llamagen", "anole", "gemma", "internvl", "mistral")
+
+
+class Import(NamedTuple):
+    """One import of a file of ours by another."""
+
+    path: str
+    target: str
+    line: int
+    for_types: bool  # under TYPE_CHECKING
+
+
+def is_extra(path: str) -> bool:
+    """Whether a file of the package is an extra, and so no part of the core."""
+    return any(path == part or path.startswith(part) for group in EXTRAS.values() for part in group)
+
+
+def room(path: str) -> str:
+    """The folder of a file."""
+    return str(Path(path).parent)
+
+
+def trees(root: Path = ROOT) -> dict[str, ast.Module]:
+    """Path below the root -> syntax tree, of all product files."""
+    paths = sorted(p for top in TOPS for p in (root / top).rglob("*.py"))
+    return {str(p.relative_to(root)): ast.parse(p.read_text()) for p in paths}
+
+
+def imports(files: dict[str, ast.Module]) -> list[Import]:
+    """All imports among the files, those inside functions and under TYPE_CHECKING included."""
+    result = []
+    for path, tree in files.items():
+        typed = {
+            id(inner)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+            for inner in ast.walk(node)
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                folder = Path(path).parents[node.level - 1] / (node.module or "").replace(".", "/")
+                for alias in node.names:
+                    places = (
+                        f"{base}{end}" for base in (folder / alias.name, folder) for end in (".py", "/__init__.py")
+                    )
+                    target = next((place for place in places if place in files), None)
+                    if target is not None and target != path:
+                        result.append(Import(path, target, node.lineno, id(node) in typed))
+    return sorted(set(result))
+
+
+def two_way(found: Iterable[Import]) -> list[tuple[str, str]]:
+    """Pairs of rooms that import each other."""
+    edges = {(room(i.path), room(i.target)) for i in found}
+    return sorted((a, b) for a, b in edges if a < b and (b, a) in edges)
+
+
+def circles(found: Iterable[Import]) -> list[list[str]]:
+    """Files that reach themselves by imports, each with all that it reaches and that reach it."""
+    graph: dict[str, set[str]] = defaultdict(set)
+    for one in found:
+        graph[one.path].add(one.target)
+    reached = {path: _reached(graph, path) for path in graph}
+    groups = {tuple(sorted(p for p in to if path in reached.get(p, ()))) for path, to in reached.items() if path in to}
+    return [list(group) for group in sorted(groups)]
+
+
+def _reached(graph: dict[str, set[str]], start: str) -> set[str]:
+    result: set[str] = set()
+    open_paths = [start]
+    while open_paths:
+        more = graph.get(open_paths.pop(), set()) - result
+        result |= more
+        open_paths += more
+    return result
+
+
+def repeated_names(files: Iterable[str]) -> dict[str, int]:
+    """File name -> in how many folders it stands, where that is more than one."""
+    counts = Counter(Path(path).name for path in files)
+    return {name: n for name, n in sorted(counts.items()) if n > 1 and name != "__init__.py"}
+
+
+def code_lines(path: Path) -> int:
+    """Lines with code: no docstrings, comments or blanks."""
+    tree = ast.parse(path.read_text())
+    texts = {
+        line
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+    skipped = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    with tokenize.open(path) as file:
+        tokens = [t for t in tokenize.generate_tokens(file.readline) if t.type not in skipped]
+    return len({line for t in tokens for line in range(t.start[0], t.end[0] + 1)} - texts)
+
+
+def _shares(files: dict[str, ast.Module]) -> tuple[int, int]:
+    """(public functions with tensors in their signature and a docstring, those whose docstring has a shape)."""
+    total = shapes = 0
+    for tree in files.values():
+        hidden = {
+            id(n) for c in ast.walk(tree) if isinstance(c, ast.ClassDef) and c.name[0] == "_" for n in ast.walk(c)
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef) and node.name[0] != "_" and id(node) not in hidden:
+                notes = [a.annotation for a in (*node.args.args, *node.args.kwonlyargs)] + [node.returns]
+                text = ast.get_docstring(node)
+                if text and any(n is not None and "Tensor" in ast.unparse(n) for n in notes):
+                    total += 1
+                    shapes += bool(re.search(r"\[[A-Z0-9|][\w,|+*/. ()-]*\]", text))
+    return total, shapes
+
+
+def naming(files: dict[str, ast.Module], family: str) -> list[str]:
+    """Files outside a family's own whose names, imports or strings name it; docstrings do not count."""
+    result = []
+    for path, tree in files.items():
+        texts = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
+        words = (
+            getattr(n, field, None)
+            for n in ast.walk(tree)
+            if id(n) not in texts
+            for field in ("id", "attr", "arg", "name", "module", "value")
+        )
+        if family not in path and any(isinstance(word, str) and family in word.lower() for word in words):
+            result.append(path)
+    return result
+
+
+def entered(place: str, arguments: list[str]) -> tuple[int, int, int]:
+    """Run a recipe, and count the package's files, functions and classes that one function enters.
+
+    Args:
+        place: MODULE:FUNCTION or MODULE:CLASS.METHOD, as `trainers.loop:_forward_backward`.
+        arguments: those of `draftsmith`.
+    """
+    from draftsmith.recipes.cli import main as draftsmith
+
+    module, _, name = place.partition(":")
+    owner: Any = importlib.import_module(f"draftsmith.{module}")
+    for part in name.split(".")[:-1]:
+        owner = getattr(owner, part)
+    function = getattr(owner, name.split(".")[-1])
+    seen: set[tuple[str, str]] = set()
+
+    def look(frame: Any, event: str, argument: Any) -> None:
+        path, entered = Path(frame.f_code.co_filename), frame.f_code.co_qualname
+        ours = path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] in TOPS
+        if event == "call" and ours and "<" not in entered.rpartition(".")[2]:
+            seen.add((str(path), entered))
+
+    def counted(*positional: Any, **named: Any) -> Any:
+        sys.setprofile(look)
+        try:
+            return function(*positional, **named)
+        finally:
+            sys.setprofile(None)
+
+    setattr(owner, name.split(".")[-1], counted)
+    if draftsmith(arguments):
+        raise SystemExit("the run failed")
+    classes = {(path, entered.rpartition(".")[0]) for path, entered in seen if "." in entered}
+    return len({path for path, _ in seen}), len(seen), len({c for c in classes if "<locals>" not in c[1]})
+
+
+def main() -> None:
+    """Print the table, or what a function enters."""
+    if len(sys.argv) > 1:
+        print("files {}, functions {}, classes {}".format(*entered(sys.argv[1], sys.argv[2:])))
+        return
+    files = trees()
+    found = imports(files)
+    lines = {path: len((ROOT / path).read_text().splitlines()) for path in files}
+    code = {path: code_lines(ROOT / path) for path in files}
+    every = [node for tree in files.values() for node in ast.walk(tree)]
+    calls = Counter(n.func.id for n in every if isinstance(n, ast.Call) and isinstance(n.func, ast.Name))
+    thousand = sum(code.values()) / 1000
+    scripts = [p for p in (ROOT / "scripts").rglob("*.py")]
+    names = repeated_names(files)
+    tensors, shapes = _shares(files)
+    families = {family: len(naming(files, family)) for family in FAMILIES}
+    rows = {
+        "lines: core": sum(n for path, n in lines.items() if not is_extra(path)),
+        "lines: extras": sum(n for path, n in lines.items() if is_extra(path)),
+        "lines: scripts": sum(len(p.read_text().splitlines()) for p in scripts),
+        "code lines: core": sum(n for path, n in code.items() if not is_extra(path)),
+        "core files that import extras": len({i.path for i in found if not is_extra(i.path) and is_extra(i.target)}),
+        "two-way pairs of rooms": len(two_way(found)),
+        "circles of files": len(circles(found)),
+        "file names that stand more than once": len(names),
+        "Any per 1,000 code lines": round(sum(isinstance(n, ast.Name) and n.id == "Any" for n in every) / thousand, 1),
+        "getattr + hasattr per 1,000": round((calls["getattr"] + calls["hasattr"]) / thousand, 1),
+        "isinstance per 1,000": round(calls["isinstance"] / thousand, 1),
+        "docstrings with shapes, of functions of tensors": f"{shapes} of {tensors} ({shapes / tensors:.0%})",
+        "files that name a family beside its own": ", ".join(f"{f} {n}" for f, n in families.items()),
+    }
+    for name, value in rows.items():
+        print(f"| {name} | {value} |")
+
+
+if __name__ == "__main__":
+    main()
