@@ -3,12 +3,14 @@
 
     scripts/mutants.py run 300 --into runs/mutants.jsonl    # the first 300 of seed 0; the same command continues
     scripts/mutants.py list runs/mutants.jsonl              # what survived; exit code 1 below 90% killed
+    scripts/mutants.py recheck runs/mutants.jsonl           # what survived once more, in today's code by today's tests
 
 A mutant is one change of one expression or statement: a comparison, an operator, a constant, a keyword argument or a
 call that is left out. Mutants are drawn from all product files with one seed; more of them begin with the same ones.
 The nearest tests of a file are the one at the mirrored path, those that have its name in theirs, and those that import
 it. They run in a copy, until the first one fails, at most three times as long as without a change. `mutate.py` has the
-faults that somebody thought of, and each survivor here that is a fault belongs there with its test.
+faults that somebody thought of. Each survivor here gets a test, or a line in `tests/mutants.yaml` that says why no test
+should notice it; those count neither way.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from pathlib import Path
 import mutate
 
 ROOT = mutate.ROOT
+TABLE = ROOT / "tests" / "mutants.yaml"
 PRODUCT = ("core", "data", "models", "eval", "trainers", "recipes")
 WANTED = 0.9  # share of those that tests could notice
 NEAREST = 3  # test files of a mutant
@@ -130,14 +133,15 @@ def drawn(root: Path, seed: int, count: int) -> list[Mutant]:
 
 def nearest_tests(root: Path, file: str, *, is_of_user: bool = False) -> tuple[str, ...]:
     """At most `NEAREST` test files: mirrored path, then name, then imports; of equals those that name more of what the
-    file defines. Where none of these is there, the files that do; then the tests of the modules that import it.
+    file defines. Where none has its path or name, also the files that do, and the tests of the modules that import it.
     """
     path = Path(file)
     stem = path.parent.name if path.stem == "__init__" else path.stem
     module, mirrored = ".".join(["draftsmith", *path.with_suffix("").parts]), Path("tests") / path.parent
-    beside = re.compile(rf"^from {re.escape(module.rpartition('.')[0])} import .*\b{path.stem}\b", re.M)
     defined = [node.name for node in ast.parse((root / file).read_text()).body if isinstance(node, _NAMED)]
     names = re.compile(rf"\b(?:{'|'.join(map(re.escape, defined)) or '(?!)'})\b")
+    package = re.escape(module.rpartition(".")[0])
+    beside = re.compile(rf"^from {package} import (\([^)]*|.*)\b({'|'.join([path.stem, *defined])})\b", re.M)
     ranked = []
     for test, text in _texts(root, "tests").items():
         if not test.name.startswith("test_") or "pretend_cuda" in test.parts:  # those take minutes each
@@ -147,10 +151,12 @@ def nearest_tests(root: Path, file: str, *, is_of_user: bool = False) -> tuple[s
         if any(close) or names.search(text):
             ranked.append(([not one for one in close], -len(names.findall(text)), str(test)))
     near = sorted(ranked)
-    closest = [test for far, _, test in near if not all(far)] or [test for *_, test in near]
-    if not closest and not is_of_user:
+    closest = [test for far, _, test in near if not all(far)]
+    if all(far[0] and far[1] for far, *_ in near):
+        closest = [test for *_, test in near]
         users = [user for user, text in _texts(root, *PRODUCT).items() if f".{path.stem} import" in text]
-        closest = [test for user in users for test in nearest_tests(root, str(user), is_of_user=True)[:1]]
+        closest += [test for user in users if not is_of_user
+                    for test in nearest_tests(root, str(user), is_of_user=True)[:1]]  # fmt: skip
     return tuple(dict.fromkeys(closest))[:NEAREST]
 
 
