@@ -90,7 +90,24 @@ def test_a_run_goes_on_behind_its_last_line(mutants, tmp_path, monkeypatch, caps
         "c.py:1: z -> w": ("no answer", "the tests fail, or take too long, without a change"),
     }  # fmt: skip
     capsys.readouterr()
+    table = tmp_path / "mutants.yaml"
+    table.write_text('"b.py:1: 3 -> 4": three is as good as four\n')
+    monkeypatch.setattr(mutants, "TABLE", table)
     assert mutants.main(["list", str(into)]) == 1
     assert capsys.readouterr().out == (
-        "a.py:1: 1 -> 2  (test_a)\nb.py:1: 3 -> 4  (no test is near)\n2 of 4 killed; 1 without an answer\n"
+        "b.py:1: 3 -> 4  (no test should notice: three is as good as four)\na.py:1: 1 -> 2  (test_a)\n"
+        "2 of 3 killed; 1 that no test should notice, 1 without an answer\n"
     )
+
+    # What survived is found again where lines came before it, and near tests that have come since notice it.
+    monkeypatch.setattr(mutants, "ROOT", package)
+    (package / "a.py").write_text("w = 9\n\n\nx = 1 < 2\n")
+    monkeypatch.setattr(mutants.mutate, "run_tests", lambda copied, *_: (
+        int("2 < 2" in (copied / "a.py").read_text()), "FAILED test_a.py::new\n"))  # fmt: skip
+    assert mutants.main(["recheck", str(into)]) == 0 == mutants.main(["list", str(into)])
+    changed = {name: (line["verdict"], line["by"], line["mutant"]["line"]) for line in mutants.read(into)
+               if verdicts[name := line["name"]] != (line["verdict"], line["by"])}  # fmt: skip
+    assert changed == {
+        "a.py:1: 1 -> 2": ("killed", "test_a.py::new", 4),
+        "c.py:1: z -> w": ("no place", "what it changes is no longer there", 1),
+    }
