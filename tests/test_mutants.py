@@ -66,31 +66,52 @@ def test_a_run_goes_on_behind_its_last_line(mutants, tmp_path, monkeypatch, caps
     (package / "tests").mkdir(parents=True)
     (package / "a.py").write_text("x = 1 < 2\n")
     (package / "b.py").write_text("y = 3\n")
+    (package / "c.py").write_text("z\n")
     near = {"a.py": ("test_a",), "b.py": (), "c.py": ("broken",)}
     monkeypatch.setattr(mutants, "nearest_tests", lambda root, file: near[file])
     asked = []
 
     def run_tests(copied, tests, limit_s):
-        asked.append(((copied / "a.py").read_text(), tests))
-        changed = "<=" in asked[-1][0] or "2" not in asked[-1][0]
-        return (1 if tests == ("broken",) or changed else 0), "FAILED test_a.py::test\n"
+        asked.append((text := (copied / "a.py").read_text(), tests))
+        if tests == ("broken",):
+            return -9, ""
+        return int("<=" in text or "2" not in text), "FAILED test_a.py::test[x - y] - assert [1] - 2\n"
 
     monkeypatch.setattr(mutants.mutate, "run_tests", run_tests)
     every = [*mutants.mutants_of("a.py", "x = 1 < 2\n"), *mutants.mutants_of("b.py", "y = 3\n")]
     every.append(mutants.Mutant("c.py", 1, 0, 1, "z", "w"))
     into = tmp_path / "runs" / "m.jsonl"
     mutants.run(package, every[:2], into)
-    assert len(asked) == 3, "once without a change"
+    assert asked == [("x = (1 <= 2)\n", ("test_a",)), ("x = 1 < 2\n", ("test_a.py::test[x - y]",)),
+                     ("x = 2 < 2\n", ("test_a",))]  # fmt: skip
     mutants.run(package, every, into)
+    assert [tests for _, tests in asked[-2:]] == [("broken",)] * 2
     lines = [json.loads(line) for line in into.read_text().splitlines()]
     verdicts = {line["name"]: (line["verdict"], line["by"]) for line in lines}
     assert verdicts == {
-        "a.py:1: 1 < 2 -> (1 <= 2)": ("killed", "test_a.py::test"), "a.py:1: 1 -> 2": ("survived", ""),
-        "a.py:1: 2 -> 3": ("killed", "test_a.py::test"), "b.py:1: 3 -> 4": ("survived", "no test is near"),
+        "a.py:1: 1 < 2 -> (1 <= 2)": ("killed", "test_a.py::test[x - y]"), "a.py:1: 1 -> 2": ("survived", ""),
+        "a.py:1: 2 -> 3": ("killed", "test_a.py::test[x - y]"), "b.py:1: 3 -> 4": ("survived", "no test is near"),
         "c.py:1: z -> w": ("no answer", "the tests fail, or take too long, without a change"),
     }  # fmt: skip
     capsys.readouterr()
+    table = tmp_path / "mutants.yaml"
+    table.write_text('"b.py:1: 3 -> 4": three is as good as four\n')
+    monkeypatch.setattr(mutants, "TABLE", table)
     assert mutants.main(["list", str(into)]) == 1
     assert capsys.readouterr().out == (
-        "a.py:1: 1 -> 2  (test_a)\nb.py:1: 3 -> 4  (no test is near)\n2 of 4 killed; 1 without an answer\n"
+        "b.py:1: 3 -> 4  (no test should notice: three is as good as four)\na.py:1: 1 -> 2  (test_a)\n"
+        "2 of 3 killed; 1 that no test should notice, 1 without an answer\n"
     )
+
+    # What survived is found again where lines came before it, and near tests that have come since notice it.
+    monkeypatch.setattr(mutants, "ROOT", package)
+    (package / "a.py").write_text("w = 9\n\n\nx = 1 < 2\n")
+    monkeypatch.setattr(mutants.mutate, "run_tests", lambda copied, *_: (
+        int("2 < 2" in (copied / "a.py").read_text()), "FAILED test_a.py::new\n"))  # fmt: skip
+    assert mutants.main(["recheck", str(into)]) == 0 == mutants.main(["list", str(into)])
+    changed = {name: (line["verdict"], line["by"], line["mutant"]["line"]) for line in mutants.read(into)
+               if verdicts[name := line["name"]] != (line["verdict"], line["by"])}  # fmt: skip
+    assert changed == {
+        "a.py:1: 1 -> 2": ("killed", "test_a.py::new", 4),
+        "c.py:1: z -> w": ("no place", "what it changes is no longer there", 1),
+    }

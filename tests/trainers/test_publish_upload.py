@@ -165,6 +165,7 @@ def test_a_branch_and_a_pull_request_leave_main_alone(server, folder):
     assert repository.commits[repository.refs["main"]]["config.json"] == FILES["config.json"]
     assert repository.refs["second"] == branch.commit and repository.refs["refs/pr/1"] == proposed.commit
     assert proposed.pull_request.endswith("/discussions/1") and branch.pull_request is None
+    assert Upload(server, folder, revision="second").done.commit == branch.commit
 
 
 def test_a_public_repository_gets_nothing_untried_on_main(server, folder):
