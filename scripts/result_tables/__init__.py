@@ -1,9 +1,11 @@
-"""What the tables of `results.py` hold: a function for each, named as pages name it, in Markdown.
+"""What the tables of `results.py` hold, in Markdown: a function for each, named as pages name it, or `printed NAME N`.
 
 A module for each kind of demo, and one for benchmarks; `recorded.py` has what they share.
 """
 
 from __future__ import annotations
+
+import re
 
 from draftsmith.core.markdown import Markup
 from draftsmith.eval import tables
@@ -15,12 +17,14 @@ __all__ = ["TABLES", "answers", "benchmarks", "bounds", "clips", "compared", "ma
 
 
 def markdown(name: str) -> str:
-    """A table of `TABLES`, its heading first.
+    """A table, its heading first: of `TABLES`, or the N-th that benchmark NAME printed (`printed NAME N`).
 
     Raises:
         KeyError: no function has this name.
     """
-    heading, *rows = ([Markup(cell) for cell in row] for row in TABLES[name]())  # with marks of their own
+    query = re.fullmatch(r"printed ([\w-]+) (\d+)", name)
+    cells = benchmarks.printed(query[1], int(query[2]) - 1) if query else TABLES[name]()
+    heading, *rows = ([Markup(cell) for cell in row] for row in cells)  # with marks of their own
     return "\n".join(tables.markdown(tables.words(heading, rows)))
 
 

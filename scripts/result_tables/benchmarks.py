@@ -1,7 +1,7 @@
 """Tables of benchmark scripts and of engines, out of what `results.py measure` kept of their output.
 
-Most are shown as they were printed. Where a script prints no bound, a function here adds it; what does not reach its
-bound is marked.
+Most are shown as they were printed: a page's mark names the benchmark and the number of its table. Where a script
+prints no bound, a function here adds it; what does not reach its bound is marked.
 """
 
 from __future__ import annotations
@@ -9,42 +9,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
-from .recorded import RESULTS, TABLES, Rows, table
+from draftsmith.core.errors import UserError
+
+from .recorded import RESULTS, Rows, table
 
 FOLDER = RESULTS / "benchmarks"
-# Name on the pages -> benchmark and number of its table, shown as printed.
-AS_PRINTED = {
-    "vata": ("vata", 0),
-    "sampled-cycles": ("sampled", 0),
-    "training-passes": ("training-passes", 0),
-    "training-shares": ("peers-training", 1),
-    "tower-windows": ("towers", 0),
-    "tower-methods": ("towers", 1),
-    "loading": ("loading", 0),
-    "pictures-side-by-side": ("pictures", 0),
-    "encoding": ("encoding", 0),
-    "states-writing": ("states", 1),
-    "states-layouts": ("states", 2),
-    "loader": ("loader", 0),
-    "distillation-memory": ("distillation", 0),
-    "batches": ("batches", 0),
-    "packing": ("batches", 1),
-    "latency-steps": ("latency", 0),
-    "latency-remarks": ("latency", 1),
-    "latency-stages": ("latency", 2),
-    "latency-captions": ("latency", 3),
-    "visual-shares": ("visual", 1),
-    "peers": ("peers", 0),
-    "peers-shares": ("peers", 1),
-    "peers-512": ("peers-512", 0),
-    "peers-training": ("peers-training", 0),
-    "starting": ("starting", 0),
-    "engine-losses": ("engine-losses", 0),
-    "engines": ("engines", 0),
-}
 
 
 @cache
@@ -59,18 +31,23 @@ def all_kept() -> dict[str, Mapping[str, Any]]:
 
 
 def printed(benchmark: str, number: int = 0) -> Rows:
-    """One of the tables in a benchmark's output, its heading first. Other lines between its rows are left out."""
+    """One of the tables in a benchmark's output, its heading first. Other lines between its rows are left out.
+
+    Raises:
+        UserError: it was not kept, or printed fewer tables.
+    """
+    if benchmark not in all_kept():
+        raise UserError(f"no benchmark {benchmark!r} was kept", where=str(FOLDER), hint="correct the page's mark")
     lines = [line for line in kept(benchmark)["output"] if line.startswith("|")]
     heads = [n for n, line in enumerate(lines[1:]) if re.fullmatch(r"\|( --- \|)+", line)]
+    if not 0 <= number < len(heads):
+        raise UserError(f"{benchmark} printed {len(heads)} tables, and the page asks for table {number + 1}",
+                        where=str(FOLDER), hint="correct the page's mark")  # fmt: skip
     first = heads[number]
     last = heads[number + 1] if number + 1 < len(heads) else len(lines)
     return [
         [cell.strip() for cell in line.strip("|").split(" | ")] for line in (lines[first], *lines[first + 2 : last])
     ]
-
-
-for _name, _place in AS_PRINTED.items():
-    TABLES[_name] = partial(printed, *_place)
 
 
 def judged(rows: Rows, bounds: Mapping[str, float], *, column: int = 1, form: str = "{:g}") -> Rows:
