@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import time
+import warnings
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
@@ -77,7 +78,8 @@ class Graphs:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         # A capture records what runs on the current device, and its inputs are where later ones are copied to.
-        with torch.cuda.device(self.device):
+        with torch.cuda.device(self.device), warnings.catch_warnings():
+            warnings.filterwarnings("error", message="The CUDA Graph is empty")
             make: Any = torch.cuda.make_graphed_callables
             graph = make(run, tuple(value.clone() for value in inputs), pool=self._pool)
             torch.cuda.synchronize(self.device)

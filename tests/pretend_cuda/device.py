@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -316,6 +317,8 @@ def _make_graphed_callables(run: Any, sample: Any, pool: list[Tensor], **_: Any)
 
     replay(*sample)
     GRAPHS.append((device, _State.recorded))
+    if not _State.recorded:
+        warnings.warn("The CUDA Graph is empty.", stacklevel=2)  # as torch's own message begins
 
     def counted(*inputs: Tensor) -> Any:
         COUNTS.launches["graph"] += 1
