@@ -7,18 +7,21 @@ from pathlib import Path
 from typing import Any
 
 
-def filled(template: Path, escape: Callable[[Any], str], *filters: Callable[..., str], **values: Any) -> str:
+def filled(
+    template: Path, *filters: Callable[..., Any], escape: Callable[[Any], str] | None = None, **values: Any
+) -> str:
     """The text of a template with these values.
 
     Args:
-        escape: of what stands between braces, so that nothing is put in as it is by mistake.
         filters: what a template may do with a value, by their names.
+        escape: of what stands between braces, so that nothing is put in as it is by mistake; None: for HTML.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined  # nothing but a page needs it
 
     environment = Environment(
         loader=FileSystemLoader(template.parent),
         undefined=StrictUndefined,
+        autoescape=escape is None,
         finalize=escape,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -142,7 +142,8 @@ def model_card(facts: CardFacts) -> str:
     section = facts.section
     return filled(
         Path(__file__).parent / "model_card.md.jinja",
-        plain, sentence, cell, code, block, label, linked, quote, repr, Markup,
+        sentence, cell, code, block, label, linked, quote, repr, Markup,
+        escape=plain,
         facts=facts,
         evaluated=facts.evaluated,
         front_matter=Markup(yaml.safe_dump(front_matter(facts), sort_keys=False).strip()),
