@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal, cast
 
 import torch
@@ -20,12 +21,10 @@ from ..core.pretrained import reading_pretrained
 from ..core.results import check_written
 from ..data.processor_files import load_processor
 from ..models.drafters.base import TargetIdentity
-from ..models.drafters.dflash_files import dflash_manifest
 from ..models.drafters.eagle_images import save_eagle
-from ..models.drafters.head_files import manifest_of, save_head
 from ..models.drafters.lvlm import save_llava
 from ..models.drafters.made_for import tested_with
-from ..models.formats import LANGUAGE_HEADS, import_dflash, import_head, import_lantern, import_lvlm
+from ..models.formats import LANGUAGE_HEADS, import_head, lantern, lvlm
 from ..models.formats.heads import LanguageHead
 from ..models.hub import read_config, target_embedding
 from ..models.llamagen.files import lantern_config
@@ -36,8 +35,8 @@ from ..models.qwen import QWEN_KINDS
 from ..models.shipped import opened_target, shipped_name
 from ..models.targets.base import language_shape
 
-DFLASH, LANTERN, LVLM = "dflash", "lantern", "lvlm"
-KINDS = (*LANGUAGE_HEADS, DFLASH, LANTERN, LVLM)
+LANTERN, LVLM = "lantern", "lvlm"
+KINDS = (*LANGUAGE_HEADS, LANTERN, LVLM)
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ def import_drafter(options: ImportOptions, destination: Path) -> tuple[dict[str,
         if Path(name).is_dir():  # of a run: as its stage left it
             check_written(Path(name))
     with new_folder(destination) as folder, torch.random.fork_rng(devices=[]):
-        settings, notes = {DFLASH: _dflash, LANTERN: _lantern, LVLM: _lvlm}.get(options.kind, _head)(options, folder)
+        settings, notes = {LANTERN: _lantern, LVLM: _lvlm}.get(options.kind, _head)(options, folder)
     section = {**settings, "path": str(destination)}
     if options.kind == LVLM:
         return {"drafters": {destination.name: section}}, tuple(notes)
@@ -95,33 +94,20 @@ def _origin(options: ImportOptions) -> dict[str, Any]:
 
 def _head(options: ImportOptions, folder: Path) -> tuple[dict[str, Any], Any]:
     """Write a head that reads hidden states to `folder`. Returns the recipe's drafter section and notes."""
-    revision = options.target_revision
+    kind, revision = cast(LanguageHead, options.kind), options.target_revision
     config = read_config(options.target, key="--target", revision=revision)
     text = config.get_text_config()
     sees = text is not config
-    embedding = None if options.no_weights else target_embedding(options.target, where="--target", revision=revision)
-    kind = cast(LanguageHead, options.kind)
+    embedding = None
+    if kind != "dflash" and not options.no_weights:
+        embedding = target_embedding(options.target, where="--target", revision=revision)
     imported = import_head(kind, options.source, text, embedding=embedding, image=options.image, sees=sees,
                            revision=options.revision)  # fmt: skip
     target = {"kind": _recipe_kind(config.model_type, sees), "path": shipped_name(options.target), "revision": revision}
-    manifest = manifest_of(imported.config, language_shape(text), TargetIdentity(target),
-                           drafter=imported.config.model_dump(mode="json"), imported=_origin(options))  # fmt: skip
-    save_head(imported.head, folder, manifest)
+    beside: Any = SimpleNamespace(shape=language_shape(text))
+    manifest = imported.config.manifest(beside, TargetIdentity(target), imported=_origin(options))
+    imported.config.save(imported.head, folder, manifest)
     return imported.settings, imported.notes
-
-
-def _dflash(options: ImportOptions, folder: Path) -> tuple[dict[str, Any], Any]:
-    """Write a DFlash draft to `folder`. Returns the recipe's drafter section and notes."""
-    config = read_config(options.target, key="--target", revision=options.target_revision)
-    text = config.get_text_config()
-    head, drafter, settings, notes = import_dflash(options.source, text, revision=options.revision)
-    kind = _recipe_kind(config.model_type, text is not config)
-    target = {"kind": kind, "path": shipped_name(options.target), "revision": options.target_revision}
-    written = drafter.model_dump(mode="json")
-    manifest = dflash_manifest(drafter, language_shape(text), TargetIdentity(target), drafter=written,
-                               imported=_origin(options))  # fmt: skip
-    drafter.save(head, folder, manifest)
-    return settings, notes
 
 
 def _lantern(options: ImportOptions, folder: Path) -> tuple[dict[str, Any], Any]:
@@ -136,7 +122,7 @@ def _lantern(options: ImportOptions, folder: Path) -> tuple[dict[str, Any], Any]
         own = {name: value for name, value in values.items() if name != "model_type"}
         target = lantern_config(values, where=where) if is_lantern(values) else LlamaGenConfig.model_validate(own)
         named = {}  # config.json holds the shape of what it mirrors
-    head, settings, notes = import_lantern(options.source, target, revision=options.revision)
+    head, settings, notes = lantern.to_ours(options.source, target, revision=options.revision)
     about = {"method": "eagle", "imported": _origin(options) | {"target": options.target}, "tested_with": tested_with()}
     save_eagle(head, folder, about | named, with_embedding=True)
     return settings, notes
@@ -164,7 +150,7 @@ def _lvlm(options: ImportOptions, folder: Path) -> tuple[dict[str, Any], Any]:
     """Write a draft LVLM to `folder`. Returns the recipe's drafter section and notes."""
     target = read_config(options.target, key="--target", revision=options.target_revision)
     ends = generation_ends(options.target, options.target_revision)
-    model, notes = import_lvlm(options.source, target, revision=options.revision, ends=ends)
+    model, notes = lvlm.to_ours(options.source, target, revision=options.revision, ends=ends)
     processor = load_processor(options.target, revision=options.target_revision)
     notes = (*notes, *_own_words(options, processor.tokenizer))
     manifest = {

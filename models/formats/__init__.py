@@ -6,15 +6,12 @@ token would be accepted and nothing would say why. What a published drafter leav
 
 from __future__ import annotations
 
-from .dflash_import import import_dflash
 from .export import V1_FAULT, Exported, export_drafter
 from .heads import LANGUAGE_HEADS, ImportedHead, import_head
-from .lantern import import_lantern
-from .lvlm import import_lvlm
 from .rules import ENGINES, Engine, Prompts
 from .target import export_target
 
 __all__ = [
     "ENGINES", "LANGUAGE_HEADS", "V1_FAULT", "Engine", "Exported", "ImportedHead", "Prompts", "export_drafter",
-    "export_target", "import_dflash", "import_head", "import_lantern", "import_lvlm",
+    "export_target", "import_head",
 ]  # fmt: skip

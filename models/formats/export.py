@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ...core.checksums import check_sums
 from ...core.errors import UserError, did_you_mean
@@ -19,14 +17,11 @@ from ...core.pretrained import name_accelerator
 from ...core.results import check_written
 from ..drafters.made_for import tested_with
 from ..drafters.manifest import MANIFEST, read_manifest
-from ..hub import config_value, rope_of, target_embedding
+from ..hub import target_embedding
 from ..llamagen.folders import write_folder
-from ..llava import grow_vocabulary, language_model_of
-from ..targets.load import load_llava, load_weights
-from .dflash import check_dflash, lay_out_dflash, read_dflash, without_confidence
-from .eagle import CHAIN, lay_out
-from .rules import ENGINES, Engine, Prompts, check_head
-from .source import Target, find_target, kind_of, read_head, shipped_target
+from . import dflash, eagle, eagle3, lvlm
+from .rules import ENGINES, Engine, Prompts, check_expressible
+from .source import CHAIN, Files, Source, Target, find_target, kind_of, read_source, shipped_target
 from .vispec import without_pictures
 
 # What is read of a folder: held against the list of the stage that wrote it, or against its checksums as published.
@@ -98,8 +93,6 @@ def export_drafter(
     if kind == "visual":
         _refuse_visual(folder, engine)
     whose = find_target(folder, target)
-    if kind == "reading" and read_manifest(folder).get("method") == "dflash":
-        return _dflash(folder, destination, engine, whose, prompts, target)
     if kind == "reading":
         return _head(folder, destination, engine, whose, prompts, target)
     return _text(folder, destination, engine, whose, prompts, target, kind)
@@ -108,54 +101,58 @@ def export_drafter(
 def _head(
     folder: Path, destination: Path, engine: Engine, whose: Target, prompts: Prompts, target: str | None
 ) -> Exported:
-    source = read_head(folder, whose)
-    check_head(engine, source, prompts)
+    source = read_source(folder, whose)
+    check_expressible(engine, source, prompts)
+    notes: list[str] = []
     if source.config.kind == "vispec" and engine != "eagle":
         source = without_pictures(source)
-    is_eagle3 = source.config.is_eagle3
+    if source.config.kind == "dflash":
+        source, notes = _whole_blocks(source)
     _check_named(engine, whose)
+    is_eagle1 = source.config.kind != "dflash" and not source.config.is_eagle3
     embedding: Tensor | None = None
-    notes = []
-    if engine == "eagle" and not is_eagle3:
+    if engine == "eagle" and is_eagle1:
         embedding = target_embedding(target or whose.name, where="target")
         notes.append("holds a copy of the target's embedding, as this layout wants it: the target's licence applies")
     values, state = lay_out(engine, source, embedding)
-    if engine == "vllm" and not is_eagle3 and "fc.bias" in source.head.state_dict():
+    if engine == "vllm" and is_eagle1 and "fc.bias" in source.head.state_dict():
         notes.append("vLLM's fc has no bias: it moved into the attention's biases, which gives the same numbers")
     notes += _of_pictures(whose, prompts, engine)
-    export: dict[str, Any] = {"engine": engine, "prompts": prompts, "notes": notes, "tested_with": tested_with()}
-    manifest = source.manifest | {"export": export}
     with new_folder(destination) as aside:
         write_folder(aside, values, state)
-        (aside / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
-    method = "eagle3" if is_eagle3 else "eagle"
-    chain = getattr(source.config, "parallel_tokens", None)
+        _write_manifest(aside, source.manifest, engine, prompts, notes)
+    if source.config.kind == "dflash":
+        return Exported(destination, engine, "dflash", whose.name or target, tuple(notes), source.head.shape.num_masks)
+    method, chain = "eagle" if is_eagle1 else "eagle3", getattr(source.config, "parallel_tokens", None)
     named = whose.name or target
     return Exported(destination, engine, method, named, tuple(notes), chain or CHAIN, parallel=chain is not None)
 
 
-def _dflash(
-    folder: Path, destination: Path, engine: Engine, whose: Target, prompts: Prompts, target: str | None
-) -> Exported:
-    source = read_dflash(folder, whose)
-    check_dflash(engine, source, prompts)
-    _check_named(engine, whose)
+def lay_out(engine: Engine, source: Source, embedding: Tensor | None = None) -> Files:
+    """`config.json` and tensors of a head or draft that `check_expressible` has let through.
+
+    Args:
+        embedding: the target's [V,D]; for EAGLE-1 in EAGLE's own layout, which holds a copy.
+    """
+    if source.config.kind == "dflash":
+        return dflash.from_ours(engine, source)
+    return eagle3.from_ours(engine, source) if source.config.is_eagle3 else eagle.from_ours(engine, source, embedding)
+
+
+def _whole_blocks(source: Source) -> tuple[Source, list[str]]:
+    """A DFlash draft as engines run it, and what the reader of the export must know."""
     notes = [f"the engine drafts {source.head.shape.num_masks} tokens a cycle, as the block was trained"]
-    manifest = read_manifest(folder)
     if source.config.confidence is not None:
-        source = without_confidence(source)
-        manifest |= {"drafter": source.config.model_dump(mode="json")}
+        source = dflash.without_confidence(source)
         notes.append("its confidence head is left out: the engine verifies whole blocks")
     if source.head.shape.num_layers > 1:
         notes.append("on a CPU vLLM 0.32 norms the keys of every layer by the first layer's weight; GPUs are right")
-    notes += _of_pictures(whose, prompts, engine)
-    export: dict[str, Any] = {"engine": engine, "prompts": prompts, "notes": notes, "tested_with": tested_with()}
-    values, state = lay_out_dflash(engine, source)
-    with new_folder(destination) as aside:
-        write_folder(aside, values, state)
-        (aside / MANIFEST).write_text(json.dumps(manifest | {"export": export}, indent=1, sort_keys=True))
-    named = whose.name or target
-    return Exported(destination, engine, "dflash", named, tuple(notes), source.head.shape.num_masks)
+    return source, notes
+
+
+def _write_manifest(folder: Path, manifest: dict[str, Any], engine: Engine, prompts: Prompts, notes: list[str]) -> None:
+    export = {"engine": engine, "prompts": prompts, "notes": notes, "tested_with": tested_with()}
+    (folder / MANIFEST).write_text(json.dumps(manifest | {"export": export}, indent=1, sort_keys=True))
 
 
 def _check_named(engine: Engine, whose: Target) -> None:
@@ -182,37 +179,14 @@ V1_FAULT = (
 def _text(
     folder: Path, destination: Path, engine: Engine, whose: Target, prompts: Prompts, target: str | None, kind: str
 ) -> Exported:
-    where = str(folder)
-    if engine not in ("vllm", "sglang"):
-        raise UserError(
-            f"the {engine} layout is for heads, and this is a whole model", where=where, hint="use --to vllm or sglang"
-        )
-    if kind == "llava" and prompts == "all":
-        raise UserError(
-            "no engine lets a draft model read pictures: vLLM stops with an error, and SGLang's drafts read ids alone",
-            where=where,
-            hint="its language model alone drafts on prompts of text: --prompts text; with pictures use our own loop, "
-            "or transformers with draftsmith.models.assistant.sees",
-        )
-    if kind == "llava":
-        model = load_llava(folder, revision=None, dtype="auto", key="drafter", whole=True)
-    else:
-        model = load_weights(AutoModelForCausalLM, folder, revision=None, dtype="auto", key="drafter", whole=True)
-    before = model.config.get_text_config().vocab_size
-    draft = text_draft(model, whose, where=where)
-    notes = ["its language model alone: for prompts without pictures"] if kind == "llava" else []
-    if before != draft.config.vocab_size:
-        notes.append(f"{draft.config.vocab_size - before} rows added near the mean, up to the target's vocabulary")
-    export = {"engine": engine, "prompts": prompts, "notes": notes, "tested_with": tested_with()}
-    manifest = read_manifest(folder) | {"export": export}
-
+    draft, notes = lvlm.from_ours(folder, engine, prompts, whose, sees=kind == "llava")
     with new_folder(destination) as aside:
         name_accelerator()
         draft.save_pretrained(aside)
         for name in _TOKENIZER:
             if (folder / name).is_file():
                 shutil.copy2(folder / name, aside / name)
-        (aside / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
+        _write_manifest(aside, read_manifest(folder), engine, prompts, notes)
     return Exported(destination, engine, "draft_model", whose.name or target, tuple(notes))
 
 
@@ -237,49 +211,3 @@ def _refuse_visual(folder: Path, engine: Engine) -> None:
         f"--to {engine}: no engine can express this head:\n" + "\n".join(f"  - {why}" for why in reasons),
         where=str(folder), hint="decode with our own loop",
     )  # fmt: skip
-
-
-# Draft language models without a vision tower: what every engine takes as a plain draft model. A draft LVLM's language
-# model reads a placeholder's own row at a picture, which it was never trained on: it is exported for text prompts only.
-
-
-def text_draft(model: PreTrainedModel, target: Target, *, where: str) -> PreTrainedModel:
-    """A causal language model with as many rows as the target, in the precision of `model`.
-
-    Args:
-        model: a LLaVA of any family, or a causal language model.
-
-    Raises:
-        UserError: its vocabulary is larger than the target's, or its positions have three coordinates.
-    """
-    text, rows = model.config.get_text_config(), target.text.vocab_size
-    if "mrope_section" in rope_of(text):
-        raise UserError(
-            f"a draft of {text.model_type} has positions of three coordinates (M-RoPE), which engines refuse in a "
-            "draft model", where=where, hint="draft with a Llama, or with a head",
-        )  # fmt: skip
-    if text.vocab_size > rows:
-        raise UserError(
-            f"the draft has {text.vocab_size} rows of vocabulary, and the target {rows}: another tokenizer's",
-            where=where, hint="name the target that it drafts for: --target",
-        )  # fmt: skip
-    config = type(text)(**{key: value for key, value in text.to_dict().items() if key not in _LEFT_OUT})
-    draft = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    draft.model.load_state_dict(language_model_of(model).state_dict())
-    draft.lm_head.load_state_dict(model.lm_head.state_dict())
-    if text.vocab_size < rows:
-        grow_vocabulary(draft, rows, torch.Generator().manual_seed(0))
-    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        # A draft's own are not to be trusted: JackFram's are no ids of Llama's tokenizer.
-        value = config_value(target.text, name)
-        setattr(draft.config, name, value)
-        setattr(draft.generation_config, name, value)
-    draft.config.architectures = [type(draft).__name__]
-    return draft.to(_dtype(model))
-
-
-_LEFT_OUT = ("architectures", "dtype", "torch_dtype", "transformers_version", "_name_or_path")
-
-
-def _dtype(model: Any) -> torch.dtype:
-    return next(p.dtype for p in model.parameters() if p.is_floating_point())

@@ -1,7 +1,7 @@
 """Published heads of language models: settings read off their weights, and what no file says asked for.
 
 EAGLE-1/2 (`yuhuili/EAGLE-*`), EAGLE-3 (EAGLE's own, SpecForge's, SGLang's, vLLM's and the speculators format), MSD
-(`lucylyn/*`) and ViSpec (`JLKang/*`).
+(`lucylyn/*`), ViSpec (`JLKang/*`) and DFlash (`z-lab/*-DFlash` and the speculators format).
 """
 
 from __future__ import annotations
@@ -15,24 +15,23 @@ from torch import Tensor
 
 from ...core.errors import UserError
 from ..drafters import AnyDrafter
-from ..drafters.eagle3 import Eagle3Config
+from ..drafters.dflash import DflashConfig
 from ..drafters.head_config import HeadConfig
-from ..drafters.head_files import no_lm_head
 from ..drafters.head_inputs import Image
 from ..drafters.head_module import StateHead
 from ..drafters.made_for import OtherTarget
-from ..hub import rope_of, usual_heads
+from ..hub import usual_heads
 from ..llamagen.folders import check_shapes, shapes_of
 from ..targets.base import language_shape
-from .eagle import unfold_fc_bias
-from .published_head import State, as_one_layer, check_rope, read_published, theta_of
+from . import dflash, eagle, eagle3
+from .llama_layer import layer_settings
+from .published_head import State, read_published
+from .source import read_beside
 
-LanguageHead = Literal["eagle", "eagle3", "peagle", "msd", "vispec"]
+LanguageHead = Literal["eagle", "eagle3", "peagle", "msd", "vispec", "dflash"]
 LANGUAGE_HEADS: tuple[LanguageHead, ...] = get_args(LanguageHead)
 _OF_EAGLE3 = ("eagle3", "peagle")
 _TABLES = ("embed_tokens.weight", "lm_head.weight", "verifier_lm_head.weight", "verifier_norm.weight")
-# EAGLE-3 variants with other layers: the keys that say so, in files of any origin.
-_VARIANTS = ("norm_before_fc", "fc_norm", "use_aux_norm", "norm_output", "use_sp_ulysses")
 
 
 @dataclass(frozen=True)
@@ -42,8 +41,8 @@ class ImportedHead:
     notes: what was decided, and what nobody can know.
     """
 
-    head: StateHead
-    config: HeadConfig
+    head: Any  # StateHead | DflashHead
+    config: HeadConfig | DflashConfig
     settings: dict[str, Any]
     notes: tuple[str, ...]
 
@@ -71,38 +70,38 @@ def import_head(
         UserError: a file is missing, or the head is of another kind or target.
     """
     folder, values, state = read_published(source, revision)
-    where = str(folder)
-    notes: list[str] = []
+    if kind == "dflash":
+        draft, section, decided = dflash.to_ours(values, state, text, folder)
+        return ImportedHead(read_beside(draft, folder, text), draft, section, tuple(decided))
+    where, notes = str(folder), list[str]()
     _check_kind(kind, state, where)
     is_eagle3 = kind in _OF_EAGLE3
     layer = values.get("transformer_layer_config") or values
     if int(layer.get("num_hidden_layers", 1)) != 1 or layer.get("hidden_act", "silu") != "silu":
         raise UserError("not one Llama layer with SiLU", where=where, hint="such heads are not read")
-    section, turned = check_rope(layer, text, where)
+    of_layer, sections = layer_settings(layer, text, where)
     if is_eagle3:
-        _refuse_variants(values, state, where)
-    state = as_one_layer(state, "midlayer." if is_eagle3 else "layers.0.", where)
+        eagle3.refuse_variants(values, state, where)
+    prefix = eagle3.LAYER if is_eagle3 else eagle.LAYER
+    state = _as_one_layer(state, prefix, where)
     _check_tables(state, embedding, is_eagle3, where, notes)
-    settings: dict[str, Any] = {"kind": kind, "norm_eps": float(layer.get("rms_norm_eps", 1e-6))}
-    settings |= {"rope_theta": theta_of(layer, where), "rope": turned}
-    if turned == "plain":
+    if "rope" in of_layer:
         notes.append("its positions are not stretched as the target's are: rope: plain")
     if is_eagle3:
-        settings |= _eagle3(values, state, text, where, notes)
-        settings |= _parallel(values, where) if kind == "peagle" else {}
-        if section:
+        settings, state = eagle3.to_ours(values, state, text, kind, where, notes)
+        if sections:
             settings["positions"] = "mrope"
             notes.append("its positions are the target's three (mrope_section): positions: mrope")
     else:
-        state = _fused(state, where)
-        settings |= _fc(state, kind)
+        settings, state = eagle.to_ours(state, kind, where)
+    settings |= {"kind": kind} | of_layer
     if kind in ("eagle", *_OF_EAGLE3):
         settings |= _at_pictures(kind, image, sees, where)
-    settings |= _attention(state, "midlayer" if is_eagle3 else "layers.0", text, where)
-    config = cast(HeadConfig, TypeAdapter[Any](AnyDrafter).validate_python(_plain(settings, text)))
+    settings |= _attention(state, prefix, text, where)
+    config = cast(HeadConfig, TypeAdapter[Any](AnyDrafter).validate_python(settings))
     head = _load(config, state, text, where)
-    if settings["norm_eps"] != text.rms_norm_eps:
-        notes.append(f"norms add {settings['norm_eps']:g}, the target's {text.rms_norm_eps:g}: kept as norm_eps")
+    if "norm_eps" in of_layer:
+        notes.append(f"norms add {of_layer['norm_eps']:g}, the target's {text.rms_norm_eps:g}: kept as norm_eps")
     return ImportedHead(head, config, config.model_dump(mode="json", exclude_defaults=True), tuple(notes))
 
 
@@ -119,11 +118,20 @@ def _check_kind(kind: str, state: State, where: str) -> None:
                         hint=f"read it as {told}: --as {told}, or drafter.kind: {told} in a recipe")  # fmt: skip
 
 
-def _plain(settings: dict[str, Any], text: Any) -> dict[str, Any]:
-    """Without what is the target's anyway."""
-    rope = rope_of(text)
-    same = {"norm_eps": text.rms_norm_eps, "rope_theta": float(rope.get("rope_theta") or 10000.0)}
-    return {name: value for name, value in settings.items() if same.get(name) != value}
+def _as_one_layer(state: State, layer: str, where: str) -> State:
+    """The layer under the name that we have for it: `layers.0.` and `midlayer.` are both in use for EAGLE-3.
+
+    Raises:
+        UserError: the head has more layers than one.
+    """
+    deeper = sorted(name for name in state if name.startswith("layers.") and not name.startswith("layers.0."))
+    if deeper:
+        raise UserError(f"the head has several layers ({deeper[0]})", where=where, hint="one layer is what is read")
+    names = {"layers.0.", "midlayer."}
+    return {
+        next((layer + name.removeprefix(n) for n in names if name.startswith(n)), name): value
+        for name, value in state.items()
+    }
 
 
 def _check_tables(state: State, embedding: Tensor | None, is_eagle3: bool, where: str, notes: list[str]) -> None:
@@ -151,33 +159,14 @@ def _check_tables(state: State, embedding: Tensor | None, is_eagle3: bool, where
         )  # fmt: skip
 
 
-def _fused(state: State, where: str) -> State:
-    """A head in vLLM's layout keeps fc's bias in its attention."""
-    if "layers.0.self_attn.o_proj.bias" not in state:
-        return state
-    if "fc.bias" in state or "layers.0.input_layernorm.weight" in state:
-        raise UserError("the attention's output has a bias of its own", where=where, hint="such heads are not read")
-    return unfold_fc_bias(state)
-
-
-def _fc(state: State, kind: str) -> dict[str, Any]:
-    settings: dict[str, Any] = {
-        "fc_bias": "fc.bias" in state,
-        "input_norm": "layers.0.input_layernorm.weight" in state,
-    }
-    if kind == "vispec" and "imadpt.q" in state:
-        settings["num_queries"] = len(state["imadpt.q"])
-    return settings
-
-
 def _attention(state: State, layer: str, text: Any, where: str) -> dict[str, Any]:
-    key, gate = f"{layer}.self_attn.k_proj.weight", f"{layer}.mlp.gate_proj.weight"
+    key, gate = f"{layer}self_attn.k_proj.weight", f"{layer}mlp.gate_proj.weight"
     if key not in state or gate not in state:
         held = ", ".join(sorted(state)[:4])
         raise UserError(f"{key} is missing; the file begins with {held}", where=where, hint="give the folder of a head")
     own, width = usual_heads(text)
     heads = state[key].shape[0] // width
-    settings: dict[str, Any] = {"qkv_bias": f"{layer}.self_attn.q_proj.bias" in state}
+    settings: dict[str, Any] = {"qkv_bias": f"{layer}self_attn.q_proj.bias" in state}
     if heads != own:
         if heads != text.num_attention_heads:
             raise UserError(
@@ -201,108 +190,6 @@ def _at_pictures(kind: str, image: Image | None, sees: bool, where: str) -> dict
             "projected (SGLang's: SpecForge)",
         )
     return {"image": image} | ({"visual_slots": "read"} if kind in _OF_EAGLE3 else {})
-
-
-def _refuse_variants(values: dict[str, Any], state: State, where: str) -> None:
-    variants = [name for name in _VARIANTS if values.get(name)] + [
-        n for n in state if n.startswith(("fc_norm", "input_norm"))
-    ]
-    if variants:
-        raise UserError(f"a variant of EAGLE-3 with other norms ({variants[0]})", where=where, hint="it is not read")
-    before = values.get("norm_before_residual")
-    if before is None and "speculators_model_type" in values:
-        raise UserError(
-            "norm_before_residual is not written: vLLM takes it for true, the speculators package for false",
-            where=where, hint="write into its config.json which it was trained with",
-        )  # fmt: skip
-    if before:
-        raise UserError("its residual is the normed state (norm_before_residual), and ours the state itself",
-                        where=where, hint="such heads are not read")  # fmt: skip
-    if values.get("target_hidden_size") not in (
-        None,
-        (values.get("transformer_layer_config") or values)["hidden_size"],
-    ):
-        raise UserError("it is narrower than its target (target_hidden_size)", where=where, hint="it is not read")
-
-
-def _eagle3(values: dict[str, Any], state: State, text: Any, where: str, notes: list[str]) -> dict[str, Any]:
-    taps = _taps(values, where, notes)
-    settings: dict[str, Any] = {} if taps is None else {"taps": taps}
-    if taps is None:
-        taken = Eagle3Config(kind="eagle3").layers_of(language_shape(text))
-        notes.append(f"names no layers: {taken}, the default of every engine, are taken")
-    rows = text.vocab_size
-    if "lm_head.weight" not in state:
-        is_whole = len(state["d2t"]) == rows if "d2t" in state else values.get("draft_vocab_size", 0) in (None, rows)
-        hint = no_lm_head(rows) if is_whole else "EAGLE-3 brings its own; is this EAGLE-1?"
-        raise UserError("lm_head.weight is missing", where=where, hint=hint)
-    state |= _vocabulary(state, rows, where, notes)
-    return settings
-
-
-def _parallel(values: dict[str, Any], where: str) -> dict[str, Any]:
-    """P-EAGLE's mask, and how many tokens a pass drafts where the file says."""
-    mask = next((values[name] for name in ("pard_token", "mask_token_id", "ptd_token_id") if name in values), None)
-    if mask is None:
-        raise UserError("no id of a mask: pard_token or mask_token_id is missing", where=where,
-                        hint="fetch its config.json again; is it EAGLE-3?")  # fmt: skip
-    asked = (values.get("speculators_config") or {}).get("proposal_methods") or [{}]
-    count = asked[0].get("speculative_tokens")
-    return {"mask_token_id": int(mask)} | ({"parallel_tokens": int(count)} if count else {})
-
-
-def _taps(values: dict[str, Any], where: str, notes: list[str]) -> tuple[int, int, int] | None:
-    """Ids at the top level count what enters a layer (vLLM), those of eagle_config what leaves it (SGLang)."""
-    nested = values.get("eagle_config") or {}
-    # vLLM reads them under this name, too, and counts them as at the top level.
-    top = values.get("eagle_aux_hidden_state_layer_ids") or nested.get("layer_ids")
-    inner = nested.get("eagle_aux_hidden_state_layer_ids")
-    if inner is not None:
-        raised = [one + 1 for one in inner]
-        if top is not None and list(top) != raised:
-            raise UserError(
-                f"eagle_aux_hidden_state_layer_ids are {list(top)}, and {list(inner)} in eagle_config, which count one "
-                "less: they name different layers", where=where, hint="remove the wrong one from its config.json",
-            )  # fmt: skip
-        notes.append(f"layers {list(inner)} of eagle_config count what leaves a layer: {raised} here")
-        top = raised
-    if top is None:
-        return None
-    if len(top) != 3:
-        raise UserError(f"it joins {len(top)} layers, {list(top)}", where=where, hint="three are what is read")
-    return tuple(sorted(top))  # type: ignore[return-value]
-
-
-def _vocabulary(state: State, rows: int, where: str, notes: list[str]) -> State:
-    """d2t as an offset and t2d as a mask. Raises `UserError` where they contradict each other or the target."""
-    size = len(state["lm_head.weight"])
-    offset = state.get("d2t")
-    if offset is None:
-        if size != rows:
-            raise UserError(f"{size} draft tokens and no d2t to say which of the target's {rows}", where=where,
-                            hint="fetch the whole checkpoint")  # fmt: skip
-        offset = torch.zeros(size, dtype=torch.int64)
-    offset, known = offset.long(), state.get("t2d")
-    ids = offset + torch.arange(size)
-    if known is not None and not _names(ids, known, rows) and _names(offset, known, rows):
-        ids = offset
-        notes.append("d2t held the target's ids themselves; engines read offsets, and would propose other tokens")
-    if len(ids) != size or not bool(((ids >= 0) & (ids < rows)).all()) or len(ids.unique()) != size:
-        raise UserError(f"d2t leads out of the target's {rows} ids, or twice to one", where=where,
-                        hint="name the target that it was trained for")  # fmt: skip
-    if known is not None and not _names(ids, known, rows):
-        raise UserError("d2t and t2d name different tokens", where=where, hint="fetch the checkpoint again")
-    if not bool((ids.diff() > 0).all()):
-        order = ids.argsort()
-        ids, state["lm_head.weight"] = ids[order], state["lm_head.weight"][order]
-    mask = torch.zeros(rows, dtype=torch.bool)
-    mask[ids] = True
-    return {"d2t": ids - torch.arange(size), "t2d": mask, "lm_head.weight": state["lm_head.weight"]}
-
-
-def _names(ids: Tensor, known: Tensor, rows: int) -> bool:
-    inside = bool(((ids >= 0) & (ids < min(rows, len(known)))).all())
-    return inside and int(known.sum()) == len(ids) and bool(known.bool()[ids].all())
 
 
 def _load(config: HeadConfig, state: State, text: Any, where: str) -> StateHead:

@@ -20,7 +20,7 @@ from ..targets.llamagen import llamagen_shape
 from .published_head import read_published
 
 
-def import_lantern(
+def to_ours(
     source: str, target: LlamaGenConfig | ChameleonConfig, *, revision: str | None = None
 ) -> tuple[ImageEagleHead, dict[str, Any], tuple[str, ...]]:
     """The head, the recipe's `drafter` section without its path, and what nobody can know of it.

@@ -1,23 +1,99 @@
-"""TABED's draft LVLMs (`mjbooo/lvlm68m`, ...): a LLaVA of transformers 4 with ids that are not to be trusted."""
+"""Draft LVLMs: TABED's (`mjbooo/lvlm68m`, ...) into ours, and a draft's language model as engines take draft models.
+
+TABED's are LLaVAs of transformers 4 with ids that are not to be trusted. Engines' draft models have no vision tower: a
+draft LVLM's language model reads a placeholder's own row at a picture, which it was never trained on.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from ...core.errors import UserError
-from ..hub import config_value
-from ..llava import grow_vocabulary
-from ..targets.load import load_llava
+from ..hub import config_value, rope_of
+from ..llava import grow_vocabulary, language_model_of
+from ..targets.load import load_llava, load_weights
+from .rules import Engine, Prompts
+from .source import Target
 
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+_LEFT_OUT = ("architectures", "dtype", "torch_dtype", "transformers_version", "_name_or_path")
 
 
-def import_lvlm(
+def from_ours(
+    folder: Path, engine: Engine, prompts: Prompts, target: Target, *, sees: bool
+) -> tuple[PreTrainedModel, list[str]]:
+    """The draft's language model, and what the reader of the export must know.
+
+    Args:
+        sees: it is a LLaVA, and no plain language model.
+
+    Raises:
+        UserError: the engine takes no draft models, or this one does not fit the target.
+    """
+    where = str(folder)
+    if engine not in ("vllm", "sglang"):
+        raise UserError(
+            f"the {engine} layout is for heads, and this is a whole model", where=where, hint="use --to vllm or sglang"
+        )
+    if sees and prompts == "all":
+        raise UserError(
+            "no engine lets a draft model read pictures: vLLM stops with an error, and SGLang's drafts read ids alone",
+            where=where,
+            hint="its language model alone drafts on prompts of text: --prompts text; with pictures use our own loop, "
+            "or transformers with draftsmith.models.assistant.sees",
+        )
+    held: dict[str, Any] = {"revision": None, "dtype": "auto", "key": "drafter", "whole": True}
+    model = load_llava(folder, **held) if sees else load_weights(AutoModelForCausalLM, folder, **held)
+    added = target.text.vocab_size - model.config.get_text_config().vocab_size
+    draft = _text_draft(model, target, where=where)
+    notes = ["its language model alone: for prompts without pictures"] if sees else []
+    if added:
+        notes.append(f"{added} rows added near the mean, up to the target's vocabulary")
+    return draft, notes
+
+
+def _text_draft(model: PreTrainedModel, target: Target, *, where: str) -> PreTrainedModel:
+    """A causal language model with as many rows as the target, in the precision of `model`.
+
+    Args:
+        model: a LLaVA of any family, or a causal language model.
+
+    Raises:
+        UserError: its vocabulary is larger than the target's, or its positions have three coordinates.
+    """
+    text, rows = model.config.get_text_config(), target.text.vocab_size
+    if "mrope_section" in rope_of(text):
+        raise UserError(
+            f"a draft of {text.model_type} has positions of three coordinates (M-RoPE), which engines refuse in a "
+            "draft model", where=where, hint="draft with a Llama, or with a head",
+        )  # fmt: skip
+    if text.vocab_size > rows:
+        raise UserError(
+            f"the draft has {text.vocab_size} rows of vocabulary, and the target {rows}: another tokenizer's",
+            where=where, hint="name the target that it drafts for: --target",
+        )  # fmt: skip
+    config = type(text)(**{key: value for key, value in text.to_dict().items() if key not in _LEFT_OUT})
+    draft = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    draft.model.load_state_dict(language_model_of(model).state_dict())
+    draft.lm_head.load_state_dict(model.lm_head.state_dict())
+    if text.vocab_size < rows:
+        grow_vocabulary(draft, rows, torch.Generator().manual_seed(0))
+    for name in _IDS:
+        # A draft's own are not to be trusted: JackFram's are no ids of Llama's tokenizer.
+        value = config_value(target.text, name)
+        setattr(draft.config, name, value)
+        setattr(draft.generation_config, name, value)
+    draft.config.architectures = [type(draft).__name__]
+    return draft.to(next(p.dtype for p in model.parameters() if p.is_floating_point()))
+
+
+def to_ours(
     source: str, target: PreTrainedConfig, *, revision: str | None = None, ends: Sequence[int] = ()
 ) -> tuple[PreTrainedModel, tuple[str, ...]]:
     """The draft in its own precision, with the target's ids and vocabulary.

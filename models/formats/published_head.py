@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
-from ...core.errors import UserError
 from ...core.finite import check_weights
 from ...core.pretrained import INDEX, indexed_files, read_safetensors
 from ..drafters.head_files import head_state
-from ..hub import rope_of
-from ..layer import stretched, written_rope
 from ..llamagen.folders import CONFIG, find_folder, read_values
 
 State = dict[str, Tensor]
@@ -50,43 +47,3 @@ def _bare(state: State) -> State:
         if prefix is None:
             return state
         state = {name.removeprefix(prefix): value for name, value in state.items()}
-
-
-def as_one_layer(state: State, layer: str, where: str) -> State:
-    """The layer under the name that we have for it: `layers.0.` and `midlayer.` are both in use for EAGLE-3.
-
-    Raises:
-        UserError: the head has more layers than one.
-    """
-    deeper = sorted(name for name in state if name.startswith("layers.") and not name.startswith("layers.0."))
-    if deeper:
-        raise UserError(f"the head has several layers ({deeper[0]})", where=where, hint="one layer is what is read")
-    names = {"layers.0.", "midlayer."}
-    return {
-        next((layer + name.removeprefix(n) for n in names if name.startswith(n)), name): value
-        for name, value in state.items()
-    }
-
-
-def theta_of(values: dict[str, Any], where: str) -> float:
-    """Base of the rotation; EAGLE's code takes 10,000 where a config says nothing, whatever its target has.
-
-    Raises:
-        UserError: the config names two.
-    """
-    return float(written_rope(values, Path(where) / CONFIG).get("rope_theta") or 10000.0)
-
-
-def check_rope(values: dict[str, Any], text: Any, where: str) -> tuple[tuple[int, ...], Literal["target", "plain"]]:
-    """M-RoPE's sections, none where there is one position; and whether the target's stretched rotation is the head's.
-
-    Raises:
-        UserError: the head stretches its positions otherwise than the target.
-    """
-    rope = written_rope(values, Path(where) / CONFIG)
-    own = stretched(rope, values.get("max_position_embeddings"))
-    targets = stretched(rope_of(text))
-    if own not in (None, targets):
-        raise UserError(f"the head's positions are stretched ({own['rope_type']}), the target's otherwise or not",
-                        where=where, hint="name the target that it was trained for")  # fmt: skip
-    return tuple(rope.get("mrope_section") or ()), "target" if own == targets else "plain"

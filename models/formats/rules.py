@@ -10,10 +10,11 @@ from typing import Literal, get_args
 
 from ...core.errors import UserError
 from ...core.pages import page
+from ..drafters.dflash import DflashConfig
 from ..drafters.eagle3 import Eagle3Config
 from ..mistral import reads_whole
 from ..qwen import num_deepstack
-from .source import HeadSource
+from .source import Source
 
 # eagle: the layout of the methods' own code (EAGLE, and MSD's and ViSpec's, which share it).
 Engine = Literal["vllm", "sglang", "speculators", "eagle"]
@@ -32,33 +33,39 @@ _SERVED: dict[str, dict[bool, tuple[str, ...]]] = {
 }
 _UNREAD = ("internvl", "mistral3", "pixtral", "gemma4")  # whose classes of SGLang were not read
 _SERVED["speculators"] = _SERVED["vllm"]
+# Targets whose classes hand states to a DFlash draft in vLLM.
+_SERVED_DFLASH = ("llava", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", *_TEXT)
 # Of Mistral 3 and Pixtral.
-UNCOMPARED = "with pictures of this target its drafts and the engine's were not compared"
+_UNCOMPARED = "with pictures of this target its drafts and the engine's were not compared"
 # What an engine puts at pictures (`drafter.image`), where it is not the placeholder's embedding.
 _WANTED = {"sglang": "projected"}
 _NAMES = {"vllm": "vLLM", "sglang": "SGLang", "speculators": "speculators (vLLM)", "eagle": "EAGLE's own code"}
 
 
-def check_head(engine: Engine, source: HeadSource, prompts: Prompts) -> None:
-    """Raises `UserError` with every reason why an engine would run something else than this head."""
-    reasons = [
-        *_target(engine, source), *source.config.exports(engine), *_layer(engine, source), *_taps(engine, source)
-    ]  # fmt: skip
-    pictures = _pictures(engine, source) if source.target.sees and prompts == "all" else []
-    if reasons or pictures:
+def check_expressible(engine: Engine, source: Source, prompts: Prompts) -> None:
+    """Raises `UserError` with every reason why an engine would run something else than this head or draft."""
+    asked = source.target.sees and prompts == "all"
+    on_text = "on text alone it can: --prompts text, if it will only be asked without pictures"
+    if isinstance(source.config, DflashConfig):
+        reasons = _dflash(engine, source, source.config)
+        pictures = _dflash_at_pictures(source, source.config) if asked and not reasons else []
+        refused = f"--to {engine} cannot express this draft"
+        hint = f"train it with settings that the engine knows ({page('exports.md')}), or decode with our own loop"
+    else:
+        reasons = [
+            *_target(engine, source), *source.config.exports(engine), *_layer(engine, source), *_taps(engine, source)
+        ]  # fmt: skip
+        pictures = _pictures(engine, source) if asked else []
+        refused = f"{_NAMES[engine]} cannot express this head"
         hint = f"serve it with our own loop, or train a head that the engine knows ({page('exports.md')})"
-        if not reasons:
-            hint = "on text alone it can: --prompts text, if it will only be asked without pictures"
-            if pictures == _other_embedding(engine, source):
-                hint += f"; for pictures train one with drafter.image={_WANTED.get(engine, 'placeholder')}"
-        raise UserError(
-            f"{_NAMES[engine]} cannot express this head:\n" + "\n".join(f"  - {why}" for why in reasons + pictures),
-            where=str(source.folder),
-            hint=hint,
-        )
+        if pictures == _other_embedding(engine, source):
+            on_text += f"; for pictures train one with drafter.image={_WANTED.get(engine, 'placeholder')}"
+    if reasons or pictures:
+        listed = "\n".join(f"  - {why}" for why in reasons + pictures)
+        raise UserError(f"{refused}:\n{listed}", where=str(source.folder), hint=hint if reasons else on_text)
 
 
-def _target(engine: Engine, source: HeadSource) -> list[str]:
+def _target(engine: Engine, source: Source) -> list[str]:
     if engine == "eagle":
         return []
     config, is_eagle3 = source.target.config, source.config.is_eagle3
@@ -71,7 +78,7 @@ def _target(engine: Engine, source: HeadSource) -> list[str]:
     return [f"its class of {model} hands no states to a head of EAGLE-{3 if is_eagle3 else 1}"]
 
 
-def _layer(engine: Engine, source: HeadSource) -> list[str]:
+def _layer(engine: Engine, source: Source) -> list[str]:
     config, shape, reasons = source.config, source.head.shape, []
     if config.positions == "mrope":
         if engine != "sglang" or not config.is_eagle3:
@@ -97,7 +104,7 @@ def _layer(engine: Engine, source: HeadSource) -> list[str]:
     return reasons
 
 
-def _taps(engine: Engine, source: HeadSource) -> list[str]:
+def _taps(engine: Engine, source: Source) -> list[str]:
     if not isinstance(source.config, Eagle3Config):
         return []
     taps, layers = source.config.layers_of(source.target.shape), source.target.shape.num_layers
@@ -108,11 +115,11 @@ def _taps(engine: Engine, source: HeadSource) -> list[str]:
     return []
 
 
-def _pictures(engine: Engine, source: HeadSource) -> list[str]:
+def _pictures(engine: Engine, source: Source) -> list[str]:
     """Reasons that do not apply if no prompt has a picture."""
     config = source.config
     if engine != "eagle" and reads_whole(source.target.config):
-        return [UNCOMPARED]
+        return [_UNCOMPARED]
     if engine == "eagle" and config.kind in ("msd", "vispec"):
         return []
     if engine == "eagle":
@@ -129,18 +136,48 @@ def _pictures(engine: Engine, source: HeadSource) -> list[str]:
     if engine == "sglang" and not config.is_eagle3:
         return ["its EAGLE-1 class embeds ids alone, and at pictures those are hashes and no ids"]
     reasons = _other_embedding(engine, source)
-    added = num_deepstack(source.target.config)
-    if isinstance(config, Eagle3Config) and (first := config.layers_of(source.target.shape)[0]) <= added:
-        reasons.append(
-            f"it joins layer {first} as that hands it over, and Qwen3-VL adds to each of its first {added} layers what "
-            "its tower saw: what an engine taps there is something else (drafter.taps above it)"
-        )
+    if isinstance(config, Eagle3Config):
+        reasons += _added_below(config.layers_of(source.target.shape)[0], source)
     return reasons
 
 
-def _other_embedding(engine: Engine, source: HeadSource) -> list[str]:
+def _other_embedding(engine: Engine, source: Source) -> list[str]:
     """The reason that a head with the other `image` would not have."""
     image, wanted = source.config.image_input(), _WANTED.get(engine, "placeholder")
     if image == wanted:
         return []
     return [f"the {image} embedding stands at pictures here, and the engine puts the {wanted} one there"]
+
+
+def _added_below(first: int, source: Source) -> list[str]:
+    """The reason that a head has whose first joined layer is one of those that Qwen3-VL adds to."""
+    added = num_deepstack(source.target.config)
+    if first > added:
+        return []
+    return [
+        f"it joins layer {first} as that hands it over, and Qwen3-VL adds to each of its first {added} layers what "
+        "its tower saw: what an engine taps there is something else (drafter.taps above it)"
+    ]
+
+
+def _dflash(engine: Engine, source: Source, config: DflashConfig) -> list[str]:
+    if engine not in ("vllm", "speculators"):
+        return ["it has no layout for DFlash drafts that was read here"]
+    shape, reasons, model = source.head.shape, [], source.target.config.model_type
+    if model not in _SERVED_DFLASH:
+        reasons.append(f"its class of {model} is not known to hand states to a DFlash draft")
+    if shape.mask_token_id is None:
+        reasons.append("its mask is a trained vector, and the engine embeds an id: drafter.mask_token_id")
+    if shape.taps[-1] == source.target.shape.num_layers:
+        reasons.append(f"it joins the state after the last layer ({shape.taps[-1]}), and engines tap what enters one")
+    if config.positions != "flat":
+        reasons.append("engines count every token of the prompt: drafter.positions: flat")
+    return reasons
+
+
+def _dflash_at_pictures(source: Source, config: DflashConfig) -> list[str]:
+    if config.visual(training=False) == "none":
+        return ["it sees no state at a picture (text-only window), and the engine shows it all of them"]
+    if reads_whole(source.target.config):
+        return [_UNCOMPARED]
+    return _added_below(source.head.shape.taps[0], source)

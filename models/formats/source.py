@@ -9,20 +9,25 @@ from typing import Any
 
 import torch
 from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
 from transformers import PreTrainedConfig
 
 from ...core.errors import UserError
+from ...core.files import checked
 from ...core.generation_config import generation_ends
 from ..drafters import AnyDrafter
+from ..drafters.dflash import DflashConfig
 from ..drafters.head_config import HeadConfig
 from ..drafters.head_files import head_state
-from ..drafters.head_module import StateHead
 from ..drafters.manifest import MANIFEST, read_manifest
 from ..hub import read_config
 from ..llamagen.folders import read_values
 from ..shipped import PREFIX, opened_target
 from ..targets.base import TargetShape, language_shape
 
+Files = tuple[dict[str, Any], dict[str, Tensor]]  # config.json, model.safetensors
+# Drafted tokens that the speculators format names as its default.
+CHAIN = 5
 _DRAFTER: TypeAdapter[Any] = TypeAdapter(AnyDrafter)
 
 
@@ -50,18 +55,23 @@ class Target:
 
 
 @dataclass(frozen=True)
-class HeadSource:
-    """A head that reads a language model's states.
+class Source:
+    """A head or DFlash draft that reads a language model's states.
 
     Args:
         config: as it was trained.
     """
 
     folder: Path
-    config: HeadConfig
-    head: StateHead
+    config: HeadConfig | DflashConfig
+    head: Any  # StateHead | DflashHead
     target: Target
     manifest: dict[str, Any]
+
+    @property
+    def dtype(self) -> str:
+        """Of its weights, as configs name it."""
+        return str(self.head.dtype).removeprefix("torch.")
 
 
 def kind_of(folder: Path) -> str:
@@ -128,27 +138,55 @@ def find_target(folder: Path, target: str | None) -> Target:
     return Target(config, None if Path(name).is_dir() else name)
 
 
-def read_head(folder: Path, target: Target) -> HeadSource:
-    """A head of ours, on the CPU in the precision that it is stored in.
+def read_source(folder: Path, target: Target) -> Source:
+    """A head or DFlash draft of ours, on the CPU in the precision that it is stored in.
 
     Raises:
         UserError: a file is missing, or the head was made for another target.
     """
     manifest = read_manifest(folder)
+    config = _trained_config(manifest, folder)
+    return Source(folder, config, read_beside(config, folder, target.text), target, manifest)
+
+
+def read_beside(config: HeadConfig | DflashConfig, folder: Path, text: Any) -> Any:
+    """The module in a folder: shapes and settings are compared with the target's, none of whose weights is needed."""
+    stored = next(value.dtype for value in head_state(folder).values() if value.is_floating_point())
+    beside: Any = SimpleNamespace(shape=language_shape(text), embedding=torch.empty(0, text.hidden_size))
+    return config.read(folder, beside, stored, None).eval()
+
+
+def _trained_config(manifest: dict[str, Any], folder: Path) -> HeadConfig | DflashConfig:
+    written, hint = manifest.get("drafter"), "train it with this version, or import it again"
+    if manifest.get("method") == "dflash":
+        return checked(written, DflashConfig, where=f"{folder / MANIFEST}, drafter", hint=hint)
     try:
-        config = _DRAFTER.validate_python(manifest.get("drafter") or {})
+        config = _DRAFTER.validate_python(written or {})
     except ValidationError as error:
         raise UserError(
             f"{MANIFEST} does not hold the head's settings: {error.errors()[0]['msg']}", where=str(folder / MANIFEST),
-            hint="train it with this version, or import it again with draftsmith import",
+            hint=f"{hint} with draftsmith import",
         ) from error  # fmt: skip
     if not isinstance(config, HeadConfig):
         raise UserError(
             "no engine can express this head:\n" + "\n".join(f"  - {why}" for why in config.exports("")),
             where=str(folder), hint="decode with our own loop",
         )  # fmt: skip
-    stored = next(value.dtype for value in head_state(folder).values() if value.is_floating_point())
-    # Shapes and settings are compared with the target's; none of its weights is needed.
-    beside: Any = SimpleNamespace(shape=target.shape, embedding=torch.empty(0, target.text.hidden_size))
-    head = config.read(folder, beside, stored, None)
-    return HeadSource(folder, config, head.eval(), target, manifest)
+    return config
+
+
+def proposals(algorithm: str, speculative_tokens: int, target: Target) -> dict[str, Any]:
+    """The part of speculators' `config.json` that names the algorithm, its chain's length and the target."""
+    return {
+        "algorithm": algorithm,
+        "proposal_methods": [
+            {
+                "proposal_type": "greedy",
+                "speculative_tokens": speculative_tokens,
+                "verifier_accept_k": 1,
+                "accept_tolerance": 0.0,
+            }
+        ],
+        "default_proposal_method": "greedy",
+        "verifier": {"name_or_path": target.name, "architectures": list(target.config.architectures or [])},
+    }

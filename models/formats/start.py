@@ -24,8 +24,8 @@ from ..drafters.medusa import MedusaConfig
 from ..layer import LayerShape
 from ..llamagen.folders import find_folder
 from ..targets.base import Target, TargetShape
+from . import lantern
 from .heads import LANGUAGE_HEADS, LanguageHead, import_head
-from .lantern import import_lantern
 from .published_head import FILES
 
 
@@ -86,7 +86,7 @@ def _load(
 
 def _lantern(config: EagleConfig, folder: Path, target: Any, identity: TargetIdentity) -> nn.Module:
     """LANTERN's head of an image generator, which brings the rows that it was trained beside."""
-    _, settings, _ = import_lantern(str(folder), target.config)
+    _, settings, _ = lantern.to_ours(str(folder), target.config)
     told = EagleConfig.model_validate(settings)
     _check_layer(config.layer(target.shape), told.layer(target.shape), settings, str(folder))
     return config.load(folder, target, dtype=torch.float32, identity=identity)

@@ -12,13 +12,13 @@ from ..drafters.base import TargetIdentity
 from ..drafters.eagle import EagleConfig
 from ..drafters.head_files import manifest_of
 from ..drafters.vispec import VispecHead
-from .source import HeadSource
+from .source import Source
 
 # Settings that an EAGLE head has, too; its fc always has a bias here.
 _SHARED = ("input_norm", "kv_heads", "qkv_bias", "intermediate_size", "norm_eps", "rope", "rope_theta", "positions")
 
 
-def without_pictures(source: HeadSource) -> HeadSource:
+def without_pictures(source: Source) -> Source:
     """The EAGLE head that equals this ViSpec head on prompts without pictures, computed in float32."""
     head = source.head
     assert isinstance(head, VispecHead)

@@ -12,10 +12,9 @@ from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.dflash_files import dflash_manifest
 from draftsmith.models.drafters.dflash_module import DflashHead
-from draftsmith.models.formats import export_drafter, export_target, import_dflash, import_head
-from draftsmith.models.formats.dflash import lay_out_dflash, read_dflash
-from draftsmith.models.formats.eagle import lay_out
-from draftsmith.models.formats.source import Target, read_head
+from draftsmith.models.formats import export_drafter, export_target, import_head
+from draftsmith.models.formats.export import lay_out
+from draftsmith.models.formats.source import Target, read_source
 from draftsmith.models.llamagen.folders import write_folder
 from draftsmith.models.llava import TokenIds, assemble, llava_config
 from draftsmith.models.targets.base import language_shape
@@ -148,7 +147,7 @@ def test_speculators(tmp_path):
     with pytest.raises(UserError, match="names the target by its Hub id"):
         export_drafter(folder, tmp_path / "out", "speculators")
     whose = Target(target_config("qwen2_5_vl"), "org/tiny-qwen")
-    values, state = lay_out("speculators", read_head(folder, whose))
+    values, state = lay_out("speculators", read_source(folder, whose))
     assert values["speculators_model_type"] == "eagle3" and values["architectures"] == ["Eagle3Speculator"]
     assert values["norm_before_residual"] is False and values["draft_vocab_size"] == 20
     assert values["eagle_aux_hidden_state_layer_ids"] == [2, 4, 5] and values["target_hidden_size"] is None
@@ -599,8 +598,8 @@ def dflash_made(tmp_path, family="llava", **settings):
 def test_dflash_in_both_layouts_and_back(tmp_path, engine, settings):
     target, folder, head = dflash_made(tmp_path, **settings)
     config = Target(target_config(), "a/b")
-    source = read_dflash(folder, config)
-    values, state = lay_out_dflash(engine, source)
+    source = read_source(folder, config)
+    values, state = lay_out(engine, source)
     layer = values if engine == "vllm" else values["transformer_layer_config"]
     assert (layer["model_type"], layer["num_hidden_layers"]) == ("qwen3", 2)
     window = settings.get("sliding_window")
@@ -616,11 +615,11 @@ def test_dflash_in_both_layouts_and_back(tmp_path, engine, settings):
     assert values["block_size"] == 4 and values["draft_vocab_size"] == settings.get("draft_vocab_size", VOCAB)
     published = tmp_path / "published"
     write_folder(published, values, state)
-    again, read, section, _ = import_dflash(str(published), target_config().get_text_config())
-    assert read == DflashConfig(**DFLASH | settings)
-    assert all(torch.equal(value, again.state_dict()[name]) for name, value in head.state_dict().items())
+    again = import_head("dflash", str(published), target_config().get_text_config(), embedding=None)
+    assert again.config == DflashConfig(**DFLASH | settings)
+    assert all(torch.equal(value, again.head.state_dict()[name]) for name, value in head.state_dict().items())
     assert main(["import", str(published), str(tmp_path / "in"), "--as", "dflash", "--target", str(target)]) == 0
-    assert section["taps"] == [2, 5]
+    assert again.settings["taps"] == [2, 5]
 
 
 @pytest.mark.parametrize(
@@ -656,7 +655,7 @@ def test_dflash_leaves_its_confidence_head_out(tmp_path, more):
     assert any("confidence head is left out" in note for note in made_.notes)
     drafter = json.loads((tmp_path / "out" / "draftsmith.json").read_text())["drafter"]
     assert drafter["confidence"] is None and drafter["cut_below"] is None
-    again = read_dflash(tmp_path / "out", Target(target_config(), "a/b"))
+    again = read_source(tmp_path / "out", Target(target_config(), "a/b"))
     assert again.config == DflashConfig(**DFLASH | more)
     kept = {name: value for name, value in head.state_dict().items() if not name.startswith("confidence_head")}
     found = again.head.state_dict()
@@ -665,14 +664,14 @@ def test_dflash_leaves_its_confidence_head_out(tmp_path, more):
 
 def test_a_causal_draft_of_speculators_is_refused(tmp_path):
     _, folder, _ = dflash_made(tmp_path, sliding_window=8)
-    values, state = lay_out_dflash("speculators", read_dflash(folder, Target(target_config(), "a/b")))
+    values, state = lay_out("speculators", read_source(folder, Target(target_config(), "a/b")))
     for key, words in (
         ("sliding_window_non_causal", "causal within a sliding window"),
         ("sample_from_anchor", "anchor"),
     ):
         write_folder(tmp_path / key, values | {key: not values[key]}, state)
         with pytest.raises(UserError, match=words):
-            import_dflash(str(tmp_path / key), target_config().get_text_config())
+            import_head("dflash", str(tmp_path / key), target_config().get_text_config(), embedding=None)
 
 
 def test_peagle_for_vllm_and_speculators(tmp_path):
@@ -685,7 +684,7 @@ def test_peagle_for_vllm_and_speculators(tmp_path):
     again = back("peagle", tmp_path / "out")
     assert again.config.mask_token_id == 41 and again.config.taps == (2, 4, 5)
     assert all(torch.equal(value, again.head.state_dict()[name]) for name, value in head.state_dict().items())
-    source = read_head(folder, Target(target_config(), "a/b"))
+    source = read_source(folder, Target(target_config(), "a/b"))
     values, state = lay_out("speculators", source)
     assert values["speculators_model_type"] == "peagle" and values["mask_token_id"] == 41
     write_folder(tmp_path / "speculators", values, state)

@@ -12,8 +12,8 @@ from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.eagle import EagleConfig
 from draftsmith.models.drafters.eagle_images import save_eagle
 from draftsmith.models.drafters.head_files import manifest_of
-from draftsmith.models.formats import import_head, import_lantern, import_lvlm
-from draftsmith.models.formats.eagle import llama_values
+from draftsmith.models.formats import import_head, lantern, lvlm
+from draftsmith.models.formats.llama_layer import llama_values
 from draftsmith.models.hub import target_embedding
 from draftsmith.models.targets.base import language_shape
 from draftsmith.recipes.cli import main
@@ -329,7 +329,7 @@ def test_lanterns_heads(tmp_path, condition):
     if condition == "text":
         values |= {"input_type": "t2i", "block_size": 16}
     (folder / "config.json").write_text(json.dumps(values))
-    result, settings, notes = import_lantern(str(folder), teacher.config)
+    result, settings, notes = lantern.to_ours(str(folder), teacher.config)
     assert torch.equal(result.embed_tokens.weight, state["embed_tokens.weight"]) and result.own_embedding
     assert settings == {"kind": "eagle", "norm_eps": 2e-6} and result.shape.norm_eps == 2e-6
     assert any("own token" in note for note in notes) is (condition == "anole")
@@ -339,10 +339,10 @@ def test_lanterns_heads(tmp_path, condition):
     if condition == "text":
         (folder / "config.json").write_text(json.dumps(values | {"block_size": 64}))
         with pytest.raises(UserError, match="drafts 64 codes"):
-            import_lantern(str(folder), teacher.config)
+            lantern.to_ours(str(folder), teacher.config)
     torch.save({n: v for n, v in state.items() if n != "embed_tokens.weight"}, folder / "pytorch_model.bin")
     with pytest.raises(UserError, match="may not have been the target's"):
-        import_lantern(str(folder), teacher.config)
+        lantern.to_ours(str(folder), teacher.config)
 
 
 # ---- TABED
@@ -373,7 +373,7 @@ def draft(folder, *, rows=VOCAB, side=16):
 def test_tabeds_drafts(tmp_path, rows):
     model, target = draft(tmp_path / "theirs", rows=rows), target_config()
     target.text_config.bos_token_id, target.text_config.pad_token_id = 1, 41
-    result, notes = import_lvlm(str(tmp_path / "theirs"), target)
+    result, notes = lvlm.to_ours(str(tmp_path / "theirs"), target)
     assert result.dtype == torch.bfloat16 and result.config.text_config.vocab_size == VOCAB
     assert result.config.image_token_id == 40 and result.config.text_config.bos_token_id == 1
     assert result.config.text_config.pad_token_id == 41
@@ -394,11 +394,11 @@ def test_a_checkpoint_that_lacks_a_tensor(tmp_path):
     state = load_file(tmp_path / "theirs" / "model.safetensors")
     state["language_model.model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
     save_file(state, tmp_path / "theirs" / "model.safetensors", {"format": "pt"})
-    import_lvlm(str(tmp_path / "theirs"), target_config())
+    lvlm.to_ours(str(tmp_path / "theirs"), target_config())
     del state["language_model.model.layers.0.mlp.up_proj.weight"]
     save_file(state, tmp_path / "theirs" / "model.safetensors", {"format": "pt"})
     with pytest.raises(UserError, match=r"mlp\.up_proj\.weight is missing"):
-        import_lvlm(str(tmp_path / "theirs"), target_config())
+        lvlm.to_ours(str(tmp_path / "theirs"), target_config())
 
 
 def test_as_many_words_are_not_the_same_words(tmp_path, capsys):
@@ -430,7 +430,7 @@ def test_as_many_words_are_not_the_same_words(tmp_path, capsys):
 def test_a_draft_with_another_image_processor(tmp_path):
     draft(tmp_path / "theirs", side=32)
     with pytest.raises(UserError, match="its tower reads 32 pixels along a side, the target's 16"):
-        import_lvlm(str(tmp_path / "theirs"), target_config())
+        lvlm.to_ours(str(tmp_path / "theirs"), target_config())
 
 
 # ---- a target's embedding, without the target

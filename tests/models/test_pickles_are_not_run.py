@@ -12,7 +12,7 @@ from draftsmith.eval.quality.convolutional import load_inception
 from draftsmith.eval.quality.weights import read_state
 from draftsmith.models.captioners import _load as load_captioner
 from draftsmith.models.drafters.head_files import head_state
-from draftsmith.models.formats.lvlm import import_lvlm
+from draftsmith.models.formats import lvlm
 from draftsmith.models.formats.published_head import read_published
 from draftsmith.models.hub import load_language_model, load_vision_tower, read_config, target_embedding
 from draftsmith.models.llamagen.captions import TextFeatures
@@ -57,7 +57,7 @@ def converted(path):
 DOORS = {
     "head": (BIN, TEXT, head_state),
     "published head": (BIN, TEXT, lambda f: read_published(str(f), None)),
-    "published draft": (BIN, LLAVA, lambda f: import_lvlm(str(f), LLAVA)),
+    "published draft": (BIN, LLAVA, lambda f: lvlm.to_ours(str(f), LLAVA)),
     "target": (BIN, LLAVA, lambda f: load_llava(f, revision=None, dtype=torch.float32, key="target.path")),
     "text-only target": (BIN, TEXT, lambda f: load_weights(LlamaForCausalLM, f, revision=None, dtype="auto", key="k")),
     "anole": (BIN, ANOLE, load_anole),

@@ -4,8 +4,8 @@ import importlib.util
 
 import pytest
 import torch
-from draftsmith.models.formats.eagle import lay_out
-from draftsmith.models.formats.source import Target, read_head
+from draftsmith.models.formats.export import lay_out
+from draftsmith.models.formats.source import Target, read_source
 from draftsmith.models.llamagen.folders import write_folder
 from served_pair import build
 from transformers import AutoConfig
@@ -21,7 +21,7 @@ def test_an_eagle3_head_has_equal_tensors_there(tmp_path):
     from speculators.models.eagle3 import Eagle3DraftModel
 
     build(tmp_path, steps=2)
-    source = read_head(
+    source = read_source(
         tmp_path / "head", Target(AutoConfig.from_pretrained(tmp_path / "target"), str(tmp_path / "target"))
     )
     write_folder(tmp_path / "out", *lay_out("speculators", source))

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 from draftsmith.core.errors import UserError
-from draftsmith.models.formats.rules import check_head
-from draftsmith.models.formats.source import HeadSource, Target
+from draftsmith.models.formats.rules import check_expressible
+from draftsmith.models.formats.source import Source, Target
 from draftsmith.models.targets.base import language_shape
 from draftsmith.models.targets.load import target_config
 from draftsmith.recipes.cli import main
@@ -123,11 +123,11 @@ def test_what_is_trained_for_engines_is_served_with_pictures(name):
         size = getattr(recipe.drafter, "draft_vocab_size", None)
         ids = None if size is None else torch.arange(size)
         head = recipe.drafter.module(recipe.drafter.layer(language_shape(config.get_text_config())), ids)
-    source = HeadSource(FOLDER, recipe.drafter, head, Target(config, recipe.target.path), {})
-    check_head("vllm", source, "all")
+    source = Source(FOLDER, recipe.drafter, head, Target(config, recipe.target.path), {})
+    check_expressible("vllm", source, "all")
     window = recipe.drafter.model_copy(update={"visual_slots": "none"} if "eagle3" in name else {"image": "projected"})
     with pytest.raises(UserError, match=r"pictures here|no input stands at a picture"):
-        check_head("vllm", replace(source, config=window), "all")
+        check_expressible("vllm", replace(source, config=window), "all")
 
 
 def test_every_row_of_the_ablation_is_measured():

@@ -22,9 +22,9 @@ from draftsmith.models.drafters.peagle import PeagleConfig, PeagleTraining
 from draftsmith.models.drafters.sparrow import SparrowConfig
 from draftsmith.models.drafters.vispec import VispecConfig
 from draftsmith.models.formats import export_drafter
-from draftsmith.models.formats.dflash import lay_out_dflash, read_dflash
-from draftsmith.models.formats.eagle import lay_out, llama_values
-from draftsmith.models.formats.source import Target, read_head
+from draftsmith.models.formats.export import lay_out
+from draftsmith.models.formats.llama_layer import llama_values
+from draftsmith.models.formats.source import Target, read_source
 from draftsmith.models.formats.start import load_start
 from draftsmith.models.generators import load_generator
 from draftsmith.models.llamagen.files import save_model
@@ -208,8 +208,7 @@ def exported_to(made, engine: str, folder, destination, kind: str) -> None:
         export_drafter(folder, destination, engine, target=str(made.folder / "target"), prompts="text")
         return
     whose = Target(made.model.config, "some/target")
-    read, written = (read_dflash, lay_out_dflash) if kind == "dflash" else (read_head, lay_out)
-    write_folder(destination, *written(engine, read(folder, whose)))
+    write_folder(destination, *lay_out(engine, read_source(folder, whose)))
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.dflash import lm_head_rows
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.drafters.pruned import PrunedConfig
-from draftsmith.models.formats.rules import check_head
-from draftsmith.models.formats.source import HeadSource, Target
+from draftsmith.models.formats.rules import check_expressible
+from draftsmith.models.formats.source import Source, Target
 from draftsmith.models.memory import Decoding as Asked
 from draftsmith.models.memory import activation_bytes, cache_bytes, peak, weight_bytes
 from draftsmith.models.targets.causal import CausalTarget
@@ -405,9 +405,9 @@ def test_graphs_are_not_captured(monkeypatch):
 def test_exports_say_what_is_known_of_engines(engine):
     config, own = config_of(kind="eagle3", taps=[1, 2, 3]), target(MODELS["large"])
     head = config.build(own, count_tokens=None)
-    source = HeadSource(Path("head"), config, head, Target(own.decoder.model.config, None), {})
+    source = Source(Path("head"), config, head, Target(own.decoder.model.config, None), {})
     with pytest.raises(UserError, match="nobody has read here how its class of gemma4"):
-        check_head(engine, source, "text")
+        check_expressible(engine, source, "text")
 
 
 def test_weights_do_not_move():

@@ -18,8 +18,8 @@ from draftsmith.models.decoding.batched import write_answers
 from draftsmith.models.decoding.tree import Tree
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.independent import IndependentProposal
-from draftsmith.models.formats.rules import check_head
-from draftsmith.models.formats.source import HeadSource, Target
+from draftsmith.models.formats.rules import check_expressible
+from draftsmith.models.formats.source import Source, Target
 from draftsmith.models.memory import Decoding as Asked
 from draftsmith.models.memory import activation_bytes, cache_bytes, peak, weight_bytes
 from draftsmith.models.targets.causal import CausalTarget
@@ -302,11 +302,11 @@ def test_weights_do_not_move():
     assert not any(p.requires_grad for p in own.decoder.model.parameters())
 
 
-def exporting(kind: str, settings: dict) -> HeadSource:
+def exporting(kind: str, settings: dict) -> Source:
     """A new head beside a target of this kind, with a layer more: engines tap what enters one."""
     config, deep = config_of(**settings), target(model(kind, num_hidden_layers=4))
     head = config.build(deep, count_tokens=None)
-    return HeadSource(Path(kind), config, head, Target(deep.decoder.model.config, None), {})
+    return Source(Path(kind), config, head, Target(deep.decoder.model.config, None), {})
 
 
 @pytest.mark.parametrize(
@@ -326,10 +326,10 @@ def exporting(kind: str, settings: dict) -> HeadSource:
 def test_exports_say_what_is_known_of_engines(kind, engine, prompts, why):
     source = exporting(kind, {"kind": "eagle3", "visual_slots": "read", "image": "placeholder", "taps": [1, 2, 3]})
     if why is None:
-        check_head(engine, source, prompts)
+        check_expressible(engine, source, prompts)
         return
     with pytest.raises(UserError, match=why):
-        check_head(engine, source, prompts)
+        check_expressible(engine, source, prompts)
 
 
 def test_gemma_4_is_refused_by_the_reason():

@@ -1,0 +1,200 @@
+"""EAGLE-3 and P-EAGLE: heads with an LM head of their own that join three layers, in every layout and back.
+
+Ids of tapped layers count what enters a layer at the top level (vLLM, speculators, ours), and what leaves it in
+SGLang's `eagle_config`: one less. The layer is `midlayer` (ours, EAGLE's, vLLM's, SGLang's) or `layers.0` (others).
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from ...core.errors import UserError
+from ..drafters.eagle3 import Eagle3Config, Eagle3Head
+from ..drafters.head_files import no_lm_head
+from ..drafters.peagle import PeagleConfig
+from ..targets.base import language_shape
+from .llama_layer import llama_values
+from .published_head import State
+from .rules import Engine
+from .source import CHAIN, Files, Source, proposals
+
+LAYER, _LAYER_OF_SPECULATORS = "midlayer.", "layers.0."
+_TAPS, _OF_SGLANG = "eagle_aux_hidden_state_layer_ids", "eagle_config"
+# The id of P-EAGLE's mask: vLLM's key, speculators', and that of parallel draft models.
+_MASKS = ("pard_token", "mask_token_id", "ptd_token_id")
+# Variants with other layers: the keys that say so, in files of any origin.
+_VARIANTS = ("norm_before_fc", "fc_norm", "use_aux_norm", "norm_output", "use_sp_ulysses")
+
+
+def from_ours(engine: Engine, source: Source) -> Files:
+    """`config.json` and tensors."""
+    head, text, config = source.head, source.target.text, source.config
+    assert isinstance(head, Eagle3Head) and isinstance(config, Eagle3Config)
+    taps, layers, state = config.layers_of(source.target.shape), text.num_hidden_layers, dict(head.state_dict())
+    mask = config.mask_token_id if isinstance(config, PeagleConfig) else None
+    if engine == "speculators":
+        state = {name.replace(LAYER, _LAYER_OF_SPECULATORS): value for name, value in state.items()}
+        values = _speculators(source, taps)
+        return values if mask is None else values | {_MASKS[1]: mask}, _without_table(state, head)
+    values = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        **llama_values(head.shape, text),
+        "draft_vocab_size": _draft_vocabulary(head),
+        "target_hidden_size": text.hidden_size,
+        "target_model_type": source.target.config.model_type,
+        "norm_before_residual": False,
+        "torch_dtype": source.dtype,
+    }
+    if engine == "vllm":
+        values[_TAPS] = list(taps)
+        values |= {} if mask is None else {_MASKS[0]: mask}
+    elif engine == "sglang" and taps != (2, layers // 2, layers - 3):
+        # Its default is the same layers, and needs no ids that another engine would read differently.
+        values[_OF_SGLANG] = {_TAPS: [tap - 1 for tap in taps]}
+    return values, _without_table(state, head) if engine == "vllm" else state
+
+
+def _speculators(source: Source, taps: tuple[int, ...]) -> dict[str, Any]:
+    """vLLM takes `norm_before_residual` for true where it is not written, and the package for false."""
+    layer, kind = llama_values(source.head.shape, source.target.text), source.config.kind
+    del layer["rope_scaling"]
+    parallel = source.config.parallel_tokens if isinstance(source.config, PeagleConfig) else None
+    return {
+        "architectures": ["PEagleSpeculator" if parallel else "Eagle3Speculator"],
+        "speculators_model_type": kind,
+        "speculators_version": "0.9.0",
+        "draft_vocab_size": _draft_vocabulary(source.head),
+        "norm_before_residual": False,
+        "norm_before_fc": False,
+        "target_hidden_size": None,
+        "embed_requires_grad": False,
+        _TAPS: list(taps),
+        "transformer_layer_config": layer,
+        "tie_word_embeddings": False,
+        "torch_dtype": source.dtype,
+        "speculators_config": proposals(kind, parallel or CHAIN, source.target),
+    }
+
+
+def _draft_vocabulary(head: Eagle3Head) -> int:
+    """Number of tokens that the head can propose."""
+    return len(cast(Tensor, head.d2t))
+
+
+def _without_table(state: State, head: Eagle3Head) -> State:
+    """vLLM has no place for the two tables of ids where the draft has all of the target's."""
+    whole = _draft_vocabulary(head) == head.shape.vocab_size
+    return {name: value for name, value in state.items() if not (whole and name in ("d2t", "t2d"))}
+
+
+def to_ours(
+    values: dict[str, Any], state: State, text: Any, kind: str, where: str, notes: list[str]
+) -> tuple[dict[str, Any], State]:
+    """The settings that config and weights show, and the weights, with both tables of ids.
+
+    Args:
+        notes: takes what was decided.
+
+    Raises:
+        UserError: no file says how the head runs, or files contradict each other.
+    """
+    taps = _taps(values, where, notes)
+    settings: dict[str, Any] = {} if taps is None else {"taps": taps}
+    if taps is None:
+        taken = Eagle3Config(kind="eagle3").layers_of(language_shape(text))
+        notes.append(f"names no layers: {taken}, the default of every engine, are taken")
+    rows = text.vocab_size
+    if "lm_head.weight" not in state:
+        is_whole = len(state["d2t"]) == rows if "d2t" in state else values.get("draft_vocab_size", 0) in (None, rows)
+        hint = no_lm_head(rows) if is_whole else "EAGLE-3 brings its own; is this EAGLE-1?"
+        raise UserError("lm_head.weight is missing", where=where, hint=hint)
+    state |= _vocabulary(state, rows, where, notes)
+    return settings | (_parallel(values, where) if kind == "peagle" else {}), state
+
+
+def refuse_variants(values: dict[str, Any], state: State, where: str) -> None:
+    """Raises `UserError` for EAGLE-3 with other norms or another width."""
+    variants = [name for name in _VARIANTS if values.get(name)] + [
+        n for n in state if n.startswith(("fc_norm", "input_norm"))
+    ]
+    if variants:
+        raise UserError(f"a variant of EAGLE-3 with other norms ({variants[0]})", where=where, hint="it is not read")
+    before = values.get("norm_before_residual")
+    if before is None and "speculators_model_type" in values:
+        raise UserError(
+            "norm_before_residual is not written: vLLM takes it for true, the speculators package for false",
+            where=where, hint="write into its config.json which it was trained with",
+        )  # fmt: skip
+    if before:
+        raise UserError("its residual is the normed state (norm_before_residual), and ours the state itself",
+                        where=where, hint="such heads are not read")  # fmt: skip
+    width = (values.get("transformer_layer_config") or values)["hidden_size"]
+    if values.get("target_hidden_size") not in (None, width):
+        raise UserError("it is narrower than its target (target_hidden_size)", where=where, hint="it is not read")
+
+
+def _parallel(values: dict[str, Any], where: str) -> dict[str, Any]:
+    """P-EAGLE's mask, and how many tokens a pass drafts where the file says."""
+    mask = next((values[name] for name in _MASKS if name in values), None)
+    if mask is None:
+        raise UserError("no id of a mask: pard_token or mask_token_id is missing", where=where,
+                        hint="fetch its config.json again; is it EAGLE-3?")  # fmt: skip
+    asked = (values.get("speculators_config") or {}).get("proposal_methods") or [{}]
+    count = asked[0].get("speculative_tokens")
+    return {"mask_token_id": int(mask)} | ({"parallel_tokens": int(count)} if count else {})
+
+
+def _taps(values: dict[str, Any], where: str, notes: list[str]) -> tuple[int, int, int] | None:
+    nested = values.get(_OF_SGLANG) or {}
+    # vLLM reads them under this name, too, and counts them as at the top level.
+    top = values.get(_TAPS) or nested.get("layer_ids")
+    inner = nested.get(_TAPS)
+    if inner is not None:
+        raised = [one + 1 for one in inner]
+        if top is not None and list(top) != raised:
+            raise UserError(
+                f"eagle_aux_hidden_state_layer_ids are {list(top)}, and {list(inner)} in eagle_config, which count one "
+                "less: they name different layers", where=where, hint="remove the wrong one from its config.json",
+            )  # fmt: skip
+        notes.append(f"layers {list(inner)} of eagle_config count what leaves a layer: {raised} here")
+        top = raised
+    if top is None:
+        return None
+    if len(top) != 3:
+        raise UserError(f"it joins {len(top)} layers, {list(top)}", where=where, hint="three are what is read")
+    return tuple(sorted(top))  # type: ignore[return-value]
+
+
+def _vocabulary(state: State, rows: int, where: str, notes: list[str]) -> State:
+    """d2t as an offset and t2d as a mask. Raises `UserError` where they contradict each other or the target."""
+    size = len(state["lm_head.weight"])
+    offset = state.get("d2t")
+    if offset is None:
+        if size != rows:
+            raise UserError(f"{size} draft tokens and no d2t to say which of the target's {rows}", where=where,
+                            hint="fetch the whole checkpoint")  # fmt: skip
+        offset = torch.zeros(size, dtype=torch.int64)
+    offset, known = offset.long(), state.get("t2d")
+    ids = offset + torch.arange(size)
+    if known is not None and not _names(ids, known, rows) and _names(offset, known, rows):
+        ids = offset
+        notes.append("d2t held the target's ids themselves; engines read offsets, and would propose other tokens")
+    if len(ids) != size or not bool(((ids >= 0) & (ids < rows)).all()) or len(ids.unique()) != size:
+        raise UserError(f"d2t leads out of the target's {rows} ids, or twice to one", where=where,
+                        hint="name the target that it was trained for")  # fmt: skip
+    if known is not None and not _names(ids, known, rows):
+        raise UserError("d2t and t2d name different tokens", where=where, hint="fetch the checkpoint again")
+    if not bool((ids.diff() > 0).all()):
+        order = ids.argsort()
+        ids, state["lm_head.weight"] = ids[order], state["lm_head.weight"][order]
+    mask = torch.zeros(rows, dtype=torch.bool)
+    mask[ids] = True
+    return {"d2t": ids - torch.arange(size), "t2d": mask, "lm_head.weight": state["lm_head.weight"]}
+
+
+def _names(ids: Tensor, known: Tensor, rows: int) -> bool:
+    inside = bool(((ids >= 0) & (ids < min(rows, len(known)))).all())
+    return inside and int(known.sum()) == len(ids) and bool(known.bool()[ids].all())
