@@ -43,6 +43,15 @@ def test_the_acceptance_curve_has_n_at_each_point(tmp_path, monkeypatch):
     assert {text.get_color() for text in panel.texts} == colors, "each in its line's colour"
 
 
+def test_of_many_methods_those_of_highest_tau_are_drawn(tmp_path, monkeypatch):
+    kept = []
+    monkeypatch.setattr(figures, "save", lambda figure, path: kept.append(figure))
+    worst_first = sorted(PLACES["pictures"].values(), key=lambda summary: summary.tau)
+    acceptance_by_depth(tmp_path / "a.png", {"pictures": {str(n): s for n, s in enumerate(worst_first)}})
+    (legend,) = kept[0].legends
+    assert [text.get_text() for text in legend.texts] == list("2345678")
+
+
 def test_a_grid_stands_row_by_row(tmp_path):
     pictures = torch.zeros(4, 3, 8, 8, dtype=torch.uint8)
     pictures[1] = 255

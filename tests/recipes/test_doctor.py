@@ -86,6 +86,12 @@ def test_this_environment_has_what_is_required():
     assert not any_fault(health.packages())
 
 
+@pytest.mark.parametrize(("minor", "level"), [(10, "fault"), (11, "ok"), (12, "ok"), (13, "fault")])
+def test_which_pythons_do(minor, level, monkeypatch):
+    monkeypatch.setattr(health.platform, "python_version_tuple", lambda: ("3", str(minor), "0rc1"))
+    assert levels(health.python()) == {"Python": level}
+
+
 @pytest.mark.parametrize(
     ("given", "ranks", "level", "best"),
     [
