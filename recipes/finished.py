@@ -27,7 +27,7 @@ from ..trainers.results import InputCheck
 from ..trainers.stage import Planned
 from ..trainers.stages.evaluate import EvaluateStage
 from .cli import say
-from .commands.command import MISTAKE, OK, STOPPED
+from .exit_codes import MISTAKE, OK, STOPPED
 from .load import RUN_OPTIONS, load
 from .plan import plan
 from .schema import Recipe

@@ -24,7 +24,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from ...models.captioners import Blip2Captions, BlipCaptions, Florence2Captions
+from ...models.drafters.captioners import Blip2Captions, BlipCaptions, Florence2Captions
 from ...models.drafters.lvlm import LvlmConfig, drafter_config
 from ...models.hub import read_config
 from ...models.llava import TokenIds, assemble, llava_config

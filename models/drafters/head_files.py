@@ -27,7 +27,7 @@ from ..targets.base import Target, TargetShape
 from .base import DrafterConfig, TargetIdentity
 from .head_module import StateHead
 from .head_settings import HeadSettings
-from .made_for import tested_with
+from .made_for import OfAnotherTarget, tested_with
 from .manifest import MANIFEST, read_manifest
 
 _EMBEDDING = "embed_tokens.weight"
@@ -263,7 +263,7 @@ def check_identity(folder: Path, kind: str, identity: TargetIdentity | None) -> 
         if None in (value, other) or Path(str(value)).is_dir() or Path(str(other)).is_dir():
             continue
         if value != other:
-            _refuse(f"target.{name}", other, value, path)
+            _refuse(f"target.{name}", other, value, path, OfAnotherTarget)
     tokenizer, other = identity.tokenizer_sha256 if identity else None, written.get("tokenizer_sha256")
     if None not in (tokenizer, other) and tokenizer != other:
         _refuse("tokenizer_sha256", other, tokenizer, path)
@@ -285,8 +285,8 @@ def check_vocabulary(config: DrafterConfig, head: Any, target: Target, path: Pat
         _refuse("draft_vocab_size", held, settings["draft_vocab_size"] or f"null, all {whole} ids", path)
 
 
-def _refuse(name: str, value: Any, expected: Any, path: Path) -> None:
-    raise UserError(
+def _refuse(name: str, value: Any, expected: Any, path: Path, kind: type[UserError] = UserError) -> None:
+    raise kind(
         f"the head was made otherwise: {name} is {value}, expected {expected}", where=str(path),
         hint="name the target and the settings that the head was trained with, or train one for these",
     )  # fmt: skip

@@ -43,6 +43,10 @@ def image_head_manifest(drafter: dict[str, Any], identity: TargetIdentity, **tra
     }
 
 
+class OfAnotherTarget(UserError):
+    """A head that a base model of this target may have made: another name, revision or embedding than this one's."""
+
+
 def check_made_for(folder: Path, target: Any, identity: TargetIdentity | None) -> None:
     """Compare the manifest in a head's folder with a loaded image generator.
 
@@ -72,7 +76,8 @@ def check_made_for(folder: Path, target: Any, identity: TargetIdentity | None) -
             hint = "name the target that the head was trained for, or train a head for this one"
             hint += "; if both names are of the same weights, fix target.path in this file" if name == "path" else ""
             problem = f"the head was made for another target: {name} is {actual[name]}, expected {value}"
-            raise UserError(problem, where=str(path), hint=hint)
+            refused = OfAnotherTarget if name in ("path", "revision") else UserError
+            raise refused(problem, where=str(path), hint=hint)
 
 
 def _shape(target: dict[str, Any], path: Path) -> LlamaGenConfig:

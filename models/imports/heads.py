@@ -20,6 +20,7 @@ from ..drafters.head_config import HeadConfig
 from ..drafters.head_files import no_lm_head
 from ..drafters.head_inputs import Image
 from ..drafters.head_module import StateHead
+from ..drafters.made_for import OfAnotherTarget
 from ..exports.layouts import unfold_fc_bias
 from ..hub import rope_of, usual_heads
 from ..llamagen.folders import check_shapes, shapes_of
@@ -144,7 +145,7 @@ def _check_tables(state: State, embedding: Tensor | None, is_eagle3: bool, where
     # Rows after the tokens are padding, which conversions draw anew: most of the others must agree.
     apart = (own[:rows].float() - embedding[:rows].float()).abs().amax(1) > 1e-2
     if float(apart.float().mean()) > 0.01:
-        raise UserError(
+        raise OfAnotherTarget(
             f"{int(apart.sum())} of its {rows} rows of embedding are not the target's", where=where,
             hint="name the target that it was trained for (a chat model and its base model differ, too)",
         )  # fmt: skip

@@ -6,7 +6,6 @@ and the target. What no file says (what stood at pictures in training) is what t
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +18,7 @@ from ..drafters.dflash import DflashConfig
 from ..drafters.eagle import EagleConfig
 from ..drafters.head_config import FusedHeadConfig, HeadConfig
 from ..drafters.head_files import check_manifest
+from ..drafters.made_for import OfAnotherTarget
 from ..drafters.manifest import MANIFEST, read_manifest
 from ..drafters.medusa import MedusaConfig
 from ..layer import LayerShape
@@ -55,19 +55,11 @@ def load_start(
         return _load(config, folder, target, TargetIdentity({}, identity.tokenizer_sha256), None)
     try:
         return _load(config, folder, target, identity, target.embedding)
-    except UserError as error:
-        if not _OF_ANOTHER.search(error.problem):
-            raise
+    except OfAnotherTarget as error:
         hint = (
             f"{error.hint}; if it was trained for a base model of this target: from: {{path: ..., other_target: true}}"
         )
         raise UserError(error.problem, where=error.where, hint=hint) from error
-
-
-# Problems of a head that another target may have made.
-_OF_ANOTHER = re.compile(
-    r"target\.(path|revision) is|embedding are not the target's|another target: (path|revision) is"
-)
 
 
 def _load(
