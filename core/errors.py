@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from typing import ClassVar
 
 from .secrets import redact
 
@@ -22,6 +23,9 @@ class UserError(Exception):
         where: file, key or record that it was found in.
         hint: what to do.
     """
+
+    # Whether every rank that raises it says so; else the first one does for all.
+    is_said_by_each_rank: ClassVar[bool] = False
 
     def __init__(self, problem: str, *, where: str | None = None, hint: str | None = None):
         self.problem = redact(encodable(problem))

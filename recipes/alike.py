@@ -38,6 +38,8 @@ Facts = Mapping[str, tuple[str, str]]
 class Unlike(UserError):
     """Ranks differ. Each of them says so: on several nodes each has a terminal of its own."""
 
+    is_said_by_each_rank = True
+
 
 def check_alike(loaded: Loaded, planned: Sequence[Planned]) -> None:
     """All ranks call. Raises `Unlike` on every rank where one was started otherwise than rank 0."""

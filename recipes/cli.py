@@ -34,8 +34,9 @@ from .commands import (
     verify,
     verify_engine,
 )
-from .commands.command import CRASH, EXIT_CODES, MISTAKE, OK, STOPPED, Command
-from .files import recipe_names
+from .commands.command import Command
+from .exit_codes import CRASH, EXIT_CODES, MISTAKE, OK, STOPPED
+from .files import demo_names, recipe_names
 from .launch import announce, run_recipe, say, typed
 
 # Seconds for rank 0 to meet the same mistake, as its imports may take longer; for a launcher to end this rank, too.
@@ -83,7 +84,7 @@ def main(arguments: list[str] | None = None) -> int:
         return _dispatch(arguments)
     except UserError as error:
         # One rank alone may meet a file that is missing, and before the group exists another run's lock.
-        if type(error).__name__ in ("AnotherRun", "Unlike") or ranks.is_first_to(f"say {error}"):
+        if error.is_said_by_each_rank or ranks.is_first_to(f"say {error}"):
             print(redact(f"error: {error}"), file=sys.stderr, flush=True)
         elif not ranks.has_group() and _outlives_its_launcher(_OTHERS_S):
             print(redact(f"rank {ranks.rank()}: error: {error}"), file=sys.stderr, flush=True)
@@ -176,7 +177,7 @@ def _meant(word: str) -> str:
         return f"draftsmith --{word}"
     if word == "recipe":
         return "draftsmith recipe=NAME runs one, draftsmith recipes lists them"
-    if word.removeprefix("demo/") in demo.demo_names():
+    if word.removeprefix("demo/") in demo_names():
         return f"draftsmith demo {word.removeprefix('demo/')}"
     if word in recipe_names() or word.endswith((".yaml", ".yml")):
         return f"draftsmith train {word}, or draftsmith recipe={word} for all of its stages"

@@ -15,7 +15,7 @@ from ..trainers.publishing.lineage import finished
 from ..trainers.stages.publish import PublishStage
 from ..trainers.stages.train import TrainStage
 from .announce import shown_place
-from .commands.demo import demo_names
+from .files import demo_names
 from .schema import Recipe
 
 SHOWN_AS = "DRAFTSMITH_SHOWN_AS"  # set by scripts/demo: the command's path, where the caller's PATH lacks it

@@ -35,6 +35,11 @@ def recipe_names() -> dict[str, Path]:
     return paths
 
 
+def demo_names() -> list[str]:
+    """Names of the demo recipes, without their folder."""
+    return [name.removeprefix("demo/") for name in recipe_names() if name.startswith("demo/")]
+
+
 def find_named(name: str) -> Path | None:
     """The file of a shipped name, a name with its folder, or a path; None: there is none."""
     places = (recipe_names().get(name), FOLDER / f"{name}.yaml", Path(name))

@@ -18,7 +18,7 @@ from ..core.files import read_yaml, write_whole
 from ..core.import_paths import code_of, kinds_within
 from ..core.secrets import redact, redact_argument, redact_output, redact_tree
 from .announce import ANNOUNCED, announcement
-from .commands.command import FAULTS, OK
+from .exit_codes import FAULTS, OK
 from .load import Loaded, load
 from .messages import blamed
 

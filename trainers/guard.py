@@ -32,6 +32,8 @@ _LAUNCHERS = ("deepspeed", "draftsmith.trainers.launcher", "torchrun", "torch.di
 class AnotherRun(UserError):
     """A live rank of another run holds the directory. The first rank that notices raises this error."""
 
+    is_said_by_each_rank = True
+
 
 class RunLock:
     """Held by every rank until its process ends, however it ends: the kernel lets go of the file, or where it has no

@@ -18,9 +18,9 @@ from torch import Tensor
 from ...core.errors import UserError
 from ...core.fields import MOST_LEVELS, MOST_NODES
 from ...models.decoding.tree import Tree
-from ..rules import Verified
 from .base import Draw, Expand, TreeSection
 from .dynamic import candidates, most_written
+from .verified import Verified
 
 # Section V-A; both have beta 1, a depth step of 1 and depths in (0, 10).
 PRESETS: dict[str, dict[str, Any]] = {
@@ -139,6 +139,10 @@ class Adt:
         self._drafting = False
         self._cells: list[Shape | None] = [None]  # the tree that each token came from; the first came from none
         self._random = random.Random(self.seed)
+
+    def details(self) -> dict[str, Any]:
+        """The image's cycles, for its row."""
+        return {"adaptation": [list(cycle) for cycle in self.log]}
 
     def grow(self, root: Tensor, expand: Expand, draw: Draw, *, max_levels: int) -> Tree:
         assert not draw.sampled, "check_combination refuses this"

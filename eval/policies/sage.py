@@ -9,7 +9,7 @@ Source: SAGE, sections 3.1 to 3.3, settings of section 5.1. Its tau is `num_acce
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from pydantic import model_validator
@@ -18,7 +18,6 @@ from torch import Tensor
 from ...core.errors import did_you_mean
 from ...core.refused import Refused
 from ...models.decoding.tree import ROOT, Tree
-from ..rules import Verified
 from .base import Draw, Expand, TreeSection
 from .choices import CHOICES
 from .confidence import Drafted, confidence
@@ -26,6 +25,7 @@ from .dynamic import candidates, most_written, read_ranked
 from .history import DepthCap, History
 from .sizing import Node, SizingRules, SizingSettings, grow_nodes
 from .static import Static
+from .verified import Verified
 
 
 class SageTree(TreeSection, SizingSettings):
@@ -96,6 +96,10 @@ class Sage:
         self._cap = DepthCap(self.settings.history, start=self.settings.max_depth, least=self.settings.min_depth)
         self._shape: Static | None = self._first  # None: grown as the cycle goes
         self._drafted: Drafted | None = None
+
+    def details(self) -> dict[str, Any]:
+        """The request's cycles, for its row."""
+        return {"sage": [cycle._asdict() for cycle in self.log]}
 
     def sizing(self) -> SizingRules:
         """Depth, width and thresholds of the next tree."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,7 +19,6 @@ from ...core.batch import TEXT, ImageRequest, Request
 from ...core.finite import NotFinite, likeliest
 from ...core.states import KeptScores
 from ..pictures import pictures_of
-from ..targets.base import DrawingTarget
 from .decoder import CachedDecoder
 from .warp import Warp
 
@@ -86,9 +85,26 @@ def write_answers(
     ]
 
 
+class DrawsSideBySide(Protocol):
+    """An image generator that draws B pictures side by side."""
+
+    num_codes: int
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def prefill_batch(self, requests: Sequence[ImageRequest], *, capacity: int) -> tuple[Any, Tensor]:
+        """Run the conditions of B pictures; returns a session of them, and scores [B,V] of their first tokens."""
+        ...
+
+    def feed(self, session: Any, tokens: Tensor) -> Tensor:
+        """Scores [B,V] after one more token [B] of each picture."""
+        ...
+
+
 @torch.inference_mode()
 def draw_pictures(
-    target: DrawingTarget, requests: Sequence[ImageRequest], warp: Warp, *, seeds: Sequence[int]
+    target: DrawsSideBySide, requests: Sequence[ImageRequest], warp: Warp, *, seeds: Sequence[int]
 ) -> list[list[int]]:
     """Tokens of whole pictures, drawn side by side: those of `eval.loop.generate` without a drafter, whatever B is.
 

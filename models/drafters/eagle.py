@@ -97,7 +97,7 @@ class EagleConfig(FusedHeadConfig):
             intermediate_size=self.intermediate_size or mirrored.intermediate_size,
         )  # fmt: skip
 
-    def module(self, layer: LayerShape, draft_ids: Tensor | None) -> StateHead:
+    def module(self, layer: LayerShape, draft_ids: Tensor | None) -> FusedHead:
         return FusedHead(layer, fc_bias=self.fc_bias)
 
     def taps_for(self, shape: TargetShape, *, training: bool) -> Taps:
@@ -106,10 +106,10 @@ class EagleConfig(FusedHeadConfig):
             return Taps(feature=True, without_condition=training and bool(self.loss.guided))
         return super().taps_for(shape, training=training)
 
-    def build(self, target: Target, *, count_tokens: CountTokens | None = None) -> StateHead:
+    def build(self, target: Target, *, count_tokens: CountTokens | None = None) -> FusedHead:
         """Give the head of an image generator a float32 copy of the target's embedding, frozen."""
         if not target.shape.draws_images:
-            return super().build(target)
+            return self.module(self.layer(target.shape), None)
         head = ImageEagleHead(self.layer(target.shape))
         # A copy: the rounded rows of a head that trained in bfloat16 are loaded into it, and must not reach the target.
         head.share_embedding(target.embedding.to(torch.float32, copy=True))

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ..decoding.cache import Cache
-from ..layer import DecoderLayer, LayerShape, Rotary
+from ..decoding.head_layer import DecoderLayer
+from ..layer import LayerShape, Rotary
 from ..losses import FrozenHead
 
 

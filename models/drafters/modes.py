@@ -15,8 +15,8 @@ import torch
 from ...core.batch import Request
 from ...core.errors import UserError
 from ...core.pictures import TEXT
-from ..captioners import Captioner
 from ..pictures import pictures_of, pooled_view
+from .captioners import Captioner
 
 # M: the pictures; P: the pictures, pooled 2 x 2 before the projector; C: a caption of each; T: a newline for each.
 # T-text: the letters of "<image>"; T-raw: the placeholder's own embedding, which no training ever touched.

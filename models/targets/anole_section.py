@@ -19,8 +19,8 @@ from ...core.section import torch_dtype
 from ..decoding.rows import Guidance, GuidanceScale
 from ..hub import read_config
 from ..llamagen.training import to_model, to_pixels
+from ..llamagen.vqgan import encode_images, load_encoder, load_vqgan
 from ..stored import resolved_dtype
-from ..vqgan import encode_images, load_encoder, load_vqgan
 from .anole import DEFAULT_GUIDANCE, AnoleTarget, anole_shape
 from .base import TargetShape
 from .drawing import Conditions, Drawer, Folders, ImageTargetSection

@@ -12,9 +12,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ...core.batch import ImageRequest, Request
+from ...core.batch import Request
 from ...core.errors import UserError
 from ...core.states import Taps, TargetStates, uploaded
+from ..decoding.batched import DrawsSideBySide
 from ..decoding.decoder import PromptRows
 from ..decoding.rows import Guidance
 from ..decoding.tree import Tree
@@ -153,19 +154,10 @@ class SeeingTarget(Target, Protocol):
         ...
 
 
-class DrawingTarget(Target, Protocol):
+class DrawingTarget(Target, DrawsSideBySide, Protocol):
     """An image generator, which also draws B pictures side by side: R rows (2 under guidance) for each of them."""
 
     guidance: Guidance
-    num_codes: int
-
-    def prefill_batch(self, requests: Sequence[ImageRequest], *, capacity: int) -> tuple[Any, Tensor]:
-        """Run the conditions of B pictures; returns a session of them, and scores [B,V] of their first tokens."""
-        ...
-
-    def feed(self, session: Any, tokens: Tensor) -> Tensor:
-        """Scores [B,V] after one more token [B] of each picture."""
-        ...
 
 
 def guided_batch(target: DrawingTarget, feature: Tensor, step: int) -> Tensor:

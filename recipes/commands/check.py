@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.errors import UserError
 from ...core.pages import page
+from ..exit_codes import FAULTS, OK
 from ..finding import Finding, any_fault, fault, ok, shown, warning
 from ..launch import context_maker, say
 from ..load import Loaded, load
-from .command import FAULTS, NAME, OK, SETTINGS, Argument, Command, recipe_arguments
+from .command import NAME, SETTINGS, Argument, Command, recipe_arguments
 
 if TYPE_CHECKING:
     from ...trainers.stage import Planned

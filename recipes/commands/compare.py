@@ -9,8 +9,9 @@ from pathlib import Path
 from ...core.errors import UserError
 from ...core.files import write_whole
 from ...core.secrets import redact, redact_markdown
+from ..exit_codes import OK
 from ..launch import say
-from .command import OK, Argument, Command
+from .command import Argument, Command
 
 PAGE, CURVES = "compare.html", "curves.png"
 

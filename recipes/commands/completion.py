@@ -8,9 +8,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping
 
+from ..exit_codes import OK
+from ..files import demo_names
 from ..load import recipe_names
-from .command import OK, Argument, Command
-from .demo import demo_names
+from .command import Argument, Command
 
 OPTIONS = ("stages=", "restart=", "dry_run=true", "verbose=true", "allow_import=true", "output=", "seed=")
 

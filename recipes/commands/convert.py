@@ -6,8 +6,9 @@ import argparse
 from dataclasses import fields
 from pathlib import Path
 
+from ..exit_codes import OK
 from ..launch import say
-from .command import OK, Argument, Command
+from .command import Argument, Command
 
 # As `models/llamagen/transformer.py` has them: importing it for a help text takes seconds.
 SIZES = ("B", "L", "XL", "XXL", "XXXL", "1B", "3B", "7B")

@@ -9,17 +9,12 @@ from collections.abc import Sequence
 
 from ...core.errors import UserError, did_you_mean
 from ..announce import ANNOUNCED, announcement
-from ..files import recipe_names
+from ..files import demo_names
 from ..launch import say
 from .command import Argument, Command
 
 DEFAULT, MODULE = "lvlm", "draftsmith"
 LAUNCHER = "draftsmith.trainers.launcher"
-
-
-def demo_names() -> list[str]:
-    """Names of the demo recipes, without their folder."""
-    return [name.removeprefix("demo/") for name in recipe_names() if name.startswith("demo/")]
 
 
 def command(words: Sequence[str]) -> list[str]:

@@ -6,9 +6,10 @@ import argparse
 from pathlib import Path
 
 from ...core.errors import UserError
+from ..exit_codes import FAULTS, OK
 from ..finding import any_fault, shown
 from ..launch import say
-from .command import FAULTS, OK, Argument, Command
+from .command import Argument, Command
 
 
 def _run(options: argparse.Namespace) -> int:

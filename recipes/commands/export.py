@@ -9,8 +9,9 @@ from pathlib import Path
 from ...core.errors import UserError
 from ...core.files import check_new
 from ...core.pages import page
+from ..exit_codes import OK
 from ..launch import say
-from .command import OK, Argument, Command
+from .command import Argument, Command
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -10,8 +10,9 @@ import yaml
 from ...core.errors import UserError
 from ...core.pages import page
 from ...core.words import counted
+from ..exit_codes import OK
 from ..launch import say
-from .command import OK, Argument, Command
+from .command import Argument, Command
 
 
 def _run(options: argparse.Namespace) -> int:

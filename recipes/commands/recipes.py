@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 
 from ...core.errors import UserError
+from ..exit_codes import OK
 from ..launch import say
 from ..load import load, recipe_names
 from ..origins import shown
-from .command import NAME, OK, SETTINGS, Argument, Command, recipe_arguments
+from .command import NAME, SETTINGS, Argument, Command, recipe_arguments
 
 
 def listing(words: tuple[str, ...] = ()) -> str:

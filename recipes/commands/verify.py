@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 
 from ...core.errors import UserError, did_you_mean
+from ..exit_codes import FAULTS, OK
 from ..launch import say
-from .command import FAULTS, OK, Argument, Command
+from .command import Argument, Command
 
 # Parts of a target: of language models the first two; a generator may keep tokenizer and encoder elsewhere.
 PARTS = ("target", "processor", "vq", "text")

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...core.files import check_new
+from ..exit_codes import FAULTS, OK
 from ..launch import say
-from .command import FAULTS, OK, Argument, Command
+from .command import Argument, Command
 
 if TYPE_CHECKING:
     from ...eval.engines.verify import Verification

@@ -20,7 +20,7 @@ from draftsmith.core.section import Section
 from draftsmith.data.prompts import ImagePrompt, PromptSource, read_prompts
 from draftsmith.data.stage_folders import DATASET_FOLDER
 from draftsmith.recipes.cli import say
-from draftsmith.recipes.commands.command import MISTAKE, OK, STOPPED
+from draftsmith.recipes.exit_codes import MISTAKE, OK, STOPPED
 from draftsmith.recipes.load import RUN_OPTIONS, load
 from draftsmith.recipes.plan import plan
 from draftsmith.recipes.schema import Recipe

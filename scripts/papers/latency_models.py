@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import psutil
 import torch
 from accelerate import init_empty_weights
-from draftsmith.models.captioners import Blip2Captions, BlipCaptions, Florence2Captions
+from draftsmith.models.drafters.captioners import Blip2Captions, BlipCaptions, Florence2Captions
 from draftsmith.models.drafters.lvlm import LvlmConfig, drafter_config
 from draftsmith.models.hub import read_config
 from draftsmith.models.llava import TokenIds, assemble, llava_config

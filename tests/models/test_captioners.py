@@ -9,14 +9,14 @@ import transformers
 from draftsmith.core.batch import Request
 from draftsmith.core.errors import UserError
 from draftsmith.core.pictures import IMAGE, Picture
-from draftsmith.models.captioners import (
+from draftsmith.models.decoding.decoder import CachedDecoder
+from draftsmith.models.drafters.captioners import (
     Blip2Captions,
     BlipCaptions,
     Florence2Captions,
     LvlmCaptioner,
     load_captioner,
 )
-from draftsmith.models.decoding.decoder import CachedDecoder
 from PIL import Image
 from tiny import EOS, IMAGE_ID, PATCHES, TOKENS, llava, reference, request
 from tokenizers import Tokenizer, models, pre_tokenizers

@@ -10,7 +10,7 @@ from draftsmith.core.errors import UserError
 from draftsmith.eval.quality.clip import _load_clip
 from draftsmith.eval.quality.convolutional import load_inception
 from draftsmith.eval.quality.weights import read_state
-from draftsmith.models.captioners import _load as load_captioner
+from draftsmith.models.drafters.captioners import _load as load_captioner
 from draftsmith.models.drafters.head_files import head_state
 from draftsmith.models.formats import lvlm
 from draftsmith.models.formats.published_head import read_published
@@ -18,9 +18,9 @@ from draftsmith.models.hub import load_language_model, load_vision_tower, read_c
 from draftsmith.models.llamagen.captions import TextFeatures
 from draftsmith.models.llamagen.converting import Conversion, convert
 from draftsmith.models.llamagen.files import load_llamagen, load_vq
+from draftsmith.models.llamagen.vqgan import load_vqgan
 from draftsmith.models.targets.anole_section import load_anole
 from draftsmith.models.targets.load import load_llava, load_weights
-from draftsmith.models.vqgan import load_vqgan
 from tiny import llava
 from transformers import CLIPConfig, CLIPVisionConfig, LlamaConfig, LlamaForCausalLM, T5Config
 from visual_tiny import anole

@@ -7,7 +7,7 @@ import pytest
 import torch
 from draftsmith.core.errors import UserError
 from draftsmith.models.llamagen.vq import Attention, ResBlock
-from draftsmith.models.vqgan import (
+from draftsmith.models.llamagen.vqgan import (
     GROUPS,
     Middle,
     VqGan,

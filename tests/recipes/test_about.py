@@ -2,7 +2,7 @@
 
 import pytest
 from draftsmith.recipes.cli import main
-from draftsmith.recipes.commands.demo import demo_names
+from draftsmith.recipes.files import demo_names
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
 

@@ -7,8 +7,9 @@ import pytest
 from draftsmith.core import ranks
 from draftsmith.recipes import cli
 from draftsmith.recipes.announce import ANNOUNCED, announcement
-from draftsmith.recipes.commands.command import MISTAKE
-from draftsmith.recipes.commands.demo import demo_names, environment
+from draftsmith.recipes.commands.demo import environment
+from draftsmith.recipes.exit_codes import MISTAKE
+from draftsmith.recipes.files import demo_names
 
 # Ends the process at its first line.
 FIRST = """

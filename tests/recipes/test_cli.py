@@ -13,8 +13,8 @@ from draftsmith.core.errors import UserError
 from draftsmith.recipes import cli
 from draftsmith.recipes.cli import COMMANDS, main
 from draftsmith.recipes.commands import stages
-from draftsmith.recipes.commands.command import CRASH, EXIT_CODES, FAULTS, MISTAKE, OK, STOPPED
 from draftsmith.recipes.commands.completion import SHELLS
+from draftsmith.recipes.exit_codes import CRASH, EXIT_CODES, FAULTS, MISTAKE, OK, STOPPED
 from draftsmith.recipes.launch import typed
 from draftsmith.recipes.load import load, recipe_names
 from draftsmith.recipes.origins import COMMAND_LINE, DEFAULT, shown, values

@@ -10,7 +10,7 @@ import pytest
 import torch
 from draftsmith.recipes import health
 from draftsmith.recipes.cli import main
-from draftsmith.recipes.commands.command import FAULTS, OK
+from draftsmith.recipes.exit_codes import FAULTS, OK
 from draftsmith.recipes.finding import Finding, any_fault, fault, ok, shown, warning
 
 GIB = 2**30

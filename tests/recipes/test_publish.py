@@ -10,7 +10,7 @@ import pytest
 import yaml
 from draftsmith.core.results import DONE
 from draftsmith.recipes.cli import main
-from draftsmith.recipes.commands.command import STOPPED
+from draftsmith.recipes.exit_codes import STOPPED
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
 from draftsmith.recipes.publish import _is_other

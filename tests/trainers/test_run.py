@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.core.results import BEGUN
-from draftsmith.models.captioners import CaptionerConfig
+from draftsmith.models.drafters.captioners import CaptionerConfig
 from draftsmith.trainers.matching import ABSENT, FINGERPRINTS, HIDDEN, stage_state
 from draftsmith.trainers.run import check_stages, pending_restart, run_stages
 from draftsmith.trainers.stage import Planned, Stage

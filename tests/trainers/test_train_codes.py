@@ -31,7 +31,7 @@ from draftsmith.models.drafters.medusa import MedusaConfig
 from draftsmith.models.generators import LlamaGenTargetConfig, load_generator
 from draftsmith.models.llamagen.captions import TextFeatures
 from draftsmith.models.llamagen.files import load_llamagen, load_vq, save_model
-from draftsmith.models.shapes_reader import ShapesReader
+from draftsmith.models.llamagen.shapes_reader import ShapesReader
 from draftsmith.models.targets.anole_section import AnoleTargetConfig
 from draftsmith.models.targets.llamagen_section import TEXT_ENCODER, build_transformer
 from draftsmith.recipes.cli import main

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import Field
 
 from ...core.section import Section
-from ...models.captioners import LvlmCaptions, num_published
+from ...models.drafters.captioners import LvlmCaptions, num_published
 from ...models.drafters.pruned import PrunedConfig
 from ...models.hub import has_windows, recurrent_layers
 from ...models.memory import BYTES, Decoding, activation_bytes, cache_bytes, graph_bytes, peak, weight_bytes

@@ -10,8 +10,8 @@ from ...core.pictures import Picture
 from ...data.conversations import PromptFormat, encode
 from ...data.end_tokens import end_ids
 from ...data.processor import Processor
-from ...models.captioners import Captioner, LvlmCaptioner, LvlmCaptions, load_captioner
 from ...models.decoding.decoder import CachedDecoder
+from ...models.drafters.captioners import Captioner, LvlmCaptioner, LvlmCaptions, load_captioner
 from ...models.drafters.lvlm import load_drafter
 from ...models.drafters.modes import ImageSubstitutes
 from ..context import Context

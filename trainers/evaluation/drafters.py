@@ -77,11 +77,7 @@ class Drafting:
         for key in ("num_held", "num_kept"):
             if (value := getattr(self.drafter, key, None)) is not None:
                 details[key] = int(value)
-        log = getattr(self.policy, "log", None)
-        if log is not None and self.policy.name == "sage":
-            details["sage"] = [cycle._asdict() for cycle in log]
-        elif log is not None:
-            details["adaptation"] = [list(cycle) for cycle in log]
+        details |= getattr(self.policy, "details", dict)()  # of those that adapt
         if self.members:
             held = self.drafter.decoder.max_positions
             last = self.drafter.last_position(opened.request, max_new_tokens)

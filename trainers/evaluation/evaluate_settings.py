@@ -15,9 +15,9 @@ from ...data.dataset import ConversationData
 from ...data.prompts import PromptSource
 from ...eval.contrasts import Comparison
 from ...eval.lantern import LanternConfig
-from ...models.captioners import CaptionerConfig
 from ...models.drafters import AnyDrafter
 from ...models.drafters.base import DrafterConfig
+from ...models.drafters.captioners import CaptionerConfig
 from ...models.targets.load import TargetConfig
 from ..stage import Stage
 from .benchmarks import Benchmarks, PromptsBenchmark, TabedBenchmark, check_benchmarks, clip_sets

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from ...core.refused import Refused
-from ...models.captioners import LvlmCaptions
+from ...models.drafters.captioners import LvlmCaptions
 from ..context import Context
 from ..engine import init_distributed
 from ..estimate.evaluation import describe_evaluation

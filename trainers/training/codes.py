@@ -25,9 +25,9 @@ from ...models.drafters.base import TargetIdentity
 from ...models.generators import load_generator
 from ...models.llamagen.captions import caption_ids, load_text_encoder
 from ...models.llamagen.files import load_llamagen, load_vq, save_model
+from ...models.llamagen.shapes_reader import ShapesReader
 from ...models.llamagen.training import LlamaGenTraining, VqTraining
 from ...models.llamagen.vq import VqTokenizer
-from ...models.shapes_reader import ShapesReader
 from ...models.targets.llamagen_section import TEXT_ENCODER, build_text_encoder, build_transformer
 from ..context import Context
 from ..engine import Engine

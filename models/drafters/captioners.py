@@ -19,20 +19,20 @@ from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, Blip2ForConditionalGeneration, BlipForConditionalGeneration
 from transformers import Florence2ForConditionalGeneration as Florence2Model
 
-from ..core.batch import Request
-from ..core.errors import UserError
-from ..core.fields import MOST_ANSWER, Dtype, Place, Revision
-from ..core.finite import check_module
-from ..core.pictures import IMAGE, TEXT, VIDEO
-from ..core.placement import onto
-from ..core.pretrained import check_quantised, reading_pretrained
-from ..core.section import Section, torch_dtype
-from .decoding.batched import write_answers
-from .decoding.decoder import CachedDecoder
-from .decoding.warp import Warp
-from .pictures import pictures_of
-from .sizes import num_parameters
-from .stored import resolved_dtype
+from ...core.batch import Request
+from ...core.errors import UserError
+from ...core.fields import MOST_ANSWER, Dtype, Place, Revision
+from ...core.finite import check_module
+from ...core.pictures import IMAGE, TEXT, VIDEO
+from ...core.placement import onto
+from ...core.pretrained import check_quantised, reading_pretrained
+from ...core.section import Section, torch_dtype
+from ..decoding.batched import write_answers
+from ..decoding.decoder import CachedDecoder
+from ..decoding.warp import Warp
+from ..pictures import pictures_of
+from ..sizes import num_parameters
+from ..stored import resolved_dtype
 
 
 class Captioner(Protocol):

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import ChameleonVQVAE, ChameleonVQVAEConfig
 
-from ..core.errors import UserError
-from ..core.finite import check_weights
-from ..core.pretrained import read_safetensors
-from .llamagen.folders import WEIGHTS, check_shapes, find_folder, shapes_of
-from .llamagen.published_files import load_pickle, weights_in
-from .llamagen.vq import IMAGES_PER_PASS, Attention, ResBlock, Upsample, VqConfig, norm
+from ...core.errors import UserError
+from ...core.finite import check_weights
+from ...core.pretrained import read_safetensors
+from .folders import WEIGHTS, check_shapes, find_folder, shapes_of
+from .published_files import load_pickle, weights_in
+from .vq import IMAGES_PER_PASS, Attention, ResBlock, Upsample, VqConfig, norm
 
 GROUPS = 32  # of the group norms, here as in transformers' encoder
 _DECODER = ("decoder.", "post_quant_conv.", "quantize.")
