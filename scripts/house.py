@@ -36,7 +36,7 @@ EXTRAS = {
             "dflash_settings", "hivis", "msd", "peagle", "pruned", "sibling", "vispec",
         )
     ),
-    "formats": ("models/exports/", "models/imports/", "recipes/importing.py", "recipes/commands/export.py",
+    "formats": ("models/formats/", "recipes/importing.py", "recipes/commands/export.py",
                 "recipes/commands/import_drafter.py"),
     "serving": ("trainers/engines/", "eval/engines/", "recipes/commands/verify_engine.py"),
     "studies": ("eval/studies/",),

@@ -10,9 +10,9 @@ HERE = Path(__file__).parent
 # Tests of the extras, files or folders: further families, baseline drafters, formats of other tools, engines, the
 # studies of papers, the synthetic dataset, the project's own tools and pages. Everything else is the core.
 EXTRAS = (
-    "docs", "pretend_cuda", "tools", "scripts",
+    "docs", "papers", "pretend_cuda",
     "test_check_gpu.py", "test_goldens.py", "test_mutants.py", "test_mutate.py", "test_peers.py", "test_torture.py",
-    "test_wheel.py",
+    "test_timing.py", "test_wheel.py",
     "data/captioned", "data/shapes", "data/test_gemma_pictures.py", "data/test_tower_pictures.py",
     "eval/engines", "eval/studies", "eval/test_combinations.py", "eval/test_quality.py", "eval/test_specvlm.py",
     "eval/test_text_quality.py", "eval/test_tiled.py", "eval/test_block.py", "eval/test_block_targets.py",
@@ -31,6 +31,11 @@ EXTRAS = (
 
 def pytest_addoption(parser):
     parser.addoption("--tier", choices=("core", "extras", "all"), default="all", help="which of the default tests")
+
+
+def pytest_configure(config):
+    if gone := [place for place in EXTRAS if not (HERE / place).exists()]:
+        raise pytest.UsageError(f"tests/conftest.py lists as extras what is not there: {', '.join(gone)}")
 
 
 def pytest_ignore_collect(collection_path, config):

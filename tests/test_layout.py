@@ -104,14 +104,14 @@ UNIONS = {
 # Rooms of a folder from the ground up: a room may import those below it, and of its own floor one way.
 FLOORS = {
     "trainers": 0,
-    **dict.fromkeys((f"trainers/{n}" for n in ("answers", "describe", "engines", "evaluation")), 1),
+    **dict.fromkeys((f"trainers/{n}" for n in ("answers", "engines", "estimate", "evaluation")), 1),
     **dict.fromkeys((f"trainers/{n}" for n in ("publishing", "training")), 1),
     "trainers/stages": 2,
     **dict.fromkeys(("models", "models/llamagen"), 0),
     "models/decoding": 1,
     "models/targets": 2,
     "models/drafters": 3,
-    **dict.fromkeys(("models/exports", "models/imports"), 4),
+    "models/formats": 4,
 }  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 
     tests/tools/mutants.py run 300 --into runs/mutants.jsonl    # the first 300 of seed 0; the same command continues
     tests/tools/mutants.py list runs/mutants.jsonl              # what survived; exit code 1 below 90% killed
-    tests/tools/mutants.py recheck runs/mutants.jsonl           # what survived once more, in today's code by today's tests
+    tests/tools/mutants.py recheck runs/mutants.jsonl           # what survived once more, in today's code
 
 A mutant is one change of one expression or statement: a comparison, an operator, a constant, a keyword argument or a
 call that is left out. Mutants are drawn from all product files with one seed; more of them begin with the same ones.
