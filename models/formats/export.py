@@ -15,8 +15,10 @@ from ...core.errors import UserError, did_you_mean
 from ...core.files import check_new, new_folder
 from ...core.pretrained import name_accelerator
 from ...core.results import check_written
+from ..drafters.dflash import DflashConfig
 from ..drafters.made_for import tested_with
 from ..drafters.manifest import MANIFEST, read_manifest
+from ..drafters.peagle import PeagleConfig
 from ..hub import target_embedding
 from ..llamagen.folders import write_folder
 from . import dflash, eagle, eagle3, lvlm
@@ -106,26 +108,24 @@ def _head(
     notes: list[str] = []
     if source.config.kind == "vispec" and engine != "eagle":
         source = without_pictures(source)
-    if source.config.kind == "dflash":
-        source, notes = _whole_blocks(source)
+    if isinstance(source.config, DflashConfig):
+        source, notes = _whole_blocks(source, source.config)
     _check_named(engine, whose)
-    is_eagle1 = source.config.kind != "dflash" and not source.config.is_eagle3
     embedding: Tensor | None = None
-    if engine == "eagle" and is_eagle1:
+    if engine == "eagle" and source.layout == "eagle":
         embedding = target_embedding(target or whose.name, where="target")
         notes.append("holds a copy of the target's embedding, as this layout wants it: the target's licence applies")
     values, state = lay_out(engine, source, embedding)
-    if engine == "vllm" and is_eagle1 and "fc.bias" in source.head.state_dict():
+    if engine == "vllm" and source.layout == "eagle" and "fc.bias" in source.head.state_dict():
         notes.append("vLLM's fc has no bias: it moved into the attention's biases, which gives the same numbers")
     notes += _of_pictures(whose, prompts, engine)
     with new_folder(destination) as aside:
         write_folder(aside, values, state)
         _write_manifest(aside, source.manifest, engine, prompts, notes)
-    if source.config.kind == "dflash":
-        return Exported(destination, engine, "dflash", whose.name or target, tuple(notes), source.head.shape.num_masks)
-    method, chain = "eagle" if is_eagle1 else "eagle3", getattr(source.config, "parallel_tokens", None)
+    parallel = source.config.parallel_tokens if isinstance(source.config, PeagleConfig) else None
+    chain = source.head.shape.num_masks if source.layout == "dflash" else parallel or CHAIN
     named = whose.name or target
-    return Exported(destination, engine, method, named, tuple(notes), chain or CHAIN, parallel=chain is not None)
+    return Exported(destination, engine, source.layout, named, tuple(notes), chain, parallel=parallel is not None)
 
 
 def lay_out(engine: Engine, source: Source, embedding: Tensor | None = None) -> Files:
@@ -134,15 +134,15 @@ def lay_out(engine: Engine, source: Source, embedding: Tensor | None = None) -> 
     Args:
         embedding: the target's [V,D]; for EAGLE-1 in EAGLE's own layout, which holds a copy.
     """
-    if source.config.kind == "dflash":
-        return dflash.from_ours(engine, source)
-    return eagle3.from_ours(engine, source) if source.config.is_eagle3 else eagle.from_ours(engine, source, embedding)
+    if source.layout == "eagle":
+        return eagle.from_ours(engine, source, embedding)
+    return (dflash if source.layout == "dflash" else eagle3).from_ours(engine, source)
 
 
-def _whole_blocks(source: Source) -> tuple[Source, list[str]]:
+def _whole_blocks(source: Source, config: DflashConfig) -> tuple[Source, list[str]]:
     """A DFlash draft as engines run it, and what the reader of the export must know."""
     notes = [f"the engine drafts {source.head.shape.num_masks} tokens a cycle, as the block was trained"]
-    if source.config.confidence is not None:
+    if config.confidence is not None:
         source = dflash.without_confidence(source)
         notes.append("its confidence head is left out: the engine verifies whole blocks")
     if source.head.shape.num_layers > 1:

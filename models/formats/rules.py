@@ -12,6 +12,7 @@ from ...core.errors import UserError
 from ...core.pages import page
 from ..drafters.dflash import DflashConfig
 from ..drafters.eagle3 import Eagle3Config
+from ..drafters.head_config import HeadConfig
 from ..mistral import reads_whole
 from ..qwen import num_deepstack
 from .source import Source
@@ -46,19 +47,20 @@ def check_expressible(engine: Engine, source: Source, prompts: Prompts) -> None:
     """Raises `UserError` with every reason why an engine would run something else than this head or draft."""
     asked = source.target.sees and prompts == "all"
     on_text = "on text alone it can: --prompts text, if it will only be asked without pictures"
-    if isinstance(source.config, DflashConfig):
-        reasons = _dflash(engine, source, source.config)
-        pictures = _dflash_at_pictures(source, source.config) if asked and not reasons else []
+    config = source.config
+    if isinstance(config, DflashConfig):
+        reasons = _dflash(engine, source, config)
+        pictures = _dflash_at_pictures(source, config) if asked and not reasons else []
         refused = f"--to {engine} cannot express this draft"
         hint = f"train it with settings that the engine knows ({page('exports.md')}), or decode with our own loop"
     else:
         reasons = [
-            *_target(engine, source), *source.config.exports(engine), *_layer(engine, source), *_taps(engine, source)
+            *_target(engine, source), *config.exports(engine), *_layer(engine, source, config), *_taps(engine, source)
         ]  # fmt: skip
-        pictures = _pictures(engine, source) if asked else []
+        pictures = _pictures(engine, source, config) if asked else []
         refused = f"{_NAMES[engine]} cannot express this head"
         hint = f"serve it with our own loop, or train a head that the engine knows ({page('exports.md')})"
-        if pictures == _other_embedding(engine, source):
+        if pictures == _other_embedding(engine, config):
             on_text += f"; for pictures train one with drafter.image={_WANTED.get(engine, 'placeholder')}"
     if reasons or pictures:
         listed = "\n".join(f"  - {why}" for why in reasons + pictures)
@@ -68,7 +70,7 @@ def check_expressible(engine: Engine, source: Source, prompts: Prompts) -> None:
 def _target(engine: Engine, source: Source) -> list[str]:
     if engine == "eagle":
         return []
-    config, is_eagle3 = source.target.config, source.config.is_eagle3
+    config, is_eagle3 = source.target.config, source.layout == "eagle3"
     # Pixtral's config says llava: vLLM's class of that runs its tower, too.
     model = "pixtral" if config.model_type == "llava" and reads_whole(config) else config.model_type
     if model in _SERVED[engine][is_eagle3]:
@@ -78,8 +80,8 @@ def _target(engine: Engine, source: Source) -> list[str]:
     return [f"its class of {model} hands no states to a head of EAGLE-{3 if is_eagle3 else 1}"]
 
 
-def _layer(engine: Engine, source: Source) -> list[str]:
-    config, shape, reasons = source.config, source.head.shape, []
+def _layer(engine: Engine, source: Source, config: HeadConfig) -> list[str]:
+    shape, reasons = source.head.shape, []
     if config.positions == "mrope":
         if engine != "sglang" or not config.is_eagle3:
             reasons.append("heads get one position for each token, and this one turns by three (positions: mrope)")
@@ -115,9 +117,8 @@ def _taps(engine: Engine, source: Source) -> list[str]:
     return []
 
 
-def _pictures(engine: Engine, source: Source) -> list[str]:
+def _pictures(engine: Engine, source: Source, config: HeadConfig) -> list[str]:
     """Reasons that do not apply if no prompt has a picture."""
-    config = source.config
     if engine != "eagle" and reads_whole(source.target.config):
         return [_UNCOMPARED]
     if engine == "eagle" and config.kind in ("msd", "vispec"):
@@ -135,15 +136,15 @@ def _pictures(engine: Engine, source: Source) -> list[str]:
         return [what[held]]
     if engine == "sglang" and not config.is_eagle3:
         return ["its EAGLE-1 class embeds ids alone, and at pictures those are hashes and no ids"]
-    reasons = _other_embedding(engine, source)
+    reasons = _other_embedding(engine, config)
     if isinstance(config, Eagle3Config):
         reasons += _added_below(config.layers_of(source.target.shape)[0], source)
     return reasons
 
 
-def _other_embedding(engine: Engine, source: Source) -> list[str]:
+def _other_embedding(engine: Engine, config: HeadConfig) -> list[str]:
     """The reason that a head with the other `image` would not have."""
-    image, wanted = source.config.image_input(), _WANTED.get(engine, "placeholder")
+    image, wanted = config.image_input(), _WANTED.get(engine, "placeholder")
     if image == wanted:
         return []
     return [f"the {image} embedding stands at pictures here, and the engine puts the {wanted} one there"]

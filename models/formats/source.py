@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import TypeAdapter, ValidationError
@@ -67,6 +67,13 @@ class Source:
     head: Any  # StateHead | DflashHead
     target: Target
     manifest: dict[str, Any]
+
+    @property
+    def layout(self) -> Literal["eagle", "eagle3", "dflash"]:
+        """Which file of this folder writes it; vLLM calls the methods so, too."""
+        if isinstance(self.config, DflashConfig):
+            return "dflash"
+        return "eagle3" if self.config.is_eagle3 else "eagle"
 
     @property
     def dtype(self) -> str:

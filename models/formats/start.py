@@ -80,6 +80,7 @@ def _load(
     kind = cast(LanguageHead, config.kind)
     image = config.image_input() or "placeholder" if kind in ("eagle", "eagle3", "peagle") else None
     imported = import_head(kind, str(folder), target.shape.text, embedding=embedding, image=image)
+    assert isinstance(imported.config, HeadConfig)
     _check_settings(config, imported.config, imported.settings, target.shape, str(folder))
     return imported.head.float().to(target.embedding.device).train()
 
