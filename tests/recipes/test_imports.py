@@ -6,7 +6,7 @@ import sys
 import pytest
 
 HEAVY = {"torch", "transformers", "deepspeed", "datasets", "wandb", "matplotlib", "peft", "accelerate", "webdataset",
-         "pandas"}  # fmt: skip
+         "pandas", "jinja2"}  # fmt: skip
 # A dry run counts the parameters of real models, which are torch's and transformers'.
 COUNTS = {"torch", "transformers", "accelerate"}
 
