@@ -71,9 +71,8 @@ class StageLine:
             file=sys.stdout, soft_wrap=True, highlight=False
         )  # long messages are the terminal's to wrap
         # What goes to a file (`2> log`) goes on to the file.
-        with Live(self, console=console, refresh_per_second=2, transient=True, redirect_stderr=sys.stderr.isatty()):
+        with Live(self, console=console, refresh_per_second=2, redirect_stderr=sys.stderr.isatty()):
             yield self
-        console.print(_Line(self), end="")
 
     def count(self, unit: str, total: int, done: int = 0, *, is_share: bool = False, is_all: bool = True) -> None:
         """The stage has `total` of these to do, of which an earlier process did `done`.
@@ -198,17 +197,6 @@ class _Terminal(Console):
 
     def show_cursor(self, show: bool = True) -> bool:
         return False
-
-
-class _Line:
-    """The last state of the rows, to stay on the screen."""
-
-    def __init__(self, line: StageLine):
-        self._line = line
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield from self._line.__rich_console__(console, options)
-        yield Segment.line()
 
 
 def watched() -> bool:
