@@ -137,7 +137,7 @@ def test_every_page_is_in_the_list_and_every_decision_has_its_number():
         inside = re.findall(r"\]\(([\w.-]+\.md)\)", (DOCS / folder / "README.md").read_text())
         assert {page.name for page in (DOCS / folder).glob("*.md")} - {"README.md"} <= set(inside), folder
     numbers = [path.name[:4] for path in sorted((DOCS / "decisions").glob("[0-9]*.md"))]
-    assert len(set(numbers)) == len(numbers)
+    assert numbers == [f"{n:04d}" for n in range(1, len(numbers) + 1)]
 
 
 # ---- settings
