@@ -96,7 +96,6 @@ class ConversationDataset:
 
     Args:
         files: data files, brace patterns and mixtures, or sections that name tables or tars.
-        image_folder: folder of relative image paths, or None for each file's own.
         skipped_log: file that lists what was left out and why (with `on_error: skip`).
         cache: folder for indices.
         drafter_processor: of a draft with its own image processor, whose view is added to every request; None: it

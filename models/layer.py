@@ -10,12 +10,6 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-from transformers import LlamaConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
 from ..core.errors import UserError
 
 
@@ -78,65 +72,6 @@ class LayerShape:
         return None
 
 
-class HeadNorm(nn.Module):
-    """Layer norm over the width of each head; statistics, gain and bias are the head's own (Chameleon)."""
-
-    def __init__(self, heads: int, head_dim: int, eps: float = 1e-5):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(heads, head_dim))
-        self.bias = nn.Parameter(torch.zeros(heads, head_dim))
-        self.eps = eps
-
-    def forward(self, states: Tensor) -> Tensor:
-        """[R,N,H,E] -> [R,N,H,E]; H is G where keys are normed."""
-        return F.layer_norm(states, states.shape[-1:], eps=self.eps) * self.weight + self.bias
-
-
-class RMSNorm(nn.Module):
-    """Normalised in float32, cast back, then scaled: the order of the published code."""
-
-    unwrapped_as = "RMSNorm"
-
-    def __init__(self, dim: int, eps: float):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(dim))
-        self.eps = eps
-
-    def forward(self, states: Tensor) -> Tensor:
-        """[...,D] -> [...,D]."""
-        wide = states.float()
-        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(states) * self.weight
-
-
-class Rotary:
-    """Cosines and sines [...,E/2,2] float32 of positions [...]; no module, so that it stays float32.
-
-    Positions [3,R,N] turn by time, row and column where the shape has M-RoPE.
-    """
-
-    def __init__(self, shape: LayerShape):
-        self.shape = shape
-        if shape.rope == "grid":
-            self._table = rope_table(
-                shape.grid, shape.head_dim, shape.rope_theta, zeros_before=shape.zeros_before, zeros_behind=20
-            )
-        else:
-            self._table, self._gain = _frequencies(shape)  # [E/2]
-            self._axes = _axes(shape)  # [3,E/2] float32 of zeros and ones; no rows without M-RoPE
-
-    def __call__(self, positions: Tensor) -> Tensor:
-        if self._table.device != positions.device:
-            self._table = self._table.to(positions.device)
-        if self.shape.rope == "grid":
-            return self._table[positions]
-        angles = positions[..., None].float() * self._table
-        if positions.dim() == 3:
-            assert len(self._axes), "positions of three rows need M-RoPE"
-            angles = (angles * self._axes.to(angles.device)[:, None, None]).sum(0)
-        turned = torch.stack([angles.cos(), angles.sin()], dim=-1)
-        return turned if self._gain == 1.0 else self._gain * turned
-
-
 # Stretched rotations that a layer knows, and the numbers that each has.
 STRETCHED = {
     "linear": ("factor",),
@@ -181,63 +116,3 @@ def written_rope(values: Mapping[str, Any], where: Path) -> dict[str, Any]:
             where=str(where), hint="keep the one that the head was trained with",
         )  # fmt: skip
     return dict(kinds[0] if kinds else rope) | ({"rope_theta": bases[0]} if bases else {})
-
-
-def _frequencies(shape: LayerShape) -> tuple[Tensor, float]:
-    """[E/2] float32, and what cosines and sines are multiplied by (YaRN)."""
-    if shape.rope_scaling is None:
-        powers = torch.arange(0, shape.head_dim, 2).float() / shape.head_dim
-        return 1.0 / shape.rope_theta**powers, 1.0
-    rope = {"rope_theta": shape.rope_theta, **shape.rope_scaling}
-    config = LlamaConfig(
-        hidden_size=shape.hidden_size, num_attention_heads=shape.num_heads, head_dim=shape.head_dim,
-        rope_parameters=rope,
-    )  # fmt: skip
-    return ROPE_INIT_FUNCTIONS[rope["rope_type"]](config)
-
-
-def _axes(shape: LayerShape) -> Tensor:
-    """Which of the three positions turns each frequency: in blocks (Qwen2-VL), or by turns (Qwen3-VL)."""
-    if not shape.mrope_section:
-        return torch.zeros(0, shape.head_dim // 2)
-    axes = torch.zeros(shape.head_dim // 2, dtype=torch.int64)
-    if shape.mrope_interleaved:
-        # Every third frequency is a row's or a column's as far as their numbers go; all others are time's.
-        for axis in (1, 2):
-            axes[axis : 3 * shape.mrope_section[axis] : 3] = axis
-    else:
-        axes = torch.arange(3).repeat_interleave(torch.tensor(shape.mrope_section))
-    return F.one_hot(axes, 3).T.float()
-
-
-def rope_table(grid: int, head_dim: int, base: float, *, zeros_before: int, zeros_behind: int = 10) -> Tensor:
-    """Cosines and sines [zeros_before + grid^2 + zeros_behind, head_dim/2, 2] float32; half of the pairs turn with the
-    row, half with the column.
-
-    Rows of condition positions are zero in both, as published: an identity rotation there is another model.
-    """
-    half = head_dim // 2
-    frequencies = 1.0 / base ** (torch.arange(0, half, 2)[: half // 2].float() / half)
-    angles = torch.arange(grid).float()[:, None] * frequencies  # [grid, half/2]
-    by_row = angles[:, None].expand(grid, grid, -1)
-    by_column = angles[None].expand(grid, grid, -1)
-    cells = torch.cat([by_row, by_column], dim=-1).flatten(0, 1)
-    table = torch.stack([cells.cos(), cells.sin()], dim=-1)
-    return F.pad(table, (0, 0, 0, 0, zeros_before, zeros_behind))
-
-
-def rotate_pairs(states: Tensor, rope: Tensor) -> Tensor:
-    """Turn neighbouring pairs of [R,N,H,E] by `rope` [N,E/2,2] or [R,N,E/2,2]."""
-    pairs = states.float().unflatten(-1, (-1, 2))
-    cos, sin = rope[..., None, :, 0], rope[..., None, :, 1]
-    even, odd = pairs[..., 0], pairs[..., 1]
-    turned = torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1)
-    return turned.flatten(-2).to(states)
-
-
-def rotate_halves(states: Tensor, rope: Tensor) -> Tensor:
-    """Turn entry i of [R,N,H,E] with entry i + E/2 by `rope` [N,E/2,2] or [R,N,E/2,2]."""
-    first, second = states.float().chunk(2, dim=-1)
-    cos, sin = rope[..., None, :, 0], rope[..., None, :, 1]
-    turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
-    return turned.to(states)

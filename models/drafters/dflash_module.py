@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..decoding.head_layer import GatedFeedForward, HeadAttention
-from ..layer import LayerShape, RMSNorm, Rotary
+from ..decoding.head_layer import GatedFeedForward, HeadAttention, RMSNorm, Rotary
+from ..layer import LayerShape
 from ..losses import ChunkedHead, FrozenHead
 from .dflash_confidence import ConfidenceHead
 

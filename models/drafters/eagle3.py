@@ -17,8 +17,8 @@ from torch.nn import functional as F
 
 from ...core.errors import UserError
 from ..decoding.cache import Cache
-from ..decoding.head_layer import GatedFeedForward, HeadAttention, through
-from ..layer import LayerShape, RMSNorm, Rotary
+from ..decoding.head_layer import GatedFeedForward, HeadAttention, RMSNorm, Rotary, through
+from ..layer import LayerShape
 from ..losses import ChunkedHead
 from ..targets.base import Target, TargetShape
 from ..training_passes import TrainingPasses

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ..decoding.cache import Cache
-from ..decoding.head_layer import DecoderLayer
-from ..layer import LayerShape, Rotary
+from ..decoding.head_layer import DecoderLayer, Rotary
+from ..layer import LayerShape
 from ..losses import FrozenHead
 
 

@@ -21,7 +21,7 @@ from ...core.section import Section
 from ...core.states import uploaded
 from ..attention import attend
 from ..decoding.cache import Cache
-from ..layer import RMSNorm, rope_table, rotate_pairs
+from ..decoding.head_layer import RMSNorm, rope_table, rotate_pairs
 
 # name -> (layers, heads, width): the published sizes.
 SIZES: dict[str, tuple[int, int, int]] = {

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from draftsmith.models.decoding.head_layer import HeadAttention
-from draftsmith.models.layer import LayerShape, Rotary, rotate_halves, rotate_pairs
+from draftsmith.models.decoding.head_layer import HeadAttention, Rotary, rotate_halves, rotate_pairs
+from draftsmith.models.layer import LayerShape
 from heads_tiny import text_config
 from torch.nn import functional as F
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5

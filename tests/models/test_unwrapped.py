@@ -8,10 +8,10 @@ import torch
 from draftsmith.models.decoding import unwrapped
 from draftsmith.models.decoding.cache import Cache
 from draftsmith.models.decoding.decoder import CachedDecoder
-from draftsmith.models.decoding.head_layer import DecoderLayer
+from draftsmith.models.decoding.head_layer import DecoderLayer, Rotary
 from draftsmith.models.decoding.tree import ancestor_mask
 from draftsmith.models.drafters.eagle3 import JoinedLayer
-from draftsmith.models.layer import LayerShape, Rotary
+from draftsmith.models.layer import LayerShape
 from draftsmith.models.lora import LoraConfig, add_adapters
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM

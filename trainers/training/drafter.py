@@ -81,7 +81,7 @@ class TrainedDrafter:
 
     Args:
         identity: of the target, for the manifest and whatever is loaded.
-        told: what else the stage writes into the manifest.
+        manifest_fields: what else the stage writes into the manifest.
         requests: of `stage.decoding`; None: no check.
     """
 

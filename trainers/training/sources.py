@@ -117,8 +117,8 @@ class Steps:
     """Stands where a `Loader` does: its numbers, and steps whose micro-batches become states.
 
     Args:
-        loader: its shape alone counts where `found` is given.
-        found: the steps themselves.
+        loader: its shape alone counts where `iterate` is given.
+        iterate: makes the steps themselves; None: the loader's.
     """
 
     def __init__(self, loader: Loader, iterate: Callable[[], Iterator[StepBatches]] | None = None):
@@ -215,7 +215,7 @@ class FirstEpoch:
 
     Args:
         known: as of `Builder.identity`.
-        computed: of the samples that train, in the numbering of `builder`.
+        measured: what keeping states in the store's dtype costs, for the manifest.
     """
 
     def __init__(self, builder: Builder, known: dict[str, Any], measured: Measured, say: Callable[[str], None]):

@@ -9,11 +9,11 @@ from draftsmith.core.errors import UserError
 from draftsmith.core.refused import Refused
 from draftsmith.eval.loop import generate
 from draftsmith.eval.policies import Chain, Product
+from draftsmith.models.decoding.head_layer import rope_table, rotate_halves, rotate_pairs
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.dflash_training import draw_blocks
-from draftsmith.models.layer import rope_table, rotate_halves, rotate_pairs
 from torch.nn import functional as F
 from visual_tiny import DFLASH, anole, code_batch, greedy, llamagen, plain, request, step_of, target, trained
 

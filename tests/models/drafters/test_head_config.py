@@ -6,8 +6,9 @@ import pytest
 import torch
 from draftsmith.core.errors import UserError
 from draftsmith.core.states import Taps
+from draftsmith.models.decoding.head_layer import Rotary
 from draftsmith.models.drafters.head_objective import HeadObjective
-from draftsmith.models.layer import LayerShape, Rotary
+from draftsmith.models.layer import LayerShape
 from draftsmith.models.targets.base import language_shape
 from heads_tiny import STRETCHED, config_of, head_of, stretched_text, text_config
 from pydantic import ValidationError
