@@ -8,7 +8,7 @@ from draftsmith.models.drafters.dflash_files import dflash_manifest
 from draftsmith.models.drafters.dflash_module import DflashHead
 from draftsmith.models.formats import import_head
 from draftsmith.models.formats.export import lay_out
-from draftsmith.models.formats.rules import check_expressible
+from draftsmith.models.formats.expressible import check_expressible
 from draftsmith.models.formats.source import Target, read_source
 from draftsmith.models.llamagen.folders import write_folder
 from draftsmith.models.targets.base import language_shape
