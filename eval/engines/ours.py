@@ -16,6 +16,7 @@ from ...core.files import checked
 from ...models.decoding.tree import Tree
 from ...models.decoding.warp import Warp
 from ...models.drafters.manifest import MANIFEST, read_manifest
+from ...models.formats.source import named_target
 from ...models.formats.start import load_start
 from ...models.hub import read_config
 from ...models.shipped import opened_target
@@ -72,13 +73,8 @@ class Exported:
         if self.export.get("engine") not in _SERVED:
             raise UserError("this is no folder that draftsmith export wrote for vLLM", where=str(folder / MANIFEST),
                             hint="export the drafter first: draftsmith export FOLDER OUT --to vllm")  # fmt: skip
-        section = manifest.get("target")
-        section = section if isinstance(section, dict) else {"kind": "llava", "path": section}
-        path = target or section.get("path")
-        if path in (None, "inline"):
-            raise UserError("the target of this drafter was trained in its run and has no name",
-                            where=str(folder / MANIFEST), hint="give its folder: --target runs/x/target")  # fmt: skip
-        self.target_path = opened_target(str(path), where="target")
+        section, path = named_target(folder, target)
+        self.target_path = opened_target(path, where="target")
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         # What a recipe spells out of a model, its folder says; chains are compared in full precision.
         placed = {"kind": section.get("kind"), "path": self.target_path, "dtype": "float32"}
