@@ -21,26 +21,24 @@ from ..core.batch import ImageRequest, Request
 from ..core.checksums import SUMS, check_sums
 from ..core.errors import UserError, first_line
 from ..core.files import checked
-from ..core.generation_config import generation_ends
 from ..core.import_paths import ALLOW_IMPORT, NotImported
 from ..core.pretrained import without_bars
 from ..data.conversations import PromptFormat, encode
 from ..data.end_tokens import end_ids
 from ..data.media import ImageReader
 from ..data.picture_marks import IMAGE_MARK
-from ..data.processor import Processor
 from ..data.processor_files import load_processor
 from ..models.decoding.warp import Warp
 from ..models.drafters import AnyDrafter
-from ..models.drafters.base import DraftingOptions, TargetIdentity
+from ..models.drafters.base import DraftingOptions
 from ..models.drafters.manifest import MANIFEST, read_manifest
 from ..models.drafters.modes import ImageSubstitutes
-from ..models.generators import AnyTarget, load_generator
+from ..models.generators import AnyTarget
 from ..models.hub import is_somewhere
 from ..models.shipped import opened_target
 from ..models.stored import check_types
-from ..models.targets.load import load_target
 from .loop import Decoding, Generation, generate
+from .pair import Pair, open_pair
 from .policies import Draw
 from .published_section import PublishedSection, UserRequest
 from .rules import RULES
@@ -251,12 +249,9 @@ def _drawing(
     folder: Path, section: PublishedSection, config: Any, trained: Any, folders: dict[str, Any], device: torch.device
 ) -> Speculator:
     parts = {thing: Path(place) for thing, place in folders.items()}
-    config = config.placed(parts)
-    generator = load_generator(config, parts, device=device)
-    target, identity = generator.target, TargetIdentity(config.model_dump(mode="json"))
-    module = trained.load(folder, target, identity=identity)
-    check_types(folder, module)
-    drafter = trained.drafter(module, target)
+    pair = open_pair(config.placed(parts), parts, device=device)
+    generator: Any = pair.generator
+    target, drafter = pair.target, _checked_drafter(pair, folder, trained)
     decoding = _decoding(section, grid=target.grid, length=target.num_codes, eos=())
 
     def ask(asked: UserRequest, _: Path) -> ImageRequest:
@@ -274,23 +269,19 @@ def _answering(
     source = folders.get("target") or config.path
     if source is None or not is_somewhere(str(source)):
         raise UserError(LOST_TARGET, hint=_GIVE_TARGET)
-    own = folders.get("processor") or source
-    processor = load_processor(
-        own, revision=None if Path(own).is_dir() else config.revision, text_only=config.reads_text_alone
-    )
-    if own != source:
-        processor = replace(processor, generation_ends=generation_ends(source, config.revision))
-    target = load_target(
-        config, source, num_token_ids=processor.num_token_ids, image_token_id=processor.image_token_id, device=device
-    )
+    pair = open_pair(config, folders, device=device, section=section.target | {"path": str(source)})
+    target, processor = pair.target, pair.processor
+    assert processor is not None
     most, asked = target.decoder.max_positions, section.decoding.max_new_tokens
     if most is not None and asked > most:
         raise UserError(
             f"decoding.max_new_tokens is {asked:,}, and the target has {most:,} positions",
             where=f"{folder / MANIFEST}, {KEY}", hint=_PUBLISHER,
         )  # fmt: skip
-    identity = TargetIdentity(section.target | {"path": str(source)}, processor.tokenizer_hash)
-    drafter = _opened(folder, section, trained, target, processor, identity)
+    substitutes = ImageSubstitutes.of(processor.tokenizer, newline_id=processor.newline_id)
+    # The proposal that decoded the stored prompt: as trained, with the decoding's own settings.
+    decoded = trained.for_decoding(**_changed(section))
+    drafter = _checked_drafter(pair, folder, trained, decoded, DraftingOptions(substitutes))
     own_image_processor = load_processor(folder) if section.drafter.get("pictures") == "own" else None
     listed = section.decoding.end_ids
     ends = end_ids(processor, section.prompt_format) if listed is None else tuple(listed)
@@ -309,18 +300,10 @@ def _answering(
     return Speculator(target, drafter, decoding, section.seed, ask, render)
 
 
-def _opened(
-    folder: Path, section: PublishedSection, trained: Any, target: Any, processor: Processor, identity: TargetIdentity
-) -> Any:
-    """The proposal that decoded the stored prompt: the drafter as trained, with the decoding's own settings."""
-    changed = _changed(section)
-    decoded = trained.for_decoding(**changed)
-    # What it was trained with decides whether it fits; only a head's rotary embedding follows the positions.
-    kept = trained.for_decoding(positions=changed["positions"]) if "positions" in changed else trained
-    module = kept.load(folder, target, identity=identity)
-    check_types(folder, module)
-    substitutes = ImageSubstitutes.of(processor.tokenizer, newline_id=processor.newline_id)
-    return decoded.drafter(module, target, DraftingOptions(substitutes))
+def _checked_drafter(pair: Pair, folder: Path, trained: Any, *decoding: Any) -> Any:
+    """The proposal of the folder's weights, which must be of the types that it names."""
+    check_types(folder, pair.module(trained, folder, *decoding[:1]))
+    return pair.drafter(trained, folder, *decoding)
 
 
 def _decoding(section: PublishedSection, *, grid: int | None, length: int, eos: tuple[int, ...]) -> Decoding:

@@ -13,23 +13,20 @@ from torch import Tensor
 
 from ...core.errors import UserError
 from ...core.files import checked
-from ...data.processor import Processor
-from ...data.processor_files import load_processor
 from ...models.decoding.tree import Tree
 from ...models.decoding.warp import Warp
-from ...models.drafters import AnyDrafter
-from ...models.drafters.base import TargetIdentity
 from ...models.drafters.manifest import MANIFEST, read_manifest
+from ...models.formats.source import named_target
 from ...models.formats.start import load_start
 from ...models.hub import read_config
 from ...models.shipped import opened_target
-from ...models.targets.load import TargetConfig, load_target
+from ...models.targets.load import TargetConfig
 from ..loop import Decoding, generate
+from ..pair import open_pair, trained_section
 from ..policies import Chain, Draw
 from ..rules import Greedy
 from .prompts import Asked
 
-_DRAFTER: TypeAdapter[Any] = TypeAdapter(AnyDrafter)
 _TARGET: TypeAdapter[Any] = TypeAdapter(TargetConfig)
 _SERVED = ("vllm", "speculators")  # layouts that vLLM reads
 NUM_DRAFTED = 4  # of drafters that draft token by token
@@ -76,23 +73,17 @@ class Exported:
         if self.export.get("engine") not in _SERVED:
             raise UserError("this is no folder that draftsmith export wrote for vLLM", where=str(folder / MANIFEST),
                             hint="export the drafter first: draftsmith export FOLDER OUT --to vllm")  # fmt: skip
-        section = manifest.get("target")
-        section = section if isinstance(section, dict) else {"kind": "llava", "path": section}
-        path = target or section.get("path")
-        if path in (None, "inline"):
-            raise UserError("the target of this drafter was trained in its run and has no name",
-                            where=str(folder / MANIFEST), hint="give its folder: --target runs/x/target")  # fmt: skip
-        self.section, self.target_path = section, opened_target(str(path), where="target")
+        section, path = named_target(folder, target)
+        self.target_path = opened_target(path, where="target")
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         # What a recipe spells out of a model, its folder says; chains are compared in full precision.
         placed = {"kind": section.get("kind"), "path": self.target_path, "dtype": "float32"}
         config = checked(placed, _TARGET, where=f"{folder / MANIFEST}, target", hint="export it anew")
         self.model_type = str(read_config(self.target_path, key="target").model_type)
-        self.processor: Processor = load_processor(self.target_path, text_only=config.reads_text_alone)
-        self.target = load_target(config, self.target_path, num_token_ids=self.processor.num_token_ids,
-                                  image_token_id=self.processor.image_token_id, device=device)  # fmt: skip
-        written, where = manifest.get("drafter"), f"{folder / MANIFEST}, drafter"
-        self.config = None if written is None else checked(written, _DRAFTER, where=where, hint="export it anew")
+        pair = open_pair(config, {"target": self.target_path}, device=device, section=section)
+        assert pair.processor is not None
+        self.target, self.processor, self._identity = pair.target, pair.processor, pair.identity
+        self.config = trained_section(folder, hint="export it anew")
         self.kind = "draft_model" if self.config is None else self.config.kind
 
     @property
@@ -131,6 +122,5 @@ class Exported:
         if self.config is None:
             raise UserError("a draft model is no head: its chains are not compared", where=str(self.folder),
                             hint="serve it, and read the accepted tokens in the engine's metrics")  # fmt: skip
-        identity = TargetIdentity(self.section, self.processor.tokenizer_hash)
-        module = load_start(self.config, self.folder, self.target, identity)
+        module = load_start(self.config, self.folder, self.target, self._identity)
         return self.config.drafter(module.eval(), self.target)

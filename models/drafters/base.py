@@ -223,7 +223,7 @@ class DrafterConfig(Kinded):
     def exports(self, engine: str) -> list[str]:
         """Why a serving engine (vllm, sglang, speculators, eagle) cannot run this kind; none: its settings decide.
 
-        `models/formats/rules.py` asks this first, and then compares layers, taps and what stands at images.
+        `models/formats/expressible.py` asks this first, and then compares layers, taps and what stands at images.
         """
         return [f"no engine drafts with {self.kind}"]
 

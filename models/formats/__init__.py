@@ -7,8 +7,8 @@ token would be accepted and nothing would say why. What a published drafter leav
 from __future__ import annotations
 
 from .export import V1_FAULT, Exported, export_drafter
+from .expressible import ENGINES, Engine, Prompts
 from .heads import LANGUAGE_HEADS, ImportedHead, import_head
-from .rules import ENGINES, Engine, Prompts
 from .target import export_target
 
 __all__ = [

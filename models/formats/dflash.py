@@ -17,9 +17,9 @@ from ..drafters.dflash_files import native_values, settings_of
 from ..drafters.dflash_module import DflashHead
 from ..hub import usual_heads
 from ..llamagen.folders import CONFIG
+from .expressible import Engine
 from .llama_layer import layer_settings, llama_values
 from .published_head import State
-from .rules import Engine
 from .source import Files, Source, proposals
 
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from ...core.errors import UserError
+from .expressible import Engine
 from .llama_layer import llama_values
 from .published_head import State
-from .rules import Engine
 from .source import Files, Source
 
 LAYER = "layers.0."

@@ -16,9 +16,9 @@ from ..drafters.eagle3 import Eagle3Config, Eagle3Head
 from ..drafters.head_files import no_lm_head
 from ..drafters.peagle import PeagleConfig
 from ..targets.base import language_shape
+from .expressible import Engine
 from .llama_layer import llama_values
 from .published_head import State
-from .rules import Engine
 from .source import CHAIN, Files, Source, proposals
 
 LAYER, _LAYER_OF_SPECULATORS = "midlayer.", "layers.0."

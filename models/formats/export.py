@@ -22,7 +22,7 @@ from ..drafters.peagle import PeagleConfig
 from ..hub import target_embedding
 from ..llamagen.folders import write_folder
 from . import dflash, eagle, eagle3, lvlm
-from .rules import ENGINES, Engine, Prompts, check_expressible
+from .expressible import ENGINES, Engine, Prompts, check_expressible
 from .source import CHAIN, Files, Source, Target, find_target, kind_of, read_source, shipped_target
 from .vispec import without_pictures
 

@@ -18,7 +18,7 @@ from ...core.errors import UserError
 from ..hub import config_value, rope_of
 from ..llava import grow_vocabulary, language_model_of
 from ..targets.load import load_llava, load_weights
-from .rules import Engine, Prompts
+from .expressible import Engine, Prompts
 from .source import Target
 
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id")

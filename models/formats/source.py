@@ -118,27 +118,42 @@ def kind_of(folder: Path) -> str:
     )  # fmt: skip
 
 
+def _target_section(folder: Path) -> dict[str, Any]:
+    """The target's section in a drafter's manifest; a draft LVLM's is a name alone."""
+    written = read_manifest(folder).get("target")
+    return written if isinstance(written, dict) else {"kind": "llava", "path": written}
+
+
+def named_target(folder: Path, target: str | None) -> tuple[dict[str, Any], str]:
+    """The target's section in a drafter's manifest, and the target that is named, or else the section's.
+
+    Raises:
+        UserError: nobody names one.
+    """
+    section = _target_section(folder)
+    name = target or section.get("path")
+    if name in (None, "inline"):
+        raise UserError(
+            "the target of this drafter was trained in its run and has no name", where=str(folder / MANIFEST),
+            hint="give its folder: --target runs/x/target",
+        )  # fmt: skip
+    return section, str(name)
+
+
 def shipped_target(folder: Path, target: str | None) -> str | None:
     """`target`, or the directory of the package that it or else the drafter's manifest names as shipped:NAME."""
-    written = read_manifest(folder).get("target")
-    name = target or (written.get("path") if isinstance(written, dict) else written)
+    name = target or _target_section(folder).get("path")
     if not isinstance(name, str) or not name.startswith(PREFIX):
         return target
     return opened_target(name, where="--target" if target else str(folder / MANIFEST))
 
 
 def find_target(folder: Path, target: str | None) -> Target:
-    """The target that is named, or that the drafter's manifest names. Raises `UserError` where nobody does."""
-    written = read_manifest(folder).get("target")
-    path = written.get("path") if isinstance(written, dict) else written
-    revision = written.get("revision") if isinstance(written, dict) else None
-    name = target or (path if path != "inline" else None)
-    if name is None:
-        raise UserError(
-            "the target of this drafter was trained in its run and has no name", where=str(folder / MANIFEST),
-            hint="give its folder: --target runs/x/target",
-        )  # fmt: skip
-    revision = revision if name == path else None
+    """The config of the target that is named, or that the drafter's manifest names. Raises `UserError` as
+    `named_target`.
+    """
+    section, name = named_target(folder, target)
+    revision = section.get("revision") if name == section.get("path") else None
     config = read_config(name, key="target", revision=revision)
     if len(ends := generation_ends(name, revision)) > 1:
         config.get_text_config().eos_token_id = list(ends)  # the config's own is one of them, and layouts copy it

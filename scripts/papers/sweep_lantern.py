@@ -35,13 +35,13 @@ from draftsmith.data.prompts import ImagePrompt
 from draftsmith.eval import tables
 from draftsmith.eval.lantern import LanternConfig, lantern
 from draftsmith.eval.loop import Decoding, generate
+from draftsmith.eval.pair import open_pair
 from draftsmith.eval.policies import Draw
 from draftsmith.eval.quality import LOWER_IS_BETTER
 from draftsmith.eval.rows import PLAIN, Row, grouped, read_rows
 from draftsmith.eval.rules import RULES
 from draftsmith.eval.studies.drawn.method_figures import TradeOff, trade_off
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.generators import load_generator
 from draftsmith.recipes.cli import say
 from draftsmith.scripts.papers import proximity
 from draftsmith.scripts.papers.finished import Finished, ScriptOptions, run_script
@@ -153,9 +153,11 @@ def swept(options: Options, stage: EvaluateStage, where: str) -> EvaluateStage:
 @torch.inference_mode()
 def costs(options: Options, stage: EvaluateStage, context: Context, prompt: ImagePrompt) -> list[Cost]:
     """The sets of each pair's bounds, timed on p as decoding by the exact rule meets it at the warmest temperature."""
-    generator = load_generator(context.target, context.inputs, device=context.device())
+    pair = open_pair(context.target, context.inputs, device=context.device())
+    generator = pair.generator
+    assert generator is not None
     method, target, warmest = stage.methods[EXACT], generator.target, max(options.temperatures)
-    drafters = Drafters(stage, context, target)
+    drafters = Drafters(stage, context, pair)
     policy = method.policy(grid=target.grid, seed=context.seed)
     (drafting, *_) = drafters.open(EXACT, method, method.exact_rule, policy)
     rule = proximity.Recording(RULES[method.rule_name(warmest)], RECORDED, greedy=warmest == 0)

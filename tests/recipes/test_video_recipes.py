@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from draftsmith.core.errors import UserError
-from draftsmith.models.formats.rules import check_expressible
+from draftsmith.models.formats.expressible import check_expressible
 from draftsmith.models.formats.source import Source, Target
 from draftsmith.models.targets.base import language_shape
 from draftsmith.models.targets.load import target_config

@@ -4,7 +4,9 @@ from types import SimpleNamespace
 
 import torch
 from draftsmith.eval import loop
+from draftsmith.eval.pair import Pair
 from draftsmith.models.decoding.captured import PassGraphs, capture_seconds
+from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.recipes.load import load
 from draftsmith.trainers.evaluation.drafters import Drafters
 from draftsmith.trainers.evaluation.graphs import GraphsConfig, about_graphs, capture_heads, capture_target
@@ -36,7 +38,7 @@ def test_chains_of_drafts_are_no_graphs_where_nobody_wants_them():
         stage = stage.recipe.stages["evaluate"]
         context = SimpleNamespace(target=stage.benchmarks and load(["recipe=demo/lvlm", "output=out"]).recipe.target)
         method = next(method for method in stage.methods.values() if method.chain is not None)
-        options = Drafters(stage, context, None)._options(method, method.policy())
+        options = Drafters(stage, context, Pair(None, TargetIdentity({})))._options(method, method.policy())
         assert (options.chain is not None) is value
 
 

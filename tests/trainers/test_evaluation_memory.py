@@ -7,12 +7,13 @@ import pytest
 import torch
 from draftsmith.core.batch import IMAGE, TEXT, Request
 from draftsmith.eval.loop import Decoding, generate
+from draftsmith.eval.pair import Pair
 from draftsmith.eval.policies import Draw
 from draftsmith.eval.rules import Greedy
 from draftsmith.models.decoding.cache import CacheLayer
 from draftsmith.models.decoding.tree import chain
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.drafters.base import DraftingOptions
+from draftsmith.models.drafters.base import DraftingOptions, TargetIdentity
 from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.head_config import HeadConfig
 from draftsmith.models.drafters.lvlm import LvlmConfig
@@ -91,7 +92,7 @@ def opened(plan, target, tmp_path, monkeypatch):
     context = SimpleNamespace(name="compare", target=plan.recipe.target, drafter=plan.recipe.drafter, inputs=folders,
                               seed=0)  # fmt: skip
     options = DraftingOptions(substitutes=ImageSubstitutes(5), capacity=plan.stage.capacity)
-    return Drafters(plan.stage, context, target, options=options)
+    return Drafters(plan.stage, context, Pair(target, TargetIdentity({})), options=options)
 
 
 def num_bytes(tensors) -> int:
@@ -121,7 +122,7 @@ def test_weights_are_held_once_and_every_method_keeps_a_cache(planned, tmp_path,
     assert sum(map(bool, held)) == len(drafting) - 1, "all but Medusa's keep one"
     ratio = parts["drafters' caches"] / num_bytes(tensor for tensors in held for tensor in tensors)
     assert 0.5 < ratio < 2, ratio
-    modules = [module for module in drafters._modules.values() if module is not target]
+    modules = [module for module in drafters.pair.modules.values() if module is not target]
     own = {id(p): p for module in modules for p in module.parameters() if p.requires_grad or module.training is False}
     for p in target.decoder.model.parameters():
         own.pop(id(p), None)

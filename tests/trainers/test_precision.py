@@ -8,6 +8,8 @@ import torch
 from draftsmith.core.errors import UserError
 from draftsmith.core.results import BEGUN, Mark, read_mark, write_mark
 from draftsmith.core.section import Section
+from draftsmith.eval.pair import Pair
+from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.mixed import MixedConfig
 from draftsmith.models.drafters.pruned import PrunedConfig
 from draftsmith.recipes.load import load
@@ -159,7 +161,7 @@ def test_one_sibling_in_several_places_and_at_several_ratios_is_loaded_once(tmp_
     monkeypatch.setattr(PrunedConfig, "load", lambda self, *_, **__: loads.append(self.model.dtype) or object())
     monkeypatch.setattr(PrunedConfig, "drafter", lambda self, module, *_: opened.append((self.ratio, module)))
     monkeypatch.setattr(MixedConfig, "drafter", lambda self, members, *_: None)
-    Drafters(stage, context, None).all()
+    Drafters(stage, context, Pair(None, TargetIdentity({}))).all()
     assert loads == ["bfloat16"] and len({module for _, module in opened}) == 1
     assert [ratio for ratio, _ in opened] == [0, 0.9, 0.5, 0.5, 0.9], "each drafts at its own ratio"
 

@@ -7,17 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from pydantic import TypeAdapter
-
 from ...core.errors import UserError
-from ...core.files import checked
+from ...eval.pair import Pair, trained_section
 from ...eval.policies import TreePolicy
 from ...eval.rules import Rule
 from ...eval.studies.video_figures import HeldVisual
-from ...models.drafters import AnyDrafter, members_of
-from ...models.drafters.base import PLAIN, Drafter, DrafterConfig, DraftingOptions, TargetIdentity
+from ...models.drafters import members_of
+from ...models.drafters.base import PLAIN, Drafter, DrafterConfig, DraftingOptions
 from ...models.drafters.head_config import HeadConfig
-from ...models.drafters.manifest import MANIFEST, read_manifest
 from ...models.drafters.mixed import MixedConfig
 from ..context import Context
 from .methods import Method, decoding_with
@@ -114,19 +111,15 @@ class Drafters:
         self,
         stage: Drafts,
         context: Context,
-        target: Any,
+        pair: Pair,
         *,
-        tokenizer_sha256: str | None = None,
         options: DraftingOptions = PLAIN,
     ):
-        self.context, self.target, self.options = context, target, options
+        self.context, self.pair, self.options = context, pair, options
         # The evaluation's own sections by name, and the methods that members of an ensemble may name.
         self.named: Mapping[str, Any] = stage.drafters
         self.methods: Mapping[str, Method] = stage.methods
         self.graphs: bool = stage.graphs.draft
-        section = context.target.model_dump(mode="json")
-        self.identity = TargetIdentity(section=section, tokenizer_sha256=tokenizer_sha256)
-        self._modules: dict[Any, Any] = {}
 
     def all(
         self,
@@ -162,7 +155,7 @@ class Drafters:
     def modules(self, method: Method, name: str, *, kind: str) -> dict[str, Any]:
         """The loaded models of a method's drafters of one kind, by drafter."""
         sources = [source for source in self.sources(name, method) if source.config.base_kind == kind]
-        return {source.name: self._module(source, source.config) for source in sources}
+        return {source.name: self.pair.module(source.config, source.folder) for source in sources}
 
     def sources(self, name: str, method: Method) -> list[Source]:
         """The drafters of method `name`: those it names, its own section, the trained one, or else the recipe's.
@@ -204,7 +197,7 @@ class Drafters:
     def _drafter(self, source: Source, config: Any, options: DraftingOptions, name: str) -> Drafter:
         if isinstance(config, MixedConfig):
             return self._mixed(config, options, name)
-        return config.drafter(self._module(source, config), self.target, options)
+        return self.pair.drafter(source.config, source.folder, config, options)
 
     def _mixed(self, config: MixedConfig, options: DraftingOptions, name: str) -> Drafter:
         """An ensemble of drafters of any kind, each opened anew: two of a cycle's drafters never share a cache."""
@@ -220,28 +213,12 @@ class Drafters:
             else:
                 source = self._named(member)
                 members.append(self._drafter(source, source.config, options, name))
-        return config.drafter(members, self.target, options)
-
-    def _module(self, source: Source, config: Any) -> Any:
-        # Settings of decoding share weights, but rotary positions of three rows are part of a head's module. What it
-        # was trained with decides whether it fits the target.
-        positions = {"positions": config.positions} if "positions" in config.decoding_settings else {}
-        trained = source.config.model_copy(update=positions)
-        section = trained.model_dump_json(by_alias=True, exclude=set(config.decoding_settings))
-        key = source.folder, section, positions.get("positions") == "mrope"
-        if key not in self._modules:
-            self._modules[key] = trained.load(source.folder, self.target, identity=self.identity)
-        return self._modules[key]
+        return config.drafter(members, self.pair.target, options)
 
     def _where(self, name: str) -> str:
         return f"key stages.{self.context.name}.methods.{name}"
 
 
-_DRAFTER: TypeAdapter[Any] = TypeAdapter(AnyDrafter)
-
-
 def _trained(folder: Path) -> Any | None:
     """The section of the drafter in a stage's folder; None: its manifest has none."""
-    written = read_manifest(folder).get("drafter")
-    hint = "train the drafter again with this version"
-    return None if written is None else checked(written, _DRAFTER, where=f"{folder / MANIFEST}, drafter", hint=hint)
+    return trained_section(folder, hint="train the drafter again with this version")

@@ -15,13 +15,14 @@ from ...core.errors import UserError
 from ...data.prompts import ImagePrompt, read_prompts
 from ...data.stage_folders import CODES, DATASET_FOLDER
 from ...eval.lantern import LanternConfig, lantern
+from ...eval.pair import open_pair
 from ...eval.rows import PLAIN, Row, grouped
 from ...eval.rules import Rule
 from ...eval.studies.drawn import AnalysisConfig, CellStatistics, encoded_pictures, read_pictures
 from ...eval.studies.drawn.places import contrasts
 from ...eval.tables import ReportSection
 from ...models.decoding.warp import Warp
-from ...models.generators import Generator, load_generator
+from ...models.generators import Generator
 from ..context import Context
 from ..stopping import Stop
 from .drafters import Drafters, Drafting
@@ -38,7 +39,9 @@ from .untimed import Untimed, scores_table
 def run(stage: EvaluateSettings, context: Context) -> None:
     """Measure and report."""
     device, benchmark = context.device(), stage.drawing
-    generator = load_generator(context.target, context.inputs, device=device)
+    pair = open_pair(context.target, context.inputs, device=device)
+    generator = pair.generator
+    assert generator is not None
     source = benchmark.prompts.resolved(
         context.inputs["data"] / DATASET_FOLDER if benchmark.prompts.from_stage else None
     )
@@ -53,9 +56,7 @@ def run(stage: EvaluateSettings, context: Context) -> None:
         device=device,
     )
     rule_of = functools.partial(_rule, generator, context)
-    drafting = Drafters(stage, context, generator.target).all(
-        rule_of, grid=generator.target.grid, wanted=stage.is_drawn
-    )
+    drafting = Drafters(stage, context, pair).all(rule_of, grid=generator.target.grid, wanted=stage.is_drawn)
     if benchmark.untimed is not None:
         _scored(stage, context, generator, prompts, judge, Measuring(stage, context, generator.target, drafting, ()))
         return

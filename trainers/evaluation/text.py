@@ -16,6 +16,7 @@ from ...core.errors import UserError
 from ...data.end_tokens import end_ids
 from ...data.suite import Suite
 from ...eval import text_quality
+from ...eval.pair import open_pair
 from ...eval.rows import Row
 from ...eval.studies.video import video_sections
 from ...eval.studies.video_figures import HeldVisual
@@ -30,7 +31,6 @@ from ...eval.studies.weights import (
 from ...eval.tables import ReportSection
 from ...models.drafters.base import DraftingOptions
 from ..context import Context
-from ..training.states import open_target
 from . import probes
 from .answers import measure_quality
 from .benchmarks import FilesBenchmark, SetsBenchmark, TabedBenchmark
@@ -57,9 +57,10 @@ def run(stage: EvaluateSettings, context: Context) -> None:
     suites = [(b, open_tabed(b, context)) for b in stage.benchmarks.values() if isinstance(b, TabedBenchmark)]
     refuse_twice(context.name, {part.benchmark for part in sets}, suites)
     scorers = {id(b): text_quality.scorers(b.quality.sets) for b, _ in suites if b.quality is not None}
-    target = open_target(context, processor)
+    pair = open_pair(context.target, context.inputs, device=context.device(), processor=processor)
+    target = pair.target
     options = DraftingOptions(substitutes=substitutes_of(stage, context, processor), capacity=stage.capacity)
-    drafters = Drafters(stage, context, target, tokenizer_sha256=processor.tokenizer_hash, options=options)
+    drafters = Drafters(stage, context, pair, options=options)
     ends = stage.ends(*end_ids(processor, stage.format))
     measuring = Measuring(stage, context, target, drafters.all(), ends, tokenizer=processor.tokenizer)
     capture_target(stage.graphs, target, measuring.drafting, stage.capacity)

@@ -22,7 +22,7 @@ from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.dflash import lm_head_rows
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.drafters.pruned import PrunedConfig
-from draftsmith.models.formats.rules import check_expressible
+from draftsmith.models.formats.expressible import check_expressible
 from draftsmith.models.formats.source import Source, Target
 from draftsmith.models.memory import Decoding as Asked
 from draftsmith.models.memory import activation_bytes, cache_bytes, peak, weight_bytes

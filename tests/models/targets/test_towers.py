@@ -18,7 +18,7 @@ from draftsmith.models.decoding.batched import write_answers
 from draftsmith.models.decoding.tree import Tree
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.independent import IndependentProposal
-from draftsmith.models.formats.rules import check_expressible
+from draftsmith.models.formats.expressible import check_expressible
 from draftsmith.models.formats.source import Source, Target
 from draftsmith.models.memory import Decoding as Asked
 from draftsmith.models.memory import activation_bytes, cache_bytes, peak, weight_bytes

@@ -1,0 +1,119 @@
+"""A target and what drafts for it, opened together: of a recipe's sections, a run's folders, an export or a published
+folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter
+from torch import nn
+
+from ..core.files import checked
+from ..core.generation_config import generation_ends
+from ..data.processor import Processor
+from ..data.processor_files import load_processor
+from ..models.drafters import AnyDrafter
+from ..models.drafters.base import PLAIN, Drafter, DrafterConfig, DraftingOptions, TargetIdentity
+from ..models.drafters.manifest import MANIFEST, read_manifest
+from ..models.generators import Generator, load_generator
+from ..models.targets.load import load_target
+
+_DRAFTER: TypeAdapter[Any] = TypeAdapter(AnyDrafter)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target, and the drafters that are opened beside it: weights that several share load once.
+
+    Args:
+        identity: what a drafter's manifest is compared with.
+        processor: of a target that answers in words.
+        generator: of a target that draws.
+    """
+
+    target: Any
+    identity: TargetIdentity
+    processor: Processor | None = None
+    generator: Generator | None = None
+    modules: dict[Any, nn.Module] = field(default_factory=dict)
+
+    def drafter(
+        self,
+        trained: DrafterConfig,
+        folder: Path | None,
+        decoded: DrafterConfig | None = None,
+        options: DraftingOptions = PLAIN,
+    ) -> Drafter:
+        """The proposal with the weights of `module`."""
+        return (decoded or trained).drafter(self.module(trained, folder, decoded), self.target, options)
+
+    def module(self, trained: DrafterConfig, folder: Path | None, decoded: DrafterConfig | None = None) -> nn.Module:
+        """The trained weights.
+
+        Args:
+            trained: the drafter's section as it was trained, which decides whether it fits the target.
+            folder: of the stage that trained it, or as published; None: at the section's own path.
+            decoded: the section as it decodes. Its settings share weights, but rotary positions of three rows are part
+                of a head's module.
+
+        Raises:
+            UserError: a file is missing, or the drafter was made for another target.
+        """
+        decoded = decoded or trained
+        positions = {"positions": dict(decoded)["positions"]} if "positions" in decoded.decoding_settings else {}
+        section = trained.model_copy(update=positions)
+        written = section.model_dump_json(by_alias=True, exclude=set(decoded.decoding_settings))
+        key = folder, written, positions.get("positions") == "mrope"
+        if key not in self.modules:
+            self.modules[key] = section.load(folder, self.target, identity=self.identity)
+        return self.modules[key]
+
+
+def open_pair(
+    config: Any,
+    parts: Mapping[str, str | Path],
+    *,
+    device: torch.device,
+    processor: Processor | None = None,
+    section: Mapping[str, Any] | None = None,
+) -> Pair:
+    """The target on its device, ready for drafters.
+
+    Args:
+        config: its section, of a recipe or a manifest.
+        parts: part (target, processor, vq, text) -> folder or Hub id; what is not named lies where the section says.
+        processor: opened before; None: that of `parts`.
+        section: the target as drafters' manifests may name it; None: as `config` says.
+
+    Raises:
+        UserError: weights are missing, or a part does not fit the others.
+    """
+    section = config.model_dump(mode="json") if section is None else section
+    if config.draws_images:
+        generator = load_generator(config, {part: Path(place) for part, place in parts.items()}, device=device)
+        return Pair(generator.target, TargetIdentity(section), generator=generator)
+    source = parts.get("target") or str(config.path)
+    if processor is None:
+        own = parts.get("processor") or source
+        revision = None if Path(own).is_dir() else config.revision
+        processor = load_processor(own, revision=revision, text_only=config.reads_text_alone)
+        if own != source:
+            processor = replace(processor, generation_ends=generation_ends(source, config.revision))
+    num_ids, image = processor.num_token_ids, processor.image_token_id
+    target = load_target(config, source, num_token_ids=num_ids, image_token_id=image, device=device)
+    return Pair(target, TargetIdentity(section, processor.tokenizer_hash), processor=processor)
+
+
+def trained_section(folder: Path, *, hint: str) -> Any | None:
+    """The section of the drafter in a folder; None: its manifest has none.
+
+    Raises:
+        UserError: it is no drafter's, with `hint`.
+    """
+    written = read_manifest(folder).get("drafter")
+    return None if written is None else checked(written, _DRAFTER, where=f"{folder / MANIFEST}, drafter", hint=hint)
