@@ -166,6 +166,16 @@ def test_a_rank_that_ended_with_a_message_of_its_own_is_named_at_once(tmp_path):
     assert "lost: rank 1\n" in ended[0].said
 
 
+def test_a_rank_that_has_left_watches_no_longer():
+    """Else it would end a process that goes on after its run, for ranks that never join."""
+    before = set(threading.enumerate())
+    heartbeat = Heartbeat(Pulse(), 0, 4, bound_s=60.0, joining="host:1", end=sys.exit)
+    (watch,) = set(threading.enumerate()) - before
+    heartbeat.leave()
+    watch.join(5)
+    assert not watch.is_alive()
+
+
 def test_an_error_of_something_else_is_nobodys_loss():
     assert ranks.lost_by(RuntimeError("shape mismatch")) is None
 

@@ -17,6 +17,7 @@ from draftsmith.models.drafters.head_config import HeadConfig
 from draftsmith.models.drafters.lvlm import LvlmConfig
 from draftsmith.models.drafters.medusa import MedusaConfig
 from draftsmith.models.drafters.modes import ImageSubstitutes
+from draftsmith.models.llamagen.vq import VqConfig, VqTokenizer
 from draftsmith.models.llava import TokenIds, new_model
 from draftsmith.models.sizes import parameter_counts
 from draftsmith.models.targets.base import Taps
@@ -24,6 +25,7 @@ from draftsmith.models.targets.llava import LlavaTarget
 from draftsmith.models.targets.verification import NODES, _Inputs
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
+from draftsmith.trainers.describe.image_memory import drawing_memory
 from draftsmith.trainers.describe.memory import Hardware, evaluation_memory
 from draftsmith.trainers.describe.models import target_shape
 from draftsmith.trainers.describe.proposals import proposals, sizes_of
@@ -50,8 +52,12 @@ METHODS = f"""
 
 def asked(*settings: str):
     """The plan of an evaluation of a recipe of ours."""
-    found = load(["recipe=demo/lvlm-distilled", "output=out", *settings])
-    return next(one for one in plan(found.recipe, found.path) if one.name == "compare")
+    return next(one for one in planned_of("demo/lvlm-distilled", *settings) if one.name == "compare")
+
+
+def planned_of(recipe: str, *settings: str):
+    found = load([f"recipe={recipe}", "output=out", *settings])
+    return plan(found.recipe, found.path)
 
 
 @pytest.fixture
@@ -165,6 +171,14 @@ def test_a_target_on_several_devices_has_its_caches_there_too(planned):
     held = {is_targets: sum(one.cache for one in sizes if one.is_targets == is_targets) for is_targets in (True, False)}
     assert all(held.values()) and spread["drafters' caches"] == pytest.approx(held[True] / 4 + held[False])
     assert spread["drafters"] == alone["drafters"], "heads are whole on one device"
+
+
+def test_a_published_image_tokenizer_is_counted():
+    """Its file need not be there for a dry run."""
+    evaluate = next(one for one in planned_of("eagle-llamagen-c2i-xl") if one.name == "evaluate")
+    with torch.device("meta"):
+        size = sum(p.numel() for p in VqTokenizer(VqConfig()).parameters())
+    assert drawing_memory(evaluate).parts["target's image tokenizer"] == pytest.approx(4 * size, rel=0.01)
 
 
 def test_a_captioner_is_counted(tmp_path):
