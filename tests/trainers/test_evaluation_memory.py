@@ -195,7 +195,11 @@ def test_a_captioner_is_counted(tmp_path):
     assert named.parts["captioner"] == 2 * 223_971_644 and not named.uncounted
     other = evaluation_memory(asked(*few, captioner.format("somebody/blip", "bfloat16")))
     assert other.uncounted == ("somebody/blip",) and "captioner" not in other.parts
-    found = load(["recipe=demo/suite", "output=out", "stages.world.vocab_size=420"])
-    suite = next(one for one in plan(found.recipe, found.path) if one.stage.kind == "evaluate" and one.stage.captioner)
-    config = found.recipe.drafter.config_beside(target_shape(found.recipe))
-    assert evaluation_memory(suite).parts["captioner"] == 4 * sum(parameter_counts(config).values())
+    suite, longer = (
+        next(one for one in planned_of("demo/suite", few[0], f"stages.suite.captioner.max_new_tokens={most}")
+             if one.name == "suite") for most in (40, 4000)
+    )  # fmt: skip
+    config = suite.recipe.drafter.config_beside(target_shape(suite.recipe))
+    parts, more = evaluation_memory(suite).parts, evaluation_memory(longer).parts
+    assert parts["captioner"] == more["captioner"] == 4 * sum(parameter_counts(config).values())
+    assert more["activations"] > 2 * parts["activations"], "as many captions as a prompt has pictures"
