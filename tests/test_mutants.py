@@ -95,7 +95,9 @@ def test_a_run_goes_on_behind_its_last_line(mutants, tmp_path, monkeypatch, caps
     }  # fmt: skip
     capsys.readouterr()
     table = tmp_path / "mutants.yaml"
-    table.write_text('"b.py:1: 3 -> 4": three is as good as four\n')
+    table.write_text(
+        'equivalent: {"b.py:1: 3 -> 4": three is as good as four}\nfarther: {"a.py:1: 1 -> 2": test_far}\n'
+    )
     monkeypatch.setattr(mutants, "TABLE", table)
     assert mutants.main(["list", str(into)]) == 1
     assert capsys.readouterr().out == (
@@ -103,15 +105,15 @@ def test_a_run_goes_on_behind_its_last_line(mutants, tmp_path, monkeypatch, caps
         "2 of 3 killed; 1 that no test should notice, 1 without an answer\n"
     )
 
-    # What survived is found again where lines came before it, and near tests that have come since notice it.
+    # What survived is found again where lines came before it, and the test that the table names notices it.
     monkeypatch.setattr(mutants, "ROOT", package)
     (package / "a.py").write_text("w = 9\n\n\nx = 1 < 2\n")
-    monkeypatch.setattr(mutants.mutate, "run_tests", lambda copied, *_: (
-        int("2 < 2" in (copied / "a.py").read_text()), "FAILED test_a.py::new\n"))  # fmt: skip
+    monkeypatch.setattr(mutants.mutate, "run_tests", lambda copied, tests, limit_s: (
+        int("2 < 2" in (copied / "a.py").read_text()), f"FAILED {tests[0]}::test\n"))  # fmt: skip
     assert mutants.main(["recheck", str(into)]) == 0 == mutants.main(["list", str(into)])
     changed = {name: (line["verdict"], line["by"], line["mutant"]["line"]) for line in mutants.read(into)
                if verdicts[name := line["name"]] != (line["verdict"], line["by"])}  # fmt: skip
     assert changed == {
-        "a.py:1: 1 -> 2": ("killed", "test_a.py::new", 4),
+        "a.py:1: 1 -> 2": ("killed", "test_far::test", 4),
         "c.py:1: z -> w": ("no place", "what it changes is no longer there", 1),
     }

@@ -60,9 +60,9 @@ class LlamaGenConfig(Section):
     # Places that a caption takes; a class takes one.
     caption_slots: int = Field(120, ge=1)
     # Of its norms.
-    norm_eps: float = 1e-5
+    norm_eps: float = Field(1e-5, gt=0, le=1)
     # Base of the two-dimensional rotary positions.
-    rope_base: float = 10000.0
+    rope_base: float = Field(10000.0, ge=1, le=1e12)
     # Standard deviation of initial weights; small models learn sooner from larger ones.
     init_std: float = Field(0.02, gt=0)
     # Training only: of embedded tokens, of residual branches and of the feed-forward (the published recipe has 0.1).

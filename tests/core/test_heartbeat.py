@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 import torch.distributed as dist
 from draftsmith.core import ranks
-from draftsmith.core.heartbeat import ALONE, ENDED, STEPS, WAITS, WORKS, Heartbeat, Pulse, _Peer
+from draftsmith.core.heartbeat import ALONE, ENDED, STEPS, WAITS, WORKS, Heartbeat, Pulse, _Late, _Peer, _told
 from training import free_port
 
 FORK = multiprocessing.get_context("fork")
@@ -164,6 +164,22 @@ def test_a_rank_that_ended_with_a_message_of_its_own_is_named_at_once(tmp_path):
 
     ended = two_ranks(tmp_path, work)
     assert "lost: rank 1\n" in ended[0].said
+
+
+def test_a_rank_that_has_left_watches_no_longer():
+    """Else it would end a process that goes on after its run, for ranks that never join."""
+    before = set(threading.enumerate())
+    heartbeat = Heartbeat(Pulse(), 0, 4, bound_s=60.0, joining="host:1", end=sys.exit)
+    (watch,) = set(threading.enumerate()) - before
+    heartbeat.leave()
+    watch.join(5)
+    assert not watch.is_alive()
+
+
+def test_of_many_late_ranks_four_are_named():
+    late = [_Late(number, "which is silent", is_silent=True, quiet_s=9, bound_s=60) for number in range(5)]
+    assert _told(late).endswith("rank 3, which is silent; and 1 more")
+    assert _told(late[:4]).endswith("rank 3, which is silent")
 
 
 def test_an_error_of_something_else_is_nobodys_loss():

@@ -183,6 +183,8 @@ def test_other_depths():
     assert np.array_equal(grey(tiff(halves)), halves >> 8)
     assert np.array_equal(grey(tiff(LEVELS.astype("<u2"), photometric=0)), 255 - (LEVELS >> 8)), "0 is white there"
     assert np.array_equal(grey(tiff((LEVELS % 256).astype("<i4"))), LEVELS % 256), "8 bits in 32, as before"
+    assert grey(tiff(np.array([[0, 255]], "<i4"))).tolist() == [[0, 255]]
+    assert grey(tiff(np.array([[0, 256]], "<i4"))).tolist() == [[0, 1]]
     packed = bytes([0x12, 0x3F, 0xFF])  # two values of 12 bits: 0x123 and 0xFFF
     of_12 = bytearray(tiff(np.zeros((1, 2), "<u2"), bits=12))
     of_12[8:11] = packed

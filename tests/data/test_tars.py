@@ -99,6 +99,16 @@ def test_a_tar_that_was_written_anew_is_scanned_anew(tmp_path):
     assert next(read(source(path), 20)).key == "00040"
 
 
+def test_a_member_of_a_kind_that_nobody_knows_is_passed_with_its_data(tmp_path):
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as file:
+        for name, data in [*pairs(1), ("volume", b"!" * 700), *pairs(2)[2:]]:
+            info = tarfile.TarInfo(name)
+            info.size, info.type = len(data), b"Z" if name == "volume" else tarfile.REGTYPE
+            file.addfile(info, io.BytesIO(data))
+    assert {item.key for item in read(source(path))} == {"00000", "volume", "00001"}, "and told as refused"
+
+
 def test_an_empty_tar_is_passed_over(tmp_path):
     paths = [write(tmp_path / f"{n}.tar", pairs(count)) for n, count in enumerate((3, 0, 4))]
     whole = list(read(source(*paths)))

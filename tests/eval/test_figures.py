@@ -48,6 +48,8 @@ def test_of_many_methods_those_of_highest_tau_are_drawn(tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "save", lambda figure, path: kept.append(figure))
     worst_first = sorted(PLACES["pictures"].values(), key=lambda summary: summary.tau)
     acceptance_by_depth(tmp_path / "a.png", {"pictures": {str(n): s for n, s in enumerate(worst_first)}})
+    acceptance_by_depth(tmp_path / "b.png", PLACES)
+    assert kept[1].get_figheight() > 1.8 * kept[0].get_figheight(), "two rows of panels"
     (legend,) = kept[0].legends
     assert [text.get_text() for text in legend.texts] == list("2345678")
 

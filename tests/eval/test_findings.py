@@ -27,6 +27,9 @@ def test_findings_say_what_does_not_hold():
     assert "**Outputs differ** from plain decoding in 6 of 7 greedy cells: M, pictures" in told
     assert "**2 of 12 requests of pictures, clips exceed the draft's positions** in M" in told
     assert "No drafted token was accepted, or none was rejected, in: dead, pictures." in told
+    seven = [a_row(method="dead", accepted=(0, 0), benchmark=f"b{n}") for n in range(7)]
+    told = " ".join(build(seven, about={}, methods=METHODS).findings)
+    assert f"in: {'; '.join(f'dead, b{n}' for n in range(6))} and 1 more." in told
 
 
 def test_lengths_of_clips_are_compared_in_the_longest_answers():

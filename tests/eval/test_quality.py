@@ -312,6 +312,7 @@ def test_the_published_hps_has_the_size_of_vit_h_14():
         model = CLIPModel(CLIPConfig(**VIT_H))
     assert sum(p.numel() for p in model.parameters()) == 986_109_441  # open_clip's model profile: 986.11 million
     assert model.text_model.config.vocab_size == 49408 and model.vision_model.config.image_size == 224
+    assert model.text_model.config.eos_token_id == 49407, "the last id, at which texts are pooled"
 
 
 @pytest.mark.parametrize("deep", [False, True])

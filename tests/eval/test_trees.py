@@ -583,6 +583,7 @@ def test_sections_build_policies():
     assert anole.build(grid=32).max_nodes == 9 * 13
     llamagen = tree(kind="adt", preset="llamagen", total=40, width_range=(3, 30))
     assert (llamagen.width_step, llamagen.width_range) == (10, (3, 30))
+    assert settings(depth_range=(0, 2)).depth_range == (0, 2), "depth 1 is left"
     assert tree(**llamagen.model_dump()) == llamagen
 
 

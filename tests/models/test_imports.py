@@ -101,7 +101,10 @@ def test_norms_and_angles_are_the_heads_own(tmp_path):
     text.rope_parameters["rope_theta"] = 1e6
     result = import_head("msd", str(published(tmp_path / "c", values, state)), text, embedding=None)
     assert result.head.shape.rope_theta == 10000.0
-    assert any("not compared" in n for n in result.notes) is False
+    assert not any("not compared" in n or "stretched" in n for n in result.notes)
+    text.rope_parameters |= {"rope_type": "linear", "factor": 2.0}
+    result = import_head("msd", str(published(tmp_path / "c", values, state)), text, embedding=None)
+    assert result.config.rope == "plain" and any("not stretched as the target's" in n for n in result.notes)
 
 
 @pytest.mark.parametrize(

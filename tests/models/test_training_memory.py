@@ -104,7 +104,12 @@ def test_a_head_within_a_fifth(name):
     assert 0.8 < estimate / found < 1.25, (estimate, found)
 
 
-@pytest.mark.parametrize("settings", [{}, {"block_size": 12, "num_layers": 3}, {"loss": {"num_anchors": 5}}])
+WITHOUT_BLOCKS = {"num_layers": 1, "taps": [1, 2, 3, 4, 5, 6], "loss": {"num_anchors": 1}}
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"block_size": 12, "num_layers": 3}, {"loss": {"num_anchors": 5}}, WITHOUT_BLOCKS]
+)
 def test_a_dflash_draft_within_a_fifth(settings, monkeypatch):
     monkeypatch.setattr(dflash_training, "BLOCKS", 10)
     config = DflashConfig.model_validate({"kind": "dflash", "block_size": 6, "num_layers": 2} | settings)
@@ -116,7 +121,7 @@ def test_a_dflash_draft_within_a_fifth(settings, monkeypatch):
         training(batch, states)
     found = saved.bytes(*training.parameters(), target.embedding, target.head_weight)
     blocks = min(25, config.loss.num_anchors)
-    sizes = config.num_layers, config.num_layers, 3 * 96, 3 * blocks * config.block_size
+    sizes = config.num_layers, len(head.shape.taps), 3 * 96, 3 * blocks * config.block_size
     estimate = dflash_activations(head.shape.layer, *sizes, 4, chunks=-(-blocks // 10))
     assert 0.8 < estimate / found < 1.25, (estimate, found)
 

@@ -256,9 +256,9 @@ def test_inputs_are_the_stages_that_made_them():
 def test_a_head_of_another_run_that_was_trained_anew_makes_an_evaluation_stale(tmp_path):
     """Its folder has the same name before and after."""
     made = tmp_path / "draftsmith.json"
+    head = f"stages.by_length.methods.MSD={{drafter: {{kind: msd, path: {tmp_path}}}, tree: 48-5-10}}"
 
     def fingerprint() -> str:
-        head = f"stages.by_length.methods.MSD={{drafter: {{kind: msd, path: {tmp_path}}}, tree: 48-5-10}}"
         loaded = load([QWEN, head])
         return {p.name: p.fingerprint for p in plan(loaded.recipe, loaded.path)}["by_length"]
 
@@ -267,6 +267,8 @@ def test_a_head_of_another_run_that_was_trained_anew_makes_an_evaluation_stale(t
     assert fingerprint() == before
     made.write_text('{"training": {"step": 200}}')
     assert fingerprint() != before
+    method = load([QWEN, head]).recipe.stages["by_length"].methods["MSD"]
+    assert method.line(()).startswith(f"kind msd, {tmp_path}; tree "), "of a dry run"
 
 
 def test_the_llava_family_has_draft_lvlms_and_heads():

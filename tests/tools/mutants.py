@@ -9,8 +9,8 @@ A mutant is one change of one expression or statement: a comparison, an operator
 call that is left out. Mutants are drawn from all product files with one seed; more of them begin with the same ones.
 The nearest tests of a file are the one at the mirrored path, those that have its name in theirs, and those that import
 it. They run in a copy until the first one fails, and that one must pass without the change. `mutate.py` has the
-faults that somebody thought of. Each survivor here gets a test, or a line in `tests/mutants.yaml` that says why no test
-should notice it; those count neither way.
+faults that somebody thought of. Each survivor here gets a test, or a line in `tests/mutants.yaml` that names a farther
+test that notices it (`recheck` runs that one), or says why no test should; those count neither way.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -184,13 +184,17 @@ def run(root: Path, mutants: Sequence[Mutant], into: Path) -> None:
             _say(f"{number}/{len(mutants)}", line)
 
 
-def recheck(root: Path, into: Path, known: Container[str]) -> None:
-    """Tries the lines of `into` that are not killed, and not `known`, once more; their names stay."""
+def recheck(root: Path, into: Path, farther: Mapping[str, str], excused: Container[str]) -> None:
+    """Tries the lines of `into` that are not killed once more, but for those `excused`; their names stay.
+
+    Args:
+        farther: name -> the test file that is asked in place of the nearest.
+    """
     lines = read(into)
     sound: set[tuple[str, ...]] = set()
     with mutate.copied(root) as copied:
         for number, line in enumerate(lines, 1):
-            if line["verdict"] == "killed" or line["name"] in known:
+            if line["verdict"] == "killed" or line["name"] in excused:
                 continue
             before = Mutant(**line["mutant"])
             path = root / before.file
@@ -198,7 +202,8 @@ def recheck(root: Path, into: Path, known: Container[str]) -> None:
                     if (one.old, one.new) == (before.old, before.new)]  # fmt: skip
             if same:  # of equals the one that is nearest
                 mutant = min(same, key=lambda one: abs(one.line - before.line))
-                line |= _tried(root, copied, mutant, sound) | {"mutant": asdict(mutant)}
+                tests = (farther[line["name"]],) if line["name"] in farther else None
+                line |= _tried(root, copied, mutant, sound, tests) | {"mutant": asdict(mutant)}
             else:
                 line |= {"verdict": "no place", "by": "what it changes is no longer there"}
             into.write_text("".join(json.dumps(one) + "\n" for one in lines))
@@ -209,9 +214,12 @@ def _say(number: str, line: dict[str, Any]) -> None:
     print(f"{number} {line['verdict']:<8} {line['seconds']:4.0f} s  {line['name'][:150]}", flush=True)
 
 
-def _tried(root: Path, copied: Path, mutant: Mutant, sound: set[tuple[str, ...]]) -> dict[str, Any]:
+def _tried(
+    root: Path, copied: Path, mutant: Mutant, sound: set[tuple[str, ...]], tests: tuple[str, ...] | None = None
+) -> dict[str, Any]:
     """What a line says of the tests; a verdict that starts with "no " counts neither way."""
-    start, tests = time.monotonic(), nearest_tests(root, mutant.file)
+    start = time.monotonic()
+    tests = nearest_tests(root, mutant.file) if tests is None else tests
     verdict, by = _verdict(copied, mutant, tests, sound) if tests else ("survived", "no test is near")
     return {"verdict": verdict, "by": by, "tests": tests, "seconds": round(time.monotonic() - start, 1)}
 
@@ -251,13 +259,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for verb in ("list", "recheck"):
         verbs.add_parser(verb).add_argument("into", type=Path)
     options = parser.parse_args(arguments)
-    reasons = yaml.safe_load(TABLE.read_text())
+    table = yaml.safe_load(TABLE.read_text())
+    farther, reasons = table["farther"], table["equivalent"]
     # A file that is changed and changed back within a second must not be read from what was compiled of it.
     os.environ.update(mutate.ENVIRONMENT | {"PYTHONDONTWRITEBYTECODE": "1"})
     if options.verb == "run":
         run(ROOT, drawn(ROOT, options.seed, options.count), options.into)
     elif options.verb == "recheck":
-        recheck(ROOT, options.into, reasons)
+        recheck(ROOT, options.into, farther, reasons)
     lines = read(options.into)
     count = Counter(line["verdict"] for line in lines)
     survived = {line["name"]: line for line in lines if line["verdict"] == "survived"}

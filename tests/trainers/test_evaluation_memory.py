@@ -19,6 +19,7 @@ from draftsmith.models.drafters.head_config import HeadConfig
 from draftsmith.models.drafters.lvlm import LvlmConfig
 from draftsmith.models.drafters.medusa import MedusaConfig
 from draftsmith.models.drafters.modes import ImageSubstitutes
+from draftsmith.models.llamagen.vq import VqConfig, VqTokenizer
 from draftsmith.models.llava import TokenIds, new_model
 from draftsmith.models.sizes import parameter_counts
 from draftsmith.models.targets.base import Taps
@@ -26,6 +27,7 @@ from draftsmith.models.targets.llava import LlavaTarget
 from draftsmith.models.targets.verification import NODES, verify
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
+from draftsmith.trainers.estimate.image_memory import drawing_memory
 from draftsmith.trainers.estimate.memory import Hardware, evaluation_memory
 from draftsmith.trainers.estimate.models import target_shape
 from draftsmith.trainers.estimate.proposals import proposals, sizes_of
@@ -52,8 +54,12 @@ METHODS = f"""
 
 def asked(*settings: str):
     """The plan of an evaluation of a recipe of ours."""
-    found = load(["recipe=demo/lvlm-distilled", "output=out", *settings])
-    return next(one for one in plan(found.recipe, found.path) if one.name == "compare")
+    return next(one for one in planned_of("demo/lvlm-distilled", *settings) if one.name == "compare")
+
+
+def planned_of(recipe: str, *settings: str):
+    found = load([f"recipe={recipe}", "output=out", *settings])
+    return plan(found.recipe, found.path)
 
 
 @pytest.fixture
@@ -173,6 +179,14 @@ def test_a_target_on_several_devices_has_its_caches_there_too(planned):
     assert spread["drafters"] == alone["drafters"], "heads are whole on one device"
 
 
+def test_a_published_image_tokenizer_is_counted():
+    """Its file need not be there for a dry run."""
+    evaluate = next(one for one in planned_of("eagle-llamagen-c2i-xl") if one.name == "evaluate")
+    with torch.device("meta"):
+        size = sum(p.numel() for p in VqTokenizer(VqConfig()).parameters())
+    assert drawing_memory(evaluate).parts["target's image tokenizer"] == pytest.approx(4 * size, rel=0.01)
+
+
 def test_a_captioner_is_counted(tmp_path):
     """A published one by its folder, or by its name; the demo's own by the stage that trains it."""
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -187,7 +201,11 @@ def test_a_captioner_is_counted(tmp_path):
     assert named.parts["captioner"] == 2 * 223_971_644 and not named.uncounted
     other = evaluation_memory(asked(*few, captioner.format("somebody/blip", "bfloat16")))
     assert other.uncounted == ("somebody/blip",) and "captioner" not in other.parts
-    found = load(["recipe=demo/suite", "output=out", "stages.world.vocab_size=420"])
-    suite = next(one for one in plan(found.recipe, found.path) if one.stage.kind == "evaluate" and one.stage.captioner)
-    config = found.recipe.drafter.config_beside(target_shape(found.recipe))
-    assert evaluation_memory(suite).parts["captioner"] == 4 * sum(parameter_counts(config).values())
+    suite, longer = (
+        next(one for one in planned_of("demo/suite", few[0], f"stages.suite.captioner.max_new_tokens={most}")
+             if one.name == "suite") for most in (40, 4000)
+    )  # fmt: skip
+    config = suite.recipe.drafter.config_beside(target_shape(suite.recipe))
+    parts, more = evaluation_memory(suite).parts, evaluation_memory(longer).parts
+    assert parts["captioner"] == more["captioner"] == 4 * sum(parameter_counts(config).values())
+    assert more["activations"] > 2 * parts["activations"], "as many captions as a prompt has pictures"

@@ -17,6 +17,7 @@ from draftsmith.data.suite import read_index
 from draftsmith.data.videos import VideoSettings
 from draftsmith.eval.rows import read_rows
 from draftsmith.eval.run_folders import read_run
+from draftsmith.eval.studies.visual_tokens import THRESHOLD, fused_from
 from draftsmith.models.drafters.hivis import HivisConfig
 from draftsmith.models.drafters.msd import MsdConfig
 from draftsmith.models.targets.load import load_target
@@ -109,6 +110,9 @@ def test_what_is_probed(finished):
         assert (shares["visual"] == 0) == (name.startswith("Sparrow,")), name
     assert len(probes["attention_shares"]) == 6
     assert probes["retention"]["visual"][0] == pytest.approx(1.0)
+    layer = fused_from(probes["retention"]["visual"])
+    below = f"below {THRESHOLD:g} " + ("at no layer" if layer is None else f"from layer {layer} on")
+    assert below in (output / "evaluate" / "report.md").read_text()
     assert [len(heads) for heads in probes["visual_attention"]] == [4] * 4, "four layers of four heads"
     assert all(0 < share < 1 for heads in probes["visual_attention"] for share in heads)
     assert [*probes["importance"]["SEED-Bench"]] == ["0", "4"], "without visual tokens, and with all four layers' sight"

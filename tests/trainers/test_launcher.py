@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from draftsmith.trainers.launcher import Heard, ending
 
 RANK = """
 import os, signal, sys, time
-os.write(1, f"rank {os.environ['RANK']}\\n".encode())
+os.write(1, f"rank {os.environ['RANK']} {os.environ['MASTER_PORT']}\\n".encode())
 how = sys.argv[-1]
 if how == "dies" and os.environ["RANK"] == "0":
     os.kill(os.getpid(), signal.SIGKILL)
@@ -66,6 +67,8 @@ def test_a_stop_ends_the_ranks_with_its_own_code(started):
 def test_all_is_told_where_it_is_asked_for(started):
     said = started("verbose=true").communicate(timeout=120)[0]
     assert "WORLD INFO DICT" in said and "exits successfully" in said
+    ports = re.findall(r"rank \d (\d+)", said)
+    assert ports and all(int(port) > 1023 for port in ports), "open to every user"
 
 
 def test_warnings_and_errors_of_the_launcher_are_printed():

@@ -211,6 +211,12 @@ def test_somebody_elses_commit_in_between_is_seen(server, folder):
     """The commit is made on what was looked at: another in between is answered with 412, and looked at anew."""
     server.fail("POST", "/commit/", 412)
     assert Upload(server, folder).waited == [1.0]
+    server.fail("POST", "/commit/", 412, times=9)
+    (folder / "config.json").write_text("{}")
+    write_sums(folder)
+    with pytest.raises(UserError, match="412") as caught:
+        Upload(server, folder, attempts=2)
+    assert "somebody else commits" in caught.value.hint
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "SHA256SUMS", "README.md"])

@@ -132,8 +132,11 @@ def test_latency_adds_up_under_plain_decoding(monkeypatch):
 
 def test_trade_off_draws_a_line_for_each_k_in_order_of_delta(monkeypatch):
     figure = drawn(
-        monkeypatch, method_figures.trade_off, SETTINGS[::-1], quality="FID", higher_is_better=False
+        monkeypatch, method_figures.trade_off, SETTINGS[::-1], quality="FID", higher_is_better=False,
+        references={"plain": (1.0, 15.0)},
     )  # fmt: skip
+    (star,) = (line for line in figure.axes[0].lines if line.get_marker() == "*")
+    assert star.get_xydata().tolist() == [[1.0, 15.0]]
     lines = [line for line in figure.axes[0].lines if line.get_linestyle() == "-"]
     assert [line.get_xdata().tolist() for line in map(_arrays, lines)] == [
         [p.tau for p in SETTINGS if p.k == k] for k in (100, 300)

@@ -2,9 +2,11 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 from draftsmith.eval.report import build
 from draftsmith.eval.rows import PLAIN
+from draftsmith.eval.studies import tabed
 from draftsmith.eval.studies.tabed import FIRST, Plan, SetInfo, tabed_section, tables
 from draftsmith.eval.summary import summarize
 from draftsmith.eval.tables import Table, section_markdown
@@ -103,6 +105,15 @@ def test_outputs_that_differ_are_said_of_greedy_cells_alone():
     report = build(warm, about={}, methods={})
     page = " ".join([*report.findings, *(note for table in report.tables for note in table.footnotes)])
     assert "identical" not in page and "Outputs differ" not in page
+
+
+def test_the_second_best_is_underlined_in_the_picture(article, tmp_path, monkeypatch):
+    kept, drawn = [], tables(article, PLAN)
+    monkeypatch.setattr(tabed, "save", lambda figure, path: kept.append(figure))
+    tabed.draw_tables(tmp_path / "a.png", drawn)
+    for panel, table in zip(kept[0].axes, drawn, strict=True):
+        short = [line for line in panel.lines if 0 < np.ptp(line.get_xdata()) < 0.5]
+        assert len(short) == sum(marks.count("second") for marks in table.marks()) > 0
 
 
 def test_the_section(article, tmp_path):
