@@ -26,8 +26,8 @@ from pydantic_core import PydanticUndefined
 
 # Page -> its title, and the modules whose sections stand there. The first that fits is taken.
 PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "targets": ("Targets", ("models.targets", "models.generators", "models.llamagen", "models.vqgan")),
-    "drafters": ("Drafters", ("models.drafters", "models.captioners")),
+    "targets": ("Targets", ("models.targets", "models.llamagen")),
+    "drafters": ("Drafters", ("models.drafters",)),
     "evaluation": ("Evaluation", ("eval", "trainers.evaluation", "trainers.stages.evaluate")),
     "data": ("Data", ("data",)),
     "stages": (
