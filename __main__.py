@@ -2,6 +2,6 @@
 
 import sys
 
-from draftsmith.recipes.cli import main
+from draftsmith.recipes.commands.cli import main
 
 sys.exit(main())

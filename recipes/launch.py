@@ -44,7 +44,7 @@ def announce(arguments: Sequence[str]) -> None:
 def typed(arguments: Sequence[str]) -> str:
     """The command as it was typed, without secrets. A launcher's own words are not known to its processes."""
     module = "python -m draftsmith"
-    programs = {"train.py": "trains/train.py", "__main__.py": module, "cli.py": f"{module}.recipes.cli"}
+    programs = {"train.py": "trains/train.py", "__main__.py": module, "cli.py": f"{module}.recipes.commands.cli"}
     program = programs.get(Path(sys.argv[0]).name, "draftsmith")
     return f"{program} {shlex.join(redact_argument(a) for a in arguments)}"
 
@@ -56,7 +56,7 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
         command: as it was typed, for records.
 
     Raises:
-        Stopped: the run was asked to stop, and has saved what it did; `recipes/cli.py` says so.
+        Stopped: the run was asked to stop, and has saved what it did; `recipes/commands/cli.py` says so.
     """
     loaded = load(list(arguments))
     from ..trainers.engine import check_engine

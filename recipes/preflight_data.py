@@ -20,11 +20,11 @@ from ..core.section import Section
 from ..core.words import counted
 from ..data.captioned import Captioned, CaptionedSource, Refused, class_labels, read
 from ..data.captioned.items import Source
+from ..data.captioned.prompts import ImagePrompt, PromptSource, read_prompts
 from ..data.dataset import ConversationData, ConversationDataset
 from ..data.media_files import BadMedia, MediaFile, is_there, located
 from ..data.mixture import Name, Selection, are_present, missing_files, missing_hint
 from ..data.processor import Processor
-from ..data.prompts import ImagePrompt, PromptSource, read_prompts
 from ..data.record import paths
 from ..data.skipped import Listed
 from ..data.stage_folders import DATASET_FOLDER

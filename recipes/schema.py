@@ -23,12 +23,12 @@ from ..core.refused import Refused
 from ..core.secrets import as_written, only_variables, variables_of, written_over
 from ..core.section import Section
 from ..core.tracking import TrackingConfig
-from ..data.prompts import PromptSource
+from ..data.captioned.prompts import PromptSource
 from ..models.drafters import AnyDrafter
 from ..models.drafters.base import DrafterConfig
-from ..models.generators import AnyTarget
 from ..models.llava import FAMILIES
 from ..models.targets.anole_section import refuse_lumina
+from ..models.targets.generators import AnyTarget
 from ..trainers.engine import EngineConfig
 from ..trainers.estimate.memory import Hardware
 from ..trainers.fit import SCRATCH

@@ -128,7 +128,7 @@ class Row:
 def launched(words: Sequence[str], ranks: int) -> list[str]:
     """A recipe's command on this number of ranks of this node."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
-    return [sys.executable, *launcher, "-m", "draftsmith.recipes.cli", *words]
+    return [sys.executable, *launcher, "-m", "draftsmith.recipes.commands.cli", *words]
 
 
 def plan(folder: Path, tracks: Sequence[str], ranks: Sequence[int], *, quick: bool) -> list[Row]:
@@ -290,7 +290,7 @@ def waits(words: Sequence[str]) -> None:
     import warnings
 
     import torch
-    from draftsmith.recipes.cli import main as cli
+    from draftsmith.recipes.commands.cli import main as cli
 
     if not torch.cuda.is_available():
         print("not measurable without CUDA")

@@ -181,7 +181,7 @@ def entered(place: str, arguments: list[str]) -> tuple[int, int, int]:
         place: MODULE:FUNCTION or MODULE:CLASS.METHOD, as `trainers.loop:_forward_backward`.
         arguments: those of `draftsmith`.
     """
-    from draftsmith.recipes.cli import main as draftsmith
+    from draftsmith.recipes.commands.cli import main as draftsmith
 
     module, _, name = place.partition(":")
     owner: Any = importlib.import_module(f"draftsmith.{module}")

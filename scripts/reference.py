@@ -17,7 +17,7 @@ from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from draftsmith.core.section import Section
-from draftsmith.recipes.cli import COMMANDS, usage
+from draftsmith.recipes.commands.cli import COMMANDS, usage
 from draftsmith.recipes.files import recipe_names
 from draftsmith.recipes.schema import Recipe
 from draftsmith.recipes.sections import kinds, sections

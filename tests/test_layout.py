@@ -98,7 +98,6 @@ UNIONS = {
     "models/drafters/__init__.py",
     "models/targets/load.py",
     "recipes/commands/cli.py",
-    "recipes/cli.py",
 }
 
 # Rooms of a folder from the ground up: a room may import those below it, and of its own floor one way.

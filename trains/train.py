@@ -10,7 +10,7 @@ try:
     import draftsmith
 except ModuleNotFoundError:
     sys.exit("error: draftsmith is not installed in this environment\n  hint: pip install -c constraints.txt -e .")
-from draftsmith.recipes.cli import main
+from draftsmith.recipes.commands.cli import main
 
 here, found = Path(__file__).resolve().parents[1], Path(draftsmith.__file__).resolve().parent
 if here != found:

@@ -1,1 +1,1 @@
-"""The `draftsmith` command's subcommands, one file each; `recipes/cli.py` lists them."""
+"""The `draftsmith` command's subcommands, one file each; `recipes/commands/cli.py` lists them."""

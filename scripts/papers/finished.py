@@ -17,9 +17,9 @@ from draftsmith.core.errors import UserError, did_you_mean
 from draftsmith.core.results import DONE, read_mark
 from draftsmith.core.secrets import redact
 from draftsmith.core.section import Section
-from draftsmith.data.prompts import ImagePrompt, PromptSource, read_prompts
+from draftsmith.data.captioned.prompts import ImagePrompt, PromptSource, read_prompts
 from draftsmith.data.stage_folders import DATASET_FOLDER
-from draftsmith.recipes.cli import say
+from draftsmith.recipes.commands.cli import say
 from draftsmith.recipes.exit_codes import MISTAKE, OK, STOPPED
 from draftsmith.recipes.load import RUN_OPTIONS, load
 from draftsmith.recipes.plan import plan

@@ -30,13 +30,13 @@ from typing import Annotated, Any
 import torch
 from draftsmith.core import ranks
 from draftsmith.core.secrets import redact_argument
-from draftsmith.data.prompts import ImagePrompt
+from draftsmith.data.captioned.prompts import ImagePrompt
 from draftsmith.eval.figures import save_grid
 from draftsmith.eval.tables import markdown, words
 from draftsmith.models.decoding.neighbours import load_neighbours
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.generators import Generator, load_generator
-from draftsmith.recipes.cli import say
+from draftsmith.models.targets.generators import Generator, load_generator
+from draftsmith.recipes.commands.cli import say
 from draftsmith.scripts.papers import proximity
 from draftsmith.scripts.papers.finished import Finished, ScriptOptions, run_script
 from draftsmith.trainers.engine import init_distributed

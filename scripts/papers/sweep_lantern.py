@@ -31,7 +31,7 @@ import torch
 from draftsmith.core import ranks
 from draftsmith.core.errors import UserError, did_you_mean
 from draftsmith.core.secrets import redact_argument, redact_tree
-from draftsmith.data.prompts import ImagePrompt
+from draftsmith.data.captioned.prompts import ImagePrompt
 from draftsmith.eval import tables
 from draftsmith.eval.lantern import LanternConfig, lantern
 from draftsmith.eval.loop import Decoding, generate
@@ -42,7 +42,7 @@ from draftsmith.eval.rows import PLAIN, Row, grouped, read_rows
 from draftsmith.eval.rules import RULES
 from draftsmith.eval.studies.drawn.method_figures import TradeOff, trade_off
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.recipes.cli import say
+from draftsmith.recipes.commands.cli import say
 from draftsmith.scripts.papers import proximity
 from draftsmith.scripts.papers.finished import Finished, ScriptOptions, run_script
 from draftsmith.scripts.papers.proximity import Bound, Cost, Point, Setting

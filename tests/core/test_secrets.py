@@ -16,7 +16,7 @@ from draftsmith.core.errors import UserError, first_line
 from draftsmith.core.secret_rules import hits
 from draftsmith.core.secrets import HIDDEN, redact, redact_argument, redact_output, redact_tree, shortened
 from draftsmith.core.tracking import Tracker, TrackingConfig
-from draftsmith.recipes.cli import main
+from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.provenance import versions
 from draftsmith.trainers.matching import _shown
 

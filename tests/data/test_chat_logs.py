@@ -14,7 +14,7 @@ from draftsmith.data import chat_logs, log_lines, logged_pictures
 from draftsmith.data.chat_logs import convert
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.mixture import Selection
-from draftsmith.recipes.cli import main
+from draftsmith.recipes.commands.cli import main
 from PIL import Image
 
 

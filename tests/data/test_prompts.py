@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from draftsmith.core.errors import UserError
-from draftsmith.data.prompts import ImagePrompt, PromptSource, read_prompts
+from draftsmith.data.captioned.prompts import ImagePrompt, PromptSource, read_prompts
 from draftsmith.data.shapes.captioned import write_captioned
 from pydantic import ValidationError
 

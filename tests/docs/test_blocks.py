@@ -25,7 +25,7 @@ from pathlib import Path
 import pytest
 import torch.distributed.run as torch_launcher
 from deepspeed.launcher import runner as deepspeed_runner
-from draftsmith.recipes.cli import main
+from draftsmith.recipes.commands.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -128,7 +128,7 @@ def run_script(words: list[str]) -> int:
 
 def run_shell(block: Block) -> tuple[int, str]:
     """The whole block in bash, with this interpreter's commands."""
-    names = {"draftsmith": "draftsmith.recipes.cli", "deepspeed": "deepspeed.launcher.runner"}
+    names = {"draftsmith": "draftsmith.recipes.commands.cli", "deepspeed": "deepspeed.launcher.runner"}
     functions = [f'{name}() {{ {shlex.quote(sys.executable)} -m {module} "$@"; }}' for name, module in names.items()]
     text = "\n".join([*functions, block.text])
     # Scripts ask the environment for python.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from draftsmith.data.mixture import Selection
-from draftsmith.recipes.cli import main
+from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.load import load
 from PIL import Image
 

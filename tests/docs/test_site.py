@@ -9,7 +9,7 @@ import pytest
 import yaml
 from draftsmith.core.errors import UserError
 from draftsmith.models.drafters import AnyDrafter
-from draftsmith.recipes.cli import COMMANDS
+from draftsmith.recipes.commands.cli import COMMANDS
 from draftsmith.recipes.load import recipe_names
 from draftsmith.recipes.sections import kinds, sections
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from draftsmith.recipes.cli import main
+from draftsmith.recipes.commands.cli import main
 from tiny_qwen import text_config, vision_config
 
 ROOT = Path(__file__).resolve().parents[2]

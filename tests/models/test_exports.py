@@ -18,7 +18,7 @@ from draftsmith.models.formats.source import Target, read_source
 from draftsmith.models.llamagen.folders import write_folder
 from draftsmith.models.llava import TokenIds, assemble, llava_config
 from draftsmith.models.targets.base import language_shape
-from draftsmith.recipes.cli import main
+from draftsmith.recipes.commands.cli import main
 from published_tiny import (
     LONG,
     VOCAB,

@@ -16,7 +16,7 @@ from draftsmith.models.formats import import_head, lantern, lvlm
 from draftsmith.models.formats.llama_layer import llama_values
 from draftsmith.models.hub import target_embedding
 from draftsmith.models.targets.base import language_shape
-from draftsmith.recipes.cli import main
+from draftsmith.recipes.commands.cli import main
 from heads_tiny import Tables, config_of
 from published_tiny import VOCAB, WIDTH, head_folder, inputs, ours, published, target_config, target_folder
 from safetensors.torch import load_file, save_file

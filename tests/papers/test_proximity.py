@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from draftsmith.data.prompts import PromptSource, read_prompts
+from draftsmith.data.captioned.prompts import PromptSource, read_prompts
 from draftsmith.eval.lantern import LanternConfig
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Draw, Dynamic

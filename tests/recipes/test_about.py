@@ -1,7 +1,7 @@
 """What a stage is for: the recipe's words or its kind's, in dry runs, and in no fingerprint."""
 
 import pytest
-from draftsmith.recipes.cli import main
+from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.files import demo_names
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan

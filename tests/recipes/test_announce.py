@@ -5,8 +5,8 @@ import sys
 
 import pytest
 from draftsmith.core import ranks
-from draftsmith.recipes import cli
 from draftsmith.recipes.announce import ANNOUNCED, announcement
+from draftsmith.recipes.commands import cli
 from draftsmith.recipes.commands.demo import environment
 from draftsmith.recipes.exit_codes import MISTAKE
 from draftsmith.recipes.files import demo_names
@@ -18,7 +18,7 @@ def first(*words, **how):
     os.write(1, f"{words[0]}|{'torch' in sys.modules}".encode())
     os._exit(0)
 builtins.print = first
-from draftsmith.recipes.cli import main
+from draftsmith.recipes.commands.cli import main
 main(sys.argv[1:])
 """
 

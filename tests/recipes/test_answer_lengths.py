@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from draftsmith.recipes.cli import main
+from draftsmith.recipes.commands.cli import main
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from draftsmith.core.errors import UserError
 from draftsmith.recipes.announce import announcement
-from draftsmith.recipes.cli import main
+from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.launch import run_recipe
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from draftsmith.core.errors import UserError
-from draftsmith.recipes.cli import main
+from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.dry_run import dry_run
 from draftsmith.recipes.launch import run_recipe
 from draftsmith.recipes.load import RUN_OPTIONS, checked, find_recipe, load, recipe_names

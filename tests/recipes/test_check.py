@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 from draftsmith.core.errors import UserError
-from draftsmith.recipes.cli import main
+from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.exit_codes import FAULTS, OK
 from draftsmith.recipes.load import load
 from draftsmith.recipes.preflight_data import sections

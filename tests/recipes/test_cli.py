@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 from draftsmith.core.errors import UserError
-from draftsmith.recipes import cli
-from draftsmith.recipes.cli import COMMANDS, main
-from draftsmith.recipes.commands import stages
+from draftsmith.recipes.commands import cli, stages
+from draftsmith.recipes.commands.cli import COMMANDS, main
 from draftsmith.recipes.commands.completion import SHELLS
 from draftsmith.recipes.exit_codes import CRASH, EXIT_CODES, FAULTS, MISTAKE, OK, STOPPED
 from draftsmith.recipes.launch import typed
@@ -94,7 +93,7 @@ def test_records_hold_the_command_that_was_typed(monkeypatch):
     for program, expected in [
         ("/opt/bin/draftsmith", "draftsmith"),
         ("trains/train.py", "trains/train.py"),
-        ("/site-packages/draftsmith/recipes/cli.py", "python -m draftsmith.recipes.cli"),
+        ("/site-packages/draftsmith/recipes/commands/cli.py", "python -m draftsmith.recipes.commands.cli"),
         ("/site-packages/draftsmith/__main__.py", "python -m draftsmith"),
     ]:
         monkeypatch.setattr("sys.argv", [program])

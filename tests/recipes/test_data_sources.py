@@ -7,7 +7,7 @@ from pathlib import Path
 import datasets
 import pytest
 from draftsmith.core.errors import UserError
-from draftsmith.recipes.cli import main
+from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
 from PIL import Image

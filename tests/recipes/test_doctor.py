@@ -9,7 +9,7 @@ import urllib.request
 import pytest
 import torch
 from draftsmith.recipes import health
-from draftsmith.recipes.cli import main
+from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.exit_codes import FAULTS, OK
 from draftsmith.recipes.finding import Finding, any_fault, fault, ok, shown, warning
 

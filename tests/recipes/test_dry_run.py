@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from draftsmith.models.hub import pinned_config
-from draftsmith.recipes.cli import main
+from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.load import load
 from draftsmith.trainers.estimate.evaluation import describe_evaluation
 from recorded import recorded_dry_run

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from draftsmith.eval.report import build, write
 from draftsmith.recipes.announce import announcement
-from draftsmith.recipes.cli import COMMANDS
+from draftsmith.recipes.commands.cli import COMMANDS
 from draftsmith.recipes.ending import NEXT_DEMO, WIDTH, ending, short_table, try_next
 from draftsmith.recipes.files import demo_names
 from draftsmith.recipes.load import load, recipe_names

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from draftsmith.core.errors import UserError
 from draftsmith.core.secrets import as_written, redact_tree, variables_of
-from draftsmith.recipes.cli import main
+from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.launch import _write_provenance, context_maker
 from draftsmith.recipes.load import load
 from draftsmith.recipes.origins import shown

@@ -90,7 +90,7 @@ def test_an_order_names_every_stage_once(order, told, tmp_path):
 
 
 def test_a_dry_run_has_the_stages_that_are_asked_for(capsys):
-    from draftsmith.recipes.cli import main
+    from draftsmith.recipes.commands.cli import main
 
     assert main(["recipe=demo/lvlm", "dry_run=true", "stages=[pretrain,evaluate]"]) == 0
     titles = [line for line in capsys.readouterr().out.splitlines() if line.startswith("stage ")]

@@ -13,7 +13,7 @@ COUNTS = {"torch", "transformers", "accelerate", "jinja2"}
 
 def imported(*commands: tuple[str, ...]) -> set[str]:
     """Packages that a fresh process has loaded at the end of these commands."""
-    code = "import sys\nfrom draftsmith.recipes.cli import main\n"
+    code = "import sys\nfrom draftsmith.recipes.commands.cli import main\n"
     code += "".join(f"code = main({list(words)})\nassert code == 0, code\n" for words in commands)
     code += "print('LOADED', *{name.split('.')[0] for name in sys.modules})"
     command = [sys.executable, "-c", code]

@@ -7,7 +7,7 @@ import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.data.tiles import Tiling, onevision_resolutions, tiled_picture
 from draftsmith.data.videos import write_clip
-from draftsmith.recipes.cli import main
+from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.load import load, recipe_names
 from draftsmith.recipes.plan import plan
 from draftsmith.trainers.estimate import data as describe_data

@@ -11,7 +11,7 @@ from draftsmith.core.errors import UserError
 from draftsmith.core.import_paths import NotImported, code_of
 from draftsmith.core.results import DONE, Mark, write_mark
 from draftsmith.eval.published import read_published
-from draftsmith.recipes.cli import main
+from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.ending import try_next
 from draftsmith.recipes.launch import _write_provenance, context_maker
 from draftsmith.recipes.load import load

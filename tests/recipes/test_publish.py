@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from draftsmith.core.results import DONE
-from draftsmith.recipes.cli import main
+from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.exit_codes import STOPPED
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import yaml
-from draftsmith.recipes.cli import main
+from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.load import load
 from draftsmith.recipes.origins import shown
 

@@ -7,7 +7,7 @@ import yaml
 from draftsmith.core.errors import UserError
 from draftsmith.core.results import DONE, Mark, sums_of, write_mark
 from draftsmith.eval.run_folders import read_run, read_runs
-from draftsmith.recipes.cli import main
+from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.comparison import (
     as_data,
     differences,

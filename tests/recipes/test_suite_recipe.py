@@ -1,7 +1,7 @@
 """The sweep of published drafts over targets: it loads, is whole, and says at full size what it would do."""
 
 import pytest
-from draftsmith.recipes.cli import main
+from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
 

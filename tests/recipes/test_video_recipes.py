@@ -10,7 +10,7 @@ from draftsmith.models.formats.expressible import check_expressible
 from draftsmith.models.formats.source import Source, Target
 from draftsmith.models.targets.base import language_shape
 from draftsmith.models.targets.load import target_config
-from draftsmith.recipes.cli import main
+from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.load import FOLDER, load
 from draftsmith.recipes.plan import plan
 from recorded import recorded_dry_run

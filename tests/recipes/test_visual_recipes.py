@@ -1,7 +1,7 @@
 """Recipes of the visual track: what does not fit together is told by name, with a hint, before anything is written."""
 
 import pytest
-from draftsmith.recipes.cli import main
+from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.load import load, recipe_names
 from draftsmith.recipes.plan import plan
 

@@ -159,7 +159,7 @@ def arguments_of(run: dict[str, Any], output: Path) -> list[str]:
 
 def record_run(name: str, folder: Path) -> dict[str, Any]:
     """Runs a recipe in this process. Returns file name -> what it is to hold."""
-    from draftsmith.recipes.cli import main
+    from draftsmith.recipes.commands.cli import main
 
     output = folder / "run"
     decoded = Decoded()
@@ -275,7 +275,7 @@ def exported(path: Path, folder: Path) -> Any:
 
 def dry_runs() -> dict[str, str]:
     """File name -> dry-run text of each shipped recipe."""
-    from draftsmith.recipes.cli import main
+    from draftsmith.recipes.commands.cli import main
 
     # As if every disk had room: a dry run warns where states do not fit, which depends on the machine.
     shutil.disk_usage = lambda path: SimpleNamespace(total=1 << 60, used=0, free=1 << 60)  # type: ignore[assignment,return-value]
@@ -330,7 +330,7 @@ def preload() -> None:
     """Imports what every run needs, once; the runs are forked from here."""
     import deepspeed
     import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401  every engine asks for it, and it imports a compiler
-    import draftsmith.recipes.cli
+    import draftsmith.recipes.commands.cli
     import draftsmith.recipes.schema
     import draftsmith.trainers.run  # noqa: F401
     import torch

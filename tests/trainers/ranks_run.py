@@ -19,10 +19,10 @@ FORKS = multiprocessing.get_context("forkserver")
 # The optimizers of `muon_optimizer` are compiled by torch, whose compiler takes two seconds to import; every ZeRO stage
 # looks whether the optimizer is one of them.
 FORKS.set_forkserver_preload(
-    ["deepspeed", "deepspeed.runtime.zero.muon.muon_optimizer", "peft", "draftsmith.recipes.cli",
+    ["deepspeed", "deepspeed.runtime.zero.muon.muon_optimizer", "peft", "draftsmith.recipes.commands.cli",
      "draftsmith.recipes.launch", "draftsmith.recipes.schema", "draftsmith.trainers.run", "training"]
 )  # fmt: skip
-MAIN = "import sys; from draftsmith.recipes.cli import main; sys.exit(main(sys.argv[1:]))"
+MAIN = "import sys; from draftsmith.recipes.commands.cli import main; sys.exit(main(sys.argv[1:]))"
 
 
 @dataclass(frozen=True)

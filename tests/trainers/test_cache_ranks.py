@@ -14,7 +14,7 @@ from states_run import cached, synthetic
 SCRIPT = """
 import os, signal, sys
 from draftsmith.core import ranks
-from draftsmith.recipes.cli import main
+from draftsmith.recipes.commands.cli import main
 from draftsmith.trainers.training import states as build
 
 real = build.Builder.write

@@ -11,11 +11,11 @@ import pytest
 import torch
 import visual_run
 from draftsmith.core.errors import UserError
-from draftsmith.data.prompts import PromptSource
+from draftsmith.data.captioned.prompts import PromptSource
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.medusa import MedusaConfig
-from draftsmith.models.generators import LlamaGenTargetConfig
 from draftsmith.models.llamagen.files import save_model
+from draftsmith.models.targets.generators import LlamaGenTargetConfig
 from draftsmith.models.targets.llamagen_section import build_transformer
 from draftsmith.recipes.load import load
 from draftsmith.trainers.evaluation import measuring, untimed

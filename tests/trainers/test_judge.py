@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from draftsmith.data.prompts import PromptSource, read_prompts
+from draftsmith.data.captioned.prompts import PromptSource, read_prompts
 from draftsmith.data.shapes.captioned import COLORS, SHAPES, write_captioned
 from draftsmith.eval.quality import statistics
 from draftsmith.models.llamagen.shapes_reader import ShapesReader

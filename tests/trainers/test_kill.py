@@ -121,7 +121,7 @@ ASKED = """
 import dataclasses, os, signal, sys
 from draftsmith.core import ranks
 from draftsmith.core.tracking import Tracker
-from draftsmith.recipes.cli import main
+from draftsmith.recipes.commands.cli import main
 from draftsmith.trainers import fit
 
 real = fit.train

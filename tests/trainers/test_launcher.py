@@ -10,7 +10,7 @@ import time
 
 import pytest
 from draftsmith.core import ranks
-from draftsmith.recipes import cli
+from draftsmith.recipes.commands import cli
 from draftsmith.trainers.launcher import Heard, ending
 
 RANK = """

@@ -16,7 +16,7 @@ RECIPE = ROOT / "tests" / "tools" / "attempts" / "lvlm.yaml"
 SCRIPT = """
 import os, signal, sys
 from draftsmith.core import ranks
-from draftsmith.recipes.cli import main
+from draftsmith.recipes.commands.cli import main
 from draftsmith.trainers import checkpoint, loop
 
 def disturbed(real):
@@ -74,7 +74,8 @@ import os, signal, sys, time
 from types import SimpleNamespace
 from draftsmith.core import ranks
 from draftsmith.core.heartbeat import BOUND_S
-from draftsmith.recipes import cli, launch
+from draftsmith.recipes import launch
+from draftsmith.recipes.commands import cli
 from draftsmith.trainers.engine import init_distributed
 from draftsmith.trainers.stages import publish
 from draftsmith.trainers.stopping import Stop
@@ -117,7 +118,7 @@ import os, sys
 from pathlib import Path
 from draftsmith.core import ranks
 from draftsmith.data import media
-from draftsmith.recipes.cli import main
+from draftsmith.recipes.commands.cli import main
 
 real = media.load_image
 
@@ -146,7 +147,7 @@ def test_a_record_that_one_rank_alone_cannot_read_ends_both_with_one_message(tmp
 # Rank 1 is killed before its third step, under the launcher that `draftsmith demo` starts.
 KILLED = """
 import os, signal, sys
-from draftsmith.recipes import cli
+from draftsmith.recipes.commands import cli
 
 def run(*words):
     from draftsmith.core import ranks  # only now: torch reads at its import what it may log

@@ -26,12 +26,12 @@ from draftsmith.models.formats.export import lay_out
 from draftsmith.models.formats.llama_layer import llama_values
 from draftsmith.models.formats.source import Target, read_source
 from draftsmith.models.formats.start import load_start
-from draftsmith.models.generators import load_generator
 from draftsmith.models.llamagen.files import save_model
 from draftsmith.models.llamagen.folders import write_folder
 from draftsmith.models.targets.base import language_shape
+from draftsmith.models.targets.generators import load_generator
 from draftsmith.models.targets.llamagen_section import build_transformer
-from draftsmith.recipes.cli import main
+from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
 from draftsmith.trainers.stages.encode import EncodeStage

@@ -10,7 +10,7 @@ import yaml
 from draftsmith.core.errors import UserError
 from draftsmith.core.import_paths import NotImported
 from draftsmith.eval.published import open_published
-from draftsmith.recipes.cli import main
+from draftsmith.recipes.commands.cli import main
 from draftsmith.trainers import fit
 from own_package import KIND, RECIPE, forget, write_package
 from stages_run import load_spelled, run_loaded

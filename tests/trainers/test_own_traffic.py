@@ -15,7 +15,7 @@ from draftsmith.data.processor_files import build_qwen_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.models.llava import TokenIds
 from draftsmith.models.qwen import QWEN_FAMILIES, qwen_config
-from draftsmith.recipes.cli import main
+from draftsmith.recipes.commands.cli import main
 from PIL import Image
 from states_run import WORDS
 from tiny_qwen import text_config, vision_config

@@ -26,7 +26,7 @@ from draftsmith.eval.published import assemble, open_published, read_published
 from draftsmith.eval.published_section import UserRequest
 from draftsmith.eval.stored_prompt import reproduce
 from draftsmith.models.drafters.lvlm import load_drafter
-from draftsmith.recipes.cli import main
+from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.dry_run import dry_run
 from draftsmith.recipes.plan import plan
 from draftsmith.trainers.publishing.fresh import try_folder
@@ -44,7 +44,7 @@ SETTINGS = [
 ]
 TRAINED = ("world", "target", "draft", "evaluate")
 PUBLISH = "stages.publish={kind: publish, repo: me/tiny-draft, upload: false}"
-COMMAND = [sys.executable, "-m", "draftsmith.recipes.cli", "publish"]
+COMMAND = [sys.executable, "-m", "draftsmith.recipes.commands.cli", "publish"]
 SECRET = "hf_" + "S" * 34
 PROJECT = "companyprojectname"
 FROM_ENVIRONMENT = [

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ASKED = """
 import os, signal, sys
 from pathlib import Path
-from draftsmith.recipes.cli import main
+from draftsmith.recipes.commands.cli import main
 from draftsmith.trainers.stopping import Stop
 
 real, folder = Stop.check, Path(os.environ["FOLDER"])

@@ -14,7 +14,7 @@ NOBODY = 65534
 COMMAND = """
 import ctypes, os, sys
 from pathlib import Path
-from draftsmith.recipes.cli import main
+from draftsmith.recipes.commands.cli import main
 
 if os.geteuid() == 0:
     libc = ctypes.CDLL(None, use_errno=True)

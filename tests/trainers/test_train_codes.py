@@ -18,8 +18,8 @@ from draftsmith.core.errors import UserError
 from draftsmith.core.refused import Refused
 from draftsmith.core.tracking import Tracker
 from draftsmith.data.captioned import TarSource, read
+from draftsmith.data.captioned.prompts import PromptSource, read_prompts
 from draftsmith.data.codes import CodeCollate, ShardData, ShardSamples
-from draftsmith.data.prompts import PromptSource, read_prompts
 from draftsmith.data.shards import ShardReader, claim
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Draw
@@ -28,13 +28,13 @@ from draftsmith.eval.rules import RULES
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.eagle import EagleConfig
 from draftsmith.models.drafters.medusa import MedusaConfig
-from draftsmith.models.generators import LlamaGenTargetConfig, load_generator
 from draftsmith.models.llamagen.captions import TextFeatures
 from draftsmith.models.llamagen.files import load_llamagen, load_vq, save_model
 from draftsmith.models.llamagen.shapes_reader import ShapesReader
 from draftsmith.models.targets.anole_section import AnoleTargetConfig
+from draftsmith.models.targets.generators import LlamaGenTargetConfig, load_generator
 from draftsmith.models.targets.llamagen_section import TEXT_ENCODER, build_transformer
-from draftsmith.recipes.cli import main
+from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
 from draftsmith.trainers.engine import EngineConfig

@@ -14,7 +14,7 @@ from ranks_run import run_ranks
 SCRIPT = """
 import json, os, sys
 from draftsmith.recipes import alike
-from draftsmith.recipes.cli import main
+from draftsmith.recipes.commands.cli import main
 
 words = sys.argv[1:]
 if os.environ["RANK"] == "1":

@@ -7,15 +7,15 @@ import pytest
 import torch
 from draftsmith.core.batch import ImageRequest
 from draftsmith.core.errors import UserError
+from draftsmith.data.captioned.prompts import ImagePrompt
 from draftsmith.data.codes import ShardData, ShardSamples
-from draftsmith.data.prompts import ImagePrompt
 from draftsmith.data.shards import ShardReader
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import RULES
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.generators import Generator, load_generator
 from draftsmith.models.llamagen.files import save_model
+from draftsmith.models.targets.generators import Generator, load_generator
 from draftsmith.models.targets.llamagen_section import build_transformer
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...core import ranks
 from ...core.errors import UserError
-from ...data.prompts import ImagePrompt, read_prompts
+from ...data.captioned.prompts import ImagePrompt, read_prompts
 from ...data.stage_folders import CODES, DATASET_FOLDER
 from ...eval.lantern import LanternConfig, lantern
 from ...eval.pair import open_pair
@@ -22,7 +22,7 @@ from ...eval.studies.drawn import AnalysisConfig, CellStatistics, encoded_pictur
 from ...eval.studies.drawn.places import contrasts
 from ...eval.tables import ReportSection
 from ...models.decoding.warp import Warp
-from ...models.generators import Generator
+from ...models.targets.generators import Generator
 from ..context import Context
 from ..stopping import Stop
 from .drafters import Drafters, Drafting

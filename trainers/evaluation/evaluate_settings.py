@@ -10,9 +10,9 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from ...core.errors import UserError, did_you_mean
 from ...core.fields import MOST_ANSWER, FileName, Temperature, TopK, TopP
 from ...core.refused import Refused
+from ...data.captioned.prompts import PromptSource
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
-from ...data.prompts import PromptSource
 from ...eval.contrasts import Comparison
 from ...eval.lantern import LanternConfig
 from ...models.drafters import AnyDrafter

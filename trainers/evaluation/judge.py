@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from ...data.captioned import Captioned, TarSource, decode_image, read
-from ...data.prompts import ImagePrompt
+from ...data.captioned.prompts import ImagePrompt
 from ...data.shapes.captioned import figures_of, places_of
 from ...eval.quality import Extractor, Measured, QualityConfig, as_is, check, measure
 from ...models.llamagen.shapes_reader import ShapesReader

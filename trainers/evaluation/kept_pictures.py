@@ -17,7 +17,7 @@ from typing import Any
 from ...core import ranks
 from ...core.fields import PLACES
 from ...core.files import write_whole
-from ...data.prompts import ImagePrompt
+from ...data.captioned.prompts import ImagePrompt
 from ...models.decoding.batched import even_batches
 from ..context import Context
 from ..stopping import Stop

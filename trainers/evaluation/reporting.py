@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...core import ranks
 from ...core.secrets import variables_of
-from ...data.prompts import ImagePrompt
+from ...data.captioned.prompts import ImagePrompt
 from ...eval import report
 from ...eval.cells import MethodInfo, Quality
 from ...eval.figures import save_grid

@@ -15,18 +15,18 @@ from ...core.errors import UserError
 from ...core.pictures import TEXT
 from ...data.benchmark_hub import fetch_benchmarks
 from ...data.benchmark_sets import SEED
+from ...data.captioned.prompts import ImagePrompt
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData, ConversationDataset
 from ...data.mixture import Name
 from ...data.patches import rounded
 from ...data.processor import Processor
-from ...data.prompts import ImagePrompt
 from ...data.suite import Suite, write_records
 from ...data.tiles import Size
 from ...data.videos import VideoSettings
 from ...data.visual_budget import FrameTokens, label, llava_frames, visual_tokens
 from ...eval.rows import Medium
-from ...models.generators import Generator
+from ...models.targets.generators import Generator
 from ..context import Context
 from ..records import data_files, open_records
 from .benchmarks import SetsBenchmark

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...data.prompts import ImagePrompt
+from ...data.captioned.prompts import ImagePrompt
 from ...eval.loop import generate
 from ...eval.rows import PLAIN
 from ...eval.tables import Column, Table, text
 from ...models.decoding.batched import draw_pictures
-from ...models.generators import Generator
+from ...models.targets.generators import Generator
 from ..context import Context
 from .drafters import Drafting
 from .evaluate_settings import EvaluateSettings

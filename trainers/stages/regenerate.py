@@ -16,9 +16,9 @@ from ...core.fields import MOST_ANSWER, TopK, TopP
 from ...core.refused import Refused
 from ...data.answers import SHARDS as ANSWERS
 from ...data.answers import SKIPPED
+from ...data.captioned.prompts import PromptSource
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
-from ...data.prompts import PromptSource
 from ...data.shards import ShardReader, claim, finish, unfinished, write_shard
 from ...data.stage_folders import CODES
 from ..answers.pictures import Pictures

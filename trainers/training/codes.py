@@ -15,19 +15,19 @@ from transformers import AutoTokenizer
 from ...core import ranks
 from ...core.errors import UserError
 from ...core.pretrained import reading_pretrained
+from ...data.captioned.prompts import read_prompts
 from ...data.codes import CodeCollate, PictureCollate, ShardData, ShardSample, ShardSamples
 from ...data.loader import Collate, Loader, steps_per_epoch
-from ...data.prompts import read_prompts
 from ...data.shapes.captioned import COLORS, SHAPES, figures_of, places_of
 from ...data.stage_folders import CODES, DATASET_FOLDER, TOKENIZER
 from ...eval.figures import save_grid
 from ...models.drafters.base import TargetIdentity
-from ...models.generators import load_generator
 from ...models.llamagen.captions import caption_ids, load_text_encoder
 from ...models.llamagen.files import load_llamagen, load_vq, save_model
 from ...models.llamagen.shapes_reader import ShapesReader
 from ...models.llamagen.training import LlamaGenTraining, VqTraining
 from ...models.llamagen.vq import VqTokenizer
+from ...models.targets.generators import load_generator
 from ...models.targets.llamagen_section import TEXT_ENCODER, build_text_encoder, build_transformer
 from ..context import Context
 from ..engine import Engine

@@ -16,8 +16,8 @@ from ...core.errors import UserError
 from ...core.fields import MOST_ANSWER, Temperature, TopK, TopP
 from ...core.import_paths import code_of
 from ...core.section import Section
+from ...data.captioned.prompts import PromptSource
 from ...data.dataset import ConversationData
-from ...data.prompts import PromptSource
 from ...eval.loop import Decoding, Generation, generate
 from ...eval.policies import Draw, TreeConfig
 from ...eval.rules import RULES

@@ -7,7 +7,7 @@ import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.eval.engines import verify
 from draftsmith.eval.engines.ours import Exported
-from draftsmith.recipes.cli import main
+from draftsmith.recipes.commands.cli import main
 from served_pair import build
 
 TOKENS = 8

@@ -7,8 +7,8 @@ import torch
 from draftsmith.core.errors import UserError
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.eagle import EagleConfig
-from draftsmith.models.generators import AnoleTargetConfig, LlamaGenTargetConfig
 from draftsmith.models.llamagen import folders
+from draftsmith.models.targets.generators import AnoleTargetConfig, LlamaGenTargetConfig
 from visual_tiny import EAGLE, MEDUSA, anole, llamagen, target
 
 

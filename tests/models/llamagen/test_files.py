@@ -11,8 +11,8 @@ from draftsmith.core.errors import UserError
 from draftsmith.models.llamagen import files, folders, lantern_layout, published_files
 from draftsmith.models.llamagen.transformer import SIZES, LlamaGen, LlamaGenConfig, published
 from draftsmith.models.llamagen.vq import VqConfig, VqTokenizer
-from draftsmith.recipes.cli import main
 from draftsmith.recipes.commands import convert as convert_command
+from draftsmith.recipes.commands.cli import main
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM

@@ -231,7 +231,7 @@ def command(arguments: Sequence[str]) -> Callable[[], int]:
     """`draftsmith ARGUMENTS` as work for `run`."""
 
     def work() -> int:
-        from draftsmith.recipes.cli import main
+        from draftsmith.recipes.commands.cli import main
 
         sys.argv = ["draftsmith", *arguments]
         return main(list(arguments))

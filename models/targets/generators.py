@@ -13,13 +13,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ..core.batch import ImageRequest
-from ..core.import_paths import OrImported
-from .targets.anole_section import AnoleTargetConfig
-from .targets.drawing import Conditions, Folders, ImageTargetSection
-from .targets.llamagen_section import LlamaGenTargetConfig
-from .targets.load import LANGUAGE_TARGETS
-from .targets.section import TargetSection
+from ...core.batch import ImageRequest
+from ...core.import_paths import OrImported
+from .anole_section import AnoleTargetConfig
+from .drawing import Conditions, Folders, ImageTargetSection
+from .llamagen_section import LlamaGenTargetConfig
+from .load import LANGUAGE_TARGETS
+from .section import TargetSection
 
 IMAGE_TARGETS = LlamaGenTargetConfig | AnoleTargetConfig
 # A recipe's `target` that draws.

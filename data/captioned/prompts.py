@@ -15,11 +15,11 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from ..core.errors import UserError, encodable
-from ..core.fields import Place, Seed
-from ..core.files import LOG_BYTES, read_text
-from ..core.section import Section
-from .captioned import Captioned, CocoSource, TarSource, read
+from ...core.errors import UserError, encodable
+from ...core.fields import Place, Seed
+from ...core.files import LOG_BYTES, read_text
+from ...core.section import Section
+from . import Captioned, CocoSource, TarSource, read
 
 
 @dataclass(frozen=True)

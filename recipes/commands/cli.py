@@ -12,14 +12,17 @@ import time
 import traceback
 from pathlib import Path
 
-from .. import __version__
-from ..core import ranks
-from ..core.errors import UserError, did_you_mean
-from ..core.files import unwritable
-from ..core.locks import let_libraries_lock
-from ..core.secrets import redact
-from ..trainers.stopping import Stopped
-from .commands import (
+from ... import __version__
+from ...core import ranks
+from ...core.errors import UserError, did_you_mean
+from ...core.files import unwritable
+from ...core.locks import let_libraries_lock
+from ...core.secrets import redact
+from ...trainers.stopping import Stopped
+from ..exit_codes import CRASH, EXIT_CODES, MISTAKE, OK, STOPPED
+from ..files import demo_names, recipe_names
+from ..launch import announce, run_recipe, say, typed
+from . import (
     check,
     compare,
     completion,
@@ -34,10 +37,7 @@ from .commands import (
     verify,
     verify_engine,
 )
-from .commands.command import Command
-from .exit_codes import CRASH, EXIT_CODES, MISTAKE, OK, STOPPED
-from .files import demo_names, recipe_names
-from .launch import announce, run_recipe, say, typed
+from .command import Command
 
 # Seconds for rank 0 to meet the same mistake, as its imports may take longer; for a launcher to end this rank, too.
 _OTHERS_S, _PEER_S = 30.0, 5.0
