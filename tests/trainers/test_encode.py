@@ -12,7 +12,8 @@ import torch
 from draftsmith.core import ranks
 from draftsmith.core.errors import UserError
 from draftsmith.data.captioned import center_crop
-from draftsmith.data.shards import ShardReader
+from draftsmith.data.shards import ShardReader, summary
+from draftsmith.data.stage_folders import CODES
 from draftsmith.models.llamagen.captions import TextFeatures
 from draftsmith.models.llamagen.files import load_vq
 from draftsmith.models.targets.llamagen_section import TEXT_ENCODER
@@ -46,11 +47,11 @@ def stage(folder: Path, **settings) -> EncodeStage:
 def run(output: Path, made, chosen: EncodeStage, **changes) -> tuple[ShardReader, list[str]]:
     given = context(output, changes.pop("target", made.target), made.inputs, **changes)
     chosen.run(given)
-    return ShardReader(output / encode.SHARDS), given.say.lines
+    return ShardReader(output / CODES), given.say.lines
 
 
 def everything(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted((folder / encode.SHARDS).iterdir())}
+    return {path.name: path.read_bytes() for path in sorted((folder / CODES).iterdir())}
 
 
 # What is written
@@ -60,7 +61,7 @@ def test_samples_are_what_the_models_say(tmp_path, made):
     source = pictures(tmp_path / "in", 11, side=40)
     reader, told = run(tmp_path / "out", made, stage(source, write=ALL, batch_size=3))
     assert [len(reader), len(reader.shards)] == [11, 3] and reader.refused == {}
-    assert told == [encode.summary(tmp_path / "out" / encode.SHARDS)] and told[0].startswith("11 samples in 3 shards")
+    assert told == [summary(tmp_path / "out" / CODES)] and told[0].startswith("11 samples in 3 shards")
     vq = load_vq(made.inputs["vq"])
     text = TextFeatures(made.inputs["text"] / TEXT_ENCODER, max_length=16, dtype=torch.float32)
     codes = set()
@@ -87,7 +88,7 @@ def test_only_what_was_asked_for_is_written_and_loaded(tmp_path, made, write):
     inputs = {needed[name]: made.inputs[needed[name]] for name in write if name in needed}
     chosen = stage(source, write=write)
     chosen.run(context(tmp_path / "out", made.target, inputs))
-    _, tensors, _ = ShardReader(tmp_path / "out" / encode.SHARDS)[0]
+    _, tensors, _ = ShardReader(tmp_path / "out" / CODES)[0]
     assert set(tensors) == set(write)
     assert {name for name in chosen.needs() if name != "data"} == set(inputs)
 
@@ -182,7 +183,7 @@ def test_strict_stops_at_the_first_and_names_it(tmp_path, made, mixed):
         run(tmp_path / "out", made, stage(mixed, write=["pixels"], on_error="strict"))
     assert str(mixed / "001.png") in str(told.value) and "on_error: skip" in str(told.value)
     with pytest.raises(UserError, match=r"manifest\.json"):
-        ShardReader(tmp_path / "out" / encode.SHARDS)
+        ShardReader(tmp_path / "out" / CODES)
 
 
 @pytest.mark.parametrize("kind", ["folder", "webdataset"])
@@ -220,7 +221,7 @@ def test_a_killed_run_goes_on_behind_its_finished_shards(tmp_path, made, mixed, 
         patch.setattr(encode, "write_shard", dying)
         with pytest.raises(Killed):
             run(tmp_path / "out", made, chosen)
-    finished = sorted((tmp_path / "out" / encode.SHARDS).glob("shard-*.json"))
+    finished = sorted((tmp_path / "out" / CODES).glob("shard-*.json"))
     assert len(finished) == shard
     before = {path: path.stat().st_mtime_ns for json_ in finished for path in (json_, json_.with_suffix(".tar"))}
 
@@ -241,7 +242,7 @@ def test_a_damaged_shard_is_made_again_and_no_other(tmp_path, made, mixed):
     chosen = stage(mixed, write=["codes"])
     run(tmp_path / "out", made, chosen)
     whole = everything(tmp_path / "out")
-    shards = tmp_path / "out" / encode.SHARDS
+    shards = tmp_path / "out" / CODES
     (shards / "shard-000001.tar").write_bytes(whole["shard-000001.tar"][:1000])
     first = (shards / "shard-000000.tar").stat().st_mtime_ns
     run(tmp_path / "out", made, chosen)
@@ -298,7 +299,7 @@ def test_two_ranks_write_the_shards_of_one(tmp_path, made, mixed, monkeypatch):
     def barrier():
         waits.append(now["rank"])
         if waits == [0, 0]:
-            assert not (tmp_path / "out" / encode.SHARDS / "manifest.json").exists()
+            assert not (tmp_path / "out" / CODES / "manifest.json").exists()
             now["rank"] = 1
             chosen.run(given)
             now["rank"] = 0
