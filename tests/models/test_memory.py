@@ -1,5 +1,7 @@
 """Estimates of a dry run against torch's own counts, at tiny size: weights and cache exact, the rest within two."""
 
+import copy
+
 import pytest
 import tiny
 import tiny_qwen
@@ -56,3 +58,13 @@ def test_cache_is_exact_and_a_prompt_within_a_factor_of_two(kind, reads):
     assert held == cache_bytes(config, "float32", positions)
     estimate = peak(activation_bytes(config, "float32", Decoding(positions, attention=bool(tapped))))
     assert 0.5 < estimate / (live.most - held) < 2, (estimate, live.most - held)
+
+
+def test_states_that_qwen3_vls_tower_adds_to_layers_are_counted():
+    """One of each place for each of these layers."""
+    config = built("qwen3_vl").config
+    without = copy.deepcopy(config)
+    without.vision_config.deepstack_visual_indexes = []
+    found, less = (activation_bytes(one, "float32", Decoding(100))["prompt and tree"] for one in (config, without))
+    layers = len(config.vision_config.deepstack_visual_indexes)
+    assert layers and found - less == layers * 100 * config.text_config.hidden_size * 4
