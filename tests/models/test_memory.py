@@ -1,5 +1,7 @@
 """Estimates of a dry run against torch's own counts, at tiny size: weights and cache exact, the rest within two."""
 
+import copy
+
 import pytest
 import tiny
 import tiny_qwen
@@ -69,3 +71,13 @@ def test_what_a_tree_writes_in_recurrent_layers_is_exact():
     held = sum(layer.inputs.nbytes for layer in layers) - before
     held += sum(part.nbytes for layer in layers for part in vars(layer.written).values())
     assert held == _recurrent_bytes(target.decoder.model.config.get_text_config(), 4, places=0, nodes=31)
+
+
+def test_states_that_qwen3_vls_tower_adds_to_layers_are_counted():
+    """One of each place for each of these layers."""
+    config = built("qwen3_vl").config
+    without = copy.deepcopy(config)
+    without.vision_config.deepstack_visual_indexes = []
+    found, less = (activation_bytes(one, "float32", Decoding(100))["prompt and tree"] for one in (config, without))
+    layers = len(config.vision_config.deepstack_visual_indexes)
+    assert layers and found - less == layers * 100 * config.text_config.hidden_size * 4
