@@ -55,7 +55,10 @@ def test_what_was_written_comes_back(tmp_path, wanted):
     reader = StatesReader([tmp_path / "c"])
     assert len(reader) == COUNT
     numbers = [4, 0, 22, 9]
-    result = CachedCollate(reader, seed=1)(numbers, epoch=2).to("cpu")
+    read = CachedCollate(reader, seed=1)(numbers, epoch=2)
+    assert not read.buffer.is_shared(), "memory that is lent again, and a worker's alone is shared"
+    result = read.to("cpu")
+    assert replace(read, packed=True).to("cpu").packed and not result.packed
     assert same(result, padded([row(n, wanted) for n in numbers]))
     assert len(set(result.seeds)) == 4 and result.states.feature.dtype == torch.bfloat16
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from draftsmith.models.attention import GROUPED, attend, folded
+from draftsmith.models.attention import GROUPED, attend, attend_all, folded
 from draftsmith.models.decoding.cache import Cache
 from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.head_layer import DecoderLayer, Rotary
@@ -42,6 +42,7 @@ def test_folded_heads_are_repeated_ones(kv_heads, rows):
     close(folded(q, k, v, mask), expected)
     close(attend(q, k, v, mask), expected)
     close(folded(q[:1], k[:1], v[:1], mask[0, 0]), F.scaled_dot_product_attention(q, *whole, attn_mask=mask)[:1])
+    close(attend_all(q, k, v), F.scaled_dot_product_attention(q, *whole))
     close(attend(q[:, :, :1], k, v, None), F.scaled_dot_product_attention(q[:, :, :1], *whole))
     causal = F.scaled_dot_product_attention(q, *[part[:, :, :5] for part in whole], is_causal=True)
     close(attend(q, k[:, :, :5], v[:, :, :5], None), causal)

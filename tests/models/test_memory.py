@@ -1,11 +1,14 @@
 """Estimates of a dry run against torch's own counts, at tiny size: weights and cache exact, the rest within two."""
 
+import copy
+
 import pytest
 import tiny
 import tiny_qwen
 import torch
 from draftsmith.core.states import Taps
-from draftsmith.models.memory import Decoding, activation_bytes, cache_bytes, peak, weight_bytes
+from draftsmith.models.decoding.tree import chain
+from draftsmith.models.memory import Decoding, _recurrent_bytes, activation_bytes, cache_bytes, peak, weight_bytes
 from live_tensors import Live
 from tiny_saved import SIZES, built
 
@@ -56,3 +59,25 @@ def test_cache_is_exact_and_a_prompt_within_a_factor_of_two(kind, reads):
     assert held == cache_bytes(config, "float32", positions)
     estimate = peak(activation_bytes(config, "float32", Decoding(positions, attention=bool(tapped))))
     assert 0.5 < estimate / (live.most - held) < 2, (estimate, live.most - held)
+
+
+def test_what_a_tree_writes_in_recurrent_layers_is_exact():
+    """It stays until the accepted path is known."""
+    target, request = opened("qwen3_5", "nothing")
+    session, _ = target.prefill(request, Taps(), capacity=40)
+    layers = session.cache.recurrent
+    before = sum(layer.inputs.nbytes for layer in layers)
+    target.verify(session, 9, chain(torch.arange(5, 35)))
+    held = sum(layer.inputs.nbytes for layer in layers) - before
+    held += sum(part.nbytes for layer in layers for part in vars(layer.written).values())
+    assert held == _recurrent_bytes(target.decoder.model.config.get_text_config(), 4, places=0, nodes=31)
+
+
+def test_states_that_qwen3_vls_tower_adds_to_layers_are_counted():
+    """One of each place for each of these layers."""
+    config = built("qwen3_vl").config
+    without = copy.deepcopy(config)
+    without.vision_config.deepstack_visual_indexes = []
+    found, less = (activation_bytes(one, "float32", Decoding(100))["prompt and tree"] for one in (config, without))
+    layers = len(config.vision_config.deepstack_visual_indexes)
+    assert layers and found - less == layers * 100 * config.text_config.hidden_size * 4

@@ -173,6 +173,15 @@ def test_a_pooled_view_counts_what_packing_makes(size):
     assert all(new.num_tokens <= 0.5 * old for new, old in zip(pooled.pictures, runs, strict=True))
 
 
+def test_of_a_grid_that_was_shrunk_pooling_leaves_a_row_and_a_column():
+    layout = tiled_picture((300, 300), Tiling(24, 3, onevision_resolutions(24), max_tiles=3))
+    assert layout.grid.final == (5, 5) != layout.grid.unpadded
+    asked = replace(request("llava", []), ids=torch.arange(layout.num_tokens), pictures=(layout,),
+                    modality=torch.full((layout.num_tokens,), layout.modality, dtype=torch.int8),
+                    pixels=torch.zeros(layout.num_tiles, 3, 24, 24))  # fmt: skip
+    assert [pooled_view(asked, pool).pictures[0].grid.final for pool in (2, 3)] == [(2, 2), (1, 1)]
+
+
 def test_a_request_that_names_no_pictures_has_plain_ones():
     asked = replace(request("llava", [(9, 9), (30, 8)]), pictures=())
     assert pictures_of(asked) == (Picture(3), Picture(3))

@@ -7,7 +7,9 @@ import torch
 from draftsmith.models.hub import pinned_config
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.load import load
+from draftsmith.recipes.plan import plan
 from draftsmith.trainers.estimate.evaluation import describe_evaluation
+from draftsmith.trainers.estimate.models import target_lines
 from recorded import recorded_dry_run
 from safetensors.torch import save_file
 
@@ -135,6 +137,17 @@ def test_auto_of_weights_on_this_disk_is_what_they_are_stored_in(capsys, tmp_pat
         shown.append(capsys.readouterr().out)
     assert "dtype auto (float32: as stored; float32 on a CPU)" in shown[0] and "language model 25.1" in shown[0]
     assert "dtype auto (bfloat16: as stored; float32 on a CPU)" in shown[1] and "language model 12.6" in shown[1]
+
+
+def test_steps_that_a_dry_run_tells_are_those_that_progress_counts():
+    found = load(["recipe=llava15-68m"])
+    steps = {p.name: p.stage.training(p).steps for p in plan(found.recipe, found.path) if p.stage.kind == "train"}
+    assert steps == {"pretrain": 2181, "finetune": 5198}
+
+
+def test_a_targets_vocabulary_is_said_where_a_draft_must_have_the_same():
+    for name, is_said in (("llava15-68m", True), ("sparrow-qwen2.5-vl-7b", False)):
+        assert ("vocabulary" in target_lines(load([f"recipe={name}"]).recipe)[-1]) is is_said
 
 
 def test_a_methods_own_temperatures_stand_in_its_line():

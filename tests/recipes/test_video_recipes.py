@@ -251,6 +251,9 @@ def test_inputs_are_the_stages_that_made_them():
     loaded = load([LLAVA])
     inputs = {p.name: p.inputs for p in plan(loaded.recipe, loaded.path)}
     assert inputs["pictures"] == {"states/picture_states": "picture_states", "drafter": "text"}
+    loaded = load(["recipe=demo/adapt"])
+    drafters = {p.name: p.inputs.get("drafter") for p in plan(loaded.recipe, loaded.path)}
+    assert (drafters["fresh_1"], drafters["adapted_1"]) == (None, "old_1"), "named, and not the latest"
 
 
 def test_a_head_of_another_run_that_was_trained_anew_makes_an_evaluation_stale(tmp_path):

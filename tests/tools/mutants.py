@@ -149,7 +149,8 @@ def nearest_tests(root: Path, file: str, *, is_of_user: bool = False) -> tuple[s
         if not test.name.startswith("test_") or "pretend_cuda" in test.parts:  # those take minutes each
             continue
         is_imported = f"from {module} import" in text or beside.search(text) is not None
-        close = [test == mirrored / f"test_{stem}.py", stem in test.stem.removeprefix("test_").split("_"), is_imported]
+        is_named = test.parts[1] == path.parts[0] and stem in test.stem.removeprefix("test_").split("_")
+        close = [test == mirrored / f"test_{stem}.py", is_named, is_imported]
         if any(close) or names.search(text):
             ranked.append(([not one for one in close], -len(names.findall(text)), str(test)))
     near = sorted(ranked)

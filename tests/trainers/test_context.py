@@ -1,7 +1,10 @@
 """What a stage is given."""
 
+from types import SimpleNamespace
+
 import pytest
 from draftsmith.trainers.context import Context
+from tiled import processor
 
 
 @pytest.mark.parametrize("own", [None, "the draft's own"])
@@ -12,3 +15,15 @@ def test_a_captioner_is_trained_with_the_image_processor_that_it_captions_with(m
     monkeypatch.setattr(Context, "own_image_processor", lambda self: own)
     expected = "the target's" if model == "target" or own is None else own
     assert Context.__new__(Context).processor_of(model) == expected
+
+
+def test_a_drafts_own_image_processor_has_the_size_of_its_tower(monkeypatch):
+    """With a section in place of a name there are no files: the target's statistics stand in."""
+    tower = {"model_type": "siglip_vision_model", "image_size": 32, "patch_size": 8}
+    drafter = SimpleNamespace(has_own_image_processor=True, vision_tower=tower, family="llava_onevision")
+    made, context = processor("llava"), Context.__new__(Context)
+    object.__setattr__(context, "drafter", drafter)
+    monkeypatch.setattr(Context, "processor", lambda self: made)
+    own = context.own_image_processor()
+    assert (own.image_size, own.patch_size, own.family) == (32, 8, "llava_onevision")
+    assert own.tokenizer is made.tokenizer and made.image_size != 32

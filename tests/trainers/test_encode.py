@@ -61,7 +61,7 @@ def test_samples_are_what_the_models_say(tmp_path, made):
     source = pictures(tmp_path / "in", 11, side=40)
     reader, told = run(tmp_path / "out", made, stage(source, write=ALL, batch_size=3))
     assert [len(reader), len(reader.shards)] == [11, 3] and reader.refused == {}
-    assert told == [summary(tmp_path / "out" / CODES)] and told[0].startswith("11 samples in 3 shards")
+    assert told == [summary(tmp_path / "out" / CODES)] and told[0].startswith("11 samples in 3 shards, 0.")
     vq = load_vq(made.inputs["vq"])
     text = TextFeatures(made.inputs["text"] / TEXT_ENCODER, max_length=16, dtype=torch.float32)
     codes = set()

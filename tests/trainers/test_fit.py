@@ -85,6 +85,16 @@ def test_a_stage_is_trained_as_its_settings_say(tmp_path):
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000004"]
 
 
+def test_a_loader_goes_on_at_the_step_of_the_checkpoint():
+    stage = TrainStage(kind="train", data={"path": "none.json"}, **SETTINGS)
+    whole, resumed = (
+        [(step.step, [batch.sample_ids for batch in step.micro])
+         for step in training_loader(stage, Samples(), ConversationCollate(3, 16), start, seed=0, total=5)]
+        for start in (0, 3)
+    )  # fmt: skip
+    assert len(whole) == 5 and resumed == whole[3:]
+
+
 def test_rates_are_of_the_time_since_the_last_line(tmp_path, monkeypatch):
     """By a clock that each sample moves by a second."""
     clock = SimpleNamespace(seconds=0.0)

@@ -84,7 +84,9 @@ def test_tau_by_the_share_that_is_held(tmp_path, monkeypatch):
     assert is_drawn(tmp_path / name)
 
 
-def test_every_figure_is_drawn(tmp_path):
+def test_every_figure_is_drawn_and_its_axes_are_named(tmp_path, monkeypatch):
+    drawn, save = [], video_figures.save
+    monkeypatch.setattr(video_figures, "save", lambda figure, path: (drawn.append(figure), save(figure, path)))
     cells = by_visual_tokens(rows())
     title = "Sparrow, table 4"
     video_figures.tau_by_visual_tokens(tmp_path / "tau.png", cells, title=title)
@@ -103,5 +105,6 @@ def test_every_figure_is_drawn(tmp_path):
     video_figures.retention_curve(tmp_path / "retention.png", kept, bridge=14)
     looks = [[0.1 + 0.02 * layer * head for head in range(28)] for layer in range(28)]
     video_figures.attention_map(tmp_path / "map.png", looks, bridge=14)
-    for name in ("tau", "attention", "importance", "retention", "map"):
+    for name, figure in zip(("tau", "attention", "importance", "retention", "map"), drawn, strict=True):
         assert is_drawn(tmp_path / f"{name}.png"), name
+        assert any(panel.get_xlabel() for panel in figure.axes), name

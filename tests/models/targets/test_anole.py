@@ -367,6 +367,8 @@ def test_recipe_section():
     assert config.guidance == Guidance(3.0) and config.num_codes == (config.image_size // 16) ** 2
     assert config.provides() == {"target", "text", "vq"}
     assert AnoleTargetConfig(kind="anole", vq_path=None).provides() == {"target", "text"}
+    placed = config.placed({"vq": Path("here")})
+    assert (placed.path, placed.vq_path) == (config.path, "here"), "the weights stay where they were"
     with pytest.raises(ValidationError, match="top_k"):
         AnoleTargetConfig(kind="anole", top_k=2000)
 

@@ -20,6 +20,7 @@ from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.formats.expressible import check_expressible
 from draftsmith.models.formats.source import Source, Target
+from draftsmith.models.internvl import see_tiles
 from draftsmith.models.memory import Decoding as Asked
 from draftsmith.models.memory import activation_bytes, cache_bytes, peak, weight_bytes
 from draftsmith.models.targets.causal import CausalTarget
@@ -88,6 +89,17 @@ def test_a_prompt_scores_as_in_transformers(kind, tiles):
         blind = copy.copy(asked)
         object.__setattr__(blind, "pixels", -asked.pixels)
         assert (all_logits(target(llm), blind)[-1, kept] - ours[-1, kept]).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("layer", [-1, -2])
+def test_internvls_tower_is_read_after_its_norm_or_at_the_layer_that_is_named(layer):
+    llm = copy.deepcopy(MODELS["internvl"])
+    norm = llm.model.vision_tower.layernorm = nn.LayerNorm(llm.config.vision_config.hidden_size)
+    nn.init.normal_(norm.weight)
+    llm.config.vision_feature_layer, pixels = layer, torch.randn(3, 3, TILE, TILE)
+    with torch.no_grad():
+        expected = llm.model.get_image_features(pixel_values=pixels, output_hidden_states=True).pooler_output
+        torch.testing.assert_close(llm.model.multi_modal_projector(see_tiles(llm, pixels)), expected)
 
 
 @every_kind
