@@ -30,7 +30,7 @@ from ..data.picture_marks import IMAGE_MARK
 from ..data.processor_files import load_processor
 from ..models.decoding.warp import Warp
 from ..models.drafters import AnyDrafter
-from ..models.drafters.base import DraftingOptions
+from ..models.drafters.base import PLAIN, Drafter, DraftingOptions
 from ..models.drafters.manifest import MANIFEST, read_manifest
 from ..models.drafters.modes import ImageSubstitutes
 from ..models.hub import is_somewhere
@@ -300,10 +300,12 @@ def _answering(
     return Speculator(target, drafter, decoding, section.seed, ask, render)
 
 
-def _checked_drafter(pair: Pair, folder: Path, trained: Any, *decoding: Any) -> Any:
+def _checked_drafter(
+    pair: Pair, folder: Path, trained: Any, decoded: Any = None, options: DraftingOptions = PLAIN
+) -> Drafter:
     """The proposal of the folder's weights, which must be of the types that it names."""
-    check_types(folder, pair.module(trained, folder, *decoding[:1]))
-    return pair.drafter(trained, folder, *decoding)
+    check_types(folder, pair.module(trained, folder, decoded))
+    return pair.drafter(trained, folder, decoded, options)
 
 
 def _decoding(section: PublishedSection, *, grid: int | None, length: int, eos: tuple[int, ...]) -> Decoding:
