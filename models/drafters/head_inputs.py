@@ -68,8 +68,7 @@ class Layout(OnDevice):
 
     def trained(self, loss_mask: Tensor) -> Tensor:
         """[B,N] bool on the CPU: inputs whose token is supervised, of a mask [B,T] on the CPU."""
-        places = (self.on_host("index") + 1).clamp(max=loss_mask.shape[1] - 1)
-        return torch.gather(loss_mask, 1, places) & self.on_host("real") & ~self.on_host("visual")
+        return torch.gather(loss_mask, 1, self.on_host("index") + 1) & self.on_host("real") & ~self.on_host("visual")
 
     @property
     def follows(self) -> Tensor:

@@ -40,7 +40,8 @@ def test_the_drafter_of_the_page_is_named_from_its_own_package(tmp_path):
     assert yaml.safe_load(fenced(section(8), "yaml"))["extends"] == "demo/compare"
     (tmp_path / "recurrent.yaml").write_text(fenced(section(8), "yaml"))
     words = re.search(r"(stages=\[\S+\])", fenced(section(8), "bash"))[1]
-    environment = os.environ | {"PYTHONPATH": str(package.parent), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    path = os.pathsep.join(filter(None, [str(package.parent), os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
     def call(*more: str) -> str:
         command = [sys.executable, "-m", "draftsmith", "recipe=recurrent.yaml", words, *more]

@@ -154,3 +154,4 @@ def test_no_gain_is_said_with_its_reasons(gains, says):
 def test_lists_that_make_no_pairs(first, second):
     with pytest.raises(ValidationError):
         Comparison(first=first, second=second)
+    assert Comparison(first=["a", "b"], second=["c", "d"]), "two seeds do"

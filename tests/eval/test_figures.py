@@ -57,7 +57,8 @@ def test_of_many_methods_those_of_highest_tau_are_drawn(tmp_path, monkeypatch):
 def test_a_grid_stands_row_by_row(tmp_path):
     pictures = torch.zeros(4, 3, 8, 8, dtype=torch.uint8)
     pictures[1] = 255
-    save_grid(tmp_path / "grid.png", pictures, columns=2, scale=2)
-    with Image.open(tmp_path / "grid.png") as image:
+    path = tmp_path / "new" / "folder" / "grid.png"
+    save_grid(path, pictures, columns=2, scale=2)
+    with Image.open(path) as image:
         assert image.size == (2 * 18 - 2, 2 * 18 - 2)
         assert image.getpixel((20, 3)) == (255, 255, 255) and image.getpixel((3, 20)) == (0, 0, 0)

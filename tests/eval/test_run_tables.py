@@ -39,6 +39,7 @@ def test_a_real_report_is_read_back(tmp_path):
     (cell,) = cells(report)
     summary = summarize(rows)
     assert (cell.tau, cell.interval, cell.speedup) == (summary.tau, summary.tau_interval, summary.DSR)
+    assert cell.max_new_tokens == rows[0].max_new_tokens > 0, "by which leaderboards keep cells apart"
     page = "\n".join(tables.markdown(overview(report)))
     assert f"| photos | M | 0 | 6 | {summary.tau:.2f} [" in page and f"| {summary.identical}/6 |" in page
 

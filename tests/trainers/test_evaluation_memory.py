@@ -140,7 +140,8 @@ def test_weights_are_held_once_and_every_method_keeps_a_cache(planned, tmp_path,
 def test_graphs_hold_a_cache_of_the_rounded_length_and_what_they_return():
     """At tiny size: the cache exactly, and the other buffers as the captured passes would leave them."""
     few = ("stages.world.vocab_size=420", "stages.compare.compare=null", "stages.compare.max_new_tokens=6")
-    plain, graphed = asked(*few), asked(*few, "stages.compare.graphs.target=true")
+    graphs = "stages.compare.graphs={target: true, length: 300}"  # two lengths of graphs
+    plain, graphed = asked(*few), asked(*few, graphs)
     target, before, parts = target_of(graphed.recipe), *(evaluation_memory(one).parts for one in (plain, graphed))
     assert "graphs" not in before
     drafting = [SimpleNamespace(policy=method.policy()) for method in graphed.stage.methods.values()]

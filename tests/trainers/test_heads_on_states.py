@@ -2,6 +2,7 @@
 
 import functools
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -458,3 +459,12 @@ def test_the_loop_asks_for_the_states_of_each_micro_batch_once(made, kept, tmp_p
     measured = 1 if kind == "cached_on_first_epoch" else 0
     expected = {"online": 3 * per_epoch, "cached": 0, "cached_on_first_epoch": per_epoch + 2 + measured}
     assert len(computed) == expected[kind]
+
+
+def test_an_id_behind_the_targets_last_one_is_told_where_ids_are_counted():
+    """Cached states of another target."""
+    rows = [torch.tensor([0, 2, 2]), torch.tensor([], dtype=torch.int64), torch.tensor([3])]
+    states = SimpleNamespace(supervised_ids=rows.__getitem__)
+    assert train._count_tokens(states, np.array([0, 1]), 3).tolist() == [1, 0, 2]
+    with pytest.raises(UserError, match="sample 2 supervises id 3, and the target has 3 ids"):
+        train._count_tokens(states, np.array([0, 1, 2]), 3)

@@ -31,7 +31,8 @@ def started(tmp_path):
     (tmp_path / "a_rank.py").write_text(RANK)
 
     def start(*words):
-        environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+        path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+        environment = os.environ | {"PYTHONPATH": path}
         command = [sys.executable, "-m", "draftsmith.trainers.launcher", "a_rank", *words]
         return subprocess.Popen(
             command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -181,7 +181,8 @@ def test_a_dead_rank_under_a_launcher_is_named_without_a_traceback(tmp_path, lau
         "torchrun": ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port(), "killed.py"],
     }  # fmt: skip
     words = [*starts[launcher], f"recipe={RECIPE}", f"output={tmp_path / 'run'}", "stages=[world,target]"]
-    environment = os.environ | {"WHICH": str(which), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path)}
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {"WHICH": str(which), "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     done = subprocess.run(
         [sys.executable, *words], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True, timeout=240, check=False,

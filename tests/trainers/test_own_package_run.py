@@ -1,6 +1,7 @@
 """From training to a published folder with a drafter, a tree, a rule and a target of another package."""
 
 import json
+import os
 import shutil
 import sys
 from dataclasses import replace
@@ -27,7 +28,7 @@ def _finished(tmp_path_factory):
     package = write_package(tmp_path_factory.mktemp("elsewhere") / "her_package")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(package.parent))
-        patch.setenv("PYTHONPATH", str(package.parent))
+        patch.setenv("PYTHONPATH", str(package.parent), prepend=os.pathsep)
         output = tmp_path_factory.mktemp("run")
         run(output)
         yield output

@@ -8,6 +8,7 @@ import torch
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Static
 from draftsmith.eval.rules import Greedy
+from draftsmith.eval.studies import weights
 from draftsmith.eval.studies.weights import (
     WeightsFigure,
     as_data,
@@ -17,7 +18,7 @@ from draftsmith.eval.studies.weights import (
     weights_section,
 )
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.drafters.ensemble import EnsembleConfig, preset
+from draftsmith.models.drafters.ensemble import EnsembleConfig, WeightTrace, preset
 from draftsmith.models.drafters.weights import FixedWeights, InverseWeights
 from test_ensemble import TREE, ensemble
 from tiny import llava, near, request, target
@@ -98,9 +99,16 @@ def test_more_than_two_members_and_none_of_the_two(models, tmp_path):
     assert (tmp_path / "weights.png").stat().st_size > 5000
 
 
-def test_a_gap_where_neither_counts():
-    from draftsmith.models.drafters.ensemble import WeightTrace
+def test_steps_that_nothing_was_drafted_for_are_grey(tmp_path, monkeypatch):
+    kept = []
+    monkeypatch.setattr(weights, "save", lambda figure, path: kept.append(figure))
+    trace = WeightTrace(("M", "T"), (0, 1), [0.0, 1.0], [[0.5, 0.5]], [1, 4], [0, 0], [[True, False]] * 2)
+    plot_weights(tmp_path / "a.png", {"r": weights_over_time(trace)})
+    (panel,) = kept[0].axes
+    assert sorted(patch.get_x() + patch.get_width() / 2 for patch in panel.patches) == [2, 3]
 
+
+def test_a_gap_where_neither_counts():
     trace = WeightTrace(("M", "T", "P"), (0, 1), [0.0, 0.5, 1.0], [[0, 0, 1], [0.5, 0, 0.5]], [1, 2], [0, 1],
                         [[True, True, False], [False, False, True]])  # fmt: skip
     curve = weights_over_time(trace)

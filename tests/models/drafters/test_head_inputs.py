@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from draftsmith.core.batch import IMAGE, TEXT
-from draftsmith.models.drafters.head_inputs import base_positions, lay_out, with_gaps
+from draftsmith.core.batch import IMAGE, TEXT, VIDEO
+from draftsmith.models.drafters.head_inputs import _spread, base_positions, lay_out, with_gaps
 
 
 def laid_out(row: str, visual: str, **more):
@@ -56,6 +56,14 @@ def test_a_prompt_that_begins_with_a_picture():
     layout = laid_out("vvtt", "compressed", num_vectors=1)
     assert layout.index[0].tolist() == [0, 1, 2] and layout.visual[0].tolist() == [True, False, False]
     assert laid_out("vvv", "none").real.tolist() == [[False]]
+
+
+def test_a_clip_right_behind_a_picture_has_its_own_vectors():
+    modality = torch.tensor([[TEXT, IMAGE, IMAGE, VIDEO, VIDEO, VIDEO, TEXT]])
+    layout = lay_out("compressed", modality, modality >= 0, num_vectors=2)
+    assert layout.runs == ((0, 1, 3), (0, 3, 6))
+    vectors = torch.tensor([[[1.0], [2.0]], [[3.0], [4.0]]])
+    assert _spread(layout, vectors)[0, :, 0].tolist() == [1, 2, 3, 4, 0]
 
 
 @pytest.mark.parametrize("visual", ["none", "direct", "compressed"])
