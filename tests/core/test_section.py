@@ -21,11 +21,14 @@ def sections() -> list[type[Section]]:
 
 def test_every_number_of_a_recipe_has_a_least_value():
     """A size of 0, or a share below it, must stop a run before anything is allocated."""
-    count, without = 0, set()
+    count, without, rows = 0, set(), set()
     for section in sections():
         for name, field in section.model_fields.items():
             if {int, float} & {field.annotation, *typing.get_args(field.annotation)}:
                 count += 1
                 if not any(hasattr(limit, "ge") or hasattr(limit, "gt") for limit in field.metadata):
                     without.add(name)
+                elif name.endswith("batch_size"):
+                    rows.add(next(limit.ge for limit in field.metadata if hasattr(limit, "ge")))
     assert without == _OTHERWISE and count > 350
+    assert rows == {1}

@@ -624,3 +624,11 @@ def test_bad_trees_and_combinations():
     for wrong in ({"draw": "top-k", "policy": "chain"}, {"draw": "sample", "policy": "static"}):
         with pytest.raises(UserError, match="one sampled chain"):
             check(temperature=1, rule="block", **wrong)
+
+
+def test_sampled_children_follow_from_the_requests_seed():
+    q = torch.full((1, 50), 0.02)
+    one, same, other = (
+        Draw("sample").seeded(torch.Generator().manual_seed(seed), q.device)(q, 5).tolist() for seed in (1, 1, 2)
+    )
+    assert one == same != other

@@ -3,13 +3,14 @@
 import json
 import re
 import shutil
+from types import SimpleNamespace
 
 import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.exit_codes import FAULTS, OK
 from draftsmith.recipes.load import load
-from draftsmith.recipes.preflight_data import sections
+from draftsmith.recipes.preflight_data import missing_data, sections
 from PIL import Image
 
 FEW = [
@@ -333,6 +334,18 @@ def test_missing_data_is_a_fault_where_nothing_brings_it(tmp_path, capsys):
     ours = f"{{path: {tmp_path / 'run' / 'world' / 'world' / 'train.json'}, from: null}}"
     code, text = check(capsys, "demo/lvlm", f"output={tmp_path / 'run'}", f"stages.finetune.data={ours}")
     assert code == OK and line(text, "stages.finetune.data").startswith("warning")
+
+
+def test_missing_prompts_stop_a_run_and_classes_need_no_file(tmp_path):
+    context = SimpleNamespace(folder=tmp_path / "run" / "evaluate")
+
+    def missing(*settings: str) -> list[str]:
+        stage = load([f"recipe={CLASSES[0]}", "output=out", *settings]).recipe.stages["evaluate"]
+        return [f"{finding.level} {finding.subject}" for finding in missing_data("evaluate", stage, context)]
+
+    prompts = f"{{path: {tmp_path / 'gone.jsonl'}, classes: null, max_samples: null}}"
+    subject = "stages.evaluate.benchmarks.classes.prompts"
+    assert missing() == [] and missing(f"{subject}={prompts}") == [f"fault {subject}"]
 
 
 def test_a_start_that_is_no_folder_and_no_name_of_the_hub_is_a_fault(tmp_path, capsys, monkeypatch):

@@ -3,9 +3,9 @@
 import pytest
 import torch
 from draftsmith.core.errors import UserError
-from draftsmith.models.drafters.eagle3 import Eagle3Head, likeliest_ids
+from draftsmith.models.drafters.eagle3 import Eagle3Config, Eagle3Head, likeliest_ids
 from draftsmith.models.layer import LayerShape
-from heads_tiny import built, case_for, outputs
+from heads_tiny import built, case_for, outputs, tables
 from torch.nn import functional as F
 
 
@@ -75,3 +75,12 @@ def test_scores_of_the_whole_vocabulary_are_left_as_they_are():
     scores = torch.randn(2, 6, generator=torch.Generator().manual_seed(0))
     assert head.vocabulary(scores) is scores
     assert head.draft_ids.tolist() == list(range(6))
+
+
+def test_a_draft_vocabulary_is_counted_before_its_ids_are_known():
+    shape = tables().shape
+    whole, part = (
+        sum(Eagle3Config(kind="eagle3", taps=(1, 2, 3), draft_vocab_size=size).count(shape).values())
+        for size in (None, 20)
+    )
+    assert whole - part == (shape.vocab_size - 20) * shape.hidden_size
