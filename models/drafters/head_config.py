@@ -20,7 +20,6 @@ from ...core.states import Taps
 from ..hub import recurrent_layers, scales_embeddings
 from ..layer import LayerShape
 from ..targets.base import Target, TargetShape
-from ..training_memory import MicroBatch, head_memory
 from .base import PLAIN, CountTokens, Drafter, DraftingOptions, PublishedDrafter, TargetIdentity
 from .head_files import load_head, manifest_of, save_head
 from .head_inputs import Image, Reads, Visual
@@ -127,13 +126,6 @@ class HeadConfig(PublishedDrafter):
 
     # ---- verbs
 
-    def training_memory(self, shape: TargetShape, micro: MicroBatch) -> dict[str, float]:
-        """Count every pass over the head's own outputs."""
-        terms = micro.objective or self.terms
-        passes = 1 + (self.mtp_steps if terms.mtp_steps is None else terms.mtp_steps)
-        states = 1 + len(self.taps_for(shape, training=True).layers)
-        return head_memory(self.layer(shape), micro, passes=passes, states=states, chunk=terms.chunk)
-
     def check(self, shape: TargetShape) -> None:
         """Raise `UserError` for a target that draws images, or one that `mirrored_layer` refuses."""
         if shape.draws_images:
@@ -196,10 +188,9 @@ class HeadConfig(PublishedDrafter):
     def drafter(self, module: nn.Module, target: Target, options: DraftingOptions = PLAIN) -> Drafter:
         return HeadProposal(cast(StateHead, module), target, self)
 
-    def count(self, shape: TargetShape) -> dict[str, int]:
+    def empty(self, shape: TargetShape) -> nn.Module:
         with torch.device("meta"):
-            head = self.module(self.layer(shape), self._any_ids())
-        return {"trainable": sum(p.numel() for p in head.parameters() if p.requires_grad)}
+            return self.module(self.layer(shape), self._any_ids())
 
     def exports(self, engine: str) -> list[str]:
         """Refuse speculators, whose format has no EAGLE-1 type; elsewhere the settings decide."""
