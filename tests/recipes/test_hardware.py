@@ -137,7 +137,7 @@ def test_weights_gradients_and_optimizer_by_zero_stage(zero, precision, weights,
 
 
 class NewDrafter(PublishedDrafter):
-    """As the first version of somebody's own: it estimates nothing."""
+    """As the first version of somebody's own: it builds no module on the meta device."""
 
     kind: Literal["new"] = "new"
     trains_on: ClassVar[str | None] = "states"
@@ -147,14 +147,14 @@ class NewDrafter(PublishedDrafter):
 
 
 @pytest.mark.parametrize(("name", "stage"), [("eagle3-qwen2.5-vl-7b", "text"), ("eagle-anole-7b", "head")])
-def test_what_a_drafter_does_not_estimate_is_named(name, stage):
+def test_what_cannot_be_counted_is_named(name, stage):
     loaded = load([f"recipe={name}"])
     one = next(one for one in plan(loaded.recipe, loaded.path) if one.name == stage)
     known, new = one.stage.memory(one), one.stage.model_copy(update={"drafter": NewDrafter()})
     memory = new.memory(replace(one, stage=new))
     assert memory.parts["frozen target"] == known.parts["frozen target"] and "activations" in known.parts
     assert "activations" not in memory.parts and memory.parts["weights"] == 2e9
-    assert "not counted: activations and scores, which new does not estimate" in memory.lines(None)[0]
+    assert "not counted: activations of new (it builds no module without weights)" in memory.lines(None)[0]
     assert "not counted" not in known.lines(None)[0]
 
 

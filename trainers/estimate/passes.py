@@ -24,7 +24,6 @@ from ...models.gemma import GEMMA, SOFT_TOKENS
 from ...models.hub import config_value, rope_of
 from ...models.memory import BYTES, cache_bytes
 from ...models.sizes import empty_model
-from ...models.targets.section import TargetSection
 from ...models.targets.verification import DYNAMIC
 from .counted import META, along, most_bytes
 
@@ -60,9 +59,9 @@ def moment(config: PreTrainedConfig, section: Any, dtype: str, asked: Pass) -> f
         config: of the whole model.
         section: of a target; None: of a draft.
     """
-    own = asked.positions, asked.chunk, asked.attention, asked.size
-    text = config.get_text_config()
-    prompt = _prompt(_Model.of(config, section, dtype), *own)
+    text, model, step = config.get_text_config(), _Model.of(config, section, dtype), asked.chunk or asked.positions
+    own = asked.chunk, asked.attention, asked.size
+    prompt = along(lambda places: _prompt(model, round(places), *own), asked.positions, 2 * step)
     if asked.nodes:  # float32: scores, warped, sorted, probabilities
         prompt += 4 * 4 * asked.nodes * text.vocab_size
     # Tables of the layers that a shallow copy of Gemma lacks: of the prompt; of a chunk projected, normed and summed.
@@ -77,7 +76,14 @@ def tower_moment(config: PreTrainedConfig, section: Any, dtype: str, positions: 
     """Of the tower and the projector over pictures that fill so many positions; 0: there is no tower."""
     if config_value(config, "vision_config") is None:
         return 0.0
-    return _tower(_Model.of(config, section, dtype), positions)
+    model, picture = _Model.of(config, section, dtype), fill_with_pictures(config, positions)[0]
+    if config_value(config.vision_config, "spatial_merge_size") is not None:
+        first = _LARGEST
+    elif picture[0].whole is not None:  # Mistral and Gemma see picture by picture: a larger prompt has more of them
+        first, positions = picture[0].num_tokens, picture[0].num_tokens
+    else:
+        first = _TILES * picture[0].num_tokens
+    return along(lambda places: _tower(model, round(places)), positions, first)
 
 
 @dataclass(frozen=True)
@@ -97,24 +103,18 @@ class _Model:
     def decoder(self, config: PreTrainedConfig) -> CachedDecoder:
         """The cached forward over an empty model of this config, its own or a shallow copy."""
         model, count = empty_model(config).to(getattr(torch, self.dtype)), config.get_text_config().vocab_size
-        if isinstance(self.section, TargetSection) and config_value(config, "vision_config") is not None:
+        if self.section is not None and config_value(config, "vision_config") is not None:
             decoder: CachedDecoder = self.section.target(model, num_token_ids=count, image_token_id=None).decoder
             return decoder
         return CachedDecoder(model, num_token_ids=count)
 
 
-@functools.lru_cache(64)
-def _prompt(model: _Model, positions: int, chunk: int | None, attention: bool, size: int) -> float:
+@functools.lru_cache(256)
+def _prompt(model: _Model, length: int, chunk: int | None, attention: bool, size: int) -> float:
+    """Of a prompt of just this length, beside its cache."""
     config = shallow(model.config, size)
     decoder = model.decoder(config)
-
-    def count(places: float) -> float:
-        length = round(places)
-        made = most_bytes(lambda: _run(decoder, length, chunk, attention))
-        return made - cache_bytes(config, model.dtype, length)
-
-    step = min(chunk or positions, positions)
-    return along(count, positions, 2 * step)
+    return most_bytes(lambda: _run(decoder, length, chunk, attention)) - cache_bytes(config, model.dtype, length)
 
 
 @torch.no_grad()
@@ -127,22 +127,16 @@ def _run(decoder: CachedDecoder, length: int, chunk: int | None, attention: bool
     return rows, states, decoder.logits(states.feature[0, -1:])
 
 
-@functools.lru_cache(64)
+@functools.lru_cache(256)
 def _tower(model: _Model, positions: int) -> float:
+    """Of pictures that take just so many positions."""
     config = shallow(model.config)
     decoder = model.decoder(config)
-
-    @torch.no_grad()
-    def see(places: float) -> Any:
-        pictures, pixels = fill_with_pictures(config, round(places))
-        shown = torch.full((1, max(1, sum(picture.num_tokens for picture in pictures))), IMAGE, dtype=torch.int8)
-        ids = torch.ones(shown.shape, dtype=torch.int64, device=META)
-        return decoder.prompts(ids, shown.to(META), pixels, pictures, on_host=(shown, None))
-
-    whole = config_value(config.vision_config, "spatial_merge_size") is not None
-    # Tiles are seen so many at a time, and pictures that Mistral and Gemma read whole one by one.
-    first = _LARGEST if whole else _TILES * fill_with_pictures(config, 1)[0][0].num_tokens
-    return along(lambda places: most_bytes(lambda: see(places)), positions, first)
+    pictures, pixels = fill_with_pictures(config, positions)
+    shown = torch.full((1, sum(picture.num_tokens for picture in pictures)), IMAGE, dtype=torch.int8)
+    ids = torch.ones(shown.shape, dtype=torch.int64, device=META)
+    with torch.no_grad():
+        return most_bytes(lambda: decoder.prompts(ids, shown.to(META), pixels, pictures, on_host=(shown, None)))
 
 
 def fill_with_pictures(config: PreTrainedConfig, positions: int) -> tuple[list[Picture], Tensor]:
@@ -188,6 +182,8 @@ def shallow(config: PreTrainedConfig, size: int = 1) -> PreTrainedConfig:
         for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size", "moe_intermediate_size"):
             if config_value(text, name):
                 setattr(text, name, max(1, getattr(text, name) // size))
+    if config.model_type == GEMMA:
+        vision.num_hidden_layers = _LAYERS
     if vision is not None and config_value(vision, "depth") is not None:  # Qwen-VL: a block of windows, and a whole one
         vision.depth = max(_LAYERS, deep)
         if deep:
