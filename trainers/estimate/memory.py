@@ -89,7 +89,7 @@ def evaluation_memory(plan: Any) -> Memory:
     drafting = [one for one in opened if not one.is_unknown]
     nodes = 1 + max(method.policy(grid=1).max_nodes for method in stage.methods.values())
     tapped = any(isinstance(one.config, PrunedConfig) and one.config.ratio for one in drafting)
-    asked = Pass(stage.capacity + nodes, section.prefill_chunk, nodes, tapped, size)
+    asked = Pass(stage.capacity + nodes, section.prefill_chunk, nodes, tapped)
     parts = {f"target's {name.replace('_', ' ')}": size_of / spread
              for name, size_of in weight_bytes(config, dtype, size).items()}  # fmt: skip
     parts |= {name: size_of / spread for name, size_of in _caches(stage, config, section, asked).items()}

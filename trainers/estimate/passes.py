@@ -1,7 +1,8 @@
 """What a language model's passes make for a moment, beside weights and cache: towers over pictures, prompts, batches.
 
 A pass over few layers and few chunks of a prompt is counted (`counted.py`); more of them add equal steps. Parts that a
-count leaves out are formulas: scores of a tree on their way through the warp, and tables of Gemma 4's layers.
+count leaves out are formulas: scores of a tree on their way through the warp, and tables of Gemma 4's layers. Of ranks
+that hold a model together each is counted as if it computed all heads, which is more than it makes.
 Letters: D width, V vocabulary.
 """
 
@@ -42,14 +43,12 @@ class Pass:
         chunk: places of a prompt that are run at once; None: all.
         nodes: of a tree, with its root; 0: none is verified.
         attention: whether the attention over the prompt is computed, eagerly, for a drafter to read.
-        size: ranks that hold the model together.
     """
 
     positions: int
     chunk: int | None = None
     nodes: int = 0
     attention: bool = False
-    size: int = 1
 
 
 def moment(config: PreTrainedConfig, section: Any, dtype: str, asked: Pass) -> float:
@@ -60,7 +59,7 @@ def moment(config: PreTrainedConfig, section: Any, dtype: str, asked: Pass) -> f
         section: of a target; None: of a draft.
     """
     text, model, step = config.get_text_config(), _Model.of(config, section, dtype), asked.chunk or asked.positions
-    own = asked.chunk, asked.attention, asked.size
+    own = asked.chunk, asked.attention
     prompt = along(lambda places: _prompt(model, round(places), *own), asked.positions, 2 * step)
     if asked.nodes:  # float32: scores, warped, sorted, probabilities
         prompt += 4 * 4 * asked.nodes * text.vocab_size
@@ -110,9 +109,9 @@ class _Model:
 
 
 @functools.lru_cache(256)
-def _prompt(model: _Model, length: int, chunk: int | None, attention: bool, size: int) -> float:
+def _prompt(model: _Model, length: int, chunk: int | None, attention: bool) -> float:
     """Of a prompt of just this length, beside its cache."""
-    config = shallow(model.config, size)
+    config = shallow(model.config)
     decoder = model.decoder(config)
     return most_bytes(lambda: _run(decoder, length, chunk, attention)) - cache_bytes(config, model.dtype, length)
 
@@ -163,8 +162,8 @@ def fill_with_pictures(config: PreTrainedConfig, positions: int) -> tuple[list[P
     return [Picture(tile) for _ in range(count)], torch.empty(count, 3, side, side, device=META)
 
 
-def shallow(config: PreTrainedConfig, size: int = 1) -> PreTrainedConfig:
-    """A copy with a layer of each kind, two at least, as one of `size` ranks holds them."""
+def shallow(config: PreTrainedConfig) -> PreTrainedConfig:
+    """A copy with a layer of each kind, two at least."""
     config = copy.deepcopy(config)
     text, vision = config.get_text_config(), config_value(config, "vision_config")
     deep = len(config_value(vision, "deepstack_visual_indexes") or ()) if vision is not None else 0
@@ -177,11 +176,6 @@ def shallow(config: PreTrainedConfig, size: int = 1) -> PreTrainedConfig:
         text.num_kv_shared_layers = 0
     if rope_of(text).get("rope_type") in DYNAMIC:  # asks the device how long the text is; as large as any other
         text.rope_parameters = {"rope_type": "default", "rope_theta": rope_of(text)["rope_theta"]}
-    if size > 1:
-        text.head_dim = config_value(text, "head_dim") or text.hidden_size // text.num_attention_heads
-        for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size", "moe_intermediate_size"):
-            if config_value(text, name):
-                setattr(text, name, max(1, getattr(text, name) // size))
     if config.model_type == GEMMA:
         vision.num_hidden_layers = _LAYERS
     if vision is not None and config_value(vision, "depth") is not None:  # Qwen-VL: a block of windows, and a whole one

@@ -184,7 +184,7 @@ def _pruned(drafter: PrunedConfig, positions: int, config: Any, section: Any) ->
         return Sizes("sibling", 0.0, own, is_targets=True)
     model, dtype = drafter.model, held_dtype(drafter.model, key="drafter.model")
     own_config, size = target_config(model, None, network=False), model.tensor_parallel_size
-    made = moment(own_config, model, dtype, Pass(positions, model.prefill_chunk, size=size))
+    made = moment(own_config, model, dtype, Pass(positions, model.prefill_chunk))
     weights = sum(weight_bytes(own_config, dtype, size).values())
     return Sizes("sibling", weights, cache_bytes(own_config, dtype, positions, size), made)
 
