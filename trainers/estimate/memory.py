@@ -20,6 +20,7 @@ from ...models.targets.base import language_shape
 from ...models.targets.load import target_config
 from ...models.targets.parallel import check_cut
 from ...models.targets.verification import NODES, lengths_up_to
+from ..engines import ServedEngine
 from .models import target_shape
 from .passes import Pass, moment
 from .precision import held_dtype
@@ -115,6 +116,24 @@ def evaluation_memory(plan: Any) -> Memory:
             parts["captioner"], described = captioner
             moments.append(described)
     return Memory({**parts, "activations": max(moments)}, tuple(uncounted))
+
+
+def target_memory(plan: Any) -> Memory | None:
+    """Of a stage that runs a language target alone over `batch_size` rows of `data.max_length`: its pass over a batch
+    (cache), or a cache for each row beside the pass over one prompt (regenerate). None: an engine runs it.
+    """
+    stage, recipe = plan.stage, plan.recipe
+    section = recipe.target
+    if section.draws_images or isinstance(stage.engine, ServedEngine):
+        return None
+    config, size, dtype = target_shape(recipe), section.tensor_parallel_size, held_dtype(section)
+    spread = recipe.hardware.gpus if recipe.hardware and section.device_map not in (None, "cpu") else 1
+    rows, length, chunk = stage.batch_size, stage.data.max_length, section.prefill_chunk
+    asked = Pass(rows * length, chunk and rows * chunk) if stage.kind == "cache" else Pass(length, chunk)
+    parts = {f"target's {name.replace('_', ' ')}": weights / spread
+             for name, weights in weight_bytes(config, dtype, size).items()}  # fmt: skip
+    parts["key-value cache"] = rows * cache_bytes(config, dtype, length, size) / spread
+    return Memory(parts | {"activations": moment(config, section, dtype, asked)})
 
 
 def _caches(stage: Any, config: Any, section: Any, asked: Pass) -> dict[str, float]:
