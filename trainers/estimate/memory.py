@@ -119,8 +119,9 @@ def evaluation_memory(plan: Any) -> Memory:
 
 
 def target_memory(plan: Any) -> Memory | None:
-    """Of a stage that runs a language target alone over `batch_size` rows of `data.max_length`: its pass over a batch
-    (cache), or a cache for each row beside the pass over one prompt (regenerate). None: an engine runs it.
+    """Of a stage that runs a language target alone: a pass over `batch_size` rows of `data.max_length`, and its cache.
+
+    None: an engine runs it.
     """
     stage, recipe = plan.stage, plan.recipe
     section = recipe.target
@@ -129,11 +130,11 @@ def target_memory(plan: Any) -> Memory | None:
     config, size, dtype = target_shape(recipe), section.tensor_parallel_size, held_dtype(section)
     spread = recipe.hardware.gpus if recipe.hardware and section.device_map not in (None, "cpu") else 1
     rows, length, chunk = stage.batch_size, stage.data.max_length, section.prefill_chunk
-    asked = Pass(rows * length, chunk and rows * chunk) if stage.kind == "cache" else Pass(length, chunk)
     parts = {f"target's {name.replace('_', ' ')}": weights / spread
              for name, weights in weight_bytes(config, dtype, size).items()}  # fmt: skip
     parts["key-value cache"] = rows * cache_bytes(config, dtype, length, size) / spread
-    return Memory(parts | {"activations": moment(config, section, dtype, asked)})
+    # Masks are of one row each, so rows are counted one by one.
+    return Memory(parts | {"activations": rows * moment(config, section, dtype, Pass(length, chunk))})
 
 
 def _caches(stage: Any, config: Any, section: Any, asked: Pass) -> dict[str, float]:

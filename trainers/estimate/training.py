@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -117,8 +118,9 @@ def _lvlm_step(known: Known, rows: int, length: int, patches: int, kept: int) ->
 
 def _lvlm_module(stage: Any, config: PreTrainedConfig, teacher: Any) -> nn.Module:
     settings: dict[str, Any] = {"gradient_checkpointing": stage.gradient_checkpointing, "lora": stage.lora}
-    with META:
-        model = empty_model(config)
+    with META, warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of transformers, which the training itself shows
+        model: Any = empty_model(config)
         if stage.objective is not None and stage.objective.kind == "distill":
             banned = torch.zeros(config.get_text_config().vocab_size, dtype=torch.bool)
             return DistillTraining(
