@@ -24,7 +24,7 @@ def kernel_of(q: Tensor, k: Tensor, v: Tensor, *, masked: bool) -> Kernel:
 
     "plain" is matrix products; it keeps [B,H,N,N] scores for as long as one call lasts.
     """
-    if q.device.type == "cpu" and q.dtype in _CPU_DTYPES:
+    if q.device.type in ("cpu", "meta") and q.dtype in _CPU_DTYPES:  # on meta a step's memory is counted
         return "cpu"
     if q.device.type == "cuda":
         grouped = q.shape[1] != k.shape[1]

@@ -22,7 +22,6 @@ from ...core.states import Taps
 from ..decoding.warp import Warp
 from ..llamagen.folders import CONFIG, WEIGHTS, find_folder
 from ..targets.base import Target, TargetShape, TargetStep
-from ..training_memory import MicroBatch
 from .manifest import MANIFEST
 
 if TYPE_CHECKING:
@@ -199,15 +198,17 @@ class DrafterConfig(Kinded):
         """The proposal, as the decoding loop calls it."""
         raise self._unwritten("drafter")
 
-    def count(self, shape: TargetShape) -> dict[str, int]:
-        """Part -> number of parameters that are its own, without weights."""
-        return {}
+    def empty(self, shape: TargetShape) -> nn.Module | None:
+        """The module that is trained, on the meta device: a dry run counts its parameters, and runs it without values.
 
-    def training_memory(self, shape: TargetShape, micro: MicroBatch) -> dict[str, float] | None:
-        """Bytes that a training step holds beside weights, gradients, optimizer and target, by what takes them; None:
-        this kind does not estimate them, and a dry run says so.
+        None: nothing is trained, or nothing that a dry run could build.
         """
         return None
+
+    def count(self, shape: TargetShape) -> dict[str, int]:
+        """Part -> number of parameters that are its own, without weights."""
+        module = self.empty(shape)
+        return {} if module is None else {"trainable": sum(p.numel() for p in module.parameters() if p.requires_grad)}
 
     def lines(self, shape: TargetShape, config: Any) -> list[str]:
         """What a dry run says of it beside a target of this shape and model config."""

@@ -24,14 +24,13 @@ from ..decoding.expansions import Expansions
 from ..decoding.warp import Warp
 from ..targets.base import Target, TargetShape, TargetStep
 from ..targets.language import LanguageTarget
-from ..training_memory import MicroBatch, dflash_activations, dflash_beside
 from .base import PLAIN, CountTokens, Drafter, DraftingOptions, TargetIdentity
 from .dflash_confidence import kept_levels
 from .dflash_files import dflash_manifest, load_dflash, save_dflash
 from .dflash_images import DflashImageProposal, DflashImageTraining
 from .dflash_module import DflashHead
 from .dflash_settings import DflashSettings
-from .dflash_training import BLOCKS, DflashTraining
+from .dflash_training import DflashTraining
 from .eagle3 import likeliest_ids
 from .made_for import image_head_manifest
 
@@ -82,21 +81,10 @@ class DflashConfig(DflashSettings):
         proposal = DflashImageProposal if target.shape.draws_images else DflashProposal
         return proposal(cast(DflashHead, module), target, self)
 
-    def training_memory(self, shape: TargetShape, micro: MicroBatch) -> dict[str, float]:
-        """Count a block after each token, as many as a sample has at most."""
-        made, anchors, joined = self.shape(shape), self.loss.num_anchors, len(self.shape(shape).taps)
-        sizes = joined, micro.positions, min(micro.positions, micro.rows * anchors) * made.block_size
-        chunks = -(-min(micro.positions // micro.rows, anchors) // BLOCKS)
-        kept = dflash_activations(made.layer, made.num_layers, *sizes, micro.width, chunks=chunks)
-        beside = dflash_beside(made.layer, *sizes, micro.width, target_width=micro.held, chunk=self.loss.chunk)
-        states = {"states": float(micro.codes * shape.hidden_size * micro.held * (1 + joined))} if micro.codes else {}
-        return {**states, "activations": kept, "states and scores": beside}
-
-    def count(self, shape: TargetShape) -> dict[str, int]:
+    def empty(self, shape: TargetShape) -> nn.Module:
         with torch.device("meta"):
             ids = None if self.draft_vocab_size is None else torch.arange(self.draft_vocab_size)
-            head = DflashHead(self.shape(shape), ids)
-        return {"trainable": sum(p.numel() for p in head.parameters())}
+            return DflashHead(self.shape(shape), ids)
 
     def exports(self, engine: str) -> list[str]:
         return []

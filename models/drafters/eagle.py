@@ -23,7 +23,6 @@ from ...core.errors import UserError
 from ...core.states import Taps
 from ..layer import LayerShape
 from ..targets.base import Target, TargetShape
-from ..training_memory import MicroBatch, image_head_activations, image_head_memory
 from .base import PLAIN, CountTokens, Drafter, DraftingOptions, TargetIdentity
 from .eagle_images import (
     EagleLoss,
@@ -143,22 +142,14 @@ class EagleConfig(FusedHeadConfig):
             return ImageEagleProposal(cast(ImageEagleHead, module), target.guided)
         return super().drafter(module, target, options)
 
-    def training_memory(self, shape: TargetShape, micro: MicroBatch) -> dict[str, float]:
-        """Of an image generator count rows twice with `loss.guided`: with their condition and without."""
+    def empty(self, shape: TargetShape) -> nn.Module:
+        """Give the head of an image generator the target's embedding, which is frozen."""
         if not shape.draws_images:
-            return super().training_memory(shape, micro)
-        rows = 2 if self.loss.guided else 1
-        codes = rows * micro.codes
-        kept = image_head_activations(self.layer(shape), rows * micro.positions, codes, micro.width)
-        return image_head_memory(kept, shape.vocab_size, shape.hidden_size, codes)
-
-    def count(self, shape: TargetShape) -> dict[str, int]:
-        """Count trainable parameters; the frozen embedding of an image generator's head is left out."""
-        if not shape.draws_images:
-            return super().count(shape)
+            return super().empty(shape)
         with torch.device("meta"):
             head = ImageEagleHead(self.layer(shape))
-        return {"trainable": sum(p.numel() for p in head.parameters() if p.requires_grad)}
+            head.share_embedding(torch.empty(shape.vocab_size, shape.hidden_size))
+        return head
 
 
 _OF_IMAGES = frozenset({"num_heads", "loss"})

@@ -18,7 +18,6 @@ from ...core.states import Taps
 from ..hub import scales_embeddings
 from ..layer import LayerShape
 from ..targets.base import Target, TargetShape
-from ..training_memory import MicroBatch, head_memory
 from .base import CountTokens, PublishedDrafter
 from .head_inputs import Image, Reads, Visual
 from .head_module import StateHead
@@ -119,13 +118,6 @@ class HeadSettings(PublishedDrafter):
         """The layer that mirrors one of the target's. Raises `UserError` as `mirrored_layer`."""
         return mirrored_layer(self, shape.text, input_norm=True)
 
-    def training_memory(self, shape: TargetShape, micro: MicroBatch) -> dict[str, float]:
-        """Count every pass over the head's own outputs."""
-        terms = micro.objective or self.terms
-        passes = 1 + (self.mtp_steps if terms.mtp_steps is None else terms.mtp_steps)
-        states = 1 + len(self.taps_for(shape, training=True).layers)
-        return head_memory(self.layer(shape), micro, passes=passes, states=states, chunk=terms.chunk)
-
     def check(self, shape: TargetShape) -> None:
         """Raise `UserError` for a target that draws images, or one that `mirrored_layer` refuses."""
         if shape.draws_images:
@@ -173,10 +165,9 @@ class HeadSettings(PublishedDrafter):
         copy.load_state_dict(state)
         return copy
 
-    def count(self, shape: TargetShape) -> dict[str, int]:
+    def empty(self, shape: TargetShape) -> nn.Module:
         with torch.device("meta"):
-            head = self.module(self.layer(shape), self._any_ids())
-        return {"trainable": sum(p.numel() for p in head.parameters() if p.requires_grad)}
+            return self.module(self.layer(shape), self._any_ids())
 
     def exports(self, engine: str) -> list[str]:
         """Refuse speculators, whose format has no EAGLE-1 type; elsewhere the settings decide."""

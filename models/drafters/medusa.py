@@ -25,7 +25,6 @@ from ..decoding.expansions import Expansions
 from ..decoding.warp import Warp
 from ..losses import Divergence, FrozenHead, divergence
 from ..targets.base import Target, TargetShape, TargetStep
-from ..training_memory import MicroBatch, image_head_memory, medusa_activations
 from .base import PLAIN, CountTokens, Drafter, DraftingOptions
 from .plain_module import ModuleDrafter
 
@@ -73,16 +72,6 @@ class MedusaConfig(ModuleDrafter):
 
     def exports(self, engine: str) -> list[str]:
         return ["vLLM 0.33 has no Medusa any more, SGLang never lists it"]
-
-    def training_memory(self, shape: TargetShape, micro: MicroBatch) -> dict[str, float]:
-        """Of a language model the scores of one chunk live at once, of an image generator those of all codes."""
-        sizes = shape.hidden_size, self.num_heads, self.num_layers
-        if not shape.draws_images:
-            kept = medusa_activations(*sizes, micro.positions, 0, micro.width, compares=False)
-            return {"activations": kept, "scores": 40.0 * 128 * self.num_heads * shape.vocab_size}
-        compares = self.loss.token_divergence != "ce"
-        kept = medusa_activations(*sizes, micro.codes, shape.vocab_size, micro.width, compares=compares)
-        return image_head_memory(kept, shape.vocab_size, shape.hidden_size, micro.codes)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ Letters: B rows, N true entries, A blocks of a row, M = K - 1 masks of a block, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, ClassVar, Literal, cast
 
 import torch
@@ -29,7 +28,6 @@ from ..decoding.warp import Warp
 from ..layer import LayerShape
 from ..losses import Divergence
 from ..targets.base import Target, TargetShape, TargetStep
-from ..training_memory import MicroBatch, head_memory
 from .base import PLAIN, CountTokens, Drafter, DraftingOptions
 from .dflash_training import Places, draw_blocks
 from .eagle3 import Eagle3Config, Eagle3Head
@@ -101,13 +99,6 @@ class PeagleConfig(Eagle3Config):
 
     def drafter(self, module: nn.Module, target: Target, options: DraftingOptions = PLAIN) -> Drafter:
         return PeagleProposal(cast(PeagleHead, module), target, self)
-
-    def training_memory(self, shape: TargetShape, micro: MicroBatch) -> dict[str, float]:
-        """Count the masks as entries beside the true ones, in one pass."""
-        masks = min(micro.positions, micro.rows * self.loss.num_anchors) * (self.parallel_tokens - 1)
-        states = 1 + len(self.taps_for(shape, training=True).layers)
-        micro = replace(micro, positions=micro.positions + masks)
-        return head_memory(self.layer(shape), micro, passes=1, states=states, chunk=self.terms.chunk)
 
     def written_settings(self) -> dict[str, Any]:
         return super().written_settings() | {

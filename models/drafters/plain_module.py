@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ...core.placement import fill, without_storage
+from ..decoding.rows import Guidance
 from ..llamagen.folders import CONFIG, WEIGHTS, check_shapes, shapes_of
 from ..targets.base import Target
 from .base import PublishedDrafter, TargetIdentity
@@ -71,19 +73,26 @@ class ModuleDrafter(PublishedDrafter):
         twin.load_state_dict(state)
         return twin
 
-    def count(self, shape: Any) -> dict[str, int]:
-        """Counts a module that is built beside a target of this shape, on the meta device."""
+    def empty(self, shape: Any) -> nn.Module:
+        """What is built beside a target of this shape."""
         with torch.device("meta"):
-            module = self.build(ShapeAlone(shape))  # type: ignore[arg-type]
-        return {"trainable": sum(p.numel() for p in module.parameters())}
+            return self.build(ShapeAlone(shape))  # type: ignore[arg-type]
 
 
 class ShapeAlone:
-    """A target of which `build` can ask the shape and the tables' sizes, without weights."""
+    """A target without values: the shape, the two tables, and what they give. Building and training ask no more."""
 
     device = torch.device("meta")
 
-    def __init__(self, shape: Any):
-        self.shape = shape
-        self.vocab_size = shape.vocab_size
-        self.embedding = torch.empty(shape.vocab_size, shape.hidden_size, device="meta")
+    def __init__(self, shape: Any, dtype: torch.dtype = torch.float32):
+        self.shape, self.vocab_size = shape, shape.vocab_size
+        tables = torch.empty(2, shape.vocab_size, shape.hidden_size, dtype=dtype, device="meta")
+        self.embedding, self._head = tables
+
+    def scores(self, feature: Tensor) -> Tensor:
+        """[...,D] -> [...,V] float32."""
+        return F.linear(feature, self._head).float()
+
+    def guided(self, feature: Tensor, steps: Sequence[int]) -> Tensor:
+        """[R,N,D] -> [N,V] float32, of an image generator's rows with a condition and without."""
+        return Guidance(scale=2.0)(self.scores(feature), steps, banned=False)

@@ -12,7 +12,7 @@ from draftsmith.recipes.launch import run_recipe
 from draftsmith.recipes.load import load, recipe_names
 from draftsmith.recipes.plan import plan
 from draftsmith.trainers.estimate.models import target_shape
-from draftsmith.trainers.estimate.training_memory import engine_parts, micro_of
+from draftsmith.trainers.estimate.training import engine_parts, micro_of
 from recorded import recorded_dry_run
 
 SAGE = ["recipe=sage-qwen2.5-vl-72b-7b", "dry_run=true"]
@@ -55,7 +55,7 @@ def test_headers_agree_with_the_dry_runs():
         (TOGETHER, 0, "embedding, whole 2.3"),
         (["target.device_map=null"], 3, "DOES NOT FIT 8 GPU(s) of 80 GB each"),
         ([*TOGETHER, "hardware.memory_gb=24"], 3, "does not fit the recipe's hardware: stage evaluate"),
-        (["hardware=null"], 0, "memory of the fullest GPU about 183"),
+        (["hardware=null"], 0, "memory of the fullest GPU about 182"),
     ],
 )
 def test_what_does_not_fit_ends_with_3(settings, code, said, capsys):
@@ -137,7 +137,7 @@ def test_weights_gradients_and_optimizer_by_zero_stage(zero, precision, weights,
 
 
 class NewDrafter(PublishedDrafter):
-    """As the first version of somebody's own: it estimates nothing."""
+    """As the first version of somebody's own: it builds no module on the meta device."""
 
     kind: Literal["new"] = "new"
     trains_on: ClassVar[str | None] = "states"
@@ -147,21 +147,21 @@ class NewDrafter(PublishedDrafter):
 
 
 @pytest.mark.parametrize(("name", "stage"), [("eagle3-qwen2.5-vl-7b", "text"), ("eagle-anole-7b", "head")])
-def test_what_a_drafter_does_not_estimate_is_named(name, stage):
+def test_what_cannot_be_counted_is_named(name, stage):
     loaded = load([f"recipe={name}"])
     one = next(one for one in plan(loaded.recipe, loaded.path) if one.name == stage)
     known, new = one.stage.memory(one), one.stage.model_copy(update={"drafter": NewDrafter()})
     memory = new.memory(replace(one, stage=new))
     assert memory.parts["frozen target"] == known.parts["frozen target"] and "activations" in known.parts
     assert "activations" not in memory.parts and memory.parts["weights"] == 2e9
-    assert "not counted: activations and scores, which new does not estimate" in memory.lines(None)[0]
+    assert "not counted: activations of new (it builds no module without weights)" in memory.lines(None)[0]
     assert "not counted" not in known.lines(None)[0]
 
 
 @pytest.mark.parametrize(
     ("settings", "said", "stages"),
     [
-        (["recipe=llava15-68m", "hardware.memory_gb=10", "stages=[pretrain,finetune]"], "activations 4.0", "pretrain"),
+        (["recipe=llava15-68m", "hardware.memory_gb=10", "stages=[pretrain,finetune]"], "activations 10.2", "pretrain"),
         (["recipe=eagle-llava15-7b", "hardware.memory_gb=16", "stages=[text]"], "frozen target 13.2", "text"),
         (["recipe=eagle-anole-7b", "hardware={gpus: 8, memory_gb: 16}"], "frozen target 13.1", "head, evaluate"),
         (["recipe=eagle-llamagen-xl-stage1", "hardware={gpus: 1, memory_gb: 4}", "stages=[evaluate]"],

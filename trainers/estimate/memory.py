@@ -1,7 +1,7 @@
 """Memory of an evaluation on its fullest GPU, in a dry run: target, caches, drafters, captioner, and what lives for a
 moment.
 
-Its drafters: `proposals.py`; of trainings: `training_memory.py`; of image generators: `image_memory.py`.
+Its drafters: `proposals.py`; of trainings: `training.py`; of image generators: `image_memory.py`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from ...core.section import Section
 from ...models.drafters.captioners import LvlmCaptions, num_published
 from ...models.drafters.pruned import PrunedConfig
 from ...models.hub import has_windows, recurrent_layers
-from ...models.memory import BYTES, Decoding, activation_bytes, cache_bytes, graph_bytes, peak, weight_bytes
+from ...models.memory import BYTES, cache_bytes, graph_bytes, weight_bytes
 from ...models.targets.base import language_shape
 from ...models.targets.load import target_config
 from ...models.targets.parallel import check_cut
 from ...models.targets.verification import NODES, lengths_up_to
+from ..engines import ServedEngine
 from .models import target_shape
+from .passes import Pass, moment
 from .precision import held_dtype
 from .proposals import proposals, sizes_of
 
@@ -45,7 +47,7 @@ class Memory:
     parts: dict[str, float] = field(default_factory=dict)
     # Published models whose size a dry run, which fetches nothing, does not know.
     uncounted: tuple[str, ...] = ()
-    # A kind of drafter that does not estimate what its training holds (`DrafterConfig.training_memory`).
+    # A kind of drafter whose training cannot be counted without weights, and why (`DrafterConfig.empty`).
     unestimated: str | None = None
 
     @property
@@ -64,7 +66,7 @@ class Memory:
         if self.uncounted:
             line += f"; not counted, since a dry run fetches no config: {', '.join(self.uncounted)}"
         if self.unestimated:
-            line += f"; not counted: activations and scores, which {self.unestimated} does not estimate"
+            line += f"; not counted: activations of {self.unestimated}"
         if hardware is None:
             return [line]
         verdict = "fits" if self.fits(hardware) else "DOES NOT FIT"
@@ -88,14 +90,14 @@ def evaluation_memory(plan: Any) -> Memory:
     drafting = [one for one in opened if not one.is_unknown]
     nodes = 1 + max(method.policy(grid=1).max_nodes for method in stage.methods.values())
     tapped = any(isinstance(one.config, PrunedConfig) and one.config.ratio for one in drafting)
-    asked = Decoding(stage.capacity + nodes, section.prefill_chunk, nodes, tapped, size)
+    asked = Pass(stage.capacity + nodes, section.prefill_chunk, nodes, tapped)
     parts = {f"target's {name.replace('_', ' ')}": size_of / spread
              for name, size_of in weight_bytes(config, dtype, size).items()}  # fmt: skip
     parts |= {name: size_of / spread for name, size_of in _caches(stage, config, section, asked).items()}
     if size > 1:
         shape = language_shape(config.get_text_config())
         parts["embedding, whole"] = BYTES[dtype] * shape.vocab_size * shape.hidden_size  # for heads that read it
-    moments = [peak(activation_bytes(config, dtype, asked))]
+    moments = [moment(config, section, dtype, asked)]
     held = set()
     for one in drafting:
         sizes = sizes_of(one, stage, config, section)
@@ -111,12 +113,31 @@ def evaluation_memory(plan: Any) -> Memory:
         if captioner is None:
             uncounted.append(str(stage.captioner.path))
         else:
-            parts["captioner"], moment = captioner
-            moments.append(moment)
+            parts["captioner"], described = captioner
+            moments.append(described)
     return Memory({**parts, "activations": max(moments)}, tuple(uncounted))
 
 
-def _caches(stage: Any, config: Any, section: Any, asked: Decoding) -> dict[str, float]:
+def target_memory(plan: Any) -> Memory | None:
+    """Of a stage that runs a language target alone: a pass over `batch_size` rows of `data.max_length`, and its cache.
+
+    None: an engine runs it.
+    """
+    stage, recipe = plan.stage, plan.recipe
+    section = recipe.target
+    if section.draws_images or isinstance(stage.engine, ServedEngine):
+        return None
+    config, size, dtype = target_shape(recipe), section.tensor_parallel_size, held_dtype(section)
+    spread = recipe.hardware.gpus if recipe.hardware and section.device_map not in (None, "cpu") else 1
+    rows, length, chunk = stage.batch_size, stage.data.max_length, section.prefill_chunk
+    parts = {f"target's {name.replace('_', ' ')}": weights / spread
+             for name, weights in weight_bytes(config, dtype, size).items()}  # fmt: skip
+    parts["key-value cache"] = rows * cache_bytes(config, dtype, length, size) / spread
+    # Masks are of one row each, so rows are counted one by one.
+    return Memory(parts | {"activations": rows * moment(config, section, dtype, Pass(length, chunk))})
+
+
+def _caches(stage: Any, config: Any, section: Any, asked: Pass) -> dict[str, float]:
     """The target's cache, and what its graphs hold where its passes are graphs.
 
     Args:
@@ -159,5 +180,5 @@ def _captioner(plan: Any, target: Any) -> tuple[float, float] | None:
     pictures = max(1, plan.stage.capacity // (vision.image_size // vision.patch_size) ** 2)
     # As many pictures as a prompt can have, each with its caption: rows of one batch.
     positions = plan.stage.capacity + pictures * section.max_new_tokens
-    moment = cache_bytes(config, "float32", positions) + peak(activation_bytes(config, "float32", Decoding(positions)))
-    return float(sum(weight_bytes(config, "float32").values())), moment
+    described = cache_bytes(config, "float32", positions) + moment(config, None, "float32", Pass(positions))
+    return float(sum(weight_bytes(config, "float32").values())), described

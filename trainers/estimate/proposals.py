@@ -20,11 +20,12 @@ from ...models.drafters.lvlm import LvlmConfig
 from ...models.drafters.mixed import MixedConfig
 from ...models.drafters.pruned import PrunedConfig
 from ...models.hub import config_value, pinned_config
-from ...models.memory import BYTES, Decoding, activation_bytes, cache_bytes, peak, weight_bytes
+from ...models.memory import BYTES, cache_bytes, weight_bytes
 from ...models.targets.base import language_shape
 from ...models.targets.load import target_config
 from ...models.targets.verification import lengths_up_to
 from ..evaluation.methods import Method, decoding_with, members_of
+from .passes import Pass, moment
 from .precision import held_bytes, held_dtype
 
 
@@ -183,9 +184,9 @@ def _pruned(drafter: PrunedConfig, positions: int, config: Any, section: Any) ->
         return Sizes("sibling", 0.0, own, is_targets=True)
     model, dtype = drafter.model, held_dtype(drafter.model, key="drafter.model")
     own_config, size = target_config(model, None, network=False), model.tensor_parallel_size
-    moment = peak(activation_bytes(own_config, dtype, Decoding(positions, model.prefill_chunk, size=size)))
+    made = moment(own_config, model, dtype, Pass(positions, model.prefill_chunk))
     weights = sum(weight_bytes(own_config, dtype, size).values())
-    return Sizes("sibling", weights, cache_bytes(own_config, dtype, positions, size), moment)
+    return Sizes("sibling", weights, cache_bytes(own_config, dtype, positions, size), made)
 
 
 def _draft_lvlm(one: Proposal, drafter: LvlmConfig, positions: int, config: Any, section: Any) -> Sizes:
@@ -193,9 +194,9 @@ def _draft_lvlm(one: Proposal, drafter: LvlmConfig, positions: int, config: Any,
     own, dtype = drafter.config_beside(config), drafter.dtype or held_dtype(section)
     rows = len(drafter.drafting_mode.members)
     cache = rows * cache_bytes(own, dtype, positions)
-    moment = peak(activation_bytes(own, dtype, Decoding(positions)))
+    made = moment(own, None, dtype, Pass(positions))
     if rows > 1 or one.chain is not None:
-        moment = max(moment, cache)
+        made = max(made, cache)
     if one.chain is not None:  # the graph's buffers: scores of each mode, and mixed
         cache += BYTES["float32"] * one.chain * (rows + 1) * own.get_text_config().vocab_size
-    return Sizes("draft LVLMs", sum(weight_bytes(own, dtype).values()), cache, moment)
+    return Sizes("draft LVLMs", sum(weight_bytes(own, dtype).values()), cache, made)

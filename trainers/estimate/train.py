@@ -25,7 +25,7 @@ from .memory import Memory
 from .models import drafter_parameters, target_shape
 from .precision import held_bytes
 from .states import describe_states
-from .training_memory import lvlm_parts
+from .training import lvlm_parts
 
 _GIB = 2**30
 _UNKNOWN = "  samples unknown: the data is not on disk and the recipe declares none (expected.samples)"

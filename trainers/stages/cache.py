@@ -27,6 +27,7 @@ from ...models.drafters.base import DrafterConfig
 from ..context import Context
 from ..engine import init_distributed
 from ..engines import EngineSection, ServedEngine, TransformersEngine
+from ..estimate.memory import Memory, target_memory
 from ..estimate.states import describe_states
 from ..fit import Expected
 from ..records import check_fit
@@ -154,6 +155,9 @@ class CacheStage(Stage):
             kept = sum(shard.bytes for shard in reader.shards)
             context.say(f"{len(reader):,} samples, {shown(kept / len(reader))} each, {shown(kept)} in all")
         ranks.barrier()
+
+    def memory(self, plan: Planned) -> Memory | None:
+        return target_memory(plan)
 
     def describe(self, plan: Planned) -> list[str]:
         return describe_states(plan)

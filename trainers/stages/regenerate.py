@@ -27,6 +27,7 @@ from ..context import Context
 from ..engine import init_distributed
 from ..engines import EngineSection, ServedEngine, TransformersEngine
 from ..estimate.data import on_disk, samples
+from ..estimate.memory import Memory, target_memory
 from ..fit import Expected
 from ..progress import of_shards
 from ..stage import Planned, Stage
@@ -158,6 +159,9 @@ class RegenerateStage(Stage):
             finish(folder, identity, num_shards=num_shards)
             context.say(source.finish(ShardReader(folder)))
         ranks.barrier()
+
+    def memory(self, plan: Planned) -> Memory | None:
+        return None if self.data is None else target_memory(plan)
 
     def describe(self, plan: Planned) -> list[str]:
         if self.prompts is not None:

@@ -29,7 +29,7 @@ from ..estimate.train import (
     start_line,
     told_steps,
 )
-from ..estimate.training_memory import head_memory, image_head_memory
+from ..estimate.training import head_memory, image_head_memory
 from ..fit import FitSettings, fit, seed_all
 from ..stage import Planned, TrainingLength, other_drafters
 from ..training.codes import lacking, open_codes

@@ -4,6 +4,7 @@ import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tiny_qwen
@@ -24,14 +25,14 @@ from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.drafters.pruned import PrunedConfig
 from draftsmith.models.formats.expressible import check_expressible
 from draftsmith.models.formats.source import Source, Target
-from draftsmith.models.memory import Decoding as Asked
-from draftsmith.models.memory import activation_bytes, cache_bytes, peak, weight_bytes
+from draftsmith.models.memory import cache_bytes, weight_bytes
 from draftsmith.models.targets.causal import CausalTarget
 from draftsmith.models.targets.gemma import GemmaTargetConfig
 from draftsmith.models.targets.load import build_target, load_target
 from draftsmith.models.targets.verification import why_not
 from draftsmith.models.training import training_of
 from draftsmith.trainers.engines.section import VllmEngine
+from draftsmith.trainers.estimate.passes import Pass, moment
 from drawn_pairs import check_pairs
 from heads_tiny import config_of
 from live_tensors import Live
@@ -269,8 +270,9 @@ def test_a_dry_runs_memory(shape):
     held = sum(p.numel() * p.element_size() for layer in layers for p in (layer.keys, layer.values))
     assert len(layers) == (2 if shape == "small" else 4)
     assert held + 8 * positions == cache_bytes(llm.config, "float32", positions)
-    estimate = peak(activation_bytes(llm.config, "float32", Asked(positions)))
-    assert 0.5 < estimate / (live.most - held) < 2, (estimate, live.most - held)
+    section = SimpleNamespace(kind=llm.config.model_type, target=lambda model, **_: target(model))
+    counted = moment(llm.config, section, "float32", Pass(positions))
+    assert 0.5 < counted / (live.most - held) < 2, (counted, live.most - held)
 
 
 # ---- sections, files, and what is refused with the reason

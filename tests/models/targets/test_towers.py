@@ -3,6 +3,7 @@
 import copy
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tiny_qwen
@@ -21,8 +22,7 @@ from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.formats.expressible import check_expressible
 from draftsmith.models.formats.source import Source, Target
 from draftsmith.models.internvl import see_tiles
-from draftsmith.models.memory import Decoding as Asked
-from draftsmith.models.memory import activation_bytes, cache_bytes, peak, weight_bytes
+from draftsmith.models.memory import cache_bytes, weight_bytes
 from draftsmith.models.targets.causal import CausalTarget
 from draftsmith.models.targets.internvl import InternVLTargetConfig
 from draftsmith.models.targets.llava import LlavaTargetConfig
@@ -30,6 +30,7 @@ from draftsmith.models.targets.load import build_target, load_target
 from draftsmith.models.targets.mistral import MistralTargetConfig
 from draftsmith.models.training import training_of
 from draftsmith.trainers.engines.section import VllmEngine
+from draftsmith.trainers.estimate.passes import Pass, moment
 from drawn_pairs import check_pairs
 from heads_tiny import config_of
 from live_tensors import Live
@@ -213,8 +214,9 @@ def test_a_dry_runs_memory(kind):
         session, _ = target(llm).prefill(asked, Taps(), capacity=10)
     held = sum(p.numel() * p.element_size() for layer in session.cache.own_layers for p in (layer.keys, layer.values))
     assert held == cache_bytes(llm.config, "float32", positions)
-    estimate = peak(activation_bytes(llm.config, "float32", Asked(positions)))
-    assert 0.5 < estimate / (live.most - held) < 2, (estimate, live.most - held)
+    section = SimpleNamespace(kind=llm.config.model_type, target=lambda model, **_: target(model))
+    counted = moment(llm.config, section, "float32", Pass(positions))
+    assert 0.5 < counted / (live.most - held) < 2, (counted, live.most - held)
 
 
 # ---- sections, files, and what is refused with the reason
