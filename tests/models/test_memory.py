@@ -1,7 +1,5 @@
 """Estimates of a dry run against torch's own counts, at tiny size: weights and cache exact, the rest within two."""
 
-import copy
-
 import pytest
 import tiny
 import tiny_qwen
@@ -73,11 +71,12 @@ def test_what_a_tree_writes_in_recurrent_layers_is_exact():
     assert held == _recurrent_bytes(target.decoder.model.config.get_text_config(), 4, places=0, nodes=31)
 
 
-def test_states_that_qwen3_vls_tower_adds_to_layers_are_counted():
-    """One of each place for each of these layers."""
-    config = built("qwen3_vl").config
-    without = copy.deepcopy(config)
-    without.vision_config.deepstack_visual_indexes = []
-    found, less = (activation_bytes(one, "float32", Decoding(100))["prompt and tree"] for one in (config, without))
-    layers = len(config.vision_config.deepstack_visual_indexes)
-    assert layers and found - less == layers * 100 * config.text_config.hidden_size * 4
+def test_a_long_prompt_that_is_read_in_pieces_is_covered():
+    """Its embeddings and last states stay whole."""
+    target, request = tiny.target(built("llava")), tiny.request(0, images=0, words=1200, sizes=SIZES)
+    target.prefill_chunk, positions = 8, len(request.ids) + 10
+    with Live() as live:
+        session, _ = target.prefill(request, Taps(), capacity=10)
+    held = sum(part.nbytes for layer in session.cache.own_layers for part in (layer.keys, layer.values))
+    estimate = peak(activation_bytes(target.decoder.model.config, "float32", Decoding(positions, chunk=8)))
+    assert 1 < estimate / (live.most - held) < 2, (estimate, live.most - held)
