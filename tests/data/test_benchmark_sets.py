@@ -158,8 +158,9 @@ def test_clips_are_found_where_archives_unpack_them_and_a_missing_one_is_met_by_
         fetch_benchmarks(tmp_path / "suite", ["VDC"], media=media, published=published)
     assert "hf download nobody/gone --repo-type dataset" in caught.value.hint
     (media / "VideoDetailCaption" / "Test_Videos").mkdir(parents=True)
-    with pytest.raises(UserError, match="none of the clips of VideoDetailCaption is there"):
-        fetch_benchmarks(tmp_path / "suite", ["VDC"], media=media, published=published)
+    with pytest.raises(UserError, match="none of the clips of VideoDetailCaption is there") as caught:
+        fetch_benchmarks(tmp_path / "suite", ["VDC"], media=media, published=published, samples=1)
+    assert "/Test_Videos/v" in caught.value.where
     clip(media / "VideoDetailCaption" / "Test_Videos" / "v0.MP4")
     clip(media / "VideoDetailCaption" / "v1.mp4")
     (media / "VideoDetailCaption" / "Test_Videos" / "v2.mp4").write_text("no clip")

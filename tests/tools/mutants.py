@@ -174,12 +174,12 @@ def run(root: Path, mutants: Sequence[Mutant], into: Path) -> None:
     """A line of `into` for each mutant that has none."""
     into.parent.mkdir(parents=True, exist_ok=True)
     done = {line["name"] for line in read(into)}
-    sound: set[tuple[str, ...]] = set()  # tests that pass without a change
+    judged: dict[tuple[str, ...], bool] = {}  # whether they pass without a change
     with mutate.copied(root) as copied, open(into, "a") as file:
         for number, mutant in enumerate(mutants, 1):
             if mutant.name in done:
                 continue
-            line = {"name": mutant.name, **_tried(root, copied, mutant, sound), "mutant": asdict(mutant)}
+            line = {"name": mutant.name, **_tried(root, copied, mutant, judged), "mutant": asdict(mutant)}
             file.write(json.dumps(line) + "\n")
             file.flush()
             _say(f"{number}/{len(mutants)}", line)
@@ -192,7 +192,7 @@ def recheck(root: Path, into: Path, farther: Mapping[str, str], excused: Contain
         farther: name -> the test file that is asked in place of the nearest.
     """
     lines = read(into)
-    sound: set[tuple[str, ...]] = set()
+    judged: dict[tuple[str, ...], bool] = {}
     with mutate.copied(root) as copied:
         for number, line in enumerate(lines, 1):
             if line["verdict"] == "killed" or line["name"] in excused:
@@ -204,7 +204,7 @@ def recheck(root: Path, into: Path, farther: Mapping[str, str], excused: Contain
             if same:  # of equals the one that is nearest
                 mutant = min(same, key=lambda one: abs(one.line - before.line))
                 tests = (farther[line["name"]],) if line["name"] in farther else None
-                line |= _tried(root, copied, mutant, sound, tests) | {"mutant": asdict(mutant)}
+                line |= _tried(root, copied, mutant, judged, tests) | {"mutant": asdict(mutant)}
             else:
                 line |= {"verdict": "no place", "by": "what it changes is no longer there"}
             into.write_text("".join(json.dumps(one) + "\n" for one in lines))
@@ -216,31 +216,36 @@ def _say(number: str, line: dict[str, Any]) -> None:
 
 
 def _tried(
-    root: Path, copied: Path, mutant: Mutant, sound: set[tuple[str, ...]], tests: tuple[str, ...] | None = None
+    root: Path, copied: Path, mutant: Mutant, judged: dict[tuple[str, ...], bool], tests: tuple[str, ...] | None = None
 ) -> dict[str, Any]:
     """What a line says of the tests; a verdict that starts with "no " counts neither way."""
     start = time.monotonic()
     tests = nearest_tests(root, mutant.file) if tests is None else tests
-    verdict, by = _verdict(copied, mutant, tests, sound) if tests else ("survived", "no test is near")
+    verdict, by = _verdict(copied, mutant, tests, judged) if tests else ("survived", "no test is near")
     return {"verdict": verdict, "by": by, "tests": tests, "seconds": round(time.monotonic() - start, 1)}
 
 
-def _verdict(copied: Path, mutant: Mutant, tests: tuple[str, ...], sound: set[tuple[str, ...]]) -> tuple[str, str]:
+def _verdict(
+    copied: Path, mutant: Mutant, tests: tuple[str, ...], judged: dict[tuple[str, ...], bool]
+) -> tuple[str, str]:
     path = copied / mutant.file
+    left_out = [f"--deselect={one[0]}" for one, passes in judged.items() if not passes and len(one) == 1]
     source = path.read_bytes()
     path.write_bytes(source[: mutant.start] + mutant.new.encode() + source[mutant.stop :])
     try:
-        code, text = mutate.run_tests(copied, tests, LIMIT_S)
+        code, text = mutate.run_tests(copied, (*tests, *left_out), LIMIT_S)
     finally:
         path.write_bytes(source)
     if code == 0:
         return "survived", ""
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+?(?:\[.*?\])?)(?: - .*)?$", text, re.M)[:1]
     judges = tuple(failed) or tests
-    if judges not in sound:
-        if mutate.run_tests(copied, judges, LIMIT_S)[0]:
-            return "no answer", "the tests fail, or take too long, without a change"
-        sound.add(judges)
+    if judges not in judged:
+        judged[judges] = mutate.run_tests(copied, judges, LIMIT_S)[0] == 0
+    if not judged[judges] and failed:  # the others may know
+        return _verdict(copied, mutant, tests, judged)
+    if not judged[judges]:
+        return "no answer", "the tests fail, or take too long, without a change"
     return "killed", failed[0] if failed else "time" if code < 0 else f"pytest ended with {code}"
 
 

@@ -444,6 +444,11 @@ def test_guided_pairs_by_hand(kind, interval):
     """
     model, teacher, head, batch = setting(scale=3.0, interval=interval)
     loss = EagleLoss(noise=0, guided=0.7, guided_divergence=kind)
+    taps = [
+        EagleConfig(kind="eagle", loss=loss).taps_for(SimpleNamespace(draws_images=True), training=training)
+        for training in (True, False)
+    ]
+    assert [one.without_condition for one in taps] == [True, False], "decoding needs no second pass for it"
     result = step_of(ImageEagleTraining(head, teacher, loss), teacher, batch)
     sides, guided, hits = 0.0, 0.0, 0
     for row in (0, 1):

@@ -16,6 +16,7 @@ from draftsmith.eval.rules import Greedy
 from draftsmith.models.decoding.decoder import PromptRows
 from draftsmith.models.decoding.tree import ROOT, Tree, ancestor_mask
 from draftsmith.models.drafters.pruned import PrunedConfig, keep_visual, pruned_prompt, visual_scores
+from pydantic import ValidationError
 
 VECTORS = Path(__file__).parents[1] / "vectors_pruned"
 ARRAYS = np.load(VECTORS / "specvlm.npz")
@@ -50,6 +51,12 @@ def test_what_is_kept(number):
         stays = modality == TEXT
         stays[visual[kept]] = True
         assert ids[stays].tolist() == array(f"{prefix}_pruned_ids_{ratio}").tolist()
+
+
+def test_shares_are_of_a_whole():
+    for wrong in ({"attention_share": 1.1}, {"attention_share": 0}, {"ratio": 1}):
+        with pytest.raises(ValidationError):
+            PrunedConfig(kind="pruned", **wrong)
 
 
 def test_the_first_step_is_the_attention_alone():
