@@ -1,5 +1,7 @@
 """Training-time test's attention, against one softmax over the keys of all passes; forward, gradients and memory."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from dense_passes import Dense
@@ -140,9 +142,12 @@ def test_an_expanded_gradient_is_taken():
 
 
 def test_a_cpu_has_its_kernel_and_other_devices_products():
+    """A dry run counts on the meta device what a fused kernel keeps."""
     q, k, v = (state[:, :, :5] for state in drawn(5)[:3])
     assert causal_attention.kernel_of(q, k, v, masked=False) == "cpu"
-    assert causal_attention.kernel_of(*(state.to("meta") for state in (q, k, v)), masked=False) == "plain"
+    assert causal_attention.kernel_of(*(state.to("meta") for state in (q, k, v)), masked=False) == "cpu"
+    other = SimpleNamespace(device=torch.device("xpu"), dtype=q.dtype)
+    assert causal_attention.kernel_of(other, k, v, masked=False) == "plain"
 
 
 def test_a_first_pass_asks_for_the_fused_kernel(monkeypatch):
