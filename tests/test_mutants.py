@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 CODE = '''"""Says 3 < 4."""
@@ -58,6 +59,12 @@ def test_more_mutants_begin_with_the_same_ones_and_are_of_all_parts(mutants):
 def test_the_nearest_tests(mutants, file, wanted):
     near = mutants.nearest_tests(ROOT, file)
     assert wanted in near and len(near) <= mutants.NEAREST
+
+
+def test_the_table_names_tests_that_are_there(mutants):
+    table = yaml.safe_load(mutants.TABLE.read_text())
+    assert all((ROOT / test).is_file() for test in table["farther"].values())
+    assert not table["farther"].keys() & table["equivalent"].keys()
 
 
 def test_a_run_goes_on_behind_its_last_line(mutants, tmp_path, monkeypatch, capsys):

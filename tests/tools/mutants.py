@@ -25,7 +25,6 @@ import random
 import re
 import sys
 import time
-from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -274,18 +273,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     elif options.verb == "recheck":
         recheck(ROOT, options.into, farther, reasons)
     lines = read(options.into)
-    count = Counter(line["verdict"] for line in lines)
-    survived = {line["name"]: line for line in lines if line["verdict"] == "survived"}
-    excused = [name for name in survived if name in reasons]
+    killed = sum(line["verdict"] == "killed" for line in lines)
+    rest = {line["name"]: line for line in lines if line["verdict"] != "killed"}
+    excused = [name for name in rest if name in reasons]
+    survived = [one for name, one in rest.items() if name not in reasons and one["verdict"] == "survived"]
     for name in excused:
         print(f"{name}  (no test should notice: {reasons[name]})")
-    for name, line in survived.items():
-        if name not in reasons:
-            print(f"{name}  ({line['by'] or ' '.join(line['tests'])})")
-    tried = count["killed"] + len(survived) - len(excused)
-    print(f"{count['killed']} of {tried} killed; {len(excused)} that no test should notice, "
+    for line in survived:
+        print(f"{line['name']}  ({line['by'] or ' '.join(line['tests'])})")
+    tried = killed + len(survived)
+    print(f"{killed} of {tried} killed; {len(excused)} that no test should notice, "
           f"{len(lines) - tried - len(excused)} without an answer")  # fmt: skip
-    return int(options.verb == "list" and count["killed"] < WANTED * tried)
+    return int(options.verb == "list" and killed < WANTED * tried)
 
 
 if __name__ == "__main__":
