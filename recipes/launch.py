@@ -59,7 +59,7 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
         Stopped: the run was asked to stop, and has saved what it did; `recipes/commands/cli.py` says so.
     """
     loaded = load(list(arguments))
-    from ..trainers.engine import check_engine
+    from ..trainers.engine_section import check_engine
     from ..trainers.run import check_stages, pending_restart, run_stages
     from .alike import check_alike
     from .dry_run import check_models

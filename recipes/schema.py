@@ -29,7 +29,7 @@ from ..models.drafters.base import DrafterConfig
 from ..models.llava import FAMILIES
 from ..models.targets.anole_section import refuse_lumina
 from ..models.targets.generators import AnyTarget
-from ..trainers.engine import EngineConfig
+from ..trainers.engine_section import EngineConfig
 from ..trainers.estimate.memory import Hardware
 from ..trainers.fit import SCRATCH
 from ..trainers.stage import Stage

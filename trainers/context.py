@@ -18,7 +18,7 @@ from ..data.processor_files import load_processor, with_own_image_processor
 from ..models.hub import read_config, vision_half
 from ..models.llava import TokenIds
 from ..models.targets.parallel import check_ranks
-from .engine import EngineConfig
+from .engine_section import EngineConfig
 from .progress import StageLine
 from .stopping import Stop
 

@@ -44,7 +44,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _engine(recipe: Any) -> list[Finding]:
-    from ...trainers.engine import check_engine
+    from ...trainers.engine_section import check_engine
 
     try:
         check_engine(recipe.engine)

@@ -168,7 +168,8 @@ def adamw(module: torch.nn.Module) -> torch.optim.AdamW:
 def our_training() -> tuple[float, float]:
     """Mean seconds and mean loss of a step of our loop."""
     from draftsmith.trainers.checkpoint import CheckpointConfig
-    from draftsmith.trainers.engine import Engine, EngineConfig
+    from draftsmith.trainers.engine import Engine
+    from draftsmith.trainers.engine_section import EngineConfig
     from draftsmith.trainers.loop import Training, train
 
     module = LlavaTraining(build_target(384, 6, 0), PARTS, gradient_checkpointing=False)

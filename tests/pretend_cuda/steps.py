@@ -18,7 +18,8 @@ from draftsmith.models.llava import PARTS
 from draftsmith.models.training import training_of
 from draftsmith.trainers import loop
 from draftsmith.trainers.checkpoint import CheckpointConfig
-from draftsmith.trainers.engine import EngineConfig, init_distributed
+from draftsmith.trainers.engine import init_distributed
+from draftsmith.trainers.engine_section import EngineConfig
 from draftsmith.trainers.optim import OptimConfig, build_optimizer
 
 from pretend_cuda.device import COUNTS

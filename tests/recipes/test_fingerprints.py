@@ -24,7 +24,7 @@ from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import _outside, _settings, plan
 from draftsmith.recipes.schema import Recipe
 from draftsmith.trainers.checkpoint import CheckpointConfig
-from draftsmith.trainers.engine import EngineConfig
+from draftsmith.trainers.engine_section import EngineConfig
 from draftsmith.trainers.estimate.memory import Hardware
 from draftsmith.trainers.evaluation.probes import Binding
 from draftsmith.trainers.fit import Expected

@@ -12,7 +12,7 @@ from draftsmith.recipes.launch import context_maker
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
 from draftsmith.trainers.context import Context
-from draftsmith.trainers.engine import EngineConfig
+from draftsmith.trainers.engine_section import EngineConfig
 from draftsmith.trainers.run import MakeContext, run_stages
 
 # Overrides of recipe=demo/lvlm-from-nothing: a target from a synthetic dataset of a hundred records.

@@ -16,7 +16,8 @@ from deepspeed.utils.tensor_fragment import fragment_address
 from draftsmith.core import ranks
 from draftsmith.core.errors import UserError
 from draftsmith.trainers import checkpoint
-from draftsmith.trainers.engine import Engine, EngineConfig, init_distributed, load_data
+from draftsmith.trainers.engine import Engine, init_distributed, load_data
+from draftsmith.trainers.engine_section import EngineConfig
 from training import engine_config, module, run
 
 

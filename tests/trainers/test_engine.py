@@ -4,7 +4,8 @@ import pytest
 import torch
 import training
 from draftsmith.trainers import fit
-from draftsmith.trainers.engine import EngineConfig, _gradient_sums, _tensor_cores
+from draftsmith.trainers.engine import _gradient_sums, _tensor_cores
+from draftsmith.trainers.engine_section import EngineConfig
 from draftsmith.trainers.optim import OptimConfig
 from pydantic import ValidationError
 

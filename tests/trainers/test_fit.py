@@ -11,7 +11,8 @@ from draftsmith.data.collate import ConversationCollate
 from draftsmith.models.targets.llava import LlavaTargetConfig
 from draftsmith.trainers import loop
 from draftsmith.trainers.context import Context
-from draftsmith.trainers.engine import EngineConfig, init_distributed
+from draftsmith.trainers.engine import init_distributed
+from draftsmith.trainers.engine_section import EngineConfig
 from draftsmith.trainers.fit import fit, training_loader
 from draftsmith.trainers.loop import Training
 from draftsmith.trainers.stages.train import TrainStage

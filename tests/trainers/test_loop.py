@@ -16,7 +16,8 @@ from draftsmith.models.llava import PARTS, LlavaTraining
 from draftsmith.models.lora import LoraConfig, merge_adapters
 from draftsmith.trainers import loop
 from draftsmith.trainers.checkpoint import CheckpointConfig
-from draftsmith.trainers.engine import Engine, EngineConfig, check_engine, init_distributed
+from draftsmith.trainers.engine import Engine, init_distributed
+from draftsmith.trainers.engine_section import EngineConfig, check_engine
 from draftsmith.trainers.optim import OptimConfig, parameter_groups, rate_multiplier
 from draftsmith.trainers.stopping import Stop
 from draftsmith.trainers.training.validate import target_choice, validate

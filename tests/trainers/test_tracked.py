@@ -11,7 +11,7 @@ from draftsmith.core.tracking import TrackingConfig, WandbConfig
 from draftsmith.eval.run_tables import COLUMNS
 from draftsmith.trainers.checkpoint import verify
 from draftsmith.trainers.context import Context
-from draftsmith.trainers.engine import EngineConfig
+from draftsmith.trainers.engine_section import EngineConfig
 from draftsmith.trainers.tracked import track_sample, tracked
 from training import run
 

@@ -37,7 +37,7 @@ from draftsmith.models.targets.llamagen_section import TEXT_ENCODER, build_trans
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
-from draftsmith.trainers.engine import EngineConfig
+from draftsmith.trainers.engine_section import EngineConfig
 from draftsmith.trainers.stages.encode import EncodeStage
 from draftsmith.trainers.stages.train import TrainStage
 from draftsmith.trainers.stopping import Stopped

@@ -11,7 +11,8 @@ from draftsmith.data.collate import ConversationCollate, Sample
 from draftsmith.data.loader import Loader
 from draftsmith.models.llava import PARTS, LlavaTraining
 from draftsmith.trainers.checkpoint import CheckpointConfig
-from draftsmith.trainers.engine import Engine, EngineConfig, init_distributed
+from draftsmith.trainers.engine import Engine, init_distributed
+from draftsmith.trainers.engine_section import EngineConfig
 from draftsmith.trainers.loop import Training, no_states, train
 from draftsmith.trainers.optim import OptimConfig, build_optimizer, rate_multiplier
 from draftsmith.trainers.stopping import Stop

@@ -14,7 +14,7 @@ from draftsmith.models.targets.generators import LlamaGenTargetConfig
 from draftsmith.models.targets.llamagen_section import TEXT_ENCODER, build_text_encoder
 from draftsmith.recipes.load import load
 from draftsmith.trainers.context import Context
-from draftsmith.trainers.engine import EngineConfig
+from draftsmith.trainers.engine_section import EngineConfig
 from PIL import Image
 from stages_run import run_loaded
 

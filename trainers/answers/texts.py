@@ -21,8 +21,8 @@ from ...models.decoding.warp import Warp
 from ...models.distillation import keep_scores
 from ...models.shipped import shipped_name
 from ..context import Context
-from ..engines import ServedEngine
 from ..engines.opened import engine_process, identity_of_engine
+from ..engines.section import ServedEngine
 from ..engines.served import ServedAnswers
 from ..records import check_fit, open_records
 from ..training.states import open_target

@@ -20,7 +20,7 @@ from ...models.targets.base import language_shape
 from ...models.targets.load import target_config
 from ...models.targets.parallel import check_cut
 from ...models.targets.verification import NODES, lengths_up_to
-from ..engines import ServedEngine
+from ..engines.section import ServedEngine
 from .models import target_shape
 from .passes import Pass, moment
 from .precision import held_dtype

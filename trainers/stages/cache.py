@@ -26,7 +26,7 @@ from ...models.drafters import AnyDrafter
 from ...models.drafters.base import DrafterConfig
 from ..context import Context
 from ..engine import init_distributed
-from ..engines import EngineSection, ServedEngine, TransformersEngine
+from ..engines.section import EngineSection, ServedEngine, TransformersEngine
 from ..estimate.memory import Memory, target_memory
 from ..estimate.states import describe_states
 from ..fit import Expected

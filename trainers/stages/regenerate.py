@@ -25,7 +25,7 @@ from ..answers.pictures import Pictures
 from ..answers.texts import Texts
 from ..context import Context
 from ..engine import init_distributed
-from ..engines import EngineSection, ServedEngine, TransformersEngine
+from ..engines.section import EngineSection, ServedEngine, TransformersEngine
 from ..estimate.data import on_disk, samples
 from ..estimate.memory import Memory, target_memory
 from ..fit import Expected

@@ -20,8 +20,8 @@ from ...models.drafters.head_objective import HeadObjective
 from ...models.formats.start import starts
 from ...models.llava import Part
 from ...models.lora import LoraConfig
-from ..engine import EngineConfig
-from ..engines import ServedEngine
+from ..engine_section import EngineConfig
+from ..engines.section import ServedEngine
 from ..fit import FitSettings
 from ..training.drafter import DecodingCheck
 from ..training.packing import check_packing

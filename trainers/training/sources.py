@@ -27,7 +27,7 @@ from ...data.states.estimate import shown
 from ...data.states.identity import Acceptable
 from ...data.states.memory import prefetched
 from ...data.states.reader import CachedCollate, CachedSamples, StatesReader
-from ..engines import EngineSection, TransformersEngine
+from ..engines.section import EngineSection, TransformersEngine
 from ..stopping import Stop
 from .states import Builder, Measured, StatesStore, as_measured, check_room, chosen, looked_ahead
 

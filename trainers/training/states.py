@@ -42,8 +42,8 @@ from ...models.losses import log_probs
 from ...models.targets.base import TargetShape
 from ...models.targets.load import load_target
 from ..context import Context
-from ..engines import EngineSection, ServedEngine
 from ..engines.opened import engine_process, identity_of_engine
+from ..engines.section import EngineSection, ServedEngine
 from ..engines.served import ServedStates, check_layers, layers_for
 from ..records import open_records
 from ..stopping import Stop
