@@ -12,8 +12,8 @@ import time
 import pytest
 from draftsmith.core import locks
 from draftsmith.core.errors import UserError
-from draftsmith.trainers import guard
-from draftsmith.trainers.guard import RunLock
+from draftsmith.trainers.run import guard
+from draftsmith.trainers.run.guard import RunLock
 
 RANK = """
 import os, sys, time
