@@ -46,7 +46,7 @@ from pathlib import Path
 from draftsmith.core import ranks
 from draftsmith.data.collate import ConversationCollate
 from draftsmith.data.loader import Loader
-from draftsmith.trainers import loop
+from draftsmith.trainers.train import loop
 from draftsmith.trainers.train.checkpoint import CheckpointConfig
 from draftsmith.trainers.train.engine import init_distributed
 from training import Samples, engine, training_of, weights

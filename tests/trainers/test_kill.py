@@ -122,7 +122,7 @@ import dataclasses, os, signal, sys
 from draftsmith.core import ranks
 from draftsmith.core.tracking import Tracker
 from draftsmith.recipes.commands.cli import main
-from draftsmith.trainers import fit
+from draftsmith.trainers.train import fit
 
 real = fit.train
 

@@ -447,7 +447,7 @@ from draftsmith.core import ranks
 from training import engine, module, training_of, weights, Samples
 from draftsmith.data.collate import ConversationCollate
 from draftsmith.data.loader import Loader
-from draftsmith.trainers import loop
+from draftsmith.trainers.train import loop
 from draftsmith.trainers.train.checkpoint import CheckpointConfig
 from draftsmith.trainers.train.engine import init_distributed
 from draftsmith.trainers.train.optim import OptimConfig

@@ -17,7 +17,7 @@ SCRIPT = """
 import os, signal, sys
 from draftsmith.core import ranks
 from draftsmith.recipes.commands.cli import main
-from draftsmith.trainers import checkpoint, loop
+from draftsmith.trainers.train import checkpoint, loop
 
 def disturbed(real):
     seen = []
@@ -151,7 +151,7 @@ from draftsmith.recipes.commands import cli
 
 def run(*words):
     from draftsmith.core import ranks  # only now: torch reads at its import what it may log
-    from draftsmith.trainers import loop
+    from draftsmith.trainers.train import loop
 
     real, seen = loop._forward_backward, []
 
