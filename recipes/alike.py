@@ -20,8 +20,8 @@ from ..core.errors import UserError
 from ..core.import_paths import code_of, kinds_within
 from ..core.secrets import redact_tree, shortened
 from ..data.records import of_any_copy
-from ..trainers.matching import flat, is_done
-from ..trainers.stage import Planned
+from ..trainers.run.matching import flat, is_done
+from ..trainers.run.stage import Planned
 from .load import Loaded
 from .plan import plan
 from .provenance import commit, packages

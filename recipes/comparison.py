@@ -28,7 +28,7 @@ from ..eval.run_folders import Run
 from ..eval.run_tables import Cell
 from ..eval.tables import Column, Table, interval, text, words
 from ..eval.tables import markdown as table_markdown
-from ..trainers.publishing.lineage import trained_by
+from ..trainers.publish.lineage import trained_by
 from .schema import Recipe
 
 # Of a stage's numbers, those that the table shows, and which end of them is the good one.

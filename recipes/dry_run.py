@@ -11,10 +11,10 @@ from ..data.captioned.prompts import PromptSource
 from ..data.patterns import unmatched
 from ..data.tar_records import TarRecords
 from ..models.inline import building
+from ..trainers.estimate.auto_dtypes import dtype_text, precision_text
+from ..trainers.estimate.long_answers import check_answers
 from ..trainers.estimate.models import mirrored_shape, target_lines, target_shape
-from ..trainers.estimate.positions import check_answers
-from ..trainers.estimate.precision import dtype_text, precision_text
-from ..trainers.stage import Planned
+from ..trainers.run.stage import Planned
 from .preflight_data import prompts_of, sections
 from .schema import Recipe
 

@@ -11,7 +11,7 @@ from typing import Any
 from ..core.errors import UserError
 from ..core.files import LOG_BYTES, read_json
 from ..eval.run_tables import Cell, cells
-from ..trainers.publishing.lineage import finished
+from ..trainers.publish.lineage import finished
 from ..trainers.stages.publish import PublishStage
 from ..trainers.stages.train import TrainStage
 from .announce import shown_place

@@ -109,7 +109,7 @@ def devices() -> list[Finding]:
 
 def deepspeed() -> list[Finding]:
     """DeepSpeed's version and ops; fault where it cannot be imported."""
-    from ..trainers.engine import deepspeed_state
+    from ..trainers.train.engine import deepspeed_state
 
     try:
         state = deepspeed_state()

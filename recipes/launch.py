@@ -23,7 +23,7 @@ from .load import Loaded, load
 from .messages import blamed
 
 if TYPE_CHECKING:
-    from ..trainers.stage import Planned
+    from ..trainers.run.stage import Planned
     from .schema import Recipe
 
 RECIPE, ABOUT = "recipe.yaml", "run.yaml"  # what a run writes of itself into its folder
@@ -59,8 +59,8 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
         Stopped: the run was asked to stop, and has saved what it did; `recipes/commands/cli.py` says so.
     """
     loaded = load(list(arguments))
-    from ..trainers.engine import check_engine
-    from ..trainers.run import check_stages, pending_restart, run_stages
+    from ..trainers.run.deepspeed_section import check_engine
+    from ..trainers.run.run import check_stages, pending_restart, run_stages
     from .alike import check_alike
     from .dry_run import check_models
     from .ending import ending
@@ -82,9 +82,9 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
         check_models(recipe)
     from transformers.utils import logging as hf_logging
 
-    from ..trainers.engine import init_distributed
-    from ..trainers.guard import RunLock, end_with_launcher
-    from ..trainers.progress import watched
+    from ..trainers.run.guard import RunLock, end_with_launcher
+    from ..trainers.run.progress import watched
+    from ..trainers.train.engine import init_distributed
 
     redact_output()
     if not end_with_launcher():
@@ -162,7 +162,7 @@ def describe(recipe: Recipe, planned: Sequence[Planned], stages: Collection[str]
 
 def _refuse_missing(loaded: Loaded, planned: Sequence[Any], command: str) -> None:
     """Raises `UserError` where data of a stage that would run is not on disk: before earlier stages take hours."""
-    from ..trainers.run import is_done
+    from ..trainers.run.run import is_done
     from .preflight_data import missing_data
     from .preflight_weights import weight_findings
 
@@ -185,7 +185,7 @@ def _look_at_data(loaded: Loaded, planned: Sequence[Any], command: str) -> None:
     A look indexes the data.
     """
     from ..core.results import DONE, read_mark
-    from ..trainers.run import built_on
+    from ..trainers.run.run import built_on
     from .finding import any_fault
     from .preflight_data import ABSENT, data_findings
 
@@ -210,10 +210,10 @@ def context_maker(loaded: Loaded, command: str, tell: Callable[[str], None] = sa
     Args:
         tell: what a stage says goes there.
     """
-    from ..trainers.context import Context
-    from ..trainers.precision import settled
-    from ..trainers.progress import StageLine
-    from ..trainers.stopping import Stop
+    from ..trainers.run.context import Context
+    from ..trainers.run.precision import settled
+    from ..trainers.run.progress import StageLine
+    from ..trainers.run.stopping import Stop
 
     recipe = loaded.recipe
 

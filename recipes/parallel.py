@@ -7,8 +7,8 @@ from typing import Any
 
 from ..core.errors import UserError
 from ..models.targets.parallel import check_ranks
-from ..trainers.stage import Planned
-from ..trainers.training.apart import check_target_is_not_run
+from ..trainers.run.stage import Planned
+from ..trainers.train.apart import check_target_is_not_run
 from .schema import Recipe
 
 _SIZE = "tensor_parallel_size"

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..core import ranks
 from ..core.placement import check_one_rank
-from ..trainers.stage import Planned
+from ..trainers.run.stage import Planned
 from .schema import Recipe
 
 

@@ -20,9 +20,9 @@ from ..data.records import file_identity
 from ..data.suite import INDEX, suite_identity
 from ..data.tars import expand_paths
 from ..models.shipped import shipped_folder
-from ..trainers.matching import ABSENT, FINGERPRINTS, HIDDEN, RULED
-from ..trainers.results import named_weights
-from ..trainers.stage import Planned
+from ..trainers.run.finished_stages import named_weights
+from ..trainers.run.matching import ABSENT, FINGERPRINTS, HIDDEN, RULED
+from ..trainers.run.stage import Planned
 from .preflight_data import sections as data_sections
 from .schema import Recipe
 

@@ -31,11 +31,11 @@ from ..data.stage_folders import DATASET_FOLDER
 from ..data.suite import read_index
 from ..data.table_records import TableRecords
 from ..eval.quality import QualityConfig, check
-from ..trainers.context import Context
-from ..trainers.evaluation.benchmarks import HUB, SetsBenchmark, TabedBenchmark
-from ..trainers.records import data_files
+from ..trainers.evaluate.benchmarks import HUB, SetsBenchmark, TabedBenchmark
+from ..trainers.run.context import Context
+from ..trainers.run.stage_records import data_files
 from ..trainers.stages.encode import EncodeStage, resolved
-from ..trainers.training.preflight import render
+from ..trainers.train.preflight import render
 from .finding import Finding, fault, ok, warning
 
 ABSENT = "not on disk"  # how the finding begins

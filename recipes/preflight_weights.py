@@ -13,7 +13,7 @@ from huggingface_hub.utils import HFValidationError, validate_repo_id
 
 from ..core.section import Section
 from ..models.drafters.base import PublishedDrafter
-from ..trainers.fit import OutsideStart
+from ..trainers.train.fit import OutsideStart
 from .finding import Finding, fault, ok
 from .preflight_data import is_local
 

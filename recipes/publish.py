@@ -31,8 +31,8 @@ def publish_run(run: Path, settings: Sequence[str]) -> int:
     Raises:
         Stopped: the run was asked to stop; what the Hub has by then stays there.
     """
-    from ..trainers.guard import RunLock
-    from ..trainers.run import run_stages
+    from ..trainers.run.guard import RunLock
+    from ..trainers.run.run import run_stages
     from ..trainers.stages.publish import PublishStage
     from .plan import plan
 

@@ -29,10 +29,9 @@ from ..models.drafters.base import DrafterConfig
 from ..models.llava import FAMILIES
 from ..models.targets.anole_section import refuse_lumina
 from ..models.targets.generators import AnyTarget
-from ..trainers.engine import EngineConfig
-from ..trainers.estimate.memory import Hardware
-from ..trainers.fit import SCRATCH
-from ..trainers.stage import Stage
+from ..trainers.estimate.evaluation_memory import Hardware
+from ..trainers.run.deepspeed_section import EngineConfig
+from ..trainers.run.stage import Stage
 from ..trainers.stages.cache import CacheStage
 from ..trainers.stages.encode import EncodeStage
 from ..trainers.stages.evaluate import EvaluateStage
@@ -40,6 +39,7 @@ from ..trainers.stages.generate import GenerateStage
 from ..trainers.stages.publish import PublishStage
 from ..trainers.stages.regenerate import RegenerateStage
 from ..trainers.stages.train import TrainStage
+from ..trainers.train.fit import SCRATCH
 from .preflight_data import sections as data_sections
 from .sections import kinds, sections
 

@@ -266,7 +266,7 @@ def all_reduce() -> None:
     """On every rank: the sum of all ranks' numbers, and how fast 256 MB go around."""
     import torch
     from draftsmith.core import ranks
-    from draftsmith.trainers.engine import init_distributed
+    from draftsmith.trainers.train.engine import init_distributed
 
     init_distributed()
     device = ranks.device()

@@ -1,7 +1,7 @@
 """Numbers of the code: lines of core and extras, rooms that import each other, circles, names, and how far a step goes.
 
     python scripts/house.py                                              # the table; tests/test_layout.py has the rules
-    python scripts/house.py trainers.loop:_forward_backward recipe=...   # runs it; counts what that function enters
+    python scripts/house.py trainers.train.loop:_forward_backward recipe=...   # runs it; counts what that enters
 
 Core is what every user passes through. Extras are further target families, baseline drafters, other tools' formats,
 engines' serving, the papers' studies and the synthetic dataset. A room is a folder; its files stand directly in it.
@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 TOPS = ("core", "data", "models", "eval", "trainers", "recipes")
 
-# What each group of extras is made of: folders end with a slash. Everything else in TOPS is core.
+# What each group of extras is made of: folders end with a slash, beginnings of names with a
+# low line. Everything else in TOPS is core.
 EXTRAS = {
     "further families": (
         *(f"models/{n}.py" for n in ("gemma", "internvl", "mistral")),
@@ -38,7 +39,10 @@ EXTRAS = {
     ),
     "formats": ("models/formats/", "recipes/importing.py", "recipes/commands/export.py",
                 "recipes/commands/import_drafter.py"),
-    "serving": ("trainers/engines/", "eval/engines/", "recipes/commands/verify_engine.py"),
+    "serving": (
+        *(f"trainers/serve/{n}.py" for n in ("rank_engine", "served")), "trainers/serve/engine_",
+        "trainers/serve/workers/", "eval/engines/", "recipes/commands/verify_engine.py",
+    ),
     "studies": ("eval/studies/",),
     "shapes": ("data/shapes/",),
 }  # fmt: skip
@@ -178,7 +182,7 @@ def entered(place: str, arguments: list[str]) -> tuple[int, int, int]:
     """Run a recipe, and count the package's files, functions and classes that one function enters.
 
     Args:
-        place: MODULE:FUNCTION or MODULE:CLASS.METHOD, as `trainers.loop:_forward_backward`.
+        place: MODULE:FUNCTION or MODULE:CLASS.METHOD, as `trainers.train.loop:_forward_backward`.
         arguments: those of `draftsmith`.
     """
     from draftsmith.recipes.commands.cli import main as draftsmith

@@ -28,11 +28,11 @@ from pydantic_core import PydanticUndefined
 PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "targets": ("Targets", ("models.targets", "models.llamagen")),
     "drafters": ("Drafters", ("models.drafters",)),
-    "evaluation": ("Evaluation", ("eval", "trainers.evaluation", "trainers.stages.evaluate")),
+    "evaluation": ("Evaluation", ("eval", "trainers.evaluate", "trainers.stages.evaluate")),
     "data": ("Data", ("data",)),
     "stages": (
         "Stages",
-        ("trainers.stages", "trainers.training", "trainers.fit", "models.distillation", "models.lora"),
+        ("trainers.stages", "trainers.train", "trainers.serve", "models.distillation", "models.lora"),
     ),
     "run": ("The whole run", ("",)),
 }

@@ -25,7 +25,7 @@ EXTRAS = (
     "models/targets/test_gemma.py", "models/targets/test_hybrid.py", "models/targets/test_towers.py",
     "recipes/test_imports.py", "recipes/test_leaderboard.py", "recipes/test_over_seeds.py",
     "recipes/test_paper_settings.py", "recipes/test_paper_tables.py",
-    "trainers/engines", "trainers/test_demo_ov.py", "trainers/test_distill_demo.py", "trainers/test_judge.py",
+    "trainers/serve", "trainers/test_demo_ov.py", "trainers/test_distill_demo.py", "trainers/test_judge.py",
     "trainers/test_outside_start.py", "trainers/test_suite_stage.py", "trainers/test_tower_stages.py",
 )  # fmt: skip
 

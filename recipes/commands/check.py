@@ -17,7 +17,7 @@ from ..load import Loaded, load
 from .command import NAME, SETTINGS, Argument, Command, recipe_arguments
 
 if TYPE_CHECKING:
-    from ...trainers.stage import Planned
+    from ...trainers.run.stage import Planned
 
 GIB = 2**30
 
@@ -44,7 +44,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _engine(recipe: Any) -> list[Finding]:
-    from ...trainers.engine import check_engine
+    from ...trainers.run.deepspeed_section import check_engine
 
     try:
         check_engine(recipe.engine)
@@ -110,8 +110,8 @@ def _too_large(text: str) -> dict[str, str]:
 
 def _results(loaded: Loaded, planned: list[Planned], chosen: tuple[str, ...]) -> list[Finding]:
     """What stages that would run read of finished ones, and whether it is as it was written."""
-    from ...trainers.results import InputCheck
-    from ...trainers.run import look_at_results
+    from ...trainers.run.finished_stages import InputCheck
+    from ...trainers.run.run import look_at_results
 
     try:
         broken = look_at_results(planned, chosen, None, InputCheck(Path(loaded.recipe.output), say))
@@ -144,7 +144,7 @@ def _stages(
     loaded: Loaded, planned: list[Planned], chosen: tuple[str, ...], count: int, too_large: dict[str, str]
 ) -> list[Finding]:
     from ...core.results import DONE, read_mark
-    from ...trainers.matching import stage_state
+    from ...trainers.run.matching import stage_state
     from ..preflight_data import data_findings
     from ..preflight_weights import weight_findings
 

@@ -18,7 +18,7 @@ from ...core.errors import UserError, did_you_mean
 from ...core.files import unwritable
 from ...core.locks import let_libraries_lock
 from ...core.secrets import redact
-from ...trainers.stopping import Stopped
+from ...trainers.run.stopping import Stopped
 from ..exit_codes import CRASH, EXIT_CODES, MISTAKE, OK, STOPPED
 from ..files import demo_names, recipe_names
 from ..launch import announce, run_recipe, say, typed

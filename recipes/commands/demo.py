@@ -14,7 +14,7 @@ from ..launch import say
 from .command import Argument, Command
 
 DEFAULT, MODULE = "lvlm", "draftsmith"
-LAUNCHER = "draftsmith.trainers.launcher"
+LAUNCHER = "draftsmith.trainers.run.launcher"
 
 
 def command(words: Sequence[str]) -> list[str]:

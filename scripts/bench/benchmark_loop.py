@@ -167,9 +167,10 @@ def adamw(module: torch.nn.Module) -> torch.optim.AdamW:
 
 def our_training() -> tuple[float, float]:
     """Mean seconds and mean loss of a step of our loop."""
-    from draftsmith.trainers.checkpoint import CheckpointConfig
-    from draftsmith.trainers.engine import Engine, EngineConfig
-    from draftsmith.trainers.loop import Training, train
+    from draftsmith.trainers.run.deepspeed_section import EngineConfig
+    from draftsmith.trainers.train.checkpoint import CheckpointConfig
+    from draftsmith.trainers.train.engine import Engine
+    from draftsmith.trainers.train.loop import Training, train
 
     module = LlavaTraining(build_target(384, 6, 0), PARTS, gradient_checkpointing=False)
     engine = Engine(module, adamw(module), lambda step: 1.0, EngineConfig(), micro_batch_size=BATCH, accumulation=1,
@@ -207,7 +208,7 @@ def bare_training() -> tuple[float, float]:
 
 def benchmark_step(arguments: argparse.Namespace) -> None:
     """Print the time of a training step over the same step in bare torch."""
-    from draftsmith.trainers.engine import init_distributed
+    from draftsmith.trainers.train.engine import init_distributed
 
     init_distributed()
     quotients = []

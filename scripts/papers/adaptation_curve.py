@@ -23,9 +23,9 @@ from draftsmith.eval.summary import tau_of
 from draftsmith.eval.tables import Table, markdown, text
 from draftsmith.recipes.load import load
 from draftsmith.recipes.schema import Recipe
-from draftsmith.trainers.fit import SCRATCH
 from draftsmith.trainers.stages.evaluate import EvaluateStage
 from draftsmith.trainers.stages.train import TrainStage
+from draftsmith.trainers.train.fit import SCRATCH
 
 ADAPTED, FRESH = "adapted", "from scratch"
 

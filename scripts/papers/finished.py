@@ -24,9 +24,9 @@ from draftsmith.recipes.exit_codes import MISTAKE, OK, STOPPED
 from draftsmith.recipes.load import RUN_OPTIONS, load
 from draftsmith.recipes.plan import plan
 from draftsmith.recipes.schema import Recipe
-from draftsmith.trainers.matching import input_problem
-from draftsmith.trainers.results import InputCheck
-from draftsmith.trainers.stage import Planned
+from draftsmith.trainers.run.finished_stages import InputCheck
+from draftsmith.trainers.run.matching import input_problem
+from draftsmith.trainers.run.stage import Planned
 from draftsmith.trainers.stages.evaluate import EvaluateStage
 from pydantic import Field, ValidationError
 from pydantic.fields import FieldInfo

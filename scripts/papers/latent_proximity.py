@@ -39,9 +39,9 @@ from draftsmith.models.targets.generators import Generator, load_generator
 from draftsmith.recipes.commands.cli import say
 from draftsmith.scripts.papers import proximity
 from draftsmith.scripts.papers.finished import Finished, ScriptOptions, run_script
-from draftsmith.trainers.engine import init_distributed
-from draftsmith.trainers.evaluation.judge import Drawn, Judge
+from draftsmith.trainers.evaluate.judge import Drawn, Judge
 from draftsmith.trainers.stages.evaluate import EvaluateStage
+from draftsmith.trainers.train.engine import init_distributed
 from pydantic import Field
 from torch import Tensor
 

@@ -46,8 +46,8 @@ from draftsmith.recipes.commands.cli import say
 from draftsmith.scripts.papers import proximity
 from draftsmith.scripts.papers.finished import Finished, ScriptOptions, run_script
 from draftsmith.scripts.papers.proximity import Bound, Cost, Point, Setting
-from draftsmith.trainers.context import Context
-from draftsmith.trainers.evaluation.drafters import Drafters
+from draftsmith.trainers.evaluate.drafters import Drafters
+from draftsmith.trainers.run.context import Context
 from draftsmith.trainers.stages.evaluate import EvaluateStage
 from pydantic import Field, model_validator
 

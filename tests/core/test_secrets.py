@@ -18,7 +18,7 @@ from draftsmith.core.secrets import HIDDEN, redact, redact_argument, redact_outp
 from draftsmith.core.tracking import Tracker, TrackingConfig
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.provenance import versions
-from draftsmith.trainers.matching import _shown
+from draftsmith.trainers.run.matching import _shown
 
 ROOT = Path(__file__).resolve().parents[2]
 HEX, COMMIT = "0123456789abcdef0123456789abcdef01234567", "76543210fedcba9876543210fedcba9876543210"

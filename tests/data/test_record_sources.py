@@ -26,7 +26,7 @@ from draftsmith.data.table_records import Columns, TableRecords
 from draftsmith.data.tar_records import TarRecords
 from draftsmith.data.videos import write_clip
 from draftsmith.models.llava import PARTS, LlavaTraining, TokenIds, assemble, llava_config
-from draftsmith.trainers.answers.texts import _shown
+from draftsmith.trainers.serve.written_texts import _shown
 from PIL import Image
 from record_forms import members, table, write_forms, write_tar
 from transformers import CLIPVisionConfig, LlamaConfig

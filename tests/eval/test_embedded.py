@@ -14,8 +14,8 @@ from draftsmith.eval.policies import CHOICES, Chain, Draw, Static
 from draftsmith.eval.rules import Greedy, Sampling
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.pruned import PrunedConfig, PrunedProposal
-from draftsmith.trainers.evaluation.measuring import Measuring
-from draftsmith.trainers.evaluation.requests import Opened
+from draftsmith.trainers.evaluate.measuring import Measuring
+from draftsmith.trainers.evaluate.requests import Opened
 from draftsmith.trainers.stages.evaluate import EvaluateStage
 
 KINDS = ["llava", *tiny_qwen.KINDS[1:3]]

@@ -15,9 +15,9 @@ from draftsmith.eval.tables import markdown
 from draftsmith.recipes import comparison
 from draftsmith.recipes.comparison import as_csv, boards, entries, evaluation_rows, over_seeds
 from draftsmith.recipes.ending import short_table
-from draftsmith.trainers.evaluation.probes import planned
-from draftsmith.trainers.publishing.card import read_evaluation
-from draftsmith.trainers.training.drafter import TrainedDrafter
+from draftsmith.trainers.evaluate.probes import planned
+from draftsmith.trainers.publish.card import read_evaluation
+from draftsmith.trainers.train.drafter import TrainedDrafter
 
 from .rows import METHODS, a_row, random_rows
 

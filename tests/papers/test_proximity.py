@@ -29,8 +29,8 @@ from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
 from draftsmith.scripts.papers import proximity
 from draftsmith.scripts.papers.proximity import Point, Recording, Replacing, Setting, draw_replaced
-from draftsmith.trainers.matching import FINGERPRINTS, write_begun
-from draftsmith.trainers.results import write_done
+from draftsmith.trainers.run.finished_stages import write_done
+from draftsmith.trainers.run.matching import FINGERPRINTS, write_begun
 from PIL import Image
 from visual_tiny import EAGLE, anole, llamagen, plain, request, target, true_features
 

@@ -13,7 +13,7 @@ TRAINED_ON = set[str]()  # devices of what engines trained
 
 
 class PlainEngine:
-    """Takes `trainers.engine.Engine`'s place in a process with the pretend device."""
+    """Takes `trainers.train.engine.Engine`'s place in a process with the pretend device."""
 
     expects_skips, num_skipped = False, 0
 
@@ -69,7 +69,7 @@ class PlainEngine:
 def install() -> None:
     """Take the place of DeepSpeed's engine, and of NCCL, which here is gloo that refuses a CPU's tensors."""
     import deepspeed
-    from draftsmith.trainers import engine, fit
+    from draftsmith.trainers.train import engine, fit
 
     engine.Engine = fit.Engine = PlainEngine  # type: ignore[misc,assignment]
     join, reduce = deepspeed.init_distributed, torch.distributed.all_reduce

@@ -24,7 +24,7 @@ from draftsmith.models.targets.llamagen_section import LlamaGenTargetConfig, loa
 from draftsmith.models.targets.llava import LlavaTargetConfig
 from draftsmith.models.targets.load import load_target
 from draftsmith.models.targets.qwen import QwenTargetConfig
-from draftsmith.trainers.engine import init_distributed
+from draftsmith.trainers.train.engine import init_distributed
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from pretend_cuda import device

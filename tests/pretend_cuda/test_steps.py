@@ -28,7 +28,7 @@ def test_the_host_waits_once_in_an_optimizer_step(steps, name):
     """For the all-reduce, whatever the number of micro-batches; an upload is handed over, and not waited for."""
     counts = steps[name]
     assert (counts["reads"], counts["blocking"], counts["waits"]) == (1, 0, 0), counts["places"]
-    assert [place.split(":")[0] for place in counts["places"]] == ["tolist trainers/loop.py"]
+    assert [place.split(":")[0] for place in counts["places"]] == ["tolist trainers/train/loop.py"]
 
 
 # Launches of an optimizer step of two micro-batches, three in a hundred above what they were counted as. Lower them

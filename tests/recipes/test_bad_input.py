@@ -13,8 +13,8 @@ from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.launch import run_recipe
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
-from draftsmith.trainers.matching import FINGERPRINTS, write_begun
-from draftsmith.trainers.results import write_done
+from draftsmith.trainers.run.finished_stages import write_done
+from draftsmith.trainers.run.matching import FINGERPRINTS, write_begun
 from ranks_run import MAIN, run_ranks
 from training import free_port
 
@@ -330,7 +330,9 @@ def test_whose_folder_it_is_comes_first(tmp_path, monkeypatch, capsys):
         write_done(stage, tmp_path / stage.name, FINGERPRINTS, 1.0)
     mine = tmp_path / "mine.yaml"
     mine.write_text("extends: demo/lvlm\nseed: 5\n")
-    monkeypatch.setattr("draftsmith.trainers.guard.RunLock", lambda *words, **how: None)  # held until a process ends
+    monkeypatch.setattr(
+        "draftsmith.trainers.run.guard.RunLock", lambda *words, **how: None
+    )  # held until a process ends
     assert main(["evaluate", str(mine), f"output={tmp_path}"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: this folder holds a run of lvlm.yaml, and this is mine.yaml: ")

@@ -40,7 +40,7 @@ def test_a_restart_with_wrong_data_moves_nothing(tmp_path, monkeypatch, capsys):
     for stage in ("world", "seeing", "target", "language", "pretrain"):
         (output / stage).mkdir(parents=True)
         (output / stage / "done.json").write_text('{"fingerprint": "f", "version": 2}')
-    monkeypatch.setattr("draftsmith.trainers.run.run_stages", lambda *a, **k: pytest.fail("it began to run"))
+    monkeypatch.setattr("draftsmith.trainers.run.run.run_stages", lambda *a, **k: pytest.fail("it began to run"))
     data = f"stages.pretrain.data={{path: {tmp_path / 'absent.json'}, from: null}}"
     assert (
         main(["recipe=demo/lvlm-from-nothing", f"output={output}", data, "stages=[pretrain]", "restart=pretrain"])
@@ -53,21 +53,21 @@ def test_a_restart_with_wrong_data_moves_nothing(tmp_path, monkeypatch, capsys):
 
 def test_a_run_whose_later_stage_has_no_data_does_not_begin(tmp_path, monkeypatch, capsys):
     """It ran every stage before that one first, for hours."""
-    monkeypatch.setattr("draftsmith.trainers.run.run_stages", lambda *a, **k: pytest.fail("it began to run"))
+    monkeypatch.setattr("draftsmith.trainers.run.run.run_stages", lambda *a, **k: pytest.fail("it began to run"))
     words = ["recipe=demo/lvlm-from-nothing", f"output={tmp_path / 'run'}"]
     data = f"stages.finetune.data={{path: {tmp_path / 'absent.json'}, from: null}}"
     assert main([*words, data]) == MISTAKE
     said = capsys.readouterr().err
     assert "not on disk" in said and "stages.finetune.data" in said and "stages=[...]" in said
     begun = []
-    monkeypatch.setattr("draftsmith.trainers.run.run_stages", lambda *a, **k: begun.append(a))
+    monkeypatch.setattr("draftsmith.trainers.run.run.run_stages", lambda *a, **k: begun.append(a))
     other = f"output={tmp_path / 'other'}"  # a run's lock is its process's
     assert main(["recipe=demo/lvlm-from-nothing", other, data, "stages=[world,seeing]"]) == OK and len(begun) == 1
 
 
 @pytest.mark.parametrize("name", ["recipe.yaml", "run.yaml"])
 def test_a_file_that_no_run_wrote_is_not_written_over(name, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("draftsmith.trainers.run.run_stages", lambda *a, **k: None)
+    monkeypatch.setattr("draftsmith.trainers.run.run.run_stages", lambda *a, **k: None)
     mine = tmp_path / name
     mine.write_text("# my own\nextends: demo/lvlm\n")
     recipe = f"recipe={mine}" if name == "recipe.yaml" else "recipe=demo/lvlm"
@@ -76,7 +76,7 @@ def test_a_file_that_no_run_wrote_is_not_written_over(name, tmp_path, monkeypatc
 
 
 def test_a_runs_own_files_are_written_again(tmp_path, monkeypatch):
-    monkeypatch.setattr("draftsmith.trainers.run.run_stages", lambda *a, **k: None)
+    monkeypatch.setattr("draftsmith.trainers.run.run.run_stages", lambda *a, **k: None)
     run, again, killed = (tmp_path / name for name in ("run", "again", "killed"))  # a run's lock is its process's
     assert main(["recipe=demo/lvlm", f"output={run}", "stages=[world]"]) == OK
     for other in (again, killed):
@@ -333,7 +333,7 @@ def test_a_demo_is_started_by_the_launcher_without_a_checkout(words, recipe, set
     main(["demo", *words])
     ((program, command, environment),) = started
     assert program == sys.executable == command[0]
-    assert command[1:] == ["-m", "draftsmith.trainers.launcher", "draftsmith", recipe, *settings]
+    assert command[1:] == ["-m", "draftsmith.trainers.run.launcher", "draftsmith", recipe, *settings]
     load(command[4:])
     # The same numbers on every machine, and no network.
     assert environment["OMP_NUM_THREADS"] == "1" and environment["HF_HUB_OFFLINE"] == "1"

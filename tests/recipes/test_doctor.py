@@ -136,7 +136,7 @@ def test_a_gpu_beside_a_cpu_build_is_a_fault(monkeypatch):
 
 
 def test_a_deepspeed_that_cannot_be_imported_is_a_fault(monkeypatch):
-    from draftsmith.trainers import engine
+    from draftsmith.trainers.train import engine
 
     def broken():
         raise ImportError("libcudart.so.12: cannot open shared object file")

@@ -22,8 +22,8 @@ from draftsmith.models.drafters.hivis import HivisConfig
 from draftsmith.models.drafters.msd import MsdConfig
 from draftsmith.models.drafters.sparrow import SparrowConfig
 from draftsmith.models.hub import read_config
-from draftsmith.trainers.estimate.states import caching
-from draftsmith.trainers.run import Planned
+from draftsmith.trainers.estimate.states_size import caching
+from draftsmith.trainers.run.run import Planned
 from draftsmith.trainers.stages.cache import CacheStage
 from draftsmith.trainers.stages.train import TrainStage
 from PIL import Image

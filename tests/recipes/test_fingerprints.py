@@ -23,15 +23,15 @@ from draftsmith.eval.quality.measure import QualityConfig
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import _outside, _settings, plan
 from draftsmith.recipes.schema import Recipe
-from draftsmith.trainers.checkpoint import CheckpointConfig
-from draftsmith.trainers.engine import EngineConfig
-from draftsmith.trainers.estimate.memory import Hardware
-from draftsmith.trainers.evaluation.probes import Binding
-from draftsmith.trainers.fit import Expected
-from draftsmith.trainers.matching import ABSENT, HIDDEN
-from draftsmith.trainers.results import NAMES_WEIGHTS, named_weights
-from draftsmith.trainers.run import pending_restart, run_stages
-from draftsmith.trainers.stage import Stage
+from draftsmith.trainers.estimate.evaluation_memory import Hardware
+from draftsmith.trainers.evaluate.probes import Binding
+from draftsmith.trainers.run.deepspeed_section import EngineConfig
+from draftsmith.trainers.run.finished_stages import NAMES_WEIGHTS, named_weights
+from draftsmith.trainers.run.matching import ABSENT, HIDDEN
+from draftsmith.trainers.run.run import pending_restart, run_stages
+from draftsmith.trainers.run.stage import Stage
+from draftsmith.trainers.train.checkpoint import CheckpointConfig
+from draftsmith.trainers.train.fit import Expected
 from safetensors.torch import save_file
 from stages_run import contexts
 

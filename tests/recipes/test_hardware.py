@@ -12,7 +12,7 @@ from draftsmith.recipes.launch import run_recipe
 from draftsmith.recipes.load import load, recipe_names
 from draftsmith.recipes.plan import plan
 from draftsmith.trainers.estimate.models import target_shape
-from draftsmith.trainers.estimate.training import engine_parts, micro_of
+from draftsmith.trainers.estimate.train_memory import engine_parts, micro_of
 from recorded import recorded_dry_run
 
 SAGE = ["recipe=sage-qwen2.5-vl-72b-7b", "dry_run=true"]

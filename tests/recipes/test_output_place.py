@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.recipes.launch import run_recipe
-from draftsmith.trainers.evaluation.benchmarks import TabedBenchmark
-from draftsmith.trainers.evaluation.text import refuse_twice
-from draftsmith.trainers.guard import RunLock
+from draftsmith.trainers.evaluate.benchmarks import TabedBenchmark
+from draftsmith.trainers.evaluate.text import refuse_twice
+from draftsmith.trainers.run.guard import RunLock
 
 
 def lock(output):
@@ -31,7 +31,7 @@ def test_an_output_that_cannot_be_written(number, tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise OSError(number, os.strerror(number), str(tmp_path / "run"))
 
-    monkeypatch.setattr("draftsmith.trainers.guard.Path.mkdir", refuse)
+    monkeypatch.setattr("draftsmith.trainers.run.guard.Path.mkdir", refuse)
     with pytest.raises(UserError, match="cannot be written") as caught:
         lock(tmp_path / "run")
     cure = "make room" if number == errno.ENOSPC else "another output"

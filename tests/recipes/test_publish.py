@@ -15,8 +15,8 @@ from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
 from draftsmith.recipes.publish import _is_other
 from draftsmith.scripts.papers.finished import ScriptOptions, run_script
-from draftsmith.trainers.matching import FINGERPRINTS, write_begun
-from draftsmith.trainers.results import BEGUN, write_done
+from draftsmith.trainers.run.finished_stages import BEGUN, write_done
+from draftsmith.trainers.run.matching import FINGERPRINTS, write_begun
 from draftsmith.trainers.stages.publish import PublishStage
 
 

@@ -7,7 +7,7 @@ from draftsmith.recipes.files import recipe_names
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
 from draftsmith.recipes.publish import publish_run
-from draftsmith.trainers.publishing.lineage import data_of, finished, trained_by
+from draftsmith.trainers.publish.lineage import data_of, finished, trained_by
 from draftsmith.trainers.stages.publish import PublishStage
 
 LVLM = ("llava-ov-160m", "llava-ov-68m", "llava-ov-68m-anyres", "llava15-160m", "llava15-160m-distilled",

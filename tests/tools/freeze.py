@@ -332,7 +332,7 @@ def preload() -> None:
     import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401  every engine asks for it, and it imports a compiler
     import draftsmith.recipes.commands.cli
     import draftsmith.recipes.schema
-    import draftsmith.trainers.run  # noqa: F401
+    import draftsmith.trainers.run.run  # noqa: F401
     import torch
 
     torch.set_num_threads(1)

@@ -1,11 +1,12 @@
-"""transformers in a serving engine's place: the worker of tests/trainers/engines/workers, in this Python."""
+"""transformers in a serving engine's place: the worker of tests/trainers/serve/workers, in this Python."""
 
 import sys
 from pathlib import Path
 
-from draftsmith.trainers.engines import opened, process
+from draftsmith.trainers.serve import engine_process as process
+from draftsmith.trainers.serve import rank_engine as opened
 
-WORKERS = Path(__file__).parent / "engines" / "workers"
+WORKERS = Path(__file__).parent / "serve" / "workers"
 
 
 def in_place(monkeypatch) -> None:

@@ -11,9 +11,9 @@ from draftsmith.core.tracking import TrackingConfig
 from draftsmith.recipes.launch import context_maker
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
-from draftsmith.trainers.context import Context
-from draftsmith.trainers.engine import EngineConfig
-from draftsmith.trainers.run import MakeContext, run_stages
+from draftsmith.trainers.run.context import Context
+from draftsmith.trainers.run.deepspeed_section import EngineConfig
+from draftsmith.trainers.run.run import MakeContext, run_stages
 
 # Overrides of recipe=demo/lvlm-from-nothing: a target from a synthetic dataset of a hundred records.
 TINY_DATASET = [

@@ -11,8 +11,8 @@ from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.models.drafters.sparrow import SparrowConfig
 from draftsmith.models.llava import TokenIds, assemble, llava_config
 from draftsmith.models.targets.llava import LlavaTargetConfig
-from draftsmith.trainers.context import Context
-from draftsmith.trainers.engine import EngineConfig
+from draftsmith.trainers.run.context import Context
+from draftsmith.trainers.run.deepspeed_section import EngineConfig
 from draftsmith.trainers.stages.cache import CacheStage
 from draftsmith.trainers.stages.train import TrainStage
 from PIL import Image

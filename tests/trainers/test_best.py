@@ -5,7 +5,7 @@ import json
 import pytest
 from damage import DAMAGES, told
 from draftsmith.core.errors import UserError
-from draftsmith.trainers.training.best import Best
+from draftsmith.trainers.train.best import Best
 
 
 def test_the_best_by_each_score_stay_and_others_are_not_even_copied(tmp_path):

@@ -22,12 +22,12 @@ from draftsmith.models.drafters.hivis import HivisConfig
 from draftsmith.models.drafters.msd import MsdConfig
 from draftsmith.models.drafters.sparrow import SparrowConfig
 from draftsmith.models.targets.llava import LlavaTargetConfig
-from draftsmith.trainers.records import check_fit
+from draftsmith.trainers.run.stage_records import check_fit
+from draftsmith.trainers.serve import states_builder as build
 from draftsmith.trainers.stages import cache
 from draftsmith.trainers.stages.cache import CacheStage
-from draftsmith.trainers.training import states as build
-from draftsmith.trainers.training.heads_on_states import open_states
-from draftsmith.trainers.training.sources import Cached, Online
+from draftsmith.trainers.train.on_states import open_states
+from draftsmith.trainers.train.states_source import Cached, Online
 from safetensors.torch import load_file, save_file
 from states_fake import SPARROW, D, padded, row
 from states_run import RECORDS, cached, context, stage, synthetic

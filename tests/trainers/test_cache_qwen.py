@@ -15,8 +15,8 @@ from draftsmith.models.drafters.sparrow import SparrowConfig
 from draftsmith.models.llava import TokenIds
 from draftsmith.models.qwen import QWEN_FAMILIES, qwen_config
 from draftsmith.models.targets.qwen import QwenTargetConfig
-from draftsmith.trainers.training import states as build
-from draftsmith.trainers.training.heads_on_states import open_states
+from draftsmith.trainers.serve import states_builder as build
+from draftsmith.trainers.train.on_states import open_states
 from PIL import Image
 from states_run import WORDS, cached, context, losses, stage
 from tiny_qwen import text_config, vision_config

@@ -15,7 +15,7 @@ SCRIPT = """
 import os, signal, sys
 from draftsmith.core import ranks
 from draftsmith.recipes.commands.cli import main
-from draftsmith.trainers.training import states as build
+from draftsmith.trainers.serve import states_builder as build
 
 real = build.Builder.write
 

@@ -15,8 +15,9 @@ from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
 from draftsmith.core import ranks
 from draftsmith.core.errors import UserError
-from draftsmith.trainers import checkpoint
-from draftsmith.trainers.engine import Engine, EngineConfig, init_distributed, load_data
+from draftsmith.trainers.run.deepspeed_section import EngineConfig
+from draftsmith.trainers.train import checkpoint
+from draftsmith.trainers.train.engine import Engine, init_distributed, load_data
 from training import engine_config, module, run
 
 

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from draftsmith.trainers.context import Context
+from draftsmith.trainers.run.context import Context
 from tiled import processor
 
 

@@ -11,7 +11,7 @@ from draftsmith.data.shards import tar_path
 from draftsmith.data.stage_folders import CODES, STATES
 from draftsmith.models.llamagen.files import save_model
 from draftsmith.models.targets.llamagen_section import build_transformer
-from draftsmith.trainers.progress import StageLine
+from draftsmith.trainers.run.progress import StageLine
 from draftsmith.trainers.stages.cache import CacheStage
 from draftsmith.trainers.stages.encode import EncodeStage
 from draftsmith.trainers.stages.generate import GenerateStage

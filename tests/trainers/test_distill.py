@@ -18,9 +18,10 @@ from draftsmith.data.loader import StepBatches
 from draftsmith.data.sources import OpenBatch
 from draftsmith.models.distillation import DistillObjective, DistillTraining, Teacher
 from draftsmith.models.targets.llava import LlavaTargetConfig
-from draftsmith.trainers.optim import OptimConfig
-from draftsmith.trainers.training import conversations, distill
-from draftsmith.trainers.training.validate import ValidationSettings
+from draftsmith.trainers.train import distill
+from draftsmith.trainers.train import on_records as conversations
+from draftsmith.trainers.train.optim import OptimConfig
+from draftsmith.trainers.train.validate import ValidationSettings
 from ranks_run import run_ranks
 from safetensors.torch import load_file
 from tiny import EOS, IMAGE_ID, TOKENS, VOCAB, llava, request
@@ -45,9 +46,9 @@ from pathlib import Path
 from draftsmith.core import ranks
 from draftsmith.data.collate import ConversationCollate
 from draftsmith.data.loader import Loader
-from draftsmith.trainers import loop
-from draftsmith.trainers.checkpoint import CheckpointConfig
-from draftsmith.trainers.engine import init_distributed
+from draftsmith.trainers.train import loop
+from draftsmith.trainers.train.checkpoint import CheckpointConfig
+from draftsmith.trainers.train.engine import init_distributed
 from training import Samples, engine, training_of, weights
 from test_distill import OPTIM, module
 

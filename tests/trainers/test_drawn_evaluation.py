@@ -18,10 +18,10 @@ from draftsmith.models.llamagen.files import save_model
 from draftsmith.models.targets.generators import LlamaGenTargetConfig
 from draftsmith.models.targets.llamagen_section import build_transformer
 from draftsmith.recipes.load import load
-from draftsmith.trainers.evaluation import measuring, untimed
-from draftsmith.trainers.evaluation.drawn import drawn_tokens
-from draftsmith.trainers.evaluation.kept_pictures import FOLDER
-from draftsmith.trainers.evaluation.resume_log import ResumeLog
+from draftsmith.trainers.evaluate import measuring, untimed
+from draftsmith.trainers.evaluate.drawn import drawn_tokens
+from draftsmith.trainers.evaluate.kept_pictures import FOLDER
+from draftsmith.trainers.evaluate.resume_log import ResumeLog
 from draftsmith.trainers.stages.evaluate import EvaluateStage
 from PIL import Image
 from rows import a_row

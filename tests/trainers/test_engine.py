@@ -3,9 +3,10 @@
 import pytest
 import torch
 import training
-from draftsmith.trainers import fit
-from draftsmith.trainers.engine import EngineConfig, _gradient_sums, _tensor_cores
-from draftsmith.trainers.optim import OptimConfig
+from draftsmith.trainers.run.deepspeed_section import EngineConfig
+from draftsmith.trainers.train import fit
+from draftsmith.trainers.train.engine import _gradient_sums, _tensor_cores
+from draftsmith.trainers.train.optim import OptimConfig
 from pydantic import ValidationError
 
 FP32 = {"data_types": {"grad_accum_dtype": "fp32"}}

@@ -8,7 +8,7 @@ from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.medusa import MedusaConfig
 from draftsmith.models.drafters.plain_module import ShapeAlone
 from draftsmith.trainers.estimate.counted import META, along, most_bytes
-from draftsmith.trainers.estimate.training import _backward, _batch, _codes, _states
+from draftsmith.trainers.estimate.train_memory import _backward, _batch, _codes, _states
 from live_tensors import Live
 
 SIZES = {"qwen": False, "hidden": 96, "heads": 6, "kv_heads": 2, "intermediate": 256, "vocab": 200}

@@ -8,8 +8,8 @@ from draftsmith.eval.pair import Pair
 from draftsmith.models.decoding.captured import PassGraphs, capture_seconds
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.recipes.load import load
-from draftsmith.trainers.evaluation.drafters import Drafters
-from draftsmith.trainers.evaluation.graphs import GraphsConfig, about_graphs, capture_heads, capture_target
+from draftsmith.trainers.evaluate.drafters import Drafters
+from draftsmith.trainers.evaluate.graphs import GraphsConfig, about_graphs, capture_heads, capture_target
 from test_head_decoding import loud_head, settings_of
 from tiny import llava, target
 
@@ -23,7 +23,7 @@ def test_on_a_cpu_they_are_off_and_the_report_says_so():
 
 
 def test_their_length_is_the_longest_request_or_what_is_asked_for(monkeypatch):
-    monkeypatch.setattr("draftsmith.trainers.evaluation.graphs.why_not", lambda decoder: None)
+    monkeypatch.setattr("draftsmith.trainers.evaluate.graphs.why_not", lambda decoder: None)
     big, drafting = target(llava(0)), [SimpleNamespace(policy=SimpleNamespace(max_nodes=60))]
     for config, last in ((GraphsConfig(target=True), 768), (GraphsConfig(target=True, length=1500), 2048)):
         capture_target(config, big, drafting, 500)

@@ -27,12 +27,12 @@ from draftsmith.models.targets.llava import LlavaTarget
 from draftsmith.models.targets.verification import NODES, verify
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
+from draftsmith.trainers.estimate.evaluation_memory import Hardware, evaluation_memory
 from draftsmith.trainers.estimate.image_memory import drawing_memory
-from draftsmith.trainers.estimate.memory import Hardware, evaluation_memory
 from draftsmith.trainers.estimate.models import target_shape
 from draftsmith.trainers.estimate.proposals import proposals, sizes_of
-from draftsmith.trainers.evaluation.drafters import Drafters
-from draftsmith.trainers.evaluation.graphs import capture_target
+from draftsmith.trainers.evaluate.drafters import Drafters
+from draftsmith.trainers.evaluate.graphs import capture_target
 from live_tensors import Live
 from transformers import BlipConfig, BlipForConditionalGeneration
 
@@ -146,7 +146,7 @@ def test_graphs_hold_a_cache_of_the_rounded_length_and_what_they_return():
     assert "graphs" not in before
     drafting = [SimpleNamespace(policy=method.policy()) for method in graphed.stage.methods.values()]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("draftsmith.trainers.evaluation.graphs.why_not", lambda decoder: None)
+        patch.setattr("draftsmith.trainers.evaluate.graphs.why_not", lambda decoder: None)
         capture_target(graphed.stage.graphs, target, drafting, graphed.stage.capacity)
     graphs = target.graphs
     session, _ = target.prefill(longest(graphed, target), Taps(), capacity=16)

@@ -9,12 +9,13 @@ import torch
 from draftsmith.core.tracking import TrackingConfig
 from draftsmith.data.collate import ConversationCollate
 from draftsmith.models.targets.llava import LlavaTargetConfig
-from draftsmith.trainers import loop
-from draftsmith.trainers.context import Context
-from draftsmith.trainers.engine import EngineConfig, init_distributed
-from draftsmith.trainers.fit import fit, training_loader
-from draftsmith.trainers.loop import Training
+from draftsmith.trainers.run.context import Context
+from draftsmith.trainers.run.deepspeed_section import EngineConfig
 from draftsmith.trainers.stages.train import TrainStage
+from draftsmith.trainers.train import loop
+from draftsmith.trainers.train.engine import init_distributed
+from draftsmith.trainers.train.fit import fit, training_loader
+from draftsmith.trainers.train.loop import Training
 from training import BATCH, Samples, loader, module, weights
 
 SETTINGS = {

@@ -12,14 +12,14 @@ import time
 import pytest
 from draftsmith.core import locks
 from draftsmith.core.errors import UserError
-from draftsmith.trainers import guard
-from draftsmith.trainers.guard import RunLock
+from draftsmith.trainers.run import guard
+from draftsmith.trainers.run.guard import RunLock
 
 RANK = """
 import os, sys, time
 while "orphan" in sys.argv and os.getppid() == int(os.environ["STARTED_BY"]):
     time.sleep(0.01)
-from draftsmith.trainers import guard
+from draftsmith.trainers.run import guard
 pairs = guard._launchers()
 print("gone" if pairs is None else len(pairs), flush=True)
 """

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftsmith.trainers.engine import init_distributed
-from draftsmith.trainers.optim import OptimConfig
+from draftsmith.trainers.train.engine import init_distributed
+from draftsmith.trainers.train.optim import OptimConfig
 from heads_tiny import SETTINGS, config_of, states_batch, tables
 from ranks_run import run_ranks
 from training import engine, weights
@@ -48,7 +48,7 @@ import sys
 sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[1] / "eval")]!r}
 import torch
 from draftsmith.core import ranks
-from draftsmith.trainers.engine import init_distributed
+from draftsmith.trainers.train.engine import init_distributed
 from test_heads_engine import trained
 
 init_distributed()

@@ -27,10 +27,10 @@ from draftsmith.models.drafters.head_training import HeadTraining, is_blind
 from draftsmith.models.drafters.medusa import MedusaConfig
 from draftsmith.models.drafters.peagle import PeagleConfig
 from draftsmith.models.drafters.sparrow import SparrowConfig
-from draftsmith.trainers.records import open_records
-from draftsmith.trainers.training import heads_on_states as train
-from draftsmith.trainers.training import sources
-from draftsmith.trainers.training import states as build
+from draftsmith.trainers.run.stage_records import open_records
+from draftsmith.trainers.serve import states_builder as build
+from draftsmith.trainers.train import on_states as train
+from draftsmith.trainers.train import states_source as sources
 from pydantic import ValidationError
 from safetensors.torch import load_file
 from states_run import RECORDS, cached, losses, stage, synthetic

@@ -21,10 +21,10 @@ from draftsmith.eval.studies.visual_tokens import THRESHOLD, fused_from
 from draftsmith.models.drafters.hivis import HivisConfig
 from draftsmith.models.drafters.msd import MsdConfig
 from draftsmith.models.targets.load import load_target
-from draftsmith.trainers.evaluation.methods import Method, decoding_with
-from draftsmith.trainers.evaluation.requests import at_length
-from draftsmith.trainers.evaluation.resume_log import ResumeLog
-from draftsmith.trainers.publishing.card import read_evaluation
+from draftsmith.trainers.evaluate.methods import Method, decoding_with
+from draftsmith.trainers.evaluate.requests import at_length
+from draftsmith.trainers.evaluate.resume_log import ResumeLog
+from draftsmith.trainers.publish.card import read_evaluation
 from heads_run import loaded, run
 from stages_run import list_anew
 

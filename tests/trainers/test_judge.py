@@ -7,7 +7,7 @@ from draftsmith.data.captioned.prompts import PromptSource, read_prompts
 from draftsmith.data.shapes.captioned import COLORS, SHAPES, write_captioned
 from draftsmith.eval.quality import statistics
 from draftsmith.models.llamagen.shapes_reader import ShapesReader
-from draftsmith.trainers.evaluation.judge import Judge, real_pictures
+from draftsmith.trainers.evaluate.judge import Judge, real_pictures
 
 
 @pytest.fixture(scope="module")

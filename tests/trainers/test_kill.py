@@ -122,7 +122,7 @@ import dataclasses, os, signal, sys
 from draftsmith.core import ranks
 from draftsmith.core.tracking import Tracker
 from draftsmith.recipes.commands.cli import main
-from draftsmith.trainers import fit
+from draftsmith.trainers.train import fit
 
 real = fit.train
 
@@ -159,7 +159,7 @@ def test_sigterm_to_one_of_two_ranks_stops_both_and_the_same_command_goes_on(alo
 
 def test_the_same_command_twice_never_writes_twice(tmp_path):
     from draftsmith.core.errors import UserError
-    from draftsmith.trainers.guard import RunLock
+    from draftsmith.trainers.run.guard import RunLock
 
     first = RunLock(tmp_path, say=print)
     with pytest.raises(UserError, match=f"another run is writing here .process {os.getpid()}"):
@@ -181,7 +181,7 @@ def test_a_file_system_without_flock_is_locked_by_files(tmp_path, monkeypatch):
     import fcntl
 
     from draftsmith.core.errors import UserError
-    from draftsmith.trainers.guard import RunLock
+    from draftsmith.trainers.run.guard import RunLock
 
     def flock(handle, operation):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
@@ -198,7 +198,7 @@ def test_a_file_system_without_flock_is_locked_by_files(tmp_path, monkeypatch):
 
 def test_an_output_that_cannot_be_locked_is_named(tmp_path):
     from draftsmith.core.errors import UserError
-    from draftsmith.trainers.guard import RunLock
+    from draftsmith.trainers.run.guard import RunLock
 
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="is a file, and the run's folder is to be there"):

@@ -11,7 +11,7 @@ import time
 import pytest
 from draftsmith.core import ranks
 from draftsmith.recipes.commands import cli
-from draftsmith.trainers.launcher import Heard, ending
+from draftsmith.trainers.run.launcher import Heard, ending
 
 RANK = """
 import os, signal, sys, time
@@ -33,7 +33,7 @@ def started(tmp_path):
     def start(*words):
         path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
         environment = os.environ | {"PYTHONPATH": path}
-        command = [sys.executable, "-m", "draftsmith.trainers.launcher", "a_rank", *words]
+        command = [sys.executable, "-m", "draftsmith.trainers.run.launcher", "a_rank", *words]
         return subprocess.Popen(
             command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )

@@ -13,7 +13,7 @@ from draftsmith.data.processor_files import build_qwen_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.data.videos import write_clip
 from draftsmith.recipes.load import load
-from draftsmith.trainers.evaluation.requests import Opening
+from draftsmith.trainers.evaluate.requests import Opening
 from PIL import Image
 
 QWEN = "recipe=sparrow-qwen2.5-vl-7b"

@@ -14,12 +14,13 @@ from draftsmith.core.errors import TrainingError, UserError
 from draftsmith.core.loss import StepLoss
 from draftsmith.models.llava import PARTS, LlavaTraining
 from draftsmith.models.lora import LoraConfig, merge_adapters
-from draftsmith.trainers import loop
-from draftsmith.trainers.checkpoint import CheckpointConfig
-from draftsmith.trainers.engine import Engine, EngineConfig, check_engine, init_distributed
-from draftsmith.trainers.optim import OptimConfig, parameter_groups, rate_multiplier
-from draftsmith.trainers.stopping import Stop
-from draftsmith.trainers.training.validate import target_choice, validate
+from draftsmith.trainers.run.deepspeed_section import EngineConfig, check_engine
+from draftsmith.trainers.run.stopping import Stop
+from draftsmith.trainers.train import loop
+from draftsmith.trainers.train.checkpoint import CheckpointConfig
+from draftsmith.trainers.train.engine import Engine, init_distributed
+from draftsmith.trainers.train.optim import OptimConfig, parameter_groups, rate_multiplier
+from draftsmith.trainers.train.validate import target_choice, validate
 from pydantic import ValidationError
 from ranks_run import run_ranks
 from tiny import llava
@@ -446,10 +447,10 @@ from draftsmith.core import ranks
 from training import engine, module, training_of, weights, Samples
 from draftsmith.data.collate import ConversationCollate
 from draftsmith.data.loader import Loader
-from draftsmith.trainers import loop
-from draftsmith.trainers.checkpoint import CheckpointConfig
-from draftsmith.trainers.engine import init_distributed
-from draftsmith.trainers.optim import OptimConfig
+from draftsmith.trainers.train import loop
+from draftsmith.trainers.train.checkpoint import CheckpointConfig
+from draftsmith.trainers.train.engine import init_distributed
+from draftsmith.trainers.train.optim import OptimConfig
 
 init_distributed()
 for zero in (0, 2, 3):
@@ -529,7 +530,7 @@ def test_what_deepspeed_makes_torch_complain_of_is_not_the_users(zero, tmp_path)
 
 def test_a_rank_says_nothing_of_the_accelerator():
     """Every rank warned on a CPU that no GPU was detected."""
-    code = "from draftsmith.trainers.engine import init_distributed; init_distributed()"
+    code = "from draftsmith.trainers.train.engine import init_distributed; init_distributed()"
     environment = {name: value for name, value in os.environ.items() if name != "DS_ACCELERATOR"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
     assert "accelerator" not in (done.stdout + done.stderr).lower()

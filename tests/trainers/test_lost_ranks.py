@@ -17,7 +17,7 @@ SCRIPT = """
 import os, signal, sys
 from draftsmith.core import ranks
 from draftsmith.recipes.commands.cli import main
-from draftsmith.trainers import checkpoint, loop
+from draftsmith.trainers.train import checkpoint, loop
 
 def disturbed(real):
     seen = []
@@ -76,9 +76,9 @@ from draftsmith.core import ranks
 from draftsmith.core.heartbeat import BOUND_S
 from draftsmith.recipes import launch
 from draftsmith.recipes.commands import cli
-from draftsmith.trainers.engine import init_distributed
+from draftsmith.trainers.train.engine import init_distributed
 from draftsmith.trainers.stages import publish
-from draftsmith.trainers.stopping import Stop
+from draftsmith.trainers.run.stopping import Stop
 
 def work(stage, context):
     if os.environ["HOW"] == "stopped":
@@ -151,7 +151,7 @@ from draftsmith.recipes.commands import cli
 
 def run(*words):
     from draftsmith.core import ranks  # only now: torch reads at its import what it may log
-    from draftsmith.trainers import loop
+    from draftsmith.trainers.train import loop
 
     real, seen = loop._forward_backward, []
 
@@ -175,7 +175,7 @@ sys.exit(cli.main([word for word in sys.argv[1:] if "=" in word]))
 def test_a_dead_rank_under_a_launcher_is_named_without_a_traceback(tmp_path, launcher, which):
     (tmp_path / "killed.py").write_text(KILLED)
     starts = {
-        "ours": ["-m", "draftsmith.trainers.launcher", "killed"],
+        "ours": ["-m", "draftsmith.trainers.run.launcher", "killed"],
         "deepspeed": ["-m", "deepspeed.launcher.runner", "--num_accelerators", "2", "--master_port", free_port(),
                       "killed.py"],
         "torchrun": ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port(), "killed.py"],

@@ -9,11 +9,11 @@ import torch
 from draftsmith.core.batch import ImageRequest
 from draftsmith.core.errors import UserError
 from draftsmith.eval.policies import Chain
-from draftsmith.trainers.evaluation import measuring, resume_log
-from draftsmith.trainers.evaluation.clock import clock_of
-from draftsmith.trainers.evaluation.measuring import Measuring
-from draftsmith.trainers.progress import StageLine
-from draftsmith.trainers.stopping import Stop
+from draftsmith.trainers.evaluate import measuring, resume_log
+from draftsmith.trainers.evaluate.clock import clock_of
+from draftsmith.trainers.evaluate.measuring import Measuring
+from draftsmith.trainers.run.progress import StageLine
+from draftsmith.trainers.run.stopping import Stop
 
 NUMBER = 4  # of the request
 

@@ -9,8 +9,8 @@ import torch
 from draftsmith.core.errors import UserError
 from draftsmith.data import shards
 from draftsmith.data.shards import ShardReader, claim, finish, finished, write_shard
-from draftsmith.trainers import mending
-from draftsmith.trainers.stage import Stage
+from draftsmith.trainers.run import mending
+from draftsmith.trainers.run.stage import Stage
 from test_run import planned, run
 
 NUM_SHARDS, EACH = 4, 3

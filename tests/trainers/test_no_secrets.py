@@ -8,7 +8,7 @@ import torch
 from draftsmith.core.errors import UserError
 from draftsmith.eval.html_page import html_page
 from draftsmith.eval.tables import Figure
-from draftsmith.trainers.publishing.no_secrets import refuse_secrets
+from draftsmith.trainers.publish.no_secrets import refuse_secrets
 from PIL import Image, PngImagePlugin
 from safetensors.torch import save_file
 

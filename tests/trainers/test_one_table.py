@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.core.refused import Refused
-from draftsmith.trainers.evaluation.resume_log import ResumeLog
+from draftsmith.trainers.evaluate.resume_log import ResumeLog
 from draftsmith.trainers.stages.evaluate import EvaluateStage
 from pydantic import ValidationError
 from table_run import METHODS, loaded, run

@@ -34,9 +34,9 @@ from draftsmith.models.targets.llamagen_section import build_transformer
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
+from draftsmith.trainers.serve.states_builder import open_target
 from draftsmith.trainers.stages.encode import EncodeStage
 from draftsmith.trainers.stages.train import TrainStage
-from draftsmith.trainers.training.states import open_target
 from PIL import Image
 from published_losses import Sample, Shape, eagle, eagle3, peagle, vispec
 from safetensors.torch import load_file, save_file

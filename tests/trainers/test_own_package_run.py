@@ -12,7 +12,7 @@ from draftsmith.core.errors import UserError
 from draftsmith.core.import_paths import NotImported
 from draftsmith.eval.published import open_published
 from draftsmith.recipes.commands.cli import main
-from draftsmith.trainers import fit
+from draftsmith.trainers.train import fit
 from own_package import KIND, RECIPE, forget, write_package
 from stages_run import load_spelled, run_loaded
 from transformers.utils import logging

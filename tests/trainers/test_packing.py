@@ -13,9 +13,9 @@ from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.eagle3 import Eagle3Config
 from draftsmith.models.drafters.medusa import MedusaConfig
 from draftsmith.models.drafters.sparrow import SparrowConfig
-from draftsmith.trainers.checkpoint import CheckpointConfig
-from draftsmith.trainers.loop import train
-from draftsmith.trainers.optim import OptimConfig
+from draftsmith.trainers.train.checkpoint import CheckpointConfig
+from draftsmith.trainers.train.loop import train
+from draftsmith.trainers.train.optim import OptimConfig
 from ranks_run import run_ranks
 from states_run import cached, context, losses, stage, synthetic
 from training import BATCH, Samples, engine, module, run, training_of, weights
@@ -77,7 +77,7 @@ TWO_RANKS = """
 import torch
 from pathlib import Path
 from draftsmith.core import ranks
-from draftsmith.trainers.engine import init_distributed
+from draftsmith.trainers.train.engine import init_distributed
 from test_packing import train_packed
 
 init_distributed()

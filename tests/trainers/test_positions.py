@@ -10,9 +10,9 @@ from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData, ConversationDataset
 from draftsmith.data.processor_files import build_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
-from draftsmith.trainers.evaluation.measuring import Measuring
-from draftsmith.trainers.evaluation.requests import ConversationSet
-from draftsmith.trainers.positions import before_decoding, before_training
+from draftsmith.trainers.evaluate.measuring import Measuring
+from draftsmith.trainers.evaluate.requests import ConversationSet
+from draftsmith.trainers.run.too_long import before_decoding, before_training
 from PIL import Image
 
 TEXTS = ["USER: ASSISTANT:\n", "USER: Which picture? ASSISTANT: It is picture 1."] * 3

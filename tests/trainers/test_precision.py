@@ -14,11 +14,11 @@ from draftsmith.models.drafters.mixed import MixedConfig
 from draftsmith.models.drafters.pruned import PrunedConfig
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
-from draftsmith.trainers import context as contexts
-from draftsmith.trainers.context import Context
-from draftsmith.trainers.evaluation.drafters import Drafters
-from draftsmith.trainers.precision import settled, settled_stage
-from draftsmith.trainers.publishing.decoding import _typed
+from draftsmith.trainers.evaluate.drafters import Drafters
+from draftsmith.trainers.publish.decoding import _typed
+from draftsmith.trainers.run import context as contexts
+from draftsmith.trainers.run.context import Context
+from draftsmith.trainers.run.precision import settled, settled_stage
 from draftsmith.trainers.stages.publish import _measured_dtype
 from safetensors.torch import save_file
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from draftsmith.core import ranks
 from draftsmith.core.errors import UserError
-from draftsmith.trainers.training.preflight import preflight
+from draftsmith.trainers.train.preflight import preflight
 
 
 def module(patches: int, place="cpu"):

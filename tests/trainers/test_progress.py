@@ -9,10 +9,10 @@ from functools import partial
 from typing import Literal
 
 import pytest
-from draftsmith.trainers import progress
-from draftsmith.trainers.progress import StageLine, clock, of_shards
-from draftsmith.trainers.run_time import RunTime
-from draftsmith.trainers.stage import Planned, Stage, TrainingLength
+from draftsmith.trainers.run import progress
+from draftsmith.trainers.run.progress import StageLine, clock, of_shards
+from draftsmith.trainers.run.run_time import RunTime
+from draftsmith.trainers.run.stage import Planned, Stage, TrainingLength
 from rich.cells import cell_len
 
 VALUES = {"loss": 0.5, "accuracy": 0.25, "samples_per_s": 10.0, "tokens_per_s": 200.0}
@@ -197,7 +197,7 @@ def test_times():
 
 SCRIPT = """
 import sys, time
-from draftsmith.trainers.progress import StageLine
+from draftsmith.trainers.run.progress import StageLine
 line = StageLine("finetune", "the draft learns to answer questions about pictures", (3, 8))
 values = {"accuracy": 0.25, "samples_per_s": 10.0, "tokens_per_s": 200.0}
 with line.shown():
@@ -264,7 +264,7 @@ def test_a_terminal_that_is_a_log_gets_no_control_characters(tmp_path, environme
 
 
 def test_a_pipe_is_not_watched_even_where_colours_are_forced():
-    code = "from draftsmith.trainers.progress import watched; print(watched())"
+    code = "from draftsmith.trainers.run.progress import watched; print(watched())"
     environment = os.environ | {"FORCE_COLOR": "1", "TERM": "xterm"}
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert said.stdout == "False\n"

@@ -11,12 +11,12 @@ from draftsmith.eval.published_section import PublishedSection, UserRequest
 from draftsmith.eval.report import build, write
 from draftsmith.models.targets.llava import LlavaTargetConfig
 from draftsmith.recipes.schema import AnyTarget
-from draftsmith.trainers.publishing.card import CardFacts, Evaluated, front_matter, model_card, read_evaluation
-from draftsmith.trainers.publishing.decoding import _target
-from draftsmith.trainers.publishing.licences import chain, own_licence, warnings
-from draftsmith.trainers.publishing.lineage import Trained, training_table
-from draftsmith.trainers.publishing.made_from import parts_of, sources_of, target_name
-from draftsmith.trainers.publishing.snippets import OWN_TARGET, Snippet, loop_snippet
+from draftsmith.trainers.publish.card import CardFacts, Evaluated, front_matter, model_card, read_evaluation
+from draftsmith.trainers.publish.decoding import _target
+from draftsmith.trainers.publish.licences import chain, own_licence, warnings
+from draftsmith.trainers.publish.lineage import Trained, training_table
+from draftsmith.trainers.publish.made_from import parts_of, sources_of, target_name
+from draftsmith.trainers.publish.snippets import OWN_TARGET, Snippet, loop_snippet
 from draftsmith.trainers.stages.publish import _target_on_hub, _task
 from markdown_it import MarkdownIt
 from pydantic import TypeAdapter

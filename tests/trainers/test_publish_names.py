@@ -8,10 +8,10 @@ from draftsmith.core.errors import UserError
 from draftsmith.models.drafters.eagle import EagleConfig
 from draftsmith.models.drafters.lvlm import LvlmConfig
 from draftsmith.recipes.load import load, recipe_names
-from draftsmith.trainers.publishing.licences import chain, licence_of, own_licence, warnings
-from draftsmith.trainers.publishing.lineage import SYNTHETIC_DATASET, data_of, trained_by
-from draftsmith.trainers.publishing.made_from import began_as
-from draftsmith.trainers.publishing.names import check_name, suggested, taken_for
+from draftsmith.trainers.publish.licences import chain, licence_of, own_licence, warnings
+from draftsmith.trainers.publish.lineage import SYNTHETIC_DATASET, data_of, trained_by
+from draftsmith.trainers.publish.made_from import began_as
+from draftsmith.trainers.publish.names import check_name, suggested, taken_for
 
 LLAVA, HUB = "llava-hf/llava-1.5-7b-hf", "https://huggingface.co"
 

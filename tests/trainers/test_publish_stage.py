@@ -29,8 +29,8 @@ from draftsmith.models.drafters.lvlm import load_drafter
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.dry_run import dry_run
 from draftsmith.recipes.plan import plan
-from draftsmith.trainers.publishing.fresh import try_folder
-from draftsmith.trainers.publishing.snippets import Snippet
+from draftsmith.trainers.publish.fresh import try_folder
+from draftsmith.trainers.publish.snippets import Snippet
 from hub_server import TOKEN, HubServer
 from safetensors.torch import load_file, save_file
 from suite_run import loaded, run
@@ -537,7 +537,7 @@ def test_a_crash_is_told_without_secrets(tmp_path, capfd, monkeypatch):
 
 
 def test_a_login_that_is_missing_is_told_before_anything_is_built(published, monkeypatch):
-    monkeypatch.setattr("draftsmith.trainers.publishing.upload.get_token", lambda: None)
+    monkeypatch.setattr("draftsmith.trainers.publish.hub_upload.get_token", lambda: None)
     with pytest.raises(UserError, match="not logged in"):
         run(published, *SETTINGS, "stages.early={kind: publish, repo: me/tiny-draft}", stages=("early",))
     assert not (published / "early" / "repository").exists()
@@ -642,7 +642,7 @@ def test_a_command_that_is_started_again_makes_no_second_pull_request(published,
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     monkeypatch.setattr("draftsmith.trainers.stages.publish.try_folder", lambda *_, **__: None)
     # Two lives of a process in this one, which would hold the run's lock.
-    monkeypatch.setattr("draftsmith.trainers.guard.RunLock", lambda *_, **__: None)
+    monkeypatch.setattr("draftsmith.trainers.run.guard.RunLock", lambda *_, **__: None)
     with HubServer() as server:
         server.stand_in(monkeypatch)
         pid = os.getpid()

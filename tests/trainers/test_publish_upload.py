@@ -11,10 +11,10 @@ import huggingface_hub.constants
 import pytest
 from draftsmith.core.checksums import write_sums
 from draftsmith.core.errors import UserError
-from draftsmith.trainers.publishing.awaited import awaited
-from draftsmith.trainers.publishing.fresh import try_folder
-from draftsmith.trainers.publishing.upload import Destination, Hub
-from draftsmith.trainers.stopping import Stop, Stopped
+from draftsmith.trainers.publish.awaited import awaited
+from draftsmith.trainers.publish.fresh import try_folder
+from draftsmith.trainers.publish.hub_upload import Destination, Hub
+from draftsmith.trainers.run.stopping import Stop, Stopped
 from hub_server import TOKEN, HubServer, Repository
 
 REPO = "me/llava-draft"
@@ -144,7 +144,7 @@ def test_a_disk_that_is_full_when_it_comes_back(server, folder, monkeypatch):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("draftsmith.trainers.publishing.upload.hf_hub_download", full)
+    monkeypatch.setattr("draftsmith.trainers.publish.hub_upload.hf_hub_download", full)
     with pytest.raises(UserError, match="No space left") as caught:
         Upload(server, folder, public=True)
     assert "make room" in caught.value.hint and server.repositories[REPO].private
@@ -244,7 +244,7 @@ def test_without_rights_the_namespace_is_named(server, folder):
 
 
 def test_without_a_login(server, folder, monkeypatch):
-    monkeypatch.setattr("draftsmith.trainers.publishing.upload.get_token", lambda: None)
+    monkeypatch.setattr("draftsmith.trainers.publish.hub_upload.get_token", lambda: None)
     with pytest.raises(UserError, match="not logged in") as caught:
         Upload(server, folder, token=None)
     assert "hf auth login" in caught.value.hint and server.requests == []

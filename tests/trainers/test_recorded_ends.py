@@ -26,14 +26,14 @@ from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.targets.load import load_target
-from draftsmith.trainers.engines.section import SglangEngine, VllmEngine
-from draftsmith.trainers.evaluation.resume_log import ResumeLog
-from draftsmith.trainers.recorded_ends import ENDS, record_ends
-from draftsmith.trainers.stage import Planned
+from draftsmith.trainers.evaluate.resume_log import ResumeLog
+from draftsmith.trainers.run.recorded_ends import ENDS, record_ends
+from draftsmith.trainers.run.stage import Planned
+from draftsmith.trainers.serve.engine_section import SglangEngine, VllmEngine
 from draftsmith.trainers.stages.evaluate import EvaluateStage
 from draftsmith.trainers.stages.regenerate import RegenerateStage
 from draftsmith.trainers.stages.train import TrainStage
-from draftsmith.trainers.training import drafter
+from draftsmith.trainers.train import drafter
 from engines_in_place import in_place
 from states_run import context, synthetic
 from states_run import stage as train

@@ -22,9 +22,9 @@ from draftsmith.models.losses import log_probs
 from draftsmith.models.targets.base import Taps
 from draftsmith.models.targets.llava import LlavaTarget
 from draftsmith.models.targets.load import load_llava
-from draftsmith.trainers import precision
-from draftsmith.trainers import run as runner
-from draftsmith.trainers.answers import texts
+from draftsmith.trainers.run import precision
+from draftsmith.trainers.run import run as runner
+from draftsmith.trainers.serve import written_texts as texts
 from draftsmith.trainers.stages import regenerate
 from stages_run import list_anew
 

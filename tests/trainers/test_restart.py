@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from draftsmith.trainers import restart
+from draftsmith.trainers.run import restart
 
 MINE, OTHERS = (restart.command_identity(["restart=note", seed], {"note": "f"}) for seed in ("seed=1", "seed=2"))
 

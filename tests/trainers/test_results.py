@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.core.results import read_mark, write_mark
-from draftsmith.trainers.run import check_stages
-from draftsmith.trainers.stage import Planned
+from draftsmith.trainers.run.run import check_stages
+from draftsmith.trainers.run.stage import Planned
 from draftsmith.trainers.stages.publish import _measured_dtype
 from ranks_run import run_ranks
 from test_run import Note, planned, run, two_stages

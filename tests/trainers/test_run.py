@@ -10,9 +10,9 @@ import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.core.results import BEGUN
 from draftsmith.models.drafters.captioners import CaptionerConfig
-from draftsmith.trainers.matching import ABSENT, FINGERPRINTS, HIDDEN, stage_state
-from draftsmith.trainers.run import check_stages, pending_restart, run_stages
-from draftsmith.trainers.stage import Planned, Stage
+from draftsmith.trainers.run.matching import ABSENT, FINGERPRINTS, HIDDEN, stage_state
+from draftsmith.trainers.run.run import check_stages, pending_restart, run_stages
+from draftsmith.trainers.run.stage import Planned, Stage
 from stages_run import contexts, list_anew
 
 
@@ -421,7 +421,7 @@ def test_killed_while_folders_move_the_next_start_completes_it(tmp_path, monkeyp
         real(source, destination)
 
     with monkeypatch.context() as patch:
-        patch.setattr("draftsmith.trainers.restart.os.replace", dying)
+        patch.setattr("draftsmith.trainers.run.restart.os.replace", dying)
         with pytest.raises(KeyboardInterrupt):
             start(output, plan)
     assert kept(output) == ["note.before-1"] and (output / "second").is_dir()

@@ -16,7 +16,7 @@ ASKED = """
 import os, signal, sys
 from pathlib import Path
 from draftsmith.recipes.commands.cli import main
-from draftsmith.trainers.stopping import Stop
+from draftsmith.trainers.run.stopping import Stop
 
 real, folder = Stop.check, Path(os.environ["FOLDER"])
 

@@ -12,13 +12,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from called_ranks import call_two_ranks
-from draftsmith.trainers.checkpoint import CheckpointConfig
-from draftsmith.trainers.evaluation.resume_log import ResumeLog, resumed
-from draftsmith.trainers.loop import Training, train
-from draftsmith.trainers.optim import OptimConfig
-from draftsmith.trainers.run import DONE, run_stages
-from draftsmith.trainers.stage import Planned, Stage
-from draftsmith.trainers.stopping import Stop, Stopped
+from draftsmith.trainers.evaluate.resume_log import ResumeLog, resumed
+from draftsmith.trainers.run.run import DONE, run_stages
+from draftsmith.trainers.run.stage import Planned, Stage
+from draftsmith.trainers.run.stopping import Stop, Stopped
+from draftsmith.trainers.train.checkpoint import CheckpointConfig
+from draftsmith.trainers.train.loop import Training, train
+from draftsmith.trainers.train.optim import OptimConfig
 from ranks_run import FORKS, run_ranks
 from stages_run import contexts
 from training import Samples, engine, loader, module, weights
@@ -191,8 +191,8 @@ APART = """
 import os, signal, sys, threading, time
 from pathlib import Path
 from draftsmith.core import ranks
-from draftsmith.trainers.engine import init_distributed
-from draftsmith.trainers.stopping import Stop, Stopped
+from draftsmith.trainers.train.engine import init_distributed
+from draftsmith.trainers.run.stopping import Stop, Stopped
 
 init_distributed()
 ranks.barrier()
@@ -248,7 +248,7 @@ def test_where_one_rank_was_asked_all_stop(tmp_path):
 
 TWICE = """
 import sys, time
-from draftsmith.trainers.stopping import Stop
+from draftsmith.trainers.run.stopping import Stop
 with Stop(lambda text: print(text, flush=True)):
     print("ready", flush=True)
     while True:

@@ -10,7 +10,7 @@ from draftsmith.core.errors import UserError
 from draftsmith.data.suite import clean
 from draftsmith.eval import text_quality
 from draftsmith.eval.rows import PLAIN
-from draftsmith.trainers.evaluation.resume_log import ResumeLog
+from draftsmith.trainers.evaluate.resume_log import ResumeLog
 from stages_run import list_anew
 from suite_run import BEFORE, loaded, run
 from transformers import AutoTokenizer

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from draftsmith.core.tracking import TrackingConfig, WandbConfig
 from draftsmith.eval.run_tables import COLUMNS
-from draftsmith.trainers.checkpoint import verify
-from draftsmith.trainers.context import Context
-from draftsmith.trainers.engine import EngineConfig
-from draftsmith.trainers.tracked import track_sample, tracked
+from draftsmith.trainers.run.context import Context
+from draftsmith.trainers.run.deepspeed_section import EngineConfig
+from draftsmith.trainers.run.tracked import track_sample, tracked
+from draftsmith.trainers.train.checkpoint import verify
 from training import run
 
 

@@ -37,11 +37,11 @@ from draftsmith.models.targets.llamagen_section import TEXT_ENCODER, build_trans
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
-from draftsmith.trainers.engine import EngineConfig
+from draftsmith.trainers.run.deepspeed_section import EngineConfig
+from draftsmith.trainers.run.stopping import Stopped
 from draftsmith.trainers.stages.encode import EncodeStage
 from draftsmith.trainers.stages.train import TrainStage
-from draftsmith.trainers.stopping import Stopped
-from draftsmith.trainers.training import codes as training_codes
+from draftsmith.trainers.train import on_codes as training_codes
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from stages_run import list_anew

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from draftsmith.core import ranks
 from draftsmith.data.collate import ConversationCollate
-from draftsmith.trainers.training import codes, conversations, heads_on_states
-from draftsmith.trainers.training.validate import ValidationSettings
+from draftsmith.trainers.train import on_codes as codes
+from draftsmith.trainers.train import on_records as conversations
+from draftsmith.trainers.train import on_states as heads_on_states
+from draftsmith.trainers.train.validate import ValidationSettings
 from training import Samples
 
 COUNT, SIZE = 11, 3

@@ -19,10 +19,10 @@ from draftsmith.models.targets.generators import Generator, load_generator
 from draftsmith.models.targets.llamagen_section import build_transformer
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
-from draftsmith.trainers.answers import pictures
-from draftsmith.trainers.progress import StageLine
+from draftsmith.trainers.run.progress import StageLine
+from draftsmith.trainers.run.stopping import Stop
+from draftsmith.trainers.serve import drawn_pictures as pictures
 from draftsmith.trainers.stages import regenerate
-from draftsmith.trainers.stopping import Stop
 from visual_run import context, translators
 from visual_tiny import anole
 

@@ -10,12 +10,13 @@ import torch
 from draftsmith.data.collate import ConversationCollate, Sample
 from draftsmith.data.loader import Loader
 from draftsmith.models.llava import PARTS, LlavaTraining
-from draftsmith.trainers.checkpoint import CheckpointConfig
-from draftsmith.trainers.engine import Engine, EngineConfig, init_distributed
-from draftsmith.trainers.loop import Training, no_states, train
-from draftsmith.trainers.optim import OptimConfig, build_optimizer, rate_multiplier
-from draftsmith.trainers.stopping import Stop
-from draftsmith.trainers.training.distill import source_of
+from draftsmith.trainers.run.deepspeed_section import EngineConfig
+from draftsmith.trainers.run.stopping import Stop
+from draftsmith.trainers.train.checkpoint import CheckpointConfig
+from draftsmith.trainers.train.distill import source_of
+from draftsmith.trainers.train.engine import Engine, init_distributed
+from draftsmith.trainers.train.loop import Training, no_states, train
+from draftsmith.trainers.train.optim import OptimConfig, build_optimizer, rate_multiplier
 from tiny import IMAGE_ID, PATCHES, llava
 
 BATCH = 4

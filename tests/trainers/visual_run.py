@@ -13,8 +13,8 @@ from draftsmith.models.llamagen.vq import VqTokenizer
 from draftsmith.models.targets.generators import LlamaGenTargetConfig
 from draftsmith.models.targets.llamagen_section import TEXT_ENCODER, build_text_encoder
 from draftsmith.recipes.load import load
-from draftsmith.trainers.context import Context
-from draftsmith.trainers.engine import EngineConfig
+from draftsmith.trainers.run.context import Context
+from draftsmith.trainers.run.deepspeed_section import EngineConfig
 from PIL import Image
 from stages_run import run_loaded
 

@@ -24,7 +24,7 @@ from ...data.records import RecordFile
 from ...models.gemma import GEMMA, SOFT_TOKENS
 from ...models.hub import config_value
 from ...models.mistral import merge_of, reads_whole
-from ..stage import Planned
+from ..run.stage import Planned
 
 LOOKED_AT = 500  # records whose pictures are opened at most: a head costs little, and a clip is read through
 

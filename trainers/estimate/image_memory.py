@@ -7,9 +7,9 @@ from __future__ import annotations
 from typing import Any
 
 from ...models.llamagen.transformer import published
-from .memory import Memory
+from .auto_dtypes import held_bytes
+from .evaluation_memory import Memory
 from .models import mirrored_shape
-from .precision import held_bytes
 from .proposals import proposals
 
 # Parameters of what a recipe names by its path, and a dry run does not look up.

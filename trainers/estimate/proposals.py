@@ -1,6 +1,6 @@
 """The proposals that an evaluation opens, in a dry run: whose weights each has, and the cache that it keeps.
 
-As `evaluation/drafters.py` opens them: weights that several share are held once, while each method with each of its
+As `evaluate/drafters.py` opens them: weights that several share are held once, while each method with each of its
 drafters has a cache of its own, which it keeps from its last request.
 """
 
@@ -24,9 +24,9 @@ from ...models.memory import BYTES, cache_bytes, weight_bytes
 from ...models.targets.base import language_shape
 from ...models.targets.load import target_config
 from ...models.targets.verification import lengths_up_to
-from ..evaluation.methods import Method, decoding_with, members_of
+from ..evaluate.methods import Method, decoding_with, members_of
+from .auto_dtypes import held_bytes, held_dtype
 from .passes import Pass, moment
-from .precision import held_bytes, held_dtype
 
 
 @dataclass(frozen=True)

@@ -24,15 +24,13 @@ from ...data.states.samples import SeededCollate
 from ...data.states.writer import Deal
 from ...models.drafters import AnyDrafter
 from ...models.drafters.base import DrafterConfig
-from ..context import Context
-from ..engine import init_distributed
-from ..engines import EngineSection, ServedEngine, TransformersEngine
-from ..estimate.memory import Memory, target_memory
-from ..estimate.states import describe_states
-from ..fit import Expected
-from ..records import check_fit
-from ..stage import Planned, Stage
-from ..training.states import (
+from ..estimate.evaluation_memory import Memory, target_memory
+from ..estimate.states_size import describe_states
+from ..run.context import Context
+from ..run.stage import Planned, Stage
+from ..run.stage_records import check_fit
+from ..serve.engine_section import EngineSection, ServedEngine, TransformersEngine
+from ..serve.states_builder import (
     Builder,
     StatesStore,
     as_measured,
@@ -46,6 +44,8 @@ from ..training.states import (
     sample_needs,
     wanted_taps,
 )
+from ..train.engine import init_distributed
+from ..train.fit import Expected
 
 
 class CacheStage(Stage):

@@ -27,10 +27,10 @@ from ...data.captioned import Captioned, CaptionedSource, Refused, class_labels,
 from ...data.duplicates import Duplicates, find_duplicates, next_number
 from ...data.shards import claim, finish, summary, unfinished, write_shard
 from ...data.stage_folders import CODES, DATASET_FOLDER
-from ..context import Context
-from ..engine import init_distributed
-from ..progress import StageLine, of_shards
-from ..stage import Planned, Stage
+from ..run.context import Context
+from ..run.progress import StageLine, of_shards
+from ..run.stage import Planned, Stage
+from ..train.engine import init_distributed
 
 Sample = tuple[str, dict[str, Tensor], dict[str, Any]]
 Write = Literal["pixels", "codes", "features"]

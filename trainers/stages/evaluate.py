@@ -12,14 +12,14 @@ from typing import ClassVar
 
 from ...core.refused import Refused
 from ...models.drafters.captioners import LvlmCaptions
-from ..context import Context
-from ..engine import init_distributed
 from ..estimate.evaluation import describe_evaluation
+from ..estimate.evaluation_memory import Memory, evaluation_memory
 from ..estimate.image_memory import drawing_memory
-from ..estimate.memory import Memory, evaluation_memory
-from ..evaluation.evaluate_settings import EvaluateSettings
-from ..stage import Planned, other_drafters
-from ..training.codes import lacking
+from ..evaluate.evaluate_settings import EvaluateSettings
+from ..run.context import Context
+from ..run.stage import Planned, other_drafters
+from ..train.engine import init_distributed
+from ..train.on_codes import lacking
 
 
 class EvaluateStage(EvaluateSettings):
@@ -70,7 +70,7 @@ class EvaluateStage(EvaluateSettings):
         return super().mend(thing)
 
     def run(self, context: Context) -> None:
-        from ..evaluation import drawn, text
+        from ..evaluate import drawn, text
 
         init_distributed()
         if self.draws:

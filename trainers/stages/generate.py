@@ -38,8 +38,8 @@ from ...data.shapes.tokenizer import train_tokenizer
 from ...data.shapes.wordings import Wordings
 from ...data.shapes.write import write_dataset
 from ...data.stage_folders import DATASET_FOLDER, TOKENIZER
-from ..context import Context
-from ..stage import Planned, Stage
+from ..run.context import Context
+from ..run.stage import Planned, Stage
 
 CONVERSATIONS = {
     "patch_size",

@@ -30,20 +30,20 @@ from ...data.shapes.write import sample
 from ...eval.published import assemble
 from ...eval.published_section import PublishedSection, UserRequest
 from ...eval.stored_prompt import measure
-from ..context import Context
-from ..matching import begun
-from ..publishing import folder as folders
-from ..publishing.card import LVLM, CardFacts, model_card, read_evaluation
-from ..publishing.decoding import no_card, published_section
-from ..publishing.fresh import try_folder
-from ..publishing.licences import chain
-from ..publishing.lineage import data_of, starts_of, trained_by, training_table
-from ..publishing.made_from import hub_id, parts_of, sources_of, target_name, values_of
-from ..publishing.names import check_name, is_repo, suggested
-from ..publishing.no_secrets import refuse_secrets
-from ..publishing.snippets import OWN_TARGET, PICTURE, Snippet, loop_snippet, transformers_snippet
-from ..publishing.upload import PROPOSED, Destination, Hub, Uploaded
-from ..stage import Planned, Stage
+from ..publish import folder as folders
+from ..publish.card import LVLM, CardFacts, model_card, read_evaluation
+from ..publish.decoding import no_card, published_section
+from ..publish.fresh import try_folder
+from ..publish.hub_upload import PROPOSED, Destination, Hub, Uploaded
+from ..publish.licences import chain
+from ..publish.lineage import data_of, starts_of, trained_by, training_table
+from ..publish.made_from import hub_id, parts_of, sources_of, target_name, values_of
+from ..publish.names import check_name, is_repo, suggested
+from ..publish.no_secrets import refuse_secrets
+from ..publish.snippets import OWN_TARGET, PICTURE, Snippet, loop_snippet, transformers_snippet
+from ..run.context import Context
+from ..run.matching import begun
+from ..run.stage import Planned, Stage
 from .evaluate import EvaluateStage
 
 REPOSITORY, RESULT = "repository", "published.json"

@@ -21,16 +21,16 @@ from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
 from ...data.shards import ShardReader, claim, finish, unfinished, write_shard
 from ...data.stage_folders import CODES
-from ..answers.pictures import Pictures
-from ..answers.texts import Texts
-from ..context import Context
-from ..engine import init_distributed
-from ..engines import EngineSection, ServedEngine, TransformersEngine
 from ..estimate.data import on_disk, samples
-from ..estimate.memory import Memory, target_memory
-from ..fit import Expected
-from ..progress import of_shards
-from ..stage import Planned, Stage
+from ..estimate.evaluation_memory import Memory, target_memory
+from ..run.context import Context
+from ..run.progress import of_shards
+from ..run.stage import Planned, Stage
+from ..serve.drawn_pictures import Pictures
+from ..serve.engine_section import EngineSection, ServedEngine, TransformersEngine
+from ..serve.written_texts import Texts
+from ..train.engine import init_distributed
+from ..train.fit import Expected
 
 TEXTS = {"data", "format", "max_new_tokens", "keep_logprobs", "engine", "expected"}
 PICTURES = {"prompts", "repeats"}

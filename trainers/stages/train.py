@@ -1,9 +1,9 @@
 """Stage kind `train`: train the drafter, or another model of the recipe, under DeepSpeed.
 
 What differs is a section (`train_settings.py`): `data` (conversations or codes), `objective`, `drafter`. What trains on
-what is in `trainers/training/`: records (draft LVLMs), records with the target's states (heads), or codes (image
+what is in `trainers/train/`: records (draft LVLMs), records with the target's states (heads), or codes (image
 generators). The loss is the drafter's own: `training_objective` in models/drafters/KIND.py. The loop is
-trainers/loop.py.
+trainers/train/loop.py.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from ...core.refused import Refused
 from ...data.codes import ShardData
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
-from ..context import Context
-from ..engine import init_distributed
-from ..estimate.memory import Memory
-from ..estimate.train import (
+from ..estimate.evaluation_memory import Memory
+from ..estimate.train_memory import head_memory, image_head_memory
+from ..estimate.train_stage import (
     describe_head,
     describe_image_model,
     describe_lvlm,
@@ -29,14 +28,15 @@ from ..estimate.train import (
     start_line,
     told_steps,
 )
-from ..estimate.training import head_memory, image_head_memory
-from ..fit import FitSettings, fit, seed_all
-from ..stage import Planned, TrainingLength, other_drafters
-from ..training.codes import lacking, open_codes
-from ..training.conversations import check_positions, open_records
-from ..training.heads_on_states import open_heads, training_order
-from ..training.sources import CachedStates
-from ..training.states import sample_needs
+from ..run.context import Context
+from ..run.stage import Planned, TrainingLength, other_drafters
+from ..serve.states_builder import sample_needs
+from ..train.engine import init_distributed
+from ..train.fit import FitSettings, fit, seed_all
+from ..train.on_codes import lacking, open_codes
+from ..train.on_records import check_positions, open_records
+from ..train.on_states import open_heads, training_order
+from ..train.states_source import CachedStates
 from .train_settings import TrainSettings
 
 

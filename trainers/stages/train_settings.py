@@ -20,14 +20,14 @@ from ...models.drafters.head_objective import HeadObjective
 from ...models.formats.start import starts
 from ...models.llava import Part
 from ...models.lora import LoraConfig
-from ..engine import EngineConfig
-from ..engines import ServedEngine
-from ..fit import FitSettings
-from ..training.drafter import DecodingCheck
-from ..training.packing import check_packing
-from ..training.sources import CachedStates, OnlineStates, StatesSource
-from ..training.states import check_answers
-from ..training.validate import ValidationSettings
+from ..run.deepspeed_section import EngineConfig
+from ..serve.engine_section import ServedEngine
+from ..serve.states_builder import check_answers
+from ..train.drafter import DecodingCheck
+from ..train.fit import FitSettings
+from ..train.packed_rows import check_packing
+from ..train.states_source import CachedStates, OnlineStates, StatesSource
+from ..train.validate import ValidationSettings
 
 
 def kind(section: Any) -> str:

@@ -11,8 +11,8 @@ import torch
 from draftsmith.data.loader import StepBatches
 from draftsmith.models.drafters.head_training import HeadTraining
 from draftsmith.models.targets.llava import LlavaTarget
-from draftsmith.trainers import loop
-from draftsmith.trainers.optim import OptimConfig
+from draftsmith.trainers.train import loop
+from draftsmith.trainers.train.optim import OptimConfig
 from heads_tiny import case_for, config_of
 from tiny import IMAGE_ID, TOKENS, llava
 from training import engine

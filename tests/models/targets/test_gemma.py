@@ -31,8 +31,8 @@ from draftsmith.models.targets.gemma import GemmaTargetConfig
 from draftsmith.models.targets.load import build_target, load_target
 from draftsmith.models.targets.verification import why_not
 from draftsmith.models.training import training_of
-from draftsmith.trainers.engines.section import VllmEngine
 from draftsmith.trainers.estimate.passes import Pass, moment
+from draftsmith.trainers.serve.engine_section import VllmEngine
 from drawn_pairs import check_pairs
 from heads_tiny import config_of
 from live_tensors import Live

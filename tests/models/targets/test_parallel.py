@@ -66,7 +66,7 @@ sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[2] / "ev
 from pathlib import Path
 import torch
 from draftsmith.core import ranks
-from draftsmith.trainers.engine import init_distributed
+from draftsmith.trainers.train.engine import init_distributed
 from test_parallel import computed
 
 init_distributed()

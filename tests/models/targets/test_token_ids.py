@@ -19,7 +19,7 @@ from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.lvlm import save_llava
 from draftsmith.models.targets.llava import LlavaTarget, LlavaTargetConfig
 from draftsmith.models.targets.load import load_target
-from draftsmith.trainers.context import Context
+from draftsmith.trainers.run.context import Context
 from tiled import VOCAB as ROWS
 from tiled import model as made_model
 from tiled import processor

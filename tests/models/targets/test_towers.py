@@ -29,8 +29,8 @@ from draftsmith.models.targets.llava import LlavaTargetConfig
 from draftsmith.models.targets.load import build_target, load_target
 from draftsmith.models.targets.mistral import MistralTargetConfig
 from draftsmith.models.training import training_of
-from draftsmith.trainers.engines.section import VllmEngine
 from draftsmith.trainers.estimate.passes import Pass, moment
+from draftsmith.trainers.serve.engine_section import VllmEngine
 from drawn_pairs import check_pairs
 from heads_tiny import config_of
 from live_tensors import Live

@@ -76,8 +76,8 @@ def _with_stand_in(work: Callable[[], int], workers: Path, damage: dict[str, obj
     """The same in a process to which the stand-in, copied into `workers`, is vLLM."""
 
     def run() -> int:
-        from draftsmith.trainers.engines import opened
-        from draftsmith.trainers.engines import process as engine
+        from draftsmith.trainers.serve import engine_process as engine
+        from draftsmith.trainers.serve import rank_engine as opened
 
         workers.mkdir(exist_ok=True)
         shutil.copy(stand_in.__file__, workers / "vllm_worker.py")

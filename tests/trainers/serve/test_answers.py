@@ -1,0 +1,181 @@
+"""An engine's files, damaged in every way that we could think of: what cannot be an answer is refused by its file."""
+
+import json
+import os
+import sys
+import time
+
+import pytest
+import torch
+from draftsmith.core.errors import UserError
+from draftsmith.trainers.run.stopping import Stop
+from draftsmith.trainers.serve import engine_process as process
+from draftsmith.trainers.serve.engine_answers import Asked, Job, WrongAnswer, read_answers, read_states
+from draftsmith.trainers.serve.engine_process import EngineProcess
+from safetensors.torch import save_file
+
+PROMPTS = (torch.tensor([1, 5, 6]), torch.tensor([1, 5]))
+ENDS = (2, 90)
+JOB = Job([Asked("a.json[0]", PROMPTS[0], 4), Asked("a.json[1]", PROMPTS[1], 4)], 100, never={50}, ends=ENDS)
+GOOD = [
+    {"prompt_tokens": 3, "tokens": [7, 8, 90], "stop": "eos"},
+    {"prompt_tokens": 2, "tokens": [7, 8, 9, 10], "stop": "length"},
+]
+
+
+def first(**changes):
+    """The good file with other values in its first answer; None removes one."""
+    line = {key: value for key, value in (GOOD[0] | changes).items() if value is not ...}
+    return json.dumps({"answers": [line, GOOD[1]]})
+
+
+def tokens(*ids, **more):
+    return first(tokens=list(ids), **more)
+
+
+WRONG = {
+    "a float": (tokens(7, 8.5, 2), r"answers.0.tokens.1: .*integer, found 8.5"),
+    "a whole float": (tokens(7, 8.0, 2), r"answers.0.tokens.1"),
+    "negative": (tokens(7, -1, 2), r"answers.0.tokens.1: .*greater than or equal to 0, found -1"),
+    "too large": (tokens(7, 100, 2), "wrote id 100, which has no token"),
+    "beyond 64 bits": (tokens(7, 2**70, 2), f"wrote id {2**70}, which has no token"),
+    "without a token": (tokens(7, 50, 2), "wrote id 50, which has no token"),
+    "true": (tokens(7, True, 2), "answers.0.tokens.1"),
+    "text": (tokens(7, "8", 2), "answers.0.tokens.1"),
+    "null": (tokens(7, None, 2), "answers.0.tokens.1"),
+    "nested": (tokens([7, 8, 2]), "answers.0.tokens.0"),
+    "not a number": (tokens(7, float("nan"), 2), "answers.0.tokens.1"),
+    "infinite": (tokens(7, float("inf"), 2), "answers.0.tokens.1"),
+    "a text for tokens": (first(tokens="7 8 2"), "answers.0.tokens"),
+    "no tokens": (first(tokens=[]), "answers.0.tokens"),
+    "tokens are null": (first(tokens=None), "answers.0.tokens"),
+    "more than asked for": (tokens(7, 8, 9, 10, 2), "wrote 5 tokens, and was asked for 4"),
+    "fewer, for length": (tokens(7, 8, stop="length"), "as many tokens as it may, 4, and wrote 2"),
+    "fewer, at no end": (tokens(7, 8), "says that it stopped at an end, and wrote 8 last"),
+    "an end inside": (tokens(7, 2, 8, 90), "token 1 of 4 is the end token 2"),
+    "another end inside": (tokens(7, 90, 8, 9, stop="length"), "token 1 of 4 is the end token 90"),
+    "two ends": (tokens(7, 2, 2), "token 1 of 3 is the end token 2"),
+    "an unknown reason": (first(stop="abort"), r"answers.0.stop: expected 'eos' or 'length', found 'abort'"),
+    "no reason": (first(stop=None), "answers.0.stop"),
+    "another prompt": (first(prompt_tokens=4), "prompt has 4 tokens, and ours 3"),
+    "a prompt of true": (first(prompt_tokens=True), "answers.0.prompt_tokens"),
+    "a prompt of a float": (first(prompt_tokens=3.0), "answers.0.prompt_tokens"),
+    "a key is missing": (first(stop=...), "answers.0.stop: Field required"),
+    "a key too many": (first(logprobs=[]), "answers.0.logprobs"),
+    "states that nobody asked for": (first(states="x.safetensors"), "names 'x.safetensors' as its hidden states"),
+    "one answer too few": (json.dumps({"answers": GOOD[:1]}), "asked 2 requests, and answered 1"),
+    "one too many": (json.dumps({"answers": [*GOOD, GOOD[1]]}), "asked 2 requests, and answered 3"),
+    "in another order": (json.dumps({"answers": GOOD[::-1]}), "prompt has 2 tokens, and ours 3"),
+    "answers by name": (json.dumps({"answers": {"0": GOOD[0]}}), "answers: "),
+    "no object": (json.dumps(GOOD), "expected"),
+    "no answers": ("{}", "answers: Field required"),
+    "cut": (json.dumps({"answers": GOOD})[:-20], "not valid JSON"),
+    "empty": ("", "the file is empty"),
+    "a key that stands twice": ('{"answers": [], ' + json.dumps({"answers": GOOD})[1:], "'answers' stands twice"),
+    "nested without end": ("[" * 100_000, "not valid JSON"),
+    "a number without end": ('{"answers": ' + "9" * 5000 + "}", "not valid JSON"),
+    "other bytes": (b"\xff\xfe\x00", "UTF-16 text"),
+    "huge": (lambda path: os.truncate(path, 1 << 40), "larger than 67,108,864 bytes"),
+    "a pipe": (lambda path: (path.unlink(), os.mkfifo(path)), "a named pipe"),
+    "a folder": (lambda path: (path.unlink(), path.mkdir()), "a folder"),
+    "a device": (lambda path: (path.unlink(), path.symlink_to("/dev/zero")), "a device"),
+}  # fmt: skip
+
+
+def put(path, content):
+    path.write_bytes(b"" if callable(content) else content if isinstance(content, bytes) else content.encode())
+    if callable(content):
+        content(path)
+
+
+@pytest.mark.parametrize("damage", WRONG)
+def test_a_wrong_answer_is_refused_by_its_file(tmp_path, damage):
+    content, words = WRONG[damage]
+    path = tmp_path / "000000003.json"
+    put(path, content)
+    with pytest.raises(WrongAnswer, match=words) as caught:
+        read_answers(path, JOB)
+    assert caught.value.where.startswith(str(path)) and "engine" in caught.value.problem and caught.value.hint
+
+
+def test_a_right_answer_is_read(tmp_path):
+    """Also one whose last token is an end, and the last that it may write: engines call that the length."""
+    path = tmp_path / "000000003.json"
+    path.write_text(json.dumps({"answers": GOOD}))
+    assert [(a.tokens, a.stop) for a in read_answers(path, JOB)] == [([7, 8, 90], "eos"), ([7, 8, 9, 10], "length")]
+    path.write_text(tokens(7, 8, 9, 2, stop="length"))
+    assert read_answers(path, JOB)[0].stop == "eos"
+
+
+STATES = {"hidden_states": torch.randn(3, 2, 8), "token_ids": PROMPTS[0]}
+WRONG_STATES = {
+    "one place fewer": (STATES | {"hidden_states": torch.randn(2, 2, 8)}, r"shape \(2, 2, 8\), and \(3, 2, 8\)"),
+    "one place for all": (STATES | {"hidden_states": torch.randn(1, 2, 8)}, "shape"),
+    "a layer fewer": (STATES | {"hidden_states": torch.randn(3, 1, 8)}, "shape"),
+    "another width": (STATES | {"hidden_states": torch.randn(3, 2, 1)}, "shape"),
+    "another order": (STATES | {"hidden_states": torch.randn(2, 3, 8)}, "shape"),
+    "flat": (STATES | {"hidden_states": torch.randn(48)}, "shape"),
+    "not finite": (STATES | {"hidden_states": torch.full((3, 2, 8), float("nan"))}, "not finite"),
+    "whole numbers": (STATES | {"hidden_states": torch.zeros(3, 2, 8, dtype=torch.int32)}, "type torch.int32"),
+    "other ids": (STATES | {"token_ids": torch.tensor([1, 5, 7])}, "of other ids"),
+    "ids as floats": (STATES | {"token_ids": PROMPTS[0].float()}, "of other ids"),
+    "fewer ids": (STATES | {"token_ids": PROMPTS[1]}, "of other ids"),
+    "no ids": ({"hidden_states": STATES["hidden_states"]}, "lack token_ids"),
+    "no states": ({"token_ids": PROMPTS[0]}, "lack hidden_states"),
+    "cut": (lambda path: os.truncate(path, path.stat().st_size - 9), "states are damaged"),
+    "empty": (lambda path: os.truncate(path, 0), "states are damaged"),
+    "huge": (lambda path: os.truncate(path, 1 << 40), "1,099,511,627,776 bytes"),
+    "a pipe": (lambda path: (path.unlink(), os.mkfifo(path)), "a named pipe"),
+    "a folder": (lambda path: (path.unlink(), path.mkdir()), "a folder"),
+    "gone": (lambda path: path.unlink(), "file not found"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", WRONG_STATES)
+def test_wrong_states_are_refused_by_their_file(tmp_path, damage):
+    content, words = WRONG_STATES[damage]
+    path = tmp_path / "000000003-0.safetensors"
+    save_file({k: v.contiguous() for k, v in (STATES if callable(content) else content).items()}, path)
+    if callable(content):
+        content(path)
+    with pytest.raises(WrongAnswer, match=words) as caught:
+        read_states(path, JOB.requests[0], (2, 8))
+    assert caught.value.where.startswith(str(path)) and caught.value.hint
+
+
+@pytest.mark.parametrize("kind", ["half", "bfloat16", "float", "double"])
+def test_states_of_any_float_are_read(tmp_path, kind):
+    path = tmp_path / "000000003-0.safetensors"
+    states = getattr(STATES["hidden_states"], kind)()
+    save_file({"hidden_states": states, "token_ids": PROMPTS[0].int()}, path)
+    assert torch.equal(read_states(path, JOB.requests[0], (2, 8)), states)
+
+
+@pytest.mark.parametrize("way", ["pipe", "elsewhere", "text"])
+def test_a_wrong_answer_ends_at_once_and_is_kept_beside_the_log(tmp_path, monkeypatch, way):
+    """A pipe once held the run for ever, and a name of states that leads elsewhere was read, and removed."""
+    monkeypatch.setattr(process, "_WORKERS", tmp_path)
+    (tmp_path / "mine.safetensors").write_bytes(b"mine")
+    line = {"prompt_tokens": 3, "tokens": [0], "stop": "length", "states": "../../mine.safetensors"}
+    write = {
+        "pipe": "os.mkfifo(folder / 'done/000000000.json')",
+        "elsewhere": f"(folder / 'done/000000000.json').write_text({json.dumps({'answers': [line]})!r})",
+        "text": "(folder / 'done/000000000.json').write_text('none')",
+    }[way]
+    (tmp_path / "vllm_worker.py").write_text(f"""
+import os, pathlib, sys, time
+folder = pathlib.Path(sys.argv[1])
+print("what it said")
+{write}
+time.sleep(600)
+""")
+    job, began = Job(JOB.requests[:1], 100, states=(2, 8)), time.monotonic()
+    with (
+        pytest.raises(UserError) as caught,
+        EngineProcess(tmp_path / "engine-0", "vllm", {}, None, python=sys.executable, stop=Stop()) as running,
+    ):
+        running.wait(running.submit([{"ids": [1, 5, 6], "pictures": []}], {}), job)
+    assert time.monotonic() - began < 60 and (tmp_path / "mine.safetensors").is_file()
+    kept = tmp_path / "engine-0" / "wrong-000000000.json"
+    assert caught.value.where.startswith(str(kept)) and kept.exists()
+    assert (tmp_path / "engine-0" / "log.txt").read_text().startswith("what it said")

@@ -1,1 +1,0 @@
-"""How a target's own answers are made for training: texts and pictures."""

@@ -1,0 +1,184 @@
+"""Memory of an evaluation on its fullest GPU, in a dry run: target, caches, drafters, captioner, and what lives for a
+moment.
+
+Its drafters: `proposals.py`; of trainings: `training.py`; of image generators: `image_memory.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import Field
+
+from ...core.section import Section
+from ...models.drafters.captioners import LvlmCaptions, num_published
+from ...models.drafters.pruned import PrunedConfig
+from ...models.hub import has_windows, recurrent_layers
+from ...models.memory import BYTES, cache_bytes, graph_bytes, weight_bytes
+from ...models.targets.base import language_shape
+from ...models.targets.load import target_config
+from ...models.targets.parallel import check_cut
+from ...models.targets.verification import NODES, lengths_up_to
+from ..serve.engine_section import ServedEngine
+from .auto_dtypes import held_dtype
+from .models import target_shape
+from .passes import Pass, moment
+from .proposals import proposals, sizes_of
+
+_GIB = 2**30
+# CUDA's context, libraries' workspaces and what the allocator cannot use.
+RUNTIME = 2 * _GIB
+
+
+class Hardware(Section):
+    """What a recipe is meant to run on: a dry run says whether it fits. Nothing else reads it."""
+
+    # GPUs of the run, all nodes together.
+    gpus: int = Field(ge=1)
+    # Of each of them, as it is sold: 80 for an H100 of 80 GB.
+    memory_gb: float = Field(gt=0)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on the fullest GPU, by what takes them."""
+
+    parts: dict[str, float] = field(default_factory=dict)
+    # Published models whose size a dry run, which fetches nothing, does not know.
+    uncounted: tuple[str, ...] = ()
+    # A kind of drafter whose training cannot be counted without weights, and why (`DrafterConfig.empty`).
+    unestimated: str | None = None
+
+    @property
+    def total(self) -> float:
+        """All of it, with what CUDA and its libraries take."""
+        return sum(self.parts.values()) + RUNTIME
+
+    def fits(self, hardware: Hardware | None) -> bool:
+        """Whether it fits a GPU; nobody knows without one."""
+        return hardware is None or self.total <= hardware.memory_gb * _GIB
+
+    def lines(self, hardware: Hardware | None) -> list[str]:
+        """Of a dry run."""
+        each = ", ".join(f"{name} {size / _GIB:.1f}" for name, size in self.parts.items() if size >= 0.05 * _GIB)
+        line = f"  memory of the fullest GPU about {self.total / _GIB:.1f} GiB: {each or 'models under 0.1'}, CUDA 2.0"
+        if self.uncounted:
+            line += f"; not counted, since a dry run fetches no config: {', '.join(self.uncounted)}"
+        if self.unestimated:
+            line += f"; not counted: activations of {self.unestimated}"
+        if hardware is None:
+            return [line]
+        verdict = "fits" if self.fits(hardware) else "DOES NOT FIT"
+        return [line, f"  {verdict} {hardware.gpus} GPU(s) of {hardware.memory_gb:g} GB each"]
+
+
+def evaluation_memory(plan: Any) -> Memory:
+    """Of an evaluation of a language target.
+
+    Raises:
+        UserError: the target cannot be cut over its ranks.
+    """
+    stage, recipe = plan.stage, plan.recipe
+    section = recipe.target if stage.target is None else stage.target
+    config = target_shape(recipe) if stage.target is None else target_config(section, None, network=False)
+    size, dtype = section.tensor_parallel_size, held_dtype(section)
+    if size > 1:
+        check_cut(config, size, str(section.path))
+    spread = recipe.hardware.gpus if recipe.hardware and section.device_map not in (None, "cpu") else 1
+    opened = proposals(plan)
+    drafting = [one for one in opened if not one.is_unknown]
+    nodes = 1 + max(method.policy(grid=1).max_nodes for method in stage.methods.values())
+    tapped = any(isinstance(one.config, PrunedConfig) and one.config.ratio for one in drafting)
+    asked = Pass(stage.capacity + nodes, section.prefill_chunk, nodes, tapped)
+    parts = {f"target's {name.replace('_', ' ')}": size_of / spread
+             for name, size_of in weight_bytes(config, dtype, size).items()}  # fmt: skip
+    parts |= {name: size_of / spread for name, size_of in _caches(stage, config, section, asked).items()}
+    if size > 1:
+        shape = language_shape(config.get_text_config())
+        parts["embedding, whole"] = BYTES[dtype] * shape.vocab_size * shape.hidden_size  # for heads that read it
+    moments = [moment(config, section, dtype, asked)]
+    held = set()
+    for one in drafting:
+        sizes = sizes_of(one, stage, config, section)
+        if one.weights not in held and sizes.weights:
+            held.add(one.weights)
+            parts[sizes.name] = parts.get(sizes.name, 0.0) + sizes.weights
+        cache = sizes.cache / (spread if sizes.is_targets else 1)
+        parts["drafters' caches"] = parts.get("drafters' caches", 0.0) + cache
+        moments.append(sizes.moment)
+    uncounted = list(dict.fromkeys(str(one.config.path) for one in opened if one.is_unknown))
+    if stage.captioner is not None:
+        captioner = _captioner(plan, config)
+        if captioner is None:
+            uncounted.append(str(stage.captioner.path))
+        else:
+            parts["captioner"], described = captioner
+            moments.append(described)
+    return Memory({**parts, "activations": max(moments)}, tuple(uncounted))
+
+
+def target_memory(plan: Any) -> Memory | None:
+    """Of a stage that runs a language target alone: a pass over `batch_size` rows of `data.max_length`, and its cache.
+
+    None: an engine runs it.
+    """
+    stage, recipe = plan.stage, plan.recipe
+    section = recipe.target
+    if section.draws_images or isinstance(stage.engine, ServedEngine):
+        return None
+    config, size, dtype = target_shape(recipe), section.tensor_parallel_size, held_dtype(section)
+    spread = recipe.hardware.gpus if recipe.hardware and section.device_map not in (None, "cpu") else 1
+    rows, length, chunk = stage.batch_size, stage.data.max_length, section.prefill_chunk
+    parts = {f"target's {name.replace('_', ' ')}": weights / spread
+             for name, weights in weight_bytes(config, dtype, size).items()}  # fmt: skip
+    parts["key-value cache"] = rows * cache_bytes(config, dtype, length, size) / spread
+    # Masks are of one row each, so rows are counted one by one.
+    return Memory(parts | {"activations": rows * moment(config, section, dtype, Pass(length, chunk))})
+
+
+def _caches(stage: Any, config: Any, section: Any, asked: Pass) -> dict[str, float]:
+    """The target's cache, and what its graphs hold where its passes are graphs.
+
+    Args:
+        asked: of the longest request, with its largest tree.
+    """
+    size, dtype = section.tensor_parallel_size, held_dtype(section)
+    own = float(cache_bytes(config, dtype, asked.positions, size))
+    if not stage.graphs.target or not _takes_graphs(config, section):
+        return {"key-value cache": own}
+    asked_for = stage.graphs.length or stage.capacity
+    lengths = lengths_up_to(asked_for + asked.nodes - 1 + NODES[-1])
+    largest = next((count for count in NODES if count >= asked.nodes), NODES[-1])
+    graphs = graph_bytes(config, dtype, [count for count in NODES if count <= largest], lengths)
+    static = float(cache_bytes(config, dtype, lengths[-1], size))
+    # A longer request than the graphs are made for gets a cache of its own beside theirs.
+    beside = own if asked.positions + NODES[-1] > lengths[-1] else 0.0
+    return {"key-value cache": static + beside, "graphs": graphs}
+
+
+def _takes_graphs(config: Any, section: Any) -> bool:
+    """Whether the target's passes can be graphs on a GPU (`targets/verification.py`), as far as a recipe tells."""
+    text = config.get_text_config()
+    experts = getattr(text, "num_experts", None) or getattr(text, "num_local_experts", None)
+    whole = section.tensor_parallel_size == 1 and section.device_map is None
+    return whole and not experts and not recurrent_layers(text) and not has_windows(text)
+
+
+def _captioner(plan: Any, target: Any) -> tuple[float, float] | None:
+    """Weights of what writes captions for mode C, and what lives while it does; None: its size is not known.
+
+    Of a published one the pass is left out: its pictures are one batch of a size that nothing here tells.
+    """
+    section = plan.stage.captioner
+    if not isinstance(section, LvlmCaptions):
+        count = num_published(section)
+        return None if count is None else (float(count * BYTES[held_dtype(section, key="captioner")]), 0.0)
+    maker = plan.recipe.stages[plan.inputs["captioner"]]
+    config = (maker.drafter or plan.recipe.drafter).config_beside(target)
+    vision = config.vision_config
+    pictures = max(1, plan.stage.capacity // (vision.image_size // vision.patch_size) ** 2)
+    # As many pictures as a prompt can have, each with its caption: rows of one batch.
+    positions = plan.stage.capacity + pictures * section.max_new_tokens
+    described = cache_bytes(config, "float32", positions) + moment(config, None, "float32", Pass(positions))
+    return float(sum(weight_bytes(config, "float32").values())), described

@@ -1,0 +1,107 @@
+"""What a `cache` stage would write, or a first epoch that caches: bytes a sample and in all, before anything runs."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers import PreTrainedConfig
+
+from ...core.errors import UserError
+from ...core.states import Taps
+from ...core.words import counted
+from ...data.states.dtypes import DTYPES
+from ...data.states.estimate import Size, check_disk, declared_size, samples_per_shard, shown
+from ...models.hub import rope_of
+from ...models.targets.base import language_shape
+from ..run.stage import Planned
+from .data import OnDisk, image_reader_of, on_disk, samples, visual_tokens
+from .models import target_shape
+
+if TYPE_CHECKING:
+    from ..serve.states_builder import StatesStore
+
+_WORD = 1.4  # approximate ids of a word: no tokenizer is asked
+
+
+def describe_states(plan: Planned) -> list[str]:
+    """The lines of a recipe's stage that keeps states."""
+    recipe = plan.recipe
+    return caching(plan, recipe.drafter, target_shape(recipe), recipe.output)
+
+
+def caching(plan: Planned, drafter: Any, target: PreTrainedConfig, output: str | Path) -> list[str]:
+    """The same for one drafter and target.
+
+    Args:
+        drafter: the section whose states are kept.
+        target: its whole config.
+        output: the run's folder, whose disk is looked at.
+    """
+    stage = plan.stage
+    store: StatesStore = stage.states if stage.kind == "cache" else stage.source.states
+    text = target.get_text_config()
+    heads = [drafter, *stage.drafters] if stage.kind == "cache" else [stage.drafter or drafter]
+    shape = language_shape(text)
+    keeps = functools.reduce(operator.or_, (head.taps_for(shape, training=True) for head in heads))
+    files = on_disk(stage.data)
+    number, how = samples(plan, files)
+    counted = None if number is None else token_counts(stage, number, files, target)
+    lines = [f"  keeps {described(keeps)} in {store.dtype}"]
+    if number is None or counted is None:
+        missing = "expected.samples" if number is None else "expected.text_tokens"
+        return [*lines, f"  size unknown: the data is not on disk and the recipe declares no {missing}"]
+    text_tokens, visual_tokens, known = counted
+    sizes = {
+        dtype: declared_size(
+            keeps, text.hidden_size, dtype, samples=number, text_tokens=text_tokens, visual_tokens=visual_tokens,
+            position_rows=3 if "mrope_section" in rope_of(text) else 1,
+        )
+        for dtype in DTYPES
+    }  # fmt: skip
+    lines.append(f"  samples {number:,} ({how}), {text_tokens:,} text and {visual_tokens:,} visual tokens ({known})")
+    lines.append(f"  disk: {summary(sizes[store.dtype], store)}")
+    try:
+        check_disk(Path(output), sizes[store.dtype].total_bytes)
+    except UserError as error:
+        lines.append(f"  warning: {error.problem} under {output}: the stage stops before it writes anything")
+    others = ", ".join(f"{dtype} {shown(size.total_bytes)}" for dtype, size in sizes.items() if dtype != store.dtype)
+    return [*lines, f"  with other dtypes: {others}"]
+
+
+def summary(size: Size, store: StatesStore) -> str:
+    """Of a cache: bytes a sample, in all, and shards."""
+    per_shard = samples_per_shard(size, store.shard_bytes)
+    return (
+        f"{shown(size.sample_bytes)} a sample, {shown(size.total_bytes)} in all, "
+        f"in {counted(-(-size.samples // per_shard), 'shard')} of {counted(per_shard, 'sample')}"
+    )
+
+
+def described(keeps: Taps) -> str:
+    """For people."""
+    parts = [f"H {'at every token' if keeps.everywhere else 'at text and supervised tokens'}"] if keeps.feature else []
+    if keeps.text_layers:
+        parts.append(f"layers {', '.join(map(str, keeps.text_layers))} at the same tokens")
+    if keeps.visual_layers:
+        parts.append(f"layer {', '.join(map(str, keeps.visual_layers))} at visual tokens")
+    return ", ".join(parts)
+
+
+def token_counts(
+    stage: Any, number: int, files: OnDisk | None, target: PreTrainedConfig
+) -> tuple[int, int, str] | None:
+    """Text and visual tokens of all samples together, and how they are known; None: not at all."""
+    expected = stage.expected
+    if expected is not None and expected.text_tokens is not None:
+        share = number / expected.samples
+        return round(expected.text_tokens * share), round((expected.visual_tokens or 0) * share), "declared"
+    if files is None:
+        return None
+    text = round(_WORD * int(files.words.sum()))
+    if target.model_type == target.get_text_config().model_type:  # reads text alone
+        return text, 0, "about, from words"
+    visual = visual_tokens(files, stage.data, image_reader_of(stage.data, target))
+    return text, int(visual.tokens.sum()), f"about, from words and pictures{visual.note()}"

@@ -1,0 +1,301 @@
+"""Memory of a training on its fullest GPU, in a dry run: weights, gradients and optimizer by ZeRO stage, the frozen
+target, and what a micro-batch makes, which is counted on the meta device (`counted.py`).
+
+A recipe's `hardware` says how many ranks there are; without one the ranks of this command count.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig
+
+from ...core import ranks
+from ...core.batch import IMAGE, TEXT, Batch, CodeBatch
+from ...core.pictures import Picture
+from ...core.states import KeptScores, Taps, TargetStates
+from ...models.distillation import DistillTraining, Teacher
+from ...models.drafters.plain_module import ShapeAlone
+from ...models.hub import config_value, rope_of
+from ...models.llava import is_tied
+from ...models.memory import cache_bytes
+from ...models.sizes import empty_model, parameter_counts
+from ...models.training import training_of
+from .auto_dtypes import engine_precision, held_bytes, held_dtype
+from .counted import META, Known, along, most_bytes
+from .evaluation_memory import Memory
+from .models import drafter_parameters, mirrored_shape, target_shape
+from .passes import Pass, fill_with_pictures, moment
+
+_LAYERS = 12  # of a decoder that are counted at once; more add equal steps
+_ROW = 4096  # positions of rows that are counted at once
+_RUN = 64  # of a conversation's tokens the last quarter of each so many is supervised
+
+
+def num_ranks(recipe: Any) -> int:
+    """Of a training: a GPU each, but for a target that one rank spreads over all."""
+    if recipe.target.draws_images or getattr(recipe.target, "device_map", None) in (None, "cpu"):
+        return recipe.hardware.gpus if recipe.hardware else ranks.world_size()
+    return 1
+
+
+def micro_of(stage: Any, recipe: Any) -> int:
+    """Rows of one forward on one rank."""
+    return stage.micro_batch_size or -(-stage.batch_size // num_ranks(recipe))
+
+
+def number_type(recipe: Any) -> torch.dtype:
+    """Of a weight in a forward of training."""
+    return torch.float32 if engine_precision(recipe) == "fp32" else torch.bfloat16
+
+
+def engine_parts(total: int, trained: int, stage: Any, recipe: Any) -> dict[str, float]:
+    """Weights, gradients and optimizer on each rank, following the ZeRO paper's table (section 3).
+
+    Args:
+        total: parameters of the module; `trained` of them learn.
+    """
+    count, zero, width = num_ranks(recipe), recipe.engine.zero_stage, number_type(recipe).itemsize
+    several = stage.batch_size > micro_of(stage, recipe) * count
+    # Under bf16 micro-batches are summed in float32, by ZeRO's stages or where there are several.
+    gradients = trained * (4 if width == 4 or zero or several else width)
+    states = trained * (8 if width == 4 else 12)  # Adam's two moments, and float32 weights beside lower ones
+    return {
+        "weights": width * total / (count if zero == 3 else 1),
+        "gradients": gradients / (count if zero >= 2 else 1),
+        "optimizer": states / (count if zero >= 1 else 1),
+    }
+
+
+def lvlm_parts(stage: Any, recipe: Any, config: PreTrainedConfig, trained: int, patches: int) -> dict[str, float]:
+    """Of a draft LVLM, a captioner or a tiny target.
+
+    Args:
+        config: of the model that trains.
+        patches: that its tower reads for a row.
+    """
+    parts = engine_parts(sum(parameter_counts(config).values()), trained, stage, recipe)
+    rows, length = _rows(stage, recipe, stage.data.max_length)
+    objective, kept = stage.objective, 0
+    if objective is not None and objective.kind == "distill":
+        kept = max(getattr(one, "keep_logprobs", None) or 1 for one in recipe.stages.values())
+        if objective.probabilities == "online":
+            weights, kept = sum(parameter_counts(target_shape(recipe)).values()), 0
+            parts["frozen target"] = _frozen_bytes(recipe, weights)
+    settings = stage.model_dump(include={"trainable", "gradient_checkpointing", "lora", "objective", "packing"})
+    types = number_type(recipe), held_dtype(recipe.target)
+    text = f"{config.to_json_string(use_diff=False)} {settings} {recipe.target} {types}"
+    parts["activations"] = _lvlm_step(Known(text, (stage, recipe, config)), rows, length, patches, kept)
+    return parts
+
+
+@functools.lru_cache(64)
+def _lvlm_step(known: Known, rows: int, length: int, patches: int, kept: int) -> float:
+    stage, recipe, config = known.thing
+    teacher = None
+    if stage.objective is not None and stage.objective.kind == "distill" and not kept:
+        frozen = empty_model(target_shape(recipe)).to(getattr(torch, held_dtype(recipe.target)))
+        teacher = Teacher(frozen.requires_grad_(False))
+
+    def count(layers: float) -> float:
+        shorter = copy.deepcopy(config)
+        text = shorter.get_text_config()
+        text.num_hidden_layers = round(layers)
+        if config_value(text, "layer_types"):
+            text.layer_types = text.layer_types[: round(layers)]
+        module = _lvlm_module(stage, shorter, teacher).to(number_type(recipe)).train()
+        return most_bytes(lambda: _run_lvlm(module, shorter, rows, length, patches, kept))
+
+    return along(count, config.get_text_config().num_hidden_layers, _LAYERS // 2)
+
+
+def _lvlm_module(stage: Any, config: PreTrainedConfig, teacher: Any) -> nn.Module:
+    settings: dict[str, Any] = {"gradient_checkpointing": stage.gradient_checkpointing, "lora": stage.lora}
+    with META, warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of transformers, which the training itself shows
+        model: Any = empty_model(config)
+        if stage.objective is not None and stage.objective.kind == "distill":
+            banned = torch.zeros(config.get_text_config().vocab_size, dtype=torch.bool)
+            return DistillTraining(
+                model, stage.trainable, objective=stage.objective, teacher=teacher, banned=banned, **settings
+            )
+        return training_of(model, stage.trainable, **settings)
+
+
+def _run_lvlm(module: Any, config: Any, rows: int, length: int, patches: int, kept: int) -> None:
+    """Half of each row's places hold pictures. Tiles beyond that, of a tiled picture or a clip, are dummies."""
+    pictures: list[Picture] = []
+    pixels, dummies = None, 0
+    if config_value(config, "vision_config") is not None:
+        pictures, pixels = fill_with_pictures(config, max(1, length // 2))
+        if pictures[0].whole is None:
+            dummies = max(0, rows * (patches // pictures[0].num_tokens - len(pictures)))
+        pixels = torch.empty(rows * len(pixels) + dummies, *pixels.shape[1:], device=META)
+    shown = sum(picture.num_tokens for picture in pictures)
+    batch = _batch(
+        rows, length, shown, pixels=pixels, pictures=tuple(pictures) * rows, num_dummy_images=dummies
+    )  # fmt: skip
+    states = None
+    if isinstance(module, DistillTraining):
+        states = _kept(int(batch.predicting.sum()), kept) if module.teacher is None else module.teacher.states(batch)
+    _backward(module, module(batch, states))
+
+
+def head_memory(stage: Any, recipe: Any, max_length: int | None) -> Memory:
+    """Of a hidden-state head of a language model.
+
+    Args:
+        max_length: of its samples; None: nobody knows, and activations are left out.
+    """
+    config, shape = stage.drafter or recipe.drafter, mirrored_shape(recipe)
+    trained = drafter_parameters(config, recipe)
+    parts, target = engine_parts(trained, trained, stage, recipe), target_shape(recipe)
+    own = target.get_text_config()
+    tables = (1 if is_tied(target) else 2) * own.vocab_size * own.hidden_size
+    weights = tables if stage.reads_tables else sum(parameter_counts(target).values())
+    parts["frozen target"] = _frozen_bytes(recipe, weights)
+    if max_length is None and stage.packing is None:
+        return Memory(parts)
+    rows, length = _rows(stage, recipe, max_length)
+    axes = 3 if "mrope_section" in rope_of(own) else 1
+
+    def step(training: Any, taps: Taps, count: int, length: int) -> None:
+        batch = _batch(count, length, min(16, length // 4), axes=axes, packed=stage.packing is not None)
+        states = _states(taps, shape.hidden_size, held_dtype(recipe.target), batch.ids, length)
+        _backward(training, training(batch, replace(states, positions=batch.positions)))
+
+    counted = _head_step(_known(stage, recipe, config, shape, step), rows, length)
+    if not stage.reads_tables:  # the target's pass is over when the head begins, and has left its states
+        asked = Pass(rows * length)
+        parts["the target's pass"] = moment(target, recipe.target, held_dtype(recipe.target), asked)
+        parts["the target's pass"] += cache_bytes(target, held_dtype(recipe.target), rows * length)
+    return _with_step(parts, config, counted)
+
+
+def image_head_memory(stage: Any, recipe: Any) -> Memory | None:
+    """Of a head of an image generator; None: of its tokenizer, its reader, or itself, which only demos train."""
+    if stage.model != "drafter":
+        return None
+    config, shape, section = stage.drafter or recipe.drafter, mirrored_shape(recipe), recipe.target
+    trained = drafter_parameters(config, recipe)
+    parts = engine_parts(trained, trained, stage, recipe)
+    parts["frozen target"] = held_bytes(section) * section.count()["transformer"]
+
+    def step(training: Any, taps: Taps, count: int, length: int) -> None:
+        sizes = count, section.prompt_places, section.num_codes
+        batch, states = _codes(*sizes, shape, taps, held_dtype(section))
+        _backward(training, training(batch, states))
+
+    counted = _head_step(_known(stage, recipe, config, shape, step), micro_of(stage, recipe), 1)
+    return _with_step(parts, config, counted)
+
+
+def _rows(stage: Any, recipe: Any, max_length: int | None) -> tuple[int, int]:
+    """Samples of a micro-batch, and the length of each."""
+    if stage.packing is None:
+        assert max_length is not None
+        return micro_of(stage, recipe), max_length
+    length = min(max_length or stage.packing.max_tokens, stage.packing.max_tokens)
+    return max(1, stage.packing.max_tokens // length), length
+
+
+def _frozen_bytes(recipe: Any, weights: int) -> float:
+    """Of the frozen target on a rank."""
+    section = recipe.target
+    spread = recipe.hardware.gpus if recipe.hardware and section.device_map not in (None, "cpu") else 1
+    return held_bytes(section) * weights / spread
+
+
+def _known(stage: Any, recipe: Any, config: Any, shape: Any, step: Callable[[Any, Taps, int, int], None]) -> Known:
+    types = number_type(recipe), getattr(torch, held_dtype(recipe.target))
+    text = f"{config!r} {stage.objective!r} {shape} {types} {stage.packing} {recipe.target}"
+    return Known(text, (stage.objective, config, shape, types, step))
+
+
+@functools.lru_cache(64)
+def _head_step(known: Known, rows: int, length: int) -> float | str:
+    """Bytes that a head's step makes, from counts of few rows of some length; or why they cannot be counted."""
+    objective, config, shape, (own, held), step = known.thing
+    try:
+        module = config.empty(shape)
+        if module is None:
+            return "it builds no module without weights"
+        training = config.training_objective(module.to(own), ShapeAlone(shape, held), objective)
+        training.eval()  # noise and gaps, which training draws, take generators that the meta device has not
+        taps = config.taps_for(shape, training=True)
+
+        def count(some: float) -> float:
+            each = lambda places: most_bytes(lambda: step(training, taps, round(some), round(places)))  # noqa: E731
+            return along(each, length, _ROW // 2)
+
+        return along(count, rows, max(1, _ROW // length))
+    except Exception as error:  # a drafter of somebody else's may ask its target for anything
+        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+
+
+def _with_step(parts: dict[str, float], config: Any, counted: float | str) -> Memory:
+    if isinstance(counted, str):
+        return Memory(parts, unestimated=f"{config.kind} ({counted})")
+    pass_over = parts.pop("the target's pass", 0.0)
+    return Memory({**parts, "activations": max(counted, pass_over)})
+
+
+def _backward(module: nn.Module, loss: Any) -> None:
+    """Runs the backward pass; gradients go at once, since the engine's own are a part of their own."""
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(_drop)
+    loss.loss_sum.backward()
+
+
+def _drop(parameter: nn.Parameter) -> None:
+    parameter.grad = None
+
+
+# Batches without values, as long as they may be. Masks have values on the CPU, where the code reads them.
+
+
+def _batch(rows: int, length: int, shown: int, *, axes: int = 1, **more: Any) -> Batch:
+    """Rows of `shown` visual places behind the first one, and of answers between questions."""
+    ids = torch.ones(rows, length, dtype=torch.int64)
+    answers = (torch.arange(length) % _RUN >= _RUN * 3 // 4).expand(rows, -1).contiguous()
+    modality = torch.full((rows, length), TEXT, dtype=torch.int8)
+    modality[:, 1 : 1 + shown] = IMAGE
+    positions = torch.arange(length).expand(axes, rows, -1).contiguous()
+    more = {"pixels": None, "sample_ids": ("",) * rows, "seeds": tuple(range(rows)), **more}
+    return Batch(ids, torch.ones_like(ids, dtype=torch.bool), answers, modality, positions, **more).to(META)
+
+
+def _states(taps: Taps, width: int, dtype: str, batch: Any, length: int) -> TargetStates:
+    made = lambda: torch.empty(len(batch), length, width, dtype=getattr(torch, dtype), device=META)  # noqa: E731
+    return TargetStates(made() if taps.feature else None, {layer: made() for layer in taps.layers})
+
+
+def _kept(supervised: int, count: int) -> TargetStates:
+    """Of a regenerate stage that kept so many tokens' log-probabilities."""
+    ids = torch.ones(supervised, count, dtype=torch.int64)
+    return TargetStates(kept=KeptScores(ids, ids.float(), ids[:, 0].float()).to(META))
+
+
+def _codes(rows: int, places: int, count: int, shape: Any, taps: Taps, dtype: str) -> tuple[CodeBatch, TargetStates]:
+    """Pictures of `count` codes behind `places` of a condition."""
+    batch = CodeBatch(
+        torch.ones(rows, count, dtype=torch.int64), (), torch.zeros(rows, dtype=torch.bool),
+        torch.ones(rows, dtype=torch.bool), ("",) * rows, count, tuple(range(rows)),
+    ).to(META)  # fmt: skip
+    ids = torch.ones(rows, places + count, dtype=torch.int64, device=META)
+    states = replace(
+        _states(taps, shape.hidden_size, dtype, ids, places + count), ids=ids, mask=torch.ones_like(ids).bool(),
+        positions=torch.arange(places + count, device=META).expand(1, rows, -1), num_generated=count,
+        padding=(0,) * rows,
+    )  # fmt: skip
+    without = _states(taps, shape.hidden_size, dtype, ids, places + count) if taps.without_condition else None
+    other = None if without is None else replace(states, feature=without.feature, layers=without.layers)
+    return batch, replace(states, unconditional=other)

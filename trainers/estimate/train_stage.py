@@ -1,0 +1,262 @@
+"""What `train` stages would do: trained parameters, samples, steps, memory and disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sized
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedConfig
+
+from ...data.codes import ShardData
+from ...data.dataset import ConversationData
+from ...data.images import is_tiled
+from ...data.loader import steps_per_epoch
+from ...data.media import ImageReader
+from ...data.shapes.scenarios import WITHOUT_PICTURES
+from ...models.formats.start import is_own
+from ...models.sizes import empty_model, parameter_counts
+from ...models.training import training_of
+from ..run.stage import Planned
+from .auto_dtypes import held_bytes
+from .data import generated, image_reader_of, most_patches, on_disk, samples, tokens
+from .evaluation_memory import Memory
+from .models import drafter_parameters, target_shape
+from .states_size import describe_states
+from .train_memory import lvlm_parts
+
+_GIB = 2**30
+_UNKNOWN = "  samples unknown: the data is not on disk and the recipe declares none (expected.samples)"
+
+
+# Language models that read pictures: drafts, captioners, and a demo's target.
+
+
+def describe_lvlm(plan: Planned) -> list[str]:
+    """A draft LVLM's stage, its captioner's, or its target's."""
+    config, image_reader = _lvlm_of(plan)
+    return _lvlm(plan, config, image_reader) + _beside(plan, target_shape(plan.recipe))
+
+
+def _lvlm_of(plan: Planned) -> tuple[PreTrainedConfig, ImageReader]:
+    """The config of the model that trains, and what its pictures are read with."""
+    stage, recipe = plan.stage, plan.recipe
+    target = target_shape(recipe)
+    drafter = stage.drafter or recipe.drafter
+    config = target if stage.model == "target" else drafter.config_beside(target)
+    own = stage.model != "target" and drafter is not None and drafter.pictures == "own"
+    return config, image_reader_of(stage.data, config if own else target)
+
+
+def describe_target(plan: Planned) -> list[str]:
+    """A demo's target, of a recipe whose drafter is a hidden-state head."""
+    stage = plan.stage
+    trained = trainable_counts(stage, target_shape(plan.recipe))
+    number, how = samples(plan, on_disk(stage.data))
+    lines = [f"  trains {', '.join(f'{part} {count:,}' for part, count in trained.items())}"]
+    if number is not None:
+        lines += [f"  samples {number:,} ({how})", f"  steps {stage.num_steps(number):,} at batch {stage.batch_size}"]
+    return lines
+
+
+def positions_of(plan: Planned) -> int:
+    """Positions of the language model that a draft LVLM's stage leaves."""
+    stage, before = plan.stage, plan.maker(plan.stage.model)
+    if stage.positions is not None:
+        return stage.positions
+    if before is not None:
+        return positions_of(before)
+    config = target_shape(plan.recipe)
+    if stage.model != "target":
+        config = (stage.drafter or plan.recipe.drafter).config_beside(config)
+    return config.text_config.max_position_embeddings
+
+
+def trainable_counts(stage: Any, config: PreTrainedConfig) -> dict[str, int]:
+    """Parameters that a stage trains, by part; with LoRA the adapters'."""
+    with torch.device("meta"):
+        module = training_of(empty_model(config), stage.trainable, gradient_checkpointing=False, lora=stage.lora)
+    return {part: sum(p.numel() for _, p in named) for part, named in module.parts().items()}
+
+
+def _lvlm(plan: Planned, config: PreTrainedConfig, image_reader: ImageReader) -> list[str]:
+    stage, files = plan.stage, on_disk(plan.stage.data)
+    counts, trained = parameter_counts(config), trainable_counts(stage, config)
+    number, how = samples(plan, files)
+    steps = stage.steps if number is None else stage.num_steps(number)
+    lines = [f"  trains {', '.join(f'{p} {n:,}' for p, n in trained.items())}; {sum(trained.values()):,} in all"]
+    lines.append(_UNKNOWN if number is None else f"  samples {number:,} ({how})")
+    lines += _steps_line(steps, stage)
+    lines.append(_rows_line(steps, stage, image_reader))
+    lines += tokens(stage, files, image_reader)
+    disk = stage.checkpoints.keep * 12 * sum(trained.values()) + 4 * sum(counts.values())
+    return [*lines, f"  disk about {disk / _GIB:.1f} GiB ({stage.checkpoints.keep} checkpoints and the result)"]
+
+
+def _steps_line(steps: int | None, stage: Any) -> list[str]:
+    return [] if steps is None else [f"  steps {steps:,} at batch {stage.batch_size}, last partial batch kept"]
+
+
+def _rows_line(steps: int | None, stage: Any, image_reader: ImageReader) -> str:
+    rows = f"{steps * stage.batch_size:,}" if steps else "?"
+    what = "tile" if is_tiled(stage.data.aspect, 1) else "picture"
+    each = f"{image_reader.processor.num_image_tokens} of them for each {what}"
+    packed = "" if stage.packing is None else f"; packed into rows of up to {stage.packing.max_tokens:,}"
+    return f"  at most {rows} rows of up to {stage.data.max_length:,} ids, {each}{packed}"
+
+
+def _beside(plan: Planned, target: PreTrainedConfig) -> list[str]:
+    """Memory of distillation besides the draft."""
+    objective, section = plan.stage.objective, plan.recipe.target
+    if objective is None or objective.kind == "cross_entropy":
+        return []
+    if objective.probabilities == "kept":
+        return [f"  distills by {objective.divergence} from kept log-probabilities: no target in memory"]
+    held = held_bytes(section) * sum(parameter_counts(target).values())
+    chunk = 40 * objective.chunk * target.text_config.vocab_size
+    return [
+        f"  distills by {objective.divergence}: the frozen target beside it takes {held / _GIB:.1f} GiB "
+        f"{_where(section)}, a chunk of the vocabulary {chunk / _GIB:.1f} GiB"
+    ]
+
+
+def start_line(start: Any) -> str:
+    """Where a head's first weights come from. The stage compares their files with the drafter's section."""
+    if not Path(start.path).is_dir():
+        return f"  starts from {start.path} (not on this machine: a Hub id, or a folder that is elsewhere)"
+    layout = "draftsmith's layout" if is_own(Path(start.path)) else "an engine's or its authors' layout"
+    return f"  starts from {start.path} ({layout})"
+
+
+def told_steps(plan: Planned) -> int | None:
+    """Optimizer steps that the recipe tells, with what it declares or generates; None: data on disk decides."""
+    stage = plan.stage
+    if stage.steps is not None or stage.visual_share is not None:
+        return stage.steps
+    if stage.source.kind == "cached" and stage.expected is None:
+        makers = [plan.earlier[maker] for thing, maker in plan.inputs.items() if thing.split("/")[0] == "states"]
+        parts = [samples(maker, None)[0] for maker in makers]
+    elif isinstance(stage.data, ConversationData) and stage.data.from_stage is not None:
+        parts = [generated(plan)]
+    else:
+        parts = [None if stage.expected is None else stage.expected.samples]
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts) or not known:
+        return None
+    held_out = stage.data.held_out if isinstance(stage.data, ShardData) else stage.held_out
+    return stage.num_steps(round(sum(known) * (1 - held_out)))
+
+
+def _where(target: Any) -> str:
+    return "per rank" if target.device_map is None else "over the devices of a rank"
+
+
+def lvlm_memory(plan: Planned) -> Memory:
+    """Of a draft LVLM's stage, its captioner's, or its target's."""
+    config, image_reader = _lvlm_of(plan)
+    trained = sum(trainable_counts(plan.stage, config).values())
+    return Memory(lvlm_parts(plan.stage, plan.recipe, config, trained, most_patches(plan.stage.data, image_reader)))
+
+
+# Hidden-state heads of language models.
+
+
+def describe_head(plan: Planned, order: Callable[[Any, np.ndarray, int], Sized]) -> list[str]:
+    """A hidden-state head's stage.
+
+    Args:
+        order: stage, lengths of the samples (below 0: without pictures) and seed -> the samples of an epoch.
+    """
+    stage, recipe = plan.stage, plan.recipe
+    config = stage.drafter or recipe.drafter
+    trained = drafter_parameters(config, recipe)
+    lines = [f"  trains the head ({config.kind}), {trained:,} parameters", *_head_samples(plan, order)]
+    if stage.source.kind == "online":
+        lines.append("  states are computed for each batch: the target runs in every step, nothing is kept")
+    elif stage.source.kind == "cached_on_first_epoch":
+        lines += describe_states(plan)
+    else:
+        lines.append("  states are read from shards")
+    return [*lines, _head_disk(plan, trained)]
+
+
+def _head_samples(plan: Planned, order: Callable[[Any, np.ndarray, int], Sized]) -> list[str]:
+    stage, known = plan.stage, stage_samples(plan)
+    if known is None:
+        return [_UNKNOWN, *_steps_line(stage.steps, stage)]
+    (text, visual), how = known
+    held = round((text + visual) * stage.held_out)
+    share = 1 - stage.held_out
+    kinds = np.repeat([-1, 1], [round(text * share), round(visual * share)])
+    steps = stage.steps or steps_per_epoch(len(order(stage, kinds, 0)), stage.batch_size) * (stage.epochs or 0)
+    line = f"  samples {text + visual:,} ({how}), {held:,} of them held out; {visual:,} with pictures"
+    return [line, *_steps_line(steps, stage)]
+
+
+def head_length(plan: Planned) -> int | None:
+    """Most ids of a head's samples: of its data, or of the longest that its caches hold; None: nobody says."""
+    if plan.stage.data is not None:
+        return plan.stage.data.max_length
+    caches = [plan.earlier[maker] for thing, maker in plan.inputs.items() if thing.split("/")[0] == "states"]
+    return max((cache.stage.data.max_length for cache in caches), default=None)
+
+
+def _head_disk(plan: Planned, trained: int) -> str:
+    keep = plan.stage.checkpoints.keep
+    disk = keep * 12 * trained + 4 * trained
+    return f"  disk about {disk / _GIB:.1f} GiB ({keep} checkpoints and the result)"
+
+
+def stage_samples(plan: Planned) -> tuple[tuple[int, int], str] | None:
+    """((without pictures, with pictures), how they are known) of a head's stage; None: not at all."""
+    stage = plan.stage
+    if stage.source.kind != "cached":
+        return _counted(plan)
+    if stage.expected is not None or stage.source.path is not None:
+        return None if stage.expected is None else _declared(stage.expected)
+    caches = [plan.earlier[maker] for thing, maker in plan.inputs.items() if thing.split("/")[0] == "states"]
+    parts = [_counted(cache) for cache in caches]
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts) or not known:
+        return None
+    return (sum(counts[0] for counts, _ in known), sum(counts[1] for counts, _ in known)), known[0][1]
+
+
+def _counted(plan: Planned) -> tuple[tuple[int, int], str] | None:
+    files = on_disk(plan.stage.data)
+    if files is not None:
+        visual = int(((files.images > 0) | (files.clips > 0)).sum())
+        return (len(files) - visual, visual), "measured"
+    number, how = samples(plan, files)
+    if number is None:
+        return None
+    if how == "declared":
+        return _declared(plan.stage.expected)
+    text = generated(plan, only=WITHOUT_PICTURES) or 0
+    return (text, number - text), how
+
+
+def _declared(expected: Any) -> tuple[tuple[int, int], str]:
+    return ((0, expected.samples) if expected.visual_tokens else (expected.samples, 0)), "declared"
+
+
+# Drafters of image generators, and the models of their demo.
+
+
+def describe_image_model(plan: Planned) -> list[str]:
+    """A stage of an image generator's recipe."""
+    stage, recipe = plan.stage, plan.recipe
+    lines = [f"  trains the {stage.model}"]
+    if stage.model == "drafter":
+        trained = drafter_parameters(stage.drafter or recipe.drafter, recipe)
+        lines = [f"  trains the head, {trained:,} parameters"]
+    declared = stage.expected.samples if stage.expected else None
+    if declared is not None:
+        usable = round(declared * (1 - stage.data.held_out))
+        lines.append(f"  samples {declared:,} (declared), {declared - usable:,} of them held out")
+        lines += _steps_line(stage.num_steps(usable), stage)
+    elif stage.steps:
+        lines.append(f"  steps {stage.steps:,} at batch {stage.batch_size}")
+    return lines

@@ -1,0 +1,224 @@
+"""Opens the drafters of an evaluation's methods beside the loaded target. Weights that several share load once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from ...core.errors import UserError
+from ...eval.pair import Pair, trained_section
+from ...eval.policies import TreePolicy
+from ...eval.rules import Rule
+from ...eval.studies.video_figures import HeldVisual
+from ...models.drafters import members_of
+from ...models.drafters.base import PLAIN, Drafter, DrafterConfig, DraftingOptions
+from ...models.drafters.head_config import HeadConfig
+from ...models.drafters.mixed import MixedConfig
+from ..run.context import Context
+from .methods import Method, decoding_with
+from .requests import Opened
+
+RuleOf = Callable[[Method], Callable[[float], Rule]]
+
+
+@dataclass(frozen=True, eq=False)
+class Drafting:
+    """A method with one of its drafters, ready to decode.
+
+    Args:
+        name: of the method, in the tables.
+        drafter_name: whose weights draft: a stage, a published name.
+        config: the drafter's section, as it decodes.
+        rule: temperature -> acceptance rule.
+    """
+
+    name: str
+    drafter_name: str
+    method: Method
+    config: Any
+    drafter: Any  # a `Drafter`; draft LVLMs and pruned copies have a `decoder` besides
+    policy: TreePolicy
+    rule: Callable[[float], Rule]
+
+    @property
+    def mode(self) -> str:
+        """Drafting mode of a draft LVLM; "" of other drafters."""
+        mode = self.config.drafting_mode
+        return "" if mode is None else mode.name
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Of the drafting mode: what a draft LVLM is shown, row by row."""
+        mode = self.config.drafting_mode
+        return () if mode is None else mode.members
+
+    @property
+    def title(self) -> str:
+        """The method, with the drafter where it has several."""
+        return self.name if self.method.drafters is None else f"{self.name} ({self.drafter_name})"
+
+    @property
+    def held_visual(self) -> HeldVisual | None:
+        """How much of the visual input is held while decoding; None: not a head of a language model."""
+        config = self.config
+        if not isinstance(config, HeadConfig):
+            return None
+        share = 0.0 if config.visual(training=False) == "none" else config.held_visual_share
+        return HeldVisual(self.drafter_name, share, config.attention_queries if 0 < share < 1 else None)
+
+    def details(self, opened: Opened, max_new_tokens: int) -> dict[str, Any]:
+        """Details that drafter, policy and rule recorded for the request that was just decoded."""
+        details: dict[str, Any] = {"rule": self.method.rule.kind}
+        for key in ("num_held", "num_kept"):
+            if (value := getattr(self.drafter, key, None)) is not None:
+                details[key] = int(value)
+        details |= getattr(self.policy, "details", dict)()  # of those that adapt
+        if self.members:
+            held = self.drafter.decoder.max_positions
+            last = self.drafter.last_position(opened.request, max_new_tokens)
+            details["beyond_positions"] = held is not None and last > held
+        return details
+
+
+@dataclass(frozen=True)
+class Source:
+    """The source of a drafter: its section, and the folder of the stage that trained it (None if no stage did)."""
+
+    name: str
+    config: Any
+    folder: Path | None
+
+
+class Drafts(Protocol):
+    """What opening drafters asks of an `evaluate` stage's section."""
+
+    @property
+    def drafters(self) -> Mapping[str, DrafterConfig]: ...
+
+    @property
+    def methods(self) -> Mapping[str, Method]: ...
+
+    @property
+    def graphs(self) -> Any: ...
+
+
+class Drafters:
+    """Opens the drafters of an `evaluate` stage's section."""
+
+    def __init__(
+        self,
+        stage: Drafts,
+        context: Context,
+        pair: Pair,
+        *,
+        options: DraftingOptions = PLAIN,
+    ):
+        self.context, self.pair, self.options = context, pair, options
+        # The evaluation's own sections by name, and the methods that members of an ensemble may name.
+        self.named: Mapping[str, Any] = stage.drafters
+        self.methods: Mapping[str, Method] = stage.methods
+        self.graphs: bool = stage.graphs.draft
+
+    def all(
+        self,
+        rule_of: RuleOf = lambda method: method.exact_rule,
+        *,
+        grid: int | None = None,
+        wanted: Callable[[Method], bool] = lambda method: True,
+    ) -> list[Drafting]:
+        """Each method with each of its drafters, in the order of the tables.
+
+        Args:
+            rule_of: method -> temperature -> its acceptance rule.
+            grid: side of the target's pictures in codes; None: it writes text.
+            wanted: methods that are opened.
+        """
+        return [
+            drafting
+            for name, method in self.methods.items()
+            if wanted(method)
+            for drafting in self.open(name, method, rule_of(method), method.policy(grid=grid, seed=self.context.seed))
+        ]
+
+    def open(self, name: str, method: Method, rule: Callable[[float], Rule], policy: TreePolicy) -> list[Drafting]:
+        """The method with each of its drafters."""
+        options = self._options(method, policy)
+        opened = []
+        for source in self.sources(name, method):
+            config = decoding_with(source.config, method.settings, self._where(name))
+            drafter = self._drafter(source, config, options, name)
+            opened.append(Drafting(name, source.name, method, config, drafter, policy, rule))
+        return opened
+
+    def modules(self, method: Method, name: str, *, kind: str) -> dict[str, Any]:
+        """The loaded models of a method's drafters of one kind, by drafter."""
+        sources = [source for source in self.sources(name, method) if source.config.base_kind == kind]
+        return {source.name: self.pair.module(source.config, source.folder) for source in sources}
+
+    def sources(self, name: str, method: Method) -> list[Source]:
+        """The drafters of method `name`: those it names, its own section, the trained one, or else the recipe's.
+
+        Raises:
+            UserError: there is none.
+        """
+        if method.names:
+            return [self._named(drafter) for drafter in method.names]
+        if method.drafter is not None:
+            assert not isinstance(method.drafter, str), "a name is among `names`"
+            return [Source(method.drafter.display_name, method.drafter, None)]
+        folder = self.context.inputs.get("drafter")
+        config = (_trained(folder) if folder is not None else None) or self.context.drafter
+        if config is None:
+            raise UserError("nothing drafts", where=self._where(name),
+                            hint="name a stage or a section under drafter, or give the recipe a drafter")  # fmt: skip
+        return [Source(folder.name if folder is not None else config.display_name, config, folder)]
+
+    def _one_source(self, name: str, method: Method) -> list[Source]:
+        sources = self.sources(name, method)
+        if len(sources) > 1:
+            raise UserError(f"member {name!r} has {len(sources)} drafters, and an ensemble takes one of each member",
+                            where=self._where(name), hint="name a drafter in place of the method")  # fmt: skip
+        return sources
+
+    def _named(self, name: str) -> Source:
+        if name in self.named:
+            return Source(name, self.named[name], None)
+        folder = self.context.inputs[f"drafter/{name}"]
+        # A stage may have trained another drafter than the recipe's.
+        return Source(name, _trained(folder) or self.context.drafter, folder)
+
+    def _options(self, method: Method, policy: TreePolicy) -> DraftingOptions:
+        capacity = self.options.capacity + policy.max_nodes
+        chain = method.chain if self.graphs else None
+        return replace(self.options, chain=chain, capacity=capacity)
+
+    def _drafter(self, source: Source, config: Any, options: DraftingOptions, name: str) -> Drafter:
+        if isinstance(config, MixedConfig):
+            return self._mixed(config, options, name)
+        return self.pair.drafter(source.config, source.folder, config, options)
+
+    def _mixed(self, config: MixedConfig, options: DraftingOptions, name: str) -> Drafter:
+        """An ensemble of drafters of any kind, each opened anew: two of a cycle's drafters never share a cache."""
+        members = []
+        for member in members_of(config):
+            if not isinstance(member, str):
+                members.append(self._drafter(Source(member.display_name, member, None), member, options, name))
+            elif member in self.methods:
+                method = self.methods[member]
+                (source,) = self._one_source(member, method)
+                config_of_member = decoding_with(source.config, method.settings, self._where(member))
+                members.append(self._drafter(source, config_of_member, options, member))
+            else:
+                source = self._named(member)
+                members.append(self._drafter(source, source.config, options, name))
+        return config.drafter(members, self.pair.target, options)
+
+    def _where(self, name: str) -> str:
+        return f"key stages.{self.context.name}.methods.{name}"
+
+
+def _trained(folder: Path) -> Any | None:
+    """The section of the drafter in a stage's folder; None: its manifest has none."""
+    return trained_section(folder, hint="train the drafter again with this version")

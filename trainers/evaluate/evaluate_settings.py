@@ -1,0 +1,385 @@
+"""The settings of stage kind `evaluate`, and which of them go together. `stages/evaluate.py` does what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from ...core.errors import UserError, did_you_mean
+from ...core.fields import MOST_ANSWER, FileName, Temperature, TopK, TopP
+from ...core.refused import Refused
+from ...data.captioned.prompts import PromptSource
+from ...data.conversations import PromptFormat
+from ...data.dataset import ConversationData
+from ...eval.contrasts import Comparison
+from ...eval.lantern import LanternConfig
+from ...models.drafters import AnyDrafter
+from ...models.drafters.base import DrafterConfig
+from ...models.drafters.captioners import CaptionerConfig
+from ...models.targets.load import TargetConfig
+from ..run.stage import Stage
+from .benchmarks import Benchmarks, PromptsBenchmark, TabedBenchmark, check_benchmarks, clip_sets
+from .clock import ClockName
+from .graphs import GraphsConfig
+from .methods import PRESETS, Method, decoding_with, named_members
+from .probe_settings import Probes
+from .requests import Lengths, check_length
+
+# Keys that only one kind of target reads.
+_OF_TEXT = (
+    "target", "format", "captioner", "lengths", "max_new_tokens", "stop_at_end", "record_weights", "compare",
+    "graphs",
+)  # fmt: skip
+_OF_IMAGES = ("preset",)
+_OF_FAMILIES = ("adt", "adt-llamagen")  # presets of one family of image generators each
+_OF_TIMES = ("warmup", "repeats", "clock", "contrasts")  # nor where pictures are drawn for their quality alone
+# Keys of before -> the same as it is written now.
+_RENAMED = {
+    "modes": "methods: {NAME: {drafter: STAGE, mode: MODE}}, one for each mode (NAME: {} is mode M)",
+    "from": "methods: {NAME: {drafter: STAGE}}, or drafters: [STAGE, ...] in place of drafter",
+    "gamma": "tree: {kind: chain, gamma: NUMBER}; other trees have sizes of their own",
+    "rule": "methods: {NAME: {rule: exact}} (the default; greedy at temperature 0, sampling above)",
+    "draw": "methods: {NAME: {draw: sample}}",
+    "temperature": "temperatures: [NUMBER]",
+    "suite": "benchmarks: {suite: {kind: tabed, ...}} with the suite's keys; kind: sets where it is not TABED's",
+    "looks": "probes: {confidence: true, states: true, ...} (importance and requests keep their names)",
+    "binding": "probes: {binding: ...}",
+    "analysis": "probes: {analysis: ...}",
+    "prompts": "benchmarks: {prompts: {prompts: ...}}",
+    "quality": "benchmarks: {prompts: {prompts: ..., quality: ...}}",
+    "reader": "benchmarks: {prompts: {prompts: ..., reader: true}}",
+    "shown": "benchmarks: {prompts: {prompts: ..., shown: NUMBER}}",
+}
+_PROBES_OF_TEXT = ("confidence", "states", "importance", "binding")
+
+
+class EvaluateSettings(Stage):
+    """What is decoded, by which methods, and what is read beside it."""
+
+    kind: Literal["evaluate"]
+    # Another target than the recipe's, by its path: a recipe can measure drafts against several.
+    target: TargetConfig | None = None
+    format: PromptFormat = PromptFormat()
+    # Name in the tables -> requests: files (`data`), prompts of image generators (`prompts`), published sets (kind:
+    # sets) or TABED's suite (kind: tabed). A list of sections with a name each will do, too.
+    benchmarks: Benchmarks = Field(min_length=1)
+    # Drafters that no stage of the recipe trains, by the names that methods give: something published by its path.
+    drafters: dict[FileName, AnyDrafter] = Field(default_factory=dict)
+    # adt (Anole) or adt-llamagen (100 captions, Tables I to V), which differ in ADT-Tree's steps and widths, or lantern
+    # (1,000 captions for speed, 30,000 for quality, Tables 2 and 6); null: the methods below. The
+    # benchmark sets the number of prompts.
+    preset: Literal["adt", "adt-llamagen", "lantern"] | None = None
+    # The tree of methods that name none: a name or a section, as in a method; null: chain.
+    tree: Any = None
+    # Name in the tables -> how it decodes.
+    methods: dict[FileName, Method] = Field(min_length=1)
+    # The model that writes the captions of drafting mode C; needed if a method has this mode.
+    captioner: CaptionerConfig | None = None
+    # Lengths of clips, as numbers of frames or, as text, of visual tokens ("0.5k", "25k"). Each clip is decoded at
+    # every length; without any, once as the data section reads it. A mapping has them by set ({MVBench: ["13k"]}).
+    lengths: Lengths = Field(default_factory=list)
+    # Every method decodes at each temperature that it supports; 0 is greedy.
+    temperatures: list[Temperature] = Field([0.0], min_length=1)
+    # 0 keeps all. Image generators' own: 1000 for text-conditional LlamaGen, 2000 for class-conditional and Anole.
+    top_k: TopK = 0
+    top_p: TopP = 1.0
+    # Tokens of an answer; several numbers decode every request anew for each (SAGE: 512, 1024, 2048).
+    max_new_tokens: Annotated[
+        list[Annotated[int, Field(ge=2, le=MOST_ANSWER)]],
+        BeforeValidator(lambda given: [given] if isinstance(given, int) else given),
+    ] = Field([256], min_length=1)
+    # false: answers go on after the end token, so that all have max_new_tokens (speed at 2,048 tokens, which few
+    # descriptions have by themselves).
+    stop_at_end: bool = True
+    # Requests of each medium and length decoded before the clock counts, and times that each request is decoded.
+    warmup: int = Field(1, ge=0)
+    repeats: int = Field(1, ge=1)
+    # Whose seconds count. thread: of the thread that decodes, which other work on the machine does not stretch; on a
+    # CPU, with OMP_NUM_THREADS=1.
+    clock: ClockName = Field("wall", exclude_if=lambda value: value == "wall")
+    # Which passes are CUDA graphs: {draft: true, target: false, head: false} and `length`.
+    graphs: GraphsConfig = Field(GraphsConfig(), exclude_if=lambda value: value == GraphsConfig())
+    # What else is read of target and drafters, untimed; null: nothing but what SAGE's methods log.
+    probes: Annotated[Probes, BeforeValidator(lambda given: {} if given is None else given)] = Probes()
+    # Requests of each set whose ensembles' weights over time are kept and drawn (weights/), decoded once more.
+    record_weights: int = Field(0, ge=0)
+    # Two ways of training, over seeds: names of drafters.
+    compare: Comparison | None = None
+    # What one change does: name -> two of the measured drafters (or methods), the one with the change first.
+    contrasts: dict[FileName, tuple[str, str]] = Field(default_factory=dict)
+
+    @field_validator("target", mode="before")
+    @classmethod
+    def _published(cls, target: Any) -> Any:
+        """Said before what is wrong with an inline config, which would be of no use here."""
+        if isinstance(target, dict) and "kind" in target and target.get("path") is None:
+            problem = "is missing: what a stage trains is the recipe's own target"
+            raise Refused("path", problem, "name the folder or the Hub id of its weights, or leave target out")
+        return target
+
+    @model_validator(mode="before")
+    @classmethod
+    def _spelled_out(cls, values: Any) -> Any:
+        """Old keys are refused; presets become methods; methods without a tree get the stage's."""
+        if not isinstance(values, dict):
+            return values
+        if renamed := [f"{key}: now written {text}" for key, text in _RENAMED.items() if key in values]:
+            raise ValueError("; ".join(renamed))
+        given, preset = values.get("methods") or {}, values.get("preset") or ""
+        if not isinstance(given, dict) or not isinstance(preset, str):
+            return values  # the fields' own types say what is wrong
+        methods = {**PRESETS.get(preset, {}), **given}
+        if (tree := values.get("tree")) is not None:
+            sections = [method for method in methods.values() if isinstance(method, dict)]
+            if sections and all("tree" in method for method in sections):
+                raise Refused("tree", "nothing reads it: every method names its own", "leave one of them out")
+            methods = {
+                name: {"tree": tree, **method} if isinstance(method, dict) else method
+                for name, method in methods.items()
+            }
+            values = {**values, "tree": None}  # now the methods'
+        return {**values, "methods": methods} if methods or "methods" in values else values
+
+    @model_validator(mode="after")
+    def _whole(self) -> EvaluateSettings:
+        check_benchmarks(self.benchmarks)
+        if not self.draws and any(isinstance(b, PromptsBenchmark) for b in self.benchmarks.values()):
+            raise ValueError("benchmarks of text and of prompts of an image generator want an evaluation each")
+        if self.draws and len(self.benchmarks) > 1:
+            raise ValueError("prompts of an image generator: one benchmark in an evaluation")
+        listed = self.listed_lengths()
+        for length in (length for lengths in listed.values() for length in lengths):
+            check_length(length)
+        if isinstance(self.lengths, dict):
+            _known("lengths", {*self.lengths}, clip_sets(self.benchmarks))
+        once = {**listed, "temperatures": self.temperatures, "max_new_tokens": self.max_new_tokens}
+        for key, values in once.items():
+            if twice := {value for value in values if values.count(value) > 1}:
+                raise ValueError(f"{key} name {', '.join(map(str, twice))} twice: its requests would count twice")
+        for name, benchmark in self._tabed():
+            if benchmark.transcript == "released" and self.format.template != "v1":
+                raise ValueError(f"benchmarks.{name}.transcript: released is of template v1; set it to training")
+        if self.probes.importance is not None:
+            self.probes.importance.check(self.benchmarks)
+        return self
+
+    def unread(self) -> Mapping[str, str]:
+        what, fields = ("image generators", _OF_TEXT) if self.draws else ("targets that write text", _OF_IMAGES)
+        unread = dict.fromkeys(fields, f"{what} have no use for it")
+        if not self.is_timed:
+            unread |= dict.fromkeys(_OF_TIMES, "the benchmark is untimed, and its pictures are scored alone")
+        return unread
+
+    @model_validator(mode="after")
+    def _probed(self) -> EvaluateSettings:
+        for name in _PROBES_OF_TEXT if self.draws else ("analysis",):
+            if getattr(self.probes, name) != Probes.model_fields[name].default:
+                what = "pictures are drawn here, and it probes answers" if self.draws else "it probes drawn pictures"
+                raise Refused(f"probes.{name}", f"nothing reads it: {what}", "leave it out")
+        if not self.is_timed and self.probes.analysis is not None:
+            what = "nothing reads it: the benchmark is untimed, and its pictures are scored alone"
+            raise Refused("probes.analysis", what, "leave it out, or leave out untimed")
+        return self
+
+    @model_validator(mode="after")
+    def _allowed(self) -> EvaluateSettings:
+        for name, method in self.methods.items():
+            used = [t for t in self.temperatures if method.allowed(t)]
+            if not used:
+                raise ValueError(f"methods.{name} fits none of the temperatures")
+            for temperature in used:
+                try:
+                    method.check("drawn" if self.draws else "text", temperature)
+                except UserError as error:
+                    raise Refused(f"methods.{name}", error.problem, error.hint) from error
+        for temperature in self.temperatures:
+            if not any(method.allowed(temperature) for method in self.methods.values()):
+                raise ValueError(f"temperature {temperature:g} is used by no method")
+        return self
+
+    @model_validator(mode="after")
+    def _named(self) -> EvaluateSettings:
+        modes = [(name, method.mode) for name, method in self.methods.items() if method.mode is not None]
+        if self.captioner is None and (wants := [name for name, mode in modes if "C" in mode.members]):
+            raise ValueError(f"methods.{wants[0]}: mode C needs a captioner: add `captioner`, or leave the method out")
+        drafters = {name for method in self.methods.values() for name in method.names}
+        drafters |= self._members()
+        if unused := [name for name in self.drafters if name not in drafters]:
+            raise Refused("", f"drafters.{unused[0]} drafts in no method", did_you_mean(unused[0], sorted(drafters)))
+        if self.compare is not None:
+            _known("compare", {*self.compare.first, *self.compare.second}, drafters)
+        _known("contrasts", {name for pair in self.contrasts.values() for name in pair}, drafters | {*self.methods})
+        for name, pair in self.contrasts.items():
+            counts = [len(self.methods[one].names) or 1 for one in pair if one in self.methods]
+            if len(counts) == 2 and counts[0] != counts[1]:
+                raise ValueError(
+                    f"contrasts.{name} compares {counts[0]} drafters with {counts[1]}, and they pair one by one"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _by_one_clock(self) -> EvaluateSettings:
+        for key, section in self._own_drafters():
+            if self.clock == "thread" and section.base_kind == "pruned":
+                raise Refused(key, "times its pruning by the wall's clock, and clock is thread", "leave clock out")
+        return self
+
+    def names_of(self, thing: str) -> list[str]:
+        return [*self.methods, *self.drafters] if thing == "drafter" else []
+
+    def check(self, target: Any, drafter: Any) -> None:
+        """Refuses questions to an image generator, prompts of pictures to a language model, the trees of another
+        target, and settings of decoding that the drafter does not read.
+        """
+        if self.draws != target.draws_images:
+            what, wanted = ("draws pictures", "prompts") if target.draws_images else ("writes text", "data")
+            raise Refused("benchmarks", f"the target {what}, and these ask it for something else",
+                          f"give a benchmark with {wanted}")  # fmt: skip
+        if target.draws_images and self.preset in _OF_FAMILIES and self.preset != target.adt_preset:
+            raise Refused("preset", f"{self.preset} has the trees of another target", f"use {target.adt_preset}")
+        for name, method in self.methods.items():
+            if method.drafter is None and method.drafters is None and drafter is not None:
+                _check_settings(name, method, drafter)
+        if target.draws_images:
+            self._check_codebook(target.codebook_size)
+
+    def _check_codebook(self, size: int) -> None:
+        """Refuses neighbours that the codebook does not have."""
+        asked: dict[str, Callable[[int], Any]] = {
+            f"methods.{name}.rule.k": method.rule.num_neighbours
+            for name, method in self.methods.items()
+            if isinstance(method.rule, LanternConfig)
+        }
+        if self.probes.analysis is not None:
+            asked["probes.analysis.k"] = self.probes.analysis.check
+        for key, check in asked.items():
+            try:
+                check(size)
+            except UserError as error:
+                raise Refused(key, error.problem, error.hint) from error
+
+    @model_validator(mode="after")
+    def _from_one_place(self) -> EvaluateSettings:
+        for key, section in self._own_drafters():
+            for field in section.beside_path():
+                problem = f"nothing reads it beside {key}.path, whose weights bring it with them"
+                raise Refused(f"{key}.{field}", problem, "leave one of them out (null)")
+        return self
+
+    def _own_drafters(self) -> Iterator[tuple[str, DrafterConfig]]:
+        """Key -> section, of the drafters that no stage trains."""
+        yield from ((f"drafters.{name}", section) for name, section in self.drafters.items())
+        for name, method in self.methods.items():
+            for place, member in enumerate(method.members):
+                if isinstance(member, DrafterConfig):
+                    yield f"methods.{name}.drafter.members.{place}", member
+            if isinstance(method.drafter, DrafterConfig):
+                yield f"methods.{name}.drafter", method.drafter
+
+    def check_named(self, trained: Mapping[str, Any]) -> None:
+        """Refuses settings of decoding that a drafter that is named does not read, and a name of two drafters."""
+        for name in self.drafters:
+            if name in trained:
+                problem = f"stage {name} trains a drafter of this name, and methods could mean either"
+                raise Refused(f"drafters.{name}", problem, "give this one another name, here and in the methods")
+        sections = {**trained, **self.drafters}
+        for name, method in self.methods.items():
+            for drafter in method.names:
+                if sections.get(drafter) is not None:
+                    _check_settings(name, method, sections[drafter])
+
+    def warnings(self) -> list[str]:
+        return [
+            f"methods.{name}: {method.rule.caution}"
+            for name, method in self.methods.items()
+            if isinstance(method.rule, LanternConfig) and method.rule.caution
+            if any(temperature > 0 and method.allowed(temperature) for temperature in self.temperatures)
+        ]
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether it measures speed: pictures may be drawn for their quality alone."""
+        return not self.draws or self.drawing.untimed is None
+
+    @property
+    def draws(self) -> bool:
+        """Whether an image generator is measured."""
+        return all(isinstance(benchmark, PromptsBenchmark) for benchmark in self.benchmarks.values())
+
+    def listed_lengths(self) -> dict[str, list[Any]]:
+        """Key -> lengths, of those that there are."""
+        if isinstance(self.lengths, dict):
+            listed = {f"lengths.{name}": lengths for name, lengths in self.lengths.items()}
+        else:
+            listed = {"lengths": self.lengths}
+        return {key: [*lengths] for key, lengths in listed.items() if lengths}
+
+    def _tabed(self) -> Iterator[tuple[str, TabedBenchmark]]:
+        return ((name, b) for name, b in self.benchmarks.items() if isinstance(b, TabedBenchmark))
+
+    @property
+    def drawing(self) -> PromptsBenchmark:
+        """The benchmark of an image generator."""
+        if len(self.benchmarks) > 1:
+            raise Refused("benchmarks", f"{' and '.join(self.benchmarks)}: an image generator is measured on one",
+                          "give the others to stages of their own")  # fmt: skip
+        (benchmark,) = self.benchmarks.values()
+        assert isinstance(benchmark, PromptsBenchmark), "of image generators"
+        return benchmark
+
+    @property
+    def prompts(self) -> PromptSource:
+        """Of an image generator."""
+        return self.drawing.prompts
+
+    def with_count(self, count: int) -> Self:
+        """Of an image generator: with so many prompts."""
+        prompts = self.prompts.model_copy(update={"max_samples": count})
+        drawing = self.drawing.model_copy(update={"prompts": prompts})
+        return self.model_copy(update={"benchmarks": dict.fromkeys(self.benchmarks, drawing)})
+
+    @property
+    def data(self) -> list[ConversationData]:
+        """Every data section, whatever is done with it."""
+        parts = [b for b in (*self.benchmarks.values(), self.probes.binding) if b is not None]
+        return [part.data for part in parts if not isinstance(part, PromptsBenchmark)]
+
+    @property
+    def capacity(self) -> int:
+        """Positions that a request may take, without a cycle's tree: the longest prompt, and what is emitted."""
+        return max((data.max_length for data in self.data), default=0) + max(self.max_new_tokens) + 2
+
+    def _members(self) -> set[str]:
+        """Drafters that ensembles name."""
+        return {
+            drafter for name, method in self.methods.items() for drafter in named_members(method, self.methods, (name,))
+        }
+
+    def ends(self, *eos_ids: int) -> tuple[int, ...]:
+        """Tokens that end an answer, of those that the target has."""
+        return eos_ids if self.stop_at_end else ()
+
+    @property
+    def answer_format(self) -> PromptFormat | None:
+        writes = self.stop_at_end or self.captioner is not None or any(b.quality is not None for _, b in self._tabed())
+        return self.format if writes and not self.draws else None
+
+    def is_drawn(self, method: Method) -> bool:
+        """Of an image generator: whether its pictures are drawn; a table of quality alone needs no exact method's."""
+        untimed = self.drawing.untimed
+        return untimed is None or untimed.exact_methods or not method.is_exact
+
+
+def _check_settings(name: str, method: Method, drafter: Any) -> None:
+    try:
+        decoding_with(drafter, method.settings, "")
+    except UserError as error:
+        raise Refused(f"methods.{name}", error.problem, error.hint) from error
+
+
+def _known(key: str, names: set[str], known: set[str]) -> None:
+    if unknown := sorted(names - known):
+        raise ValueError(f"{key} names {unknown}, which are not among what is measured; "
+                         f"{did_you_mean(unknown[0], sorted(known))}")  # fmt: skip

@@ -1,0 +1,147 @@
+"""Pictures that a run has drawn, kept by all that their tokens depend on: no table of the run draws one twice.
+
+They lie in `.pictures` of the run, a folder for each setting. What was drawn stays when a stage is restarted.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...core import ranks
+from ...core.fields import PLACES
+from ...core.files import write_whole
+from ...data.captioned.prompts import ImagePrompt
+from ...models.decoding.batched import even_batches
+from ..run.context import Context
+from ..run.stopping import Stop
+from .evaluate_settings import EvaluateSettings
+from .resume_log import ResumeLog
+
+FOLDER = ".pictures"
+VERSION = 1  # of what identities cover
+
+
+@dataclass(frozen=True)
+class KeptPicture:
+    """A picture as it was drawn."""
+
+    tokens: Sequence[int]
+    num_cycles: int  # target passes after the prefill
+
+
+class KeptPictures:
+    """The pictures of one setting.
+
+    Args:
+        run: the run's folder.
+        identity: JSON values: what tokens depend on besides the prompt and its number (see `identity_of`).
+    """
+
+    def __init__(self, run: Path, identity: Mapping[str, Any]):
+        text = json.dumps(identity, sort_keys=True)
+        self.folder = run / FOLDER / hashlib.sha256(text.encode()).hexdigest()[:16]
+        self._identity = text
+        self._log = ResumeLog(self.folder / "tokens")
+
+    def has(self, number: int, prompt: ImagePrompt) -> bool:
+        """Whether the picture of this prompt, which has this number in its benchmark, was drawn."""
+        return _key(number, prompt) in self._log.values
+
+    def add(self, number: int, prompt: ImagePrompt, picture: KeptPicture) -> None:
+        """Keep it, at once."""
+        about = self.folder / "setting.json"
+        if not about.is_file():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_whole(about, self._identity.encode())
+        tokens = base64.b64encode(array("I", picture.tokens).tobytes()).decode()
+        self._log.add(_key(number, prompt), [tokens, picture.num_cycles])
+
+    def read(self, prompts: Sequence[ImagePrompt]) -> list[KeptPicture]:
+        """The picture of each prompt, in order. All of them must have been drawn, by whichever rank."""
+        self._log.read()
+        kept = (self._log.values[_key(number, prompt)] for number, prompt in enumerate(prompts))
+        return [KeptPicture(array("I", base64.b64decode(t)), n) for t, n in kept]
+
+
+def drawn_once(
+    run: Path,
+    identity: Mapping[str, Any],
+    prompts: Sequence[ImagePrompt],
+    draw: Any,
+    stop: Stop,
+    *,
+    batch_size: int = 1,
+) -> list[KeptPicture]:
+    """A picture of each prompt: those that were kept, and the others drawn by all ranks, each its share.
+
+    Args:
+        draw: numbers of prompts, `batch_size` at most -> their `KeptPicture`s.
+
+    Raises:
+        Stopped: on all ranks, where one was asked to stop: after the pictures in hand, which are kept.
+    """
+    kept = KeptPictures(run, identity)
+    own = range(ranks.rank(), len(prompts), ranks.world_size())
+    left = [number for number in own if not kept.has(number, prompts[number])]
+    with stop.together():
+        for numbers in stop.watch(even_batches(left, batch_size), "while pictures were drawn; those drawn are kept"):
+            for number, picture in zip(numbers, draw(numbers), strict=True):
+                kept.add(number, prompts[number], picture)
+    return kept.read(prompts)
+
+
+def keep(
+    run: Path, identity: Mapping[str, Any], prompts: Sequence[ImagePrompt], pictures: Iterable[KeptPicture]
+) -> None:
+    """Keep pictures that a measurement has drawn, one of each prompt."""
+    kept = KeptPictures(run, identity)
+    for number, (prompt, picture) in enumerate(zip(prompts, pictures, strict=True)):
+        if not kept.has(number, prompt):
+            kept.add(number, prompt, picture)
+
+
+def identity_of(stage: EvaluateSettings, context: Context, temperature: float, drafting: Any | None) -> dict[str, Any]:
+    """What the tokens of a setting depend on besides the prompt and its number.
+
+    Args:
+        stage: an evaluate stage's section.
+        drafting: a method with its drafter (`drafters.Drafting`); None: plain decoding.
+    """
+    identity = {
+        "version": VERSION,
+        "target": context.target.model_dump(mode="json", exclude={*PLACES}),
+        # The image tokenizer's codebook says which codes are neighbours.
+        "weights": {
+            thing: _stamp(context.inputs[thing]) for thing in ("target", "text", "vq") if thing in context.inputs
+        },
+        "seed": context.seed,
+        "temperature": temperature,
+        "top_k": stage.top_k,
+        "top_p": stage.top_p,
+    }
+    if drafting is None:
+        return identity
+    method = drafting.method.model_dump(mode="json", by_alias=True, include={"tree", "rule", "draw"})
+    drafters = sorted({_stamp(folder) for thing, folder in context.inputs.items() if thing.split("/")[0] == "drafter"})
+    section = drafting.config.model_dump(mode="json", by_alias=True)
+    return identity | {"method": method, "drafter": section, "drafter weights": drafters}
+
+
+def _stamp(folder: Path) -> str:
+    """Of a stage's results: names, sizes and times of its weights and manifests. Trained anew they are others."""
+    files = sorted(path for pattern in ("*.safetensors", "*.json") for path in folder.glob(pattern))
+    stamps = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    return hashlib.sha256(json.dumps(stamps).encode()).hexdigest()[:16]
+
+
+def _key(number: int, prompt: ImagePrompt) -> str:
+    """The number seeds the draws; the prompt is told by its words, since another set has others under this number."""
+    asked = json.dumps([prompt.caption, prompt.label])
+    return f"{number}-{hashlib.sha256(asked.encode()).hexdigest()[:12]}"

@@ -1,0 +1,142 @@
+"""Hands what was measured to the report: the one place where an evaluation meets `eval/report.py`."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core import ranks
+from ...core.secrets import variables_of
+from ...data.captioned.prompts import ImagePrompt
+from ...eval import report
+from ...eval.cells import MethodInfo, Quality
+from ...eval.figures import save_grid
+from ...eval.rows import Row
+from ...eval.tables import Figure, PictureGrid, ReportSection, Table
+from ...models.shipped import shipped_name
+from ..run.context import Context
+from .drafters import Drafting
+from .evaluate_settings import EvaluateSettings
+from .measuring import Measuring
+
+
+@dataclass(frozen=True)
+class Reporting:
+    """Writes the report of one stage; rank 0 does."""
+
+    stage: EvaluateSettings
+    context: Context
+    measuring: Measuring
+    rows: Sequence[Row]
+    about: Mapping[str, Any]  # beside what every report says
+
+    def write(
+        self,
+        *sections: ReportSection,
+        binding: Mapping[str, float] | None = None,
+        quality: Quality | None = None,
+        again: bool = False,
+    ) -> None:
+        """`report.md`, `report.json` and the figures.
+
+        Args:
+            again: with more sections than before, which nobody need be told.
+        """
+        built = report.build(
+            self.rows,
+            about=self._about(),
+            methods=infos(self.measuring.drafting),
+            contrasts=self.stage.contrasts,
+            compare=self.stage.compare,
+            binding=binding,
+            quality=quality,
+            sections=sections,
+            warnings=self.stage.warnings(),
+        )
+        report.write(self.context.folder, built, self.rows, variables=variables_of(self.context.recipe))
+        if not again:
+            self.context.say("\n".join(f"- {finding}" for finding in built.findings))
+            self.context.say(f"report: {self.context.folder / 'report.md'}")
+
+    def write_scores(self, table: Table, *sections: ReportSection, quality: Quality) -> None:
+        """A report of pictures that were drawn for their quality alone: no rows, no speed."""
+        methods = infos(self.measuring.drafting)
+        built = report.Report(self._about(), methods, (), (), (table,), sections, quality)
+        report.write(self.context.folder, built, (), variables=variables_of(self.context.recipe))
+        self.context.say(f"report: {self.context.folder / 'report.md'}")
+
+    def _about(self) -> dict[str, Any]:
+        stage, context, device = self.stage, self.context, self.context.device()
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({platform.machine()})"
+        left_out = self.measuring.left_out
+        path = None if context.target.path is None else shipped_name(context.target.path)
+        trained = "trained in this run" + ("" if path is None else f" from {path}")
+        return {
+            "run": f"{context.folder.parent.name}, stage {context.name}",
+            "command": context.command,
+            "device": f"{name}, {torch.get_num_threads()} thread(s), {ranks.world_size()} rank(s)",
+            "date": time.strftime("%Y-%m-%d"),
+            "seed": context.seed,
+            "target": trained if "target" in context.inputs else path,
+            "dtype": _dtype(context),
+            "temperatures": stage.temperatures,
+            "truncation": f"top-k {stage.top_k or 'all'}, top-p {stage.top_p:g}",
+            "repeats": stage.repeats,
+            **({"seconds": "of the thread that decodes (clock: thread)"} if stage.clock == "thread" else {}),
+            **self.about,
+            **({"left out": dict(left_out)} if left_out else {}),
+            "torch": torch.__version__,
+        }
+
+
+def _dtype(context: Context) -> str:
+    """In which type the target was held, and whether `auto` chose it."""
+    return context.target.dtype + (" (auto)" if any(key.endswith("target.dtype") for key in context.resolved) else "")
+
+
+def infos(drafting: Sequence[Drafting]) -> dict[str, MethodInfo]:
+    """How each method decodes, for the report."""
+    by_method: dict[str, MethodInfo] = {}
+    for one in drafting:
+        method, policy = one.method, one.policy
+        drafters = [other.drafter_name for other in drafting if other.name == one.name]
+        tree = method.tree.model_dump(mode="json", exclude_defaults=True)
+        shape = ", ".join(f"{key} {value}" for key, value in tree.items() if key != "kind")
+        named = f"{policy.name} ({shape})" if shape else policy.name
+        by_method[one.name] = MethodInfo(
+            drafter=", ".join(drafters),
+            mode=one.mode,
+            tree=f"chain of {policy.num_levels}" if policy.name == "chain" else named,
+            levels=policy.num_levels,
+            rule=method.rule.kind,
+            draw=method.draw,
+            temperatures=None if method.temperatures is None else tuple(method.temperatures),
+            adaptive=policy.name == "sage",
+            parts=one.config.parts,
+        )
+    return by_method
+
+
+def picture_grids(
+    folder: Path, shown: Mapping[float, Mapping[str, Tensor]], prompts: Sequence[ImagePrompt]
+) -> ReportSection:
+    """A row of pictures for each method.
+
+    Args:
+        shown: temperature -> method -> uint8 [B,3,S,S] of the first prompts.
+    """
+    content: list[Figure] = []
+    for temperature, by_method in shown.items():
+        name, columns = f"pictures-T{temperature:g}.png", len(next(iter(by_method.values())))
+        save_grid(folder / name, torch.cat([*by_method.values()]), columns=columns)
+        caption = f"Temperature {temperature:g}. Rows from top to bottom: {'; '.join(by_method)}."
+        asked = tuple(p.caption or f"class {p.label}" for p in prompts[:columns])
+        content.append(PictureGrid(name, caption, tuple(by_method), asked))
+    return ReportSection("Pictures", tuple(content))

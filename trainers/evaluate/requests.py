@@ -1,0 +1,279 @@
+"""The requests of an evaluation: each set at each length, opened before a large target is loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...core import ranks
+from ...core.batch import ImageRequest, Request
+from ...core.errors import UserError
+from ...core.pictures import TEXT
+from ...data.benchmark_hub import fetch_benchmarks
+from ...data.benchmark_sets import SEED
+from ...data.captioned.prompts import ImagePrompt
+from ...data.conversations import PromptFormat
+from ...data.dataset import ConversationData, ConversationDataset
+from ...data.mixture import Name
+from ...data.patches import rounded
+from ...data.processor import Processor
+from ...data.suite import Suite, write_records
+from ...data.tiles import Size
+from ...data.videos import VideoSettings
+from ...data.visual_budget import FrameTokens, label, llava_frames, visual_tokens
+from ...eval.rows import Medium
+from ...models.targets.generators import Generator
+from ..run.context import Context
+from ..run.stage_records import data_files, open_records
+from .benchmarks import SetsBenchmark
+
+# A number of frames; or, as text, a number of visual tokens ("25k", "700").
+Length = int | str
+# Of every set of clips, or set -> its own; sets that are not named are decoded as they come.
+Lengths = list[Length] | dict[str, list[Length]]
+SIZED = 32  # clips of a set whose sides say how many tokens its frames have
+
+
+@dataclass(frozen=True)
+class Opened:
+    """One request, ready to be decoded."""
+
+    request: Request | ImageRequest
+    answer: str | None = None  # that the data has
+    prompt_tokens: int = 0
+    visual_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class ConversationSet:
+    """Conversations up to their last answers: one benchmark at one length.
+
+    Args:
+        budget: visual tokens that the language model sees, as `visual_budget.label` has them; "": no clips, or as they
+            come.
+        turn: of suites: first, or the task of the second turn.
+    """
+
+    benchmark: str
+    medium: Medium
+    budget: str
+    dataset: ConversationDataset
+    turn: str = ""
+    originals: bool = False  # with the pictures as they are on disk, for a captioner
+
+    @property
+    def name(self) -> str:
+        """As messages call it."""
+        at = f" at {self.budget}" if self.budget else ""
+        return f"{self.benchmark}{at}" + (f" ({self.turn})" if self.turn else "")
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def open(self, index: int, target: Any) -> Opened | None:
+        """Request `index`, or None where its files cannot be read and `on_error: skip` leaves it out (and lists it).
+
+        Raises:
+            UserError: it cannot be read, or its pictures are cut for another target.
+        """
+        try:
+            request, answer = self.dataset.request(index, originals=self.originals)
+        except UserError as error:
+            self.dataset.leave_out(index, error)
+            return None
+        seen = target.view(request)
+        return Opened(request, answer, len(seen.ids), int((seen.modality != TEXT).sum()))
+
+    def request(self, index: int, target: Any) -> Request | None:
+        """As the target reads it."""
+        opened = self.open(index, target)
+        return None if opened is None else target.view(opened.request)
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """Prompts of an image generator."""
+
+    benchmark: str
+    prompts: Sequence[ImagePrompt]
+    generator: Generator
+    medium: Medium = "drawn"
+    budget: str = ""
+    turn: str = ""
+
+    @property
+    def name(self) -> str:
+        """As messages call it: the benchmark's name."""
+        return self.benchmark
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def open(self, index: int, target: Any) -> Opened | None:
+        """Prompt `index` as a request. It is never left out, and `target` is not read."""
+        prompt = self.prompts[index]
+        return Opened(self.generator.request(prompt.caption, prompt.label, prompt.key))
+
+
+# The sets that the measuring loop iterates over.
+RequestSet = ConversationSet | PromptSet
+
+
+@dataclass(frozen=True)
+class Opening:
+    """Opens the conversations of a stage."""
+
+    context: Context
+    processor: Processor
+    form: PromptFormat
+    lengths: Lengths
+    originals: bool = False
+
+    def files(self, name: str, data: ConversationData) -> list[ConversationSet]:
+        """The conversations of `data`: one set, or one for each of `lengths` where there are clips."""
+        return self._at_lengths(name, data, data_files(data, self.context))
+
+    def sets(self, section: SetsBenchmark) -> Iterator[ConversationSet]:
+        """The suite's sets that the section names (all without names), each at every length where it has clips."""
+        suite = self._suite(section)
+        for name in section.names or list(suite.about.sets):
+            records = suite.first_turns(name, section.convention, section.data.max_samples)
+            file = self.context.folder / "suite" / f"{name}.json"
+            yield from self._at_lengths(name, written(section.data, records, suite, file), [file])
+
+    def dataset(
+        self, data: ConversationData, files: Sequence[Name], form: PromptFormat | None = None
+    ) -> ConversationDataset:
+        """The records of `files` in `form` (None: the stage's), with the draft's own image processor if it has one."""
+        form, eyes = form or self.form, self.context.own_image_processor()
+        return open_records(data, form, self.context, self.processor, files=files, drafter_processor=eyes)
+
+    def _at_lengths(self, name: str, data: ConversationData, files: Sequence[Name]) -> list[ConversationSet]:
+        first = self.dataset(data, files)
+        if not first.column("clips").any():
+            medium: Medium = "image" if first.column("images").any() else "text"
+            return [ConversationSet(name, medium, "", first, originals=self.originals)]
+        lengths = lengths_of(self.lengths, name)
+        if not lengths:
+            return [ConversationSet(name, "video", "", first, originals=self.originals)]
+        sets: list[ConversationSet] = []
+        sizes = first.clip_sizes(SIZED) if self.processor.reads_whole else []
+        for length in lengths:
+            video, budget = at_length(data.video, length, self.processor, sizes)
+            if any(other.budget == budget for other in sets):
+                raise UserError(
+                    f"lengths name {budget} visual tokens twice, the second time as {length!r}",
+                    where=f"key stages.{self.context.name}.lengths",
+                    hint="leave one of them out",
+                )
+            dataset = self.dataset(data.model_copy(update={"video": video}), files)
+            sets.append(ConversationSet(name, "video", budget, dataset, originals=self.originals))
+        return sets
+
+    def _suite(self, section: SetsBenchmark) -> Suite:
+        names, most = section.names, section.data.max_samples
+        media = None if section.media is None else Path(section.media)
+        key = f"video-suite-{digest(sorted(names or ()), most, section.media)}"
+
+        def fetch(folder: Path) -> None:
+            assert names is not None, "published sets have names"
+            fetch_benchmarks(folder, names, media=media, samples=most, seed=SEED)
+
+        return open_suite(section, self.context, key, names or (), fetch)
+
+
+def open_suite(
+    section: Any, context: Context, key: str, names: Sequence[str], fetch: Callable[[Path], object]
+) -> Suite:
+    """A suite's directory.
+
+    Args:
+        section: with `data` and `on_hub`.
+        key: what a folder of published sets is called; all stages of a run share it.
+        fetch: writes published sets into a folder; rank 0 calls it once.
+    """
+    cache, name = context.folder / "cache", str(section.data.path)
+    if section.data.from_stage is not None:
+        return Suite(context.inputs["data"] / "world" / name, cache)
+    if not section.on_hub:
+        return Suite(Path(name), cache)
+    folder, failed = context.folder.parent / f".{key}", None
+    if ranks.is_main():
+        context.say(f"suite: published sets {', '.join(names)} in {folder}")
+        try:
+            fetch(folder)
+        except UserError as error:
+            failed = error
+    if (failed := ranks.broadcast(failed)) is not None:
+        raise failed
+    return Suite(folder, cache)
+
+
+def written(data: ConversationData, records: Sequence[dict[str, Any]], suite: Suite, file: Path) -> ConversationData:
+    """Records with pictures of the suite's directory, written to `file`, as a data section."""
+    if ranks.is_main():
+        write_records(file, records)
+    ranks.barrier()
+    update = {"path": str(file), "from_stage": None, "images": str(suite.folder), "max_samples": None}
+    return data.model_copy(update=update)
+
+
+def digest(*values: Any) -> str:
+    """Of what a folder of published sets holds, for its name."""
+    return hashlib.sha256(repr(values).encode()).hexdigest()[:12]
+
+
+def frame_tokens(
+    video: VideoSettings, processor: Processor, sizes: Sequence[Size], *, num_frames: int = 1
+) -> FrameTokens:
+    """How the target's language model counts a clip.
+
+    Args:
+        sizes: width and height of the set's clips, read where frames keep sides of their own (Qwen-VL): the median of
+            their tokens, two frames merged into one step, counts.
+        num_frames: taken of a clip, which share `max_tokens`.
+    """
+    if processor.family == "internvl":  # each frame is a tile, and all of its tokens are read
+        video = video.model_copy(update={"newline": "none", "pooling": "none"})
+    if not processor.reads_whole:
+        return llava_frames(video, processor.patches)
+    unit = processor.image_size
+    limits = video.pixel_limits(num_frames, unit)
+    resized = [rounded(size, unit, *limits) for size in sizes]
+    return FrameTokens(statistics.median_low(w * h // unit**2 for w, h in resized), frames_per_step=2)
+
+
+def at_length(
+    video: VideoSettings, length: Length, processor: Processor, sizes: Sequence[Size]
+) -> tuple[VideoSettings, str]:
+    """Settings that take so many frames at equal distances, and what tables call the length: its visual tokens.
+
+    Shorter clips give all the frames that they have.
+
+    Args:
+        sizes: as `frame_tokens` has them.
+    """
+    if isinstance(length, int):
+        frames, tokens = length, frame_tokens(video, processor, sizes, num_frames=length)
+    else:
+        tokens = frame_tokens(video, processor, sizes)
+        frames = tokens.frames(length)
+    settings = video.model_copy(update={"num_frames": frames, "fps": None, "min_frames": min(frames, video.min_frames)})
+    return settings, label(tokens.total(frames) if isinstance(length, int) else length)
+
+
+def lengths_of(lengths: Lengths, name: str) -> list[Length]:
+    """Those of the set `name`; none: its clips are decoded once, as they come."""
+    return lengths.get(name, []) if isinstance(lengths, dict) else lengths
+
+
+def check_length(length: Length) -> None:
+    """Raises `UserError` for what is no length."""
+    if isinstance(length, str):
+        visual_tokens(length)
+    elif length < 1:
+        raise UserError(f"{length} is no number of frames", hint='give 1 or more, or visual tokens as text ("25k")')

@@ -1,0 +1,153 @@
+"""Log of the finished work of a stage, one line per item, so that a killed run can resume.
+
+Every rank appends to a file of its own and reads all of them, so the number of ranks may change between two starts. A
+line that was cut off while it was written, or is damaged otherwise, does not count, which is said. Each line ends with
+a checksum: a changed digit is valid JSON still.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import xxhash
+from pydantic import TypeAdapter
+
+from ...core import ranks
+from ...core.errors import UserError
+from ...core.files import LOG_BYTES, append_lines, parse_json, read_small
+from ...core.notices import notice
+from ..run.stopping import Stop, Stopped
+
+_LINE: TypeAdapter[tuple[str, Any] | tuple[str, Any, str]] = TypeAdapter(tuple[str, Any] | tuple[str, Any, str])
+
+
+def _checksum(key: str, value: Any) -> str:
+    return xxhash.xxh3_64_hexdigest(json.dumps([key, value]).encode())
+
+
+class ResumeLog:
+    """Values by key, in `<stem>-<rank>.jsonl`."""
+
+    def __init__(self, stem: Path):
+        self._stem, self._path = stem, stem.with_name(f"{stem.name}-{ranks.rank()}.jsonl")
+        self._written = re.compile(re.escape(stem.name) + r"-\d+\.jsonl")
+        self.values: dict[str, Any] = {}
+        self._told: set[str] = set()
+        self.read()
+
+    def read(self) -> None:
+        """Read what all ranks have kept by now into `values`. A damaged line is told the first time that it is read."""
+        for path in sorted(p for p in self._stem.parent.glob("*.jsonl") if self._written.fullmatch(p.name)):
+            kept = read_small(path, hint="delete the file: its items are worked on again", max_bytes=LOG_BYTES)
+            for number, line in enumerate(kept.splitlines(), start=1):
+                if not line:
+                    continue
+                try:
+                    key, value, *checksum = parse_json(line, _LINE, where="", hint="")
+                except UserError as error:
+                    self._tell(f"{path}, line {number}", error.problem)
+                    continue
+                # Lines of earlier versions have none.
+                if checksum and checksum != [_checksum(key, value)]:
+                    self._tell(f"{path}, line {number}", "its checksum differs")
+                    continue
+                self.values[key] = value
+
+    def _tell(self, place: str, why: str) -> None:
+        if place not in self._told:
+            self._told.add(place)
+            notice(f"{place} is damaged, and its item is worked on again ({why})")
+
+    def add(self, key: str, value: Any) -> None:
+        """Keep a JSON value, and append it to this rank's file at once. Raises `UserError` where the disk is full."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        append_lines(self._path, json.dumps([key, value, _checksum(key, value)]).encode() + b"\n")
+        self.values[key] = value
+
+
+def resumed(
+    stem: Path,
+    count: int,
+    work: Callable[[int], Any],
+    stop: Stop,
+    *,
+    before: Callable[[Sequence[int]], None] = lambda left: None,
+) -> list[Any]:
+    """What `work` returns for each of `count` items, of all ranks: kept as soon as it is there, and not done again.
+
+    Args:
+        stem: of the log's files.
+        work: index -> a value of JSON types; None: the item is left out, and tried again by the next run.
+        before: is told the items of this rank that are left to do.
+
+    Raises:
+        Stopped: on all ranks, where one was asked to stop: after the item in hand, which is kept.
+    """
+    return resumed_in_turn([stem], [count], lambda _, index: work(index), stop, before=lambda _, left: before(left))[0]
+
+
+def resumed_in_turn(
+    stems: Sequence[Path],
+    counts: Sequence[int],
+    work: Callable[[int, int], Any],
+    stop: Stop,
+    *,
+    before: Callable[[int, Sequence[int]], None] = lambda part, left: None,
+) -> list[list[Any]]:
+    """`resumed` for several logs whose items are worked on in turn: item 0 of each log, then item 1 of each.
+
+    A rank has the items of a log that it would have if the log stood alone.
+
+    Args:
+        counts: items of each log.
+        work: (number of the log, index) -> a value of JSON types, or None.
+        before: is told, log by log and before any item, what this rank has left to do.
+
+    Returns:
+        The values of each log.
+    """
+    logs = [ResumeLog(stem) for stem in stems]
+    _agree(logs, stop)
+    left = [
+        [index for index in ranks.share(count, in_step=stop.in_step) if str(index) not in log.values]
+        for log, count in zip(logs, counts, strict=True)
+    ]
+    nowhere: list[tuple[int, int]] = []
+    stopped: str | None = None
+    try:
+        for part, indices in enumerate(left):
+            before(part, indices)
+        for index, part in sorted((index, part) for part, indices in enumerate(left) for index in indices):
+            log = logs[part]
+            stop.check(f"in {stems[part].name}, {len(log.values):,} of {counts[part]:,} are kept")
+            value = work(part, index)
+            if value is None:
+                nowhere.append((part, index))
+            elif ranks.is_main() or not stop.in_step:
+                log.add(str(index), value)
+    except Stopped as asked:
+        stopped = str(asked).removeprefix("stopped ")
+    # Ranks have different numbers of items left: all meet here, and all stop where one was asked to.
+    each = ranks.gather((stopped, nowhere))
+    stop.settle(place for place, _ in each)
+    left_out = {item for _, its in each for item in its}
+    if stop.in_step:
+        _agree(logs, stop)
+    else:
+        for log in logs:
+            log.read()
+    return [
+        [None if (part, index) in left_out else log.values[str(index)] for index in range(count)]
+        for part, (log, count) in enumerate(zip(logs, counts, strict=True))
+    ]
+
+
+def _agree(logs: Sequence[ResumeLog], stop: Stop) -> None:
+    """Where ranks work in step, all have what rank 0 has read: another rank may see a file a moment later."""
+    if stop.in_step:
+        for log in logs:
+            log.values = ranks.broadcast(log.values)

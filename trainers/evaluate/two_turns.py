@@ -1,0 +1,132 @@
+"""TABED's benchmark sets in two turns: second turns go on from the target's own answers to the first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ...data.conversations import PromptFormat
+from ...data.dataset import ConversationDataset
+from ...data.suite import BENCHMARK, DEPENDENT, OOD, QUESTIONS, Suite
+from ...data.suite_hub import fetch
+from ...eval.rows import Medium, Row
+from ...eval.studies.tabed import FIRST, Plan, SetInfo, tabed_section
+from ...eval.tables import ReportSection
+from ..run.context import Context
+from .benchmarks import TabedBenchmark
+from .measuring import Measured, Measuring
+from .requests import ConversationSet, Opening, digest, open_suite, written
+
+
+def open_tabed(section: TabedBenchmark, context: Context) -> Suite:
+    """The suite's directory; published sets are fetched once for all stages of a run."""
+    sets: dict[str, int | None] = dict.fromkeys(section.sets or [*BENCHMARK, *OOD], section.data.max_samples)
+    for name in section.quality.sets if section.quality is not None else ():
+        assert section.quality is not None
+        most = section.quality.max_samples
+        sets[name] = most if name not in sets else _larger(sets[name], most)
+    tasks = [task for task in section.tasks if task in QUESTIONS] if section.turns == 2 else []
+    key = digest(sorted(sets.items()), sorted(tasks))
+    return open_suite(section, context, f"suite-{key}", [*sets], lambda folder: fetch(folder, sets, tasks))
+
+
+def _larger(a: int | None, b: int | None) -> int | None:
+    """Of two numbers of rows, None being all."""
+    return None if a is None or b is None else max(a, b)
+
+
+def suite_names(section: TabedBenchmark, suite: Suite) -> list[str]:
+    """Names of the sets that are measured, in the order of tables."""
+    if section.sets is not None:
+        return section.sets
+    held = [name for name in suite.about.sets if suite.group(name) != "quality"]
+    return [*(n for n in (*BENCHMARK, *OOD) if n in held), *(n for n in held if n not in (*BENCHMARK, *OOD))]
+
+
+class TabedRun:
+    """Measures one suite at every temperature and length of the evaluation."""
+
+    def __init__(self, section: TabedBenchmark, suite: Suite, opening: Opening, measuring: Measuring):
+        self.section, self.suite, self.opening, self.measuring = section, suite, opening, measuring
+        self.context, self.form = measuring.context, opening.form
+        self.folder = self.context.folder / "suite"
+        self.sets = {name: SetInfo(suite.group(name), suite.label(name)) for name in suite_names(section, suite)}
+        self.tasks = list(section.tasks) if section.turns == 2 else []
+        self.first_turns: list[ConversationSet] = []
+
+    def measure(self) -> tuple[list[Row], list[str]]:
+        """Rows of every request and method, and what is to be said of them."""
+        rows: list[Row] = []
+        notes: list[str] = []
+        for temperature in self.measuring.stage.temperatures:
+            for length in self.measuring.lengths:
+                some, silent = self._at(temperature, length)
+                rows += some
+                notes += [
+                    f"Rows without a second turn, because the target's first answer is empty or its record cannot be "
+                    f"read: {name} {count}."
+                    for name, count in silent.items()
+                ]
+        return rows, list(dict.fromkeys(notes))
+
+    def _at(self, temperature: float, max_new_tokens: int) -> tuple[list[Row], dict[str, int]]:
+        limit, convention = self.section.data.max_samples, self.section.convention
+        rows: list[Row] = []
+        silent: dict[str, int] = {}
+        # Second turns follow the answers, which differ with temperature and length.
+        place = self.folder / f"T{temperature:g}-{max_new_tokens}"
+        self.first_turns = []
+        for name, info in self.sets.items():
+            records = self.suite.first_turns(name, convention, limit)
+            first = self._turn(name, FIRST, records, self.form, self.folder / name)
+            self.first_turns.append(first)
+            measured = self._measure(first, temperature, max_new_tokens)
+            rows += measured.rows
+            answers = ["" if row is None else self.measuring.text(row.tokens, special=True) for row in measured.plain]
+            for task in self.tasks if info.group == "benchmark" else ():
+                records = self.suite.second_turns(name, task, convention, limit, answers)
+                if len(records) < len(answers):
+                    silent[name] = len(answers) - len(records)
+                if records:
+                    second = self._turn(name, task, records, self._second_form(), place / name)
+                    rows += self._measure(second, temperature, max_new_tokens).rows
+        return rows, silent
+
+    def _measure(self, requests: ConversationSet, temperature: float, max_new_tokens: int) -> Measured:
+        self.measuring.check_positions(requests)
+        (measured,) = self.measuring.at([requests], temperature, max_new_tokens)
+        self.measuring.tell(requests, measured)
+        return measured
+
+    def _second_form(self) -> PromptFormat:
+        end = "blank" if self.section.transcript == "released" else "end"
+        return self.form.model_copy(update={"answer_end": end})
+
+    def _turn(
+        self, name: str, turn: str, records: Sequence[dict[str, Any]], form: PromptFormat, folder: Path
+    ) -> ConversationSet:
+        dataset = self.dataset(records, folder / f"{turn}.json", form)
+        medium: Medium = "image" if dataset.column("images").any() else "text"
+        return ConversationSet(name, medium, "", dataset, turn, self.opening.originals)
+
+    def dataset(self, records: Sequence[dict[str, Any]], file: Path, form: PromptFormat) -> ConversationDataset:
+        """Records as requests."""
+        return self.opening.dataset(written(self.section.data, records, self.suite, file), [file], form)
+
+    def about(self) -> dict[str, Any]:
+        """How the suite was asked."""
+        section = self.section
+        rows = section.data.max_samples or "all (of published sets those of the released code)"
+        about = {"suite": f"{section.data.path}, prompts {section.convention}, rows of a set: {rows}"}
+        if self.tasks:
+            about["second turns"] = f"{', '.join(self.tasks)}; {section.transcript} transcripts"
+        return about
+
+    def report(self, rows: Sequence[Row], notes: Sequence[str]) -> ReportSection:
+        """The suite's tables, for the report."""
+        drafting = self.measuring.drafting
+        dependent, free = ([t for t in self.tasks if t in group] for group in (DEPENDENT, QUESTIONS))
+        drafters, methods = [one.drafter_name for one in drafting], [one.name for one in drafting]
+        plan = Plan(self.sets, dependent, free, [*dict.fromkeys(drafters)], [*dict.fromkeys(methods)])
+        return tabed_section(self.context.folder, rows, plan, notes=notes)

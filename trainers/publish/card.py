@@ -1,0 +1,197 @@
+"""The model card, written from the run: what it says of numbers, data and terms it has from the run's own files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import yaml
+
+from ... import __version__
+from ...core.errors import UserError
+from ...core.files import read_json
+from ...core.markdown import Markup, block, cell, code, label, plain, sentence
+from ...core.templates import filled
+from ...eval.cells import RELAXED, MethodInfo, cells_of
+from ...eval.findings import own_findings
+from ...eval.published_section import PublishedSection
+from ...eval.report import described
+from ...eval.rows import read_rows
+from ...eval.run_tables import overview
+from ...eval.tables import Items, items_markdown, markdown
+from .folder import REPORT
+from .licences import Licence, Link, own_licence, warnings
+from .lineage import Trained
+from .names import word
+from .snippets import OWN_TARGET, PICTURE, Snippet
+from .stripped_paths import without_places
+
+LVLM = "lvlm"  # the one kind of drafter that is a whole model
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What an evaluation says of one drafter.
+
+    Args:
+        headline: its best row.
+        table: lines of Markdown.
+        about: command, device, date and settings of the measurement.
+        findings: what its rows say in sentences, as a list of Markdown.
+        others: lines of Markdown, of the drafters beside it.
+        methods: by which it was decoded.
+        relaxed: methods of either table whose outputs are not distributed as the target's.
+    """
+
+    headline: str
+    table: list[str]
+    about: dict[str, Any]
+    findings: list[str]
+    others: list[str] = field(default_factory=list)
+    methods: tuple[str, ...] = ()
+    relaxed: tuple[str, ...] = ()
+
+
+def read_evaluation(folder: Path, drafter: str) -> Evaluated:
+    """Of an `evaluate` stage's folder, without places.
+
+    Args:
+        drafter: as its rows name it.
+
+    Raises:
+        UserError: it holds no report, or none with a row of this drafter.
+    """
+    path, again = folder / "report.json", f"run stage {folder.name} again, which writes it"
+    if not path.is_file():
+        raise UserError("no report of this evaluation", where=str(folder), hint=again)
+    report = read_json(path, dict[str, Any], hint=again)
+    rows = folder / "rows.jsonl"
+    own = [row for row in read_rows(rows) if row.drafter == drafter] if rows.is_file() else []
+    if not own:
+        raise UserError(f"this evaluation has no row of the drafter of stage {drafter!r}", where=str(path),
+                        hint="name another evaluation (report=STAGE), or another drafter (from=STAGE)")  # fmt: skip
+    try:
+        methods = {name: MethodInfo(**info) for name, info in report["methods"].items()}
+        measured = cells_of(own, methods)
+        table = overview({"cells": [cell.to_json() for cell in measured]})
+        beside = [cell for cell in report["cells"] if drafter not in cell["drafters"]]
+        others = overview({"cells": beside})
+        warned = [text for text in report["findings"] if text.startswith("**Warning**")]
+        # A table of M and MT* alone says nothing to a stranger.
+        about = report["about"] | {f"method {cell.method}": described(methods[cell.method]) for cell in measured}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError("the report is of an earlier version", where=str(path), hint=again) from error
+    headline, *findings = own_findings(measured)
+    names = dict.fromkeys(cell.method for cell in measured)
+    shown = dict.fromkeys((*names, *(cell["method"] for cell in beside)))
+    relaxed = tuple(name for name in shown if methods[name].relaxed)
+    lines = items_markdown(Items((headline, *findings, *warned)))[:-1]
+    return Evaluated(
+        without_places(headline), without_places(markdown(table)), without_places(about), without_places(lines),
+        without_places(markdown(others) if beside else []), tuple(names), relaxed,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CardFacts:
+    """What a card is written from.
+
+    Args:
+        method: kind of the drafter.
+        task: what the target does, in the Hub's word.
+        target: Hub id of the target; None: it was trained in the run, or is not on the Hub.
+        target_name: what it is called without one.
+        base: Hub id of what the drafter's own weights began as; None: none.
+        datasets: Hub ids for the front matter.
+        plots: files of the report's folder.
+    """
+
+    repo: str
+    method: str
+    task: str
+    target: str | None
+    target_name: str
+    base: str | None
+    links: list[Link]
+    license: str | None
+    languages: list[str]
+    datasets: list[str]
+    training: list[Trained]
+    evaluated: Evaluated
+    plots: list[str]
+    section: PublishedSection
+    snippets: list[Snippet]
+    versions: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_whole(self) -> bool:
+        """A model of its own, and not a head."""
+        return self.method == LVLM
+
+    def shows(self, literal: str) -> bool:
+        """Whether a snippet has this string, which stands for something of the reader's."""
+        return any(f'"{literal}"' in snippet.code for snippet in self.snippets)
+
+
+def model_card(facts: CardFacts) -> str:
+    """README.md."""
+    packages = facts.versions.get("packages") or {}
+    shown = [f"{name} {packages[name]}" for name in ("torch", "transformers") if packages.get(name)]
+    section = facts.section
+    return filled(
+        Path(__file__).parent / "model_card.md.jinja",
+        sentence, cell, code, block, label, linked, quote, repr, Markup,
+        escape=plain,
+        facts=facts,
+        evaluated=facts.evaluated,
+        front_matter=Markup(yaml.safe_dump(front_matter(facts), sort_keys=False).strip()),
+        target=linked(facts.target) if facts.target else sentence(facts.target_name),
+        revision=section.target.get("revision"),
+        version=__version__,
+        packages=", ".join(shown) or "versions were not recorded",
+        prompt=section.prompt,
+        expected=section.expected,
+        decoding=section.decoding,
+        temperature=f"{section.decoding.temperature:g}",
+        warnings=warnings(facts.links),
+        PICTURE=PICTURE,
+        OWN_TARGET=OWN_TARGET,
+        RELAXED=RELAXED,
+        REPORT=REPORT,
+    )  # fmt: skip
+
+
+def linked(name: str) -> Markup:
+    """A link to the Hub."""
+    return Markup(f"[{label(name)}](https://huggingface.co/{quote(name)})")
+
+
+def front_matter(facts: CardFacts) -> dict[str, Any]:
+    """A drafter that runs alone is finetuned from its initial weights; a head is an adapter of its target."""
+    whole = facts.is_whole
+    base = facts.base if whole else facts.target
+    licence = own_licence(facts.links, facts.license)
+    fields: dict[str, Any] = {
+        "library_name": "transformers" if whole else "draftsmith",
+        "tags": ["speculative-decoding", "draft-model", "draftsmith", word(facts.method), facts.task],
+        "language": facts.languages,
+    }
+    if whole:
+        fields["pipeline_tag"] = facts.task
+    if licence.id is not None:
+        fields["license"] = licence.id
+        if licence.id == "other":
+            fields |= _other(facts, licence)
+    if base is not None:
+        fields |= {"base_model": base, "base_model_relation": "finetune" if whole else "adapter"}
+    return fields | ({"datasets": facts.datasets} if facts.datasets else {})
+
+
+def _other(facts: CardFacts, licence: Licence) -> dict[str, str]:
+    """The Hub wants a name and an address for a licence that it does not list."""
+    if facts.license is None and not any(link.role == "target" and link.licence == licence for link in facts.links):
+        return {"license_name": "as-of-its-parts"} | ({"license_link": licence.link} if licence.link else {})
+    address = licence.link or (f"https://huggingface.co/{facts.target}" if facts.target else "")
+    return {"license_name": "as-of-the-target"} | ({"license_link": address} if address else {})

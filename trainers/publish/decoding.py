@@ -1,0 +1,148 @@
+"""How a published drafter is opened: its target, its section and one exact way of decoding, of those measured.
+
+Exact ways alone: a relaxed rule changes what the target says, and belongs to whoever decodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import UserError, did_you_mean
+from ...core.fields import PLACES
+from ...data.dataset import ConversationData
+from ...data.end_tokens import end_ids
+from ...eval.published_section import ImageSettings, PublishedDecoding, PublishedSection, UserRequest
+from ...models.drafters.manifest import read_manifest
+from ...models.stored import resolved_dtype
+from ..evaluate.evaluate_settings import EvaluateSettings
+from ..evaluate.methods import Method
+from ..run.context import Context
+from ..run.stage import Planned
+
+
+def published_section(
+    stage: EvaluateSettings,
+    method: str | None,
+    context: Context,
+    source: Path,
+    prompt: UserRequest,
+    base: str | None,
+    *,
+    measured: Collection[str],
+    dtype: str | None = None,
+) -> PublishedSection:
+    """What `draftsmith.json` says under "published", without the outcome.
+
+    Args:
+        stage: the evaluation.
+        method: its name there; None: the first that fits.
+        source: folder of the stage that trained the drafter.
+        base: Hub id of the target in place of the recipe's path.
+        measured: methods of the evaluation that have rows of this drafter.
+        dtype: in which the evaluation held the target, for one whose `dtype` is auto; None: what that is here.
+
+    Raises:
+        UserError: no exact way of decoding with this drafter was measured.
+    """
+    drafter = read_manifest(source).get("drafter") or context.drafter.model_dump(mode="json", by_alias=True)
+    common = {"drafter": _elsewhere(drafter), "seed": context.seed, "prompt": prompt}
+    trained = context.inputs.get("target")
+    target = _target(_typed(context.target, dtype, context), base, None if trained is None else trained.name)
+    decoding = _decoding(stage, method, measured, kind=str(drafter.get("kind")))
+    if stage.draws:
+        return PublishedSection(target=target, decoding=decoding, **common)
+    decoding = decoding.model_copy(update={"end_ids": list(end_ids(context.processor(), stage.format))})
+    return PublishedSection(
+        target=target, decoding=decoding, prompt_format=stage.format, looking=_looking(stage.data[0]), **common
+    )
+
+
+def _typed(section: Any, dtype: str | None, context: Context) -> Any:
+    """The target's section with a type in the place of `auto`: whoever opens the folder gets the measured tokens."""
+    if section.dtype != "auto":
+        return section
+    source = context.inputs.get("target") or section.path
+    found = dtype or resolved_dtype(section, source, context.device(), key="target")
+    return section.model_copy(update={"dtype": found})
+
+
+def _target(section: Any, base: str | None, trained: str | None) -> dict[str, Any]:
+    """The target's section without places on this disk and without what is of this machine.
+
+    Args:
+        trained: the stage that trained it, from the weights of its path where it has one; None: none did.
+    """
+    values = section.model_dump(mode="json", by_alias=True, exclude={*PLACES, "prefill_chunk"})
+    if values.get("path") is not None or base is not None:
+        # What a run trained on from published weights is no longer what the Hub has under their name and revision.
+        named = base or trained or _name(values["path"])
+        if named != values["path"] and "revision" in values:
+            values["revision"] = None
+        values["path"] = named
+        # Inline configs are of a target that the run trained; with a name of its own it is one of the Hub's.
+        if base is not None:
+            values |= {key: None for key in ("language_model", "vision_tower") if key in values}
+    return _elsewhere(values)
+
+
+def _elsewhere(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Directories of this disk by their last name."""
+    return {key: _name(value) if isinstance(value, str) else value for key, value in values.items()}
+
+
+def _name(value: str) -> str:
+    return Path(value).name if value.startswith(("/", "~", ".")) or Path(value).is_dir() else value
+
+
+def _looking(data: ConversationData) -> ImageSettings:
+    return ImageSettings(**data.model_dump(include=set(ImageSettings.model_fields)))
+
+
+def _chosen(names: list[str], method: str | None, what: str) -> str:
+    if method is not None and method not in names:
+        raise UserError(f"method: no exact {what} {method!r} drafts with what is published",
+                        where="key method", hint=did_you_mean(method, names))  # fmt: skip
+    if not names:
+        raise UserError(
+            f"no exact {what} of this evaluation drafts with what is published", where="key report",
+            hint="name another evaluation, or measure the drafter that is published with an exact rule",
+        )  # fmt: skip
+    return method or names[0]
+
+
+def _decoding(
+    stage: EvaluateSettings, method: str | None, measured: Collection[str], *, kind: str
+) -> PublishedDecoding:
+    """An exact method whose drafter is what is published, alone."""
+    fitting = {name: m for name, m in stage.methods.items() if name in measured and _opens(m)}
+    name = _chosen(list(fitting), method, "method")
+    chosen = fitting[name]
+    common: dict[str, Any] = {"name": name, "tree": chosen.tree, "draw": chosen.draw, "top_k": stage.top_k,
+                              "top_p": stage.top_p,
+                              "temperature": min(t for t in stage.temperatures if chosen.allowed(t))}  # fmt: skip
+    if stage.draws:
+        return PublishedDecoding(**common)
+    common["max_new_tokens"] = max(stage.max_new_tokens)
+    if kind == "lvlm":
+        return PublishedDecoding(**common, mode=chosen.mode.members[0] if chosen.mode else "M")
+    return PublishedDecoding(**common, reading=chosen.settings)
+
+
+def _opens(method: Method) -> bool:
+    """Ensembles and captions want more than one prompt of a draft; a relaxed rule changes what the target says."""
+    if method.rule.kind != "exact" or not isinstance(method.drafter, str | None):
+        return False
+    return method.mode is None or (len(method.mode.members) == 1 and method.mode.members[0] != "C")
+
+
+def no_card(evaluation: Planned, drafter: str) -> str | None:
+    """Why an evaluation cannot go with the drafter of a stage, after "which"; None: it can."""
+    stage: EvaluateSettings = evaluation.stage
+    if not stage.is_timed:
+        return "draws pictures for their quality and measures no speed (untimed)"
+    default = evaluation.inputs.get("drafter", "")  # of methods that name none
+    if any(drafter in (method.names or [default]) for method in stage.methods.values() if _opens(method)):
+        return None
+    return f"measures no drafter of stage {drafter!r} by itself with an exact rule"

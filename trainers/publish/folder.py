@@ -1,0 +1,87 @@
+"""The folder that becomes the repository: weights and their files, recipe, provenance, report, stored prompt, list."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ...core.errors import UserError
+from ...core.files import LOG_BYTES, read_text, read_yaml
+from ...core.secrets import redact_tree
+from ...eval.html_page import outside_pictures
+from ...eval.published import KEY
+from ...eval.published_section import PublishedSection
+from ...models.drafters.manifest import MANIFEST, read_manifest
+from ...models.llamagen.folders import CONFIG
+from .stripped_paths import without_places
+
+# Of a stage's folder what a loader reads; checkpoints, logs and caches stay behind.
+_MODEL_FILES = (
+    CONFIG, "generation_config.json", "model*.safetensors", "model.safetensors.index.json",
+    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template*",
+    "preprocessor_config.json", "processor_config.json",
+)  # fmt: skip
+# Of a report's folder; every request's rows hold answers to other people's data, and stay behind.
+_REPORT_FILES = ("*.md", "*.html", "*.json", "*.png")
+_NOT_REPORT = {"done.json", "fingerprint.json"}
+REPORT, CHECK = "report", "check"
+_AGAIN = "restore the file, or run the evaluation again (restart=STAGE)"
+
+
+def copy_model(source: Path, folder: Path) -> None:
+    """The drafter's own files. Raises `UserError` where there are no weights."""
+    files = sorted({path for pattern in _MODEL_FILES for path in source.glob(pattern) if path.is_file()})
+    if not any(path.suffix == ".safetensors" for path in files):
+        raise UserError("no weights to publish (model.safetensors)", where=str(source),
+                        hint="run the stage that trains the drafter")  # fmt: skip
+    folder.mkdir(parents=True)
+    for path in files:
+        shutil.copyfile(path, folder / path.name)
+
+
+def copy_report(source: Path, folder: Path) -> list[str]:
+    """Text, numbers and plots of an evaluation; returns the names of the plots at its top."""
+    for pattern in _REPORT_FILES:
+        for path in source.rglob(pattern):
+            name = path.relative_to(source)
+            if name.name in _NOT_REPORT or name.parts[0] in ("rows", "cache"):
+                continue
+            place = folder / REPORT / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if path.suffix == ".png":
+                shutil.copyfile(path, place)
+                continue
+            text = read_text(path, hint=_AGAIN, max_bytes=LOG_BYTES)  # with commands and names of data
+            if path.suffix == ".html":
+                text = outside_pictures(text, without_places)
+            else:
+                text = without_places(text)
+            place.write_text(text, encoding="utf-8")
+    return sorted(path.name for path in (folder / REPORT).glob("*.png"))
+
+
+def copy_provenance(run: Path, recipe: Mapping[str, Any], folder: Path) -> None:
+    """`recipe.yaml`, as the run resolved it, and `run.yaml`: command, versions and commit; files without places."""
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(without_places(redact_tree(dict(recipe))), sort_keys=False))
+    if (run / "run.yaml").is_file():
+        about = read_yaml(run / "run.yaml", dict[str, Any], hint="restore the file, or run the recipe's command again")
+        (folder / "run.yaml").write_text(yaml.safe_dump(without_places(about), sort_keys=False))
+
+
+def write_manifest(source: Path, folder: Path, section: PublishedSection) -> None:
+    """The stage's manifest with what opens the drafter elsewhere; places on this disk do not go out."""
+    manifest = read_manifest(source)
+    target = manifest.get("target")
+    path = section.target.get("path")
+    if isinstance(target, dict):
+        manifest["target"] = target | {"path": path if path and "/" in path else None}
+    elif isinstance(target, str):
+        manifest["target"] = path or "inline"
+    # The stored prompt stays word for word; the section has no places.
+    manifest = without_places(manifest) | {KEY: section.model_dump(mode="json", by_alias=True)}
+    (folder / MANIFEST).write_text(json.dumps(redact_tree(manifest), indent=1, sort_keys=True))

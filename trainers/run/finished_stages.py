@@ -1,0 +1,152 @@
+"""The results of finished stages: their list in `done.json`, and the check of a stage's inputs before it runs.
+
+The list leaves out checkpoints, indices and logs that may change or go. Shards are not in it either: their manifest is,
+which holds the checksum of each of them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from fnmatch import translate
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ...core import ranks
+from ...core.errors import UserError
+from ...core.files import share_as_usual
+from ...core.results import BEGUN, DONE, Fault, Mark, faults, loadable, read_mark, sums_of, write_mark
+from ...data.shards import is_of_shard
+from .stage import Planned
+
+# Listed for people, and read by no later stage: one that was changed or deleted stops nothing.
+_BESIDE = ("best-*/*", "samples/*", "metrics.jsonl", "skipped.jsonl", "refused-*.jsonl", "sample.txt")
+# Keys of sections whose value may be the path of weights or a tokenizer, or the folder of a stage of another run.
+NAMES_WEIGHTS = {"path", "language_model", "vision_tower", "text_encoder", "tokenizer", "vq", "vq_path"}
+# Values of these keys that are no paths: a draft with the target's own vision tower.
+_WORDS = {"vision_tower": ("target",)}
+_UNLISTED = ("*.lock", "*.partial", ".*")
+
+
+def write_done(planned: Planned, folder: Path, version: int, seconds: float, *, gpus: int = 0) -> None:
+    """Write `done.json`: the stage's fingerprint, what it took, and size and XXH3 of each file that it wrote.
+
+    Args:
+        gpus: that all ranks held together; 0: on CPUs.
+    """
+    names = list(_names(planned.stage, folder))
+    for name in names:
+        share_as_usual(folder / name)
+    files, begun = sums_of(folder, names), read_mark(folder / BEGUN)
+    mark = Mark(
+        planned.fingerprint, version, seconds=round(seconds, 1), ranks=ranks.world_size(), gpus=gpus, files=files
+    )
+    # What `auto` became is lost with `fingerprint.json` otherwise, and no finished stage resolves it anew.
+    write_mark(folder / DONE, replace(mark, resolved=None if begun is None else begun.resolved))
+
+
+def unreadable(folder: Path) -> list[str]:
+    """Which of the two marks of a stage's folder are there and cannot be read."""
+    return [name for name in (DONE, BEGUN) if (folder / name).is_file() and read_mark(folder / name) is None]
+
+
+def named_weights(section: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Key and path of the weights that a section itself names; words that stand in place of a path are left out."""
+    for key in sorted(NAMES_WEIGHTS & section.keys()):
+        if isinstance(value := section[key], str) and value not in _WORDS.get(key, ()):
+            yield key, value
+
+
+class InputCheck:
+    """Compares what stages read with the lists of the stages that wrote it; rank 0's.
+
+    Args:
+        output: the run's folder.
+    """
+
+    def __init__(self, output: Path, say: Callable[[str], None]):
+        self.output, self._say = output, say
+        self._told: set[Path] = set()
+
+    def check(self, planned: Planned, makers: Iterable[str]) -> None:
+        """Look at the results of `makers`, and of stages of other runs that the recipe names.
+
+        Args:
+            makers: those of the stage's inputs that have finished.
+
+        Raises:
+            UserError: a file is missing, was changed or was added; `where` names it.
+        """
+        for maker in makers:
+            things = ", ".join(sorted(thing for thing, name in planned.inputs.items() if name == maker))
+            shards = planned.earlier[maker].stage.shards
+            self._check(
+                self.output / maker, shards, f"stage {planned.name} takes the {things} of stage {maker}",
+                f"put the file back as it was, or restart={maker} runs that stage and what builds on it again (old "
+                "folders are kept aside)",
+            )  # fmt: skip
+        for folder in _other_runs(planned.settings):
+            self._check(
+                folder, None, f"stage {planned.name} takes what another run left in {folder}",
+                "put the file back as it was, or run the stage that wrote it again",
+            )  # fmt: skip
+
+    def _check(self, folder: Path, shards: str | None, taken: str, cure: str) -> None:
+        mark = read_mark(folder / DONE)
+        if mark is None or mark.files is None:
+            if folder not in self._told:
+                self._told.add(folder)
+                self._say(f"{folder.name} finished before results had checksums: its files are not checked")
+            return
+        # Shards and what binds them together can be written again by themselves (mending.py).
+        passed = (*_BESIDE, *([f"{shards}/*"] if shards else []))
+        read = {name: entry for name, entry in mark.files.items() if not _matches(name, passed)}
+        added = _added(folder, mark.files)
+        problems = faults(folder, read) + [Fault(name, "is not one of its files") for name in added]
+        if problems:
+            first, more = problems[0], len(problems) - 1
+            problem = f"{taken}, and {first.name} {first.problem}" + (f" (and {more} more)" if more else "")
+            if added and len(added) < len(problems):  # files under other names, or a list that was damaged
+                problem += f"; the folder's files are not those that {DONE} lists"
+            raise UserError(problem, where=str(folder / first.name), hint=cure)
+
+
+def _names(stage: Any, folder: Path) -> Iterator[str]:
+    """The files of a stage's folder that its list covers."""
+    for place, folders, files in os.walk(folder):
+        here = Path(place).relative_to(folder)
+        folders[:] = [name for name in folders if not _matches(str(here / name), (*stage.working, ".*"))]
+        for name in files:
+            path = str(here / name)
+            if path in (DONE, BEGUN) or _matches(path, stage.working) or _matches(name, _UNLISTED):
+                continue
+            if str(here) != stage.shards or not is_of_shard(name):
+                yield path
+
+
+def _added(folder: Path, listed: Mapping[str, Any]) -> list[str]:
+    """Files at the top of a folder that a loader would pick up, and its stage has not written."""
+    names = loadable(folder)
+    return [n for n in names if n not in listed and n not in (DONE, BEGUN) and not _matches(n, _BESIDE)]
+
+
+def _other_runs(settings: Any) -> list[Path]:
+    """Folders of finished stages that a section names by their path."""
+    if isinstance(settings, Mapping):
+        named = [path for _, path in named_weights(settings)]
+        inner = [folder for value in settings.values() for folder in _other_runs(value)]
+        return [Path(name) for name in named if os.path.isfile(os.path.join(name, DONE))] + inner
+    return [folder for item in settings for folder in _other_runs(item)] if isinstance(settings, list) else []
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return _pattern(patterns).match(name) is not None
+
+
+@lru_cache(maxsize=64)
+def _pattern(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    """One for all, since there may be ten thousands of names."""
+    return re.compile("|".join(map(translate, patterns)))

@@ -1,0 +1,172 @@
+"""One run directory, one run: live ranks lock it, and ranks end with the launcher that started them.
+
+DeepSpeed's runner, told to end on one node, leaves its children running (measured); the same command
+started again would then write beside them.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import psutil
+
+from ...core import ranks
+from ...core.errors import UserError
+from ...core.files import is_full, unwritable
+from ...core.locks import Lock
+
+_LOCKS = ".locks"
+_PATIENCE_S = 90.0  # an earlier run that was told to stop writes its checkpoint first
+_GRACE_S = 60.0
+# Words of their command lines.
+_LAUNCHERS = ("deepspeed", "draftsmith.trainers.run.launcher", "torchrun", "torch.distributed.run")
+
+
+class AnotherRun(UserError):
+    """A live rank of another run holds the directory. The first rank that notices raises this error."""
+
+    is_said_by_each_rank = True
+
+
+class RunLock:
+    """Held by every rank until its process ends, however it ends: the kernel lets go of the file, or where it has no
+    locks (`core/locks.py`) the heartbeat ends.
+
+    Taken before the process group: an earlier run that is still saving holds the group's port as well.
+    """
+
+    def __init__(self, output: Path, *, say: Callable[[str], None], patience_s: float = _PATIENCE_S):
+        folder = output / _LOCKS
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = Lock(folder / f"rank-{ranks.rank():05d}", lost=self._lost)
+            holder = self._lock.take(patience_s, waiting=functools.partial(_say_waiting, say))
+            if holder is None and ranks.is_main():
+                holder = _others(folder, patience_s, say)
+        except OSError as error:
+            raise _no_folder(output, error) from error
+        if holder is not None:
+            self._lock.release()
+            raise AnotherRun(
+                f"another run is writing here (process {holder})",
+                where=str(output),
+                hint="wait until it has ended or end it, or choose another output",
+            )
+        try:
+            self._lock.sign()
+        except OSError as error:
+            self._lock.release()
+            raise _no_folder(output, error) from error
+        if self._lock.by_file:
+            say(f"{folder} lies on a file system without flock: the run is locked by files with a heartbeat")
+
+    def release(self) -> None:
+        """Let go of the directory before the process ends. It can be called once."""
+        self._lock.release()
+
+    @staticmethod
+    def _lost() -> None:
+        print("another run has taken this one's lock: this process was suspended too long", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _say_waiting(say: Callable[[str], None], holder: str) -> None:
+    say(f"waiting for an earlier run of this directory to end (process {holder})")
+
+
+def _others(folder: Path, patience_s: float, say: Callable[[str], None]) -> str | None:
+    """An earlier run may have had more ranks than this one: none of them may live."""
+    for path in sorted(folder.glob("rank-*")):
+        number = path.name.removeprefix("rank-")
+        if not number.isdigit() or int(number) < ranks.world_size():
+            continue
+        lock = Lock(path)
+        holder = lock.take(patience_s, waiting=functools.partial(_say_waiting, say))
+        if holder is not None:
+            return holder
+        lock.release()
+    return None
+
+
+def _no_folder(output: Path, error: OSError) -> UserError:
+    """The error for an output folder that cannot be made, or whose locks cannot be opened or signed."""
+    place = Path(error.filename or output)
+    if is_full(error):
+        return unwritable(place, error)
+    blocking = next((p for p in (place, *place.parents) if p.is_file()), None)
+    if isinstance(error, FileExistsError | NotADirectoryError) and blocking is not None:
+        problem, hint = f"{blocking} is a file, and the run's folder is to be there", "choose another output"
+    elif isinstance(error, IsADirectoryError):
+        problem, hint = f"{place} is a folder, and a lock is a file", "remove it: no run made it"
+    else:
+        problem, hint = (
+            f"cannot be written: {error.strerror or error}",
+            "choose another output, or fix its permissions",
+        )
+    return UserError(problem, where=f"key output, {output}", hint=hint)
+
+
+def end_with_launcher() -> bool:
+    """Started by a launcher, this rank asks itself to stop when the launcher or its runner is gone.
+
+    A rank that does not stop within a minute (its peers are dead, and a collective waits for them) is ended.
+
+    Returns:
+        False where they were gone before this rank could look: nobody waits for what it would do.
+    """
+    parents = _launchers()
+    if parents:
+        threading.Thread(target=_watch, args=(parents,), name="end-with-launcher", daemon=True).start()
+    return parents is not None
+
+
+def _launchers() -> list[tuple[int, int]] | None:
+    """(process, its parent) for this process and for the launcher above it, where a launcher started them.
+
+    None: there was one, and it or DeepSpeed's runner above it has ended already.
+    """
+    # DeepSpeed's launcher sets the one in the environment, which children of a rank inherit, and adds the other.
+    launched = "CROSS_RANK" in os.environ and any(word.startswith("--local_rank") for word in sys.argv)
+    process = psutil.Process()
+    try:
+        launcher = process.parent()
+        words = [] if launcher is None else launcher.cmdline()
+        if launcher is None or not _any_holds(words, *_LAUNCHERS):
+            return None if launched else []
+        pairs = [(process.pid, launcher.pid)]
+        if not _any_holds(words, "deepspeed"):
+            return pairs
+        runner = launcher.parent()
+        if runner is not None and _any_holds(runner.cmdline(), "deepspeed"):
+            return [*pairs, (launcher.pid, runner.pid)]
+    except psutil.NoSuchProcess:
+        return None
+    # On the nodes of a cluster a shell starts the launcher, which is then told its node; else a runner does.
+    alone = _any_holds(words, "deepspeed.launcher.launch") and not _any_holds(words, "--node_rank")
+    return None if alone else pairs
+
+
+def _any_holds(words: Sequence[str], *texts: str) -> bool:
+    return any(text in word for word in words for text in texts)
+
+
+def _watch(pairs: list[tuple[int, int]]) -> None:
+    while all(_parent(child) == parent for child, parent in pairs):
+        time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_GRACE_S)
+    os._exit(143)
+
+
+def _parent(pid: int) -> int | None:
+    try:
+        return psutil.Process(pid).ppid()
+    except psutil.Error:
+        return None

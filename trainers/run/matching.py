@@ -1,0 +1,275 @@
+"""Whether a stage folder holds what a plan asks for (settings, data, weights, earlier results); if not, what changed.
+
+`fingerprint.json` says what a stage was begun with, and which results it read. That is compared key by key, so that an
+error names what changed, and so that data which is not on this machine may count as unchanged.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import UserError
+from ...core.results import BEGUN, DONE, Mark, read_mark, write_mark
+from ...core.secrets import shortened
+from .finished_stages import unreadable
+from .stage import Planned
+
+# Counts up when fingerprints begin to cover other things, so that no folder of before is taken for a changed one.
+FINGERPRINTS = 4
+# Identity of data and weights that are not on this machine.
+ABSENT = "absent"
+# Key of stored settings: hash of the settings as they were written, since secrets are hidden in what is stored.
+HIDDEN = "as_written"
+# Keys of stored settings that are compared by rules of their own; all others must be equal.
+RULED = ("inputs", "data", "outside")
+_SAMPLE = "sample.txt"  # rendered for people before step 0, and written anew
+
+
+def stage_state(planned: Planned, output: Path) -> str | UserError:
+    """Whether a stage has finished or is to be run, or why it cannot be."""
+    if is_done(planned, output):
+        return "finished"
+    try:
+        refuse_other(output / planned.name, planned)
+    except UserError as error:
+        return error
+    problems = (input_problem(planned, thing, maker, output) for thing, maker in planned.inputs.items())
+    return next((problem for problem in problems if problem is not None), "to run")
+
+
+def is_done(planned: Planned, output: Path, *, any_data: bool = False) -> bool:
+    """Whether a stage has finished with these settings; `any_data` as in `_matches`."""
+    return done(output / planned.name) is not None and _matches(planned, output, any_data=any_data)
+
+
+def done(folder: Path) -> Mark | None:
+    """What a stage's folder says that has finished."""
+    return read_mark(folder / DONE)
+
+
+def begun(folder: Path) -> Mark | None:
+    """What the stage was begun with; of a finished one, `done.json` tells its fingerprint as well."""
+    return read_mark(folder / BEGUN) or done(folder)
+
+
+def made_nothing(folder: Path) -> bool:
+    """Whether a stage has begun, and has left no file that it or another stage would go on from."""
+    files = (Path(place, name).relative_to(folder) for place, _, names in os.walk(folder) for name in names)
+    return begun(folder) is not None and all(
+        path.name.startswith(".") or path.parts[0].startswith("wandb") or str(path) in (BEGUN, _SAMPLE)
+        or path.suffix in (".lock", ".partial")
+        for path in files
+    )  # fmt: skip
+
+
+def write_begun(planned: Planned, folder: Path) -> None:
+    """Write `fingerprint.json`. Of each input it holds the fingerprint that the input's folder has on disk now.
+
+    The plan's own may be another one: of data that is not on this machine it knows nothing.
+    """
+    settings = dict(planned.settings)
+    if planned.inputs and settings:
+        there = {thing: begun(folder.parent / maker) for thing, maker in planned.inputs.items()}
+        settings["inputs"] = settings["inputs"] | {t: mark.fingerprint for t, mark in there.items() if mark is not None}
+    # A finished stage whose file was lost: what `auto` became there, which this machine cannot tell.
+    finished = done(folder)
+    resolved = None if finished is None else finished.resolved
+    write_mark(folder / BEGUN, Mark(planned.fingerprint, FINGERPRINTS, settings=settings, resolved=resolved))
+
+
+def _matches(planned: Planned, output: Path, *, any_data: bool = False) -> bool:
+    """Whether a stage's folder was begun with these settings, and read the results that its inputs' folders hold now.
+
+    Data and weights that are not on this machine match: a run may be evaluated and published where its data is not.
+
+    Args:
+        any_data: data that has changed since matches, too.
+    """
+    mark = begun(output / planned.name)
+    if mark is None:
+        return False
+    is_equal = mark.fingerprint == planned.fingerprint
+    if not is_equal and not _are_same_settings(mark.settings or {}, planned.settings, any_data):
+        return False
+    for thing, maker in planned.inputs.items():
+        if begun(output / maker) is None:
+            if not is_equal and not _may_be_as_read(planned, thing, (mark.settings or {}).get("inputs", {})):
+                return False
+            continue  # removed to save room: nothing says that it was made anew
+        if maker in planned.earlier and not _matches(planned.earlier[maker], output, any_data=any_data):
+            return False
+    return not [*_ran_anew(planned, output)]
+
+
+def _may_be_as_read(planned: Planned, thing: str, recorded: Mapping[str, str]) -> bool:
+    """Whether an input that was removed may have been the one that this plan would make: its fingerprint is the one
+    that was read, or cannot be told without data that is not on this machine.
+    """
+    maker = planned.earlier.get(planned.inputs[thing])
+    is_equal = recorded.get(thing) == planned.settings.get("inputs", {}).get(thing)
+    return is_equal or (maker is not None and not _is_data_here(maker))
+
+
+def _is_data_here(planned: Planned) -> bool:
+    """Of a stage and of all that it builds on."""
+    makers = [planned.earlier[maker] for maker in planned.inputs.values() if maker in planned.earlier]
+    return ABSENT not in planned.settings.get("data", ()) and all(map(_is_data_here, makers))
+
+
+def _are_same_settings(old: Mapping[str, Any], new: Mapping[str, Any], any_data: bool) -> bool:
+    if not old or not new or old["inputs"].keys() != new["inputs"].keys():
+        return False
+    if not _are_same_values(old, new):
+        return False
+    is_same_data = any_data or _is_same_data(old["data"], new["data"])
+    return is_same_data and not [*_changed_outside(old, new)]
+
+
+def _are_same_values(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """By their hash as they were written. What is stored of them depends on which secrets the environment has."""
+    if HIDDEN in old and HIDDEN in new:
+        return bool(old[HIDDEN] == new[HIDDEN])
+    return all(old.get(key) == new.get(key) for key in old.keys() | new.keys() if key not in RULED)
+
+
+def _is_same_data(before: Sequence[str], now: Sequence[str]) -> bool:
+    """Whether files are as they were. Of data that is not here it is not known how many there are."""
+    if now and all(identity == ABSENT for identity in now):
+        return True
+    return len(before) == len(now) and all(new in (old, ABSENT) for old, new in zip(before, now, strict=True))
+
+
+def _changed_outside(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    """Keys of weights and files outside the run that are here, were here when the stage began, and are other ones."""
+    before, now = old.get("outside", {}), new.get("outside", {})
+    for key in before.keys() & now.keys():
+        if ABSENT not in (before[key], now[key]) and before[key] != now[key]:
+            yield key
+
+
+def _ran_anew(planned: Planned, output: Path) -> Iterator[str]:
+    """Inputs whose folder is no longer the one that the stage read: it was begun with another fingerprint since.
+
+    A stage that ran again with equal settings on equal data has an equal fingerprint, and equal results by promise.
+    """
+    mark = begun(output / planned.name)
+    recorded = {} if mark is None or mark.settings is None else mark.settings.get("inputs", {})
+    for thing, maker in planned.inputs.items():
+        now = begun(output / maker)
+        if thing in recorded and now is not None and now.fingerprint != recorded[thing]:
+            yield thing
+
+
+def input_problem(planned: Planned, thing: str, maker: str, output: Path) -> UserError | None:
+    """Why the stage that makes an input has not made it with these settings."""
+    thing = thing.partition("/")[0]  # "drafter/finetune": one of several drafters
+    if done(output / maker) is None:
+        return UserError(
+            f"stage {planned.name} needs the {thing} of stage {maker}, which has not finished"
+            + "".join(f" ({name} cannot be read)" for name in unreadable(output / maker)),
+            where=str(output / maker), hint=f'run it first: "stages=[{maker},{planned.name}]"',
+        )  # fmt: skip
+    if is_done(planned.earlier[maker], output, any_data=planned.stage.takes_any_data):
+        return None
+    problem = f"stage {planned.name} takes the {thing} of stage {maker}, which was run"
+    return _other(
+        output / maker, planned.earlier[maker], problem,
+        f"restart={_first_other(planned.earlier[maker], output)} runs it and what builds on it again (old folders are "
+        "kept aside), or take the change back",
+    )  # fmt: skip
+
+
+def refuse_other(folder: Path, planned: Planned) -> None:
+    """Raises `UserError` where a stage's folder was begun with other settings; it names the keys.
+
+    A stage that made nothing yet may begin with others: the error that ended it asked for a change of data or weights.
+    """
+    if begun(folder) is not None and not made_nothing(folder) and not _matches(planned, folder.parent):
+        first = _first_other(planned, folder.parent)
+        again = "it again (the old folder is" if first == planned.name else "it and what builds on it again (they are"
+        hint = f"restart={first} runs {again} kept aside), or choose another output"
+        raise _other(folder, planned, f"stage {planned.name} was run (or begun)", hint)
+
+
+def _first_other(planned: Planned, output: Path) -> str:
+    """The stage to restart so that this one can run: itself, or one that it builds on and that has changed, too."""
+    for maker in dict.fromkeys(planned.inputs.values()):
+        earlier = planned.earlier.get(maker)
+        if earlier is not None and begun(output / maker) is not None and not _matches(earlier, output):
+            return _first_other(earlier, output)
+    return planned.name
+
+
+def _other(folder: Path, planned: Planned, problem: str, hint: str) -> UserError:
+    """The error for a folder of other settings; it names the keys with their old and new values."""
+    mark = begun(folder)
+    assert mark is not None, folder
+    if mark.version != FINGERPRINTS:
+        return UserError(
+            f"{problem} by another version of draftsmith (fingerprints {mark.version}, here {FINGERPRINTS}): whether "
+            "its settings are the same cannot be told",
+            where=str(folder), hint=f"go on with the version that began it; {hint}",
+        )  # fmt: skip
+    if mark.settings is None and unreadable(folder):
+        return UserError(
+            f"{problem} with other settings, and {BEGUN}, which would tell them, cannot be read",
+            where=str(folder / BEGUN), hint=hint,
+        )  # fmt: skip
+    return UserError(
+        f"{problem} with other settings, data or earlier stages: "
+        + "; ".join(_changes(planned, folder.parent)),
+        where=str(folder), hint=hint,
+    )  # fmt: skip
+
+
+def _changes(planned: Planned, output: Path) -> list[str]:
+    """What a stage's folder was begun with and is now otherwise, the first four: "KEY was OLD, is now NEW"."""
+    mark = begun(output / planned.name)
+    old, new = (mark and mark.settings) or {}, planned.settings
+    before, after = (flat({k: v for k, v in s.items() if k not in (*RULED, HIDDEN)}) for s in (old, new))
+    told = [
+        f"{key} was {_shown(before, key)}, is now {_shown(after, key)}"
+        for key in before | after
+        if before.get(key) != after.get(key) and not _are_same_values(old, new)
+    ]
+    if not told and old.get(HIDDEN) != new.get(HIDDEN):
+        told.append("a hidden value changed")
+    told += [f"the weights or files at {key} ({_named(after, key)}) have changed" for key in _changed_outside(old, new)]
+    if not _is_same_data(old.get("data", ()), new.get("data", ())):
+        told.append(f"the files of stage {planned.name} changed")
+    told += _changed_inputs(planned, output, old.get("inputs", {}))
+    told = list(dict.fromkeys(told)) or ["a hidden value changed"]
+    return told[:4] + ([f"and {len(told) - 4} more"] if len(told) > 4 else [])
+
+
+def _changed_inputs(planned: Planned, output: Path, recorded: Mapping[str, str]) -> list[str]:
+    told = [f"the {thing} was taken from another stage" for thing in recorded.keys() ^ planned.inputs.keys()]
+    anew = {planned.inputs[thing] for thing in _ran_anew(planned, output)}
+    for thing, maker in planned.inputs.items():
+        if maker not in planned.earlier or begun(output / maker) is None:
+            told += [f"stage {maker}, which it builds on"] * (not _may_be_as_read(planned, thing, recorded))
+        elif not _matches(planned.earlier[maker], output):
+            told += _changes(planned.earlier[maker], output)
+        elif maker in anew:
+            told.append(f"stage {maker}, which it builds on, has run anew since")
+    return told
+
+
+def flat(value: Any, key: str = "") -> dict[str, Any]:
+    """Dotted key -> value; lists and empty mappings are values."""
+    if not isinstance(value, Mapping) or not value:
+        return {key: value}
+    return {k: v for name, item in value.items() for k, v in flat(item, f"{key}.{name}" if key else str(name)).items()}
+
+
+def _named(values: Mapping[str, Any], key: str) -> str:
+    """The path that a setting names."""
+    return shortened(str(values.get(key, key)), 200)
+
+
+def _shown(values: Mapping[str, Any], key: str) -> str:
+    return shortened(json.dumps(values[key]), 80) if key in values else "not set"

@@ -1,0 +1,108 @@
+"""`restart=STAGE` happens once for a command line: what the command has begun is gone on with.
+
+Schedulers and shell loops start the same command again and again, and each start would set aside what the one before
+has trained. A record in the run's folder says which commands have restarted what. It is written before a folder is
+moved, so that a start that is killed in between is completed by the next one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from ...core.files import read_json, write_whole
+
+RECORD = ".restarts.json"
+_DAMAGED = "delete it: nothing is lost, but a command with restart= that was stopped halfway then begins once more"
+
+
+@dataclass(frozen=True)
+class _Entry:
+    stage: str
+    kept: dict[str, str]  # stage -> the folder that its old results were moved to
+    moved: bool  # False: moving was begun, and maybe not completed
+    when: str = "an unknown date"  # UTC
+
+
+@dataclass(frozen=True)
+class _Record:
+    restarts: dict[str, _Entry] = field(default_factory=dict)  # by command
+
+
+def command_identity(words: Sequence[str], fingerprints: Mapping[str, str]) -> str:
+    """What tells a command from another: its words, and the settings and data of the stages that it restarts.
+
+    Args:
+        words: `key=value` as they were typed.
+        fingerprints: of the restarted stages.
+    """
+    return hashlib.sha256(json.dumps([list(words), dict(fingerprints)], sort_keys=True).encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class Restarted:
+    """What a command has restarted before.
+
+    Args:
+        when: date and time, UTC.
+    """
+
+    stage: str
+    when: str
+
+
+def restarted_before(output: Path, command: str) -> Restarted | None:
+    """What a command restarted when it was first started; None: its restart is still to come.
+
+    Args:
+        command: of `command_identity`.
+    """
+    entry = _read(output).restarts.get(command)
+    return None if entry is None else Restarted(entry.stage, entry.when)
+
+
+def free_name(folder: Path) -> str:
+    """The name that a stage's folder is kept under, beside it: STAGE.before-N."""
+    number = 1
+    while folder.with_name(f"{folder.name}.before-{number}").exists():
+        number += 1
+    return f"{folder.name}.before-{number}"
+
+
+def set_aside(output: Path, command: str, stage: str, stale: Collection[str], say: Callable[[str], None]) -> None:
+    """Rename the folders of a stage and of all stages that build on it; nothing is deleted. Rank 0 calls."""
+    kept = {name: free_name(output / name) for name in sorted(stale) if (output / name).exists()}
+    output.mkdir(parents=True, exist_ok=True)
+    entry = _Entry(stage, kept, moved=False, when=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()))
+    # What another command restarted of these stages goes now: the same words then have nothing left to go on with.
+    others = {name: other for name, other in _read(output).restarts.items() if other.stage not in stale}
+    _write(output, _Record(others | {command: entry}))
+    complete(output)
+    for name, folder in kept.items():
+        say(f"stage {name}: old results kept in {output / folder}")
+
+
+def complete(output: Path) -> None:
+    """Move what a start that was killed while it moved has left. Rank 0 calls, before a stage's folder is read."""
+    record = _read(output)
+    if all(entry.moved for entry in record.restarts.values()):
+        return
+    for entry in record.restarts.values():
+        for name, folder in entry.kept.items() if not entry.moved else ():
+            if (output / name).exists() and not (output / folder).exists():
+                os.replace(output / name, output / folder)
+    _write(output, _Record({command: replace(entry, moved=True) for command, entry in record.restarts.items()}))
+
+
+def _read(output: Path) -> _Record:
+    path = output / RECORD
+    return read_json(path, _Record, hint=_DAMAGED) if path.exists() else _Record()
+
+
+def _write(output: Path, record: _Record) -> None:
+    write_whole(output / RECORD, json.dumps(asdict(record), indent=1).encode())

@@ -1,0 +1,284 @@
+"""Run a recipe: its stages in order, each in a folder of its own, each once for the same inputs."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from ...core import ranks
+from ...core.errors import UserError
+from ...core.files import full_disk_is_told, sweep
+from ...core.placement import num_gpus
+from ...core.results import BEGUN, DONE, read_mark
+from . import mending
+from .context import Context
+from .finished_stages import InputCheck, unreadable, write_done
+from .matching import (
+    FINGERPRINTS,
+    begun,
+    done,
+    input_problem,
+    is_done,
+    made_nothing,
+    refuse_other,
+    stage_state,
+    write_begun,
+)
+from .precision import settled_stage
+from .progress import StageLine
+from .recorded_ends import record_ends
+from .restart import RECORD, Restarted, command_identity, complete, free_name, restarted_before, set_aside
+from .run_time import RunTime
+from .stage import Planned
+from .stopping import Stop
+from .tracked import tracked
+
+# Folders beside the stages' that stages write to: kept pictures, published sets.
+SHARED = (".pictures", ".*suite-*")
+# A stage, its folder, the folders of its inputs, the run's flag, and the line that people watch -> its context.
+MakeContext = Callable[[Planned, Path, Mapping[str, Path], Stop, StageLine], Context]
+
+
+def run_stages(
+    plan: Sequence[Planned],
+    make_context: MakeContext,
+    *,
+    output: Path,
+    chosen: Sequence[str] | None,
+    restart: str | None,
+    say: Callable[[str], None],
+    words: Sequence[str] = (),
+) -> None:
+    """Run the planned stages; a finished one with the same inputs is passed over.
+
+    Args:
+        restart: of `pending_restart`: this stage and all that build on it are set aside first.
+        words: of the command, as of `pending_restart`.
+
+    Raises:
+        UserError: a finished stage whose inputs changed, one whose inputs were never made, or a file of a finished
+            stage that is not as it was written and that a stage would read now.
+        Stopped: SIGTERM or SIGINT, at any moment before the last stage has finished; what is done is saved.
+    """
+    inputs = InputCheck(output, say)
+    # Before anything moves or is written: good results must not go for a run that cannot begin.
+    if restart is not None:
+        ranks.on_main(check_stages, plan, output, chosen, restart)
+    broken = ranks.on_main(look_at_results, plan, chosen, restart, inputs)
+    if restart is not None:
+        stale = built_on(plan, restart)
+        ranks.on_main(set_aside, output, _identity(plan, restart, words), restart, stale, say)
+    with Stop(say) as stop:
+        running = [planned.name for planned in plan if chosen is None or planned.name in chosen]
+        to_do = [p for p in plan if p.name in running and not is_done(p, output)] if ranks.is_main() else []
+        times = RunTime(to_do)
+        for planned in plan:
+            if chosen is None or planned.name in chosen:
+                place = running.index(planned.name) + 1, len(running)
+                line = StageLine(planned.name, planned.stage.purpose, place, behind=partial(times.behind, planned.name))
+                _run_stage(planned, make_context, stop, inputs, broken.get(planned.name), line, say)
+        # A rank that exits while another still reads its message looks like a crash.
+        ranks.barrier()
+
+
+def _sweep(output: Path, folder: Path) -> None:
+    """Remove what killed writers have left. Who holds the run's lock is the only one to write here."""
+    for place in (folder, *(place for pattern in SHARED for place in output.glob(pattern))):
+        sweep(place)
+
+
+def _run_stage(
+    planned: Planned,
+    make_context: MakeContext,
+    stop: Stop,
+    inputs: InputCheck,
+    broken: mending.Broken | None,
+    line: StageLine,
+    say: Callable[[str], None],
+) -> None:
+    """Pass over a finished stage, write the broken shards of one again, or run it."""
+    ranks.pulse().enter(planned.name)
+    folder = inputs.output / planned.name
+    # Rank 0 reads the state and broadcasts it, since another rank might read a half-written file.
+    state = ranks.broadcast(stage_state(planned, inputs.output) if ranks.is_main() else None)
+    if isinstance(state, UserError):
+        raise state
+    if state == "finished" and broken is None:
+        say(f"stage {planned.name}: finished before, same inputs")
+        ranks.on_main(_write_begun, planned, folder, say)
+        return
+    stop.agree(f"before stage {planned.name}")
+    # Again, since hours may have passed; what has not changed since is not read again.
+    ranks.on_main(_check_inputs, planned, inputs)
+    say(f"stage {planned.name}")
+    ranks.on_main(_sweep, inputs.output, folder)
+    if broken is not None:
+        ranks.on_main(mending.drop, planned, folder, broken, say)
+    else:
+        ranks.on_main(_begin, planned, folder, say)
+    # As the folder was begun: a plan made where an earlier stage's data is missing has another fingerprint, and
+    # checkpoints and shards would be refused.
+    planned = replace(planned, fingerprint=ranks.on_main(_fingerprint, folder))
+    start = time.monotonic()
+    makers = {thing: inputs.output / maker for thing, maker in planned.inputs.items()}
+    made = make_context(planned, folder, makers, stop, line)
+    with line.shown(), made.opened, tracked(made) as context, full_disk_is_told(folder):
+        ranks.on_main(record_ends, context, planned)
+        settled_stage(context, planned).run(context)
+        gpus = num_gpus(getattr(planned.stage, "target", None) or context.target)
+    ranks.barrier()
+    if broken is not None:
+        ranks.on_main(mending.compare, planned, folder, broken, say)
+    else:
+        ranks.on_main(partial(write_done, gpus=gpus), planned, folder, FINGERPRINTS, time.monotonic() - start)
+
+
+def _fingerprint(folder: Path) -> str:
+    mark = begun(folder)
+    assert mark is not None, folder
+    return mark.fingerprint
+
+
+def look_at_results(
+    plan: Sequence[Planned], chosen: Sequence[str] | None, restart: str | None, inputs: InputCheck
+) -> dict[str, mending.Broken]:
+    """Look at what the stages that will run read of finished ones. Rank 0's.
+
+    Returns the finished stages whose shards are to be written again.
+
+    Raises:
+        UserError: a file is not as its stage wrote it, and no stage that runs writes it again.
+    """
+    stale, broken, output = built_on(plan, restart), {}, inputs.output
+    running = {p.name for p in plan if chosen is None or p.name in chosen}
+    # From the last stage to the first: a stage that writes shards again reads what others made, too.
+    for planned in reversed([p for p in plan if p.name in running]):
+        if planned.name not in stale and planned.name not in broken and is_done(planned, output):
+            lost = mending.find_broken(planned, output / planned.name, is_read=False)
+            if lost is None:
+                continue
+            broken[planned.name] = lost
+        makers = [maker for maker in sorted({*planned.inputs.values()} - stale) if done(output / maker) is not None]
+        for maker in makers:
+            shards = mending.find_broken(planned.earlier[maker], output / maker, is_read=True)
+            if shards is not None and maker not in running:
+                raise shards.refusal(planned, maker, output)
+            if shards is not None:
+                broken[maker] = shards
+        inputs.check(planned, makers)
+    return broken
+
+
+def _check_inputs(planned: Planned, inputs: InputCheck) -> None:
+    makers = sorted({*planned.inputs.values()})
+    for maker in makers:
+        shards = mending.find_broken(planned.earlier[maker], inputs.output / maker, is_read=True)
+        if shards is not None:
+            raise shards.refusal(planned, maker, inputs.output)
+    inputs.check(planned, makers)
+
+
+def _begin(planned: Planned, folder: Path, say: Callable[[str], None]) -> None:
+    """The stage's folder with its fingerprint. What nobody can tell the settings of is kept aside."""
+    if DONE in unreadable(folder):
+        say(f"stage {planned.name}: {DONE} cannot be read (empty, cut or damaged), so the stage counts as not finished")
+    if folder.is_dir() and begun(folder) is None and any(folder.iterdir()):
+        kept = folder.with_name(free_name(folder))
+        os.replace(folder, kept)
+        say(f"stage {planned.name}: {BEGUN} is missing or cannot be read, so the settings of what is there are not "
+            f"known: it is kept in {kept}, and the stage begins anew")  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    if made_nothing(folder):
+        write_begun(planned, folder)  # as it is now: what was fixed since is what the stage reads
+    _write_begun(planned, folder, say)
+
+
+def _write_begun(planned: Planned, folder: Path, say: Callable[[str], None]) -> None:
+    if read_mark(folder / BEGUN) is None:
+        if (folder / BEGUN).is_file():
+            say(f"stage {planned.name}: {BEGUN} could not be read, and is written again")
+        write_begun(planned, folder)
+
+
+def pending_restart(
+    plan: Sequence[Planned],
+    output: Path,
+    chosen: Sequence[str] | None,
+    restart: str | None,
+    words: Sequence[str],
+    say: Callable[[str], None],
+) -> str | None:
+    """The stage to restart; None: nothing is to be, or this very command did it before and goes on (all ranks call).
+
+    Args:
+        words: of the command, `key=value`: they tell a command that is started again from another one.
+    """
+    before: Restarted | UserError | None = None
+    if ranks.is_main():
+        try:
+            complete(output)
+            before = None if restart is None else restarted_before(output, _identity(plan, restart, words))
+        except UserError as error:
+            before = error
+    before = ranks.broadcast(before)
+    if isinstance(before, UserError):
+        raise before
+    if before is None or restart is None:
+        return restart
+    stale = [p for p in plan if p.name in built_on(plan, restart) and (chosen is None or p.name in chosen)]
+    has_finished = ranks.broadcast(all(is_done(p, output) for p in stale) if ranks.is_main() else None)
+    say(
+        f"restart={restart}: this command restarted {restart} on {before.when} "
+        + ("and has finished; to run it again" if has_finished else "and goes on with what it has begun; to begin anew")
+        + f" delete {output / RECORD}"
+    )
+    return None
+
+
+def _identity(plan: Sequence[Planned], restart: str, words: Sequence[str]) -> str:
+    stale = built_on(plan, restart)
+    return command_identity(words, {planned.name: planned.fingerprint for planned in plan if planned.name in stale})
+
+
+def check_stages(plan: Sequence[Planned], output: Path, chosen: Sequence[str] | None, restart: str | None) -> None:
+    """Refuse, before anything is written or moved, a run that one of its stages would refuse later.
+
+    Raises:
+        UserError: a chosen stage was run with other settings and is not restarted, or takes its inputs from a stage
+            that is not chosen and has not finished with these settings; or the restarted stage is not chosen.
+    """
+    stale = built_on(plan, restart)
+    running = {p.name for p in plan if chosen is None or p.name in chosen}
+    for planned in plan:
+        if planned.name not in running:
+            continue
+        if planned.name not in stale:
+            refuse_other(output / planned.name, planned)
+        for thing, maker in planned.inputs.items():
+            has_finished = planned.name not in stale and is_done(planned, output)
+            if maker in running or has_finished:
+                continue
+            if maker in stale:
+                what = thing.partition("/")[0]
+                raise UserError(
+                    f"restart={restart} sets aside stage {maker}, whose {what} stage {planned.name} takes",
+                    where=str(output / maker), hint=f'add {maker} to "stages=[...]"',
+                )  # fmt: skip
+            if (problem := input_problem(planned, thing, maker, output)) is not None:
+                raise problem
+    if restart is not None and restart not in running:
+        hint = f'add {restart} to "stages=[...]", or leave out restart='
+        raise UserError(f"restart={restart} sets aside stage {restart}, and stages= does not run it", hint=hint)
+
+
+def built_on(plan: Sequence[Planned], restart: str | None) -> set[str]:
+    """The stage that is restarted, and all that build on it."""
+    stale = set() if restart is None else {restart}
+    for planned in plan:
+        if stale & set(planned.inputs.values()):
+            stale.add(planned.name)
+    return stale

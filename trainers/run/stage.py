@@ -1,0 +1,199 @@
+"""What a stage of a recipe is: its settings, what it needs and makes, how it runs, and how a dry run describes it.
+
+One class for each kind of stage. A new kind is one file here and its name in the union of `recipes/schema.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
+
+from ...core.errors import did_you_mean
+from ...core.fields import Sentence
+from ...core.refused import Refused
+from ...core.section import Section
+from ...data.conversations import PromptFormat
+from .context import Context
+
+
+class Stage(Section):
+    """A stage's section. Every subclass has a `kind`, by which recipes tell stages apart."""
+
+    # Whether the recipe's `engine` section changes what it writes.
+    trains: ClassVar[bool] = False
+    # Whether every rank loads the whole target, independent of the settings.
+    loads_target: ClassVar[bool] = False
+    # Whether it holds models whose type may be `auto`.
+    holds_models: ClassVar[bool] = True
+    # Whether data that changed since its inputs were made does not matter.
+    takes_any_data: ClassVar[bool] = False
+    # Names in its folder that are no results: they may change or go once it has finished.
+    working: ClassVar[tuple[str, ...]] = ("checkpoints", "cache", "wandb*")
+    # Its purpose where the recipe gives none.
+    usual_purpose: ClassVar[str] = ""
+
+    # What the stage is for, in one line: shown while it runs, and by a dry run. null: what its kind says.
+    about: Sentence | None = None
+
+    @property
+    def purpose(self) -> str:
+        """What it is for: the recipe's words, or its kind's."""
+        return self.about or self.usual_purpose
+
+    @property
+    def shards(self) -> str | None:
+        """Folder of the shards that are its result; None: it writes none."""
+        return None
+
+    def makes(self) -> set[str]:
+        """Things that later stages may take: data, processor, target, drafter, answers, states, codes, ..."""
+        raise NotImplementedError
+
+    def needs(self) -> dict[str, str | None]:
+        """Thing -> the stage that it must come from; None: the latest stage that makes it, or published weights.
+
+        Raises `Refused` where its sections take one thing from two stages.
+        """
+        raise NotImplementedError
+
+    def names_of(self, thing: str) -> list[str]:
+        """Names in this stage, beside earlier stages, that a thing could have been meant by."""
+        return []
+
+    def uses(self) -> set[str]:
+        """Things that are taken from the latest stage that makes them, and that may be missing."""
+        return set()
+
+    def misfits(self, thing: str, makers: Sequence[Planned], inputs: Mapping[str, Planned]) -> dict[str, str]:
+        """Of the stages that make a `thing`, those whose this one cannot mean -> why, after "which".
+
+        Args:
+            inputs: thing -> the stage that makes it, of those that are settled by now.
+        """
+        return {}
+
+    def mend(self, thing: str) -> str:
+        """The hint where no earlier stage makes a `thing` that fits."""
+        return "name the stage that makes it, or put one that fits before this one"
+
+    def check(self, target: Any, drafter: Any) -> None:
+        """Refuses settings that do not go with the recipe's target and drafter, both as sections.
+
+        Raises:
+            Refused: names the setting, and what can be used in its place.
+        """
+        self._refuse(self.unread_with(target, drafter))
+
+    def check_named(self, trained: Mapping[str, Any]) -> None:
+        """Refuses settings that do not go with drafters that earlier stages train: stage -> section."""
+
+    @property
+    def answer_format(self) -> PromptFormat | None:
+        """The form of the requests that it lets models answer up to an end token; None: it lets none."""
+        return None
+
+    def check_engine(self, engine: Any) -> None:
+        """Refuses settings that do not go with the recipe's `engine` section. Raises `Refused`."""
+
+    def unread_with(self, target: Any, drafter: Any) -> Mapping[str, str]:
+        """Field -> why nothing reads it with this target and drafter. `check` refuses those that are set."""
+        return {}
+
+    @classmethod
+    def unsuited(cls, target: Any, drafter: Any) -> str | None:
+        """Why this kind of stage has no place beside these sections; None where it has one."""
+        return None
+
+    def run(self, context: Context) -> None:
+        """Does the stage's work on this rank and leaves its results in `context.folder`."""
+        raise NotImplementedError
+
+    def warnings(self) -> list[str]:
+        """What in these settings misleads without being wrong, by key; said when the recipe loads, and in reports."""
+        return []
+
+    def describe(self, plan: Planned) -> list[str]:
+        """The stage's lines of a dry run, without its title."""
+        raise NotImplementedError
+
+    def memory(self, plan: Planned) -> Any:
+        """`estimate.memory.Memory` of its fullest GPU, in a dry run; None: not estimated."""
+        return None
+
+    def training(self, plan: Planned) -> TrainingLength | None:
+        """How long it trains, as far as is known without reading data; None: it trains nothing."""
+        return None
+
+    def unread(self) -> Mapping[str, str]:
+        """Field -> why nothing reads it beside the other settings. Such fields cannot be set, and are not shown."""
+        return {}
+
+    def harmless(self) -> set[str]:
+        """Fields that change no result and stay out of the fingerprint: a run may go on with other values."""
+        return set()
+
+    @model_validator(mode="after")
+    def _all_read(self) -> Self:
+        self._refuse(self.unread())
+        return self
+
+    def _refuse(self, unread: Mapping[str, str]) -> None:
+        names = {name: info.alias or name for name, info in type(self).model_fields.items()}
+        known = [key for name, key in names.items() if name not in unread]
+        for name in sorted(self.model_fields_set & set(unread)):
+            hint = did_you_mean(names[name], known)
+            raise Refused(names[name], f"nothing reads it: {unread[name]}", hint)
+
+    @model_serializer(mode="wrap")
+    def _as_read(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        hidden = {key for name in self.unread() for key in (name, type(self).model_fields[name].alias)}
+        return {key: value for key, value in write(self).items() if key not in hidden}
+
+
+@dataclass(frozen=True)
+class TrainingLength:
+    """How long a stage trains.
+
+    Args:
+        what: is trained and where its target's states come from; trainings alike take about as long for each row.
+        steps: of the optimizer; None: not known before the data is read.
+        batch_size: rows of a step.
+    """
+
+    what: tuple[str, ...]
+    steps: int | None
+    batch_size: int
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A stage in its recipe, with the stages that make what it takes."""
+
+    name: str
+    stage: Any
+    inputs: dict[str, str]  # thing -> name of the stage that makes it
+    fingerprint: str
+    recipe: Any = None  # the whole recipe, for dry runs
+    earlier: Mapping[str, Planned] = field(default_factory=dict)  # every earlier stage by its name
+    settings: Mapping[str, Any] = field(default_factory=dict)  # what the fingerprint covers, secrets hidden
+
+    @property
+    def trained_drafter(self) -> Any:
+        """The section of the drafter that it trains; None: it trains none."""
+        return self.stage.drafter or self.recipe.drafter if "drafter" in self.stage.makes() else None
+
+    def maker(self, thing: str) -> Planned | None:
+        """The stage that makes a thing which this one takes; None: it comes from elsewhere."""
+        return self.earlier.get(self.inputs.get(thing, ""))
+
+
+def other_drafters(makers: Sequence[Planned]) -> dict[str, str]:
+    """Stages that train another drafter than the recipe's -> that they do, after "which"; none where it has none."""
+    return {
+        maker.name: f"trains a drafter of its own, of kind {maker.trained_drafter.kind}, and not the recipe's"
+        for maker in makers
+        if maker.recipe.drafter is not None and maker.trained_drafter != maker.recipe.drafter
+    }

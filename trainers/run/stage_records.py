@@ -1,0 +1,78 @@
+"""The records of a stage's `data` section: which files they are in, and whether the target can read them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...core.errors import UserError
+from ...data.conversations import PromptFormat
+from ...data.dataset import ConversationData, ConversationDataset
+from ...data.mixture import Name, is_mixture
+from ...data.processor import Processor
+from ...models.decoding.decoder import CachedDecoder
+from .context import Context
+
+
+def data_files(data: ConversationData, context: Context) -> list[Name]:
+    """Files on disk, tables and tars, or splits and mixtures of the dataset that an earlier stage generated."""
+    names: list[Name] = list(data.path) if isinstance(data.path, list) else [data.path]
+    if data.from_stage is None:
+        return names
+    folder = context.inputs["data"] / "world"
+    return [folder / (name if is_mixture(Path(name)) else f"{name}.json") for name in map(str, names)]
+
+
+def open_records(
+    data: ConversationData,
+    form: PromptFormat,
+    context: Context,
+    processor: Processor,
+    *,
+    log: str = "skipped",
+    files: Sequence[Name] | None = None,
+    drafter_processor: Processor | None = None,
+) -> ConversationDataset:
+    """The records of a data section; what is left out is listed in the stage's folder.
+
+    Args:
+        log: name of that list, a .jsonl file.
+        files: None: those of the section.
+        drafter_processor: of a draft with an image processor of its own.
+    """
+    return ConversationDataset(
+        data,
+        form,
+        processor,
+        files=data_files(data, context) if files is None else files,
+        skipped_log=context.folder / f"{log}.jsonl",
+        cache=context.folder / "cache",
+        drafter_processor=drafter_processor,
+    )
+
+
+def check_fit(context: Context, dataset: ConversationDataset, decoder: CachedDecoder, *, as_cut: bool) -> None:
+    """That the target can read the data: past its positions it says noise, and in decoding it wants its own tiles.
+
+    Args:
+        as_cut: pictures are read as the data cuts them; False: as requests, whose further tiles are taken away for a
+            target of single ones.
+    """
+    data, where = dataset.config, f"key stages.{context.name}.data"
+    if decoder.max_positions is not None and data.max_length > decoder.max_positions:
+        raise UserError(
+            f"data.max_length is {data.max_length} and the target has {decoder.max_positions} positions", where=where,
+            hint=f"set data.max_length to {decoder.max_positions} or less",
+        )  # fmt: skip
+    in_tiles = context.target.reads_tiles
+    if in_tiles in (None, data.aspect.startswith("anyres")) or not dataset.column("images").any():
+        return
+    if not in_tiles and not as_cut:
+        return
+    raise UserError(
+        f"data.aspect is {data.aspect} and the target reads pictures in {'tiles' if in_tiles else 'single tiles'}",
+        where=where,
+        hint="set aspect: anyres (LLaVA-NeXT) or anyres_max_9 (LLaVA-OneVision), or target.anyres: false"
+        if in_tiles
+        else "set aspect: square or pad, or leave target.anyres out",
+    )

@@ -1,0 +1,246 @@
+"""An engine in its own Python, beside this process: jobs go there as files, and files come back.
+
+It outlives no job: one that dies or hangs is started again with the jobs that it has not done, and a job appears whole
+or not at all, so that nothing is lost and nothing comes twice. It never outlives this process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ...core.errors import UserError
+from ...core.files import unwritable
+from ...core.locks import Lock
+from ...eval.engines.program import cure, ended, kill_program, last_lines, start_program
+from ..run.stopping import Stop
+from .engine_answers import Answer, Job, WrongAnswer, read_answers, read_states, states_name
+
+_WORKERS = Path(__file__).with_name("workers")
+_LOOK_S = 0.005  # between two looks for an answer
+_TRIES = 3  # starts in a row without a job done
+_END_S = 20
+_FOLDERS = ("jobs", "done")
+_LOCK = "lock"
+_OURS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+class EngineProcess:
+    """Open it as a context; it is started by `start`, or with the first job.
+
+    Args:
+        folder: of this process alone; emptied now, and removed at the end.
+        kind: of the engine: which worker runs.
+        settings: arguments of the engine.
+        layers: whose hidden states are wanted; None: answers alone.
+        python: the interpreter of its environment.
+        key: of the section that names it, for errors.
+        timeout_s: without a sign of it, after which it is taken for hung.
+        devices: the GPUs that it sees, as CUDA_VISIBLE_DEVICES has them; None: those of this process.
+        say: prints a line for people.
+
+    Raises:
+        UserError: the folder cannot be written, or another run's engine works in it.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        kind: str,
+        settings: Mapping[str, Any],
+        layers: Sequence[int] | None,
+        *,
+        python: str,
+        stop: Stop,
+        key: str = "engine",
+        timeout_s: float = 3600.0,
+        devices: str | None = None,
+        say: Callable[[str], None] = lambda text: None,
+    ):
+        self.folder, self.stop, self.python, self.devices = folder, stop, python, devices
+        self.key, self.timeout_s, self.say = key, timeout_s, say
+        self.worker, self.log = _WORKERS / f"{kind}_worker.py", folder / "log.txt"
+        self.num_starts = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started_s = 0.0
+        self._next, self._fruitless = 0, 0
+        self._lock = Lock(folder / _LOCK)
+        try:
+            self._make_folder()
+            (folder / "engine.json").write_text(json.dumps({"settings": dict(settings), "layers": layers}))
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def __enter__(self) -> EngineProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None:
+            if kind is None and self._process.poll() is None:
+                (self.folder / "jobs" / "end").touch()
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_END_S)
+            kill_program(self._process)
+        if kind is not None and issubclass(kind, UserError):  # its logs explain an error of the engine's
+            for name in (*_FOLDERS, "states"):
+                shutil.rmtree(self.folder / name, ignore_errors=True)
+        else:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        self._lock.release()
+
+    def start(self) -> None:
+        """Start the engine, and wait until it is loaded.
+
+        Raises:
+            UserError: it died three times.
+            Stopped: this rank was asked to stop meanwhile.
+        """
+        if self._process is None:
+            self._start()
+        self._await(self.folder / "ready", "while an engine was loaded")
+
+    def submit(self, requests: Sequence[Mapping[str, Any]], pictures: Mapping[str, Tensor]) -> str:
+        """Hand over a job and return its name.
+
+        Args:
+            requests: as `workers/draftsmith_jobs.py` says.
+            pictures: [H,W,3] uint8 by the names that the requests use.
+
+        Raises:
+            UserError: the folder cannot be written.
+        """
+        name, jobs = f"{self._next:09d}", self.folder / "jobs"
+        self._next += 1
+        try:
+            if pictures:
+                save_file(dict(pictures), jobs / f"{name}.safetensors")
+            aside = jobs / f"{name}.partial"
+            aside.write_text(json.dumps({"requests": list(requests)}))
+            os.replace(aside, jobs / f"{name}.json")
+        except Exception as error:  # safetensors has errors of its own
+            raise self._unwritable(error) from error
+        if self._process is None:
+            self._start()
+        return name
+
+    def wait(self, name: str, job: Job, *, stops: bool = True) -> list[Answer]:
+        """The answers of a job, in the order of its requests. Its files are gone then, but for files of states.
+
+        Args:
+            job: what was asked, as its answers are compared with it.
+            stops: False where the caller ends between two jobs: other ranks wait for the step in hand.
+
+        Raises:
+            UserError: the engine died or hung three times without doing a job, or its answers are wrong.
+            Stopped: `stops`, and this rank was asked to stop meanwhile.
+        """
+        path = self.folder / "done" / f"{name}.json"
+        self._await(path, "while an engine answered; what is finished is kept" if stops else None)
+        self._fruitless = 0
+        with self._kept():
+            answers = read_answers(path, job)
+        for file in (*(self.folder / "jobs" / f"{name}.{suffix}" for suffix in ("json", "safetensors")), path):
+            file.unlink(missing_ok=True)
+        return answers
+
+    def states(self, name: str, job: Job, number: int) -> Tensor:
+        """Hidden states [T,L,D] of a request of a job that was waited for; once, for their file is gone then.
+
+        Raises:
+            UserError: they are wrong.
+        """
+        done = self.folder / "done"
+        assert job.states is not None
+        path = done / states_name(done / f"{name}.json", number)
+        with self._kept():
+            states = read_states(path, job.requests[number], job.states)
+        path.unlink()
+        return states
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        """A wrong answer is moved beside the log, where it stays for whoever looks into it."""
+        try:
+            yield
+        except WrongAnswer as error:
+            path = self.folder / f"wrong-{error.path.name}"
+            if error.path.exists():
+                os.replace(error.path, path)
+            raise WrongAnswer(error.problem, path, error.place, hint=error.hint) from error
+
+    def _await(self, path: Path, place: str | None) -> None:
+        """Wait for a file of the engine's.
+
+        Args:
+            place: of `Stop.check`; None: it is not looked at.
+        """
+        assert self._process is not None
+        began_s = time.monotonic()
+        while not path.exists():
+            if place is not None:
+                self.stop.check(place)
+            if self._process.poll() is not None and not path.exists():
+                self._again(ended(self._process.returncode), self._process.returncode)
+            elif time.monotonic() - max(began_s, self._started_s) > self.timeout_s:
+                self._again(f"gave no sign for {self.timeout_s:g} s", 0)
+            time.sleep(_LOOK_S)
+
+    def _again(self, what: str, code: int) -> None:
+        assert self._process is not None
+        kill_program(self._process)
+        self._fruitless += 1
+        if self._fruitless >= _TRIES:
+            raise UserError(f"the engine {what}, and {_TRIES} times in a row did no job; its last lines:\n"
+                            f"{last_lines(self.log)}", where=f"{self.log}, key {self.key}",
+                            hint=f"{self._cure(code, what)}; what the stage has finished is kept")  # fmt: skip
+        kept = self.log.with_name(f"log-{self.num_starts}.txt")
+        os.replace(self.log, kept)
+        self.say(f"the engine {what} ({kept}): it is started again")
+        self._start()
+
+    def _cure(self, code: int, what: str) -> str:
+        if "no sign" in what:
+            return f"it hangs, or needs longer: {self.key}.timeout_s"
+        less = f"{self.key}.gpu_memory_utilization, max_num_seqs, or VLLM_CPU_KVCACHE_SPACE on a CPU"
+        return cure(code, self.log, memory=less, disk=f"{self.key}.scratch") or "fix what it says"
+
+    def _start(self) -> None:
+        self.num_starts += 1
+        (self.folder / "ready").unlink(missing_ok=True)
+        environment = {name: value for name, value in os.environ.items() if name not in _OURS}  # it is no rank of ours
+        environment |= {"TOKENIZERS_PARALLELISM": "false"}
+        environment |= {} if self.devices is None else {"CUDA_VISIBLE_DEVICES": self.devices}
+        self._process = start_program(self.python, self.worker, self.folder, self.log, environment)
+        self._started_s = time.monotonic()
+
+    def _make_folder(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if (holder := self._lock.take(patience_s=0)) is not None:
+            raise UserError(f"another run's engine works in this folder (process {holder})", where=str(self.folder),
+                            hint=f"give each run a folder of its own: {self.key}.scratch")  # fmt: skip
+        self._lock.sign()
+        for left in self.folder.iterdir():  # of an engine that was killed
+            if left.is_dir():
+                shutil.rmtree(left)
+            elif not left.name.startswith(_LOCK):
+                left.unlink()
+        for name in _FOLDERS:
+            (self.folder / name).mkdir()
+
+    def _unwritable(self, error: BaseException) -> UserError:
+        problem = unwritable(self.folder, error)
+        return UserError(problem.problem, where=f"{self.folder}, key {self.key}.scratch",
+                         hint=f"{problem.hint}, or name a folder with more room there")  # fmt: skip

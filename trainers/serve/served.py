@@ -1,0 +1,156 @@
+"""What the stages want of a target that an engine runs: answers to requests, and hidden states of batches.
+
+Letters: B rows, T tokens, D width, L layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core.batch import Batch, Request
+from ...core.errors import UserError
+from ...core.pictures import TEXT, Picture, one_placeholder_each
+from ...core.positions import place_positions
+from ...core.states import Taps, TargetStates
+from ...data.processor import Processor
+from ...models.decoding.batched import Written
+from ...models.decoding.warp import Warp
+from ...models.qwen import num_deepstack
+from ...models.targets.language import kept_states
+from .engine_answers import Asked, Job
+from .engine_pictures import shown
+from .engine_process import EngineProcess
+from .engine_section import ServedEngine
+
+
+class ServedAnswers:
+    """Writes answers with an engine."""
+
+    def __init__(
+        self,
+        section: ServedEngine,
+        process: EngineProcess,
+        processor: Processor,
+        warp: Warp,
+        ends: Sequence[int],
+        never: Collection[int],
+    ):
+        self.section, self.process, self.processor, self.warp, self.ends = section, process, processor, warp, ends
+        # The strongest that engines take; an id that comes all the same is refused.
+        self._bias = dict.fromkeys(never, -100.0)
+        self._never = frozenset(never)
+
+    def begin(
+        self, requests: Sequence[Request], limits: Sequence[int], seeds: Sequence[int]
+    ) -> Callable[[], list[Written]]:
+        """Ask, and return what waits for the answers."""
+        asked, pictures = [], dict[str, Tensor]()
+        for number, (request, limit, seed) in enumerate(zip(requests, limits, seeds, strict=True)):
+            names = [f"{number}-{index}" for index in range(len(request.pictures))]
+            pictures |= dict(zip(names, shown(request.pixels, request.pictures, self.processor, request.name),
+                                 strict=True))  # fmt: skip
+            ids = one_placeholder_each(request.ids.tolist(), request.modality.tolist(), request.pictures)
+            sampling = self.section.sampling(self.warp, seed=seed, limit=limit, ends=self.ends, never=self._bias)
+            asked.append({"ids": ids, "pictures": names, "sampling": sampling})
+        of = [Asked(r.name, r.ids, limit) for r, limit in zip(requests, limits, strict=True)]
+        job = Job(of, self.processor.num_token_ids, self._never, ends=set(self.ends))
+        return partial(self._finish, self.process.submit(asked, pictures), job)
+
+    def _finish(self, name: str, job: Job) -> list[Written]:
+        return [Written(answer.tokens, answer.stop, None) for answer in self.process.wait(name, job)]
+
+
+@dataclass(frozen=True)
+class ServedStates:
+    """A target's hidden states by an engine, in place of its own teacher-forced pass.
+
+    Args:
+        target: its embedding, final norm and LM head, without layers.
+        ahead: batches that are asked for before the first one is read.
+    """
+
+    process: EngineProcess
+    target: Any
+    processor: Processor
+    taps: Taps
+    layers: tuple[int, ...]  # as the engine was started with
+    ahead: int
+
+    def begin(self, batch: Batch) -> Callable[[], TargetStates]:
+        """Ask for the states of a batch on the CPU, and return what waits for them."""
+        asked, pictures, rows, of = [], dict[str, Tensor](), _rows(batch), []
+        for number, (ids, modality, pixels, shapes) in enumerate(rows):
+            name = batch.sample_ids[number]
+            names = [f"{number}-{index}" for index in range(len(shapes))]
+            pictures |= dict(zip(names, shown(pixels, shapes, self.processor, name), strict=True))
+            asked.append({
+                "ids": one_placeholder_each(ids.tolist(), modality.tolist(), shapes), "pictures": names,
+                "sampling": {"temperature": 0.0, "max_tokens": 1},
+            })  # fmt: skip
+            of.append(Asked(name, ids))
+        shape = (len(self.layers), int(self.target.config.hidden_size))
+        job = Job(of, self.target.config.vocab_size, states=shape)
+        return partial(self._finish, batch, self.process.submit(asked, pictures), job)
+
+    @torch.no_grad()
+    def _finish(self, batch: Batch, name: str, job: Job) -> TargetStates:
+        decoder, mask = self.target.decoder, batch.attention_mask
+        dtype, device = self.target.embedding.dtype, self.target.device
+        states = torch.zeros(*batch.ids.shape, len(self.layers), self.target.config.hidden_size, dtype=dtype)
+        # Other ranks may be inside the same step, or wait for its end: whoever asks stops between two batches.
+        self.process.wait(name, job, stops=False)
+        for row, asked in enumerate(job.requests):
+            states[row, : len(asked.ids)] = self.process.states(name, job, row).to(dtype)
+        by_layer = dict(zip(self.layers, states.to(device).unbind(2), strict=True))
+        feature = decoder.language_model.norm(by_layer[decoder.num_layers])
+        positions, _ = place_positions(batch.modality, mask, _pictures(batch), decoder.scheme)
+        layers = {layer: by_layer[layer] for layer in self.taps.layers}
+        return kept_states(batch.to(device), self.taps, feature, layers, positions.to(device))
+
+
+def layers_for(taps: Taps, num_layers: int) -> tuple[int, ...]:
+    """The layers that an engine must hand out for these taps; the last one is the feature before its norm."""
+    return tuple(sorted({*taps.layers, num_layers}))
+
+
+def check_layers(engine: str, layers: Sequence[int], config: Any) -> None:
+    """Raises `UserError` for layers whose states the engine hands out without what the target adds to them.
+
+    Qwen3-VL adds what its tower saw to the output of its first layers, after the place that an engine taps (measured:
+    losses 3e-3 apart).
+    """
+    added = num_deepstack(config)
+    if layers[0] <= added:
+        raise UserError(
+            f"the drafter reads layer {layers[0]}, and at pictures {engine} hands out the first {added} without what "
+            "the target adds to them (deepstack)", where="key drafter.taps",
+            hint=f"set drafter.taps above {added}, or engine: {{kind: transformers}}",
+        )  # fmt: skip
+
+
+def _pictures(batch: Batch) -> tuple[Picture, ...]:
+    """Of all rows; tiles without a description are plain pictures."""
+    count = 0 if batch.pixels is None else len(batch.pixels) - batch.num_dummy_images
+    if batch.pictures or not count:
+        return batch.pictures
+    patches = round((int((batch.modality != TEXT).sum()) / count) ** 0.5)
+    return (Picture(patches),) * count
+
+
+def _rows(batch: Batch) -> list[tuple[Tensor, Tensor, Tensor | None, list[Picture]]]:
+    """ids [T], modality [T], tiles or patches and pictures of each row, without padding."""
+    rows, pictures, place = [], iter(_pictures(batch)), 0
+    for ids, modality, mask in zip(batch.ids, batch.modality, batch.attention_mask, strict=True):
+        own, visual, start = [], int((modality[mask] != TEXT).sum()), place
+        while visual > 0:
+            own.append(next(pictures))
+            visual -= own[-1].num_tokens
+            place += own[-1].num_tiles
+        rows.append((ids[mask], modality[mask], None if batch.pixels is None else batch.pixels[start:place], own))
+    return rows

@@ -1,0 +1,179 @@
+"""Texts that a target writes: answers to the questions of a data section, in batches.
+
+Prompts are rendered as in evaluation, so that training sees what decoding sees.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from ...core.batch import Request
+from ...core.errors import UserError
+from ...data.answers import SKIPPED, Answer, kept_tensors, text_ids
+from ...data.end_tokens import end_ids
+from ...data.shards import ShardReader
+from ...models.decoding.batched import Written, write_answers
+from ...models.decoding.warp import Warp
+from ...models.distillation import keep_scores
+from ...models.shipped import shipped_name
+from ..run.context import Context
+from ..run.stage_records import check_fit, open_records
+from .engine_section import ServedEngine
+from .rank_engine import engine_process, identity_of_engine
+from .served import ServedAnswers
+from .states_builder import open_target
+
+STOPPED = "inside a shard of answers; the finished shards are kept"
+
+
+class Texts:
+    """Writes the answers of a `regenerate` stage, one for each record of its data.
+
+    Args:
+        stage: its section.
+    """
+
+    per_shard = 512  # where the recipe names no number
+
+    def __init__(self, stage: Any, context: Context):
+        self.stage, self.context = stage, context
+        self.processor = context.processor()
+        self.ends = end_ids(self.processor, stage.format)
+        self.dataset = open_records(stage.data, stage.format, context, self.processor)
+        engine = stage.engine
+        self.target = open_target(context, self.processor, tables_only=isinstance(engine, ServedEngine))
+        check_fit(context, self.dataset, self.target.decoder, as_cut=False)
+        _check_kept(stage.keep_logprobs, self.processor.num_token_ids)
+        self.engine = identity_of_engine(engine, f"stages.{context.name}.engine")
+        self.side_by_side: int = stage.batch_size
+        self.served: ServedAnswers | None = None
+        if isinstance(engine, ServedEngine):
+            self.side_by_side = engine.max_num_seqs
+            self.served = ServedAnswers(
+                engine,
+                context.opened.enter_context(engine_process(
+                    engine, context, key="engine", layers=None, max_length=stage.data.max_length,
+                    most_pictures=int(self.dataset.column("images").max()),
+                )),
+                self.processor, self._warp, self.ends, self.target.decoder.banned,
+            )  # fmt: skip
+        self.name = (
+            f"{shipped_name(context.target.path or 'inline')}@{context.target.revision or context.fingerprint[:12]}"
+        )
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def identity(self) -> dict[str, Any]:
+        """What the shards depend on besides the stage's fingerprint."""
+        known = {"tokenizer": self.processor.tokenizer_hash, "kept": self.stage.keep_logprobs or 0}
+        return known if self.engine is None else known | {"engine": self.engine}
+
+    def answers(self, numbers: range) -> list[Answer]:
+        """The answers to these records, in order."""
+        # Of like lengths together: padding costs as much as text. It changes no answer.
+        alike = sorted(numbers, key=lambda n: (int(self.dataset.lengths[n]), n))
+        size = self.side_by_side
+        parts = [alike[start : start + size] for start in range(0, len(alike), size)]
+        # An engine has all of them at once, and goes from one to the next.
+        asked = [self._batch(part) for part in parts] if self.served else map(self._batch, parts)
+        answers: list[Answer] = []
+        for finish, part in zip(self.context.stop.watch(asked, STOPPED), parts, strict=True):
+            answers += finish()
+            self.context.progress.add(len(part))
+        return sorted(answers, key=lambda a: a.number)
+
+    def finish(self, reader: ShardReader) -> str:
+        """A line about the finished shards. Raises `UserError` where no record was answered."""
+        if reader.refused.get(SKIPPED) == len(reader):
+            raise UserError(
+                "every record was left out, and none answered", where=str(self.context.folder / "skipped.jsonl"),
+                hint=f"fix what it names, then restart={self.context.name}",
+            )  # fmt: skip
+        stops = Counter(reader[i][2]["stop"] for i in range(min(len(reader), 1000)))
+        shown = ", ".join(f"{count} {stop}" for stop, count in sorted(stops.items()))
+        reasons = ", ".join(f"{count} left out: {reason}" for reason, count in reader.refused.items())
+        return (
+            f"{len(reader):,} answers in {reader.folder} ({reasons or 'none left out'}); how the first ended: {shown}"
+        )
+
+    @property
+    def _warp(self) -> Warp:
+        return Warp(self.stage.sampling_temperature, self.stage.top_k, self.stage.top_p)
+
+    def _batch(self, numbers: list[int]) -> Callable[[], Iterator[Answer]]:
+        """Ask for the answers to these records, and return what gives them."""
+        asked = {number: self._request(number) for number in numbers}
+        usable = {number: request for number, request in asked.items() if request is not None}
+        seeds = [self.context.seed * 1_000_003 + number for number in usable]
+        written = self._write(list(usable.values()), seeds)
+
+        def finish() -> Iterator[Answer]:
+            for number in asked.keys() - usable.keys():
+                yield Answer(number, {"name": self.dataset.sample_id(number)}, [], SKIPPED, 0, self.name)
+            for (number, request), seed, answer in zip(usable.items(), seeds, written(), strict=True):
+                tensors = {"prompt": text_ids(request), **kept_tensors(answer.kept)}
+                yield Answer(number, self._about(number, answer.ids), answer.ids, answer.stop, seed, self.name, tensors)
+
+        return finish
+
+    def _write(self, requests: list[Request], seeds: list[int]) -> Callable[[], Sequence[Written]]:
+        stage = self.stage
+        limits = [min(stage.max_new_tokens, stage.data.max_length - len(r.ids)) for r in requests]
+        if not requests:
+            return lambda: []
+        if self.served is not None:
+            return self.served.begin(requests, limits, seeds)
+        keep = functools.partial(keep_scores, count=stage.keep_logprobs) if stage.keep_logprobs else None
+        return functools.partial(
+            write_answers, self.target.decoder, requests, self._warp, limits=limits, seeds=seeds,
+            eos_ids=self.ends, keep=keep, prefill_chunk=self.target.prefill_chunk,
+        )  # fmt: skip
+
+    def _request(self, number: int) -> Request | None:
+        """The request, or None where the record cannot be used and is left out."""
+        try:
+            most = self.dataset.config.max_length
+            request = self.target.view(self.dataset.request(number, most=most)[0])
+            if len(request.ids) >= self.dataset.config.max_length:
+                raise self.dataset.too_long(len(request.ids) + 1)
+            return request
+        except UserError as error:
+            self.dataset.leave_out(number, error)
+            return None
+
+    def _about(self, number: int, ids: list[int]) -> dict[str, Any]:
+        """What was asked, and the answer as text for people: training reads the ids."""
+        record = self.dataset.record(number)
+        turns = record["conversations"]
+        turns = turns[:-1] if turns[-1]["from"] == "gpt" else turns
+        text = self.processor.tokenizer.decode(ids, skip_special_tokens=True)
+        about = {"name": self.dataset.sample_id(number), "conversations": turns, "text": text}
+        about |= {"id": record["id"]} if "id" in record else {}
+        return _finite(about | ({"image": _shown(record["image"])} if "image" in record else {}))
+
+
+def _finite(value: Any) -> Any:
+    """A JSON value whose numbers that are no numbers are text: an id of a table may be NaN, and no JSON holds one."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _shown(image: Any) -> Any:
+    """A record's `image` as text: bytes inside a table or a tar by their place."""
+    return [str(one) for one in image] if isinstance(image, list) else image
+
+
+def _check_kept(count: int | None, num_ids: int) -> None:
+    if count is not None and count > num_ids - 2:
+        raise UserError(
+            f"keep_logprobs is {count}, and of {num_ids} ids the image's never comes and one must be left to the rest",
+            hint=f"keep {num_ids - 2} or fewer: 64 already hold nearly all of the mass",
+        )

@@ -1,0 +1,269 @@
+"""Atomic checkpoints: written to a temporary folder, hashed and renamed. A resumed run uses the newest one that
+verifies.
+
+DeepSpeed writes in place and saves neither random states nor the place in the data; here its files go
+into a folder that gets its name only when a manifest of sizes and SHA-256 stands in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from ...core import ranks
+from ...core.errors import UserError
+from ...core.files import is_full, read_json, unwritable
+from ...core.section import Section
+from .engine import Engine, load_data
+
+MANIFEST = "manifest.json"
+
+
+class CheckpointConfig(Section):
+    """When to save. The last step of a stage is always saved as weights."""
+
+    # Optimizer steps between checkpoints; null: only when the run is asked to stop.
+    every: int | None = Field(500, ge=1)
+    # How many to keep.
+    keep: int = Field(2, ge=1)
+
+
+@dataclass(frozen=True)
+class State:
+    """Which run a checkpoint belongs to, and where that run was."""
+
+    step: int
+    fingerprint: str
+    world_size: int
+    validated: bool = True  # False: the run was asked to stop before a validation that was due after this step
+
+
+@dataclass(frozen=True)
+class _File:
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class _Manifest:
+    state: State
+    files: dict[str, _File]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint that verified, and notes on newer ones that did not."""
+
+    path: Path
+    step: int
+    notes: tuple[str, ...]
+    validated: bool = True  # False: the run was asked to stop before the validation that this step was due
+
+
+def save(engine: Engine, folder: Path, *, step: int, fingerprint: str, keep: int, validated: bool = True) -> Path:
+    """Save after `step` optimizer steps (all ranks call). Returns the checkpoint's folder.
+
+    Args:
+        validated: False where a validation after this step is still to be done.
+
+    Raises:
+        UserError: the disk is full, on the rank whose file did not fit.
+    """
+    final = folder / _name(step)
+    aside = folder / f".{final.name}.partial"
+    if ranks.is_main():
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+    ranks.barrier()
+    state = State(step, fingerprint, ranks.world_size(), validated)
+    with _full_disk_is_told(engine, aside):
+        engine.save(aside, asdict(state))
+        # DeepSpeed keeps one client state for all ranks, so each rank's random state is a file of its own.
+        torch.save(random_state(), aside / _random(ranks.rank()))
+    ranks.barrier()
+    if ranks.is_main():
+        with _full_disk_is_told(engine, aside):
+            _publish(aside, final, state)
+        _rotate(final, keep)
+    ranks.barrier()
+    return final
+
+
+@contextmanager
+def _full_disk_is_told(engine: Engine, aside: Path) -> Iterator[None]:
+    """Errors of a full disk, which torch tells as bytes at a wrong place, become one that says how much is wanted."""
+    there = shutil.disk_usage(aside).free
+    try:
+        yield
+    except Exception as error:
+        if not is_full(error):
+            raise
+        older = [sum(p.stat().st_size for p in path.rglob("*") if p.is_file()) for path in aside.parent.glob("step-*")]
+        needed = max(engine.checkpoint_bytes(), *older) if older else engine.checkpoint_bytes()
+        if ranks.world_size() == 1:  # other ranks may be writing there still: the next start of the stage sweeps
+            shutil.rmtree(aside, ignore_errors=True)
+        full = unwritable(aside.parent, error, needed=needed, there=there)
+        raise UserError(f"the checkpoint {full.problem}", where=full.where, hint=full.hint) from error
+
+
+def find(folder: Path, *, fingerprint: str) -> Found | None:
+    """The newest checkpoint whose files match their manifest; rank 0 looks, all ranks agree.
+
+    Raises:
+        UserError: the good one belongs to another recipe or another number of ranks.
+    """
+    checkpoint: Found | UserError | None = None
+    if ranks.is_main():
+        try:
+            checkpoint = _newest_good(folder, fingerprint)
+        except UserError as error:
+            checkpoint = error
+    checkpoint = ranks.broadcast(checkpoint)
+    if isinstance(checkpoint, UserError):
+        raise checkpoint
+    return checkpoint
+
+
+def load(engine: Engine, checkpoint: Found) -> None:
+    """Restore weights, optimizer, schedule and this rank's random states."""
+    engine.load(checkpoint.path)
+    restore_random_state(load_data(checkpoint.path / _random(ranks.rank())))
+
+
+def verify(path: Path) -> str | None:
+    """What is wrong with a checkpoint's files, or None."""
+    checkpoint = _verified(path)
+    return checkpoint if isinstance(checkpoint, str) else None
+
+
+def _verified(path: Path) -> State | str:
+    """The state that a checkpoint's manifest names, or what is wrong with its files."""
+    try:
+        manifest = read_json(path / MANIFEST, _Manifest, hint="")
+    except UserError as error:
+        return f"{path.name}: {MANIFEST}: {error.problem}"
+    state = manifest.state
+    if path.name != _name(state.step):
+        return f"{path.name}: {MANIFEST} says step {state.step}"
+    read = {str(file.relative_to(path)) for file in path.rglob("*.pt")}
+    read |= {_random(rank) for rank in range(min(state.world_size, ranks.world_size()))}
+    if unlisted := sorted(read - manifest.files.keys()):
+        return f"{path.name}: {MANIFEST} does not list {unlisted[0]}"
+    for name, entry in manifest.files.items():
+        file = path / name
+        if not file.is_file():
+            return f"{path.name}: {name} is missing"
+        if file.stat().st_size != entry.bytes:
+            return f"{path.name}: {name} has {file.stat().st_size} bytes, not {entry.bytes}"
+        if _sha256(file) != entry.sha256:
+            return f"{path.name}: {name} was changed after it was written"
+    return state
+
+
+def _newest_good(folder: Path, fingerprint: str) -> Found | None:
+    notes: list[str] = []
+    for path in sorted(folder.glob("step-*"), reverse=True):
+        state = _verified(path)
+        if isinstance(state, str):
+            notes.append(state)
+            continue
+        if state.fingerprint != fingerprint:
+            raise UserError(
+                "the checkpoint was made by another recipe or from other data",
+                where=str(path / MANIFEST),
+                hint="restore the recipe, or start the stage again with restart=STAGE",
+            )
+        if state.world_size != ranks.world_size():
+            raise UserError(
+                f"the checkpoint was made by {state.world_size} ranks, and this run has {ranks.world_size()}: "
+                "optimizer states are shared out by rank, and the sums would round differently",
+                where=str(path),
+                hint=f"resume with {state.world_size} ranks, or start again with restart=STAGE",
+            )
+        return Found(path, state.step, tuple(notes), state.validated)
+    if notes:
+        raise UserError(
+            "no usable checkpoint: " + "; ".join(notes),
+            where=str(folder),
+            hint="remove the folder or start the stage again with restart=STAGE",
+        )
+    return None
+
+
+def _publish(aside: Path, final: Path, state: State) -> None:
+    files = {}
+    for path in sorted(p for p in aside.rglob("*") if p.is_file()):
+        _fsync(path)
+        files[str(path.relative_to(aside))] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+    manifest = aside / MANIFEST
+    manifest.write_text(json.dumps({"state": asdict(state), "files": files}, indent=1))
+    _fsync(manifest)
+    _fsync(aside)
+    shutil.rmtree(
+        final, ignore_errors=True
+    )  # an earlier save of the same step is removed only after the new one is complete
+    os.replace(aside, final)
+    _fsync(final.parent)
+
+
+def _rotate(newest: Path, keep: int) -> None:
+    # Those after it were refused when this try began: counting them would delete good ones in their favour.
+    older = sorted(path for path in newest.parent.glob("step-*") if path.name <= newest.name)
+    for path in older[:-keep]:
+        shutil.rmtree(path)
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def _random(rank: int) -> str:
+    return f"random-{rank:05d}.pt"
+
+
+def random_state() -> dict[str, Any]:
+    """Of all generators of this process, in plain tensors and numbers only, so that it loads with weights_only."""
+    version, words, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+        "python": (version, list(words), gauss),
+        "numpy": (kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), position, has_gauss, cached),
+    }
+
+
+def restore_random_state(state: dict[str, Any]) -> None:
+    """Set all generators of this process to what `random_state` returned."""
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] is not None:
+        torch.cuda.set_rng_state(state["cuda"])
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    kind, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _fsync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

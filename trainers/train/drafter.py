@@ -1,0 +1,212 @@
+"""A drafter of a `train` stage while it trains beside its target: weights, measured tau, best and last result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from ...core import ranks
+from ...core.errors import UserError
+from ...core.fields import MOST_ANSWER, Temperature, TopK, TopP
+from ...core.import_paths import code_of
+from ...core.section import Section
+from ...data.captioned.prompts import PromptSource
+from ...data.dataset import ConversationData
+from ...eval.loop import Decoding, Generation, generate
+from ...eval.policies import Draw, TreeConfig
+from ...eval.rules import RULES
+from ...models.decoding.warp import Warp
+from ...models.drafters.base import CountTokens, DrafterConfig, TargetIdentity
+from ...models.drafters.head_files import check_vocabulary
+from ...models.formats.start import find_start, load_start
+from ...models.targets.base import Target
+from ..run.context import Context
+from .best import Best
+from .engine import Engine
+from .fit import SCRATCH
+
+_EMPTY = "is the template right? Does the target answer the questions of `decoding`?"
+
+
+class DecodingCheck(Section):
+    """A real decoding run on a few requests: tau, and of an image generator the pictures that come out."""
+
+    # Optimizer steps between two of them (a multiple of validation.every); the last step always has one.
+    every: int = Field(ge=1)
+    # Image generators: prompts.
+    prompts: PromptSource | None = None
+    # Language models: records, each up to its last answer; max_samples keeps them few.
+    data: ConversationData | None = None
+    tree: TreeConfig
+    # Tokens of an answer; null: 64. An image has its own number.
+    max_new_tokens: int | None = Field(None, ge=1, le=MOST_ANSWER)
+    # Null: 0 for answers; 0 and 1 for images.
+    temperatures: list[Temperature] | None = Field(None, min_length=1)
+    top_k: TopK = 0
+    top_p: TopP = 1.0
+
+    @property
+    def from_stage(self) -> str | None:
+        """The stage whose data it decodes."""
+        section = self.prompts or self.data
+        return None if section is None else section.from_stage
+
+
+@dataclass(frozen=True)
+class Requests:
+    """What a decoding check decodes.
+
+    Args:
+        request: number -> what the target is asked.
+        keep: temperature, tokens of every request -> further values to log (pictures), on rank 0.
+    """
+
+    count: int
+    request: Callable[[int], Any]
+    max_new_tokens: int
+    eos_ids: tuple[int, ...]
+    temperatures: list[float]
+    grid: int | None = None
+    keep: Callable[[float, int, list[list[int]]], Mapping[str, Path]] = lambda temperature, step, tokens: {}
+
+
+class TrainedDrafter:
+    """`module` is what the engine trains: `forward(batch, states)`.
+
+    Args:
+        identity: of the target, for the manifest and whatever is loaded.
+        manifest_fields: what else the stage writes into the manifest.
+        requests: of `stage.decoding`; None: no check.
+    """
+
+    def __init__(
+        self,
+        stage: Any,
+        context: Context,
+        target: Target,
+        identity: TargetIdentity,
+        *,
+        manifest_fields: Mapping[str, Any],
+        requests: Requests | None,
+        count_tokens: CountTokens | None = None,
+    ):
+        assert context.drafter is not None
+        self.stage, self.context, self.target, self.identity = stage, context, target, identity
+        self.config: DrafterConfig = context.drafter
+        self.manifest_fields, self.requests = dict(manifest_fields), requests
+        self.config.check(target.shape)
+        self.module = self.config.training_objective(self._start(count_tokens), target, stage.objective)
+        self._best = Best(context.folder, lambda head, folder, step: self._save(head, folder, step))
+
+    def _start(self, count_tokens: CountTokens | None) -> nn.Module:
+        """A drafter outside the run (`from: {path}`), an earlier stage's, the recipe's published one, or fresh weights;
+        `from: scratch` takes none of them.
+        """
+        folder, published, outside = self.context.inputs.get("drafter"), self.config.provides(), self.stage.outside
+        if outside is not None:
+            self.context.say(f"{self.context.name}: starts from {outside.path}")
+            folder = find_start(outside.path, outside.revision)
+            head = load_start(self.config, folder, self.target, self.identity, other_target=outside.other_target)
+            check_vocabulary(self.config, head, self.target, folder)
+            return head
+        if folder is None and (not published or self.stage.from_stage == SCRATCH):
+            return self.config.build(self.target, count_tokens=count_tokens)
+        if folder is None:
+            self.context.say(f"{self.context.name}: starts from {self.config.model_dump()['path']}")
+        head = self._load(folder)
+        check_vocabulary(self.config, head, self.target, folder or Path(str(dict(self.config)["path"])))
+        return head
+
+    def decode(self, engine: Engine, step: int) -> dict[str, float | Path]:
+        """tau at each temperature over the requests, which the ranks share.
+
+        Raises:
+            Stopped: on all ranks, between two requests.
+        """
+        settings, requests = self.stage.decoding, self.requests
+        assert requests is not None
+        proposal = self.config.drafter(self._copy(engine), self.target)
+        values: dict[str, float | Path] = {}
+        for temperature in requests.temperatures:
+            decoding = Decoding(
+                settings.tree.build(grid=requests.grid, seed=self.context.seed),
+                RULES["greedy" if temperature == 0 else "sampling"],
+                Draw("top-k"),
+                Warp(temperature, settings.top_k, settings.top_p),
+                requests.max_new_tokens,
+                requests.eos_ids,
+            )
+            mine: list[tuple[int, Generation]] = []
+            stop, stopped = self.context.stop, None
+            for number in range(ranks.rank(), requests.count, ranks.world_size()):
+                if stop.asked():
+                    stopped = "in a decoding check"
+                    break
+                uniforms = torch.Generator().manual_seed(self.context.seed * 1_000_003 + number)
+                mine.append((number, generate(self.target, proposal, requests.request(number), decoding, uniforms)))
+            counts = [(n, len(g.cycles), sum(c.num_emitted for c in g.cycles), g.tokens) for n, g in mine]
+            shards = ranks.gather((stopped, counts))
+            stop.settle(place for place, _ in shards)
+            every = sorted(row for _, shard in shards for row in shard)
+            if cycles := sum(row[1] for row in every):
+                values[f"tau_T{temperature:g}"] = sum(row[2] for row in every) / cycles
+            if ranks.is_main():
+                values |= requests.keep(temperature, step, [row[3] for row in every])
+        if not any(name.startswith("tau_") for name in values):
+            self._say_nothing_was_measured()
+        return values
+
+    def _say_nothing_was_measured(self) -> None:
+        """Raises `UserError` where the best tau would be chosen at the stage's end."""
+        problem = "every answer of the decoding check ended with its first token, so tau was not measured"
+        if self.stage.select == "tau":
+            raise UserError(problem, where=f"key stages.{self.context.name}.select", hint=_EMPTY)
+        self.context.say(f"{self.context.name}: {problem}: {_EMPTY}")
+
+    def keep_best(self, engine: Engine, values: Mapping[str, Any], step: int) -> None:
+        """Keep these weights beside the stage's result where a held-out accuracy or tau is the best so far."""
+        taus = [value for name, value in values.items() if name.startswith("tau_")]
+        scores = {name: values.get(f"val_{name}") for name in ("top1", "top3")}
+        scores["tau"] = sum(taus) / len(taus) if taus else None
+        self._best.keep(scores, step, lambda: self._copy(engine))
+
+    def finish(self, engine: Engine, total: int, seed: int) -> None:
+        """Write the stage's result: the last weights, or the best by the recipe's choice."""
+        head = self._copy(engine)
+        step, chosen = total, self.stage.select
+        if chosen != "last":
+            folder, score, step = self._best.of(chosen)
+            head = self._load(folder)
+            self.context.say(f"{self.context.name}: weights of step {step}, best {chosen} {score:.4f}")
+        if ranks.is_main():
+            self._save(head, self.context.folder, step, seed=seed, selected=chosen)
+        ranks.barrier()
+
+    def _load(self, folder: Path | None) -> nn.Module:
+        return self.config.load(folder, self.target, dtype=torch.float32, identity=self.identity)
+
+    def _save(self, head: nn.Module, folder: Path, step: int, **more: Any) -> None:
+        context = self.context
+        training = {"stage": context.name, "step": step, "fingerprint": context.fingerprint}
+        if ":" in self.config.kind:  # of another package
+            more["code"] = code_of(self.config.kind)
+        manifest = self.config.manifest(
+            self.target, self.identity, training=training, command=context.command, **self.manifest_fields, **more
+        )
+        self.config.save(head, folder, manifest)
+
+    def _copy(self, engine: Engine) -> nn.Module:
+        """The head as it is now, whole on every rank and outside the engine."""
+        head: Any = engine.module.head
+        with engine.full_weights():
+            state = {name: value.detach().clone() for name, value in head.state_dict().items()}
+        # The copy's first weights are drawn and thrown away; training must not notice, a resumed run makes fewer.
+        with torch.random.fork_rng(devices=[]):
+            copy = self.config.copy_of(head, state)
+        return copy.to(self.target.device, self.target.embedding.dtype).requires_grad_(False).eval()

@@ -1,0 +1,350 @@
+"""The only door to DeepSpeed: process group, engine, and how a sum of losses becomes the right gradient.
+
+DeepSpeed is called directly: behind other trainers it quietly becomes DDP on a CPU, while its own
+engine trains with ZeRO 0 to 3 on gloo. Optimizers are torch's.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import pickle
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from ...core import ranks
+from ...core.errors import UserError, first_line, not_loaded
+from ...core.heartbeat import BOUND_S
+from ...core.pretrained import name_accelerator
+from ..run.deepspeed_section import EngineConfig
+from ..run.rank_setup import fit_threads, free_port, take_gpu
+
+BUCKET = 500_000_000  # DeepSpeed's default
+_AFTER_S = 600.0  # that groups wait longer than the heartbeat, which can say for whom
+
+
+def _before_import(level: int) -> None:
+    """DeepSpeed's loggers write to the console at import; the run has its own progress line."""
+    logging.getLogger("DeepSpeed").setLevel(level)
+    name_accelerator()
+
+
+def init_distributed(*, verbose: bool = False, wait_s: float = BOUND_S) -> None:
+    """Join the process group; without a launcher this process is the only rank.
+
+    Args:
+        verbose: DeepSpeed tells what it does.
+        wait_s: of `EngineConfig.wait_minutes`, in seconds.
+
+    Raises:
+        UserError: the ranks cannot meet: no address, a port that is taken.
+    """
+    _before_import(logging.INFO if verbose else logging.ERROR)
+    import deepspeed
+    from deepspeed import ops
+
+    if torch.distributed.is_initialized():
+        return
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}.items():
+        os.environ.setdefault(name, value)
+    chosen = "MASTER_PORT" not in os.environ
+    if chosen:
+        os.environ["MASTER_PORT"] = str(free_port())
+    fit_threads()
+    take_gpu()
+    # The shared-memory collective is compiled on first use: 40 s and a compiler, for nothing on a CPU test.
+    ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    ranks.watch(wait_s)
+    bound = timedelta(seconds=wait_s + _AFTER_S)
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    try:
+        deepspeed.init_distributed(dist_backend=backend, verbose=False, timeout=bound)
+    except torch.distributed.DistError as error:
+        place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise UserError(
+            f"rank {ranks.rank()} could not join the others: {first_line(error)}", where=place,
+            hint="MASTER_ADDR and MASTER_PORT name rank 0's machine and a free port of it, on every node",
+        ) from error  # fmt: skip
+    # DeepSpeed makes the groups of its gradients without a bound, and torch gives them its own: ten minutes on GPUs.
+    deepspeed.comm.comm.cdb.new_group = functools.partial(torch.distributed.new_group, timeout=bound)
+    ranks.joined()
+    if chosen:
+        del os.environ["MASTER_PORT"]  # taken: a process that is started from this one needs another
+    ranks.check_own_gpu()
+
+
+@contextmanager
+def _patient_barriers() -> Iterator[None]:
+    """DeepSpeed's barriers wait for slow disks inside, as ours do: NCCL's end a run after a bound.
+
+    All of a checkpoint's barriers are of all ranks. Its few other collectives follow one, so nobody is late for them.
+    """
+    from deepspeed import comm
+
+    before = comm.barrier
+    comm.barrier = lambda *_, **__: ranks.barrier()
+    try:
+        yield
+    finally:
+        comm.barrier = before
+
+
+@contextmanager
+def _linear_is(function: Callable) -> Iterator[None]:
+    """Replaces torch's linear layer by `function` inside the context, and restores it afterwards."""
+    before = functional.linear
+    functional.linear = function
+    try:
+        yield
+    finally:
+        functional.linear = before
+
+
+@contextmanager
+def _tensor_cores(device: torch.device, allowed: bool) -> Iterator[None]:
+    """Allows TF32 on a GPU inside the context, and restores what was allowed."""
+    before = torch.get_float32_matmul_precision()
+    if allowed and device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        if torch.get_float32_matmul_precision() != before:
+            torch.set_float32_matmul_precision(before)
+
+
+def _gradient_sums(config: EngineConfig, accumulation: int) -> tuple[int, dict[str, Any]]:
+    """ZeRO's stage, and what DeepSpeed is told so that micro-batches' gradients under bf16 are summed in float32.
+
+    Under bf16 DeepSpeed's stage 0 sums in bfloat16 alone. Its stage 1 takes over where there is something to sum.
+    """
+    if config.precision != "bf16":
+        return config.zero_stage, {}
+    if config.zero_stage == 0 and accumulation == 1:
+        return 0, {}
+    return max(1, config.zero_stage), {"data_types": {"grad_accum_dtype": "fp32"}}
+
+
+class Engine:
+    """A module under DeepSpeed.
+
+    Args:
+        multiplier: step -> factor on the groups' learning rates.
+        accumulation: forwards of an optimizer step on each rank, about: `begin` says which is the last.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        multiplier: Callable[[int], float],
+        config: EngineConfig,
+        *,
+        micro_batch_size: int,
+        accumulation: int,
+        clip_norm: float | None,
+    ):
+        import deepspeed
+
+        # DeepSpeed still calls these two by their old names, and torch tells the user of it in every stage: nothing in
+        # a recipe could change it.
+        old = "(all_gather_into_tensor|reduce_scatter_tensor)"
+        text = rf"`torch\.distributed\.{old}` is deprecated\. Please use"
+        warnings.filterwarnings("ignore", message=text, category=FutureWarning)
+        config = config.on(ranks.device())
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, multiplier)
+        # Allocated whole, 2 GB in float32, however small the model; all of its gradients are one bucket as before.
+        trained = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
+        bucket = min(BUCKET, trained)
+        stage, sums = _gradient_sums(config, accumulation)
+        threshold = config.persistence_threshold
+        whole = {} if threshold is None else {"stage3_param_persistence_threshold": threshold}
+        # ZeRO-3 leaves the process a linear layer of its own, which keeps no gathered weights for the backward: it is
+        # kept for this engine's steps, and everything else (a decoding that is timed) has torch's.
+        with _linear_is(functional.linear), ranks.pulse().meeting():
+            self._engine, self._optimizer, _, _ = deepspeed.initialize(
+                model=module,
+                optimizer=optimizer,
+                lr_scheduler=scheduler,
+                dist_init_required=False,
+                config={
+                    "train_micro_batch_size_per_gpu": micro_batch_size,
+                    "gradient_accumulation_steps": accumulation,
+                    "gradient_clipping": clip_norm or 0.0,
+                    "zero_optimization": {"stage": stage, "reduce_bucket_size": bucket, **whole},
+                    "zero_allow_untested_optimizer": True,
+                    "zero_force_ds_cpu_optimizer": False,
+                    "bf16": {"enabled": config.precision == "bf16"},
+                    "fp16": {"enabled": config.precision == "fp16"},
+                    "steps_per_print": 10**12,
+                    **sums,
+                },
+            )
+            self._linear = functional.linear
+        self._engine.checkpoint_engine.load = load_data
+        # Loaded weights come in evaluation mode: no dropout, and gradient checkpointing silently off.
+        self._engine.train()
+        self.config, self.accumulation = config, accumulation
+        self._terms = accumulation * torch.distributed.get_world_size()
+        self._finite = torch.ones((), device=self.device)
+        # fp16 looks for its loss scale by trying: an overflow there is expected, skipped and tried again smaller.
+        self.expects_skips = config.precision == "fp16"
+        for parameter in module.parameters():
+            if parameter.requires_grad and not self.expects_skips:
+                parameter.register_hook(self._watch)
+
+    @property
+    def device(self) -> torch.device:
+        """Where DeepSpeed keeps the module, and where batches must go."""
+        return self._engine.device
+
+    @property
+    def module(self) -> nn.Module:
+        """The trained module itself, without DeepSpeed around it."""
+        return self._engine.module
+
+    @property
+    def gradients_are_finite(self) -> torch.Tensor:
+        """Scalar 1 or 0: whether all of this rank's gradients since the last step were finite (under fp16 always 1).
+
+        Checked here because with an infinite gradient ZeRO-0 in float32 writes it into the weights,
+        and ZeRO 1 to 3 and bf16 skip the step without a word (both measured).
+        """
+        return self._finite
+
+    def _watch(self, gradient: torch.Tensor) -> None:
+        # Finite only if every entry is, and the sum over micro-batches and ranks that is still to come as well.
+        size = torch.linalg.vector_norm(gradient.detach(), ord=1, dtype=torch.float32) * self._terms
+        self._finite = self._finite * size.isfinite()
+
+    def __call__(self, *inputs: Any) -> Any:
+        with _linear_is(self._linear), _tensor_cores(self.device, self.config.tf32):
+            return self._engine(*inputs)
+
+    def begin(self, *, last: bool) -> None:
+        """Called before each micro-batch's forward: whether the update follows it. Packed steps differ in number."""
+        self._engine.set_gradient_accumulation_boundary(last)
+
+    def backward(self, loss_sum: torch.Tensor, tokens: float) -> None:
+        """Add the gradient of loss_sum / tokens, where `tokens` counts the whole global batch.
+
+        DeepSpeed averages over ranks and accumulation; the factors here undo both.
+        """
+        world_size = torch.distributed.get_world_size()
+        # Gradient checkpointing runs layers again.
+        with _linear_is(self._linear), _tensor_cores(self.device, self.config.tf32):
+            self._engine.backward(loss_sum * (world_size * self.accumulation / tokens))
+
+    def step(self) -> None:
+        """Called after each micro-batch's backward; updates after the last one."""
+        self._engine.step()
+
+    def end_step(self) -> None:
+        """Forget the finished step's `gradients_are_finite`; called once after each optimizer step."""
+        self._finite = torch.ones((), device=self.device)
+
+    @property
+    def num_updates(self) -> int:
+        """Optimizer steps as DeepSpeed counts them: skipped ones count too."""
+        return self._engine.global_steps
+
+    @property
+    def num_skipped(self) -> int:
+        """Optimizer steps that DeepSpeed skipped because of an overflow."""
+        return self._engine.skipped_steps
+
+    def rates(self) -> list[float]:
+        """Current learning rate of each parameter group."""
+        return [group["lr"] for group in self._engine.optimizer.param_groups]
+
+    def save(self, folder: Path, client_state: dict[str, Any]) -> None:
+        """Write every rank's part under `folder` (all ranks call); frozen weights stay out."""
+        with _patient_barriers():
+            self._engine.save_checkpoint(
+                str(folder), tag="engine", client_state=client_state, save_latest=False, exclude_frozen_parameters=True
+            )
+
+    def checkpoint_bytes(self) -> int:
+        """About how many bytes `save` writes, of all ranks: weights, Adam's two moments, and under ZeRO or bf16 the
+        float32 weights that the optimizer keeps.
+        """
+        trained = [p for p in self.module.parameters() if p.requires_grad]
+        # Under ZeRO 3 a parameter holds this rank's part, and says how large it is.
+        count = sum(int(getattr(p, "ds_numel", p.numel())) for p in trained)
+        master = bool(self.config.zero_stage) or self.config.precision != "fp32"
+        return count * ((4 if self.config.precision == "fp32" else 2) + 8 + 4 * master)
+
+    def load(self, folder: Path) -> dict[str, Any]:
+        """Read what `save` wrote. Raises `UserError` for a file that holds more than data: nothing in one is run."""
+        with _patient_barriers():
+            path, client_state = self._engine.load_checkpoint(str(folder), tag="engine", load_module_strict=False)
+        assert path is not None, f"DeepSpeed found no checkpoint in {folder}"
+        return client_state
+
+    def full_weights(self) -> Any:
+        """Context in which rank 0 sees whole parameters, in the precision that forwards use, under any ZeRO stage."""
+        import deepspeed
+
+        parameters = list(self.module.parameters())
+        return deepspeed.zero.GatheredParameters(parameters, modifier_rank=None, enabled=self.config.zero_stage == 3)
+
+
+def load_data(path: str | Path, map_location: Any = None) -> Any:
+    """Tensors and plain values of a checkpoint's file. Stands in for DeepSpeed's own reader, which unpickles anything.
+
+    Args:
+        map_location: as of `torch.load`.
+
+    Raises:
+        UserError: the file holds other objects, or cannot be read.
+    """
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    # All of DeepSpeed's own that a checkpoint of ZeRO 1 to 3 holds: numbers under names.
+    allowed: list[Any] = [LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address]
+    # Python before 3.11.4 pickles a member of an enumeration as getattr(class, name): this is all that it may get.
+    allowed.append((functools.partial(_member, ZeroStageEnum), "builtins.getattr"))
+    try:
+        with torch.serialization.safe_globals(allowed):
+            return torch.load(path, map_location=map_location, weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError) as error:
+        raise UserError(
+            f"holds more than a checkpoint's data, or is damaged: {not_loaded(error)}", where=str(path),
+            hint="nothing in it was run; remove the checkpoint's folder, and an older one is taken",
+        ) from error  # fmt: skip
+
+
+def _member(enumeration: Any, owner: Any, name: str) -> Any:
+    if owner is not enumeration or name not in enumeration.__members__:
+        raise pickle.UnpicklingError(f"asks for attribute {name!r}")
+    return enumeration[name]
+
+
+def deepspeed_state() -> dict[str, Any]:
+    """Version and op builders of the installed DeepSpeed, for `draftsmith doctor`.
+
+    Returns:
+        version; prebuilt (ops compiled into it); buildable (ops that could be compiled here when they are first asked
+        for: this engine asks for none). Raises what importing it raises.
+    """
+    _before_import(logging.ERROR)
+    import deepspeed
+    from deepspeed.git_version_info import installed_ops
+    from deepspeed.ops import __compatible_ops__
+
+    return {
+        "version": deepspeed.__version__,
+        "prebuilt": sorted(name for name, there in installed_ops.items() if there),
+        "buildable": sorted(name for name, can in __compatible_ops__.items() if can),
+    }

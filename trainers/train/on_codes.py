@@ -1,0 +1,280 @@
+"""Models of image codes: a head of an image generator, or the synthetic dataset's tokenizer, reader and generator."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoTokenizer
+
+from ...core import ranks
+from ...core.errors import UserError
+from ...core.pretrained import reading_pretrained
+from ...data.captioned.prompts import read_prompts
+from ...data.codes import CodeCollate, PictureCollate, ShardData, ShardSample, ShardSamples
+from ...data.loader import Collate, Loader, steps_per_epoch
+from ...data.shapes.captioned import COLORS, SHAPES, figures_of, places_of
+from ...data.stage_folders import CODES, DATASET_FOLDER, TOKENIZER
+from ...eval.figures import save_grid
+from ...models.drafters.base import TargetIdentity
+from ...models.llamagen.captions import caption_ids, load_text_encoder
+from ...models.llamagen.files import load_llamagen, load_vq, save_model
+from ...models.llamagen.shapes_reader import ShapesReader
+from ...models.llamagen.training import LlamaGenTraining, VqTraining
+from ...models.llamagen.vq import VqTokenizer
+from ...models.targets.generators import load_generator
+from ...models.targets.llamagen_section import TEXT_ENCODER, build_text_encoder, build_transformer
+from ..run.context import Context
+from .best import held_out_scores
+from .drafter import Requests, TrainedDrafter
+from .engine import Engine
+from .fit import training_loader
+from .loop import Source, Training, Validate
+
+
+def open_codes(stage: Any, context: Context, seed: int) -> Training:
+    """A head of an image generator, or a model of the synthetic dataset: image tokenizer, reader, generator."""
+    if stage.model in ("vq", "target") and context.target.base_kind != "llamagen":
+        raise UserError(f"model: {stage.model} for {context.target.kind}, which is published and not trained here",
+                        where=f"stages.{context.name}.model", hint="train its head: model: drafter")  # fmt: skip
+    samples = ShardSamples(shards_of(stage.data, context), stage.data)
+    if not len(samples):
+        raise UserError("no sample to train on", where=str(samples.reader.folder), hint="check data and held_out")
+    _check_tensors(stage, context, samples[0])
+    total = stage.num_steps(len(samples))
+    context.say(f"{len(samples)} samples, {total} steps of {stage.batch_size}")
+    if stage.model == "drafter":
+        return _open_head(stage, context, seed, samples, total)
+    module, collate = _module(stage, context, seed, total), _collate(stage, context, samples, seed)
+    make_loader = functools.partial(training_loader, stage, samples, collate, seed=seed, total=total)
+    return Training(module, make_loader, total, lambda engine: _save(stage, context, engine))
+
+
+def _open_head(stage: Any, context: Context, seed: int, samples: ShardSamples, total: int) -> Training:
+    """A head beside its frozen target, whose states are computed for each batch."""
+    target, requests = _target_and_requests(stage, context)
+    dropout = 0.1 if stage.condition_dropout is None else stage.condition_dropout
+    drafter = TrainedDrafter(
+        stage, context, target, TargetIdentity(context.target.model_dump(mode="json")),
+        manifest_fields={"condition_dropout": dropout}, requests=requests,
+    )  # fmt: skip
+    template = samples[0]
+    collate = CodeCollate(
+        context.target.sample_condition(), template, seed, dropout, len(template.tensors["codes"]) - 1
+    )  # fmt: skip
+    taps = drafter.config.taps_for(target.shape, training=True)
+    source = functools.partial(target.states, taps=taps)
+    return Training(
+        drafter.module,
+        functools.partial(training_loader, stage, samples, collate, seed=seed, total=total),
+        total,
+        lambda engine: drafter.finish(engine, total, seed),
+        source=source,
+        validate=_validation(stage, context, drafter, collate, source, total),
+        validate_every=stage.checked_every,
+    )
+
+
+def _target_and_requests(stage: Any, context: Context) -> tuple[Any, Requests | None]:
+    """The frozen target, and what its decoding check draws."""
+    device, check = context.device(), stage.decoding
+    if check is None:
+        return context.target.load(context.inputs, device=device), None
+    generator = load_generator(context.target, context.inputs, device=device)
+    target, source = generator.target, check.prompts
+    folder = None if source.from_stage is None else context.inputs["data"] / DATASET_FOLDER
+    requests = [generator.request(p.caption, p.label, p.key) for p in read_prompts(source.resolved(folder))]
+
+    def pictures(temperature: float, step: int, tokens: list[list[int]]) -> dict[str, Path]:
+        codes = torch.stack([target.codes(row) for row in tokens])
+        path = context.folder / "samples" / f"step-{step:06d}-T{temperature:g}.png"
+        save_grid(path, generator.pictures(codes))
+        return {f"samples_T{temperature:g}": path}
+
+    return target, Requests(
+        len(requests),
+        requests.__getitem__,
+        target.num_codes,
+        (),
+        check.temperatures or [0.0, 1.0],
+        target.grid,
+        pictures,
+    )
+
+
+def shards_of(data: ShardData, context: Context) -> Path:
+    """The folder of code shards: `path`, or where the stage of `from` left them."""
+    return Path(data.path) if data.path else context.inputs["codes"] / CODES
+
+
+def tensors_read(model: str, target: Any) -> list[str]:
+    """What a model is trained on, of each sample of a shard: pixels, or codes with or without features."""
+    if model in ("vq", "reader"):
+        return ["pixels"]
+    # A target whose text encoder is trained along reads captions instead.
+    reads = model == "drafter" or not isinstance(target.text_encoder, dict)
+    return ["codes", "features"] if reads and target.condition == "text" else ["codes"]
+
+
+def lacking(makers: Sequence[Any], model: str) -> dict[str, str]:
+    """Planned stages that write shards without what a model is trained on -> what they lack, after "which"."""
+    lacks: dict[str, str] = {}
+    for maker in makers:
+        written = maker.stage.tensors
+        if missing := [name for name in tensors_read(model, maker.recipe.target) if name not in written]:
+            lacks[maker.name] = f"writes {', '.join(written)} and no {' or '.join(missing)}"
+    return lacks
+
+
+def _check_tensors(stage: Any, context: Context, sample: ShardSample) -> None:
+    """What the shards hold is what this model reads."""
+    wanted = tensors_read(stage.model, context.target)
+    for name in wanted:
+        if name not in sample.tensors:
+            raise UserError(
+                f"the shards hold {', '.join(sample.tensors)} and no {name}", where=str(stage.data),
+                hint=f"add {name} to `write` of the encode stage",
+            )  # fmt: skip
+    if "codes" in wanted and len(sample.tensors["codes"]) != context.target.num_codes:
+        raise UserError(
+            f"images of {len(sample.tensors['codes'])} codes, the target's have {context.target.num_codes}",
+            where=str(stage.data), hint="encode at the target's image_size",
+        )  # fmt: skip
+
+
+def _module(stage: Any, context: Context, seed: int, total: int) -> nn.Module:
+    """The model as this stage finds it, with its training forward."""
+    target = context.target
+    if stage.model == "vq":
+        if isinstance(target.vq, str):
+            raise UserError("target.vq is a directory, and a stage trains vq", hint="spell out its shape in target.vq")
+        engine = context.engine
+        if stage.revive_every and (engine.zero_stage or engine.precision != "fp32"):
+            raise UserError(
+                "revive_every needs zero_stage 0 and fp32", hint="leave it out, or change the engine section"
+            )
+        folder = context.inputs.get("vq")
+        tokenizer = VqTokenizer(target.vq) if folder is None else load_vq(folder)
+        if folder is None:
+            tokenizer.reset_parameters(torch.Generator().manual_seed(seed))
+        forwards = total * -(-stage.batch_size // (stage.micro * ranks.world_size()))  # of each rank
+        return VqTraining(tokenizer, revive_every=stage.revive_every, revive_until=int(0.6 * forwards))
+    if stage.model == "reader":
+        folder = context.inputs.get("reader")
+        return ShapesReader(len(COLORS), len(SHAPES)) if folder is None else ShapesReader.load(folder)
+    folder = context.inputs.get("target")
+    transformer = load_llamagen(folder) if folder is not None else build_transformer(target, seed)
+    encoder: Any = None
+    if isinstance(target.text_encoder, dict) and folder is not None:
+        encoder = load_text_encoder(folder / TEXT_ENCODER, dtype=torch.float32)
+    elif isinstance(target.text_encoder, dict):
+        words = _tokenizer(context)
+        encoder = build_text_encoder(target, vocab_size=len(words), pad_id=words.pad_token_id)
+    return LlamaGenTraining(transformer, encoder)
+
+
+def _collate(stage: Any, context: Context, samples: ShardSamples, seed: int) -> Collate:
+    template = samples[0]
+    if stage.model in ("vq", "reader"):
+        return PictureCollate(template, _places if stage.model == "reader" else _nothing)
+    condition = context.target.sample_condition()
+    if isinstance(context.target.text_encoder, dict):
+        condition = _CaptionIds(_tokenizer(context), context.target.model_config_of().num_condition_tokens)
+    dropout = 0.1 if stage.condition_dropout is None else stage.condition_dropout
+    return CodeCollate(condition, template, seed, dropout, len(template.tensors["codes"]))
+
+
+def _places(sample: ShardSample) -> Tensor:
+    return torch.tensor(places_of(figures_of(sample.info["caption"]))).flatten()
+
+
+def _nothing(sample: ShardSample) -> Tensor:
+    return torch.zeros(0, dtype=torch.int64)
+
+
+def _tokenizer(context: Context) -> Any:
+    """Of the captions, for a text encoder that is trained along: the recipe's, or the synthetic dataset's."""
+    source = context.target.tokenizer or context.inputs["tokenizer"] / TOKENIZER
+    where, hint = "key target.tokenizer", "give a Hub id or a tokenizer's folder"
+    with reading_pretrained(source, "cannot load the tokenizer", where=where, hint=hint, weights=False):
+        tokenizer: Any = AutoTokenizer.from_pretrained(source)
+    if tokenizer.pad_token_id is None:
+        problem = f"the tokenizer {str(source)!r} has no padding token"
+        raise UserError(problem, where="key target.tokenizer", hint="set its pad_token and save it again")
+    return tokenizer
+
+
+class _CaptionIds:
+    """Ids [t] of a sample's caption, for a text encoder that is trained along."""
+
+    def __init__(self, tokenizer: Any, num_tokens: int):
+        self.tokenizer, self.num_tokens = tokenizer, num_tokens
+
+    def __call__(self, sample: ShardSample) -> Tensor:
+        batch = caption_ids(self.tokenizer, [sample.info["caption"]], self.num_tokens)
+        return batch["input_ids"][0][batch["attention_mask"][0].bool()]
+
+
+def _validation(
+    stage: Any, context: Context, drafter: TrainedDrafter, collate: CodeCollate, source: Source, total: int
+) -> Validate | None:
+    """Held-out loss and accuracies, and now and then tau in a real decoding loop."""
+    settings, decoding = stage.validation, stage.decoding
+    if settings is None and decoding is None:
+        return None
+    loader: Loader | None = None
+    if settings is not None:
+        held_out = ShardSamples(shards_of(stage.data, context), stage.data, held_out=True)
+        if not len(held_out):
+            raise UserError("no held-out sample", where=str(stage.data), hint="raise data.held_out")
+        rows, count = settings.rows(16), min(len(held_out), settings.max_samples or len(held_out))
+        batch_size = rows * ranks.world_size()
+        # Every condition is given: dropout is training's.
+        loader = Loader(
+            _First(held_out, count), seed=0, batch_size=batch_size, micro_batch_size=rows,
+            total_steps=steps_per_epoch(count, batch_size), collate=replace(collate, dropout=0.0),
+            rank=ranks.rank(), world_size=ranks.world_size(),
+        )  # fmt: skip
+
+    def validate(engine: Engine, step: int) -> dict[str, Any]:
+        values: dict[str, Any] = {} if loader is None else held_out_scores(engine, loader, source, context.stop)
+        if decoding is not None and (step % decoding.every == 0 or step == total):
+            values |= drafter.decode(engine, step)
+        drafter.keep_best(engine, values, step)
+        return values
+
+    return validate
+
+
+class _First:
+    """The first `count` samples."""
+
+    def __init__(self, samples: ShardSamples, count: int):
+        self.samples, self.lengths = samples, samples.lengths[:count]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> ShardSample:
+        return self.samples[index]
+
+
+def _save(stage: Any, context: Context, engine: Engine) -> None:
+    module: Any = engine.module
+    with engine.full_weights():
+        if ranks.is_main():
+            if stage.model == "vq":
+                save_model(module.tokenizer, context.folder)
+            elif stage.model == "reader":
+                module.save(context.folder)
+            else:
+                save_model(module.transformer, context.folder)
+                if module.text_encoder is not None:
+                    module.text_encoder.save_pretrained(context.folder / TEXT_ENCODER)
+                    _tokenizer(context).save_pretrained(context.folder / TEXT_ENCODER)
+    ranks.barrier()

@@ -1,0 +1,183 @@
+"""LLaVA-like models on conversations: a draft LVLM, a tiny target, or a captioner. One path for all three."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from ...core import ranks
+from ...core.errors import UserError
+from ...data.collate import ConversationCollate
+from ...data.dataset import ConversationDataset
+from ...data.loader import Loader, Samples, steps_per_epoch
+from ...data.order import BucketedOrder
+from ...data.processor import Processor
+from ...data.skipped import Listed
+from ...data.sources import AnsweredSamples
+from ...data.states.samples import StatesSamples
+from ...models.drafters.lvlm import build_drafter, load_drafter, save_llava
+from ...models.drafters.made_for import tested_with
+from ...models.llava import FAMILIES, LlavaTraining, language_model_of
+from ...models.lora import merge_adapters
+from ...models.shipped import shipped_name
+from ...models.targets.load import build_target, load_llava, target_config, target_weights
+from ..run import stage_records as records
+from ..run.context import Context
+from ..run.too_long import before_training
+from ..serve.states_builder import count_samples
+from .distill import frozen_target, held_target, other_pictures, source_of, training_data, training_module
+from .engine import Engine
+from .fit import training_loader
+from .loop import Training, Validate
+from .packed_rows import row_tokens
+from .preflight import preflight
+from .validate import validate
+
+
+def open_records(stage: Any, context: Context, seed: int) -> Training:
+    """A draft LVLM, a tiny target or a captioner on conversations: next tokens, or distillation."""
+    processor = context.processor_of(stage.model)
+    dataset = records.open_records(stage.data, stage.format, context, processor)
+    llava = _start_weights(stage, context, processor, seed)
+    positions = _set_positions(llava, stage)
+    check_positions(positions, stage)
+    module = training_module(stage, context, llava, processor)
+    data = training_data(stage, context, dataset, processor, seed)
+    total = stage.num_steps(len(dataset))
+    if ranks.is_main():
+        before_training(dataset, positions, context.say, prompts=stage.answers is not None)
+    preflight(data.shown, module, processor, folder=context.folder, say=context.say)
+    make_loader = functools.partial(
+        training_loader, stage, data.samples, data.collate, seed=seed, total=total,
+        **_batches(stage, context, dataset, data.samples, seed),
+    )  # fmt: skip
+    validation = stage.validation
+
+    def finish(engine: Engine) -> None:
+        _save(stage, context, engine, processor, total, seed)
+        if ranks.is_main() and (listed := dataset.log.listed()) != Listed():
+            context.say(f"{listed}: {dataset.log.path}")
+
+    return Training(
+        module,
+        make_loader,
+        total,
+        finish,
+        source=source_of(module),
+        validate=_validation(validation, stage, context, processor, module) if validation else None,
+        validate_every=stage.checked_every,
+        write=data.writer,
+    )
+
+
+def _batches(stage: Any, context: Context, dataset: ConversationDataset, samples: Samples, seed: int) -> dict[str, Any]:
+    """How the loader orders samples and shares them out: by words, as LLaVA does, or by tokens, which are counted."""
+    if stage.window is None and stage.packing is None:
+        return {"grouped": stage.group_by_modality}
+    answered = samples if isinstance(samples, AnsweredSamples) else None
+    lengths = count_samples(StatesSamples(dataset, answered), context).signed
+    counted: dict[str, Any] = {"lengths": lengths, "max_tokens": row_tokens(stage, context, lengths)}
+    if stage.window is None:
+        return counted | {"grouped": stage.group_by_modality}
+    return counted | {
+        "order": BucketedOrder(lengths, seed, stage.batch_size, stage.window, apart=stage.group_by_modality)
+    }
+
+
+def _validation(settings: Any, stage: Any, context: Context, processor: Processor, module: LlavaTraining) -> Validate:
+    """What the loop calls to score held-out records; the frozen target is loaded once, and only here."""
+    dataset = records.open_records(settings.data, stage.format, context, processor, log="skipped-validation")
+    target: Any = None
+    if stage.model == "drafter" and settings.against_target is not False:
+        if (difference := other_pictures(context, settings.data)) is not None:
+            raise UserError(
+                f"validation runs the target on the draft's batches, and {difference}",
+                where=f"key stages.{context.name}.validation",
+                hint="set validation.against_target: false",
+            )
+        target = held_target(module) or frozen_target(context)
+    rows = settings.rows(8)
+    batch_size = rows * ranks.world_size()
+    loader = Loader(
+        dataset,
+        seed=0,
+        batch_size=batch_size,
+        micro_batch_size=rows,
+        total_steps=steps_per_epoch(len(dataset), batch_size),
+        collate=ConversationCollate(processor.pad_id, processor.image_size),
+        rank=ranks.rank(),
+        world_size=ranks.world_size(),
+    )
+    return lambda engine, step: validate(engine, loader, target, context.stop)
+
+
+def _set_positions(llava: Any, stage: Any) -> int:
+    """The language model's positions in this stage."""
+    text = llava.config.get_text_config()
+    if stage.positions is not None:
+        text.max_position_embeddings = stage.positions
+        decoder = language_model_of(llava)
+        assert decoder.config is text, "one config, so that what is saved is what was trained"
+    return text.max_position_embeddings
+
+
+def check_positions(positions: int, stage: Any) -> None:
+    """Samples longer than the language model has positions would be learned wrong, silently."""
+    if stage.data.max_length > positions:
+        raise UserError(
+            f"data.max_length is {stage.data.max_length} and the language model has {positions} positions "
+            "(max_position_embeddings)",
+            hint=f"set data.max_length to {positions} or less, or give the model more: drafter.rope_scaling, or the "
+            "stage's positions",
+        )
+
+
+def _start_weights(stage: Any, context: Context, processor: Processor, seed: int) -> Any:
+    """The model as this stage finds it: an earlier stage's result, or assembled from the recipe."""
+    trained = context.inputs.get(stage.model)
+    if trained is not None:
+        # Under ZeRO 3 a GPU need not hold the whole model: DeepSpeed shares it out from the host.
+        place: dict[str, Any] = {"device": None if context.engine.zero_stage == 3 else context.device()}
+        if stage.model != "target":
+            return load_drafter(trained, tokenizer_hash=processor.tokenizer_hash, dtype=torch.float32, **place)
+        return target_weights(context.target, trained, dtype=torch.float32, **place)
+    if stage.model == "target":
+        return build_target(context.target, context.token_ids(processor, processor.num_token_ids))
+    assert context.drafter is not None
+    if context.drafter.vision_tower == "target":
+        target: Any = load_llava(context.target_source(), revision=None, dtype=torch.float32, key="target.path")
+    elif (folder := context.inputs.get("target")) is not None:
+        target = load_llava(folder, revision=None, dtype=torch.float32, key="target").config
+    else:
+        target = target_config(context.target, None, network=True)
+    ids = context.token_ids(processor, getattr(target, "config", target).text_config.vocab_size)
+    return build_drafter(context.drafter, target, ids, seed=seed)
+
+
+def _save(stage: Any, context: Context, engine: Engine, processor: Processor, total: int, seed: int) -> None:
+    """The result: a directory that transformers loads, written by rank 0."""
+    is_draft = stage.model == "drafter" and context.drafter is not None
+    manifest = {
+        **({"drafter": context.drafter.model_dump(mode="json")} if is_draft else {}),
+        "model": stage.model,
+        "target": shipped_name(context.target.path or "inline"),
+        "target_revision": context.target.revision,
+        "tokenizer_hash": processor.tokenizer_hash,
+        # Its own image processor' projected features stand at visual tokens, and every token has one position.
+        "reads": {"visual_embedding": "projected", "positions": "flat"},
+        "tested_with": tested_with(),
+        "format": stage.format.model_dump(),
+        "training": {"stage": context.name, "steps": total, "seed": seed, "fingerprint": context.fingerprint},
+        "command": context.command,
+    }
+    with engine.full_weights():
+        if ranks.is_main():
+            module = engine.module
+            assert isinstance(module, LlavaTraining)
+            merge_adapters(module.llava)
+            save_llava(module.llava, context.folder, manifest)
+            family: Any = module.llava.config.model_type
+            (processor.of_family(family) if family in FAMILIES else processor).save(context.folder)
+    ranks.barrier()

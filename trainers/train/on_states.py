@@ -1,0 +1,199 @@
+"""Drafters that learn a language model's hidden states: heads (Sparrow, MSD, ViSpec, HiViS, EAGLE, EAGLE-3, Medusa).
+
+A hard switch from text to pictures (Sparrow, ViSpec) is two stages, each from the one before; MSD's rising share of
+pictures is `visual_share: linear` over data that has both kinds.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...core import ranks
+from ...core.errors import UserError
+from ...data.end_tokens import end_ids
+from ...data.loader import Collate, Loader, Samples, steps_per_epoch
+from ...data.order import WINDOW, BucketedOrder, Order, RisingVisualOrder
+from ...data.processor import Processor
+from ...data.stage_folders import STATES
+from ...data.states.reader import StatesReader
+from ...data.states.samples import SeededCollate, split
+from ...models.drafters.base import TargetIdentity
+from ...models.drafters.manifest import read_manifest
+from ...models.formats.start import find_start, is_own
+from ..run.context import Context
+from ..run.stage_records import check_fit, open_records
+from ..serve.states_builder import (
+    Builder,
+    StatesStore,
+    count_samples,
+    identity_of,
+    open_samples,
+    open_served,
+    open_target,
+    wanted_taps,
+)
+from .best import held_out_scores
+from .drafter import Requests, TrainedDrafter
+from .engine import Engine
+from .fit import SCRATCH
+from .loop import Training, Validate
+from .packed_rows import row_tokens
+from .states_source import Cached, CachedStates, FirstEpoch, FirstEpochStates, Online, OnlineStates, States
+
+
+def open_heads(stage: Any, context: Context, seed: int) -> Training:
+    """A head beside its target, with the stage's source of states."""
+    processor = context.processor()
+    target = open_target(context, processor, tables_only=stage.reads_tables)
+    states = open_states(stage, context, processor, target, seed)
+    train, held_out = split(states.draws, stage.held_out)
+    if not len(train) or (stage.validation is not None and not len(held_out)):
+        raise UserError("no sample to train on, or none held out", hint="check the data and held_out")
+    max_tokens = row_tokens(stage, context, states.lengths[train])
+    order = training_order(stage, states.lengths[train], seed)
+    total = stage.steps or steps_per_epoch(len(order), stage.batch_size) * (stage.epochs or 0)
+    context.say(f"{len(train):,} samples, {len(held_out):,} held out; {total:,} steps of {stage.batch_size}")
+    drafter = TrainedDrafter(
+        stage, context, target, TargetIdentity(context.target.model_dump(mode="json"), processor.tokenizer_hash),
+        manifest_fields={"format": stage.format.model_dump(mode="json"), **_text_only(stage, context, states, train)},
+        requests=_requests(stage, context, processor),
+        count_tokens=functools.partial(_count_tokens, states, train, len(target.embedding)),
+    )  # fmt: skip
+
+    def make_loader(samples: Samples, collate: Collate, first: int, last: int) -> Loader:
+        return Loader(
+            samples, seed=seed, batch_size=stage.batch_size, micro_batch_size=stage.micro, total_steps=last,
+            collate=collate, rank=ranks.rank(), world_size=ranks.world_size(), start_step=first,
+            num_workers=stage.num_workers, order=order, max_tokens=max_tokens,
+        )  # fmt: skip
+
+    return Training(
+        drafter.module,
+        lambda first: states.steps(train, make_loader, first, total, trains=True),
+        total,
+        lambda engine: drafter.finish(engine, total, seed),
+        source=states,
+        validate=_validation(stage, states, held_out, drafter, total),
+        validate_every=stage.checked_every,
+    )
+
+
+def _text_only(stage: Any, context: Context, states: States, train: np.ndarray) -> dict[str, bool]:
+    """What the manifest says of weights that have read no sample with pictures, here or in a stage before."""
+    folder, drafter = context.inputs.get("drafter"), context.drafter
+    assert drafter is not None
+    if stage.outside is not None:
+        # Of heads in other layouts nobody knows what they have read.
+        folder = find_start(stage.outside.path, stage.outside.revision)
+        folder = folder if is_own(folder) else None
+        started_so = folder is not None and bool(read_manifest(folder).get("text_only"))
+    elif folder is None:
+        started_so = stage.from_stage == SCRATCH or not drafter.provides()
+    else:
+        started_so = bool(read_manifest(folder).get("text_only"))
+    return {"text_only": True} if started_so and not (states.lengths[train] > 0).any() else {}
+
+
+def open_states(stage: Any, context: Context, processor: Processor, target: Any, seed: int) -> States:
+    """The stage's source, whose states are checked to be this target's."""
+    taps, source = wanted_taps(context, target.shape), stage.source
+    if isinstance(source, CachedStates):
+        expected = identity_of(context, processor, stage.format, None, taps, None)
+        folders = [context.inputs["states" if n is None else f"states/{n}"] / STATES for n in source.stages]
+        reader = StatesReader([*folders, *source.folders], expected=expected, accept=source.accept)
+        return Cached(reader, seed)
+    assert stage.data is not None
+    samples = open_samples(stage.data, stage.format, stage.answers, context, processor)
+    check_fit(context, samples.dataset, target.decoder, as_cut=True)
+    builder = Builder(
+        samples, count_samples(samples, context), target, taps,
+        source.states if isinstance(source, FirstEpochStates) else StatesStore(),
+        context.folder / STATES, SeededCollate(processor.pad_id, processor.image_size, seed), stage.micro,
+    )  # fmt: skip
+    if isinstance(source, OnlineStates):
+        served = open_served(source.engine, context, samples, target, processor, taps, key="source.engine")
+        return Online(replace(builder, served=served))
+    measured = ranks.broadcast(builder.measure() if ranks.is_main() else None)
+    known = identity_of(context, processor, stage.format, stage.data, taps, source.states.dtype)
+    return FirstEpoch(builder, known, measured, context.say)
+
+
+def training_order(stage: Any, lengths: np.ndarray, seed: int) -> Order:
+    """Which samples each epoch has, and when."""
+    if stage.visual_share is None:
+        return BucketedOrder(lengths, seed, stage.batch_size, stage.window or WINDOW)
+    if not (lengths > 0).any() or not (lengths <= 0).any():
+        raise UserError(
+            "visual_share: linear needs samples with pictures and samples without",
+            hint="give data of both kinds, or caches of both in source.from",
+        )
+    assert stage.epochs is not None
+    return RisingVisualOrder(
+        lengths, seed, stage.batch_size, stage.num_text_epochs, stage.epochs, stage.window or WINDOW
+    )
+
+
+def _validation(
+    stage: Any, states: States, held_out: np.ndarray, drafter: TrainedDrafter, total: int
+) -> Validate | None:
+    """Held-out loss and accuracies, and now and then tau in a real decoding loop."""
+    settings, decoding = stage.validation, stage.decoding
+    if settings is None and decoding is None:
+        return None
+    steps: Any = None
+    if settings is not None:
+        held_out = held_out[: settings.max_samples]
+        batch_size = settings.rows(16) * ranks.world_size()
+        order = BucketedOrder(states.lengths[held_out], 0, batch_size, stage.window or WINDOW)
+
+        def make_loader(samples: Samples, collate: Collate, first: int, last: int) -> Loader:
+            return Loader(
+                samples, seed=0, batch_size=batch_size, micro_batch_size=settings.rows(16), total_steps=last,
+                collate=collate, rank=ranks.rank(), world_size=ranks.world_size(), start_step=first, order=order,
+            )  # fmt: skip
+
+        last = steps_per_epoch(len(held_out), batch_size)
+        steps = functools.partial(states.steps, held_out, make_loader, 0, last, trains=False)
+
+    stop = drafter.context.stop
+
+    def validate(engine: Engine, step: int) -> dict[str, Any]:
+        values: dict[str, Any] = {} if steps is None else held_out_scores(engine, steps(), states.held_out, stop)
+        if decoding is not None and (step % decoding.every == 0 or step == total):
+            values |= drafter.decode(engine, step)
+        drafter.keep_best(engine, values, step)
+        return values
+
+    return validate
+
+
+def _requests(stage: Any, context: Context, processor: Processor) -> Requests | None:
+    """The records of a decoding check."""
+    check = stage.decoding
+    if check is None:
+        return None
+    dataset = open_records(check.data, stage.format, context, processor, log="skipped-decoding")
+    if not len(dataset):
+        raise UserError("no request to decode", where=f"key stages.{context.name}.decoding.data", hint="check the data")
+    return Requests(
+        len(dataset), lambda number: dataset.request(number)[0], check.max_new_tokens or 64,
+        end_ids(processor, stage.format), check.temperatures or [0.0],
+    )  # fmt: skip
+
+
+def _count_tokens(states: States, train: np.ndarray, vocab_size: int) -> Tensor:
+    """[V] how often each id is supervised, over all ranks."""
+    counts = torch.zeros(vocab_size, dtype=torch.int64)
+    for index in train[ranks.rank() :: ranks.world_size()].tolist():
+        ids = states.supervised_ids(index)
+        if len(ids) and int(ids.max()) >= vocab_size:
+            raise UserError(f"sample {index} supervises id {int(ids.max())}, and the target has {vocab_size} ids",
+                            hint="its states are damaged, or of another target: make them again")  # fmt: skip
+        counts += torch.bincount(ids, minlength=vocab_size)
+    return sum(ranks.gather(counts), torch.zeros_like(counts))

@@ -1,0 +1,83 @@
+"""Validation while a drafter trains: its loss, and how often its next token is the target's.
+
+The share of positions where draft and target agree is what greedy decoding will accept at depth one;
+the loss against the record's own answer says less about that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from pydantic import Field
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ...core import ranks
+from ...core.batch import Batch
+from ...core.section import Section
+from ...data.dataset import ConversationData
+from ...data.loader import StepBatches
+from ...models.llava import hidden_states
+from ...models.pictures import Packing
+from ..run.stopping import Stop
+from .engine import Engine
+
+
+class ValidationSettings(Section):
+    """Scores held-out samples at regular intervals of optimizer steps, and after the last one."""
+
+    # Optimizer steps between two scores; the last step always has one.
+    every: int = Field(ge=1)
+    # Rows of one forward on one rank; null: 8 of a draft LVLM, 16 of a head.
+    micro_batch_size: int | None = Field(None, ge=1)
+    # Draft LVLMs: the held-out records. Heads hold out a share of their samples (`held_out`).
+    data: ConversationData | None = None
+    # Draft LVLMs: also run the frozen target on them (null: yes): `val_agreement`. It reads the draft's own batches, so
+    # both must have their pictures in tiles, or both in one tile each.
+    against_target: bool | None = None
+    # Heads: the largest number of samples.
+    max_samples: int | None = Field(None, ge=1)
+
+    def rows(self, default: int) -> int:
+        """Rows of one forward."""
+        return self.micro_batch_size or default
+
+
+def validate(
+    engine: Engine, steps: Iterable[StepBatches], target: PreTrainedModel | None, stop: Stop
+) -> dict[str, float]:
+    """`val_loss`, `val_accuracy` and, with a target, `val_agreement`: means over supervised tokens of all ranks.
+
+    Args:
+        target: the frozen LLaVA; its most likely token at every supervised position is what is agreed with.
+
+    Raises:
+        Stopped: on all ranks, between two batches.
+    """
+    sums = torch.zeros(4, dtype=torch.float64, device=engine.device)  # loss, right, agreed, tokens
+    engine.module.eval()
+    with torch.no_grad():
+        for step in steps:
+            for batch in step.micro:
+                stop.agree("in a validation")
+                batch = batch.to(engine.device)
+                choice = None if target is None else target_choice(target, batch)
+                loss = engine(batch, None, choice)
+                agreed = loss.metrics.get("agreement", torch.zeros_like(loss.loss_sum))
+                values = [loss.loss_sum, loss.metrics["accuracy"], agreed, loss.num_tokens]
+                sums += torch.stack([value.double() for value in values])
+    engine.module.train()
+    with ranks.pulse().meeting():
+        dist.all_reduce(sums)
+    loss_sum, right, agreed_sum, tokens = sums.tolist()
+    metrics = {"val_loss": loss_sum / tokens, "val_accuracy": right / tokens}
+    return metrics if target is None else metrics | {"val_agreement": agreed_sum / tokens}
+
+
+def target_choice(target: PreTrainedModel, batch: Batch) -> Tensor:
+    """[S] the target's most likely token at each supervised position, given the record's own words before it."""
+    hidden = hidden_states(target, Packing(target.model), batch)
+    logits = target.lm_head(hidden[:, :-1][batch.loss_mask[:, 1:].to(hidden.device)])
+    return logits.argmax(-1).to(batch.ids.device)
