@@ -15,14 +15,15 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import LlavaForConditionalGeneration
+from transformers import PreTrainedModel
 
 from ..core.batch import Batch
 from ..core.loss import StepLoss
 from ..core.section import Section
 from ..core.states import KeptScores, Taps, TargetStates, at_places, places_of
-from .llava import LlavaTraining, Part
+from .llava import LlavaTraining
 from .losses import NEVER, ChunkedHead, Divergence, divergence_of_logs, log_probs
+from .parts import Part
 
 
 class CrossEntropyObjective(Section):
@@ -129,14 +130,15 @@ FEATURE = Taps(feature=True)
 class Teacher:
     """The frozen target on a draft LVLM's batches. It is a plain object, so that no engine treats it as a submodule."""
 
-    def __init__(self, llava: LlavaForConditionalGeneration):
-        self.llava = llava
-        self._module = LlavaTraining(llava, (), gradient_checkpointing=False).eval()
+    def __init__(self, model: PreTrainedModel):
+        self.model: Any = model
+        self._module = LlavaTraining(model, (), gradient_checkpointing=False).eval()
 
     @property
     def lm_head(self) -> nn.Module:
         """The target's projection of features [...,D] to scores [...,V]."""
-        return self.llava.lm_head
+        head: nn.Module = self.model.lm_head
+        return head
 
     @torch.no_grad()
     def states(self, batch: Batch, taps: Taps = FEATURE) -> TargetStates:
@@ -158,7 +160,7 @@ class DistillTraining(LlavaTraining):
 
     def __init__(
         self,
-        llava: LlavaForConditionalGeneration,
+        model: PreTrainedModel,
         trainable: Sequence[Part],
         *,
         objective: DistillObjective,
@@ -166,9 +168,9 @@ class DistillTraining(LlavaTraining):
         banned: Tensor,
         **settings: Any,
     ):
-        super().__init__(llava, trainable, **settings)
+        super().__init__(model, trainable, **settings)
         self.objective = objective
-        self.head = ChunkedHead(llava.lm_head, objective.chunk)
+        self.head = ChunkedHead(self.model.lm_head, objective.chunk)
         self.register_buffer("banned", banned, persistent=False)
         self.teacher = teacher
 

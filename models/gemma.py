@@ -22,8 +22,8 @@ from ..core.errors import UserError
 from ..core.pictures import PatchGrid, Picture, whole_picture
 from .attention import added
 from .hub import config_value
-from .llava import Part, TokenIds
 from .packed_row import PackedRow
+from .parts import Part, TokenIds
 from .whole_pictures import WholePicturesTraining
 
 GEMMA = "gemma4"  # model_type
@@ -166,24 +166,24 @@ class GemmaTraining(WholePicturesTraining):
 
     def by_part(self) -> dict[Part, nn.Module]:
         """The model's modules by part."""
-        return gemma_parts(self.llava)
+        return gemma_parts(self.model)
 
     def scores(self, hidden: Tensor) -> Tensor:
-        return capped(self.llava.config.get_text_config(), super().scores(hidden))
+        return capped(self.model.config.get_text_config(), super().scores(hidden))
 
     def hidden_states(self, batch: Batch) -> Tensor:
         """Final states [B,T,D] of the language model."""
         embeds, visual = self._embeds(batch)
-        return _last_states(self.llava.model.language_model, batch, embeds, visual)
+        return _last_states(self.model.model.language_model, batch, embeds, visual)
 
     def _see(self, pixels: Tensor, batch: Batch) -> Tensor:
-        return see_whole(self.llava, pixels, batch.pictures)
+        return see_whole(self.model, pixels, batch.pictures)
 
     def _see_nothing(self, batch: Batch) -> Tensor:
-        vision = self.llava.config.vision_config
+        vision = self.model.config.vision_config
         merge, side = int(vision.pooling_kernel_size), int(vision.patch_size)
         patches = torch.zeros(merge**2, 3 * side**2, device=batch.ids.device)
-        return see_whole(self.llava, patches, [whole_picture(PatchGrid(1, merge, merge, merge))])
+        return see_whole(self.model, patches, [whole_picture(PatchGrid(1, merge, merge, merge))])
 
 
 def _last_states(decoder: Any, batch: Batch, embeds: Tensor, visual: Tensor) -> Tensor:

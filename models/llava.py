@@ -9,8 +9,7 @@ Letters: B rows, T tokens, I images, D width, V vocabulary, S supervised tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,16 +27,13 @@ from transformers import (
 
 from ..core.batch import TEXT, Batch
 from ..core.errors import UserError
-from ..core.loss import StepLoss
-from ..core.states import TargetStates, at_places, places_of, put_at
+from ..core.states import places_of, put_at
 from .hub import config_value
 from .internvl import see_tiles
-from .lora import LoraConfig, add_adapters
 from .packed_row import last_states
+from .parts import Part, TokenIds, _vocabulary_weights, grow_vocabulary
 from .pictures import Packing
-
-Part = Literal["vision_tower", "projector", "language_model"]
-PARTS: tuple[Part, ...] = ("vision_tower", "projector", "language_model")
+from .training import ModelTraining
 
 # model_type of transformers' configs -> config and model.
 Family = Literal["llava", "llava_next", "llava_onevision"]
@@ -47,21 +43,6 @@ FAMILIES: dict[str, tuple[Callable[..., PreTrainedConfig], type[PreTrainedModel]
     "llava_next": (LlavaNextConfig, LlavaNextForConditionalGeneration),
     "llava_onevision": (LlavaOnevisionConfig, LlavaOnevisionForConditionalGeneration),
 }
-
-
-@dataclass(frozen=True)
-class TokenIds:
-    """The ids that a model must share with its target (a published draft's own are not to be trusted)."""
-
-    vocab_size: int
-    image: int
-    bos: int | None  # None: a text begins with nothing (Qwen)
-    eos: int
-    pad: int
-    video: int | None = None  # the placeholder of clips, where it is not the image's
-    # What surrounds each run of placeholders (Qwen-VL).
-    vision_start: int | None = None
-    vision_end: int | None = None
 
 
 def llava_config(
@@ -115,23 +96,6 @@ def llava_config(
     )
 
 
-def placeholder_ids(config: PreTrainedConfig) -> tuple[int, ...]:
-    """Ids that stand for images and clips in a prompt, and are never emitted."""
-    names = ("image_token_index", "video_token_index", "image_token_id", "video_token_id", "audio_token_id")
-    ids = (config_value(config, name) for name in names)
-    return tuple({value for value in ids if value is not None})
-
-
-def language_model_of(model: Any) -> nn.Module:
-    """The decoder of a vision-language model, or of a causal language model, without the LM head."""
-    return dict(model.model.named_children()).get("language_model", model.model)
-
-
-def is_tied(config: PreTrainedConfig) -> bool:
-    """Whether embedding and LM head are one matrix; Qwen-VL's text configs leave that to the whole one."""
-    return bool(config_value(config.get_text_config(), "tie_word_embeddings", config.tie_word_embeddings))
-
-
 def new_model(config: PreTrainedConfig) -> PreTrainedModel:
     """A model of the config's family with random weights."""
     return FAMILIES[config.model_type][1](config)
@@ -162,111 +126,24 @@ def assemble(
     return model
 
 
-@torch.no_grad()
-def grow_vocabulary(model: PreTrainedModel, vocab_size: int, generator: torch.Generator | None) -> None:
-    """Add rows drawn from N(mean, 1e-5 cov) of the old ones, as the targets' own conversion to 32064 rows did.
+class LlavaTraining(ModelTraining):
+    """The training forward over a LLaVA, of any of its kinds."""
 
-    Embedding and head are resized in place. A draw from that Gaussian is the mean plus a random
-    combination of the centred rows, which needs no Cholesky factor.
-    """
-    tables = _vocabulary_weights(model)
-    old_size = len(tables[0])
-    fresh = [_rows_near_mean(table, vocab_size - old_size, generator) for table in tables]
-    model.resize_token_embeddings(vocab_size, mean_resizing=False)
-    for table, rows in zip(_vocabulary_weights(model), fresh, strict=True):
-        table[old_size:] = rows
-
-
-def _vocabulary_weights(model: PreTrainedModel) -> list[Tensor]:
-    """Weights [V,D] of the embedding and, where it is not the same matrix, of the LM head."""
-    embedding, head = (cast(Tensor, m.weight) for m in (model.get_input_embeddings(), model.get_output_embeddings()))
-    return [embedding] if embedding is head else [embedding, head]
-
-
-def _rows_near_mean(weight: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
-    mean = weight.mean(0)
-    mix = torch.randn(count, weight.shape[0], generator=generator)
-    return mean + (1e-5 / weight.shape[0]) ** 0.5 * mix @ (weight - mean)
-
-
-class LlavaTraining(nn.Module):
-    """The training forward over a LLaVA of any family.
-
-    `forward(batch)` is what the engine calls, so that ZeRO-3 gathers weights by module call; nothing
-    reads a weight outside its own module. The vision tower runs without gradients where it is frozen.
-    """
-
-    def __init__(
-        self,
-        llava: PreTrainedModel,
-        trainable: Sequence[Part],
-        *,
-        gradient_checkpointing: bool,
-        lora: LoraConfig | None = None,
-    ):
-        super().__init__()
-        self.llava = llava
-        self.packing = Packing(llava.model)
-        self.trains_vision = "vision_tower" in trainable
-        for part, module in self.by_part().items():
-            module.requires_grad_(part in trainable)
-        decoder: Any = language_model_of(llava)
-        if lora is not None:
-            llava.lm_head.requires_grad_(False)
-            add_adapters(decoder, lora)
-        if is_tied(llava.config):
-            llava.tie_weights()
-        if gradient_checkpointing:
-            decoder.gradient_checkpointing_enable({"use_reentrant": False})
+    def __init__(self, model: PreTrainedModel, trainable: Sequence[Part], **settings: Any):
+        super().__init__(model, trainable, **settings)
+        self.packing = Packing(model.model)
 
     def by_part(self) -> dict[Part, nn.Module]:
         """The model's modules by part."""
-        return llava_parts(self.llava)
-
-    def parts(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
-        """Trainable parameters by part, for the optimizer's groups."""
-        by_part: dict[str, list[tuple[str, nn.Parameter]]] = {}
-        seen: set[int] = set()
-        for part, module in self.by_part().items():
-            named = [(f"{part}.{n}", p) for n, p in module.named_parameters() if p.requires_grad and id(p) not in seen]
-            seen.update(id(p) for _, p in named)
-            if named:
-                by_part[part] = named
-        return by_part
-
-    def forward(
-        self, batch: Batch, states: TargetStates | None = None, target_choice: Tensor | None = None
-    ) -> StepLoss:
-        """Next-token cross-entropy summed over the supervised tokens, and how many of them were right.
-
-        Args:
-            states: the target's; plain next-token training reads none.
-            target_choice: [S] the target's most likely tokens; how often they are also ours is "agreement".
-        """
-        hidden = self.hidden_states(batch)  # [B,T,D]
-        places = places_of(batch.predicting, hidden.device)
-        labels = at_places(batch.ids, places, 1)  # [S]
-        # The head runs on supervised positions only: at 32064 rows it is most of a small draft's cost.
-        logits = self.scores(at_places(hidden, places)).float()  # [S,V]
-        loss = F.cross_entropy(logits, labels, reduction="sum")
-        choice = logits.argmax(-1)
-        metrics = {"accuracy": (choice == labels).sum()}
-        if target_choice is not None:
-            metrics["agreement"] = (choice == target_choice).sum()
-        return StepLoss(loss, batch.loss_mask[:, 1:].sum(), metrics)
-
-    def scores(self, hidden: Tensor) -> Tensor:
-        """[...,D] -> [...,V] of the LM head."""
-        scores: Tensor = self.llava.lm_head(hidden)
-        return scores
+        return llava_parts(self.model)
 
     def hidden_states(self, batch: Batch) -> Tensor:
         """Final states [B,T,D] of the language model, its feature: the LM head is still to come."""
-        return hidden_states(self.llava, self.packing, batch, trains_vision=self.trains_vision)
+        return hidden_states(self.model, self.packing, batch, trains_vision=self.trains_vision)
 
     def selected_features(self, pixels: Tensor) -> Tensor:
         """The tower's states that the projector reads, [I,P,C]."""
-        return selected_features(self.llava, pixels)
+        return selected_features(self.model, pixels)
 
 
 def hidden_states(llava: PreTrainedModel, packing: Packing, batch: Batch, *, trains_vision: bool = False) -> Tensor:

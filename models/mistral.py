@@ -26,8 +26,8 @@ from ..core.batch import Batch
 from ..core.errors import UserError
 from ..core.pictures import PatchGrid, Picture, whole_picture
 from .hub import config_value
-from .llava import TokenIds
 from .packed_row import last_states
+from .parts import TokenIds
 from .whole_pictures import WholePicturesTraining
 
 MistralKind = Literal["mistral3", "pixtral"]
@@ -98,13 +98,13 @@ class MistralTraining(WholePicturesTraining):
     def hidden_states(self, batch: Batch) -> Tensor:
         """Final states [B,T,D] of the language model."""
         embeds, _ = self._embeds(batch)
-        return last_states(self.llava.model.language_model, batch, embeds, batch.positions[0])
+        return last_states(self.model.model.language_model, batch, embeds, batch.positions[0])
 
     def _see(self, pixels: Tensor, batch: Batch) -> Tensor:
-        return see_whole(self.llava, pixels, batch.pictures)
+        return see_whole(self.model, pixels, batch.pictures)
 
     def _see_nothing(self, batch: Batch) -> Tensor:
-        config = self.llava.config
+        config = self.model.config
         merge, side = merge_of(config), int(config.vision_config.patch_size)
         patches = torch.zeros(merge**2, 3 * side**2, device=batch.ids.device)
-        return see_whole(self.llava, patches, [whole_picture(PatchGrid(1, merge, merge, merge))])
+        return see_whole(self.model, patches, [whole_picture(PatchGrid(1, merge, merge, merge))])

@@ -35,9 +35,10 @@ from ..core.pictures import PatchGrid, Picture, whole_picture
 from ..core.positions import PositionScheme, Resume, place_positions
 from ..core.states import places_of, put_at, uploaded
 from .hub import config_value
-from .llava import LlavaTraining, Part, TokenIds
 from .lora import LoraConfig
 from .packed_row import last_states
+from .parts import Part, TokenIds
+from .training import ModelTraining
 from .windows import tower_inputs, use_windows
 
 # model_type of transformers' configs -> config and model.
@@ -138,7 +139,7 @@ def _added_at(hidden: Tensor, places: Tensor, states: Tensor) -> Tensor:
     return hidden.flatten(0, 1).index_add(0, places, states.to(hidden)).view_as(hidden)
 
 
-class QwenTraining(LlavaTraining):
+class QwenTraining(ModelTraining):
     """The training forward over a Qwen-VL: LLaVA's loss over other states.
 
     Args:
@@ -161,15 +162,15 @@ class QwenTraining(LlavaTraining):
 
     def by_part(self) -> dict[Part, nn.Module]:
         """The model's modules by part."""
-        return qwen_parts(self.llava)
+        return qwen_parts(self.model)
 
     def hidden_states(self, batch: Batch) -> Tensor:
         """Final states [B,T,D] of the language model."""
-        core, visual = self.llava.model, batch.on_host("modality") != TEXT
+        core, visual = self.model.model, batch.on_host("modality") != TEXT
         real = batch.on_host("attention_mask")
         # Every rank runs its tower in every step; where no row has a picture, over one that changes nothing.
         pixels = None if batch.num_dummy_images else batch.pixels
-        seen = self._see_nothing(batch) if pixels is None else see_patches(self.llava, pixels, batch.pictures)
+        seen = self._see_nothing(batch) if pixels is None else see_patches(self.model, pixels, batch.pictures)
         embeds = core.get_input_embeddings()(batch.ids)
         more: dict[str, Any] = {}
         if pixels is None:
@@ -182,11 +183,11 @@ class QwenTraining(LlavaTraining):
         return last_states(core.language_model, batch, embeds, uploaded(positions, embeds.device), **more)
 
     def _see_nothing(self, batch: Batch) -> SeenPatches:
-        vision = self.llava.config.vision_config
+        vision = self.model.config.vision_config
         side, merge = vision.patch_size, vision.spatial_merge_size
         numbers = 3 * vision.temporal_patch_size * side**2
         patches = torch.zeros(merge**2, numbers, device=batch.ids.device)
-        return see_patches(self.llava, patches, [whole_picture(PatchGrid(1, merge, merge, merge))])
+        return see_patches(self.model, patches, [whole_picture(PatchGrid(1, merge, merge, merge))])
 
 
 def qwen_parts(model: PreTrainedModel) -> dict[Part, nn.Module]:

@@ -12,8 +12,9 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from .gemma import GEMMA, gemma_parts, new_gemma
 from .internvl import INTERNVL, new_internvl
-from .llava import FAMILIES, is_tied, llava_parts, new_model
+from .llava import FAMILIES, llava_parts, new_model
 from .mistral import MISTRAL3, new_mistral
+from .parts import is_tied
 from .qwen import QWEN_FAMILIES, qwen_parts
 
 

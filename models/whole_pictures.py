@@ -9,15 +9,15 @@ from torch import Tensor
 
 from ..core.batch import TEXT, Batch
 from ..core.states import places_of, put_at
-from .llava import LlavaTraining
+from .training import ModelTraining
 
 
-class WholePicturesTraining(LlavaTraining):
+class WholePicturesTraining(ModelTraining):
     """LLaVA's loss over other states. A family says how its tower reads pictures and how its decoder runs."""
 
     def _embeds(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Embeddings [B,T,D] with the pictures' features, and which places are visual [B,T], on the host."""
-        core, visual = self.llava.model, batch.on_host("modality") != TEXT
+        core, visual = self.model.model, batch.on_host("modality") != TEXT
         embeds = core.get_input_embeddings()(batch.ids)
         # Every rank runs its tower in every step; where no row has a picture, over one that changes nothing.
         if batch.num_dummy_images or batch.pixels is None:

@@ -20,8 +20,9 @@ from ...core.positions import FLAT, PositionScheme, place_positions
 from ...core.states import uploaded
 from ..attention import added, check_takes_masks, use_grouped
 from ..hub import config_value
-from ..llava import language_model_of, placeholder_ids, pool_features, selected_features
+from ..llava import pool_features, selected_features
 from ..packed_row import PackedRow
+from ..parts import language_model_of, placeholder_ids
 from ..pictures import newline_of, pack
 from . import unwrapped
 from .cache import Cache

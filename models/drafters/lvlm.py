@@ -26,7 +26,8 @@ from ..decoding.decoder import CachedDecoder
 from ..hub import load_language_model, load_vision_tower, read_config, rope_of, vision_half
 from ..inline import InlineModel
 from ..llamagen.folders import find_folder
-from ..llava import TokenIds, assemble, llava_config
+from ..llava import assemble, llava_config
+from ..parts import TokenIds
 from ..sizes import parameter_lines
 from ..targets.base import Target, TargetShape
 from ..targets.load import load_llava

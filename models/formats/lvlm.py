@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from ...core.errors import UserError
 from ..hub import config_value, rope_of
-from ..llava import grow_vocabulary, language_model_of
+from ..parts import grow_vocabulary, language_model_of
 from ..targets.load import load_llava, load_weights
 from .expressible import Engine, Prompts
 from .source import Target

@@ -13,7 +13,7 @@ from ...core.errors import UserError
 from ..decoding.decoder import CachedDecoder
 from ..hub import config_value, read_config
 from ..inline import InlineModel
-from ..llava import TokenIds
+from ..parts import TokenIds
 from .language import LanguageTarget
 from .section import TargetSection
 

@@ -12,7 +12,7 @@ from ...core.refused import Refused
 from ..decoding.gemma import GemmaDecoder
 from ..gemma import GEMMA, Gemma4ForConditionalGeneration, check_text, gemma_config, new_gemma
 from ..inline import InlineModel, UnevenModel, inline_config
-from ..llava import TokenIds
+from ..parts import TokenIds
 from .language import LanguageTarget
 from .section import TargetSection, refuse_kind
 from .whole_pictures import check_whole

@@ -13,7 +13,7 @@ from ..decoding.decoder import CachedDecoder
 from ..hub import read_config
 from ..inline import InlineModel
 from ..internvl import INTERNVL, internvl_config, new_internvl
-from ..llava import TokenIds
+from ..parts import TokenIds
 from .causal import check_windows
 from .language import LanguageTarget
 from .section import TargetSection, refuse_kind

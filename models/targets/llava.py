@@ -13,8 +13,9 @@ from ...core.errors import UserError, did_you_mean
 from ..decoding.decoder import CachedDecoder
 from ..hub import read_config
 from ..inline import InlineModel
-from ..llava import FAMILIES, Family, TokenIds, assemble, llava_config
+from ..llava import FAMILIES, Family, assemble, llava_config
 from ..mistral import reads_whole
+from ..parts import TokenIds
 from ..pictures import flat_view, pictures_of
 from .language import LanguageTarget
 from .section import TargetSection, refuse_kind

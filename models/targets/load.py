@@ -17,7 +17,8 @@ from ...core.placement import check_spread, onto, spread
 from ...core.pretrained import check_quantised, reading_pretrained
 from ...core.section import torch_dtype
 from ..hub import config_value, read_config
-from ..llava import FAMILIES, TokenIds
+from ..llava import FAMILIES
+from ..parts import TokenIds
 from ..stored import resolved_dtype
 from .causal import CausalTargetConfig
 from .gemma import GemmaTargetConfig

@@ -12,8 +12,8 @@ from ...core.errors import UserError
 from ..decoding.mistral import MistralDecoder
 from ..hub import read_config
 from ..inline import InlineModel
-from ..llava import TokenIds
 from ..mistral import CLASSES, MISTRAL3, MistralKind, merge_of, mistral_config, new_mistral, reads_whole
+from ..parts import TokenIds
 from .causal import check_windows
 from .language import LanguageTarget
 from .section import TargetSection, refuse_kind

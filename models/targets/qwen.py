@@ -18,8 +18,8 @@ from ..decoding.hybrid import HybridDecoder
 from ..decoding.qwen import QwenDecoder
 from ..hub import recurrent_layers
 from ..inline import InlineModel, InlinePart, check_part
-from ..llava import TokenIds
 from ..packed_row import PackedRow
+from ..parts import TokenIds
 from ..qwen import QWEN_FAMILIES, QWEN_KINDS, QwenKind, qwen_config
 from .language import LanguageTarget
 from .section import TargetSection, refuse_kind

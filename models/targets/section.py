@@ -11,7 +11,7 @@ from ...core.errors import UserError
 from ...core.fields import AttentionName, DeviceMap, Dtype, Place, Revision
 from ...core.import_paths import Kinded
 from ...core.refused import Refused
-from ..llava import TokenIds
+from ..parts import TokenIds
 from ..shipped import shipped_folder, shipped_name
 
 

@@ -27,7 +27,7 @@ from draftsmith.models.drafters.ensemble import EnsembleConfig, EnsembleProposal
 from draftsmith.models.drafters.lvlm import proposal
 from draftsmith.models.drafters.modes import ImageSubstitutes
 from draftsmith.models.drafters.weights import GridWeights
-from draftsmith.models.llava import TokenIds
+from draftsmith.models.parts import TokenIds
 from draftsmith.models.targets.llava import LlavaTarget
 from draftsmith.scripts import timing
 from draftsmith.scripts.papers.latency_models import random_llava

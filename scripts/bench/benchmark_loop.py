@@ -34,7 +34,8 @@ from draftsmith.eval.rules import Greedy
 from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.independent import IndependentProposal
-from draftsmith.models.llava import PARTS, LlavaTraining, TokenIds
+from draftsmith.models.llava import LlavaTraining
+from draftsmith.models.parts import PARTS, TokenIds
 from draftsmith.models.targets.llava import LlavaTarget
 from draftsmith.scripts import timing
 from draftsmith.scripts.papers.latency_models import random_llava

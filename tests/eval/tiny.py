@@ -7,7 +7,8 @@ import torch
 from draftsmith.core.batch import IMAGE, TEXT, Request
 from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.drafters.independent import IndependentProposal
-from draftsmith.models.llava import TokenIds, assemble, llava_config
+from draftsmith.models.llava import assemble, llava_config
+from draftsmith.models.parts import TokenIds
 from draftsmith.models.targets.llava import LlavaTarget
 from transformers import CLIPVisionConfig, LlamaConfig
 

@@ -4,7 +4,7 @@ import torch
 from draftsmith.core.batch import IMAGE, TEXT, Request
 from draftsmith.core.pictures import PatchGrid, whole_picture
 from draftsmith.models.gemma import gemma_config, new_gemma
-from draftsmith.models.llava import TokenIds
+from draftsmith.models.parts import TokenIds
 from draftsmith.models.targets.gemma import GemmaTarget
 from transformers import Gemma4TextConfig, Gemma4VisionConfig
 

@@ -4,7 +4,7 @@ import torch
 from draftsmith.core.batch import IMAGE, TEXT, VIDEO, Request
 from draftsmith.core.pictures import PatchGrid, whole_picture
 from draftsmith.data.collate import Sample, collate
-from draftsmith.models.llava import TokenIds
+from draftsmith.models.parts import TokenIds
 from draftsmith.models.qwen import QWEN_FAMILIES, QWEN_KINDS, qwen_config
 from draftsmith.models.targets.qwen import QwenTarget
 

@@ -6,8 +6,8 @@ import torch
 from draftsmith.core.batch import IMAGE, TEXT, Request
 from draftsmith.core.pictures import PatchGrid, Picture, whole_picture
 from draftsmith.models.internvl import internvl_config, new_internvl
-from draftsmith.models.llava import TokenIds
 from draftsmith.models.mistral import mistral_config, new_mistral
+from draftsmith.models.parts import TokenIds
 from draftsmith.models.targets.internvl import InternVLTarget
 from draftsmith.models.targets.mistral import MistralTarget
 from transformers import (

@@ -16,7 +16,8 @@ from draftsmith.models.formats import export_drafter, export_target, import_head
 from draftsmith.models.formats.export import lay_out
 from draftsmith.models.formats.source import Target, read_source
 from draftsmith.models.llamagen.folders import write_folder
-from draftsmith.models.llava import TokenIds, assemble, llava_config
+from draftsmith.models.llava import assemble, llava_config
+from draftsmith.models.parts import TokenIds
 from draftsmith.models.targets.base import language_shape
 from draftsmith.recipes.commands.cli import main
 from published_tiny import (

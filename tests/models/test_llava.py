@@ -11,16 +11,8 @@ from draftsmith.core.errors import UserError
 from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.drafters.lvlm import LvlmConfig, build_drafter, load_drafter, save_llava
 from draftsmith.models.drafters.modes import with_shorter_pictures, without_pictures
-from draftsmith.models.llava import (
-    PARTS,
-    LlavaTraining,
-    TokenIds,
-    assemble,
-    grow_vocabulary,
-    llava_config,
-    pool_features,
-    selected_features,
-)
+from draftsmith.models.llava import LlavaTraining, assemble, llava_config, pool_features, selected_features
+from draftsmith.models.parts import PARTS, TokenIds, grow_vocabulary
 from draftsmith.models.targets.base import Taps
 from draftsmith.models.targets.llava import LlavaTargetConfig
 from draftsmith.models.targets.load import load_target

@@ -14,14 +14,8 @@ from draftsmith.data.images import pixels
 from draftsmith.data.processor_files import build_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.models.drafters.lvlm import MANIFEST, LvlmConfig, build_drafter, load_drafter, save_llava
-from draftsmith.models.llava import (
-    PARTS,
-    LlavaTraining,
-    TokenIds,
-    assemble,
-    grow_vocabulary,
-    llava_config,
-)
+from draftsmith.models.llava import LlavaTraining, assemble, llava_config
+from draftsmith.models.parts import PARTS, TokenIds, grow_vocabulary
 from PIL import Image
 from transformers import (
     AutoProcessor,
@@ -114,8 +108,8 @@ def test_frozen_parts_get_no_gradient_and_do_not_move(processor, trainable):
 @pytest.mark.parametrize("trainable", [["projector"], ["projector", "language_model"], list(PARTS)])
 def test_gradient_checkpointing_changes_no_gradient(processor, trainable):
     plain, saving = (LlavaTraining(tiny(processor), trainable, gradient_checkpointing=on) for on in (False, True))
-    assert not plain.llava.model.language_model.is_gradient_checkpointing
-    assert saving.llava.model.language_model.is_gradient_checkpointing
+    assert not plain.model.model.language_model.is_gradient_checkpointing
+    assert saving.model.model.language_model.is_gradient_checkpointing
     expected, actual = (gradients(module, batch_of(processor)) for module in (plain, saving))
     assert expected.keys() == actual.keys() and expected
     for name, value in expected.items():
@@ -128,7 +122,7 @@ def test_a_dummy_picture_keeps_the_projector_in_the_graph_and_teaches_nothing(pr
     projector = {name: value for name, value in actual.items() if part_of(name) == "projector"}
     assert len(projector) == 4 and not any(value.any() for value in projector.values())
     batch = batch_of(processor, dummy=True)
-    expected = module.llava.model.language_model(input_ids=batch.ids).last_hidden_state
+    expected = module.model.model.language_model(input_ids=batch.ids).last_hidden_state
     torch.testing.assert_close(module.hidden_states(batch), expected, atol=1e-6, rtol=0)
 
 

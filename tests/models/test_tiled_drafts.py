@@ -27,7 +27,8 @@ from draftsmith.models.drafters.lvlm import (
     scale_positions,
 )
 from draftsmith.models.hub import pinned_config
-from draftsmith.models.llava import PARTS, LlavaTraining
+from draftsmith.models.llava import LlavaTraining
+from draftsmith.models.parts import PARTS
 from draftsmith.models.targets.llava import LlavaTarget, LlavaTargetConfig
 from draftsmith.models.targets.load import build_target, load_llava, load_target, target_config
 from pydantic import ValidationError

@@ -8,14 +8,14 @@ from draftsmith.core.states import Taps, feature_places
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import Greedy
+from draftsmith.models.causal import training_of
 from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.independent import IndependentProposal
-from draftsmith.models.llava import TokenIds
+from draftsmith.models.parts import TokenIds
 from draftsmith.models.targets.causal import CausalTarget, CausalTargetConfig
 from draftsmith.models.targets.load import build_target, load_target
 from draftsmith.models.targets.qwen import QwenTarget, QwenTargetConfig
-from draftsmith.models.training import training_of
 from tiny_qwen import (
     CLIP_ID,
     EOS,
@@ -66,7 +66,7 @@ def test_a_batch_of_text_runs_the_tower_for_nothing(kind):
     module = training_of(model(kind), PARTS, gradient_checkpointing=False)
     words, seen = request(kind, (), seed=1), request(kind)
     module(batch_of(words)).loss_sum.backward()
-    tower = [p for name, p in module.llava.model.visual.named_parameters()]
+    tower = [p for name, p in module.model.model.visual.named_parameters()]
     assert all(p.grad is not None and p.grad.abs().sum() == 0 for p in tower)
     module(batch_of(seen)).loss_sum.backward()
     assert sum(float(p.grad.abs().sum()) for p in tower) > 0
@@ -74,7 +74,7 @@ def test_a_batch_of_text_runs_the_tower_for_nothing(kind):
     frozen = training_of(model(kind), ["projector"], gradient_checkpointing=False)
     frozen(batch_of(seen)).loss_sum.backward()
     assert {*frozen.parts()} == {"projector"}
-    assert all(p.grad is None for p in frozen.llava.model.language_model.parameters())
+    assert all(p.grad is None for p in frozen.model.model.language_model.parameters())
 
 
 @pytest.mark.parametrize("kind", KINDS)

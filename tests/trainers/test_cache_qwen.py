@@ -12,7 +12,7 @@ from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.data.shards import ShardReader
 from draftsmith.data.videos import write_clip
 from draftsmith.models.drafters.sparrow import SparrowConfig
-from draftsmith.models.llava import TokenIds
+from draftsmith.models.parts import TokenIds
 from draftsmith.models.qwen import QWEN_FAMILIES, qwen_config
 from draftsmith.models.targets.qwen import QwenTargetConfig
 from draftsmith.trainers.training import states as build

@@ -20,7 +20,8 @@ from draftsmith.models.drafters.lvlm import LvlmConfig
 from draftsmith.models.drafters.medusa import MedusaConfig
 from draftsmith.models.drafters.modes import ImageSubstitutes
 from draftsmith.models.llamagen.vq import VqConfig, VqTokenizer
-from draftsmith.models.llava import TokenIds, new_model
+from draftsmith.models.llava import new_model
+from draftsmith.models.parts import TokenIds
 from draftsmith.models.sizes import parameter_counts
 from draftsmith.models.targets.base import Taps
 from draftsmith.models.targets.llava import LlavaTarget

@@ -13,7 +13,7 @@ import torch
 import yaml
 from draftsmith.data.processor_files import build_qwen_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
-from draftsmith.models.llava import TokenIds
+from draftsmith.models.parts import TokenIds
 from draftsmith.models.qwen import QWEN_FAMILIES, qwen_config
 from draftsmith.recipes.commands.cli import main
 from PIL import Image

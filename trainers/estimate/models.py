@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...models.drafters.base import DrafterConfig
-from ...models.llava import TokenIds
+from ...models.parts import TokenIds
 from ...models.sizes import parameter_lines
 from ...models.targets.base import TargetShape, language_shape
 from ...models.targets.llamagen_section import COUNTED_IDS

@@ -18,8 +18,8 @@ from ...models.drafters import AnyDrafter
 from ...models.drafters.base import DrafterConfig
 from ...models.drafters.head_objective import HeadObjective
 from ...models.formats.start import starts
-from ...models.llava import Part
 from ...models.lora import LoraConfig
+from ...models.parts import Part
 from ..engine import EngineConfig
 from ..engines import ServedEngine
 from ..fit import FitSettings

@@ -19,10 +19,12 @@ from ...data.sources import AnsweredSamples
 from ...data.states.samples import StatesSamples
 from ...models.drafters.lvlm import build_drafter, load_drafter, save_llava
 from ...models.drafters.made_for import tested_with
-from ...models.llava import FAMILIES, LlavaTraining, language_model_of
+from ...models.llava import FAMILIES
 from ...models.lora import merge_adapters
+from ...models.parts import language_model_of
 from ...models.shipped import shipped_name
 from ...models.targets.load import build_target, load_llava, target_config, target_weights
+from ...models.training import ModelTraining
 from .. import records
 from ..context import Context
 from ..engine import Engine
@@ -86,7 +88,7 @@ def _batches(stage: Any, context: Context, dataset: ConversationDataset, samples
     }
 
 
-def _validation(settings: Any, stage: Any, context: Context, processor: Processor, module: LlavaTraining) -> Validate:
+def _validation(settings: Any, stage: Any, context: Context, processor: Processor, module: ModelTraining) -> Validate:
     """What the loop calls to score held-out records; the frozen target is loaded once, and only here."""
     dataset = records.open_records(settings.data, stage.format, context, processor, log="skipped-validation")
     target: Any = None
@@ -175,9 +177,9 @@ def _save(stage: Any, context: Context, engine: Engine, processor: Processor, to
     with engine.full_weights():
         if ranks.is_main():
             module = engine.module
-            assert isinstance(module, LlavaTraining)
-            merge_adapters(module.llava)
-            save_llava(module.llava, context.folder, manifest)
-            family: Any = module.llava.config.model_type
+            assert isinstance(module, ModelTraining)
+            merge_adapters(module.model)
+            save_llava(module.model, context.folder, manifest)
+            family: Any = module.model.config.model_type
             (processor.of_family(family) if family in FAMILIES else processor).save(context.folder)
     ranks.barrier()

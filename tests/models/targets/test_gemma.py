@@ -16,6 +16,7 @@ from draftsmith.core.states import Taps, feature_places, visual_places
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Dynamic, Product, Static
 from draftsmith.eval.rules import Greedy
+from draftsmith.models.causal import training_of
 from draftsmith.models.decoding.batched import write_answers
 from draftsmith.models.decoding.removal import unseen_from
 from draftsmith.models.decoding.tree import Tree
@@ -30,7 +31,6 @@ from draftsmith.models.targets.causal import CausalTarget
 from draftsmith.models.targets.gemma import GemmaTargetConfig
 from draftsmith.models.targets.load import build_target, load_target
 from draftsmith.models.targets.verification import why_not
-from draftsmith.models.training import training_of
 from draftsmith.trainers.engines.section import VllmEngine
 from draftsmith.trainers.estimate.passes import Pass, moment
 from drawn_pairs import check_pairs
@@ -366,7 +366,7 @@ def test_checkpointing_changes_no_gradient(shape):
         module = training_of(copy.deepcopy(MODELS[shape]), parts, gradient_checkpointing=checkpointing).train()
         loss = module(batch)
         loss.loss_sum.backward()
-        named = {name: p.grad for name, p in module.llava.named_parameters() if p.grad is not None}
+        named = {name: p.grad for name, p in module.model.named_parameters() if p.grad is not None}
         assert "model.language_model.layers.3.self_attn.q_proj.weight" in named
         assert "model.embed_vision.embedding_projection.weight" in named
         found.append((loss.loss_sum.detach(), named))

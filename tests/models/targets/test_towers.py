@@ -15,6 +15,7 @@ from draftsmith.core.states import Taps, feature_places, visual_places
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Dynamic, Product, Static
 from draftsmith.eval.rules import Greedy
+from draftsmith.models.causal import training_of
 from draftsmith.models.decoding.batched import write_answers
 from draftsmith.models.decoding.tree import Tree
 from draftsmith.models.decoding.warp import Warp
@@ -28,7 +29,6 @@ from draftsmith.models.targets.internvl import InternVLTargetConfig
 from draftsmith.models.targets.llava import LlavaTargetConfig
 from draftsmith.models.targets.load import build_target, load_target
 from draftsmith.models.targets.mistral import MistralTargetConfig
-from draftsmith.models.training import training_of
 from draftsmith.trainers.engines.section import VllmEngine
 from draftsmith.trainers.estimate.passes import Pass, moment
 from drawn_pairs import check_pairs
