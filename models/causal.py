@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from ..core.batch import Batch
 from ..core.errors import UserError
 from .gemma import GEMMA, GemmaTraining
-from .internvl import INTERNVL
+from .internvl import INTERNVL, InternVLTraining
 from .llava import FAMILIES, LlavaTraining
 from .mistral import MistralTraining, reads_whole
 from .packed_row import last_states
@@ -50,7 +50,9 @@ def training_of(model: PreTrainedModel, trainable: Any, **settings: Any) -> Mode
         return GemmaTraining(model, trainable, **settings)
     if reads_whole(model.config):
         return MistralTraining(model, trainable, **settings)
-    if family in (*FAMILIES, INTERNVL):
+    if family == INTERNVL:
+        return InternVLTraining(model, trainable, **settings)
+    if family in FAMILIES:
         return LlavaTraining(model, trainable, **settings)
     if other := {*trainable} - {"language_model"}:
         raise UserError(f"trainable names {sorted(other)}, and {family} reads text alone", hint="[language_model]")

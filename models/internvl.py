@@ -14,6 +14,7 @@ from transformers import InternVLConfig, InternVLForConditionalGeneration, PreTr
 
 from ..core.errors import UserError
 from .hub import config_value
+from .llava import LlavaTraining
 
 INTERNVL = "internvl"  # model_type
 
@@ -67,3 +68,11 @@ def see_tiles(model: Any, pixels: Tensor) -> Tensor:
     side = round(states.shape[1] ** 0.5)
     merged = core.pixel_shuffle(states.unflatten(1, (side, side)), scale_factor=config.downsample_ratio)
     return merged.flatten(1, 2)
+
+
+class InternVLTraining(LlavaTraining):
+    """The training forward over an InternVL: LLaVA's, over merged patches."""
+
+    def selected_features(self, pixels: Tensor) -> Tensor:
+        """The tower's merged states that the projector reads, [I,P/4,4C]."""
+        return see_tiles(self.model, pixels)

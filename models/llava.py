@@ -29,10 +29,9 @@ from ..core.batch import TEXT, Batch
 from ..core.errors import UserError
 from ..core.states import places_of, put_at
 from .hub import config_value
-from .internvl import see_tiles
 from .packed_row import last_states
+from .packing import Packing
 from .parts import Part, TokenIds, _vocabulary_weights, grow_vocabulary
-from .pictures import Packing
 from .training import ModelTraining
 
 # model_type of transformers' configs -> config and model.
@@ -139,39 +138,27 @@ class LlavaTraining(ModelTraining):
 
     def hidden_states(self, batch: Batch) -> Tensor:
         """Final states [B,T,D] of the language model, its feature: the LM head is still to come."""
-        return hidden_states(self.model, self.packing, batch, trains_vision=self.trains_vision)
+        core = self.model.model
+        embeds = core.get_input_embeddings()(batch.ids)
+        if batch.pixels is not None:
+            with torch.set_grad_enabled(self.trains_vision and torch.is_grad_enabled()):
+                vision = self.selected_features(batch.pixels)
+            features = core.multi_modal_projector(vision)  # [I,P,D]
+            count = features.shape[0] - batch.num_dummy_images
+            real = self.packing(features[:count], batch.pictures).to(embeds)
+            embeds = put_at(embeds, places_of(batch.on_host("modality") != TEXT, embeds.device), real)
+            # A dummy image keeps the projector in every rank's graph and changes nothing.
+            embeds = embeds + 0.0 * features[count:].sum().to(embeds)
+        return last_states(core.language_model, batch, embeds, batch.positions[0])
 
     def selected_features(self, pixels: Tensor) -> Tensor:
         """The tower's states that the projector reads, [I,P,C]."""
         return selected_features(self.model, pixels)
 
 
-def hidden_states(llava: PreTrainedModel, packing: Packing, batch: Batch, *, trains_vision: bool = False) -> Tensor:
-    """Final states [B,T,D] of any LLaVA's language model for a batch.
-
-    Args:
-        packing: of `llava.model`.
-        trains_vision: whether the tower takes part in the gradient.
-    """
-    core = llava.model
-    embeds = core.get_input_embeddings()(batch.ids)
-    if batch.pixels is not None:
-        with torch.set_grad_enabled(trains_vision and torch.is_grad_enabled()):
-            vision = selected_features(llava, batch.pixels)
-        features = core.multi_modal_projector(vision)  # [I,P,D]
-        count = features.shape[0] - batch.num_dummy_images
-        real = packing(features[:count], batch.pictures).to(embeds)
-        embeds = put_at(embeds, places_of(batch.on_host("modality") != TEXT, embeds.device), real)
-        # A dummy image keeps the projector in every rank's graph and changes nothing.
-        embeds = embeds + 0.0 * features[count:].sum().to(embeds)
-    return last_states(core.language_model, batch, embeds, batch.positions[0])
-
-
 def selected_features(llava: PreTrainedModel, pixels: Tensor) -> Tensor:
     """States [I,P,C] of the tower's chosen layer for pixels [I,3,S,S]: layer -2 without CLS in LLaVA-1.5."""
     config, tower = llava.config, llava.model.vision_tower
-    if config.model_type == "internvl":
-        return see_tiles(llava, pixels)
     states = tower(pixels.to(next(tower.parameters()).dtype), output_hidden_states=True).hidden_states
     chosen = states[config.vision_feature_layer]
     return chosen[:, 1:] if config.vision_feature_select_strategy == "default" else chosen

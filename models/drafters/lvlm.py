@@ -22,7 +22,7 @@ from ...core.errors import UserError
 from ...core.fields import Place
 from ...core.pretrained import name_accelerator
 from ...core.section import Section, torch_dtype
-from ..decoding.decoder import CachedDecoder
+from ..decoding.llava import LlavaDecoder
 from ..hub import load_language_model, load_vision_tower, read_config, rope_of, vision_half
 from ..inline import InlineModel
 from ..llamagen.folders import find_folder
@@ -346,7 +346,7 @@ def proposal(
         capacity: positions that a request may take; for the graph.
     """
     never = (*never, *(() if image_token_id is None else (image_token_id,)))
-    decoder = CachedDecoder(model, num_token_ids=num_token_ids, never=never)
+    decoder = LlavaDecoder(model, num_token_ids=num_token_ids, never=never)
     if chain is not None and decoder.device.type == "cuda":
         return GraphedChain(
             decoder,

@@ -9,7 +9,7 @@ from transformers import InternVLForConditionalGeneration, PreTrainedConfig, Pre
 
 from ...core.batch import Request
 from ...core.errors import UserError
-from ..decoding.decoder import CachedDecoder
+from ..decoding.internvl import InternVLDecoder
 from ..hub import read_config
 from ..inline import InlineModel
 from ..internvl import INTERNVL, internvl_config, new_internvl
@@ -67,7 +67,7 @@ class InternVLTarget(LanguageTarget):
 
     def __init__(self, model: PreTrainedModel, *, num_token_ids: int, prefill_chunk: int | None = None):
         check_windows(model.config.get_text_config())
-        super().__init__(CachedDecoder(model, num_token_ids=num_token_ids), prefill_chunk=prefill_chunk)
+        super().__init__(InternVLDecoder(model, num_token_ids=num_token_ids), prefill_chunk=prefill_chunk)
 
     def view(self, request: Request) -> Request:
         """The request as the target reads it. Raises `UserError` where its pictures are cut for another family."""

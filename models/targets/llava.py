@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ...core.batch import IMAGE, Request
 from ...core.errors import UserError, did_you_mean
-from ..decoding.decoder import CachedDecoder
+from ..decoding.llava import LlavaDecoder
 from ..hub import read_config
 from ..inline import InlineModel
 from ..llava import FAMILIES, Family, assemble, llava_config
@@ -99,7 +99,7 @@ class LlavaTarget(LanguageTarget):
         prefill_chunk: int | None = None,
     ):
         never = () if image_token_id is None else (image_token_id,)
-        decoder = CachedDecoder(model, num_token_ids=num_token_ids, never=never)
+        decoder = LlavaDecoder(model, num_token_ids=num_token_ids, never=never)
         super().__init__(decoder, prefill_chunk=prefill_chunk)
         self.reads_tiles = reads_tiles
 

@@ -31,7 +31,7 @@ from draftsmith.data.loader import Loader
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import Greedy
-from draftsmith.models.decoding.decoder import CachedDecoder
+from draftsmith.models.decoding.llava import LlavaDecoder
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.llava import LlavaTraining
@@ -75,7 +75,7 @@ def benchmark_loop(arguments, device) -> None:
     model = build_target(512, 8, arguments.seed).to(device)
     draft = first_layers(model, 1).to(device)
     target = LlavaTarget(model, num_token_ids=VOCAB, image_token_id=IMAGE)
-    drafter = IndependentProposal(CachedDecoder(draft, num_token_ids=VOCAB, never=(IMAGE,)), "T", newline_id=5)
+    drafter = IndependentProposal(LlavaDecoder(draft, num_token_ids=VOCAB, never=(IMAGE,)), "T", newline_id=5)
     decoding = Decoding(Chain(gamma), Greedy(), Draw("top-k"), Warp(), limit, ())
     settings = draft.generation_config
     settings.num_assistant_tokens, settings.num_assistant_tokens_schedule = gamma, "constant"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from draftsmith.core.batch import IMAGE, TEXT, Request
-from draftsmith.models.decoding.decoder import CachedDecoder
+from draftsmith.models.decoding.llava import LlavaDecoder
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.llava import assemble, llava_config
 from draftsmith.models.parts import TokenIds
@@ -66,7 +66,7 @@ def num_tokens(model) -> int:
 
 
 def proposal(model, mode: str = "M") -> IndependentProposal:
-    decoder = CachedDecoder(model, num_token_ids=num_tokens(model), never=(IMAGE_ID,))
+    decoder = LlavaDecoder(model, num_token_ids=num_tokens(model), never=(IMAGE_ID,))
     return IndependentProposal(decoder, mode, newline_id=5)
 
 

@@ -9,7 +9,7 @@ import transformers
 from draftsmith.core.batch import Request
 from draftsmith.core.errors import UserError
 from draftsmith.core.pictures import IMAGE, Picture
-from draftsmith.models.decoding.decoder import CachedDecoder
+from draftsmith.models.decoding.llava import LlavaDecoder
 from draftsmith.models.drafters.captioners import (
     Blip2Captions,
     BlipCaptions,
@@ -195,7 +195,7 @@ class Numbers:
 
 
 def own(model, stop_ids=(EOS,), limit=12):
-    decoder = CachedDecoder(model, num_token_ids=TOKENS, never=(IMAGE_ID,))
+    decoder = LlavaDecoder(model, num_token_ids=TOKENS, never=(IMAGE_ID,))
     return LvlmCaptioner(
         decoder, PROMPT, image_token_id=IMAGE_ID, stop_ids=stop_ids, tokenizer=Numbers(), max_new_tokens=limit
     )

@@ -8,7 +8,7 @@ import pytest
 import torch
 from draftsmith.core.batch import Batch
 from draftsmith.core.errors import UserError
-from draftsmith.models.decoding.decoder import CachedDecoder
+from draftsmith.models.decoding.llava import LlavaDecoder
 from draftsmith.models.drafters.lvlm import LvlmConfig, build_drafter, load_drafter, save_llava
 from draftsmith.models.drafters.modes import with_shorter_pictures, without_pictures
 from draftsmith.models.llava import LlavaTraining, assemble, llava_config, pool_features, selected_features
@@ -76,7 +76,7 @@ def test_recorded_logits_features_and_loss(recorded):
 @pytest.mark.parametrize("prefix", ["", "pooled_"])
 def test_recorded_logits_through_the_cached_decoder(recorded, prefix):
     """Row by row, pictures pooled 2 x 2 before the projector in the pooled variant."""
-    data, decoder, losses = batch(prefix), CachedDecoder(recorded, num_token_ids=96), []
+    data, decoder, losses = batch(prefix), LlavaDecoder(recorded, num_token_ids=96), []
     for row, length in enumerate(data.attention_mask.sum(1).tolist()):
         ids, modality = data.ids[row : row + 1, :length], data.modality[row : row + 1, :length]
         with torch.no_grad():

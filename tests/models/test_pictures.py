@@ -13,10 +13,11 @@ from draftsmith.core.errors import UserError
 from draftsmith.core.pictures import TEXT, VIDEO, Picture, TileGrid
 from draftsmith.data.collate import Sample, collate
 from draftsmith.data.tiles import Tiling, next_resolutions, onevision_resolutions, tiled_picture
-from draftsmith.models.decoding.decoder import CachedDecoder
+from draftsmith.models.decoding.llava import LlavaDecoder
 from draftsmith.models.llava import LlavaTraining
+from draftsmith.models.packing import pack
 from draftsmith.models.parts import PARTS
-from draftsmith.models.pictures import flat_view, pack, pictures_of, pooled_view
+from draftsmith.models.pictures import flat_view, pictures_of, pooled_view
 from tiled import model, published, request
 from transformers import LlavaForConditionalGeneration, LlavaNextModel
 
@@ -31,7 +32,7 @@ MODELS = {family: model(family) for family in ASKED}
 
 
 def logits(llava, asked) -> torch.Tensor:
-    decoder = CachedDecoder(llava, num_token_ids=440)
+    decoder = LlavaDecoder(llava, num_token_ids=440)
     with torch.no_grad():
         embeds = decoder.embed(asked.ids[None], asked.modality[None], asked.pixels, asked.pictures)
         places = torch.arange(len(asked.ids))[None]

@@ -14,7 +14,7 @@ from draftsmith.data.processor_files import with_own_image_processor
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import Greedy
-from draftsmith.models.decoding.decoder import CachedDecoder
+from draftsmith.models.decoding.llava import LlavaDecoder
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.lvlm import (
     LvlmConfig,
@@ -70,7 +70,7 @@ def test_a_newline_makes_a_onevision_of_a_llama():
     assert isinstance(tiled, LlavaOnevisionForConditionalGeneration) and tiled.model.image_newline.shape == (16,)
     assert tiled.config.text_config.model_type == "llama" and tiled.config.vision_feature_select_strategy == "default"
     assert (tiled.config.vision_feature_layer, tiled.config.text_config.vocab_size) == (-2, VOCAB)
-    decoders = [CachedDecoder(m, num_token_ids=400) for m in (flat, tiled)]
+    decoders = [LlavaDecoder(m, num_token_ids=400) for m in (flat, tiled)]
     assert [d.reads_newlines for d in decoders] == [False, True]
 
 

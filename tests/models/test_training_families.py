@@ -9,7 +9,7 @@ from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import Greedy
 from draftsmith.models.causal import training_of
-from draftsmith.models.decoding.decoder import CachedDecoder
+from draftsmith.models.decoding.llava import LlavaDecoder
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.parts import TokenIds
@@ -116,7 +116,7 @@ def test_a_target_of_text(tmp_path):
     kept = feature_places(batch.modality, batch.attention_mask, batch.loss_mask)
     with torch.no_grad():
         torch.testing.assert_close(module.hidden_states(batch)[kept], states.feature[kept], atol=1e-5, rtol=0)
-    draft = IndependentProposal(CachedDecoder(made, num_token_ids=TOKENS), "M", newline_id=5)
+    draft = IndependentProposal(LlavaDecoder(made, num_token_ids=TOKENS), "M", newline_id=5)
     decoding = Decoding(Chain(3), Greedy(), Draw("top-k"), Warp(), 12, (EOS,))
     for one in asked:
         expected = made.generate(

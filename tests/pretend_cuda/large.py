@@ -13,7 +13,7 @@ from draftsmith.core.errors import UserError
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Dynamic
 from draftsmith.eval.rules import Greedy
-from draftsmith.models.decoding.decoder import CachedDecoder
+from draftsmith.models.decoding.llava import LlavaDecoder
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.graph import GraphedChain
 from draftsmith.models.drafters.lvlm import LvlmConfig
@@ -74,7 +74,7 @@ def _said(target, name, policy):
     config = LlamaConfig(hidden_size=16, intermediate_size=16, num_attention_heads=2, num_hidden_layers=1,
                          vocab_size=target.vocab_size, initializer_range=0.3)  # fmt: skip
     draft = LlamaForCausalLM(config).eval().to(target.device)
-    decoder = CachedDecoder(draft, num_token_ids=target.decoder.num_token_ids, never=target.decoder.never)
+    decoder = LlavaDecoder(draft, num_token_ids=target.decoder.num_token_ids, never=target.decoder.never)
     if policy is None:
         drafter, policy = GraphedChain(decoder, "T", newline_id=5, gamma=3, capacity=128), Chain(3)
     else:

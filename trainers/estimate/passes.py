@@ -21,6 +21,7 @@ from transformers import PreTrainedConfig
 
 from ...core.pictures import IMAGE, TEXT, PatchGrid, Picture, whole_picture
 from ...models.decoding.decoder import CachedDecoder
+from ...models.decoding.llava import LlavaDecoder
 from ...models.gemma import GEMMA, SOFT_TOKENS
 from ...models.hub import config_value, rope_of
 from ...models.memory import BYTES, cache_bytes
@@ -105,7 +106,7 @@ class _Model:
         if self.section is not None and config_value(config, "vision_config") is not None:
             decoder: CachedDecoder = self.section.target(model, num_token_ids=count, image_token_id=None).decoder
             return decoder
-        return CachedDecoder(model, num_token_ids=count)
+        return LlavaDecoder(model, num_token_ids=count)
 
 
 @functools.lru_cache(256)

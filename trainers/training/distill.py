@@ -22,6 +22,7 @@ from ...data.sources import AnswerCollate, AnsweredSamples, OpenBatch
 from ...models.causal import training_of
 from ...models.decoding.batched import write_answers
 from ...models.decoding.decoder import CachedDecoder
+from ...models.decoding.llava import LlavaDecoder
 from ...models.decoding.warp import Warp
 from ...models.distillation import CrossEntropyObjective, DistillObjective, DistillTraining, Teacher
 from ...models.parts import placeholder_ids
@@ -175,7 +176,7 @@ class DraftWriter:
     def __call__(self, engine: Engine, batches: StepBatches) -> StepBatches:
         module: Any = engine.module
         try:
-            decoder = CachedDecoder(
+            decoder = LlavaDecoder(
                 module.model, num_token_ids=self.processor.num_token_ids, never=(self.processor.image_token_id,)
             )
             micro = [self._filled(decoder, batch, batches.step) for batch in batches.micro]
