@@ -24,16 +24,16 @@ from ..models.drafters.base import TargetIdentity
 from ..models.drafters.eagle_images import save_eagle
 from ..models.drafters.lvlm import save_llava
 from ..models.drafters.made_for import tested_with
+from ..models.folders import find_folder, read_values
 from ..models.formats import LANGUAGE_HEADS, import_head, lantern, lvlm
 from ..models.formats.heads import LanguageHead
 from ..models.hub import read_config, target_embedding
-from ..models.llamagen.files import lantern_config
-from ..models.llamagen.folders import find_folder, read_values
-from ..models.llamagen.lantern_layout import is_lantern
-from ..models.llamagen.transformer import LlamaGenConfig
-from ..models.qwen import QWEN_KINDS
 from ..models.shipped import opened_target, shipped_name
 from ..models.targets.base import language_shape
+from ..models.targets.llamagen.files import lantern_config
+from ..models.targets.llamagen.lantern_layout import is_lantern
+from ..models.targets.llamagen.transformer import LlamaGenConfig
+from ..models.targets.qwen.model import QWEN_KINDS
 
 LANTERN, LVLM = "lantern", "lvlm"
 KINDS = (*LANGUAGE_HEADS, LANTERN, LVLM)

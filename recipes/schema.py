@@ -26,9 +26,9 @@ from ..core.tracking import TrackingConfig
 from ..data.captioned.prompts import PromptSource
 from ..models.drafters import AnyDrafter
 from ..models.drafters.base import DrafterConfig
-from ..models.llava import FAMILIES
-from ..models.targets.anole_section import refuse_lumina
-from ..models.targets.generators import AnyTarget
+from ..models.families.generators import AnyTarget
+from ..models.targets.anole.section import refuse_lumina
+from ..models.targets.llava.model import FAMILIES
 from ..trainers.engine import EngineConfig
 from ..trainers.estimate.memory import Hardware
 from ..trainers.fit import SCRATCH

@@ -24,11 +24,7 @@ TOPS = ("core", "data", "models", "eval", "trainers", "recipes")
 
 # What each group of extras is made of: folders end with a slash. Everything else in TOPS is core.
 EXTRAS = {
-    "further families": (
-        *(f"models/{n}.py" for n in ("gemma", "internvl", "mistral")),
-        *(f"models/targets/{n}.py" for n in ("gemma", "internvl", "mistral")),
-        *(f"models/decoding/{n}.py" for n in ("gemma", "mistral", "hybrid", "delta_rule", "recurrent")),
-    ),
+    "further families": tuple(f"models/targets/{n}/" for n in ("gemma", "internvl", "mistral", "qwen35")),
     "baseline drafters": tuple(
         f"models/drafters/{n}.py"
         for n in (

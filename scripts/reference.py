@@ -26,7 +26,7 @@ from pydantic_core import PydanticUndefined
 
 # Page -> its title, and the modules whose sections stand there. The first that fits is taken.
 PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "targets": ("Targets", ("models.targets", "models.llamagen")),
+    "targets": ("Targets", ("models.targets", "models.families")),
     "drafters": ("Drafters", ("models.drafters",)),
     "evaluation": ("Evaluation", ("eval", "trainers.evaluation", "trainers.stages.evaluate")),
     "data": ("Data", ("data",)),

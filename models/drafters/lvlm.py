@@ -1,7 +1,7 @@
 """Independent draft LVLMs: a 68M or 160M Llama with the target's kind of vision tower (TABED, appendix H.1).
 
 Config, assembly, the files it is saved as, and its proposals (M with the pictures, T without). The
-loss is LLaVA's own, `models/llava.py`.
+loss is LLaVA's own, `models/targets/llava/model.py`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from ...core.errors import UserError
 from ...core.fields import Place
 from ...core.pretrained import name_accelerator
 from ...core.section import Section, torch_dtype
-from ..decoding.llava import LlavaDecoder
+from ..families.load import load_llava
+from ..families.sizes import parameter_lines
+from ..folders import find_folder
 from ..hub import load_language_model, load_vision_tower, read_config, rope_of, vision_half
 from ..inline import InlineModel
-from ..llamagen.folders import find_folder
-from ..llava import assemble, llava_config
 from ..parts import TokenIds
-from ..sizes import parameter_lines
 from ..targets.base import Target, TargetShape
-from ..targets.load import load_llava
+from ..targets.llava.decoder import LlavaDecoder
+from ..targets.llava.model import assemble, llava_config
 from .base import PLAIN, CountTokens, Drafter, DraftingOptions, PublishedDrafter, TargetIdentity
 from .ensemble import DraftingMode, EnsembleConfig, EnsembleProposal, preset
 from .graph import GraphedChain

@@ -19,8 +19,8 @@ from ..drafters.dflash import DflashConfig
 from ..drafters.made_for import tested_with
 from ..drafters.manifest import MANIFEST, read_manifest
 from ..drafters.peagle import PeagleConfig
+from ..folders import write_folder
 from ..hub import target_embedding
-from ..llamagen.folders import write_folder
 from . import dflash, eagle, eagle3, lvlm
 from .expressible import ENGINES, Engine, Prompts, check_expressible
 from .source import CHAIN, Files, Source, Target, find_target, kind_of, read_source, shipped_target

@@ -13,8 +13,8 @@ from ...core.pages import page
 from ..drafters.dflash import DflashConfig
 from ..drafters.eagle3 import Eagle3Config
 from ..drafters.head_config import HeadConfig
-from ..mistral import reads_whole
-from ..qwen import num_deepstack
+from ..targets.mistral.model import reads_whole
+from ..targets.qwen.model import num_deepstack
 from .source import Source
 
 # eagle: the layout of the methods' own code (EAGLE, and MSD's and ViSpec's, which share it).

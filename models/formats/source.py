@@ -20,8 +20,8 @@ from ..drafters.dflash import DflashConfig
 from ..drafters.head_config import HeadConfig
 from ..drafters.head_files import head_state
 from ..drafters.manifest import MANIFEST, read_manifest
+from ..folders import read_values
 from ..hub import read_config
-from ..llamagen.folders import read_values
 from ..shipped import PREFIX, opened_target
 from ..targets.base import TargetShape, language_shape
 

@@ -33,7 +33,7 @@ class Drawer:
 
 
 class ImageTargetSection(Kinded):
-    """A family of image generators; `models/targets/generators.py` has their union."""
+    """A family of image generators; `models/families/generators.py` has their union."""
 
     draws_images: ClassVar[bool] = True
     reads_text_alone: ClassVar[bool] = False

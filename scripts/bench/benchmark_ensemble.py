@@ -21,14 +21,14 @@ from draftsmith.core.pictures import Picture
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import Verified
-from draftsmith.models.decoding.llava import LlavaDecoder
 from draftsmith.models.decoding.warp import Distributions, Warp
 from draftsmith.models.drafters.ensemble import EnsembleConfig, EnsembleProposal, preset
 from draftsmith.models.drafters.lvlm import proposal
 from draftsmith.models.drafters.modes import ImageSubstitutes
 from draftsmith.models.drafters.weights import GridWeights
 from draftsmith.models.parts import TokenIds
-from draftsmith.models.targets.llava import LlavaTarget
+from draftsmith.models.targets.llava.section.decoder import LlavaDecoder
+from draftsmith.models.targets.llava.section.section import LlavaTarget
 from draftsmith.scripts import timing
 from draftsmith.scripts.papers.latency_models import random_llava
 from draftsmith.scripts.timing import spread

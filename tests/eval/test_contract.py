@@ -10,10 +10,10 @@ from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Static
 from draftsmith.eval.rules import Greedy, Sampling
 from draftsmith.models.attention import GROUPED
-from draftsmith.models.decoding.llava import LlavaDecoder
 from draftsmith.models.decoding.rows import first_row, guide, mix
 from draftsmith.models.decoding.tree import ROOT
 from draftsmith.models.decoding.warp import Warp
+from draftsmith.models.targets.llava.section.decoder import LlavaDecoder
 from fakes import (
     CannotExpand,
     GuidedTarget,

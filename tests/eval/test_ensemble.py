@@ -10,13 +10,13 @@ import torch
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Dynamic, Static
 from draftsmith.eval.rules import Greedy, Sampling
-from draftsmith.models.decoding.llava import LlavaDecoder
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.ensemble import EnsembleConfig, EnsembleProposal, preset
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.drafters.modes import MODES, ImageSubstitutes
 from draftsmith.models.drafters.weights import FixedWeights, GridWeights, InverseWeights
-from draftsmith.models.targets.llava import LlavaTarget
+from draftsmith.models.targets.llava.section.decoder import LlavaDecoder
+from draftsmith.models.targets.llava.section.section import LlavaTarget
 from test_contract import greedy, not_vacuous
 from tiny import IMAGE_ID, SIZES, llava, near, num_tokens, target
 from tiny import request as ask

@@ -9,12 +9,12 @@ from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Static
 from draftsmith.eval.rules import Greedy
 from draftsmith.models.decoding.batched import write_answers
-from draftsmith.models.decoding.llava import LlavaDecoder
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.ensemble import EnsembleProposal
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.drafters.weights import FixedWeights
-from draftsmith.models.targets.llava import LlavaTarget
+from draftsmith.models.targets.llava.section.decoder import LlavaDecoder
+from draftsmith.models.targets.llava.section.section import LlavaTarget
 from tiled import model, processor, published, request
 
 CASES = [

@@ -5,8 +5,8 @@ from draftsmith.core.batch import IMAGE, TEXT, VIDEO, Request
 from draftsmith.core.pictures import PatchGrid, whole_picture
 from draftsmith.data.collate import Sample, collate
 from draftsmith.models.parts import TokenIds
-from draftsmith.models.qwen import QWEN_FAMILIES, QWEN_KINDS, qwen_config
-from draftsmith.models.targets.qwen import QwenTarget
+from draftsmith.models.targets.qwen.section.model import QWEN_FAMILIES, QWEN_KINDS, qwen_config
+from draftsmith.models.targets.qwen.section.section import QwenTarget
 
 VOCAB, TOKENS, EOS, PAD = 72, 70, 2, 0
 END, START, CLIP_ID, IMAGE_ID = 60, 61, 62, 63

@@ -9,7 +9,6 @@ import transformers
 from draftsmith.core.batch import Request
 from draftsmith.core.errors import UserError
 from draftsmith.core.pictures import IMAGE, Picture
-from draftsmith.models.decoding.llava import LlavaDecoder
 from draftsmith.models.drafters.captioners import (
     Blip2Captions,
     BlipCaptions,
@@ -17,6 +16,7 @@ from draftsmith.models.drafters.captioners import (
     LvlmCaptioner,
     load_captioner,
 )
+from draftsmith.models.targets.llava.section.decoder import LlavaDecoder
 from PIL import Image
 from tiny import EOS, IMAGE_ID, PATCHES, TOKENS, llava, reference, request
 from tokenizers import Tokenizer, models, pre_tokenizers

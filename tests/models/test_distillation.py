@@ -7,7 +7,7 @@ import pytest
 import torch
 from draftsmith.core.batch import IMAGE, TEXT, Batch
 from draftsmith.core.states import KeptScores, TargetStates
-from draftsmith.models.distillation import DistillObjective, DistillTraining, Teacher, keep_scores, with_rest
+from draftsmith.models.drafters.distillation import DistillObjective, DistillTraining, Teacher, keep_scores, with_rest
 from draftsmith.models.losses import ChunkedHead, divergence, divergence_of_logs, log_probs
 from tiny import IMAGE_ID, PATCHES, TOKENS, VOCAB, llava, near
 from torch.nn import functional as F

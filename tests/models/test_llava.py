@@ -8,14 +8,20 @@ import pytest
 import torch
 from draftsmith.core.batch import Batch
 from draftsmith.core.errors import UserError
-from draftsmith.models.decoding.llava import LlavaDecoder
 from draftsmith.models.drafters.lvlm import LvlmConfig, build_drafter, load_drafter, save_llava
 from draftsmith.models.drafters.modes import with_shorter_pictures, without_pictures
-from draftsmith.models.llava import LlavaTraining, assemble, llava_config, pool_features, selected_features
+from draftsmith.models.families.load import load_target
 from draftsmith.models.parts import PARTS, TokenIds, grow_vocabulary
 from draftsmith.models.targets.base import Taps
-from draftsmith.models.targets.llava import LlavaTargetConfig
-from draftsmith.models.targets.load import load_target
+from draftsmith.models.targets.llava.section.decoder import LlavaDecoder
+from draftsmith.models.targets.llava.section.model import (
+    LlavaTraining,
+    assemble,
+    llava_config,
+    pool_features,
+    selected_features,
+)
+from draftsmith.models.targets.llava.section.section import LlavaTargetConfig
 from tiny import IMAGE_ID, VOCAB, llava, request
 from torch.nn import functional as F
 from transformers import CLIPVisionConfig, CLIPVisionModel, LlamaConfig, LlamaForCausalLM, LlavaForConditionalGeneration

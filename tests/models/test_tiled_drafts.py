@@ -14,7 +14,6 @@ from draftsmith.data.processor_files import with_own_image_processor
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import Greedy
-from draftsmith.models.decoding.llava import LlavaDecoder
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.lvlm import (
     LvlmConfig,
@@ -26,11 +25,12 @@ from draftsmith.models.drafters.lvlm import (
     save_llava,
     scale_positions,
 )
+from draftsmith.models.families.load import build_target, load_llava, load_target, target_config
 from draftsmith.models.hub import pinned_config
-from draftsmith.models.llava import LlavaTraining
 from draftsmith.models.parts import PARTS
-from draftsmith.models.targets.llava import LlavaTarget, LlavaTargetConfig
-from draftsmith.models.targets.load import build_target, load_llava, load_target, target_config
+from draftsmith.models.targets.llava.section.decoder import LlavaDecoder
+from draftsmith.models.targets.llava.section.model import LlavaTraining
+from draftsmith.models.targets.llava.section.section import LlavaTarget, LlavaTargetConfig
 from pydantic import ValidationError
 from tiled import VOCAB, look, model, processor, request, token_ids
 from transformers import (

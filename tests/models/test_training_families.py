@@ -8,14 +8,14 @@ from draftsmith.core.states import Taps, feature_places
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import Greedy
-from draftsmith.models.causal import training_of
-from draftsmith.models.decoding.llava import LlavaDecoder
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.independent import IndependentProposal
+from draftsmith.models.families.load import build_target, load_target
+from draftsmith.models.families.training import training_of
 from draftsmith.models.parts import TokenIds
-from draftsmith.models.targets.causal import CausalTarget, CausalTargetConfig
-from draftsmith.models.targets.load import build_target, load_target
-from draftsmith.models.targets.qwen import QwenTarget, QwenTargetConfig
+from draftsmith.models.targets.causal.section.section import CausalTarget, CausalTargetConfig
+from draftsmith.models.targets.llava.section.decoder import LlavaDecoder
+from draftsmith.models.targets.qwen.section.section import QwenTarget, QwenTargetConfig
 from tiny_qwen import (
     CLIP_ID,
     EOS,

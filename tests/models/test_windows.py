@@ -7,11 +7,11 @@ import tiny_qwen
 import torch
 from draftsmith.core.batch import IMAGE
 from draftsmith.core.pictures import PatchGrid, whole_picture
-from draftsmith.models import qwen
 from draftsmith.models.attention import as_interface
-from draftsmith.models.causal import training_of
-from draftsmith.models.qwen import see_patches
-from draftsmith.models.windows import WINDOWS, attend_in_windows, use_windows
+from draftsmith.models.families.training import training_of
+from draftsmith.models.targets.qwen.section import model as qwen
+from draftsmith.models.targets.qwen.section.model import see_patches
+from draftsmith.models.targets.qwen.section.windows import WINDOWS, attend_in_windows, use_windows
 from torch.nn import functional as F
 
 PARTS = ("vision_tower", "projector", "language_model")

@@ -13,17 +13,17 @@ from draftsmith.core.errors import UserError
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Dynamic
 from draftsmith.eval.rules import Greedy
-from draftsmith.models.decoding.llava import LlavaDecoder
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.graph import GraphedChain
 from draftsmith.models.drafters.lvlm import LvlmConfig
 from draftsmith.models.drafters.medusa import MedusaConfig
-from draftsmith.models.llamagen.files import load_llamagen, save_model
-from draftsmith.models.targets.causal import CausalTargetConfig
-from draftsmith.models.targets.llamagen_section import LlamaGenTargetConfig, load_transformer
-from draftsmith.models.targets.llava import LlavaTargetConfig
-from draftsmith.models.targets.load import load_target
-from draftsmith.models.targets.qwen import QwenTargetConfig
+from draftsmith.models.families.load import load_target
+from draftsmith.models.targets.causal.section.section import CausalTargetConfig
+from draftsmith.models.targets.llamagen.target.files import load_llamagen, save_model
+from draftsmith.models.targets.llamagen.target.section import LlamaGenTargetConfig, load_transformer
+from draftsmith.models.targets.llava.section.decoder import LlavaDecoder
+from draftsmith.models.targets.llava.section.section import LlavaTargetConfig
+from draftsmith.models.targets.qwen.section.section import QwenTargetConfig
 from draftsmith.trainers.engine import init_distributed
 from transformers import LlamaConfig, LlamaForCausalLM
 

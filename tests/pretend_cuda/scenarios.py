@@ -15,11 +15,11 @@ from draftsmith.eval.policies import Chain, Draw, Dynamic
 from draftsmith.eval.rules import Greedy, Sampling
 from draftsmith.models.decoding.cache import Cache
 from draftsmith.models.decoding.captured import PassGraphs
-from draftsmith.models.decoding.llava import LlavaDecoder
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters import head_graphs
 from draftsmith.models.drafters.graph import GraphedChain
 from draftsmith.models.targets import verification
+from draftsmith.models.targets.llava.section.decoder import LlavaDecoder
 from draftsmith.trainers.engine import init_distributed
 
 from pretend_cuda.device import COUNTS, GRAPHS, aside

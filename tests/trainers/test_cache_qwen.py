@@ -13,8 +13,8 @@ from draftsmith.data.shards import ShardReader
 from draftsmith.data.videos import write_clip
 from draftsmith.models.drafters.sparrow import SparrowConfig
 from draftsmith.models.parts import TokenIds
-from draftsmith.models.qwen import QWEN_FAMILIES, qwen_config
-from draftsmith.models.targets.qwen import QwenTargetConfig
+from draftsmith.models.targets.qwen.section.model import QWEN_FAMILIES, qwen_config
+from draftsmith.models.targets.qwen.section.section import QwenTargetConfig
 from draftsmith.trainers.training import states as build
 from draftsmith.trainers.training.heads_on_states import open_states
 from PIL import Image

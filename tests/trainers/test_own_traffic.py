@@ -14,7 +14,7 @@ import yaml
 from draftsmith.data.processor_files import build_qwen_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.models.parts import TokenIds
-from draftsmith.models.qwen import QWEN_FAMILIES, qwen_config
+from draftsmith.models.targets.qwen.section.model import QWEN_FAMILIES, qwen_config
 from draftsmith.recipes.commands.cli import main
 from PIL import Image
 from states_run import WORDS

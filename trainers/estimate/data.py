@@ -21,9 +21,9 @@ from ...data.mixture import JsonFile, Name, Selection, Share, are_present, is_mi
 from ...data.processor import INTERNVL_TILES, QWEN, Processor
 from ...data.published_settings import WHOLE_PIXELS, processor_family
 from ...data.records import RecordFile
-from ...models.gemma import GEMMA, SOFT_TOKENS
 from ...models.hub import config_value
-from ...models.mistral import merge_of, reads_whole
+from ...models.targets.gemma.model import GEMMA, SOFT_TOKENS
+from ...models.targets.mistral.model import merge_of, reads_whole
 from ..stage import Planned
 
 LOOKED_AT = 500  # records whose pictures are opened at most: a head costs little, and a clip is read through

@@ -21,11 +21,11 @@ from transformers import PreTrainedConfig
 
 from ...core.pictures import IMAGE, TEXT, PatchGrid, Picture, whole_picture
 from ...models.decoding.decoder import CachedDecoder
-from ...models.decoding.llava import LlavaDecoder
-from ...models.gemma import GEMMA, SOFT_TOKENS
+from ...models.families.memory import BYTES, cache_bytes
+from ...models.families.sizes import empty_model
 from ...models.hub import config_value, rope_of
-from ...models.memory import BYTES, cache_bytes
-from ...models.sizes import empty_model
+from ...models.targets.gemma.model import GEMMA, SOFT_TOKENS
+from ...models.targets.llava.decoder import LlavaDecoder
 from ...models.targets.verification import DYNAMIC
 from .counted import META, along, most_bytes
 

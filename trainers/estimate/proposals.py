@@ -19,10 +19,10 @@ from ...models.drafters.head_graphs import COUNTS, MOST_EXPANSIONS
 from ...models.drafters.lvlm import LvlmConfig
 from ...models.drafters.mixed import MixedConfig
 from ...models.drafters.pruned import PrunedConfig
+from ...models.families.load import target_config
+from ...models.families.memory import BYTES, cache_bytes, weight_bytes
 from ...models.hub import config_value, pinned_config
-from ...models.memory import BYTES, cache_bytes, weight_bytes
 from ...models.targets.base import language_shape
-from ...models.targets.load import target_config
 from ...models.targets.verification import lengths_up_to
 from ..evaluation.methods import Method, decoding_with, members_of
 from .passes import Pass, moment

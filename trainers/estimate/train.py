@@ -16,9 +16,9 @@ from ...data.images import is_tiled
 from ...data.loader import steps_per_epoch
 from ...data.media import ImageReader
 from ...data.shapes.scenarios import WITHOUT_PICTURES
-from ...models.causal import training_of
+from ...models.families.sizes import empty_model, parameter_counts
+from ...models.families.training import training_of
 from ...models.formats.start import is_own
-from ...models.sizes import empty_model, parameter_counts
 from ..stage import Planned
 from .data import generated, image_reader_of, most_patches, on_disk, samples, tokens
 from .memory import Memory

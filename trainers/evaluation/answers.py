@@ -20,7 +20,7 @@ from ...eval.rules import RULES
 from ...eval.text_quality import Metric, Scorer
 from ...models.decoding.warp import Warp
 from ...models.drafters.modes import without_pictures
-from ...models.targets.llava import LlavaTarget
+from ...models.targets.llava.section import LlavaTarget
 from .benchmarks import QualitySection
 from .resume_log import resumed
 from .tabed import TabedRun

@@ -10,10 +10,10 @@ from ...core.pictures import Picture
 from ...data.conversations import PromptFormat, encode
 from ...data.end_tokens import end_ids
 from ...data.processor import Processor
-from ...models.decoding.llava import LlavaDecoder
 from ...models.drafters.captioners import Captioner, LvlmCaptioner, LvlmCaptions, load_captioner
 from ...models.drafters.lvlm import load_drafter
 from ...models.drafters.modes import ImageSubstitutes
+from ...models.targets.llava.decoder import LlavaDecoder
 from ..context import Context
 from .evaluate_settings import EvaluateSettings
 

@@ -22,13 +22,13 @@ from ...data.shapes.captioned import COLORS, SHAPES, figures_of, places_of
 from ...data.stage_folders import CODES, DATASET_FOLDER, TOKENIZER
 from ...eval.figures import save_grid
 from ...models.drafters.base import TargetIdentity
-from ...models.llamagen.captions import caption_ids, load_text_encoder
-from ...models.llamagen.files import load_llamagen, load_vq, save_model
-from ...models.llamagen.shapes_reader import ShapesReader
-from ...models.llamagen.training import LlamaGenTraining, VqTraining
-from ...models.llamagen.vq import VqTokenizer
-from ...models.targets.generators import load_generator
-from ...models.targets.llamagen_section import TEXT_ENCODER, build_text_encoder, build_transformer
+from ...models.families.generators import load_generator
+from ...models.shapes_reader import ShapesReader
+from ...models.targets.llamagen.captions import caption_ids, load_text_encoder
+from ...models.targets.llamagen.files import load_llamagen, load_vq, save_model
+from ...models.targets.llamagen.section import TEXT_ENCODER, build_text_encoder, build_transformer
+from ...models.targets.llamagen.training import LlamaGenTraining, VqTraining
+from ...models.targets.llamagen.vq import VqTokenizer
 from ..context import Context
 from ..engine import Engine
 from ..fit import training_loader

@@ -19,11 +19,11 @@ from ...data.sources import AnsweredSamples
 from ...data.states.samples import StatesSamples
 from ...models.drafters.lvlm import build_drafter, load_drafter, save_llava
 from ...models.drafters.made_for import tested_with
-from ...models.llava import FAMILIES
+from ...models.families.load import build_target, load_llava, target_config, target_weights
 from ...models.lora import merge_adapters
 from ...models.parts import language_model_of
 from ...models.shipped import shipped_name
-from ...models.targets.load import build_target, load_llava, target_config, target_weights
+from ...models.targets.llava.model import FAMILIES
 from ...models.training import ModelTraining
 from .. import records
 from ..context import Context

@@ -19,15 +19,15 @@ from ...data.end_tokens import end_ids
 from ...data.loader import Collate, Samples, StepBatches
 from ...data.processor import Processor
 from ...data.sources import AnswerCollate, AnsweredSamples, OpenBatch
-from ...models.causal import training_of
 from ...models.decoding.batched import write_answers
 from ...models.decoding.decoder import CachedDecoder
-from ...models.decoding.llava import LlavaDecoder
 from ...models.decoding.warp import Warp
-from ...models.distillation import CrossEntropyObjective, DistillObjective, DistillTraining, Teacher
+from ...models.drafters.distillation import CrossEntropyObjective, DistillObjective, DistillTraining, Teacher
+from ...models.families.load import load_llava
+from ...models.families.training import training_of
 from ...models.parts import placeholder_ids
 from ...models.stored import resolved_dtype
-from ...models.targets.load import load_llava
+from ...models.targets.llava.decoder import LlavaDecoder
 from ...models.training import ModelTraining
 from ..context import Context
 from ..engine import Engine

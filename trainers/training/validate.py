@@ -19,7 +19,7 @@ from ...core.batch import Batch
 from ...core.section import Section
 from ...data.dataset import ConversationData
 from ...data.loader import StepBatches
-from ...models.distillation import Teacher
+from ...models.drafters.distillation import Teacher
 from ..engine import Engine
 from ..stopping import Stop
 

@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 from draftsmith.core.errors import UserError
+from draftsmith.models import folders
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.eagle import EagleConfig
-from draftsmith.models.llamagen import folders
-from draftsmith.models.targets.generators import AnoleTargetConfig, LlamaGenTargetConfig
+from draftsmith.models.families.generators import AnoleTargetConfig, LlamaGenTargetConfig
 from visual_tiny import EAGLE, MEDUSA, anole, llamagen, target
 
 

@@ -16,7 +16,6 @@ from draftsmith.core.states import Taps, feature_places, visual_places
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Dynamic, Product, Static
 from draftsmith.eval.rules import Greedy
-from draftsmith.models.causal import training_of
 from draftsmith.models.decoding.batched import write_answers
 from draftsmith.models.decoding.removal import unseen_from
 from draftsmith.models.decoding.tree import Tree
@@ -24,12 +23,13 @@ from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.dflash import lm_head_rows
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.drafters.pruned import PrunedConfig
+from draftsmith.models.families.load import build_target, load_target
+from draftsmith.models.families.memory import cache_bytes, weight_bytes
+from draftsmith.models.families.training import training_of
 from draftsmith.models.formats.expressible import check_expressible
 from draftsmith.models.formats.source import Source, Target
-from draftsmith.models.memory import cache_bytes, weight_bytes
-from draftsmith.models.targets.causal import CausalTarget
-from draftsmith.models.targets.gemma import GemmaTargetConfig
-from draftsmith.models.targets.load import build_target, load_target
+from draftsmith.models.targets.causal.section.section import CausalTarget
+from draftsmith.models.targets.gemma.section.section import GemmaTargetConfig
 from draftsmith.models.targets.verification import why_not
 from draftsmith.trainers.engines.section import VllmEngine
 from draftsmith.trainers.estimate.passes import Pass, moment

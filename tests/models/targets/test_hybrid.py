@@ -14,15 +14,15 @@ from draftsmith.core.states import Taps
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Static
 from draftsmith.eval.rules import Sampling
-from draftsmith.models.decoding.hybrid import HybridDecoder
-from draftsmith.models.decoding.recurrent import HybridCache
 from draftsmith.models.decoding.removal import unseen_from
 from draftsmith.models.decoding.tree import Tree
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.eagle3 import Eagle3Config
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.drafters.sparrow import SparrowConfig
-from draftsmith.models.targets.qwen import QwenTargetConfig
+from draftsmith.models.targets.qwen.section.section import QwenTargetConfig
+from draftsmith.models.targets.qwen35.decoder import HybridDecoder
+from draftsmith.models.targets.qwen35.recurrent import HybridCache
 from draftsmith.models.targets.verification import why_not
 
 MODEL = tiny_qwen.model("qwen3_5")

@@ -15,20 +15,20 @@ from draftsmith.core.states import Taps, feature_places, visual_places
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Dynamic, Product, Static
 from draftsmith.eval.rules import Greedy
-from draftsmith.models.causal import training_of
 from draftsmith.models.decoding.batched import write_answers
 from draftsmith.models.decoding.tree import Tree
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.independent import IndependentProposal
+from draftsmith.models.families.load import build_target, load_target
+from draftsmith.models.families.memory import cache_bytes, weight_bytes
+from draftsmith.models.families.training import training_of
 from draftsmith.models.formats.expressible import check_expressible
 from draftsmith.models.formats.source import Source, Target
-from draftsmith.models.internvl import see_tiles
-from draftsmith.models.memory import cache_bytes, weight_bytes
-from draftsmith.models.targets.causal import CausalTarget
-from draftsmith.models.targets.internvl import InternVLTargetConfig
-from draftsmith.models.targets.llava import LlavaTargetConfig
-from draftsmith.models.targets.load import build_target, load_target
-from draftsmith.models.targets.mistral import MistralTargetConfig
+from draftsmith.models.targets.causal.section.section import CausalTarget
+from draftsmith.models.targets.internvl.section.model import see_tiles
+from draftsmith.models.targets.internvl.section.section import InternVLTargetConfig
+from draftsmith.models.targets.llava.section.section import LlavaTargetConfig
+from draftsmith.models.targets.mistral.section.section import MistralTargetConfig
 from draftsmith.trainers.engines.section import VllmEngine
 from draftsmith.trainers.estimate.passes import Pass, moment
 from drawn_pairs import check_pairs
