@@ -5,6 +5,7 @@ Letters: D width, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
@@ -75,3 +76,8 @@ def _rows_near_mean(weight: Tensor, count: int, generator: torch.Generator | Non
     mean = weight.mean(0)
     mix = torch.randn(count, weight.shape[0], generator=generator)
     return mean + (1e-5 / weight.shape[0]) ** 0.5 * mix @ (weight - mean)
+
+
+def num_parameters(modules: Sequence[nn.Module]) -> int:
+    """Distinct parameters: a tied head counts once."""
+    return sum(p.numel() for p in {id(p): p for m in modules for p in m.parameters()}.values())

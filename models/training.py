@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from ..core.batch import Batch
 from ..core.loss import StepLoss
+from ..core.positions import Resume
 from ..core.states import TargetStates, at_places, places_of
 from .lora import LoraConfig, add_adapters
 from .parts import Part, is_tied, language_model_of
@@ -25,6 +26,9 @@ class ModelTraining(nn.Module):
 
     `forward(batch)` is what the engine calls, so that ZeRO-3 gathers weights by module call; nothing
     reads a weight outside its own module. The vision tower runs without gradients where it is frozen.
+
+    Args:
+        resume: where text goes on after a clip, in families whose positions have three coordinates.
     """
 
     def __init__(
@@ -34,6 +38,7 @@ class ModelTraining(nn.Module):
         *,
         gradient_checkpointing: bool,
         lora: LoraConfig | None = None,
+        resume: Resume = "max_plus_one",
     ):
         super().__init__()
         self.add_module("llava", model)  # so checkpoints name it, whatever the family
@@ -54,9 +59,14 @@ class ModelTraining(nn.Module):
         """The model that is trained, of transformers' class."""
         return self._modules["llava"]
 
+    @staticmethod
+    def parts_of(model: Any) -> dict[Part, nn.Module]:
+        """A model's modules by part; the LM head belongs to the language model."""
+        raise NotImplementedError
+
     def by_part(self) -> dict[Part, nn.Module]:
         """The model's modules by part."""
-        raise NotImplementedError
+        return self.parts_of(self.model)
 
     def parts(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
         """Trainable parameters by part, for the optimizer's groups."""

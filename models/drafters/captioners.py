@@ -30,7 +30,7 @@ from ...core.section import Section, torch_dtype
 from ..decoding.batched import write_answers
 from ..decoding.decoder import CachedDecoder
 from ..decoding.warp import Warp
-from ..families.sizes import num_parameters
+from ..parts import num_parameters
 from ..pictures import pictures_of
 from ..stored import resolved_dtype
 

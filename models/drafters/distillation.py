@@ -23,7 +23,7 @@ from ...core.section import Section
 from ...core.states import KeptScores, Taps, TargetStates, at_places, places_of
 from ..losses import NEVER, ChunkedHead, Divergence, divergence_of_logs, log_probs
 from ..parts import Part
-from ..targets.llava.model import LlavaTraining
+from ..targets.llava.training import LlavaTraining
 
 
 class CrossEntropyObjective(Section):

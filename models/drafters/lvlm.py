@@ -22,7 +22,6 @@ from ...core.errors import UserError
 from ...core.fields import Place
 from ...core.pretrained import name_accelerator
 from ...core.section import Section, torch_dtype
-from ..families.load import load_llava
 from ..families.sizes import parameter_lines
 from ..folders import find_folder
 from ..hub import load_language_model, load_vision_tower, read_config, rope_of, vision_half
@@ -30,6 +29,7 @@ from ..inline import InlineModel
 from ..parts import TokenIds
 from ..targets.base import Target, TargetShape
 from ..targets.llava.decoder import LlavaDecoder
+from ..targets.llava.files import load_llava
 from ..targets.llava.model import assemble, llava_config
 from .base import PLAIN, CountTokens, Drafter, DraftingOptions, PublishedDrafter, TargetIdentity
 from .ensemble import DraftingMode, EnsembleConfig, EnsembleProposal, preset

@@ -19,7 +19,7 @@ from ..targets.anole.section import AnoleTargetConfig
 from ..targets.drawing import Conditions, Folders, ImageTargetSection
 from ..targets.llamagen.section import LlamaGenTargetConfig
 from ..targets.section import TargetSection
-from .load import LANGUAGE_TARGETS
+from .table import LANGUAGE_TARGETS
 
 IMAGE_TARGETS = LlamaGenTargetConfig | AnoleTargetConfig
 # A recipe's `target` that draws.

@@ -3,41 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.utils import logging
 
-from ...core.errors import UserError, did_you_mean
-from ...core.finite import check_module
 from ...core.import_paths import OrImported
-from ...core.placement import check_spread, onto, spread
-from ...core.pretrained import check_quantised, reading_pretrained
 from ...core.section import torch_dtype
-from ..hub import config_value, read_config
+from ..hub import read_config
 from ..parts import TokenIds
 from ..stored import resolved_dtype
-from ..targets.causal.section import CausalTargetConfig
-from ..targets.gemma.section import GemmaTargetConfig
-from ..targets.internvl.section import InternVLTargetConfig
 from ..targets.language import LanguageTarget
-from ..targets.llava.model import FAMILIES
-from ..targets.llava.section import LlavaTargetConfig
-from ..targets.mistral.section import MistralTargetConfig
-from ..targets.parallel import check_ranks, parallel_plan
-from ..targets.qwen.section import QwenTargetConfig
+from ..targets.loading import load_weights
+from ..targets.parallel import check_ranks
 from ..targets.section import TargetSection
+from .table import LANGUAGE_TARGETS
 
-LANGUAGE_TARGETS = (
-    LlavaTargetConfig
-    | QwenTargetConfig
-    | InternVLTargetConfig
-    | MistralTargetConfig
-    | GemmaTargetConfig
-    | CausalTargetConfig
-)
 # A recipe's `target` of the language tracks.
 TargetConfig = Annotated[LANGUAGE_TARGETS, Field(discriminator="kind"), OrImported(TargetSection)]
 
@@ -112,133 +94,3 @@ def target_weights(
         "tensor_parallel_size": tensor_parallel_size, "attn_implementation": attn_implementation,
     }  # fmt: skip
     return load_weights(config.model_class(model_type, str(source)), source, revision=revision, key=key, **held)
-
-
-def load_llava(
-    source: str | Path,
-    *,
-    revision: str | None,
-    dtype: torch.dtype | Literal["auto"],
-    key: str,
-    device: torch.device | None = None,
-    device_map: str | None = None,
-    offload: str | None = None,
-    attn_implementation: str = "auto",
-    whole: bool = False,
-) -> PreTrainedModel:
-    """A LLaVA of the family that its own config names.
-
-    Args:
-        dtype: auto: as it is stored.
-        device, device_map, offload, attn_implementation: as of `load_weights`.
-        whole: refuse weights that lack a tensor, where transformers draws a random one, or have one of another shape.
-
-    Raises:
-        UserError: the weights cannot be read, or are of another family.
-    """
-    actual = read_config(str(source), key=key, revision=revision).model_type
-    if actual not in FAMILIES:
-        raise UserError(
-            f"{key}: {str(source)!r} is of model_type {actual!r}, expected {' or '.join(FAMILIES)}",
-            hint=did_you_mean(actual, FAMILIES),
-        )
-    maker = FAMILIES[actual][1]
-    held: dict[str, Any] = {"dtype": dtype, "device": device, "device_map": device_map, "offload": offload}
-    held["attn_implementation"] = attn_implementation
-    return load_weights(maker, source, revision=revision, key=key, whole=whole, **held)
-
-
-# Tables that follow from the config: older checkpoints hold them.
-_DERIVED = ("position_ids", "rotary_emb.inv_freq")
-
-
-def load_weights(
-    maker: Any,
-    source: str | Path,
-    *,
-    revision: str | None,
-    dtype: torch.dtype | Literal["auto"],
-    key: str,
-    device: torch.device | None = None,
-    device_map: str | None = None,
-    offload: str | None = None,
-    tensor_parallel_size: int = 1,
-    tables_only: bool = False,
-    attn_implementation: str = "auto",
-    whole: bool = False,
-) -> PreTrainedModel:
-    """What `maker` makes of a folder or Hub id, every tensor read: transformers draws a missing one at random.
-
-    Args:
-        maker: a class of transformers with `from_pretrained`.
-        device: where to, without a `device_map`; None: they stay on the CPU. A GPU gets them straight from the file.
-            The check that all are finite reads them once where they are then: 2 GB/s on one CPU core, nothing that
-            shows on a GPU.
-        device_map: accelerate's way to spread them over this node's GPUs; for a single rank.
-        offload: as of `core.placement.spread`.
-        tensor_parallel_size: ranks that hold it together; all of them call.
-        tables_only: as of `load_target`.
-        attn_implementation: of the language model and the tower; auto: as transformers chooses.
-        whole: refuse tensors that the config has no place for, too.
-
-    Raises:
-        UserError: it cannot be read; or names a tensor that is missing, of another shape than the config's, or not
-            finite; or the GPUs do not hold what is spread over them.
-    """
-    section = key.removesuffix(".path")
-    placed = onto(device) if device_map is None else spread(device_map, offload=offload, key=section)
-    if tensor_parallel_size > 1:
-        config = read_config(str(source), key=key, revision=revision)
-        plan = parallel_plan(config, tensor_parallel_size, str(source), key=f"{section}.tensor_parallel_size")
-        placed = {"distributed_config": plan}
-    arguments: dict[str, Any] = {"revision": revision, "dtype": dtype, "weights_only": True, **placed}
-    if attn_implementation != "auto":
-        arguments["attn_implementation"] = attn_implementation
-    arguments |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
-    loaded: Any
-    with reading_pretrained(source, f"{key}: cannot load", hint="check the name and the network"):
-        if tables_only:
-            loaded = _tables(maker, source, read_config(str(source), key=key, revision=revision), arguments)
-        else:
-            loaded = maker.from_pretrained(source, **arguments)
-    model, info = loaded
-    if not tables_only:  # embedding and LM head are not quantised
-        check_quantised(model, info, source, key=key)
-    problems = [f"{name} is {list(shape)}, expected {list(wanted)}" for name, shape, wanted in info["mismatched_keys"]]
-    problems += [f"{name} is missing" for name in info["missing_keys"]]
-    if whole:
-        unknown = [name for name in info["unexpected_keys"] if not name.endswith(_DERIVED)]
-        problems += [f"{name} is not part of this model" for name in unknown]
-    if problems:
-        raise UserError(
-            f"{key}: model.safetensors does not fit its config.json: {min(problems)}"
-            + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""),
-            where=str(source), hint="the two do not belong together: restore the one that was changed",
-        )  # fmt: skip
-    if device_map is not None:
-        check_spread(model, device_map, offload=offload, key=section)
-    check_module(model, source)
-    return model
-
-
-def _tables(maker: Any, source: str | Path, config: PreTrainedConfig, arguments: dict[str, Any]) -> Any:
-    """The model without its layers; its config says how many it has."""
-    text, vision = config.get_text_config(), config_value(config, "vision_config")
-    for part in (config, text):  # layers alone are quantised, and their kernels may not be installed here
-        if config_value(part, "quantization_config") is not None:
-            del part.quantization_config
-    layers, text.num_hidden_layers = text.num_hidden_layers, 0
-    if own := config_value(text, "hidden_size_per_layer_input"):  # Gemma 4's tables are of layers that are left out
-        text.hidden_size_per_layer_input = 0
-    if vision is not None:
-        setattr(vision, "num_hidden_layers" if config_value(vision, "depth") is None else "depth", 0)
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()  # it would list every tensor that is left out
-    try:
-        model, info = maker.from_pretrained(source, config=config, **arguments)
-    finally:
-        logging.set_verbosity(before)
-    model.config.get_text_config().num_hidden_layers = layers
-    if own:
-        model.config.get_text_config().hidden_size_per_layer_input = own
-    return model, info

@@ -11,7 +11,8 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from ..hub import config_value, has_windows, kv_shapes, own_layers, recurrent_layers
-from .sizes import empty_model, num_parameters, parameter_counts
+from ..parts import num_parameters
+from .sizes import empty_model, parameter_counts
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Modules of a decoder layer that a tensor parallel plan leaves whole on every rank.

@@ -3,35 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..parts import is_tied
-from ..targets.gemma.model import GEMMA, gemma_parts, new_gemma
-from ..targets.internvl.model import INTERNVL, new_internvl
-from ..targets.llava.model import FAMILIES, llava_parts, new_model
-from ..targets.mistral.model import MISTRAL3, new_mistral
-from ..targets.qwen.model import QWEN_FAMILIES, qwen_parts
+from ..parts import is_tied, num_parameters
+from .table import family_of
 
 
 def empty_model(config: PreTrainedConfig) -> PreTrainedModel:
     """Of any target or drafter of the language tracks, on the meta device."""
     with torch.device("meta"):
-        if config.model_type in FAMILIES:
-            return new_model(config)
-        if config.model_type in QWEN_FAMILIES:
-            return QWEN_FAMILIES[config.model_type][1](config)
-        if config.model_type == INTERNVL:
-            return new_internvl(config)
-        if config.model_type == MISTRAL3:
-            return new_mistral(config)
-        if config.model_type == GEMMA:
-            return new_gemma(config)
-        return AutoModelForCausalLM.from_config(config)
+        return family_of(config).new(config)
 
 
 @dataclass(frozen=True)
@@ -54,12 +38,7 @@ def _counted(described: _Described) -> dict[str, int]:
     model = empty_model(config)
     if is_tied(config):
         model.tie_weights()
-    if config.model_type in (*FAMILIES, INTERNVL, MISTRAL3):
-        parts = llava_parts(model)
-    elif config.model_type == GEMMA:
-        parts = gemma_parts(model)
-    else:
-        parts = qwen_parts(model) if config.model_type in QWEN_FAMILIES else {"language_model": model}
+    parts = family_of(config).training.parts_of(model)
     return {str(name): num_parameters([module]) for name, module in parts.items()}
 
 
@@ -73,8 +52,3 @@ def parameter_lines(config: PreTrainedConfig, *, vocabulary: bool = False) -> li
     suffix = f"   vocabulary {config.get_text_config().vocab_size:,}" if vocabulary else ""
     lines = [f"  {name:<16} {count:>16,}" for name, count in {**counts, "total": sum(counts.values())}.items()]
     return [*lines[:-1], lines[-1] + suffix]
-
-
-def num_parameters(modules: Sequence[nn.Module]) -> int:
-    """Distinct parameters: a tied head counts once."""
-    return sum(p.numel() for p in {id(p): p for m in modules for p in m.parameters()}.values())

@@ -19,6 +19,7 @@ from ..drafters.dflash import DflashConfig
 from ..drafters.made_for import tested_with
 from ..drafters.manifest import MANIFEST, read_manifest
 from ..drafters.peagle import PeagleConfig
+from ..families.table import family_of
 from ..folders import write_folder
 from ..hub import target_embedding
 from . import dflash, eagle, eagle3, lvlm
@@ -165,7 +166,7 @@ def _of_pictures(whose: Target, prompts: Prompts, engine: Engine) -> list[str]:
     """What its reader must know of prompts with pictures."""
     if prompts == "text" and whose.sees:
         return ["for prompts without pictures: at a picture the engine runs something else than this head"]
-    if whose.config.model_type.startswith("qwen") and whose.sees and engine in _VLLM:
+    if family_of(whose.config).is_misplaced_in_v1 and engine in _VLLM:
         return [V1_FAULT]
     return []
 

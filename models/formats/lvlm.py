@@ -15,9 +15,10 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from ...core.errors import UserError
-from ..families.load import load_llava, load_weights
 from ..hub import config_value, rope_of
 from ..parts import grow_vocabulary, language_model_of
+from ..targets.llava.files import load_llava
+from ..targets.loading import load_weights
 from .expressible import Engine, Prompts
 from .source import Target
 

@@ -27,8 +27,8 @@ from draftsmith.models.drafters.lvlm import proposal
 from draftsmith.models.drafters.modes import ImageSubstitutes
 from draftsmith.models.drafters.weights import GridWeights
 from draftsmith.models.parts import TokenIds
-from draftsmith.models.targets.llava.section.decoder import LlavaDecoder
-from draftsmith.models.targets.llava.section.section import LlavaTarget
+from draftsmith.models.targets.llava.decoder import LlavaDecoder
+from draftsmith.models.targets.llava.section import LlavaTarget
 from draftsmith.scripts import timing
 from draftsmith.scripts.papers.latency_models import random_llava
 from draftsmith.scripts.timing import spread

@@ -34,9 +34,9 @@ from draftsmith.eval.rules import Greedy
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.parts import PARTS, TokenIds
-from draftsmith.models.targets.llava.section.decoder import LlavaDecoder
-from draftsmith.models.targets.llava.section.model import LlavaTraining
-from draftsmith.models.targets.llava.section.section import LlavaTarget
+from draftsmith.models.targets.llava.decoder import LlavaDecoder
+from draftsmith.models.targets.llava.section import LlavaTarget
+from draftsmith.models.targets.llava.training import LlavaTraining
 from draftsmith.scripts import timing
 from draftsmith.scripts.papers.latency_models import random_llava
 from draftsmith.scripts.timing import in_turn, ratios, row, spread, timed

@@ -20,8 +20,8 @@ from draftsmith.models.decoding.tree import no_tree
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.graph import GraphedChain
 from draftsmith.models.targets.base import Taps
-from draftsmith.models.targets.llava.section.model import selected_features
-from draftsmith.models.targets.llava.section.section import LlavaTarget
+from draftsmith.models.targets.llava.model import selected_features
+from draftsmith.models.targets.llava.section import LlavaTarget
 from draftsmith.scripts.timing import Action, rounds
 from torch import Tensor
 

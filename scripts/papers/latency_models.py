@@ -17,7 +17,7 @@ from draftsmith.models.drafters.captioners import Blip2Captions, BlipCaptions, F
 from draftsmith.models.drafters.lvlm import LvlmConfig, drafter_config
 from draftsmith.models.hub import read_config
 from draftsmith.models.parts import TokenIds
-from draftsmith.models.targets.llava.section.model import assemble, llava_config
+from draftsmith.models.targets.llava.model import assemble, llava_config
 from draftsmith.scripts.timing import Action
 from torch import Tensor, nn
 from transformers import (

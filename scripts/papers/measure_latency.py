@@ -29,8 +29,8 @@ import torch
 from draftsmith.core.section import torch_dtype
 from draftsmith.eval.tables import Table, markdown
 from draftsmith.models.decoding.decoder import CachedDecoder
-from draftsmith.models.targets.llava.section.decoder import LlavaDecoder
-from draftsmith.models.targets.llava.section.section import LlavaTarget
+from draftsmith.models.targets.llava.decoder import LlavaDecoder
+from draftsmith.models.targets.llava.section import LlavaTarget
 from draftsmith.scripts.papers import latency_figures as latency_plots
 from draftsmith.scripts.papers.latency import Measured, caption_times, grid_times, stage_times, step_times
 from draftsmith.scripts.papers.latency_models import (

@@ -9,7 +9,7 @@ from draftsmith.models.decoding.batched import write_answers
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.distillation import keep_scores
 from draftsmith.models.losses import log_probs
-from draftsmith.models.targets.llava.section.decoder import LlavaDecoder
+from draftsmith.models.targets.llava.decoder import LlavaDecoder
 from tiny import EOS, IMAGE_ID, SIZES, TOKENS, llava, num_tokens, reference, request, target
 
 # Of unequal lengths, with one picture, two and none.

@@ -13,7 +13,7 @@ from draftsmith.models.attention import GROUPED
 from draftsmith.models.decoding.rows import first_row, guide, mix
 from draftsmith.models.decoding.tree import ROOT
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.targets.llava.section.decoder import LlavaDecoder
+from draftsmith.models.targets.llava.decoder import LlavaDecoder
 from fakes import (
     CannotExpand,
     GuidedTarget,

@@ -15,8 +15,8 @@ from draftsmith.models.drafters.ensemble import EnsembleConfig, EnsembleProposal
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.drafters.modes import MODES, ImageSubstitutes
 from draftsmith.models.drafters.weights import FixedWeights, GridWeights, InverseWeights
-from draftsmith.models.targets.llava.section.decoder import LlavaDecoder
-from draftsmith.models.targets.llava.section.section import LlavaTarget
+from draftsmith.models.targets.llava.decoder import LlavaDecoder
+from draftsmith.models.targets.llava.section import LlavaTarget
 from test_contract import greedy, not_vacuous
 from tiny import IMAGE_ID, SIZES, llava, near, num_tokens, target
 from tiny import request as ask

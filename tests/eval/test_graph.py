@@ -8,7 +8,7 @@ from draftsmith.eval.rules import Greedy, Sampling
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.ensemble import preset
 from draftsmith.models.drafters.graph import GraphedChain
-from draftsmith.models.targets.llava.section.decoder import LlavaDecoder
+from draftsmith.models.targets.llava.decoder import LlavaDecoder
 from recorded_graphs import recorded  # noqa: F401  a fixture
 from test_ensemble import SUBSTITUTES, decoder, ensemble
 from tiny import IMAGE_ID, TOKENS, llava, near, proposal, request, target

@@ -20,7 +20,7 @@ from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.drafters.mixed import MixedConfig, MixedProposal
 from draftsmith.models.drafters.weights import FixedWeights
 from draftsmith.models.targets.base import TargetStep
-from draftsmith.models.targets.llava.section.decoder import LlavaDecoder
+from draftsmith.models.targets.llava.decoder import LlavaDecoder
 from heads_tiny import config_of
 from pydantic import TypeAdapter, ValidationError
 from test_combinations import EMITTED, TREES, big, drafter_of, target

@@ -13,8 +13,8 @@ from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.ensemble import EnsembleProposal
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.drafters.weights import FixedWeights
-from draftsmith.models.targets.llava.section.decoder import LlavaDecoder
-from draftsmith.models.targets.llava.section.section import LlavaTarget
+from draftsmith.models.targets.llava.decoder import LlavaDecoder
+from draftsmith.models.targets.llava.section import LlavaTarget
 from tiled import model, processor, published, request
 
 CASES = [

@@ -7,9 +7,9 @@ import torch
 from draftsmith.core.batch import IMAGE, TEXT, Request
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.parts import TokenIds
-from draftsmith.models.targets.llava.section.decoder import LlavaDecoder
-from draftsmith.models.targets.llava.section.model import assemble, llava_config
-from draftsmith.models.targets.llava.section.section import LlavaTarget
+from draftsmith.models.targets.llava.decoder import LlavaDecoder
+from draftsmith.models.targets.llava.model import assemble, llava_config
+from draftsmith.models.targets.llava.section import LlavaTarget
 from transformers import CLIPVisionConfig, LlamaConfig
 
 VOCAB, TOKENS, IMAGE_ID, EOS = 64, 60, 59, 2  # rows 60 to 63 have no token

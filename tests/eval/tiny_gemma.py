@@ -4,8 +4,8 @@ import torch
 from draftsmith.core.batch import IMAGE, TEXT, Request
 from draftsmith.core.pictures import PatchGrid, whole_picture
 from draftsmith.models.parts import TokenIds
-from draftsmith.models.targets.gemma.section.model import gemma_config, new_gemma
-from draftsmith.models.targets.gemma.section.section import GemmaTarget
+from draftsmith.models.targets.gemma.model import gemma_config, new_gemma
+from draftsmith.models.targets.gemma.section import GemmaTarget
 from transformers import Gemma4TextConfig, Gemma4VisionConfig
 
 VOCAB, TOKENS, EOS, PAD = 72, 70, 2, 0

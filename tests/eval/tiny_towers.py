@@ -6,10 +6,10 @@ import torch
 from draftsmith.core.batch import IMAGE, TEXT, Request
 from draftsmith.core.pictures import PatchGrid, Picture, whole_picture
 from draftsmith.models.parts import TokenIds
-from draftsmith.models.targets.internvl.section.model import internvl_config, new_internvl
-from draftsmith.models.targets.internvl.section.section import InternVLTarget
-from draftsmith.models.targets.mistral.section.model import mistral_config, new_mistral
-from draftsmith.models.targets.mistral.section.section import MistralTarget
+from draftsmith.models.targets.internvl.model import internvl_config, new_internvl
+from draftsmith.models.targets.internvl.section import InternVLTarget
+from draftsmith.models.targets.mistral.model import mistral_config, new_mistral
+from draftsmith.models.targets.mistral.section import MistralTarget
 from transformers import (
     InternVLVisionConfig,
     LlamaConfig,

@@ -18,7 +18,7 @@ from draftsmith.models.formats.export import lay_out
 from draftsmith.models.formats.source import Target, read_source
 from draftsmith.models.parts import TokenIds
 from draftsmith.models.targets.base import language_shape
-from draftsmith.models.targets.llava.section.model import assemble, llava_config
+from draftsmith.models.targets.llava.model import assemble, llava_config
 from draftsmith.recipes.commands.cli import main
 from published_tiny import (
     LONG,

@@ -13,15 +13,10 @@ from draftsmith.models.drafters.modes import with_shorter_pictures, without_pict
 from draftsmith.models.families.load import load_target
 from draftsmith.models.parts import PARTS, TokenIds, grow_vocabulary
 from draftsmith.models.targets.base import Taps
-from draftsmith.models.targets.llava.section.decoder import LlavaDecoder
-from draftsmith.models.targets.llava.section.model import (
-    LlavaTraining,
-    assemble,
-    llava_config,
-    pool_features,
-    selected_features,
-)
-from draftsmith.models.targets.llava.section.section import LlavaTargetConfig
+from draftsmith.models.targets.llava.decoder import LlavaDecoder
+from draftsmith.models.targets.llava.model import assemble, llava_config, pool_features, selected_features
+from draftsmith.models.targets.llava.section import LlavaTargetConfig
+from draftsmith.models.targets.llava.training import LlavaTraining
 from tiny import IMAGE_ID, VOCAB, llava, request
 from torch.nn import functional as F
 from transformers import CLIPVisionConfig, CLIPVisionModel, LlamaConfig, LlamaForCausalLM, LlavaForConditionalGeneration

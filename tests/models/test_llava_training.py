@@ -15,7 +15,8 @@ from draftsmith.data.processor_files import build_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.models.drafters.lvlm import MANIFEST, LvlmConfig, build_drafter, load_drafter, save_llava
 from draftsmith.models.parts import PARTS, TokenIds, grow_vocabulary
-from draftsmith.models.targets.llava.section.model import LlavaTraining, assemble, llava_config
+from draftsmith.models.targets.llava.model import assemble, llava_config
+from draftsmith.models.targets.llava.training import LlavaTraining
 from PIL import Image
 from transformers import (
     AutoProcessor,

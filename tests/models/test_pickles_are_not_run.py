@@ -12,15 +12,16 @@ from draftsmith.eval.quality.convolutional import load_inception
 from draftsmith.eval.quality.weights import read_state
 from draftsmith.models.drafters.captioners import _load as load_captioner
 from draftsmith.models.drafters.head_files import head_state
-from draftsmith.models.families.load import load_llava, load_weights
 from draftsmith.models.formats import lvlm
 from draftsmith.models.formats.published_head import read_published
 from draftsmith.models.hub import load_language_model, load_vision_tower, read_config, target_embedding
-from draftsmith.models.targets.anole.target.section import load_anole
-from draftsmith.models.targets.anole.target.vqgan import load_vqgan
-from draftsmith.models.targets.llamagen.target.captions import TextFeatures
-from draftsmith.models.targets.llamagen.target.converting import Conversion, convert
-from draftsmith.models.targets.llamagen.target.files import load_llamagen, load_vq
+from draftsmith.models.targets.anole.section import load_anole
+from draftsmith.models.targets.anole.vqgan import load_vqgan
+from draftsmith.models.targets.llamagen.captions import TextFeatures
+from draftsmith.models.targets.llamagen.converting import Conversion, convert
+from draftsmith.models.targets.llamagen.files import load_llamagen, load_vq
+from draftsmith.models.targets.llava.files import load_llava
+from draftsmith.models.targets.loading import load_weights
 from tiny import llava
 from transformers import CLIPConfig, CLIPVisionConfig, LlamaConfig, LlamaForCausalLM, T5Config
 from visual_tiny import anole

@@ -25,12 +25,13 @@ from draftsmith.models.drafters.lvlm import (
     save_llava,
     scale_positions,
 )
-from draftsmith.models.families.load import build_target, load_llava, load_target, target_config
+from draftsmith.models.families.load import build_target, load_target, target_config
 from draftsmith.models.hub import pinned_config
 from draftsmith.models.parts import PARTS
-from draftsmith.models.targets.llava.section.decoder import LlavaDecoder
-from draftsmith.models.targets.llava.section.model import LlavaTraining
-from draftsmith.models.targets.llava.section.section import LlavaTarget, LlavaTargetConfig
+from draftsmith.models.targets.llava.decoder import LlavaDecoder
+from draftsmith.models.targets.llava.files import load_llava
+from draftsmith.models.targets.llava.section import LlavaTarget, LlavaTargetConfig
+from draftsmith.models.targets.llava.training import LlavaTraining
 from pydantic import ValidationError
 from tiled import VOCAB, look, model, processor, request, token_ids
 from transformers import (

@@ -11,11 +11,11 @@ from draftsmith.eval.rules import Greedy
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.families.load import build_target, load_target
-from draftsmith.models.families.training import training_of
+from draftsmith.models.families.table import training_of
 from draftsmith.models.parts import TokenIds
-from draftsmith.models.targets.causal.section.section import CausalTarget, CausalTargetConfig
-from draftsmith.models.targets.llava.section.decoder import LlavaDecoder
-from draftsmith.models.targets.qwen.section.section import QwenTarget, QwenTargetConfig
+from draftsmith.models.targets.causal.section import CausalTarget, CausalTargetConfig
+from draftsmith.models.targets.llava.decoder import LlavaDecoder
+from draftsmith.models.targets.qwen.section import QwenTarget, QwenTargetConfig
 from tiny_qwen import (
     CLIP_ID,
     EOS,

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 from draftsmith.core.errors import UserError
-from draftsmith.models.targets.anole.target.vqgan import (
+from draftsmith.models.targets.anole.vqgan import (
     GROUPS,
     Middle,
     VqGan,
@@ -15,7 +15,7 @@ from draftsmith.models.targets.anole.target.vqgan import (
     load_encoder,
     load_vqgan,
 )
-from draftsmith.models.targets.llamagen.target.vq import Attention, ResBlock
+from draftsmith.models.targets.llamagen.vq import Attention, ResBlock
 from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional as F

@@ -13,15 +13,16 @@ from draftsmith.eval.quality.weights import read_state
 from draftsmith.models.drafters.captioners import _load as load_captioner
 from draftsmith.models.drafters.head_files import head_state
 from draftsmith.models.drafters.medusa import MedusaConfig
-from draftsmith.models.families.load import load_llava, load_weights
 from draftsmith.models.formats.published_head import read_published
 from draftsmith.models.hub import load_language_model, read_config, target_embedding
 from draftsmith.models.shapes_reader import ShapesReader
-from draftsmith.models.targets.anole.target.section import load_anole
-from draftsmith.models.targets.anole.target.vqgan import VqGan, VqGanConfig, load_vqgan
-from draftsmith.models.targets.llamagen.target.captions import TextFeatures
-from draftsmith.models.targets.llamagen.target.files import load_llamagen, load_vq, save_model
-from draftsmith.models.targets.llamagen.target.vq import VqConfig, VqTokenizer
+from draftsmith.models.targets.anole.section import load_anole
+from draftsmith.models.targets.anole.vqgan import VqGan, VqGanConfig, load_vqgan
+from draftsmith.models.targets.llamagen.captions import TextFeatures
+from draftsmith.models.targets.llamagen.files import load_llamagen, load_vq, save_model
+from draftsmith.models.targets.llamagen.vq import VqConfig, VqTokenizer
+from draftsmith.models.targets.llava.files import load_llava
+from draftsmith.models.targets.loading import load_weights
 from safetensors.torch import load_file, save_file
 from tiny import llava
 from transformers import CLIPConfig, CLIPModel, LlamaConfig, LlamaForCausalLM, T5Config, T5EncoderModel

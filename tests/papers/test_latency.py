@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from draftsmith.eval.tables import markdown
-from draftsmith.models.targets.llava.section.decoder import LlavaDecoder
-from draftsmith.models.targets.llava.section.section import LlavaTarget
+from draftsmith.models.targets.llava.decoder import LlavaDecoder
+from draftsmith.models.targets.llava.section import LlavaTarget
 from draftsmith.scripts.papers import latency, latency_figures
 from draftsmith.scripts.papers.latency import (
     Measured,

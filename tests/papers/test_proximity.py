@@ -23,8 +23,8 @@ from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.eagle_images import save_eagle
 from draftsmith.models.shapes_reader import ShapesReader
 from draftsmith.models.targets.base import Taps
-from draftsmith.models.targets.llamagen.target.files import save_model
-from draftsmith.models.targets.llamagen.target.vq import VqConfig, VqTokenizer
+from draftsmith.models.targets.llamagen.files import save_model
+from draftsmith.models.targets.llamagen.vq import VqConfig, VqTokenizer
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
 from draftsmith.scripts.papers import proximity

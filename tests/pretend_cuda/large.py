@@ -18,12 +18,12 @@ from draftsmith.models.drafters.graph import GraphedChain
 from draftsmith.models.drafters.lvlm import LvlmConfig
 from draftsmith.models.drafters.medusa import MedusaConfig
 from draftsmith.models.families.load import load_target
-from draftsmith.models.targets.causal.section.section import CausalTargetConfig
-from draftsmith.models.targets.llamagen.target.files import load_llamagen, save_model
-from draftsmith.models.targets.llamagen.target.section import LlamaGenTargetConfig, load_transformer
-from draftsmith.models.targets.llava.section.decoder import LlavaDecoder
-from draftsmith.models.targets.llava.section.section import LlavaTargetConfig
-from draftsmith.models.targets.qwen.section.section import QwenTargetConfig
+from draftsmith.models.targets.causal.section import CausalTargetConfig
+from draftsmith.models.targets.llamagen.files import load_llamagen, save_model
+from draftsmith.models.targets.llamagen.section import LlamaGenTargetConfig, load_transformer
+from draftsmith.models.targets.llava.decoder import LlavaDecoder
+from draftsmith.models.targets.llava.section import LlavaTargetConfig
+from draftsmith.models.targets.qwen.section import QwenTargetConfig
 from draftsmith.trainers.engine import init_distributed
 from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -19,7 +19,7 @@ from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters import head_graphs
 from draftsmith.models.drafters.graph import GraphedChain
 from draftsmith.models.targets import verification
-from draftsmith.models.targets.llava.section.decoder import LlavaDecoder
+from draftsmith.models.targets.llava.decoder import LlavaDecoder
 from draftsmith.trainers.engine import init_distributed
 
 from pretend_cuda.device import COUNTS, GRAPHS, aside

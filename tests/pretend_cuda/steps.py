@@ -14,7 +14,7 @@ import training as runs
 import visual_tiny
 from draftsmith.data.loader import StepBatches
 from draftsmith.models.drafters.distillation import DistillObjective, DistillTraining, Teacher
-from draftsmith.models.families.training import training_of
+from draftsmith.models.families.table import training_of
 from draftsmith.models.parts import PARTS
 from draftsmith.trainers import loop
 from draftsmith.trainers.checkpoint import CheckpointConfig

@@ -10,8 +10,8 @@ from draftsmith.data.processor_files import build_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.models.drafters.sparrow import SparrowConfig
 from draftsmith.models.parts import TokenIds
-from draftsmith.models.targets.llava.section.model import assemble, llava_config
-from draftsmith.models.targets.llava.section.section import LlavaTargetConfig
+from draftsmith.models.targets.llava.model import assemble, llava_config
+from draftsmith.models.targets.llava.section import LlavaTargetConfig
 from draftsmith.trainers.context import Context
 from draftsmith.trainers.engine import EngineConfig
 from draftsmith.trainers.stages.cache import CacheStage

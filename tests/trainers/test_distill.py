@@ -17,7 +17,7 @@ from draftsmith.data.dataset import ConversationData
 from draftsmith.data.loader import StepBatches
 from draftsmith.data.sources import OpenBatch
 from draftsmith.models.drafters.distillation import DistillObjective, DistillTraining, Teacher
-from draftsmith.models.targets.llava.section.section import LlavaTargetConfig
+from draftsmith.models.targets.llava.section import LlavaTargetConfig
 from draftsmith.trainers.optim import OptimConfig
 from draftsmith.trainers.training import conversations, distill
 from draftsmith.trainers.training.validate import ValidationSettings

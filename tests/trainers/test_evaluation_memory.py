@@ -22,9 +22,9 @@ from draftsmith.models.drafters.modes import ImageSubstitutes
 from draftsmith.models.families.sizes import parameter_counts
 from draftsmith.models.parts import TokenIds
 from draftsmith.models.targets.base import Taps
-from draftsmith.models.targets.llamagen.target.vq import VqConfig, VqTokenizer
-from draftsmith.models.targets.llava.section.model import new_model
-from draftsmith.models.targets.llava.section.section import LlavaTarget
+from draftsmith.models.targets.llamagen.vq import VqConfig, VqTokenizer
+from draftsmith.models.targets.llava.model import new_model
+from draftsmith.models.targets.llava.section import LlavaTarget
 from draftsmith.models.targets.verification import NODES, verify
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan

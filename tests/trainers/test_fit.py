@@ -8,7 +8,7 @@ import pytest
 import torch
 from draftsmith.core.tracking import TrackingConfig
 from draftsmith.data.collate import ConversationCollate
-from draftsmith.models.targets.llava.section.section import LlavaTargetConfig
+from draftsmith.models.targets.llava.section import LlavaTargetConfig
 from draftsmith.trainers import loop
 from draftsmith.trainers.context import Context
 from draftsmith.trainers.engine import EngineConfig, init_distributed

@@ -14,7 +14,7 @@ from draftsmith.core.errors import TrainingError, UserError
 from draftsmith.core.loss import StepLoss
 from draftsmith.models.lora import LoraConfig, merge_adapters
 from draftsmith.models.parts import PARTS
-from draftsmith.models.targets.llava.section.model import LlavaTraining
+from draftsmith.models.targets.llava.training import LlavaTraining
 from draftsmith.trainers import loop
 from draftsmith.trainers.checkpoint import CheckpointConfig
 from draftsmith.trainers.engine import Engine, EngineConfig, check_engine, init_distributed

@@ -29,8 +29,8 @@ from draftsmith.models.formats.llama_layer import llama_values
 from draftsmith.models.formats.source import Target, read_source
 from draftsmith.models.formats.start import load_start
 from draftsmith.models.targets.base import language_shape
-from draftsmith.models.targets.llamagen.target.files import save_model
-from draftsmith.models.targets.llamagen.target.section import build_transformer
+from draftsmith.models.targets.llamagen.files import save_model
+from draftsmith.models.targets.llamagen.section import build_transformer
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan

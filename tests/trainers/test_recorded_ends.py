@@ -25,7 +25,7 @@ from draftsmith.eval.rules import Greedy
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.families.load import load_target
-from draftsmith.models.targets.llava.section.decoder import LlavaDecoder
+from draftsmith.models.targets.llava.decoder import LlavaDecoder
 from draftsmith.trainers.engines.section import SglangEngine, VllmEngine
 from draftsmith.trainers.evaluation.resume_log import ResumeLog
 from draftsmith.trainers.recorded_ends import ENDS, record_ends

@@ -18,10 +18,10 @@ from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import RULES
 from draftsmith.models.decoding.tree import no_tree
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.families.load import load_llava
 from draftsmith.models.losses import log_probs
 from draftsmith.models.targets.base import Taps
-from draftsmith.models.targets.llava.section.section import LlavaTarget
+from draftsmith.models.targets.llava.files import load_llava
+from draftsmith.models.targets.llava.section import LlavaTarget
 from draftsmith.trainers import precision
 from draftsmith.trainers import run as runner
 from draftsmith.trainers.answers import texts

@@ -10,7 +10,7 @@ import torch
 from draftsmith.data.collate import ConversationCollate, Sample
 from draftsmith.data.loader import Loader
 from draftsmith.models.parts import PARTS
-from draftsmith.models.targets.llava.section.model import LlavaTraining
+from draftsmith.models.targets.llava.training import LlavaTraining
 from draftsmith.trainers.checkpoint import CheckpointConfig
 from draftsmith.trainers.engine import Engine, EngineConfig, init_distributed
 from draftsmith.trainers.loop import Training, no_states, train

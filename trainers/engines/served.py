@@ -21,8 +21,8 @@ from ...core.states import Taps, TargetStates
 from ...data.processor import Processor
 from ...models.decoding.batched import Written
 from ...models.decoding.warp import Warp
+from ...models.hub import num_deepstack
 from ...models.targets.language import kept_states
-from ...models.targets.qwen.model import num_deepstack
 from .answers import Asked, Job
 from .pictures import shown
 from .process import EngineProcess

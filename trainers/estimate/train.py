@@ -17,7 +17,7 @@ from ...data.loader import steps_per_epoch
 from ...data.media import ImageReader
 from ...data.shapes.scenarios import WITHOUT_PICTURES
 from ...models.families.sizes import empty_model, parameter_counts
-from ...models.families.training import training_of
+from ...models.families.table import training_of
 from ...models.formats.start import is_own
 from ..stage import Planned
 from .data import generated, image_reader_of, most_patches, on_disk, samples, tokens

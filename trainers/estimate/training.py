@@ -25,7 +25,7 @@ from ...models.drafters.distillation import DistillTraining, Teacher
 from ...models.drafters.plain_module import ShapeAlone
 from ...models.families.memory import cache_bytes
 from ...models.families.sizes import empty_model, parameter_counts
-from ...models.families.training import training_of
+from ...models.families.table import training_of
 from ...models.hub import config_value, rope_of
 from ...models.parts import is_tied
 from .counted import META, Known, along, most_bytes

@@ -19,11 +19,12 @@ from ...data.sources import AnsweredSamples
 from ...data.states.samples import StatesSamples
 from ...models.drafters.lvlm import build_drafter, load_drafter, save_llava
 from ...models.drafters.made_for import tested_with
-from ...models.families.load import build_target, load_llava, target_config, target_weights
+from ...models.families.load import build_target, target_config, target_weights
+from ...models.families.table import family_of
 from ...models.lora import merge_adapters
 from ...models.parts import language_model_of
 from ...models.shipped import shipped_name
-from ...models.targets.llava.model import FAMILIES
+from ...models.targets.llava.files import load_llava
 from ...models.training import ModelTraining
 from .. import records
 from ..context import Context
@@ -181,5 +182,7 @@ def _save(stage: Any, context: Context, engine: Engine, processor: Processor, to
             merge_adapters(module.model)
             save_llava(module.model, context.folder, manifest)
             family: Any = module.model.config.model_type
-            (processor.of_family(family) if family in FAMILIES else processor).save(context.folder)
+            (processor.of_family(family) if family_of(module.model.config).shares_pictures else processor).save(
+                context.folder
+            )
     ranks.barrier()

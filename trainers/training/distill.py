@@ -23,11 +23,11 @@ from ...models.decoding.batched import write_answers
 from ...models.decoding.decoder import CachedDecoder
 from ...models.decoding.warp import Warp
 from ...models.drafters.distillation import CrossEntropyObjective, DistillObjective, DistillTraining, Teacher
-from ...models.families.load import load_llava
-from ...models.families.training import training_of
+from ...models.families.table import training_of
 from ...models.parts import placeholder_ids
 from ...models.stored import resolved_dtype
 from ...models.targets.llava.decoder import LlavaDecoder
+from ...models.targets.llava.files import load_llava
 from ...models.training import ModelTraining
 from ..context import Context
 from ..engine import Engine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -14,14 +15,18 @@ from ...decoding.decoder import CachedDecoder
 from ...hub import config_value, read_config
 from ...inline import InlineModel
 from ...parts import TokenIds
+from ..family import Family
 from ..language import LanguageTarget
 from ..section import TargetSection
+from .family import FAMILIES
 
 _HINT = "use a model of Llama's shape (llama, qwen2, qwen3, mistral without windows)"
 
 
 class CausalTargetConfig(TargetSection):
     """A text-only target: published weights, or a tiny one that a recipe spells out and trains itself."""
+
+    families: ClassVar[Mapping[str, Family]] = FAMILIES
 
     kind: Literal["causal_lm"]
     reads_text_alone: ClassVar[bool] = True

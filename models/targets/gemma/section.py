@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 from pydantic import model_validator
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -11,15 +12,23 @@ from ....core.batch import Request
 from ....core.refused import Refused
 from ...inline import InlineModel, UnevenModel, inline_config
 from ...parts import TokenIds
+from ..family import Family
 from ..language import LanguageTarget
-from ..section import TargetSection, refuse_kind
+from ..section import TargetSection
 from ..whole_pictures import check_whole
 from .decoder import GemmaDecoder
-from .model import GEMMA, Gemma4ForConditionalGeneration, check_text, gemma_config, new_gemma
+from .family import FAMILIES
+from .model import check_text, gemma_config
 
 
 class GemmaTargetConfig(TargetSection):
     """A Gemma 4 target: published weights, or a tiny one that a recipe spells out and trains itself."""
+
+    families: ClassVar[Mapping[str, Family]] = FAMILIES
+    lookalikes: ClassVar[Mapping[str, str]] = {
+        "gemma4_unified": "it has no tower (12B): patches enter the language model as they are, which is not read "
+        "here; use E2B, E4B or 31B",
+    }
 
     # The dense sizes with a tower: E2B, E4B, 31B. The tower of sounds of the two smaller ones is not read.
     kind: Literal["gemma4"]
@@ -41,17 +50,6 @@ class GemmaTargetConfig(TargetSection):
         vision = inline_config(self.vision_tower, "target.vision_tower")
         text = inline_config(self.language_model, "target.language_model", uneven=True)
         return gemma_config(text, vision, ids)
-
-    def new(self, config: PreTrainedConfig) -> PreTrainedModel:
-        return new_gemma(config).float()
-
-    def model_class(self, model_type: str, source: str) -> Any:
-        if model_type == "gemma4_unified":
-            refuse_kind(source, model_type, GEMMA, "it has no tower (12B): patches enter the language model as they "
-                        "are, which is not read here; use E2B, E4B or 31B")  # fmt: skip
-        if model_type != GEMMA:
-            refuse_kind(source, model_type, GEMMA, f"write kind: {model_type}, if it is one")
-        return Gemma4ForConditionalGeneration
 
     def target(self, model: PreTrainedModel, *, num_token_ids: int, image_token_id: int | None) -> GemmaTarget:
         return GemmaTarget(model, num_token_ids=num_token_ids, prefill_chunk=self.prefill_chunk)

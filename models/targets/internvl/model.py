@@ -10,18 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from transformers import InternVLConfig, InternVLForConditionalGeneration, PreTrainedConfig, PreTrainedModel
+from transformers import InternVLConfig, PreTrainedConfig
 
 from ....core.errors import UserError
 from ...hub import config_value
-from ..llava.model import LlavaTraining
 
 INTERNVL = "internvl"  # model_type
-
-
-def new_internvl(config: PreTrainedConfig) -> PreTrainedModel:
-    """A model with random weights."""
-    return InternVLForConditionalGeneration(config)  # type: ignore[arg-type]
 
 
 def internvl_config(text: PreTrainedConfig, vision: PreTrainedConfig, ids: Any) -> PreTrainedConfig:
@@ -68,11 +62,3 @@ def see_tiles(model: Any, pixels: Tensor) -> Tensor:
     side = round(states.shape[1] ** 0.5)
     merged = core.pixel_shuffle(states.unflatten(1, (side, side)), scale_factor=config.downsample_ratio)
     return merged.flatten(1, 2)
-
-
-class InternVLTraining(LlavaTraining):
-    """The training forward over an InternVL: LLaVA's, over merged patches."""
-
-    def selected_features(self, pixels: Tensor) -> Tensor:
-        """The tower's merged states that the projector reads, [I,P/4,4C]."""
-        return see_tiles(self.model, pixels)

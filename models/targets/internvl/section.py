@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from pydantic import model_validator
-from transformers import InternVLForConditionalGeneration, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ....core.batch import Request
 from ....core.errors import UserError
@@ -13,14 +14,21 @@ from ...hub import read_config
 from ...inline import InlineModel
 from ...parts import TokenIds
 from ..causal.section import check_windows
+from ..family import Family
 from ..language import LanguageTarget
-from ..section import TargetSection, refuse_kind
+from ..section import TargetSection
 from .decoder import InternVLDecoder
-from .model import INTERNVL, internvl_config, new_internvl
+from .family import FAMILIES
+from .model import internvl_config
 
 
 class InternVLTargetConfig(TargetSection):
     """An InternVL target: published weights, or a tiny one that a recipe spells out and trains itself."""
+
+    families: ClassVar[Mapping[str, Family]] = FAMILIES
+    lookalikes: ClassVar[Mapping[str, str]] = {
+        "internvl_chat": "name the repository of the same model that ends in -hf",
+    }
 
     # InternVL 3 as transformers has it (repositories that end in -hf), with a language model of Qwen2, Qwen3 or Llama.
     # The original repositories (model_type internvl_chat) are code of their own, which is not run.
@@ -39,16 +47,6 @@ class InternVLTargetConfig(TargetSection):
         assert self.language_model is not None and self.vision_tower is not None
         vision = read_config(self.vision_tower, key="target.vision_tower")
         return internvl_config(read_config(self.language_model, key="target.language_model"), vision, ids)
-
-    def new(self, config: PreTrainedConfig) -> PreTrainedModel:
-        return new_internvl(config).float()
-
-    def model_class(self, model_type: str, source: str) -> Any:
-        if model_type == "internvl_chat":
-            refuse_kind(source, model_type, INTERNVL, "name the repository of the same model that ends in -hf")
-        if model_type != INTERNVL:
-            refuse_kind(source, model_type, INTERNVL, f"write kind: {model_type}, if it is one")
-        return InternVLForConditionalGeneration
 
     def target(self, model: PreTrainedModel, *, num_token_ids: int, image_token_id: int | None) -> InternVLTarget:
         return InternVLTarget(model, num_token_ids=num_token_ids, prefill_chunk=self.prefill_chunk)

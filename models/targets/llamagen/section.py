@@ -17,10 +17,10 @@ from ....core.errors import UserError
 from ....core.fields import Dtype, Place, Revision
 from ....core.section import torch_dtype
 from ...decoding.rows import Guidance, GuidanceScale
-from ...families.sizes import num_parameters
 from ...folders import find_folder
 from ...hub import is_somewhere
 from ...inline import InlineT5
+from ...parts import num_parameters
 from ...stored import resolved_dtype
 from ..base import TargetShape
 from ..drawing import Conditions, Drawer, Folders, ImageTargetSection

@@ -1,46 +1,39 @@
-"""LLaVA as something to train: its parts, its loss, how it is assembled and saved.
+"""LLaVA of transformers: how its halves are put together, how its tower is run, and its parts.
 
 The drafters of the `lvlm` track and the demo's tiny target are of the same classes (TABED, appendix H.1:
 drafts are LLaVA-1.5 with a small language model), so they share one training forward. LLaVA-NeXT and
-LLaVA-OneVision are the same parts and a newline, `models/pictures.py`.
+LLaVA-OneVision are the same parts and a newline, `packing.py`.
 Letters: B rows, T tokens, I images, D width, V vocabulary, S supervised tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import (
-    LlavaConfig,
+    CONFIG_MAPPING,
     LlavaForConditionalGeneration,
-    LlavaNextConfig,
     LlavaNextForConditionalGeneration,
-    LlavaOnevisionConfig,
     LlavaOnevisionForConditionalGeneration,
     PreTrainedConfig,
     PreTrainedModel,
 )
 
-from ....core.batch import TEXT, Batch
 from ....core.errors import UserError
-from ....core.states import places_of, put_at
 from ...hub import config_value
-from ...packed_row import last_states
 from ...parts import Part, TokenIds, _vocabulary_weights, grow_vocabulary
-from ...training import ModelTraining
 from .packing import Packing
 
-# model_type of transformers' configs -> config and model.
-Family = Literal["llava", "llava_next", "llava_onevision"]
-# A config is a callable here: each family has its own keywords.
-FAMILIES: dict[str, tuple[Callable[..., PreTrainedConfig], type[PreTrainedModel]]] = {
-    "llava": (LlavaConfig, LlavaForConditionalGeneration),
-    "llava_next": (LlavaNextConfig, LlavaNextForConditionalGeneration),
-    "llava_onevision": (LlavaOnevisionConfig, LlavaOnevisionForConditionalGeneration),
+LlavaKind = Literal["llava", "llava_next", "llava_onevision"]
+# model_type -> class.
+MODELS: dict[str, type[PreTrainedModel]] = {
+    "llava": LlavaForConditionalGeneration,
+    "llava_next": LlavaNextForConditionalGeneration,
+    "llava_onevision": LlavaOnevisionForConditionalGeneration,
 }
 
 
@@ -50,7 +43,7 @@ def llava_config(
     ids: TokenIds,
     *,
     vision_feature_layer: int = -2,
-    family: Family = "llava",
+    family: LlavaKind = "llava",
 ) -> PreTrainedConfig:
     """Join two configs into a LLaVA (projector: linear, exact GELU, linear; LLaVA-1.5: layer -2 without CLS).
 
@@ -75,12 +68,13 @@ def llava_config(
     elif ids.video is not None:
         own["video_token_index"] = ids.video
     if family != "llava":
-        published = FAMILIES[family][0]()
+        published = CONFIG_MAPPING[family]()
         tile = published.vision_config.image_size
         own["image_grid_pinpoints"] = [
             [side // tile * vision.image_size for side in pair] for pair in published.image_grid_pinpoints
         ]
-    return FAMILIES[family][0](
+    config: Callable[..., PreTrainedConfig] = CONFIG_MAPPING[family]  # each kind has its own keywords
+    return config(
         text_config=text.to_dict(),
         vision_config=vision.to_dict(),
         image_token_index=ids.image,
@@ -97,7 +91,7 @@ def llava_config(
 
 def new_model(config: PreTrainedConfig) -> PreTrainedModel:
     """A model of the config's family with random weights."""
-    return FAMILIES[config.model_type][1](config)
+    return MODELS[config.model_type](config)
 
 
 def assemble(
@@ -123,37 +117,6 @@ def assemble(
     if vision_tower is not None:
         model.model.vision_tower.load_state_dict(vision_tower.state_dict())
     return model
-
-
-class LlavaTraining(ModelTraining):
-    """The training forward over a LLaVA, of any of its kinds."""
-
-    def __init__(self, model: PreTrainedModel, trainable: Sequence[Part], **settings: Any):
-        super().__init__(model, trainable, **settings)
-        self.packing = Packing(model.model)
-
-    def by_part(self) -> dict[Part, nn.Module]:
-        """The model's modules by part."""
-        return llava_parts(self.model)
-
-    def hidden_states(self, batch: Batch) -> Tensor:
-        """Final states [B,T,D] of the language model, its feature: the LM head is still to come."""
-        core = self.model.model
-        embeds = core.get_input_embeddings()(batch.ids)
-        if batch.pixels is not None:
-            with torch.set_grad_enabled(self.trains_vision and torch.is_grad_enabled()):
-                vision = self.selected_features(batch.pixels)
-            features = core.multi_modal_projector(vision)  # [I,P,D]
-            count = features.shape[0] - batch.num_dummy_images
-            real = self.packing(features[:count], batch.pictures).to(embeds)
-            embeds = put_at(embeds, places_of(batch.on_host("modality") != TEXT, embeds.device), real)
-            # A dummy image keeps the projector in every rank's graph and changes nothing.
-            embeds = embeds + 0.0 * features[count:].sum().to(embeds)
-        return last_states(core.language_model, batch, embeds, batch.positions[0])
-
-    def selected_features(self, pixels: Tensor) -> Tensor:
-        """The tower's states that the projector reads, [I,P,C]."""
-        return selected_features(self.model, pixels)
 
 
 def selected_features(llava: PreTrainedModel, pixels: Tensor) -> Tensor:

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, cast
+from collections.abc import Mapping
+from typing import ClassVar, Literal, cast
 
 from pydantic import model_validator
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ....core.batch import IMAGE, Request
-from ....core.errors import UserError, did_you_mean
+from ....core.errors import UserError
 from ...hub import read_config
 from ...inline import InlineModel
 from ...parts import TokenIds
 from ...pictures import flat_view, pictures_of
+from ..family import Family, tower_type
 from ..language import LanguageTarget
-from ..mistral.model import reads_whole
-from ..section import TargetSection, refuse_kind
+from ..section import TargetSection
 from .decoder import LlavaDecoder
-from .model import FAMILIES, Family, assemble, llava_config
+from .family import FAMILIES
+from .model import LlavaKind, assemble, llava_config
 
 
 class LlavaTargetConfig(TargetSection):
     """A LLaVA target: published weights, or a tiny one that a recipe spells out and trains itself."""
+
+    families: ClassVar[Mapping[str, Family]] = FAMILIES
 
     # LLaVA-1.5, LLaVA-NeXT (1.6) or LLaVA-OneVision; the model_type of the weights' own config.
     kind: Literal["llava", "llava_next", "llava_onevision"]
@@ -54,20 +58,13 @@ class LlavaTargetConfig(TargetSection):
         if layer is None:
             layer = -1 if self.base_kind == "llava_onevision" else -2
         text = read_config(self.language_model, key="target.language_model")
-        return llava_config(text, vision, ids, vision_feature_layer=layer, family=cast(Family, self.base_kind))
+        return llava_config(text, vision, ids, vision_feature_layer=layer, family=cast(LlavaKind, self.base_kind))
 
     def new(self, config: PreTrainedConfig) -> PreTrainedModel:
         return assemble(config)
 
-    def model_class(self, model_type: str, source: str) -> Any:
-        if model_type != self.base_kind:
-            known = model_type in FAMILIES
-            refuse_kind(source, model_type, self.base_kind, f"write kind: {model_type}" if known else
-                        did_you_mean(model_type, FAMILIES))  # fmt: skip
-        return FAMILIES[model_type][1]
-
     def target(self, model: PreTrainedModel, *, num_token_ids: int, image_token_id: int | None) -> LlavaTarget:
-        if reads_whole(model.config):
+        if tower_type(model.config) == "pixtral":
             raise UserError(
                 "the weights are a Pixtral: a LLaVA whose tower reads pictures whole, and not in tiles",
                 where="key target.kind", hint="write kind: pixtral",

@@ -15,34 +15,17 @@ import torch
 from torch import Tensor
 from transformers import (
     LlavaConfig,
-    LlavaForConditionalGeneration,
     Mistral3Config,
-    Mistral3ForConditionalGeneration,
     PreTrainedConfig,
-    PreTrainedModel,
 )
 
-from ....core.batch import Batch
 from ....core.errors import UserError
-from ....core.pictures import PatchGrid, Picture, whole_picture
+from ....core.pictures import Picture
 from ...hub import config_value
-from ...packed_row import last_states
 from ...parts import TokenIds
-from ...whole_pictures import WholePicturesTraining
 
 MistralKind = Literal["mistral3", "pixtral"]
 MISTRAL3, TOWER = "mistral3", "pixtral"  # model types of the whole and of the tower
-# A recipe's kind -> the class of its weights; Pixtral's config says llava.
-CLASSES: dict[str, type[PreTrainedModel]] = {
-    "mistral3": Mistral3ForConditionalGeneration,
-    "pixtral": LlavaForConditionalGeneration,
-}
-
-
-def reads_whole(config: Any) -> bool:
-    """Whether a model of this config has Pixtral's tower: Mistral 3, or a LLaVA that is a Pixtral."""
-    vision = config_value(config, "vision_config")
-    return config_value(vision, "model_type") == TOWER
 
 
 def merge_of(config: Any) -> int:
@@ -68,11 +51,6 @@ def mistral_config(kind: str, text: PreTrainedConfig, vision: PreTrainedConfig, 
     return LlavaConfig(**joined, vision_feature_select_strategy="full", image_seq_length=1)
 
 
-def new_mistral(config: PreTrainedConfig) -> PreTrainedModel:
-    """A model with random weights."""
-    return CLASSES[MISTRAL3 if config.model_type == MISTRAL3 else "pixtral"](config)
-
-
 def see_whole(model: Any, patches: Tensor, pictures: Sequence[Picture]) -> Tensor:
     """[n,D] of patches [P,C], row by row, of pictures that are read whole: one pass of the tower for each picture."""
     config, core = model.config, model.model
@@ -90,21 +68,3 @@ def see_whole(model: Any, patches: Tensor, pictures: Sequence[Picture]) -> Tenso
         more = (sizes,) if config.model_type == MISTRAL3 else ()
         features.append(core.multi_modal_projector(states, *more))
     return torch.cat(features)
-
-
-class MistralTraining(WholePicturesTraining):
-    """The training forward over a Mistral 3 or a Pixtral: LLaVA's loss over other states."""
-
-    def hidden_states(self, batch: Batch) -> Tensor:
-        """Final states [B,T,D] of the language model."""
-        embeds, _ = self._embeds(batch)
-        return last_states(self.model.model.language_model, batch, embeds, batch.positions[0])
-
-    def _see(self, pixels: Tensor, batch: Batch) -> Tensor:
-        return see_whole(self.model, pixels, batch.pictures)
-
-    def _see_nothing(self, batch: Batch) -> Tensor:
-        config = self.model.config
-        merge, side = merge_of(config), int(config.vision_config.patch_size)
-        patches = torch.zeros(merge**2, 3 * side**2, device=batch.ids.device)
-        return see_whole(self.model, patches, [whole_picture(PatchGrid(1, merge, merge, merge))])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from pydantic import model_validator
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -13,15 +14,19 @@ from ...hub import read_config
 from ...inline import InlineModel
 from ...parts import TokenIds
 from ..causal.section import check_windows
+from ..family import Family, tower_type
 from ..language import LanguageTarget
-from ..section import TargetSection, refuse_kind
+from ..section import TargetSection
 from ..whole_pictures import check_whole
 from .decoder import MistralDecoder
-from .model import CLASSES, MISTRAL3, MistralKind, merge_of, mistral_config, new_mistral, reads_whole
+from .family import FAMILIES
+from .model import TOWER, MistralKind, merge_of, mistral_config
 
 
 class MistralTargetConfig(TargetSection):
     """A Mistral 3 or Pixtral target: published weights, or a tiny one that a recipe spells out and trains itself."""
+
+    families: ClassVar[Mapping[str, Family]] = FAMILIES
 
     # Mistral 3, whose tower's patches are merged 2 x 2, or Pixtral, a LLaVA with the same tower (weights of
     # transformers' layout, as mistral-community/pixtral-12b).
@@ -43,16 +48,6 @@ class MistralTargetConfig(TargetSection):
             self.base_kind, read_config(self.language_model, key="target.language_model"), vision, ids
         )
 
-    def new(self, config: PreTrainedConfig) -> PreTrainedModel:
-        return new_mistral(config).float()
-
-    def model_class(self, model_type: str, source: str) -> Any:
-        wanted = MISTRAL3 if self.base_kind == MISTRAL3 else "llava"
-        if model_type != wanted:
-            hint = "kind: mistral3 is of model_type mistral3, kind: pixtral of a llava with Pixtral's tower"
-            refuse_kind(source, model_type, wanted, hint)
-        return CLASSES[self.base_kind]
-
     def target(self, model: PreTrainedModel, *, num_token_ids: int, image_token_id: int | None) -> MistralTarget:
         return MistralTarget(model, num_token_ids=num_token_ids, prefill_chunk=self.prefill_chunk)
 
@@ -71,7 +66,7 @@ class MistralTarget(LanguageTarget):
 
     def __init__(self, model: PreTrainedModel, *, num_token_ids: int, prefill_chunk: int | None = None):
         config: Any = model.config
-        if not reads_whole(config):
+        if tower_type(config) != TOWER:
             raise UserError(f"the weights have a tower of model_type {config.vision_config.model_type}, no Pixtral's",
                             where="key target.kind", hint=f"write kind: {config.model_type}")  # fmt: skip
         if not isinstance(config.vision_feature_layer, int):

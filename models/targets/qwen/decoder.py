@@ -14,7 +14,8 @@ from ....core.pictures import Picture
 from ....core.positions import Resume
 from ....core.states import uploaded
 from ...decoding.decoder import CachedDecoder, PromptRows
-from .model import added_behind, num_deepstack, position_scheme, see_patches, use_places
+from ...hub import num_deepstack
+from .model import added_behind, position_scheme, see_patches, use_places
 from .windows import use_windows
 
 

@@ -1,4 +1,4 @@
-"""Qwen-VL (2, 2.5 and 3) and Qwen3.5: how its towers are run and its parts put together, and what trains a tiny one.
+"""Qwen-VL (2, 2.5 and 3) and Qwen3.5: how its towers are run and its parts put together.
 
 A tower reads a picture whole, in as many patches as it has; positions have three coordinates and are ours
 (`core/positions.py`): transformers' own go 1-D, without a word, where `mm_token_type_ids` is missing.
@@ -9,66 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    PreTrainedConfig,
-    PreTrainedModel,
-    Qwen2_5_VLConfig,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen2VLConfig,
-    Qwen2VLForConditionalGeneration,
-    Qwen3_5Config,
-    Qwen3_5ForConditionalGeneration,
-    Qwen3_5MoeConfig,
-    Qwen3_5MoeForConditionalGeneration,
-    Qwen3VLConfig,
-    Qwen3VLForConditionalGeneration,
-    Qwen3VLMoeConfig,
-    Qwen3VLMoeForConditionalGeneration,
-)
+from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 
-from ....core.batch import TEXT, Batch
-from ....core.pictures import PatchGrid, Picture, whole_picture
-from ....core.positions import PositionScheme, Resume, place_positions
-from ....core.states import places_of, put_at, uploaded
-from ...hub import config_value
-from ...lora import LoraConfig
-from ...packed_row import last_states
+from ....core.pictures import Picture
+from ....core.positions import PositionScheme, Resume
+from ....core.states import uploaded
+from ...hub import num_deepstack
 from ...parts import Part, TokenIds
-from ...training import ModelTraining
-from .windows import tower_inputs, use_windows
-
-# model_type of transformers' configs -> config and model.
-# A config is a callable here: each family has its own keywords.
-QWEN_FAMILIES: dict[str, tuple[Callable[..., PreTrainedConfig], type[PreTrainedModel]]] = {
-    "qwen2_vl": (Qwen2VLConfig, Qwen2VLForConditionalGeneration),
-    "qwen2_5_vl": (Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration),
-    "qwen3_vl": (Qwen3VLConfig, Qwen3VLForConditionalGeneration),
-    "qwen3_vl_moe": (Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration),
-    "qwen3_5": (Qwen3_5Config, Qwen3_5ForConditionalGeneration),
-    "qwen3_5_moe": (Qwen3_5MoeConfig, Qwen3_5MoeForConditionalGeneration),
-}
-QwenKind = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"]
-# A recipe's kind -> the model types that it stands for.
-QWEN_KINDS: dict[str, tuple[str, ...]] = {
-    "qwen2_vl": ("qwen2_vl",),
-    "qwen2_5_vl": ("qwen2_5_vl",),
-    "qwen3_vl": ("qwen3_vl", "qwen3_vl_moe"),
-    "qwen3_5": ("qwen3_5", "qwen3_5_moe"),
-}
+from .windows import tower_inputs
 
 
 def qwen_config(kind: str, text: dict[str, Any], vision: dict[str, Any], ids: TokenIds) -> PreTrainedConfig:
     """Join the inline halves of a tiny Qwen-VL; `model_type` of the text config may name the mixture of experts."""
     family = str(text.get("model_type", kind)).removesuffix("_text")
-    assert family in QWEN_KINDS[kind] and ids.video is not None, (kind, family, ids)
+    assert family.startswith(kind) and ids.video is not None, (kind, family, ids)
     of_text = {key: value for key, value in text.items() if key != "model_type"}
     of_text |= {"vocab_size": ids.vocab_size, "bos_token_id": ids.bos, "eos_token_id": ids.eos}
     of_vision = {key: value for key, value in vision.items() if key != "model_type"}
-    return QWEN_FAMILIES[family][0](
+    config: Callable[..., PreTrainedConfig] = CONFIG_MAPPING[family]  # each kind has its own keywords
+    return config(
         text_config=of_text | {"pad_token_id": ids.pad},
         vision_config=of_vision,
         image_token_id=ids.image,
@@ -83,11 +46,6 @@ def position_scheme(config: PreTrainedConfig, resume: Resume) -> PositionScheme:
     """How the family of `config` counts; Qwen2.5-VL alone counts seconds."""
     per_second = config.vision_config.tokens_per_second if config.model_type == "qwen2_5_vl" else None
     return PositionScheme(3, per_second, resume)
-
-
-def num_deepstack(config: PreTrainedConfig) -> int:
-    """First decoder layers after which visual states are added (Qwen3-VL); 0 in other families."""
-    return len(config_value(config.vision_config, "deepstack_visual_indexes") or ())
 
 
 @dataclass(frozen=True)
@@ -137,57 +95,6 @@ def _added_at(hidden: Tensor, places: Tensor, states: Tensor) -> Tensor:
     if places.dtype == torch.bool:
         places = places.flatten().nonzero()[:, 0]
     return hidden.flatten(0, 1).index_add(0, places, states.to(hidden)).view_as(hidden)
-
-
-class QwenTraining(ModelTraining):
-    """The training forward over a Qwen-VL: LLaVA's loss over other states.
-
-    Args:
-        resume: where text goes on after a clip.
-    """
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        trainable: Sequence[Part],
-        *,
-        gradient_checkpointing: bool,
-        lora: LoraConfig | None = None,
-        resume: Resume = "max_plus_one",
-    ):
-        super().__init__(model, trainable, gradient_checkpointing=gradient_checkpointing, lora=lora)
-        self.scheme = position_scheme(model.config, resume)
-        use_windows(model.config.vision_config)
-        use_places(model)
-
-    def by_part(self) -> dict[Part, nn.Module]:
-        """The model's modules by part."""
-        return qwen_parts(self.model)
-
-    def hidden_states(self, batch: Batch) -> Tensor:
-        """Final states [B,T,D] of the language model."""
-        core, visual = self.model.model, batch.on_host("modality") != TEXT
-        real = batch.on_host("attention_mask")
-        # Every rank runs its tower in every step; where no row has a picture, over one that changes nothing.
-        pixels = None if batch.num_dummy_images else batch.pixels
-        seen = self._see_nothing(batch) if pixels is None else see_patches(self.model, pixels, batch.pictures)
-        embeds = core.get_input_embeddings()(batch.ids)
-        more: dict[str, Any] = {}
-        if pixels is None:
-            nothing = torch.stack([part.sum() for part in (seen.features, *seen.deepstack)]).sum()
-            embeds = embeds + 0.0 * nothing.to(embeds)
-        else:
-            embeds = put_at(embeds, places_of(visual, embeds.device), seen.features)
-            more = added_behind(seen.deepstack, visual[real] if batch.packed else visual)
-        positions, _ = place_positions(batch.on_host("modality"), real, batch.pictures, self.scheme)
-        return last_states(core.language_model, batch, embeds, uploaded(positions, embeds.device), **more)
-
-    def _see_nothing(self, batch: Batch) -> SeenPatches:
-        vision = self.model.config.vision_config
-        side, merge = vision.patch_size, vision.spatial_merge_size
-        numbers = 3 * vision.temporal_patch_size * side**2
-        patches = torch.zeros(merge**2, numbers, device=batch.ids.device)
-        return see_patches(self.model, patches, [whole_picture(PatchGrid(1, merge, merge, merge))])
 
 
 def qwen_parts(model: PreTrainedModel) -> dict[Part, nn.Module]:

@@ -10,8 +10,8 @@ import torch
 from draftsmith.core.errors import UserError
 from draftsmith.models import folders
 from draftsmith.models.targets.llamagen.target import files, lantern_layout, published_files
-from draftsmith.models.targets.llamagen.target.transformer import SIZES, LlamaGen, LlamaGenConfig, published
-from draftsmith.models.targets.llamagen.target.vq import VqConfig, VqTokenizer
+from draftsmith.models.targets.llamagen.transformer import SIZES, LlamaGen, LlamaGenConfig, published
+from draftsmith.models.targets.llamagen.vq import VqConfig, VqTokenizer
 from draftsmith.recipes.commands import convert as convert_command
 from draftsmith.recipes.commands.cli import main
 from safetensors.torch import load_file, save_file

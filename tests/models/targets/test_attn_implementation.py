@@ -12,8 +12,8 @@ from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.pruned import PrunedConfig
 from draftsmith.models.families.load import load_target
-from draftsmith.models.targets.llava.section.section import LlavaTargetConfig
-from draftsmith.models.targets.qwen.section.section import QwenTargetConfig
+from draftsmith.models.targets.llava.section import LlavaTargetConfig
+from draftsmith.models.targets.qwen.section import QwenTargetConfig
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
 

@@ -12,7 +12,7 @@ from draftsmith.eval.rules import Greedy
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.families.load import load_target
-from draftsmith.models.targets.causal.section.section import CausalTarget, CausalTargetConfig
+from draftsmith.models.targets.causal.section import CausalTarget, CausalTargetConfig
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -25,11 +25,11 @@ from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.drafters.pruned import PrunedConfig
 from draftsmith.models.families.load import build_target, load_target
 from draftsmith.models.families.memory import cache_bytes, weight_bytes
-from draftsmith.models.families.training import training_of
+from draftsmith.models.families.table import training_of
 from draftsmith.models.formats.expressible import check_expressible
 from draftsmith.models.formats.source import Source, Target
-from draftsmith.models.targets.causal.section.section import CausalTarget
-from draftsmith.models.targets.gemma.section.section import GemmaTargetConfig
+from draftsmith.models.targets.causal.section import CausalTarget
+from draftsmith.models.targets.gemma.section import GemmaTargetConfig
 from draftsmith.models.targets.verification import why_not
 from draftsmith.trainers.engines.section import VllmEngine
 from draftsmith.trainers.estimate.passes import Pass, moment

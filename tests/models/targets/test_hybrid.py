@@ -20,7 +20,7 @@ from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.eagle3 import Eagle3Config
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.drafters.sparrow import SparrowConfig
-from draftsmith.models.targets.qwen.section.section import QwenTargetConfig
+from draftsmith.models.targets.qwen.section import QwenTargetConfig
 from draftsmith.models.targets.qwen35.decoder import HybridDecoder
 from draftsmith.models.targets.qwen35.recurrent import HybridCache
 from draftsmith.models.targets.verification import why_not

@@ -11,8 +11,8 @@ from draftsmith.core.pictures import IMAGE, VIDEO, PatchGrid, whole_picture
 from draftsmith.core.positions import FLAT, PositionScheme, place_positions
 from draftsmith.models.decoding.tree import chain
 from draftsmith.models.targets.base import Taps
-from draftsmith.models.targets.qwen.section.model import see_patches
-from draftsmith.models.targets.qwen.section.section import QwenTarget
+from draftsmith.models.targets.qwen.model import see_patches
+from draftsmith.models.targets.qwen.section import QwenTarget
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
 FOLDER = Path(__file__).parent / "vectors"

@@ -18,7 +18,7 @@ from draftsmith.eval.rules import Greedy
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.lvlm import save_llava
 from draftsmith.models.families.load import load_target
-from draftsmith.models.targets.llava.section.section import LlavaTarget, LlavaTargetConfig
+from draftsmith.models.targets.llava.section import LlavaTarget, LlavaTargetConfig
 from draftsmith.trainers.context import Context
 from tiled import VOCAB as ROWS
 from tiled import model as made_model

@@ -21,14 +21,14 @@ from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.families.load import build_target, load_target
 from draftsmith.models.families.memory import cache_bytes, weight_bytes
-from draftsmith.models.families.training import training_of
+from draftsmith.models.families.table import training_of
 from draftsmith.models.formats.expressible import check_expressible
 from draftsmith.models.formats.source import Source, Target
-from draftsmith.models.targets.causal.section.section import CausalTarget
-from draftsmith.models.targets.internvl.section.model import see_tiles
-from draftsmith.models.targets.internvl.section.section import InternVLTargetConfig
-from draftsmith.models.targets.llava.section.section import LlavaTargetConfig
-from draftsmith.models.targets.mistral.section.section import MistralTargetConfig
+from draftsmith.models.targets.causal.section import CausalTarget
+from draftsmith.models.targets.internvl.model import see_tiles
+from draftsmith.models.targets.internvl.section import InternVLTargetConfig
+from draftsmith.models.targets.llava.section import LlavaTargetConfig
+from draftsmith.models.targets.mistral.section import MistralTargetConfig
 from draftsmith.trainers.engines.section import VllmEngine
 from draftsmith.trainers.estimate.passes import Pass, moment
 from drawn_pairs import check_pairs

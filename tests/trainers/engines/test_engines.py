@@ -20,8 +20,8 @@ from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.eagle3 import Eagle3Config
 from draftsmith.models.drafters.peagle import PeagleConfig
-from draftsmith.models.targets.llava.section.section import LlavaTargetConfig
-from draftsmith.models.targets.qwen.section.model import qwen_config
+from draftsmith.models.targets.llava.section import LlavaTargetConfig
+from draftsmith.models.targets.qwen.model import qwen_config
 from draftsmith.trainers.engines import opened, process, served
 from draftsmith.trainers.engines.pictures import shown
 from draftsmith.trainers.engines.section import EngineSection

@@ -1,0 +1,54 @@
+"""The target families: the union of their sections that a recipe reads, and their records by model_type."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from ..targets.causal.family import CAUSAL
+from ..targets.causal.section import CausalTargetConfig
+from ..targets.family import Family, Text, tower_type
+from ..targets.gemma.section import GemmaTargetConfig
+from ..targets.internvl.section import InternVLTargetConfig
+from ..targets.llava.section import LlavaTargetConfig
+from ..targets.mistral.section import MistralTargetConfig
+from ..targets.qwen.section import QwenTargetConfig
+from ..targets.qwen35.section import Qwen35TargetConfig
+from ..training import ModelTraining
+
+LANGUAGE_TARGETS = (
+    LlavaTargetConfig
+    | QwenTargetConfig
+    | Qwen35TargetConfig
+    | InternVLTargetConfig
+    | MistralTargetConfig
+    | GemmaTargetConfig
+    | CausalTargetConfig
+)
+# (model_type, model_type of a tower that makes another family of it, else "") -> record.
+FAMILIES: Mapping[tuple[str, str], Family] = {
+    (name, family.tower): family for section in LANGUAGE_TARGETS.__args__ for name, family in section.families.items()
+}
+_TEXTS = {name: text for family in FAMILIES.values() for name, text in family.texts.items()}
+
+
+def family_of(config: Any) -> Family:
+    """The record of a model's family by its config; of a model that no family names, that of models of text."""
+    own = FAMILIES.get((config.model_type, ""), CAUSAL)
+    return FAMILIES.get((config.model_type, tower_type(config) or ""), own)
+
+
+def text_of(config: Any) -> Text:
+    """What heads take from the language model of a text config, beside the config."""
+    return _TEXTS.get(config.model_type, Text())
+
+
+def training_of(model: PreTrainedModel, trainable: Any, **settings: Any) -> ModelTraining:
+    """The training module of the model's family.
+
+    Args:
+        settings: as `ModelTraining` takes them.
+    """
+    return family_of(model.config).training(model, trainable, **settings)
