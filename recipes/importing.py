@@ -22,7 +22,7 @@ from ..core.results import check_written
 from ..data.processor_files import load_processor
 from ..models.drafters.base import TargetIdentity
 from ..models.drafters.eagle_images import save_eagle
-from ..models.drafters.lvlm import save_llava
+from ..models.drafters.lvlm import save_lvlm
 from ..models.drafters.made_for import tested_with
 from ..models.families.table import family_of
 from ..models.folders import find_folder, read_values
@@ -151,7 +151,7 @@ def _lvlm(options: ImportOptions, folder: Path) -> tuple[dict[str, Any], Any]:
         "model": "drafter", "target": shipped_name(options.target), "target_revision": options.target_revision,
         "tokenizer_hash": processor.tokenizer_hash, "imported": _origin(options), "tested_with": tested_with(),
     }  # fmt: skip
-    save_llava(model, folder, manifest)
+    save_lvlm(model, folder, manifest)
     processor.save(folder)
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     return {"dtype": dtype} if dtype != "float32" else {}, notes

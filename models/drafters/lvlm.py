@@ -22,6 +22,7 @@ from ...core.errors import UserError
 from ...core.fields import Place
 from ...core.pretrained import name_accelerator
 from ...core.section import Section, torch_dtype
+from ..families.load import load_lvlm
 from ..families.sizes import parameter_lines
 from ..folders import find_folder
 from ..hub import load_language_model, load_vision_tower, read_config, rope_of, vision_half
@@ -29,7 +30,6 @@ from ..inline import InlineModel
 from ..parts import TokenIds
 from ..targets.base import Target, TargetShape
 from ..targets.llava.decoder import LlavaDecoder
-from ..targets.llava.files import load_llava
 from ..targets.llava.model import assemble, llava_config
 from .base import PLAIN, CountTokens, Drafter, DraftingOptions, PublishedDrafter, TargetIdentity
 from .ensemble import DraftingMode, EnsembleConfig, EnsembleProposal, preset
@@ -143,7 +143,7 @@ class LvlmConfig(PublishedDrafter):
 
     def save(self, module: nn.Module, folder: Path, manifest: Mapping[str, Any]) -> None:
         assert isinstance(module, PreTrainedModel)
-        save_llava(module, folder, manifest)
+        save_lvlm(module, folder, manifest)
 
     def lines(self, shape: TargetShape, config: PreTrainedConfig) -> list[str]:
         """Return the number of parameters of each part and the size of the vocabulary."""
@@ -250,7 +250,7 @@ def build_drafter(
     return assemble(joined, language_model=language_model, vision_tower=tower, generator=generator)
 
 
-def save_llava(model: PreTrainedModel, folder: Path, manifest: Mapping[str, Any]) -> None:
+def save_lvlm(model: PreTrainedModel, folder: Path, manifest: Mapping[str, Any]) -> None:
     """A directory that plain `from_pretrained` of the model's class loads, plus our small manifest."""
     name_accelerator()
     model.save_pretrained(folder)
@@ -279,7 +279,7 @@ def load_drafter(
             where=str(folder / MANIFEST),
             hint="train the draft with this target's processor, or evaluate it with its own target",
         )
-    return load_llava(folder, revision=None, dtype=dtype, key="drafter", whole=True, device=device)
+    return load_lvlm(folder, revision=None, dtype=dtype, key="drafter", whole=True, device=device)
 
 
 def load_strangers(
@@ -290,7 +290,7 @@ def load_strangers(
     Raises:
         UserError: it cannot be loaded, or does not fit the target.
     """
-    model = load_llava(
+    model = load_lvlm(
         str(config.path), revision=config.revision, dtype=dtype, key="drafter.path", whole=True, device=device
     )
     ours = model.config

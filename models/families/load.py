@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from ...core.errors import UserError, did_you_mean
 from ...core.import_paths import OrImported
 from ...core.section import torch_dtype
 from ..hub import read_config
@@ -18,7 +19,7 @@ from ..targets.language import LanguageTarget
 from ..targets.loading import load_weights
 from ..targets.parallel import check_ranks
 from ..targets.section import TargetSection
-from .table import LANGUAGE_TARGETS
+from .table import FAMILIES, LANGUAGE_TARGETS, family_of
 
 # A recipe's `target` of the language tracks.
 TargetConfig = Annotated[LANGUAGE_TARGETS, Field(discriminator="kind"), OrImported(TargetSection)]
@@ -88,9 +89,45 @@ def target_weights(
     """The model of a target's kind, from published weights or a stage's folder. Raises `UserError` for another kind."""
     revision = None if Path(source).is_dir() else config.revision
     model_type = read_config(str(source), key=key, revision=revision).model_type
+    check_kind(config, model_type, str(source))
     check_ranks(tensor_parallel_size, key=f"{key.removesuffix('.path')}.tensor_parallel_size")
     held: dict[str, Any] = {
         "dtype": dtype, "device": device, "device_map": device_map, "offload": offload, "tables_only": tables_only,
         "tensor_parallel_size": tensor_parallel_size, "attn_implementation": attn_implementation,
     }  # fmt: skip
     return load_weights(config.model_class(model_type, str(source)), source, revision=revision, key=key, **held)
+
+
+def check_kind(config: TargetConfig, model_type: str, source: str) -> None:
+    """Raises `UserError` for weights of another kind than the recipe names."""
+    own = [name for name, family in config.families.items() if family.kind == config.base_kind]
+    if model_type in own or not own or config.reads_text_alone:
+        return
+    known = [name for name, tower in FAMILIES if not tower]
+    hint = f"write kind: {FAMILIES[model_type, ''].kind}" if model_type in known else did_you_mean(model_type, known)
+    raise UserError(
+        f"target.path: {source!r} is of model_type {model_type!r}, expected {' or '.join(own)}",
+        hint=config.lookalikes.get(model_type, hint),
+    )
+
+
+def load_lvlm(
+    source: str | Path, *, revision: str | None, dtype: torch.dtype | Literal["auto"], key: str, **held: Any
+) -> PreTrainedModel:
+    """A draft LVLM, of the family that its own config names.
+
+    Args:
+        dtype: auto: as it is stored.
+        held: as of `load_weights`.
+
+    Raises:
+        UserError: the weights cannot be read, or are of a family that reads other pictures.
+    """
+    config = read_config(str(source), key=key, revision=revision)
+    if not (family := family_of(config)).shares_pictures:
+        known = [name for (name, _), family in FAMILIES.items() if family.shares_pictures]
+        raise UserError(
+            f"{key}: {str(source)!r} is of model_type {config.model_type!r}, expected {' or '.join(known)}",
+            hint=did_you_mean(config.model_type, known),
+        )
+    return load_weights(family.model, source, revision=revision, dtype=dtype, key=key, **held)

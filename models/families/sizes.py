@@ -9,13 +9,13 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..parts import is_tied, num_parameters
-from .table import family_of
+from .table import family_of, new_model
 
 
 def empty_model(config: PreTrainedConfig) -> PreTrainedModel:
     """Of any target or drafter of the language tracks, on the meta device."""
     with torch.device("meta"):
-        return family_of(config).new(config)
+        return new_model(config)
 
 
 @dataclass(frozen=True)

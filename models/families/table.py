@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..targets.causal.family import CAUSAL
 from ..targets.causal.section import CausalTargetConfig
@@ -38,6 +38,11 @@ def family_of(config: Any) -> Family:
     """The record of a model's family by its config; of a model that no family names, that of models of text."""
     own = FAMILIES.get((config.model_type, ""), CAUSAL)
     return FAMILIES.get((config.model_type, tower_type(config) or ""), own)
+
+
+def new_model(config: PreTrainedConfig) -> PreTrainedModel:
+    """A model of the config's family with random weights."""
+    return family_of(config).new(config)
 
 
 def text_of(config: Any) -> Text:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, field_serializer, field_validator, model_validator
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ...core.errors import UserError, did_you_mean
+from ...core.errors import UserError
 from ...core.fields import AttentionName, DeviceMap, Dtype, Place, Revision
 from ...core.import_paths import Kinded
 from ...core.refused import Refused
@@ -126,21 +126,13 @@ class TargetSection(Kinded):
         return self.families[config.model_type].new(config).float()
 
     def model_class(self, model_type: str, source: str) -> Any:
-        """transformers' class of published weights. Raises `UserError` where they are of another kind.
+        """transformers' class of published weights.
 
         Args:
             model_type: of the weights' own config.
-            source: where they are, for the message.
+            source: where they are, for messages.
         """
-        own = [name for name, family in self.families.items() if family.kind == self.base_kind]
-        if model_type in own:
-            return self.families[model_type].model
-        known = self.families.get(model_type)
-        hint = did_you_mean(model_type, [*self.families]) if known is None else f"write kind: {known.kind}"
-        raise UserError(
-            f"target.path: {source!r} is of model_type {model_type!r}, expected {' or '.join(own)}",
-            hint=self.lookalikes.get(model_type, hint),
-        )
+        return self.families[model_type].model
 
     def target(self, model: PreTrainedModel, *, num_token_ids: int, image_token_id: int | None) -> Any:
         """The loaded model as the decoding loop and training see it."""

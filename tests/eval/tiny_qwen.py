@@ -7,8 +7,8 @@ from draftsmith.data.collate import Sample, collate
 from draftsmith.models.families.table import FAMILIES
 from draftsmith.models.parts import TokenIds
 from draftsmith.models.targets.qwen.model import qwen_config
-from draftsmith.models.targets.qwen.section import QwenTarget
-from draftsmith.models.targets.qwen35.section import Qwen35Target
+from draftsmith.models.targets.qwen.section import QwenSection, QwenTarget, QwenTargetConfig
+from draftsmith.models.targets.qwen35.section import Qwen35Target, Qwen35TargetConfig
 
 VOCAB, TOKENS, EOS, PAD = 72, 70, 2, 0
 END, START, CLIP_ID, IMAGE_ID = 60, 61, 62, 63
@@ -143,3 +143,8 @@ def reference(model, kind: str, asked: Request, max_new_tokens: int) -> list[int
         eos_token_id=EOS, pad_token_id=PAD,
     )  # fmt: skip
     return output[0, len(asked.ids) :].tolist()
+
+
+def section(kind: str, **values) -> QwenSection:
+    """The section of a kind, whose family may have one of its own."""
+    return (Qwen35TargetConfig if kind == "qwen3_5" else QwenTargetConfig)(kind=kind, **values)

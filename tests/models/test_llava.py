@@ -8,7 +8,7 @@ import pytest
 import torch
 from draftsmith.core.batch import Batch
 from draftsmith.core.errors import UserError
-from draftsmith.models.drafters.lvlm import LvlmConfig, build_drafter, load_drafter, save_llava
+from draftsmith.models.drafters.lvlm import LvlmConfig, build_drafter, load_drafter, save_lvlm
 from draftsmith.models.drafters.modes import with_shorter_pictures, without_pictures
 from draftsmith.models.families.load import load_target
 from draftsmith.models.parts import PARTS, TokenIds, grow_vocabulary
@@ -144,7 +144,7 @@ def test_a_draft_from_published_halves(tmp_path):
     assert torch.equal(ours[:40], language.get_input_embeddings().weight)
     copied = draft.model.vision_tower.state_dict()
     assert all(torch.equal(copied[name], value) for name, value in tower.state_dict().items())
-    save_llava(draft, tmp_path / "draft", {"tokenizer_hash": "h"})
+    save_lvlm(draft, tmp_path / "draft", {"tokenizer_hash": "h"})
     again = LlavaForConditionalGeneration.from_pretrained(tmp_path / "draft")
     asked = request(1, 1)
     with torch.no_grad():
@@ -167,7 +167,7 @@ def test_a_tower_of_another_resolution_is_refused():
 
 def test_a_device_map_places_the_target_and_changes_nothing(tmp_path):
     """Through accelerate, as for targets larger than one device; here all of it comes to lie on the CPU."""
-    save_llava(llava(0), tmp_path / "target", {})
+    save_lvlm(llava(0), tmp_path / "target", {})
     asked, steps = request(0, 2), []
     for device_map in (None, "auto"):
         config = LlavaTargetConfig(kind="llava", path=str(tmp_path / "target"), device_map=device_map)

@@ -1,6 +1,7 @@
 """Targets of every family to train: one loss over the states that decoding has, and weights that come back."""
 
 import pytest
+import tiny_qwen
 import torch
 from draftsmith.core.batch import Request
 from draftsmith.core.errors import UserError
@@ -15,7 +16,7 @@ from draftsmith.models.families.table import training_of
 from draftsmith.models.parts import TokenIds
 from draftsmith.models.targets.causal.section import CausalTarget, CausalTargetConfig
 from draftsmith.models.targets.llava.decoder import LlavaDecoder
-from draftsmith.models.targets.qwen.section import QwenTarget, QwenTargetConfig
+from draftsmith.models.targets.qwen.section import QwenTarget
 from tiny_qwen import (
     CLIP_ID,
     EOS,
@@ -79,8 +80,8 @@ def test_a_batch_of_text_runs_the_tower_for_nothing(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_inline_target_is_made_and_comes_back(kind, tmp_path):
-    section = QwenTargetConfig(
-        kind=kind.removesuffix("_moe"), language_model=text_config(kind, 2, 32), vision_tower=vision_config(kind, 32)
+    section = tiny_qwen.section(
+        kind.removesuffix("_moe"), language_model=text_config(kind, 2, 32), vision_tower=vision_config(kind, 32)
     )
     made = build_target(section, IDS)
     made.save_pretrained(tmp_path)
@@ -94,7 +95,7 @@ def test_an_inline_target_is_made_and_comes_back(kind, tmp_path):
     assert actual[:, [IMAGE_ID, CLIP_ID]].isinf().all()
     other = "qwen2_vl" if kind != "qwen2_vl" else "qwen3_vl"
     with pytest.raises(UserError, match="write kind: qwen"):
-        load_target(QwenTargetConfig(kind=other, path=str(tmp_path)), tmp_path, **settings)
+        load_target(tiny_qwen.section(other, path=str(tmp_path)), tmp_path, **settings)
 
 
 def test_a_target_of_text(tmp_path):

@@ -23,11 +23,11 @@ from ...models.decoding.batched import write_answers
 from ...models.decoding.decoder import CachedDecoder
 from ...models.decoding.warp import Warp
 from ...models.drafters.distillation import CrossEntropyObjective, DistillObjective, DistillTraining, Teacher
+from ...models.families.load import target_weights
 from ...models.families.table import training_of
 from ...models.parts import placeholder_ids
 from ...models.stored import resolved_dtype
 from ...models.targets.llava.decoder import LlavaDecoder
-from ...models.targets.llava.files import load_llava
 from ...models.training import ModelTraining
 from ..context import Context
 from ..engine import Engine
@@ -37,9 +37,9 @@ from ..loop import Source, no_states
 def frozen_target(context: Context) -> Any:
     """The target's model, whole on this rank (or spread by its device map), in evaluation, without gradients."""
     config = context.target
-    target: Any = load_llava(
+    target: Any = target_weights(
+        config,
         context.target_source(),
-        revision=config.revision,
         dtype=torch_dtype(resolved_dtype(config, context.target_source(), context.device(), key="target")),
         device=context.device(),
         device_map=config.device_map,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from draftsmith.core.errors import UserError
 from draftsmith.models import folders
-from draftsmith.models.targets.llamagen.target import files, lantern_layout, published_files
+from draftsmith.models.targets.llamagen import files, lantern_layout, published_files
 from draftsmith.models.targets.llamagen.transformer import SIZES, LlamaGen, LlamaGenConfig, published
 from draftsmith.models.targets.llamagen.vq import VqConfig, VqTokenizer
 from draftsmith.recipes.commands import convert as convert_command

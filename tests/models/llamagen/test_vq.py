@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from draftsmith.models.targets.llamagen.target import vq
+from draftsmith.models.targets.llamagen import vq
 from draftsmith.models.targets.llamagen.vq import VqConfig, VqTokenizer, nearest, revive_dead_codes, unit_cells
 from pydantic import ValidationError
 from torch.nn import functional as F

@@ -19,7 +19,7 @@ from draftsmith.models.decoding.batched import write_answers
 from draftsmith.models.decoding.tree import Tree
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.independent import IndependentProposal
-from draftsmith.models.families.load import build_target, load_target
+from draftsmith.models.families.load import build_target, check_kind, load_target
 from draftsmith.models.families.memory import cache_bytes, weight_bytes
 from draftsmith.models.families.table import training_of
 from draftsmith.models.formats.expressible import check_expressible
@@ -263,7 +263,7 @@ def test_what_cannot_be_exact_is_refused():
     with pytest.raises(UserError, match="see a window alone"):
         target(windows)
     with pytest.raises(UserError, match="internvl_chat"):
-        section().model_class("internvl_chat", "OpenGVLab/InternVL3-8B")
+        check_kind(section(), "internvl_chat", "OpenGVLab/InternVL3-8B")
     clip = {"model_type": "clip_vision_model", "hidden_size": 16, "num_attention_heads": 2}
     for kind, (_, _, tower) in SECTIONS.items():
         with pytest.raises(UserError, match=f"is of model_type {tower}"):
@@ -284,7 +284,7 @@ def test_what_a_pixtral_or_mistral_3_cannot_be_is_refused():
         MistralTargetConfig(kind="pixtral", path="x/y").target(llava(0), num_token_ids=60, image_token_id=59)
     for kind, model_type in (("mistral3", "llava"), ("pixtral", "mistral3"), ("pixtral", "qwen2_5_vl")):
         with pytest.raises(UserError, match=f"is of model_type '{model_type}'"):
-            MistralTargetConfig(kind=kind, path="x/y").model_class(model_type, "x/y")
+            check_kind(MistralTargetConfig(kind=kind, path="x/y"), model_type, "x/y")
 
 
 @pytest.mark.parametrize("kind", SECTIONS)
