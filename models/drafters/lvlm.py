@@ -31,6 +31,7 @@ from ..parts import TokenIds
 from ..targets.base import Target, TargetShape
 from ..targets.llava.decoder import LlavaDecoder
 from ..targets.llava.model import assemble, llava_config
+from ..targets.llava.section import LlavaTarget
 from .base import PLAIN, CountTokens, Drafter, DraftingOptions, PublishedDrafter, TargetIdentity
 from .ensemble import DraftingMode, EnsembleConfig, EnsembleProposal, preset
 from .graph import GraphedChain
@@ -321,6 +322,12 @@ def _folder_of_ours(config: LvlmConfig) -> Path | None:
     except OSError:
         return None
     return None if manifest is None else find_folder(str(config.path), config.revision, files=("*",))
+
+
+def as_target(model: PreTrainedModel, *, num_token_ids: int, image_token_id: int) -> LlavaTarget:
+    """The draft as it answers on its own. One without a newline reads one tile of what a target reads in several."""
+    reads_tiles = False if model.config.model_type == "llava" else None
+    return LlavaTarget(model, num_token_ids=num_token_ids, image_token_id=image_token_id, reads_tiles=reads_tiles)
 
 
 def proposal(

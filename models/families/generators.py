@@ -15,13 +15,10 @@ from torch import Tensor
 
 from ...core.batch import ImageRequest
 from ...core.import_paths import OrImported
-from ..targets.anole.section import AnoleTargetConfig
 from ..targets.drawing import Conditions, Folders, ImageTargetSection
-from ..targets.llamagen.section import LlamaGenTargetConfig
 from ..targets.section import TargetSection
-from .table import LANGUAGE_TARGETS
+from .table import IMAGE_TARGETS, LANGUAGE_TARGETS
 
-IMAGE_TARGETS = LlamaGenTargetConfig | AnoleTargetConfig
 # A recipe's `target` that draws.
 ImageTargetConfig = Annotated[IMAGE_TARGETS, Field(discriminator="kind"), OrImported(ImageTargetSection)]
 # A recipe's `target`.

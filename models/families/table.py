@@ -1,17 +1,19 @@
-"""The target families: the union of their sections that a recipe reads, and their records by model_type."""
+"""The target families: the unions of their sections that a recipe reads, and their records by model_type."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from ..targets.anole.section import AnoleTargetConfig
 from ..targets.causal.family import CAUSAL
 from ..targets.causal.section import CausalTargetConfig
 from ..targets.family import Family, Text, tower_type
 from ..targets.gemma.section import GemmaTargetConfig
 from ..targets.internvl.section import InternVLTargetConfig
+from ..targets.llamagen.section import LlamaGenTargetConfig
 from ..targets.llava.section import LlavaTargetConfig
 from ..targets.mistral.section import MistralTargetConfig
 from ..targets.qwen.section import QwenTargetConfig
@@ -27,6 +29,10 @@ LANGUAGE_TARGETS = (
     | GemmaTargetConfig
     | CausalTargetConfig
 )
+IMAGE_TARGETS = LlamaGenTargetConfig | AnoleTargetConfig
+IMAGE_KINDS = tuple(
+    kind for section in IMAGE_TARGETS.__args__ for kind in get_args(section.model_fields["kind"].annotation)
+)
 # (model_type, model_type of a tower that makes another family of it, else "") -> record.
 FAMILIES: Mapping[tuple[str, str], Family] = {
     (name, family.tower): family for section in LANGUAGE_TARGETS.__args__ for name, family in section.families.items()
@@ -34,10 +40,15 @@ FAMILIES: Mapping[tuple[str, str], Family] = {
 _TEXTS = {name: text for family in FAMILIES.values() for name, text in family.texts.items()}
 
 
+def family_named(model_type: str, tower: str | None = None) -> Family:
+    """The record of a model_type; of one that no family names, that of models of text."""
+    own = FAMILIES.get((model_type, ""), CAUSAL)
+    return FAMILIES.get((model_type, tower or ""), own)
+
+
 def family_of(config: Any) -> Family:
-    """The record of a model's family by its config; of a model that no family names, that of models of text."""
-    own = FAMILIES.get((config.model_type, ""), CAUSAL)
-    return FAMILIES.get((config.model_type, tower_type(config) or ""), own)
+    """The record of a model's family by its config."""
+    return family_named(config.model_type, tower_type(config))
 
 
 def new_model(config: PreTrainedConfig) -> PreTrainedModel:

@@ -180,7 +180,7 @@ V1_FAULT = (
 def _text(
     folder: Path, destination: Path, engine: Engine, whose: Target, prompts: Prompts, target: str | None, kind: str
 ) -> Exported:
-    draft, notes = lvlm.from_ours(folder, engine, prompts, whose, sees=kind == "llava")
+    draft, notes = lvlm.from_ours(folder, engine, prompts, whose, sees=kind == "lvlm")
     with new_folder(destination) as aside:
         name_accelerator()
         draft.save_pretrained(aside)

@@ -14,9 +14,8 @@ from draftsmith.core.errors import UserError
 from draftsmith.data.captioned.prompts import PromptSource
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.medusa import MedusaConfig
-from draftsmith.models.families.generators import LlamaGenTargetConfig
 from draftsmith.models.targets.llamagen.files import save_model
-from draftsmith.models.targets.llamagen.section import build_transformer
+from draftsmith.models.targets.llamagen.section import LlamaGenTargetConfig, build_transformer
 from draftsmith.recipes.load import load
 from draftsmith.trainers.evaluation import measuring, untimed
 from draftsmith.trainers.evaluation.drawn import drawn_tokens

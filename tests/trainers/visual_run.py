@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from draftsmith.core.tracking import TrackingConfig
 from draftsmith.data.shapes.tokenizer import train_tokenizer
-from draftsmith.models.families.generators import LlamaGenTargetConfig
 from draftsmith.models.targets.llamagen.files import save_model
-from draftsmith.models.targets.llamagen.section import TEXT_ENCODER, build_text_encoder
+from draftsmith.models.targets.llamagen.section import TEXT_ENCODER, LlamaGenTargetConfig, build_text_encoder
 from draftsmith.models.targets.llamagen.vq import VqTokenizer
 from draftsmith.recipes.load import load
 from draftsmith.trainers.context import Context

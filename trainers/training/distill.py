@@ -24,10 +24,9 @@ from ...models.decoding.decoder import CachedDecoder
 from ...models.decoding.warp import Warp
 from ...models.drafters.distillation import CrossEntropyObjective, DistillObjective, DistillTraining, Teacher
 from ...models.families.load import target_weights
-from ...models.families.table import training_of
+from ...models.families.table import family_of, training_of
 from ...models.parts import placeholder_ids
 from ...models.stored import resolved_dtype
-from ...models.targets.llava.decoder import LlavaDecoder
 from ...models.training import ModelTraining
 from ..context import Context
 from ..engine import Engine
@@ -176,7 +175,7 @@ class DraftWriter:
     def __call__(self, engine: Engine, batches: StepBatches) -> StepBatches:
         module: Any = engine.module
         try:
-            decoder = LlavaDecoder(
+            decoder = family_of(module.model.config).decoder(
                 module.model, num_token_ids=self.processor.num_token_ids, never=(self.processor.image_token_id,)
             )
             micro = [self._filled(decoder, batch, batches.step) for batch in batches.micro]

@@ -8,7 +8,8 @@ from draftsmith.core.errors import UserError
 from draftsmith.models import folders
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.eagle import EagleConfig
-from draftsmith.models.families.generators import AnoleTargetConfig, LlamaGenTargetConfig
+from draftsmith.models.targets.anole.section import AnoleTargetConfig
+from draftsmith.models.targets.llamagen.section import LlamaGenTargetConfig
 from visual_tiny import EAGLE, MEDUSA, anole, llamagen, target
 
 
