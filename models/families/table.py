@@ -18,6 +18,7 @@ from ..targets.llava.section import LlavaTargetConfig
 from ..targets.mistral.section import MistralTargetConfig
 from ..targets.qwen.section import QwenTargetConfig
 from ..targets.qwen35.section import Qwen35TargetConfig
+from ..targets.section import TargetSection
 from ..training import ModelTraining
 
 LANGUAGE_TARGETS = (
@@ -42,8 +43,15 @@ _TEXTS = {name: text for family in FAMILIES.values() for name, text in family.te
 
 def family_named(model_type: str, tower: str | None = None) -> Family:
     """The record of a model_type; of one that no family names, that of models of text."""
-    own = FAMILIES.get((model_type, ""), CAUSAL)
-    return FAMILIES.get((model_type, tower or ""), own)
+    for key in ((model_type, tower or ""), (model_type, "")):
+        if key in FAMILIES:
+            return FAMILIES[key]
+    sections = [TargetSection]  # of other packages, which a recipe's import path has imported
+    for section in sections:
+        if model_type in section.families:
+            return section.families[model_type]
+        sections += section.__subclasses__()
+    return CAUSAL
 
 
 def family_of(config: Any) -> Family:
