@@ -14,7 +14,7 @@ from ..training import ModelTraining
 
 
 class WholePicturesTraining(ModelTraining):
-    """LLaVA's loss over other states. A family says how its tower reads pictures and how its decoder runs."""
+    """The common loss over states of its own. A family says how its tower reads pictures and how its decoder runs."""
 
     def _embeds(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Embeddings [B,T,D] with the pictures' features, and which places are visual [B,T], on the host."""

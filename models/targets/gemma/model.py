@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedConfig
 
 from ....core.errors import UserError
 from ....core.pictures import Picture
 from ...hub import config_value
-from ...parts import Part, TokenIds
+from ...parts import TokenIds
 
 GEMMA = "gemma4"  # model_type
 SOFT_TOKENS = 280  # that a picture has at most, of the published files
@@ -150,13 +150,3 @@ def capped(config: Any, scores: Tensor) -> Tensor:
     """Scores under the model's soft cap, where it has one, in the order of transformers' operations."""
     cap = config_value(config, "final_logit_softcapping")
     return scores if cap is None else torch.tanh(scores / cap) * cap
-
-
-def gemma_parts(model: Any) -> dict[Part, nn.Module]:
-    """The model's modules by part; the layers' own tables and the LM head belong to the language model."""
-    core = model.model
-    return {
-        "vision_tower": core.vision_tower,
-        "projector": core.embed_vision,
-        "language_model": nn.ModuleList([core.language_model, model.lm_head]),
-    }

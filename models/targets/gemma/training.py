@@ -13,16 +13,21 @@ from ...attention import added
 from ...packed_row import PackedRow
 from ...parts import Part
 from ..whole_pictures import WholePicturesTraining
-from .model import apart, blocks_of, capped, gemma_parts, layer_tables, see_whole, windowed
+from .model import apart, blocks_of, capped, layer_tables, see_whole, windowed
 
 
 class GemmaTraining(WholePicturesTraining):
-    """The training forward over a Gemma 4: LLaVA's loss over other states, under the cap on scores."""
+    """The training forward over a Gemma 4: the common loss over states of its own, under the cap on scores."""
 
     @staticmethod
     def parts_of(model: Any) -> dict[Part, nn.Module]:
-        """A model's modules by part."""
-        return gemma_parts(model)
+        """The model's modules by part; the layers' own tables and the LM head belong to the language model."""
+        core = model.model
+        return {
+            "vision_tower": core.vision_tower,
+            "projector": core.embed_vision,
+            "language_model": nn.ModuleList([core.language_model, model.lm_head]),
+        }
 
     def scores(self, hidden: Tensor) -> Tensor:
         return capped(self.model.config.get_text_config(), super().scores(hidden))

@@ -7,9 +7,7 @@ from typing import Any
 from transformers import InternVLForConditionalGeneration
 
 from ..family import Family, Pictures
-from .decoder import InternVLDecoder
-from .model import INTERNVL
-from .training import InternVLTraining
+from .model import INTERNVL, InternVLDecoder, InternVLTraining
 
 
 class InternVLPictures(Pictures):

@@ -14,6 +14,8 @@ from transformers import InternVLConfig, PreTrainedConfig
 
 from ....core.errors import UserError
 from ...hub import config_value
+from ..llava.decoder import LlavaDecoder
+from ..llava.training import LlavaTraining
 
 INTERNVL = "internvl"  # model_type
 
@@ -62,3 +64,19 @@ def see_tiles(model: Any, pixels: Tensor) -> Tensor:
     side = round(states.shape[1] ** 0.5)
     merged = core.pixel_shuffle(states.unflatten(1, (side, side)), scale_factor=config.downsample_ratio)
     return merged.flatten(1, 2)
+
+
+class InternVLDecoder(LlavaDecoder):
+    """An InternVL in eval mode."""
+
+    def selected(self, pixels: Tensor) -> Tensor:
+        """The tower's merged states [I,P/4,4C] that the projector reads of tiles [I,3,S,S]."""
+        return see_tiles(self.model, pixels)
+
+
+class InternVLTraining(LlavaTraining):
+    """The training forward over an InternVL: LLaVA's, over merged patches."""
+
+    def selected_features(self, pixels: Tensor) -> Tensor:
+        """The tower's merged states that the projector reads, [I,P/4,4C]."""
+        return see_tiles(self.model, pixels)

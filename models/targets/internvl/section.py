@@ -17,9 +17,8 @@ from ..causal.section import check_windows
 from ..family import Family
 from ..language import LanguageTarget
 from ..section import TargetSection
-from .decoder import InternVLDecoder
 from .family import FAMILIES
-from .model import internvl_config
+from .model import InternVLDecoder, internvl_config
 
 
 class InternVLTargetConfig(TargetSection):

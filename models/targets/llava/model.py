@@ -25,8 +25,7 @@ from transformers import (
 
 from ....core.errors import UserError
 from ...hub import config_value
-from ...parts import Part, TokenIds, _vocabulary_weights, grow_vocabulary
-from .packing import Packing
+from ...parts import TokenIds, _vocabulary_weights, grow_vocabulary
 
 LlavaKind = Literal["llava", "llava_next", "llava_onevision"]
 # model_type -> class.
@@ -138,17 +137,3 @@ def pool_features(features: Tensor, pool: int) -> Tensor:
     assert side * side == features.shape[1], f"{features.shape[1]} patches are no square"
     grid = features.transpose(1, 2).unflatten(2, (side, side))
     return F.avg_pool2d(grid, pool).flatten(2).transpose(1, 2)
-
-
-def llava_parts(llava: PreTrainedModel) -> dict[Part, nn.Module]:
-    """The model's modules by part."""
-    core, newline = llava.model, Packing(llava.model)
-    return {
-        "vision_tower": core.vision_tower,
-        # The newline comes between tokens of pictures: it learns with what makes those.
-        "projector": core.multi_modal_projector
-        if newline.image_newline is None
-        else nn.ModuleList([core.multi_modal_projector, newline]),
-        # The LM head belongs to the language model.
-        "language_model": nn.ModuleList([core.language_model, llava.lm_head]),
-    }

@@ -14,7 +14,7 @@ from ....core.states import places_of, put_at
 from ...packed_row import last_states
 from ...parts import Part
 from ...training import ModelTraining
-from .model import llava_parts, selected_features
+from .model import selected_features
 from .packing import Packing
 
 
@@ -27,8 +27,17 @@ class LlavaTraining(ModelTraining):
 
     @staticmethod
     def parts_of(model: Any) -> dict[Part, nn.Module]:
-        """A model's modules by part."""
-        return llava_parts(model)
+        """The model's modules by part."""
+        core, newline = model.model, Packing(model.model)
+        return {
+            "vision_tower": core.vision_tower,
+            # The newline comes between tokens of pictures: it learns with what makes those.
+            "projector": core.multi_modal_projector
+            if newline.image_newline is None
+            else nn.ModuleList([core.multi_modal_projector, newline]),
+            # The LM head belongs to the language model.
+            "language_model": nn.ModuleList([core.language_model, model.lm_head]),
+        }
 
     def hidden_states(self, batch: Batch) -> Tensor:
         """Final states [B,T,D] of the language model, its feature: the LM head is still to come."""

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ....core.batch import Batch
 from ....core.pictures import PatchGrid, whole_picture
 from ...packed_row import last_states
-from ...parts import Part
-from ..llava.model import llava_parts
+from ..llava.training import LlavaTraining
 from ..whole_pictures import WholePicturesTraining
 from .model import merge_of, see_whole
 
 
 class MistralTraining(WholePicturesTraining):
-    """The training forward over a Mistral 3 or a Pixtral: LLaVA's loss over other states."""
+    """The training forward over a Mistral 3 or a Pixtral: the common loss over states of its own."""
 
-    @staticmethod
-    def parts_of(model: Any) -> dict[Part, nn.Module]:
-        """A model's modules by part."""
-        return llava_parts(model)
+    parts_of = staticmethod(LlavaTraining.parts_of)
 
     def hidden_states(self, batch: Batch) -> Tensor:
         """Final states [B,T,D] of the language model."""

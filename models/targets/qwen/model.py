@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor, nn
-from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
+from torch import Tensor
+from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from ....core.pictures import Picture
 from ....core.positions import PositionScheme, Resume
 from ....core.states import uploaded
 from ...hub import num_deepstack
-from ...parts import Part, TokenIds
+from ...parts import TokenIds
 from .windows import tower_inputs
 
 
@@ -95,14 +95,3 @@ def _added_at(hidden: Tensor, places: Tensor, states: Tensor) -> Tensor:
     if places.dtype == torch.bool:
         places = places.flatten().nonzero()[:, 0]
     return hidden.flatten(0, 1).index_add(0, places, states.to(hidden)).view_as(hidden)
-
-
-def qwen_parts(model: PreTrainedModel) -> dict[Part, nn.Module]:
-    """The mergers are what LLaVA calls the projector; the LM head belongs to the language model."""
-    rest = dict(model.model.visual.named_children())
-    mergers = [rest.pop("merger"), *cast(nn.ModuleList, rest.pop("deepstack_merger_list", nn.ModuleList()))]
-    return {
-        "vision_tower": nn.ModuleList(rest.values()),
-        "projector": nn.ModuleList(mergers),
-        "language_model": nn.ModuleList([model.model.language_model, model.lm_head]),
-    }

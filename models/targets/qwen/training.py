@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +16,12 @@ from ....core.states import places_of, put_at, uploaded
 from ...packed_row import last_states
 from ...parts import Part
 from ...training import ModelTraining
-from .model import SeenPatches, added_behind, position_scheme, qwen_parts, see_patches, use_places
+from .model import SeenPatches, added_behind, position_scheme, see_patches, use_places
 from .windows import use_windows
 
 
 class QwenTraining(ModelTraining):
-    """The training forward over a Qwen-VL: LLaVA's loss over other states.
+    """The training forward over a Qwen-VL: the common loss over states of its own.
 
     Args:
         resume: where text goes on after a clip.
@@ -42,8 +42,14 @@ class QwenTraining(ModelTraining):
 
     @staticmethod
     def parts_of(model: Any) -> dict[Part, nn.Module]:
-        """A model's modules by part."""
-        return qwen_parts(model)
+        """The mergers are what LLaVA calls the projector; the LM head belongs to the language model."""
+        rest = dict(model.model.visual.named_children())
+        mergers = [rest.pop("merger"), *cast(nn.ModuleList, rest.pop("deepstack_merger_list", nn.ModuleList()))]
+        return {
+            "vision_tower": nn.ModuleList(rest.values()),
+            "projector": nn.ModuleList(mergers),
+            "language_model": nn.ModuleList([model.model.language_model, model.lm_head]),
+        }
 
     def hidden_states(self, batch: Batch) -> Tensor:
         """Final states [B,T,D] of the language model."""
