@@ -9,7 +9,7 @@ from ...models.families.load import target_config
 from ...models.families.sizes import parameter_lines
 from ...models.parts import TokenIds
 from ...models.targets.base import TargetShape, language_shape
-from ...models.targets.llamagen.section import COUNTED_IDS
+from ...models.targets.drawing import COUNTED_IDS
 
 SYNTHETIC_VOCABULARY = 32064  # of an inline target where no stage generates a synthetic dataset
 

@@ -123,7 +123,7 @@ class AnoleTargetConfig(ImageTargetSection):
         """Text ids [t] of a caption in Anole's own tokenizer, without special ones."""
         return _TextIds(self)
 
-    def sample_condition(self) -> Callable[[Any], Tensor]:
+    def sample_condition(self, words: Any = None) -> Callable[[Any], Tensor]:
         """Of its caption."""
         text = _TextIds(self)
         return lambda sample: text(sample.info["caption"], None)

@@ -237,3 +237,14 @@ def _without_markup(text: str) -> str:
     except AssertionError:  # the parser's word for a declaration that it does not know, as in "<![abc["
         return text
     return "".join(parser.pieces)
+
+
+class CaptionIds:
+    """Ids [t] of a sample's caption, for a text encoder that is trained along."""
+
+    def __init__(self, tokenizer: Any, num_tokens: int):
+        self.tokenizer, self.num_tokens = tokenizer, num_tokens
+
+    def __call__(self, sample: Any) -> Tensor:
+        batch = caption_ids(self.tokenizer, [sample.info["caption"]], self.num_tokens)
+        return batch["input_ids"][0][batch["attention_mask"][0].bool()]

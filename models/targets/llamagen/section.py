@@ -23,24 +23,23 @@ from ...inline import InlineT5
 from ...parts import num_parameters
 from ...stored import resolved_dtype
 from ..base import TargetShape
-from ..drawing import Conditions, Drawer, Folders, ImageTargetSection
-from .captions import TextFeatures
+from ..drawing import COUNTED_IDS, TEXT_ENCODER, Conditions, Drawer, Folders, ImageTargetSection
+from .captions import CaptionIds, TextFeatures, load_text_encoder
 from .files import load_llamagen, load_vq
 from .target import LlamaGenTarget, llamagen_shape
-from .training import to_model, to_pixels
+from .training import LlamaGenTraining, VqTraining, to_model, to_pixels
 from .transformer import LlamaGen, LlamaGenConfig, published
 from .vq import VqConfig, VqTokenizer
 
 Size = Literal["B", "L", "XL", "XXL", "XXXL", "1B", "3B", "7B"]
 # What a recipe says of a LlamaGen's shape, held against its weights; a head's manifest repeats it.
 NAMED_SHAPE = ("num_layers", "num_heads", "dim", "vocab_size", "grid", "condition")
-COUNTED_IDS = 400  # of an inline text encoder, where its parameters are counted without its tokenizer
-TEXT_ENCODER = "text_encoder"  # folder beside the weights of a target that was trained with its own
 
 
 class LlamaGenTargetConfig(ImageTargetSection):
     """A LlamaGen: published weights, or a tiny one that a recipe spells out and trains itself."""
 
+    is_trained_here: ClassVar[bool] = True
     adt_preset: ClassVar[str] = "adt-llamagen"
 
     kind: Literal["llamagen"]
@@ -158,7 +157,30 @@ class LlamaGenTargetConfig(ImageTargetSection):
         encode = text_features(self, folders, device=device).encode
         return lambda caption, label: encode([caption])[0]
 
-    def sample_condition(self) -> Callable[[Any], Tensor]:
+    @property
+    def trains_text_encoder(self) -> bool:
+        return isinstance(self.text_encoder, dict)
+
+    def training(self, part: str, folder: Path | None, *, seed: int, words: Any, **revival: Any) -> nn.Module:
+        if part == "vq":
+            if isinstance(self.vq, str):
+                problem = "target.vq is a directory, and a stage trains vq"
+                raise UserError(problem, hint="spell out its shape in target.vq")
+            tokenizer = VqTokenizer(self.vq) if folder is None else load_vq(folder)
+            if folder is None:
+                tokenizer.reset_parameters(torch.Generator().manual_seed(seed))
+            return VqTraining(tokenizer, **revival)
+        transformer = load_llamagen(folder) if folder is not None else build_transformer(self, seed)
+        encoder: Any = None
+        if self.trains_text_encoder and folder is not None:
+            encoder = load_text_encoder(folder / TEXT_ENCODER, dtype=torch.float32)
+        elif self.trains_text_encoder:
+            encoder = build_text_encoder(self, vocab_size=len(words), pad_id=words.pad_token_id)
+        return LlamaGenTraining(transformer, encoder)
+
+    def sample_condition(self, words: Any = None) -> Callable[[Any], Tensor]:
+        if words is not None:
+            return CaptionIds(words, self.model_config_of().num_condition_tokens)
         """Its label, or the features that were written with its codes."""
         return functools.partial(_sample_label, _Label.of(self)) if self.condition == "class" else _sample_features
 

@@ -6,6 +6,8 @@ Letters: B rows, n codes, C condition tokens, T ids of a caption.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -15,6 +17,8 @@ from ....core import ranks
 from ....core.batch import CodeBatch, PictureBatch
 from ....core.loss import StepLoss
 from ....core.states import TargetStates
+from ..drawing import TEXT_ENCODER
+from .files import save_model
 from .transformer import LlamaGen, pad_left
 from .vq import VqTokenizer, revive_dead_codes
 
@@ -32,6 +36,12 @@ class LlamaGenTraining(nn.Module):
     def __init__(self, model: LlamaGen, text_encoder: nn.Module | None):
         super().__init__()
         self.transformer, self.text_encoder = model, text_encoder
+
+    def save(self, folder: Path) -> None:
+        """Write the transformer, and the text encoder beside it."""
+        save_model(self.transformer, folder)
+        if self.text_encoder is not None:
+            self.text_encoder.save_pretrained(folder / TEXT_ENCODER)  # type: ignore[operator]
 
     def parts(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
         """Trainable parameters by part, for the optimizer's groups."""
@@ -86,6 +96,10 @@ class VqTraining(nn.Module):
         self.revive_every, self.revive_until = revive_every, revive_until
         # Saved with the weights, so that a resumed run revives at the same steps.
         self.register_buffer("num_forwards", torch.zeros((), dtype=torch.int64))
+
+    def save(self, folder: Path) -> None:
+        """Write the image tokenizer."""
+        save_model(self.tokenizer, folder)
 
     def parts(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
         """Trainable parameters by part, for the optimizer's groups."""
