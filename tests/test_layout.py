@@ -227,6 +227,12 @@ def test_no_comparison_with_the_name_of_a_class():
     holds(decisions_on_names(FILES), "names_of_classes")
 
 
+def test_few_files_name_a_family():
+    assert EXCEPTIONS["files_that_name"].keys() == set(house.FAMILIES)
+    named = {family: len(house.naming(FILES, family)) for family in house.FAMILIES}
+    assert not {family: n for family, n in named.items() if n > EXCEPTIONS["files_that_name"][family]}
+
+
 def test_a_file_name_stands_once_or_is_listed():
     assert house.repeated_names(FILES) == EXCEPTIONS["repeated"]
 
