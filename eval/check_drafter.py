@@ -24,7 +24,7 @@ from ..core.errors import UserError, first_line
 from ..models.decoding.tree import ROOT
 from ..models.decoding.warp import Warp
 from ..models.drafters.base import DrafterConfig, TargetIdentity
-from ..models.targets.causal import CausalTarget
+from ..models.targets.causal.section import CausalTarget
 from .first_proposals import FirstProposals, NothingTaken
 from .lesson import KNOWN, Lesson
 from .loop import Decoding, Generation, generate

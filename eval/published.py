@@ -33,10 +33,10 @@ from ..models.drafters import AnyDrafter
 from ..models.drafters.base import PLAIN, Drafter, DraftingOptions
 from ..models.drafters.manifest import MANIFEST, read_manifest
 from ..models.drafters.modes import ImageSubstitutes
+from ..models.families.generators import AnyTarget
 from ..models.hub import is_somewhere
 from ..models.shipped import opened_target
 from ..models.stored import check_types
-from ..models.targets.generators import AnyTarget
 from .loop import Decoding, Generation, generate
 from .pair import Pair, open_pair
 from .policies import Draw

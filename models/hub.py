@@ -48,16 +48,14 @@ def recurrent_layers(text: Any) -> tuple[bool, ...]:
     return tuple(kind == RECURS for kind in kinds) if RECURS in kinds else ()
 
 
+def num_deepstack(config: PreTrainedConfig) -> int:
+    """First decoder layers after which visual states are added (Qwen3-VL); 0 in other families."""
+    return len(config_value(config_value(config, "vision_config"), "deepstack_visual_indexes") or ())
+
+
 def has_windows(text: Any) -> bool:
     """Whether some layers of a text config see a window of positions and others all (Gemma 4)."""
     return "sliding_attention" in (config_value(text, "layer_types") or ())
-
-
-def scales_embeddings(text: Any) -> bool:
-    """Whether the language model multiplies rows of its table before its first layer (Gemma 4: by sqrt(D)). Heads read
-    the rows as they are stored.
-    """
-    return text.model_type.startswith("gemma")
 
 
 def kv_shapes(text: Any) -> list[tuple[int, int]]:

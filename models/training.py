@@ -1,55 +1,114 @@
-"""Which training forward a model has."""
+"""Training a language model of any family: its loss, its parts, and which of them learn.
+
+A family's own file says how its pictures become embeddings and how its decoder is run over a batch.
+Letters: B rows, T tokens, D width, V vocabulary, S supervised tokens; of pixels I images, P patches, C width, S side.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from ..core.batch import Batch
-from ..core.errors import UserError
-from .gemma import GEMMA, GemmaTraining
-from .internvl import INTERNVL
-from .llava import FAMILIES, LlavaTraining, Part
-from .mistral import MistralTraining, reads_whole
-from .packed_row import last_states
-from .qwen import QWEN_FAMILIES, QwenTraining
+from ..core.loss import StepLoss
+from ..core.positions import Resume
+from ..core.states import TargetStates, at_places, places_of
+from .lora import LoraConfig, add_adapters
+from .parts import Part, is_tied, language_model_of
 
 
-class CausalTraining(LlavaTraining):
-    """The training forward over a model of text alone: LLaVA's loss, no pictures."""
+class ModelTraining(nn.Module):
+    """The training forward over a language model of any family, which says how it reads a batch.
 
-    def by_part(self) -> dict[Part, nn.Module]:
-        """The model's only part: the language model."""
-        return {"language_model": self.llava}
-
-    def hidden_states(self, batch: Batch) -> Tensor:
-        """Final states [B,T,D]."""
-        assert batch.num_dummy_images or batch.pixels is None, "pictures for a model of text"
-        model = self.llava.model
-        return last_states(model, batch, model.get_input_embeddings()(batch.ids), batch.positions[0])
-
-
-def training_of(model: PreTrainedModel, trainable: Any, **settings: Any) -> LlavaTraining:
-    """The training module of the model's family.
+    `forward(batch)` is what the engine calls, so that ZeRO-3 gathers weights by module call; nothing
+    reads a weight outside its own module. The vision tower runs without gradients where it is frozen.
 
     Args:
-        settings: as `LlavaTraining` takes them; `resume` is Qwen-VL's alone.
-
-    Raises:
-        UserError: `trainable` names a part that a model of text has not.
+        resume: where text goes on after a clip, in families whose positions have three coordinates.
     """
-    family = model.config.model_type
-    if family in QWEN_FAMILIES:
-        return QwenTraining(model, trainable, **settings)
-    settings.pop("resume", None)
-    if family == GEMMA:
-        return GemmaTraining(model, trainable, **settings)
-    if reads_whole(model.config):
-        return MistralTraining(model, trainable, **settings)
-    if family in (*FAMILIES, INTERNVL):
-        return LlavaTraining(model, trainable, **settings)
-    if other := {*trainable} - {"language_model"}:
-        raise UserError(f"trainable names {sorted(other)}, and {family} reads text alone", hint="[language_model]")
-    return CausalTraining(model, trainable, **settings)
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        trainable: Sequence[Part],
+        *,
+        gradient_checkpointing: bool,
+        lora: LoraConfig | None = None,
+        resume: Resume = "max_plus_one",
+    ):
+        super().__init__()
+        self.add_module("llava", model)  # so checkpoints name it, whatever the family
+        self.trains_vision = "vision_tower" in trainable
+        for part, module in self.by_part().items():
+            module.requires_grad_(part in trainable)
+        decoder: Any = language_model_of(model)
+        if lora is not None:
+            model.lm_head.requires_grad_(False)
+            add_adapters(decoder, lora)
+        if is_tied(model.config):
+            model.tie_weights()
+        if gradient_checkpointing:
+            decoder.gradient_checkpointing_enable({"use_reentrant": False})
+
+    @property
+    def model(self) -> Any:
+        """The model that is trained, of transformers' class."""
+        return self._modules["llava"]
+
+    @staticmethod
+    def parts_of(model: Any) -> dict[Part, nn.Module]:
+        """A model's modules by part; the LM head belongs to the language model."""
+        raise NotImplementedError
+
+    def by_part(self) -> dict[Part, nn.Module]:
+        """The model's modules by part."""
+        return self.parts_of(self.model)
+
+    def parts(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
+        """Trainable parameters by part, for the optimizer's groups."""
+        by_part: dict[str, list[tuple[str, nn.Parameter]]] = {}
+        seen: set[int] = set()
+        for part, module in self.by_part().items():
+            named = [(f"{part}.{n}", p) for n, p in module.named_parameters() if p.requires_grad and id(p) not in seen]
+            seen.update(id(p) for _, p in named)
+            if named:
+                by_part[part] = named
+        return by_part
+
+    def forward(
+        self, batch: Batch, states: TargetStates | None = None, target_choice: Tensor | None = None
+    ) -> StepLoss:
+        """Next-token cross-entropy summed over the supervised tokens, and how many of them were right.
+
+        Args:
+            states: the target's; plain next-token training reads none.
+            target_choice: [S] the target's most likely tokens; how often they are also ours is "agreement".
+        """
+        hidden = self.hidden_states(batch)  # [B,T,D]
+        places = places_of(batch.predicting, hidden.device)
+        labels = at_places(batch.ids, places, 1)  # [S]
+        # The head runs on supervised positions only: at 32064 rows it is most of a small draft's cost.
+        logits = self.scores(at_places(hidden, places)).float()  # [S,V]
+        loss = F.cross_entropy(logits, labels, reduction="sum")
+        choice = logits.argmax(-1)
+        metrics = {"accuracy": (choice == labels).sum()}
+        if target_choice is not None:
+            metrics["agreement"] = (choice == target_choice).sum()
+        return StepLoss(loss, batch.loss_mask[:, 1:].sum(), metrics)
+
+    def scores(self, hidden: Tensor) -> Tensor:
+        """[...,D] -> [...,V] of the LM head."""
+        scores: Tensor = self.model.lm_head(hidden)
+        return scores
+
+    def hidden_states(self, batch: Batch) -> Tensor:
+        """Final states [B,T,D] of the language model, its feature: the LM head is still to come."""
+        raise NotImplementedError
+
+    def selected_features(self, pixels: Tensor) -> Tensor:
+        """The tower's states [I,P,C] that the projector reads of pixels [I,3,S,S], where a family reads tiles."""
+        raise NotImplementedError

@@ -22,18 +22,18 @@ from ..core.results import check_written
 from ..data.processor_files import load_processor
 from ..models.drafters.base import TargetIdentity
 from ..models.drafters.eagle_images import save_eagle
-from ..models.drafters.lvlm import save_llava
+from ..models.drafters.lvlm import save_lvlm
 from ..models.drafters.made_for import tested_with
+from ..models.families.table import family_of
+from ..models.folders import find_folder, read_values
 from ..models.formats import LANGUAGE_HEADS, import_head, lantern, lvlm
 from ..models.formats.heads import LanguageHead
 from ..models.hub import read_config, target_embedding
-from ..models.llamagen.files import lantern_config
-from ..models.llamagen.folders import find_folder, read_values
-from ..models.llamagen.lantern_layout import is_lantern
-from ..models.llamagen.transformer import LlamaGenConfig
-from ..models.qwen import QWEN_KINDS
 from ..models.shipped import opened_target, shipped_name
 from ..models.targets.base import language_shape
+from ..models.targets.llamagen.files import lantern_config
+from ..models.targets.llamagen.lantern_layout import is_lantern
+from ..models.targets.llamagen.transformer import LlamaGenConfig
 
 LANTERN, LVLM = "lantern", "lvlm"
 KINDS = (*LANGUAGE_HEADS, LANTERN, LVLM)
@@ -81,12 +81,6 @@ def import_drafter(options: ImportOptions, destination: Path) -> tuple[dict[str,
     return {"drafter": section}, tuple(notes)
 
 
-def _recipe_kind(model_type: str, sees: bool) -> str:
-    """What a recipe calls a target."""
-    family = next((kind for kind, types in QWEN_KINDS.items() if model_type in types), model_type)
-    return family if sees else "causal_lm"
-
-
 def _origin(options: ImportOptions) -> dict[str, Any]:
     """Where the drafter came from, for its manifest."""
     return {"source": options.source, "revision": options.revision, "as": options.kind}
@@ -103,7 +97,7 @@ def _head(options: ImportOptions, folder: Path) -> tuple[dict[str, Any], Any]:
         embedding = target_embedding(options.target, where="--target", revision=revision)
     imported = import_head(kind, options.source, text, embedding=embedding, image=options.image, sees=sees,
                            revision=options.revision)  # fmt: skip
-    target = {"kind": _recipe_kind(config.model_type, sees), "path": shipped_name(options.target), "revision": revision}
+    target = {"kind": family_of(config).kind, "path": shipped_name(options.target), "revision": revision}
     beside: Any = SimpleNamespace(shape=language_shape(text))
     manifest = imported.config.manifest(beside, TargetIdentity(target), imported=_origin(options))
     imported.config.save(imported.head, folder, manifest)
@@ -157,7 +151,7 @@ def _lvlm(options: ImportOptions, folder: Path) -> tuple[dict[str, Any], Any]:
         "model": "drafter", "target": shipped_name(options.target), "target_revision": options.target_revision,
         "tokenizer_hash": processor.tokenizer_hash, "imported": _origin(options), "tested_with": tested_with(),
     }  # fmt: skip
-    save_llava(model, folder, manifest)
+    save_lvlm(model, folder, manifest)
     processor.save(folder)
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     return {"dtype": dtype} if dtype != "float32" else {}, notes

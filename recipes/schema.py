@@ -26,9 +26,8 @@ from ..core.tracking import TrackingConfig
 from ..data.captioned.prompts import PromptSource
 from ..models.drafters import AnyDrafter
 from ..models.drafters.base import DrafterConfig
-from ..models.llava import FAMILIES
-from ..models.targets.anole_section import refuse_lumina
-from ..models.targets.generators import AnyTarget
+from ..models.families.generators import AnyTarget
+from ..models.targets.anole.section import refuse_lumina
 from ..trainers.estimate.evaluation_memory import Hardware
 from ..trainers.run.deepspeed_section import EngineConfig
 from ..trainers.run.stage import Stage
@@ -197,7 +196,8 @@ def check_classes(stage: Stage, target: Any) -> None:
 
 
 def drafter_kinds(target: Any) -> list[str]:
-    """Kinds of drafters that a target's section can have. A draft LVLM sees what LLaVA's image processor makes."""
+    """Kinds of drafters that a target's section can have. A draft LVLM sees what the target's image processor makes."""
+    shares = not target.draws_images and target.family is not None and target.family.shares_pictures
     possible = [
         kind
         for section in sections(AnyDrafter)
@@ -205,7 +205,7 @@ def drafter_kinds(target: Any) -> list[str]:
         for kind in kinds(section)
     ]
     # An ensemble is made of other drafters by a method of an evaluation.
-    return [kind for kind in possible if kind != "ensemble" and (kind != "lvlm" or target.base_kind in FAMILIES)]
+    return [kind for kind in possible if kind != "ensemble" and (kind != "lvlm" or shares)]
 
 
 def _check_kinds(stages: dict[str, Any], target: Any, drafter: Any) -> None:

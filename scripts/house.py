@@ -25,11 +25,7 @@ TOPS = ("core", "data", "models", "eval", "trainers", "recipes")
 # What each group of extras is made of: folders end with a slash, beginnings of names with a
 # low line. Everything else in TOPS is core.
 EXTRAS = {
-    "further families": (
-        *(f"models/{n}.py" for n in ("gemma", "internvl", "mistral")),
-        *(f"models/targets/{n}.py" for n in ("gemma", "internvl", "mistral")),
-        *(f"models/decoding/{n}.py" for n in ("gemma", "mistral", "hybrid", "delta_rule", "recurrent")),
-    ),
+    "further families": tuple(f"models/targets/{n}/" for n in ("gemma", "internvl", "mistral", "qwen35")),
     "baseline drafters": tuple(
         f"models/drafters/{n}.py"
         for n in (
@@ -163,7 +159,12 @@ def _shares(files: dict[str, ast.Module]) -> tuple[int, int]:
 
 
 def naming(files: dict[str, ast.Module], family: str) -> list[str]:
-    """Files outside a family's own whose names, imports or strings name it; docstrings do not count."""
+    """Files whose code names a family, beside those of its own folders and of other families', which may build on it.
+
+    Names are identifiers, imports, and strings of one word (letters, digits, dots and underscores), because such
+    strings are compared and looked up. Docstrings, comments and prose do not count, and neither do names of
+    repositories, files, data sets and commands: strings with a blank, a dash or a slash.
+    """
     result = []
     for path, tree in files.items():
         texts = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
@@ -173,7 +174,10 @@ def naming(files: dict[str, ast.Module], family: str) -> list[str]:
             if id(n) not in texts
             for field in ("id", "attr", "arg", "name", "module", "value")
         )
-        if family not in path and any(isinstance(word, str) and family in word.lower() for word in words):
+        named = any(
+            isinstance(word, str) and family in word.lower() and re.fullmatch(r"[\w.]+", word) for word in words
+        )
+        if named and family not in path and not re.match(r"models/targets/\w+/", path):
             result.append(path)
     return result
 

@@ -24,15 +24,15 @@ from draftsmith.recipes.sections import kinds, sections
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-# Page -> its title, and the modules whose sections stand there. The first that fits is taken.
+# Page -> its title, and the modules whose sections stand there. The longest that fits is taken.
 PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "targets": ("Targets", ("models.targets", "models.llamagen")),
+    "targets": ("Targets", ("models.targets", "models.families")),
     "drafters": ("Drafters", ("models.drafters",)),
     "evaluation": ("Evaluation", ("eval", "trainers.evaluate", "trainers.stages.evaluate")),
     "data": ("Data", ("data",)),
     "stages": (
         "Stages",
-        ("trainers.stages", "trainers.train", "trainers.serve", "models.distillation", "models.lora"),
+        ("trainers.stages", "trainers.train", "trainers.serve", "models.drafters.distillation", "models.lora"),
     ),
     "run": ("The whole run", ("",)),
 }
@@ -81,9 +81,8 @@ def _below(section: type[Section], places: dict[type[Section], list[str]], key: 
 def page_of(section: type[Section]) -> str:
     """The page that a section stands on."""
     module = section.__module__.removeprefix("draftsmith.")
-    return next(
-        p for p, (_, starts) in PAGES.items() if any(s == "" or f"{module}.".startswith(f"{s}.") for s in starts)
-    )
+    starts = ((s, page) for page, (_, starts) in PAGES.items() for s in starts)
+    return max((len(s), page) for s, page in starts if s == "" or f"{module}.".startswith(f"{s}."))[1]
 
 
 def config_pages() -> dict[str, str]:

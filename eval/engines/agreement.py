@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ...models.families.table import family_named
 from .ours import Drafted
 from .prompts import ONE, RESIZED, TEXT, TWO, Asked
 
@@ -172,7 +173,7 @@ def _other_chains(cell: Cell, engine: Engine, *, kind: str, target: str, layers:
             "the engine's fault: vLLM's norm op on CPUs takes the first layer's weight for every layer of a DFlash "
             "draft; on a GPU, or with one layer, it does not"
         )
-    if cell.group != TEXT and text and target.startswith("qwen") and engine.runner == "V1":
+    if cell.group != TEXT and text and family_named(target).is_misplaced_in_v1 and engine.runner == "V1":
         return (
             "the engine's fault: vLLM's V1 runner writes draft steps after a Qwen-VL picture into the slots of "
             "earlier keys; its V2 runner does not (VLLM_USE_V2_MODEL_RUNNER=1). To see the export without it: "

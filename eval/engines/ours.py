@@ -16,11 +16,11 @@ from ...core.files import checked
 from ...models.decoding.tree import Tree
 from ...models.decoding.warp import Warp
 from ...models.drafters.manifest import MANIFEST, read_manifest
+from ...models.families.load import TargetConfig
 from ...models.formats.source import named_target
 from ...models.formats.start import load_start
 from ...models.hub import read_config
 from ...models.shipped import opened_target
-from ...models.targets.load import TargetConfig
 from ..loop import Decoding, generate
 from ..pair import open_pair, trained_section
 from ..policies import Chain, Draw

@@ -1,4 +1,4 @@
-"""One cached forward over transformers' decoders: LLaVA or a causal language model, target or drafter.
+"""One cached forward over transformers' decoders, of targets and drafters; families that see extend it.
 
 Positions and masks are ours and explicit; `Cache` holds the past. Ids that must never be emitted
 (rows of the vocabulary without a token, and the image placeholder) get minus infinity here, once.
@@ -20,14 +20,12 @@ from ...core.positions import FLAT, PositionScheme, place_positions
 from ...core.states import uploaded
 from ..attention import added, check_takes_masks, use_grouped
 from ..hub import config_value
-from ..llava import language_model_of, placeholder_ids, pool_features, selected_features
 from ..packed_row import PackedRow
-from ..pictures import newline_of, pack
+from ..parts import language_model_of, placeholder_ids
 from . import unwrapped
 from .cache import Cache
 from .tapped import LanguageModel, Tapped
 
-_TILES = 32  # that a tower reads at once
 _ATTENTION_CHUNK = 256  # positions per chunk where attention weights are wanted: scores are [R,heads,N,P+N]
 
 
@@ -65,7 +63,7 @@ class CachedDecoder:
     """Wraps a model in eval mode.
 
     Args:
-        model: `LlavaForConditionalGeneration` or a causal language model with `.model` and `.lm_head`.
+        model: a causal language model with `.model` and `.lm_head`, or one of a family that extends this.
         num_token_ids: ids from here on have no token.
         never: further ids that are never emitted, beside the model's own placeholders of images and clips.
     """
@@ -112,7 +110,7 @@ class CachedDecoder:
     @property
     def reads_newlines(self) -> bool:
         """Whether it can read tiled pictures, whose rows end with a learned newline embedding."""
-        return newline_of(self.core) is not None
+        return False
 
     @property
     def _eager(self) -> bool:
@@ -148,13 +146,11 @@ class CachedDecoder:
 
     def _features(self, seen: Any, pictures: Sequence[Picture], pool: int) -> Tensor:
         """[P,D] of the visual tokens, in order, of what `see` made."""
-        features = self.core.multi_modal_projector(pool_features(seen, pool))
-        return pack(features, pictures, newline_of(self.core))
+        raise NotImplementedError
 
     def see(self, pixels: Tensor, pictures: Sequence[Picture] = ()) -> Any:
-        """The tower's states [I,P,C] that the projector reads: one pass serves every pooling."""
-        # Tile by tile they are the same; a tower's layers of a long clip at once would be what fills the memory.
-        return torch.cat([selected_features(self.model, tiles) for tiles in pixels.split(_TILES)])
+        """What the tower makes of pictures, in the family's own layout: one pass serves every pooling."""
+        raise NotImplementedError
 
     def prompts(
         self,

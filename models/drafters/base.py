@@ -20,7 +20,7 @@ from ...core.import_paths import Kinded
 from ...core.refused import Refused
 from ...core.states import Taps
 from ..decoding.warp import Warp
-from ..llamagen.folders import CONFIG, WEIGHTS, find_folder
+from ..folders import CONFIG, WEIGHTS, find_folder
 from ..targets.base import Target, TargetShape, TargetStep
 from .manifest import MANIFEST
 

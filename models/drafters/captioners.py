@@ -30,8 +30,8 @@ from ...core.section import Section, torch_dtype
 from ..decoding.batched import write_answers
 from ..decoding.decoder import CachedDecoder
 from ..decoding.warp import Warp
+from ..parts import num_parameters
 from ..pictures import pictures_of
-from ..sizes import num_parameters
 from ..stored import resolved_dtype
 
 

@@ -14,7 +14,7 @@ import torch
 
 from ...core.errors import UserError
 from ...core.placement import fill, without_storage
-from ..llamagen.folders import CONFIG, check_shapes, read_values, shapes_of, write_folder
+from ..folders import CONFIG, check_shapes, read_values, shapes_of, write_folder
 from ..targets.base import Target, TargetShape
 from .base import TargetIdentity
 from .dflash_module import DflashHead, DflashShape

@@ -26,8 +26,8 @@ from ...core.section import Section
 from ...core.states import Taps, TargetStates, at_places, places_of, uploaded
 from ..decoding.cache import Cache
 from ..decoding.warp import Warp
+from ..folders import check_shapes, shapes_of
 from ..layer import LayerShape
-from ..llamagen.folders import check_shapes, shapes_of
 from ..losses import Divergence, divergence
 from ..targets.base import Target, TargetStep
 from .head_config import HeadConfig

@@ -21,8 +21,8 @@ from ...core.errors import UserError, not_loaded
 from ...core.finite import check_weights
 from ...core.placement import fill, without_storage
 from ...core.pretrained import CPU, read_safetensors
+from ..folders import CONFIG, check_shapes, read_values, shapes_of, write_folder
 from ..layer import LayerShape, stretched, written_rope
-from ..llamagen.folders import CONFIG, check_shapes, read_values, shapes_of, write_folder
 from ..targets.base import Target, TargetShape
 from .base import DrafterConfig, TargetIdentity
 from .head_module import StateHead

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ...core.errors import UserError
 from ...core.refused import Refused
 from ...core.states import Taps
-from ..hub import scales_embeddings
+from ..families.table import text_of
 from ..layer import LayerShape
 from ..targets.base import Target, TargetShape
 from .base import CountTokens, PublishedDrafter
@@ -126,7 +126,7 @@ class HeadSettings(PublishedDrafter):
                 where="key drafter.kind", hint="use eagle, medusa or llamagen for an image generator",
             )  # fmt: skip
         self.layer(shape)
-        if scales_embeddings(shape.text) and self.image_input() == "projected" and not self.is_eagle3:
+        if text_of(shape.text).scales_embeddings and self.image_input() == "projected" and not self.is_eagle3:
             raise UserError(
                 f"drafter.image is projected, and the target ({shape.text.model_type}) multiplies rows of its table: "
                 f"pictures would enter {shape.hidden_size**0.5:.0f} times as large as words, without a norm between",

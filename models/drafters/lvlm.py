@@ -1,7 +1,7 @@
 """Independent draft LVLMs: a 68M or 160M Llama with the target's kind of vision tower (TABED, appendix H.1).
 
 Config, assembly, the files it is saved as, and its proposals (M with the pictures, T without). The
-loss is LLaVA's own, `models/llava.py`.
+loss is LLaVA's own, `models/targets/llava/model.py`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ from ...core.errors import UserError
 from ...core.fields import Place
 from ...core.pretrained import name_accelerator
 from ...core.section import Section, torch_dtype
-from ..decoding.decoder import CachedDecoder
+from ..families.load import load_lvlm
+from ..families.sizes import parameter_lines
+from ..folders import find_folder
 from ..hub import load_language_model, load_vision_tower, read_config, rope_of, vision_half
 from ..inline import InlineModel
-from ..llamagen.folders import find_folder
-from ..llava import TokenIds, assemble, llava_config
-from ..sizes import parameter_lines
+from ..parts import TokenIds
 from ..targets.base import Target, TargetShape
-from ..targets.load import load_llava
+from ..targets.llava.decoder import LlavaDecoder
+from ..targets.llava.model import assemble, llava_config
+from ..targets.llava.section import LlavaTarget
 from .base import PLAIN, CountTokens, Drafter, DraftingOptions, PublishedDrafter, TargetIdentity
 from .ensemble import DraftingMode, EnsembleConfig, EnsembleProposal, preset
 from .graph import GraphedChain
@@ -142,7 +144,7 @@ class LvlmConfig(PublishedDrafter):
 
     def save(self, module: nn.Module, folder: Path, manifest: Mapping[str, Any]) -> None:
         assert isinstance(module, PreTrainedModel)
-        save_llava(module, folder, manifest)
+        save_lvlm(module, folder, manifest)
 
     def lines(self, shape: TargetShape, config: PreTrainedConfig) -> list[str]:
         """Return the number of parameters of each part and the size of the vocabulary."""
@@ -249,7 +251,7 @@ def build_drafter(
     return assemble(joined, language_model=language_model, vision_tower=tower, generator=generator)
 
 
-def save_llava(model: PreTrainedModel, folder: Path, manifest: Mapping[str, Any]) -> None:
+def save_lvlm(model: PreTrainedModel, folder: Path, manifest: Mapping[str, Any]) -> None:
     """A directory that plain `from_pretrained` of the model's class loads, plus our small manifest."""
     name_accelerator()
     model.save_pretrained(folder)
@@ -278,7 +280,7 @@ def load_drafter(
             where=str(folder / MANIFEST),
             hint="train the draft with this target's processor, or evaluate it with its own target",
         )
-    return load_llava(folder, revision=None, dtype=dtype, key="drafter", whole=True, device=device)
+    return load_lvlm(folder, revision=None, dtype=dtype, key="drafter", whole=True, device=device)
 
 
 def load_strangers(
@@ -289,7 +291,7 @@ def load_strangers(
     Raises:
         UserError: it cannot be loaded, or does not fit the target.
     """
-    model = load_llava(
+    model = load_lvlm(
         str(config.path), revision=config.revision, dtype=dtype, key="drafter.path", whole=True, device=device
     )
     ours = model.config
@@ -322,6 +324,12 @@ def _folder_of_ours(config: LvlmConfig) -> Path | None:
     return None if manifest is None else find_folder(str(config.path), config.revision, files=("*",))
 
 
+def as_target(model: PreTrainedModel, *, num_token_ids: int, image_token_id: int) -> LlavaTarget:
+    """The draft as it answers on its own. One without a newline reads one tile of what a target reads in several."""
+    reads_tiles = False if model.config.model_type == "llava" else None
+    return LlavaTarget(model, num_token_ids=num_token_ids, image_token_id=image_token_id, reads_tiles=reads_tiles)
+
+
 def proposal(
     model: PreTrainedModel,
     mode: Mode | EnsembleConfig,
@@ -345,7 +353,7 @@ def proposal(
         capacity: positions that a request may take; for the graph.
     """
     never = (*never, *(() if image_token_id is None else (image_token_id,)))
-    decoder = CachedDecoder(model, num_token_ids=num_token_ids, never=never)
+    decoder = LlavaDecoder(model, num_token_ids=num_token_ids, never=never)
     if chain is not None and decoder.device.type == "cuda":
         return GraphedChain(
             decoder,

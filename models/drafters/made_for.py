@@ -14,8 +14,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from ...core.errors import UserError
-from ..llamagen.transformer import LlamaGenConfig
-from ..targets.llamagen_section import NAMED_SHAPE, LlamaGenTargetConfig
+from ..targets.llamagen.section import NAMED_SHAPE, LlamaGenTargetConfig
+from ..targets.llamagen.transformer import LlamaGenConfig
 from .base import TargetIdentity
 from .manifest import MANIFEST, read_manifest
 

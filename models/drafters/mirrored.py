@@ -6,16 +6,9 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from ...core.errors import UserError
+from ..families.table import text_of
 from ..hub import config_value, rope_of, usual_heads
 from ..layer import STRETCHED, LayerShape, stretched
-
-# What transformers takes where a config says nothing.
-_SECTIONS = {
-    "qwen2_vl_text": (16, 24, 24),
-    "qwen2_5_vl_text": (16, 24, 24),
-    "qwen3_vl_text": (24, 20, 20),
-    "qwen3_vl_moe_text": (24, 20, 20),
-}
 
 
 class Mirroring(Protocol):
@@ -48,9 +41,9 @@ def mirrored_layer(config: Mirroring, text: Any, *, input_norm: bool | None, lik
 
     Args:
         text: transformers' text config of the target.
-        input_norm: None: for Qwen alone.
-        like_llama: without the biases and norms that only Qwen has, as servers know EAGLE-3; its attention reads
-            embedding and state beside each other.
+        input_norm: None: as the family.
+        like_llama: without the biases and norms that only some families have, as servers know EAGLE-3; its attention
+            reads embedding and state beside each other.
 
     Raises:
         UserError: `positions: mrope` for a target without M-RoPE, or a rotation that a layer does not know.
@@ -64,9 +57,9 @@ def mirrored_layer(config: Mirroring, text: Any, *, input_norm: bool | None, lik
             hint="set drafter.rope: plain, for a head that turns by the base alone",
         )
     section = _mrope_section(config, text, rope)
-    qwen = text.model_type.startswith("qwen")
+    family = text_of(text)
     theta: Any = config.rope_theta or rope.get("rope_theta") or config_value(text, "rope_theta", 10000.0)
-    bias = not like_llama and (text.model_type.startswith("qwen2") or bool(config_value(text, "attention_bias")))
+    bias = not like_llama and (family.qkv_bias or bool(config_value(text, "attention_bias")))
     groups, own = usual_heads(text)
     inner = config.intermediate_size or config_value(text, "intermediate_size")
     if inner is None:
@@ -80,12 +73,12 @@ def mirrored_layer(config: Mirroring, text: Any, *, input_norm: bool | None, lik
         intermediate_size=inner,
         norm_eps=config.norm_eps or text.rms_norm_eps,
         rope_theta=float(theta),
-        input_norm=qwen if input_norm is None else input_norm,
+        input_norm=family.norms_input if input_norm is None else input_norm,
         qkv_bias=bias if config.qkv_bias is None else config.qkv_bias,
-        qk_rms_norm=text.model_type.startswith("qwen3") and not like_llama,
+        qk_rms_norm=family.norms_heads and not like_llama,
         own_head_dim=own if own * heads != text.hidden_size else None,
         attention_input=2 * text.hidden_size if like_llama else None,
-        mrope_section=section, mrope_interleaved=bool(section) and text.model_type.startswith("qwen3"),
+        mrope_section=section, mrope_interleaved=bool(section) and family.mrope_interleaved,
         rope_scaling=scaling,
     )  # fmt: skip
 
@@ -93,7 +86,7 @@ def mirrored_layer(config: Mirroring, text: Any, *, input_norm: bool | None, lik
 def _mrope_section(config: Mirroring, text: Any, rope: Mapping[str, Any]) -> tuple[int, ...]:
     if config.positions != "mrope":
         return ()
-    section: tuple[int, ...] = tuple(rope.get("mrope_section") or _SECTIONS.get(text.model_type) or ())
+    section: tuple[int, ...] = tuple(rope.get("mrope_section") or text_of(text).mrope_section)
     if (share := rope.get("partial_rotary_factor", 1.0)) != 1.0:
         raise UserError(
             f"drafter.positions: mrope, and the target ({text.model_type}) turns {share:g} of each attention head: a "

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from ...core.placement import fill, without_storage
 from ..decoding.rows import Guidance
-from ..llamagen.folders import CONFIG, WEIGHTS, check_shapes, shapes_of
+from ..folders import CONFIG, WEIGHTS, check_shapes, shapes_of
 from ..targets.base import Target
 from .base import PublishedDrafter, TargetIdentity
 from .head_files import check_identity, head_state, weights_file

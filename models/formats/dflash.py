@@ -15,8 +15,8 @@ from ...core.errors import UserError
 from ..drafters.dflash import DflashConfig
 from ..drafters.dflash_files import native_values, settings_of
 from ..drafters.dflash_module import DflashHead
+from ..folders import CONFIG
 from ..hub import usual_heads
-from ..llamagen.folders import CONFIG
 from .expressible import Engine
 from .llama_layer import layer_settings, llama_values
 from .published_head import State

@@ -19,8 +19,9 @@ from ..drafters.dflash import DflashConfig
 from ..drafters.made_for import tested_with
 from ..drafters.manifest import MANIFEST, read_manifest
 from ..drafters.peagle import PeagleConfig
+from ..families.table import family_of
+from ..folders import write_folder
 from ..hub import target_embedding
-from ..llamagen.folders import write_folder
 from . import dflash, eagle, eagle3, lvlm
 from .expressible import ENGINES, Engine, Prompts, check_expressible
 from .source import CHAIN, Files, Source, Target, find_target, kind_of, read_source, shipped_target
@@ -165,7 +166,7 @@ def _of_pictures(whose: Target, prompts: Prompts, engine: Engine) -> list[str]:
     """What its reader must know of prompts with pictures."""
     if prompts == "text" and whose.sees:
         return ["for prompts without pictures: at a picture the engine runs something else than this head"]
-    if whose.config.model_type.startswith("qwen") and whose.sees and engine in _VLLM:
+    if family_of(whose.config).is_misplaced_in_v1 and engine in _VLLM:
         return [V1_FAULT]
     return []
 
@@ -179,7 +180,7 @@ V1_FAULT = (
 def _text(
     folder: Path, destination: Path, engine: Engine, whose: Target, prompts: Prompts, target: str | None, kind: str
 ) -> Exported:
-    draft, notes = lvlm.from_ours(folder, engine, prompts, whose, sees=kind == "llava")
+    draft, notes = lvlm.from_ours(folder, engine, prompts, whose, sees=kind == "lvlm")
     with new_folder(destination) as aside:
         name_accelerator()
         draft.save_pretrained(aside)

@@ -13,8 +13,8 @@ from ...core.pages import page
 from ..drafters.dflash import DflashConfig
 from ..drafters.eagle3 import Eagle3Config
 from ..drafters.head_config import HeadConfig
-from ..mistral import reads_whole
-from ..qwen import num_deepstack
+from ..families.table import family_of
+from ..hub import num_deepstack
 from .source import Source
 
 # eagle: the layout of the methods' own code (EAGLE, and MSD's and ViSpec's, which share it).
@@ -23,20 +23,7 @@ ENGINES: tuple[Engine, ...] = get_args(Engine)
 # text: the user promises never to send the engine pictures, so checks on how the head handles images are skipped.
 Prompts = Literal["all", "text"]
 
-# Targets whose classes hand states to a head of EAGLE-1 and of EAGLE-3.
-_TEXT = ("llama", "qwen2", "qwen3")
-_SERVED: dict[str, dict[bool, tuple[str, ...]]] = {
-    "vllm": {
-        False: ("llava", "pixtral", "mistral3", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", *_TEXT),
-        True: ("llava", "pixtral", "mistral3", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", *_TEXT),
-    },
-    "sglang": {False: ("llava", *_TEXT), True: ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", *_TEXT)},
-}
-_UNREAD = ("internvl", "mistral3", "pixtral", "gemma4")  # whose classes of SGLang were not read
-_SERVED["speculators"] = _SERVED["vllm"]
-# Targets whose classes hand states to a DFlash draft in vLLM.
-_SERVED_DFLASH = ("llava", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", *_TEXT)
-# Of Mistral 3 and Pixtral.
+_RUNS_IN = {"vllm": "vllm", "speculators": "vllm", "sglang": "sglang"}  # layout -> the engine that reads it
 _UNCOMPARED = "with pictures of this target its drafts and the engine's were not compared"
 # What an engine puts at pictures (`drafter.image`), where it is not the placeholder's embedding.
 _WANTED = {"sglang": "projected"}
@@ -71,11 +58,11 @@ def _target(engine: Engine, source: Source) -> list[str]:
     if engine == "eagle":
         return []
     config, is_eagle3 = source.target.config, source.layout == "eagle3"
-    # Pixtral's config says llava: vLLM's class of that runs its tower, too.
-    model = "pixtral" if config.model_type == "llava" and reads_whole(config) else config.model_type
-    if model in _SERVED[engine][is_eagle3]:
+    family, runs = family_of(config), _RUNS_IN[engine]
+    model = family.tower or config.model_type
+    if ("eagle3" if is_eagle3 else "eagle") in family.engines.get(runs, ()):
         return []
-    if model.startswith(("qwen3_5", "gemma4")) or (engine == "sglang" and model in _UNREAD):
+    if runs in family.unread:
         return [f"nobody has read here how its class of {model} hands states to heads"]
     return [f"its class of {model} hands no states to a head of EAGLE-{3 if is_eagle3 else 1}"]
 
@@ -119,7 +106,7 @@ def _taps(engine: Engine, source: Source) -> list[str]:
 
 def _pictures(engine: Engine, source: Source, config: HeadConfig) -> list[str]:
     """Reasons that do not apply if no prompt has a picture."""
-    if engine != "eagle" and reads_whole(source.target.config):
+    if engine != "eagle" and not family_of(source.target.config).is_compared:
         return [_UNCOMPARED]
     if engine == "eagle" and config.kind in ("msd", "vispec"):
         return []
@@ -151,7 +138,7 @@ def _other_embedding(engine: Engine, config: HeadConfig) -> list[str]:
 
 
 def _added_below(first: int, source: Source) -> list[str]:
-    """The reason that a head has whose first joined layer is one of those that Qwen3-VL adds to."""
+    """The reason that a head has whose first joined layer is one of those that the target adds to."""
     added = num_deepstack(source.target.config)
     if first > added:
         return []
@@ -164,9 +151,9 @@ def _added_below(first: int, source: Source) -> list[str]:
 def _dflash(engine: Engine, source: Source, config: DflashConfig) -> list[str]:
     if engine not in ("vllm", "speculators"):
         return ["it has no layout for DFlash drafts that was read here"]
-    shape, reasons, model = source.head.shape, [], source.target.config.model_type
-    if model not in _SERVED_DFLASH:
-        reasons.append(f"its class of {model} is not known to hand states to a DFlash draft")
+    shape, reasons, target = source.head.shape, [], source.target.config
+    if "dflash" not in family_of(target).engines.get("vllm", ()):
+        reasons.append(f"its class of {target.model_type} is not known to hand states to a DFlash draft")
     if shape.mask_token_id is None:
         reasons.append("its mask is a trained vector, and the engine embeds an id: drafter.mask_token_id")
     if shape.taps[-1] == source.target.shape.num_layers:
@@ -179,6 +166,6 @@ def _dflash(engine: Engine, source: Source, config: DflashConfig) -> list[str]:
 def _dflash_at_pictures(source: Source, config: DflashConfig) -> list[str]:
     if config.visual(training=False) == "none":
         return ["it sees no state at a picture (text-only window), and the engine shows it all of them"]
-    if reads_whole(source.target.config):
+    if not family_of(source.target.config).is_compared:
         return [_UNCOMPARED]
     return _added_below(source.head.shape.taps[0], source)

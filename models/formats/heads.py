@@ -20,8 +20,8 @@ from ..drafters.head_config import HeadConfig
 from ..drafters.head_inputs import Image
 from ..drafters.head_module import StateHead
 from ..drafters.made_for import OtherTarget
+from ..folders import check_shapes, shapes_of
 from ..hub import usual_heads
-from ..llamagen.folders import check_shapes, shapes_of
 from ..targets.base import language_shape
 from . import dflash, eagle, eagle3
 from .llama_layer import layer_settings

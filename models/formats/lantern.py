@@ -14,9 +14,9 @@ from transformers import ChameleonConfig
 from ...core.errors import UserError
 from ..drafters.eagle import EagleConfig
 from ..drafters.eagle_images import ImageEagleHead, load_eagle
-from ..llamagen.transformer import LlamaGenConfig
-from ..targets.anole import anole_shape
-from ..targets.llamagen import llamagen_shape
+from ..targets.anole.target import anole_shape
+from ..targets.llamagen.target import llamagen_shape
+from ..targets.llamagen.transformer import LlamaGenConfig
 from .published_head import read_published
 
 

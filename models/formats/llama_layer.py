@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import UserError
+from ..folders import CONFIG
 from ..hub import config_value, rope_of
 from ..layer import LayerShape, stretched, written_rope
-from ..llamagen.folders import CONFIG
 
 # Key -> field of the layer, as far as they mean the same.
 _KEYS = {

@@ -15,9 +15,10 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from ...core.errors import UserError
+from ..families.load import load_lvlm
 from ..hub import config_value, rope_of
-from ..llava import grow_vocabulary, language_model_of
-from ..targets.load import load_llava, load_weights
+from ..parts import grow_vocabulary, language_model_of
+from ..targets.loading import load_weights
 from .expressible import Engine, Prompts
 from .source import Target
 
@@ -49,7 +50,7 @@ def from_ours(
             "or transformers with draftsmith.models.assistant.sees",
         )
     held: dict[str, Any] = {"revision": None, "dtype": "auto", "key": "drafter", "whole": True}
-    model = load_llava(folder, **held) if sees else load_weights(AutoModelForCausalLM, folder, **held)
+    model = load_lvlm(folder, **held) if sees else load_weights(AutoModelForCausalLM, folder, **held)
     added = target.text.vocab_size - model.config.get_text_config().vocab_size
     draft = _text_draft(model, target, where=where)
     notes = ["its language model alone: for prompts without pictures"] if sees else []
@@ -106,7 +107,7 @@ def to_ours(
     Raises:
         UserError: it cannot be read, or does not fit the target.
     """
-    model = load_llava(source, revision=revision, dtype="auto", key="source", whole=True)
+    model = load_lvlm(source, revision=revision, dtype="auto", key="source", whole=True)
     ours, notes = model.config, []
     _check_eyes(ours, target, source)
     rows, have = target.text_config.vocab_size, ours.text_config.vocab_size

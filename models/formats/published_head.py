@@ -10,7 +10,7 @@ from torch import Tensor
 from ...core.finite import check_weights
 from ...core.pretrained import INDEX, indexed_files, read_safetensors
 from ..drafters.head_files import head_state
-from ..llamagen.folders import CONFIG, find_folder, read_values
+from ..folders import CONFIG, find_folder, read_values
 
 State = dict[str, Tensor]
 # What is fetched of a Hub id. Pickles are read without running anything that is in them.

@@ -20,8 +20,9 @@ from ..drafters.dflash import DflashConfig
 from ..drafters.head_config import HeadConfig
 from ..drafters.head_files import head_state
 from ..drafters.manifest import MANIFEST, read_manifest
+from ..families.table import IMAGE_KINDS, family_named
+from ..folders import read_values
 from ..hub import read_config
-from ..llamagen.folders import read_values
 from ..shipped import PREFIX, opened_target
 from ..targets.base import TargetShape, language_shape
 
@@ -82,7 +83,7 @@ class Source:
 
 
 def kind_of(folder: Path) -> str:
-    """reading, visual (a head of an image generator), llava or causal.
+    """reading, visual (a head of an image generator), lvlm or causal.
 
     Raises:
         UserError: no folder of a drafter.
@@ -101,15 +102,15 @@ def kind_of(folder: Path) -> str:
                         hint="give the folder of the stage that trained it, inside a run's")  # fmt: skip
     values = read_values(folder)
     if (manifest.get("target") or {}) and isinstance(manifest["target"], dict):
-        if manifest["target"].get("kind") in ("llamagen", "anole"):
+        if manifest["target"].get("kind") in IMAGE_KINDS:
             return "visual"
         if manifest["target"].get("kind") and manifest.get("method") is not None:
             return "reading"
     if (manifest.get("imported") or {}).get("as") == "lantern":
         return "visual"
     model = str(values.get("model_type"))
-    if model in ("llava", "llava_next", "llava_onevision") or "vision_config" in values:
-        return "llava"
+    if family_named(model).shares_pictures or "vision_config" in values:
+        return "lvlm"
     if "num_hidden_layers" in values and "architectures" in values and "fc_bias" not in values and not manifest:
         return "causal"
     raise UserError(

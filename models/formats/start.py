@@ -21,8 +21,8 @@ from ..drafters.head_files import check_manifest
 from ..drafters.made_for import OtherTarget
 from ..drafters.manifest import MANIFEST, read_manifest
 from ..drafters.medusa import MedusaConfig
+from ..folders import find_folder
 from ..layer import LayerShape
-from ..llamagen.folders import find_folder
 from ..targets.base import Target, TargetShape
 from . import lantern
 from .heads import LANGUAGE_HEADS, LanguageHead, import_head

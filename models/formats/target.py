@@ -16,6 +16,7 @@ from ...core.files import check_new, new_folder, read_json
 from ...core.pretrained import INDEX, RESTORE, reading_safetensors
 from ...core.results import check_written
 from ..drafters.manifest import MANIFEST
+from ..families.table import family_of
 from ..hub import read_config
 
 # What a served model's folder holds beside its weights.
@@ -26,7 +27,6 @@ _BESIDE = (
 )  # fmt: skip
 # transformers 5.23 leaves out a name of CLIP's and SigLIP's tower, and vLLM knows the tower by it.
 _TOWER, _NAMED = "vision_tower.", "vision_tower.vision_model."
-_TOWERS = ("llava", "llava_next", "llava_onevision")
 
 
 def export_target(source: Path, destination: Path) -> None:
@@ -43,7 +43,7 @@ def export_target(source: Path, destination: Path) -> None:
         raise UserError(
             "no weights of a target", where=str(source), hint="give the folder of the stage that trained it"
         )
-    renames = read_config(str(source), key="target").model_type in _TOWERS
+    renames = family_of(read_config(str(source), key="target")).shares_pictures
     with new_folder(destination) as aside:
         for name in _BESIDE:
             if (source / name).is_file():
@@ -61,7 +61,7 @@ def export_target(source: Path, destination: Path) -> None:
 
 def vllm_reads(source: Path) -> bool:
     """Whether vLLM reads the weights of this folder as they are."""
-    if read_config(str(source), key="target").model_type not in _TOWERS:
+    if not family_of(read_config(str(source), key="target")).shares_pictures:
         return True
     for file in source.glob("*.safetensors"):
         with reading_safetensors(file), safe_open(file, "pt") as stored:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...core.errors import UserError
 from ...core.import_paths import Kinded
@@ -32,11 +32,16 @@ class Drawer:
     first_id: int = 0  # a token's id is its code plus this
 
 
+TEXT_ENCODER = "text_encoder"  # folder beside the weights of a target that was trained with its own
+COUNTED_IDS = 400  # of an inline text encoder, where its parameters are counted without its tokenizer
+
+
 class ImageTargetSection(Kinded):
-    """A family of image generators; `models/targets/generators.py` has their union."""
+    """A family of image generators; `models/families/generators.py` has their union."""
 
     draws_images: ClassVar[bool] = True
     reads_text_alone: ClassVar[bool] = False
+    is_trained_here: ClassVar[bool] = False  # transformer and image tokenizer; published ones are not
     adt_preset: ClassVar[str]  # the evaluation's preset that has ADT-Tree's trees for this family
 
     def provides(self) -> set[str]:
@@ -87,8 +92,26 @@ class ImageTargetSection(Kinded):
         """What the target is asked by: a label [], features [t,F] or text ids [t]."""
         raise NotImplementedError
 
-    def sample_condition(self) -> Callable[[Any], Tensor]:
-        """What a sample of shards (its `tensors` and `info`) was asked for by, as `conditions` would make it."""
+    def sample_condition(self, words: Any = None) -> Callable[[Any], Tensor]:
+        """What a sample of shards (its `tensors` and `info`) was asked for by, as `conditions` would make it.
+
+        Args:
+            words: the tokenizer of captions, where a text encoder is trained along.
+        """
+        raise NotImplementedError
+
+    @property
+    def trains_text_encoder(self) -> bool:
+        """Whether captions are read by an encoder that is trained with the transformer."""
+        return False
+
+    def training(self, part: str, folder: Path | None, *, seed: int, words: Any, **revival: Any) -> nn.Module:
+        """The training forward of a part (target, vq), from a stage's folder or new; its `save(folder)` writes it.
+
+        Args:
+            words: as of `sample_condition`.
+            revival: of an image tokenizer's dead codes.
+        """
         raise NotImplementedError
 
     def drawer(self, folders: Folders, *, device: torch.device) -> Drawer:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, NoReturn, Self
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_serializer, field_validator, model_validator
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -11,13 +12,18 @@ from ...core.errors import UserError
 from ...core.fields import AttentionName, DeviceMap, Dtype, Place, Revision
 from ...core.import_paths import Kinded
 from ...core.refused import Refused
-from ..llava import TokenIds
+from ..parts import TokenIds
 from ..shipped import shipped_folder, shipped_name
+from .family import Family
 
 
 class TargetSection(Kinded):
     """Published weights by their path, or inline configs of a tiny one that a recipe trains itself."""
 
+    # model_type of transformers -> record, of all kinds that the section has.
+    families: ClassVar[Mapping[str, Family]] = {}
+    # model_type that is close to the family's and cannot be read -> what to use in its place.
+    lookalikes: ClassVar[Mapping[str, str]] = {}
     draws_images: ClassVar[bool] = False
     reads_text_alone: ClassVar[bool] = False  # no pictures
 
@@ -72,6 +78,11 @@ class TargetSection(Kinded):
         return self
 
     @property
+    def family(self) -> Family | None:
+        """The record of its kind; None: a section of another package that brings none."""
+        return next((family for family in self.families.values() if family.kind == self.base_kind), None)
+
+    @property
     def reads_tiles(self) -> bool | None:
         """Whether pictures must be cut into tiles for it; None: there is nothing to choose."""
         return None
@@ -112,22 +123,17 @@ class TargetSection(Kinded):
 
     def new(self, config: PreTrainedConfig) -> PreTrainedModel:
         """A model with random weights in float32 (the global generator draws them)."""
-        raise NotImplementedError
+        return self.families[config.model_type].new(config).float()
 
     def model_class(self, model_type: str, source: str) -> Any:
-        """transformers' class of published weights. Raises `UserError` where they are of another kind.
+        """transformers' class of published weights.
 
         Args:
             model_type: of the weights' own config.
-            source: where they are, for the message.
+            source: where they are, for messages.
         """
-        raise NotImplementedError
+        return self.families[model_type].model
 
     def target(self, model: PreTrainedModel, *, num_token_ids: int, image_token_id: int | None) -> Any:
         """The loaded model as the decoding loop and training see it."""
         raise NotImplementedError
-
-
-def refuse_kind(source: str, found: str, expected: str, hint: str) -> NoReturn:
-    """Raises `UserError` for weights of another kind than the recipe names."""
-    raise UserError(f"target.path: {source!r} is of model_type {found!r}, expected {expected}", hint=hint)

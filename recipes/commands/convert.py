@@ -10,12 +10,12 @@ from ..exit_codes import OK
 from ..launch import say
 from .command import Argument, Command
 
-# As `models/llamagen/transformer.py` has them: importing it for a help text takes seconds.
+# As `models/targets/llamagen/transformer.py` has them: importing it for a help text takes seconds.
 SIZES = ("B", "L", "XL", "XXL", "XXXL", "1B", "3B", "7B")
 
 
 def _run(options: argparse.Namespace) -> int:
-    from ...models.llamagen.converting import Conversion, convert
+    from ...models.targets.llamagen.converting import Conversion, convert
 
     asked = {field.name: vars(options)[field.name] for field in fields(Conversion)}
     for line in convert(Conversion(**asked), Path(options.destination)):

@@ -21,14 +21,14 @@ from draftsmith.core.pictures import Picture
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import Verified
-from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.warp import Distributions, Warp
 from draftsmith.models.drafters.ensemble import EnsembleConfig, EnsembleProposal, preset
 from draftsmith.models.drafters.lvlm import proposal
 from draftsmith.models.drafters.modes import ImageSubstitutes
 from draftsmith.models.drafters.weights import GridWeights
-from draftsmith.models.llava import TokenIds
-from draftsmith.models.targets.llava import LlavaTarget
+from draftsmith.models.parts import TokenIds
+from draftsmith.models.targets.llava.decoder import LlavaDecoder
+from draftsmith.models.targets.llava.section import LlavaTarget
 from draftsmith.scripts import timing
 from draftsmith.scripts.papers.latency_models import random_llava
 from draftsmith.scripts.timing import spread
@@ -108,7 +108,7 @@ def main() -> None:
         for name in ("M", "MTCP", "MTCP*"):
             graph = proposal(draft, preset(name), chain=options.gamma, capacity=1024, **named)
             drafters[f"{name}, one graph"] = graph
-    decoder = CachedDecoder(draft, num_token_ids=vocabulary, never=(IMAGE,))
+    decoder = LlavaDecoder(draft, num_token_ids=vocabulary, never=(IMAGE,))
     for config in (preset("MT*"), preset("MTCP*"), GRID):
         weights = config.weights.build(len(config.members))
         drafters[config.name] = Timed(decoder, config.members, weights, **shared)

@@ -31,11 +31,12 @@ from draftsmith.data.loader import Loader
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import Greedy
-from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.independent import IndependentProposal
-from draftsmith.models.llava import PARTS, LlavaTraining, TokenIds
-from draftsmith.models.targets.llava import LlavaTarget
+from draftsmith.models.parts import PARTS, TokenIds
+from draftsmith.models.targets.llava.decoder import LlavaDecoder
+from draftsmith.models.targets.llava.section import LlavaTarget
+from draftsmith.models.targets.llava.training import LlavaTraining
 from draftsmith.scripts import timing
 from draftsmith.scripts.papers.latency_models import random_llava
 from draftsmith.scripts.timing import in_turn, ratios, row, spread, timed
@@ -74,7 +75,7 @@ def benchmark_loop(arguments, device) -> None:
     model = build_target(512, 8, arguments.seed).to(device)
     draft = first_layers(model, 1).to(device)
     target = LlavaTarget(model, num_token_ids=VOCAB, image_token_id=IMAGE)
-    drafter = IndependentProposal(CachedDecoder(draft, num_token_ids=VOCAB, never=(IMAGE,)), "T", newline_id=5)
+    drafter = IndependentProposal(LlavaDecoder(draft, num_token_ids=VOCAB, never=(IMAGE,)), "T", newline_id=5)
     decoding = Decoding(Chain(gamma), Greedy(), Draw("top-k"), Warp(), limit, ())
     settings = draft.generation_config
     settings.num_assistant_tokens, settings.num_assistant_tokens_schedule = gamma, "constant"

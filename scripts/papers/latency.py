@@ -19,9 +19,9 @@ from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.tree import no_tree
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.graph import GraphedChain
-from draftsmith.models.llava import selected_features
 from draftsmith.models.targets.base import Taps
-from draftsmith.models.targets.llava import LlavaTarget
+from draftsmith.models.targets.llava.model import selected_features
+from draftsmith.models.targets.llava.section import LlavaTarget
 from draftsmith.scripts.timing import Action, rounds
 from torch import Tensor
 

@@ -16,7 +16,8 @@ from accelerate import init_empty_weights
 from draftsmith.models.drafters.captioners import Blip2Captions, BlipCaptions, Florence2Captions
 from draftsmith.models.drafters.lvlm import LvlmConfig, drafter_config
 from draftsmith.models.hub import read_config
-from draftsmith.models.llava import TokenIds, assemble, llava_config
+from draftsmith.models.parts import TokenIds
+from draftsmith.models.targets.llava.model import assemble, llava_config
 from draftsmith.scripts.timing import Action
 from torch import Tensor, nn
 from transformers import (

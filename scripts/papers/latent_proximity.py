@@ -35,7 +35,7 @@ from draftsmith.eval.figures import save_grid
 from draftsmith.eval.tables import markdown, words
 from draftsmith.models.decoding.neighbours import load_neighbours
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.targets.generators import Generator, load_generator
+from draftsmith.models.families.generators import Generator, load_generator
 from draftsmith.recipes.commands.cli import say
 from draftsmith.scripts.papers import proximity
 from draftsmith.scripts.papers.finished import Finished, ScriptOptions, run_script

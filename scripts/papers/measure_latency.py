@@ -29,7 +29,8 @@ import torch
 from draftsmith.core.section import torch_dtype
 from draftsmith.eval.tables import Table, markdown
 from draftsmith.models.decoding.decoder import CachedDecoder
-from draftsmith.models.targets.llava import LlavaTarget
+from draftsmith.models.targets.llava.decoder import LlavaDecoder
+from draftsmith.models.targets.llava.section import LlavaTarget
 from draftsmith.scripts.papers import latency_figures as latency_plots
 from draftsmith.scripts.papers.latency import Measured, caption_times, grid_times, stage_times, step_times
 from draftsmith.scripts.papers.latency_models import (
@@ -122,7 +123,7 @@ class Run:
             build = partial(LlavaForConditionalGeneration, config)
             model = self.model(shape.label(name), build, beside=self._grid_bytes(config, self.sizes.rows))
             if model is not None:
-                drafts[shape.label(name)] = CachedDecoder(model, num_token_ids=ids, never=(ids,))
+                drafts[shape.label(name)] = LlavaDecoder(model, num_token_ids=ids, never=(ids,))
         return drafts
 
     def captioners(self) -> dict[str, Callable[[int], Action]]:

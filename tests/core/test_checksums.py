@@ -76,7 +76,7 @@ def test_a_folder_without_a_list_is_taken_as_it_is(tmp_path):
 
 def test_heads_are_held_against_the_list_of_their_folder(folder):
     """Of a folder that was fetched for its weights alone; its report may be missing."""
-    from draftsmith.models.llamagen.folders import find_folder
+    from draftsmith.models.folders import find_folder
 
     (folder / "report/report.md").unlink()
     assert find_folder(folder, None) == folder

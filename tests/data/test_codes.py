@@ -22,11 +22,11 @@ from draftsmith.models.decoding.rows import Guidance
 from draftsmith.models.drafters.eagle import EagleConfig
 from draftsmith.models.drafters.eagle_images import EagleLoss
 from draftsmith.models.drafters.medusa import MedusaConfig
-from draftsmith.models.llamagen.shapes_reader import ShapesReader
-from draftsmith.models.llamagen.training import LlamaGenTraining, VqTraining
-from draftsmith.models.llamagen.transformer import LlamaGen, LlamaGenConfig
-from draftsmith.models.llamagen.vq import VqConfig, VqTokenizer
-from draftsmith.models.targets.llamagen import LlamaGenTarget
+from draftsmith.models.shapes_reader import ShapesReader
+from draftsmith.models.targets.llamagen.target import LlamaGenTarget
+from draftsmith.models.targets.llamagen.training import LlamaGenTraining, VqTraining
+from draftsmith.models.targets.llamagen.transformer import LlamaGen, LlamaGenConfig
+from draftsmith.models.targets.llamagen.vq import VqConfig, VqTokenizer
 from pydantic import ValidationError
 from visual_tiny import step_of
 

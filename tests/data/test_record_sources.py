@@ -25,7 +25,9 @@ from draftsmith.data.records import file_identity
 from draftsmith.data.table_records import Columns, TableRecords
 from draftsmith.data.tar_records import TarRecords
 from draftsmith.data.videos import write_clip
-from draftsmith.models.llava import PARTS, LlavaTraining, TokenIds, assemble, llava_config
+from draftsmith.models.parts import PARTS, TokenIds
+from draftsmith.models.targets.llava.model import assemble, llava_config
+from draftsmith.models.targets.llava.training import LlavaTraining
 from draftsmith.trainers.serve.written_texts import _shown
 from PIL import Image
 from record_forms import members, table, write_forms, write_tar

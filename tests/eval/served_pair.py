@@ -9,7 +9,7 @@ from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.eagle3 import Eagle3Config
 from draftsmith.models.drafters.head_files import manifest_of, save_head
 from draftsmith.models.formats import export_drafter, export_target
-from draftsmith.models.llava import TokenIds
+from draftsmith.models.parts import TokenIds
 from draftsmith.models.targets.base import language_shape
 from draftsmith.scripts.papers.latency_models import random_llava
 from transformers import LlamaForCausalLM

@@ -6,10 +6,10 @@ from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import RULES
 from draftsmith.models.decoding.batched import write_answers
-from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.distillation import keep_scores
+from draftsmith.models.drafters.distillation import keep_scores
 from draftsmith.models.losses import log_probs
+from draftsmith.models.targets.llava.decoder import LlavaDecoder
 from tiny import EOS, IMAGE_ID, SIZES, TOKENS, llava, num_tokens, reference, request, target
 
 # Of unequal lengths, with one picture, two and none.
@@ -23,8 +23,8 @@ def model():
     return llava(4)
 
 
-def decoder(model) -> CachedDecoder:
-    return CachedDecoder(model, num_token_ids=num_tokens(model), never=(IMAGE_ID,))
+def decoder(model) -> LlavaDecoder:
+    return LlavaDecoder(model, num_token_ids=num_tokens(model), never=(IMAGE_ID,))
 
 
 def write(model, numbers, warp, *, eos=(EOS,), keep=None):

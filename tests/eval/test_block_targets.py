@@ -17,7 +17,7 @@ from draftsmith.eval.policies import Chain, Draw, Product
 from draftsmith.eval.rules import Greedy
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.dflash_training import draw_blocks
-from draftsmith.models.targets.causal import CausalTarget
+from draftsmith.models.targets.causal.section import CausalTarget
 from heads_tiny import config_of
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 

@@ -17,7 +17,7 @@ from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.eagle3 import likeliest_ids
 from draftsmith.models.drafters.pruned import PrunedConfig, PrunedProposal
 from draftsmith.models.targets.base import Taps
-from draftsmith.models.targets.llava import LlavaTarget
+from draftsmith.models.targets.llava.section import LlavaTarget
 from heads_tiny import config_of, head_of
 from test_contract import greedy
 from test_exactness import FORK, NoResidual, chi_square, outcomes

@@ -10,10 +10,10 @@ from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Static
 from draftsmith.eval.rules import Greedy, Sampling
 from draftsmith.models.attention import GROUPED
-from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.rows import first_row, guide, mix
 from draftsmith.models.decoding.tree import ROOT
 from draftsmith.models.decoding.warp import Warp
+from draftsmith.models.targets.llava.decoder import LlavaDecoder
 from fakes import (
     CannotExpand,
     GuidedTarget,
@@ -35,8 +35,8 @@ def greedy(policy, max_new_tokens=24) -> Decoding:
     return Decoding(policy, Greedy(), Draw("top-k"), Warp(), max_new_tokens, ())
 
 
-def decoder(model) -> CachedDecoder:
-    return CachedDecoder(copy.deepcopy(model), num_token_ids=TOKENS, never=(IMAGE_ID,))
+def decoder(model) -> LlavaDecoder:
+    return LlavaDecoder(copy.deepcopy(model), num_token_ids=TOKENS, never=(IMAGE_ID,))
 
 
 @pytest.fixture(scope="module")

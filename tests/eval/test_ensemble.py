@@ -10,13 +10,13 @@ import torch
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Dynamic, Static
 from draftsmith.eval.rules import Greedy, Sampling
-from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.ensemble import EnsembleConfig, EnsembleProposal, preset
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.drafters.modes import MODES, ImageSubstitutes
 from draftsmith.models.drafters.weights import FixedWeights, GridWeights, InverseWeights
-from draftsmith.models.targets.llava import LlavaTarget
+from draftsmith.models.targets.llava.decoder import LlavaDecoder
+from draftsmith.models.targets.llava.section import LlavaTarget
 from test_contract import greedy, not_vacuous
 from tiny import IMAGE_ID, SIZES, llava, near, num_tokens, target
 from tiny import request as ask
@@ -49,7 +49,7 @@ SUBSTITUTES = ImageSubstitutes(5, (8, 9, 10), (11, 12), lambda text: [20 + ord(c
 
 
 def decoder(model):
-    return CachedDecoder(model, num_token_ids=num_tokens(model), never=(IMAGE_ID,))
+    return LlavaDecoder(model, num_token_ids=num_tokens(model), never=(IMAGE_ID,))
 
 
 def alone(model, mode):

@@ -5,17 +5,17 @@ import torch
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import Greedy, Sampling
-from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.ensemble import preset
 from draftsmith.models.drafters.graph import GraphedChain
+from draftsmith.models.targets.llava.decoder import LlavaDecoder
 from recorded_graphs import recorded  # noqa: F401  a fixture
 from test_ensemble import SUBSTITUTES, decoder, ensemble
 from tiny import IMAGE_ID, TOKENS, llava, near, proposal, request, target
 
 
 def graphed(model, mode, gamma):
-    decoder = CachedDecoder(model, num_token_ids=TOKENS, never=(IMAGE_ID,))
+    decoder = LlavaDecoder(model, num_token_ids=TOKENS, never=(IMAGE_ID,))
     return GraphedChain(decoder, mode, newline_id=5, gamma=gamma, capacity=96)
 
 

@@ -17,7 +17,7 @@ from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.head_graphs import why_not
 from draftsmith.models.drafters.mixed import MixedProposal
 from draftsmith.models.drafters.weights import FixedWeights
-from draftsmith.models.targets.llamagen import LlamaGenTarget
+from draftsmith.models.targets.llamagen.target import LlamaGenTarget
 from recorded_graphs import recorded  # noqa: F401  a fixture
 from test_head_decoding import loud_head, settings_of
 from tiny import llava, request, target

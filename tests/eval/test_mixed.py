@@ -13,7 +13,6 @@ from draftsmith.core.states import Taps
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Dynamic, Static
 from draftsmith.eval.rules import Sampling, Verified
-from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.tree import ROOT
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters import AnyDrafter
@@ -21,6 +20,7 @@ from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.drafters.mixed import MixedConfig, MixedProposal
 from draftsmith.models.drafters.weights import FixedWeights
 from draftsmith.models.targets.base import TargetStep
+from draftsmith.models.targets.llava.decoder import LlavaDecoder
 from heads_tiny import config_of
 from pydantic import TypeAdapter, ValidationError
 from test_combinations import EMITTED, TREES, big, drafter_of, target
@@ -109,7 +109,7 @@ def test_weights_follow_the_better_member(big, answered):
     far = target(near(big.decoder.model)).decoder.model
     far.lm_head.weight.data = -far.lm_head.weight.data
     members = [
-        IndependentProposal(CachedDecoder(model, num_token_ids=EMITTED), "M", newline_id=5)
+        IndependentProposal(LlavaDecoder(model, num_token_ids=EMITTED), "M", newline_id=5)
         for model in (far, big.decoder.model)
     ]
     for kind in ("grid", "inverse"):

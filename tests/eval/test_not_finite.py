@@ -15,8 +15,8 @@ from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import RULES
 from draftsmith.models.decoding.batched import draw_pictures, write_answers
-from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.warp import Warp
+from draftsmith.models.targets.llava.decoder import LlavaDecoder
 from tiny import IMAGE_ID, llava, num_tokens, request, self_draft, target
 from visual_tiny import anole, llamagen
 from visual_tiny import request as image_request
@@ -78,7 +78,7 @@ def test_a_target_that_overflows_by_itself():
 @pytest.mark.parametrize("warp", [Warp(), Warp(1.0, 20, 0.9)], ids=["greedy", "sampled"])
 def test_answers_written_side_by_side_name_the_request(warp):
     model, asked = llava(4), [request(n, images=0, words=4) for n in range(3)]
-    decoder = CachedDecoder(model, num_token_ids=num_tokens(model), never=(IMAGE_ID,))
+    decoder = LlavaDecoder(model, num_token_ids=num_tokens(model), never=(IMAGE_ID,))
     written = lambda limits: write_answers(  # noqa: E731
         decoder, asked, warp, limits=limits, seeds=[0, 1, 2], eos_ids=()
     )

@@ -14,7 +14,7 @@ from draftsmith.eval.rules import Greedy, Sampling
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.pruned import PrunedConfig, PrunedProposal, keep_visual, visual_scores
 from draftsmith.models.targets.base import Taps
-from draftsmith.models.targets.llava import LlavaTarget
+from draftsmith.models.targets.llava.section import LlavaTarget
 from test_contract import compare, greedy, not_vacuous
 from test_exactness import chi_square
 from test_trees import Checked

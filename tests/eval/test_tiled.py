@@ -9,12 +9,12 @@ from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Static
 from draftsmith.eval.rules import Greedy
 from draftsmith.models.decoding.batched import write_answers
-from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.ensemble import EnsembleProposal
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.drafters.weights import FixedWeights
-from draftsmith.models.targets.llava import LlavaTarget
+from draftsmith.models.targets.llava.decoder import LlavaDecoder
+from draftsmith.models.targets.llava.section import LlavaTarget
 from tiled import model, processor, published, request
 
 CASES = [
@@ -40,7 +40,7 @@ def target(family: str, reads_tiles: bool | None = None) -> LlavaTarget:
 
 def draft(family: str, mode: str = "M", llava=None) -> IndependentProposal:
     made = PROCESSORS[family]
-    decoder = CachedDecoder(llava or copy.deepcopy(MODELS[family]), num_token_ids=len(made.tokenizer))
+    decoder = LlavaDecoder(llava or copy.deepcopy(MODELS[family]), num_token_ids=len(made.tokenizer))
     return IndependentProposal(decoder, mode, newline_id=made.newline_id)
 
 
@@ -93,7 +93,7 @@ def test_another_draft_changes_nothing(family, sizes, frames, mode):
 def test_an_ensemble_of_modes_on_tiles(family, sizes, frames):
     """Rows of different lengths: tiles, pooled tiles, a newline for each picture."""
     made, asked = PROCESSORS[family], request(family, sizes, frames=frames)
-    decoder = CachedDecoder(copy.deepcopy(MODELS[family]), num_token_ids=len(made.tokenizer))
+    decoder = LlavaDecoder(copy.deepcopy(MODELS[family]), num_token_ids=len(made.tokenizer))
     weights = FixedWeights(kind="fixed").build(3)
     modes = EnsembleProposal(decoder, ("M", "P", "T"), weights, newline_id=made.newline_id)
     assert len({len(view.request.ids) for view in modes.views(asked)}) == 3
@@ -143,7 +143,7 @@ def test_a_tiled_target_asks_for_tiles(family):
 
 def test_placeholders_of_images_and_clips_are_never_said():
     made, llava = PROCESSORS["llava_onevision"], copy.deepcopy(MODELS["llava_onevision"])
-    decoder = CachedDecoder(llava, num_token_ids=len(made.tokenizer))
+    decoder = LlavaDecoder(llava, num_token_ids=len(made.tokenizer))
     scores = decoder.logits(torch.randn(3, 32))
     assert scores[:, [made.image_token_id, made.video_token_id]].isneginf().all()
     assert scores.isfinite().sum(1).tolist() == [len(made.tokenizer) - 2] * 3

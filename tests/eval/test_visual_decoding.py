@@ -21,8 +21,8 @@ from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.eagle_images import ImageEagleProposal
 from draftsmith.models.drafters.medusa import MedusaProposal
 from draftsmith.models.drafters.sibling import SiblingConfig, SiblingProposal
-from draftsmith.models.targets.anole import AnoleTarget
-from draftsmith.models.targets.llamagen import LlamaGenTarget
+from draftsmith.models.targets.anole.target import AnoleTarget
+from draftsmith.models.targets.llamagen.target import LlamaGenTarget
 from test_block import block_outcomes
 from test_exactness import NoResidual, chi_square, outcomes
 from torch import nn

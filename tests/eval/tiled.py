@@ -9,7 +9,8 @@ from draftsmith.data.images import layouts, pixels
 from draftsmith.data.processor import Processor
 from draftsmith.data.processor_files import build_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
-from draftsmith.models.llava import TokenIds, assemble, llava_config
+from draftsmith.models.parts import TokenIds
+from draftsmith.models.targets.llava.model import assemble, llava_config
 from PIL import Image
 from transformers import CLIPVisionConfig, LlamaConfig, Qwen2Config, SiglipImageProcessorPil, SiglipVisionConfig
 

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 import torch
 from draftsmith.core.batch import IMAGE, TEXT, Request
-from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.drafters.independent import IndependentProposal
-from draftsmith.models.llava import TokenIds, assemble, llava_config
-from draftsmith.models.targets.llava import LlavaTarget
+from draftsmith.models.parts import TokenIds
+from draftsmith.models.targets.llava.decoder import LlavaDecoder
+from draftsmith.models.targets.llava.model import assemble, llava_config
+from draftsmith.models.targets.llava.section import LlavaTarget
 from transformers import CLIPVisionConfig, LlamaConfig
 
 VOCAB, TOKENS, IMAGE_ID, EOS = 64, 60, 59, 2  # rows 60 to 63 have no token
@@ -65,7 +66,7 @@ def num_tokens(model) -> int:
 
 
 def proposal(model, mode: str = "M") -> IndependentProposal:
-    decoder = CachedDecoder(model, num_token_ids=num_tokens(model), never=(IMAGE_ID,))
+    decoder = LlavaDecoder(model, num_token_ids=num_tokens(model), never=(IMAGE_ID,))
     return IndependentProposal(decoder, mode, newline_id=5)
 
 

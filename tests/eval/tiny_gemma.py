@@ -3,9 +3,10 @@
 import torch
 from draftsmith.core.batch import IMAGE, TEXT, Request
 from draftsmith.core.pictures import PatchGrid, whole_picture
-from draftsmith.models.gemma import gemma_config, new_gemma
-from draftsmith.models.llava import TokenIds
-from draftsmith.models.targets.gemma import GemmaTarget
+from draftsmith.models.families.table import new_model
+from draftsmith.models.parts import TokenIds
+from draftsmith.models.targets.gemma.model import gemma_config
+from draftsmith.models.targets.gemma.section import GemmaTarget
 from transformers import Gemma4TextConfig, Gemma4VisionConfig
 
 VOCAB, TOKENS, EOS, PAD = 72, 70, 2, 0
@@ -41,7 +42,7 @@ def model(shape: str, seed: int = 0, **text):
     torch.manual_seed(seed)
     tower = tower_values() | {"standardize": shape == "large", "use_clipped_linears": shape == "small"}
     values = text_values(shape) | text
-    made = new_gemma(gemma_config(Gemma4TextConfig(**values), Gemma4VisionConfig(**tower), IDS)).float().eval()
+    made = new_model(gemma_config(Gemma4TextConfig(**values), Gemma4VisionConfig(**tower), IDS)).float().eval()
     with torch.no_grad():  # norms of ones and scalars of one would hide which of them is read
         for name, parameter in made.named_parameters():
             if "norm" in name or "position_embedding" in name:

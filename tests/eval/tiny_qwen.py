@@ -4,9 +4,11 @@ import torch
 from draftsmith.core.batch import IMAGE, TEXT, VIDEO, Request
 from draftsmith.core.pictures import PatchGrid, whole_picture
 from draftsmith.data.collate import Sample, collate
-from draftsmith.models.llava import TokenIds
-from draftsmith.models.qwen import QWEN_FAMILIES, QWEN_KINDS, qwen_config
-from draftsmith.models.targets.qwen import QwenTarget
+from draftsmith.models.families.table import FAMILIES
+from draftsmith.models.parts import TokenIds
+from draftsmith.models.targets.qwen.model import qwen_config
+from draftsmith.models.targets.qwen.section import QwenSection, QwenTarget, QwenTargetConfig
+from draftsmith.models.targets.qwen35.section import Qwen35Target, Qwen35TargetConfig
 
 VOCAB, TOKENS, EOS, PAD = 72, 70, 2, 0
 END, START, CLIP_ID, IMAGE_ID = 60, 61, 62, 63
@@ -52,9 +54,9 @@ def vision_config(kind: str, width: int) -> dict:
 
 def model(kind: str, seed: int = 0, layers: int = 4, width: int = 32):
     torch.manual_seed(seed)
-    recipe_kind = next(k for k, types in QWEN_KINDS.items() if kind in types)
+    recipe_kind = FAMILIES[kind, ""].kind
     config = qwen_config(recipe_kind, text_config(kind, layers, width), vision_config(kind, width), IDS)
-    made = QWEN_FAMILIES[kind][1](config).float().eval()
+    made = FAMILIES[kind, ""].new(config).float().eval()
     # Random towers say little: louder pictures make blindness visible.
     for merger in (made.model.visual.merger, *getattr(made.model.visual, "deepstack_merger_list", ())):
         last = [m for m in merger.modules() if isinstance(m, torch.nn.Linear)][-1]
@@ -63,7 +65,8 @@ def model(kind: str, seed: int = 0, layers: int = 4, width: int = 32):
 
 
 def target(model, **settings) -> QwenTarget:
-    return QwenTarget(model, num_token_ids=TOKENS, **settings)
+    made = Qwen35Target if model.config.model_type.startswith("qwen3_5") else QwenTarget
+    return made(model, num_token_ids=TOKENS, **settings)
 
 
 def clip_pictures(kind: str, frames: int, rows: int, columns: int, seconds: float):
@@ -140,3 +143,8 @@ def reference(model, kind: str, asked: Request, max_new_tokens: int) -> list[int
         eos_token_id=EOS, pad_token_id=PAD,
     )  # fmt: skip
     return output[0, len(asked.ids) :].tolist()
+
+
+def section(kind: str, **values) -> QwenSection:
+    """The section of a kind, whose family may have one of its own."""
+    return (Qwen35TargetConfig if kind == "qwen3_5" else QwenTargetConfig)(kind=kind, **values)

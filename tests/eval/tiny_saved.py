@@ -5,7 +5,8 @@ from pathlib import Path
 import tiny
 import tiny_qwen
 import torch
-from draftsmith.models.llava import TokenIds, assemble, llava_config
+from draftsmith.models.parts import TokenIds
+from draftsmith.models.targets.llava.model import assemble, llava_config
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, SiglipVisionConfig
 
 SIZES = tiny.Sizes(vocab=102, heads=4, kv_heads=2, side=3)

@@ -5,11 +5,12 @@ classes.
 import torch
 from draftsmith.core.batch import IMAGE, TEXT, Request
 from draftsmith.core.pictures import PatchGrid, Picture, whole_picture
-from draftsmith.models.internvl import internvl_config, new_internvl
-from draftsmith.models.llava import TokenIds
-from draftsmith.models.mistral import mistral_config, new_mistral
-from draftsmith.models.targets.internvl import InternVLTarget
-from draftsmith.models.targets.mistral import MistralTarget
+from draftsmith.models.families.table import new_model
+from draftsmith.models.parts import TokenIds
+from draftsmith.models.targets.internvl.model import internvl_config
+from draftsmith.models.targets.internvl.section import InternVLTarget
+from draftsmith.models.targets.mistral.model import mistral_config
+from draftsmith.models.targets.mistral.section import MistralTarget
 from transformers import (
     InternVLVisionConfig,
     LlamaConfig,
@@ -63,9 +64,9 @@ def model(kind: str, seed: int = 0, **text):
     language = KINDS[kind](**(text_values() | own | text))
     if is_whole(kind):
         vision = PixtralVisionConfig(**tower_values(kind))
-        made = new_mistral(mistral_config(kind.split()[0], language, vision, IDS))
+        made = new_model(mistral_config(kind.split()[0], language, vision, IDS))
     else:
-        made = new_internvl(internvl_config(language, InternVLVisionConfig(**tower_values(kind)), IDS))
+        made = new_model(internvl_config(language, InternVLVisionConfig(**tower_values(kind)), IDS))
     made = made.float().eval()
     # Random towers say little: louder pictures make blindness visible.
     made.model.multi_modal_projector.linear_2.weight.data *= 40

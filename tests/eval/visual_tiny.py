@@ -20,9 +20,9 @@ from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.eagle import EagleConfig
 from draftsmith.models.drafters.medusa import MedusaConfig
-from draftsmith.models.llamagen.transformer import LlamaGen, LlamaGenConfig, pad_left
-from draftsmith.models.targets.anole import AnoleTarget
-from draftsmith.models.targets.llamagen import LlamaGenTarget
+from draftsmith.models.targets.anole.target import AnoleTarget
+from draftsmith.models.targets.llamagen.target import LlamaGenTarget
+from draftsmith.models.targets.llamagen.transformer import LlamaGen, LlamaGenConfig, pad_left
 from torch.nn import functional as F
 from transformers import ChameleonConfig, ChameleonForConditionalGeneration
 

@@ -7,7 +7,7 @@ from draftsmith.models.decoding.cache import Cache
 from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.head_layer import DecoderLayer, Rotary
 from draftsmith.models.layer import LayerShape
-from draftsmith.models.llamagen.transformer import LlamaGen, LlamaGenConfig
+from draftsmith.models.targets.llamagen.transformer import LlamaGen, LlamaGenConfig
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 

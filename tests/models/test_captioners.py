@@ -9,7 +9,6 @@ import transformers
 from draftsmith.core.batch import Request
 from draftsmith.core.errors import UserError
 from draftsmith.core.pictures import IMAGE, Picture
-from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.drafters.captioners import (
     Blip2Captions,
     BlipCaptions,
@@ -17,6 +16,7 @@ from draftsmith.models.drafters.captioners import (
     LvlmCaptioner,
     load_captioner,
 )
+from draftsmith.models.targets.llava.decoder import LlavaDecoder
 from PIL import Image
 from tiny import EOS, IMAGE_ID, PATCHES, TOKENS, llava, reference, request
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -195,7 +195,7 @@ class Numbers:
 
 
 def own(model, stop_ids=(EOS,), limit=12):
-    decoder = CachedDecoder(model, num_token_ids=TOKENS, never=(IMAGE_ID,))
+    decoder = LlavaDecoder(model, num_token_ids=TOKENS, never=(IMAGE_ID,))
     return LvlmCaptioner(
         decoder, PROMPT, image_token_id=IMAGE_ID, stop_ids=stop_ids, tokenizer=Numbers(), max_new_tokens=limit
     )

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from draftsmith.models.decoding.delta_rule import CHUNK, Step, behind, over_chain, over_tree
 from draftsmith.models.decoding.tree import Tree
+from draftsmith.models.targets.qwen35.delta_rule import CHUNK, Step, behind, over_chain, over_tree
 
 PARENTS = (-1, -1, 0, 0, 2, 1, 4, 2)
 PATHS = [[0], [1], [0, 2], [0, 3], [0, 2, 4], [1, 5], [0, 2, 4, 6], [0, 2, 7], []]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from draftsmith.core.batch import IMAGE, TEXT, Batch
 from draftsmith.core.states import KeptScores, TargetStates
-from draftsmith.models.distillation import DistillObjective, DistillTraining, Teacher, keep_scores, with_rest
+from draftsmith.models.drafters.distillation import DistillObjective, DistillTraining, Teacher, keep_scores, with_rest
 from draftsmith.models.losses import ChunkedHead, divergence, divergence_of_logs, log_probs
 from tiny import IMAGE_ID, PATCHES, TOKENS, VOCAB, llava, near
 from torch.nn import functional as F
@@ -223,7 +223,7 @@ def test_the_target_is_no_part_of_the_module_and_stays():
 def test_evaluation_is_cross_entropy():
     asked = batch()
     module = training(objective("kl", temperature=3.0)).eval()
-    scores = module.llava(
+    scores = module.model(
         input_ids=asked.ids, attention_mask=asked.attention_mask.long(), pixel_values=asked.pixels
     ).logits[:, :-1][asked.loss_mask[:, 1:]]
     labels = asked.ids[:, 1:][asked.loss_mask[:, 1:]]

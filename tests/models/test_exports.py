@@ -12,12 +12,13 @@ from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.dflash_files import dflash_manifest
 from draftsmith.models.drafters.dflash_module import DflashHead
+from draftsmith.models.folders import write_folder
 from draftsmith.models.formats import export_drafter, export_target, import_head
 from draftsmith.models.formats.export import lay_out
 from draftsmith.models.formats.source import Target, read_source
-from draftsmith.models.llamagen.folders import write_folder
-from draftsmith.models.llava import TokenIds, assemble, llava_config
+from draftsmith.models.parts import TokenIds
 from draftsmith.models.targets.base import language_shape
+from draftsmith.models.targets.llava.model import assemble, llava_config
 from draftsmith.recipes.commands.cli import main
 from published_tiny import (
     LONG,

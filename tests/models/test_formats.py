@@ -6,11 +6,11 @@ from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.dflash_files import dflash_manifest
 from draftsmith.models.drafters.dflash_module import DflashHead
+from draftsmith.models.folders import write_folder
 from draftsmith.models.formats import import_head
 from draftsmith.models.formats.export import lay_out
 from draftsmith.models.formats.expressible import check_expressible
 from draftsmith.models.formats.source import Target, read_source
-from draftsmith.models.llamagen.folders import write_folder
 from draftsmith.models.targets.base import language_shape
 from published_tiny import VOCAB, WIDTH, head_folder, target_config, target_folder
 

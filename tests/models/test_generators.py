@@ -9,7 +9,8 @@ from draftsmith.core.errors import UserError
 from draftsmith.models.decoding.rows import Guidance
 from draftsmith.models.drafters.eagle_images import EagleLoss, ImageEagleTraining
 from draftsmith.models.drafters.sibling import SiblingConfig
-from draftsmith.models.targets.generators import AnoleTargetConfig, LlamaGenTargetConfig
+from draftsmith.models.targets.anole.section import AnoleTargetConfig
+from draftsmith.models.targets.llamagen.section import LlamaGenTargetConfig
 from pydantic import ValidationError
 from visual_tiny import EAGLE, code_batch, llamagen, step_of, target
 

@@ -11,7 +11,7 @@ from draftsmith.core.errors import UserError
 from draftsmith.core.refused import Refused
 from draftsmith.models.inline import new_config
 from draftsmith.models.inline_keys import ROPE_KEYS
-from draftsmith.models.targets.qwen import QwenTargetConfig
+from draftsmith.models.targets.qwen.section import QwenTargetConfig
 from draftsmith.recipes.load import RUN_OPTIONS, checked, find_recipe, load
 from draftsmith.recipes.messages import Asked
 from draftsmith.recipes.origins import resolved

@@ -8,22 +8,15 @@ import pytest
 import torch
 from draftsmith.core.batch import Batch
 from draftsmith.core.errors import UserError
-from draftsmith.models.decoding.decoder import CachedDecoder
-from draftsmith.models.drafters.lvlm import LvlmConfig, build_drafter, load_drafter, save_llava
+from draftsmith.models.drafters.lvlm import LvlmConfig, build_drafter, load_drafter, save_lvlm
 from draftsmith.models.drafters.modes import with_shorter_pictures, without_pictures
-from draftsmith.models.llava import (
-    PARTS,
-    LlavaTraining,
-    TokenIds,
-    assemble,
-    grow_vocabulary,
-    llava_config,
-    pool_features,
-    selected_features,
-)
+from draftsmith.models.families.load import load_target
+from draftsmith.models.parts import PARTS, TokenIds, grow_vocabulary
 from draftsmith.models.targets.base import Taps
-from draftsmith.models.targets.llava import LlavaTargetConfig
-from draftsmith.models.targets.load import load_target
+from draftsmith.models.targets.llava.decoder import LlavaDecoder
+from draftsmith.models.targets.llava.model import assemble, llava_config, pool_features, selected_features
+from draftsmith.models.targets.llava.section import LlavaTargetConfig
+from draftsmith.models.targets.llava.training import LlavaTraining
 from tiny import IMAGE_ID, VOCAB, llava, request
 from torch.nn import functional as F
 from transformers import CLIPVisionConfig, CLIPVisionModel, LlamaConfig, LlamaForCausalLM, LlavaForConditionalGeneration
@@ -84,7 +77,7 @@ def test_recorded_logits_features_and_loss(recorded):
 @pytest.mark.parametrize("prefix", ["", "pooled_"])
 def test_recorded_logits_through_the_cached_decoder(recorded, prefix):
     """Row by row, pictures pooled 2 x 2 before the projector in the pooled variant."""
-    data, decoder, losses = batch(prefix), CachedDecoder(recorded, num_token_ids=96), []
+    data, decoder, losses = batch(prefix), LlavaDecoder(recorded, num_token_ids=96), []
     for row, length in enumerate(data.attention_mask.sum(1).tolist()):
         ids, modality = data.ids[row : row + 1, :length], data.modality[row : row + 1, :length]
         with torch.no_grad():
@@ -151,7 +144,7 @@ def test_a_draft_from_published_halves(tmp_path):
     assert torch.equal(ours[:40], language.get_input_embeddings().weight)
     copied = draft.model.vision_tower.state_dict()
     assert all(torch.equal(copied[name], value) for name, value in tower.state_dict().items())
-    save_llava(draft, tmp_path / "draft", {"tokenizer_hash": "h"})
+    save_lvlm(draft, tmp_path / "draft", {"tokenizer_hash": "h"})
     again = LlavaForConditionalGeneration.from_pretrained(tmp_path / "draft")
     asked = request(1, 1)
     with torch.no_grad():
@@ -174,7 +167,7 @@ def test_a_tower_of_another_resolution_is_refused():
 
 def test_a_device_map_places_the_target_and_changes_nothing(tmp_path):
     """Through accelerate, as for targets larger than one device; here all of it comes to lie on the CPU."""
-    save_llava(llava(0), tmp_path / "target", {})
+    save_lvlm(llava(0), tmp_path / "target", {})
     asked, steps = request(0, 2), []
     for device_map in (None, "auto"):
         config = LlavaTargetConfig(kind="llava", path=str(tmp_path / "target"), device_map=device_map)

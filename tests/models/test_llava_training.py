@@ -13,15 +13,10 @@ from draftsmith.data.conversations import PromptFormat, encode
 from draftsmith.data.images import pixels
 from draftsmith.data.processor_files import build_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
-from draftsmith.models.drafters.lvlm import MANIFEST, LvlmConfig, build_drafter, load_drafter, save_llava
-from draftsmith.models.llava import (
-    PARTS,
-    LlavaTraining,
-    TokenIds,
-    assemble,
-    grow_vocabulary,
-    llava_config,
-)
+from draftsmith.models.drafters.lvlm import MANIFEST, LvlmConfig, build_drafter, load_drafter, save_lvlm
+from draftsmith.models.parts import PARTS, TokenIds, grow_vocabulary
+from draftsmith.models.targets.llava.model import assemble, llava_config
+from draftsmith.models.targets.llava.training import LlavaTraining
 from PIL import Image
 from transformers import (
     AutoProcessor,
@@ -114,8 +109,8 @@ def test_frozen_parts_get_no_gradient_and_do_not_move(processor, trainable):
 @pytest.mark.parametrize("trainable", [["projector"], ["projector", "language_model"], list(PARTS)])
 def test_gradient_checkpointing_changes_no_gradient(processor, trainable):
     plain, saving = (LlavaTraining(tiny(processor), trainable, gradient_checkpointing=on) for on in (False, True))
-    assert not plain.llava.model.language_model.is_gradient_checkpointing
-    assert saving.llava.model.language_model.is_gradient_checkpointing
+    assert not plain.model.model.language_model.is_gradient_checkpointing
+    assert saving.model.model.language_model.is_gradient_checkpointing
     expected, actual = (gradients(module, batch_of(processor)) for module in (plain, saving))
     assert expected.keys() == actual.keys() and expected
     for name, value in expected.items():
@@ -128,7 +123,7 @@ def test_a_dummy_picture_keeps_the_projector_in_the_graph_and_teaches_nothing(pr
     projector = {name: value for name, value in actual.items() if part_of(name) == "projector"}
     assert len(projector) == 4 and not any(value.any() for value in projector.values())
     batch = batch_of(processor, dummy=True)
-    expected = module.llava.model.language_model(input_ids=batch.ids).last_hidden_state
+    expected = module.model.model.language_model(input_ids=batch.ids).last_hidden_state
     torch.testing.assert_close(module.hidden_states(batch), expected, atol=1e-6, rtol=0)
 
 
@@ -176,7 +171,7 @@ def test_tied_embeddings_stay_one_and_untied_two(processor, tmp_path, tie):
     gradients(module, batch_of(processor))
     optimizer.step()
     assert torch.equal(model.get_input_embeddings().weight, model.lm_head.weight) == tie
-    save_llava(model, tmp_path / "saved", {})
+    save_lvlm(model, tmp_path / "saved", {})
     loaded = LlavaForConditionalGeneration.from_pretrained(tmp_path / "saved")
     assert (loaded.get_input_embeddings().weight is loaded.get_output_embeddings().weight) == tie
     for name, value in model.state_dict().items():
@@ -206,7 +201,7 @@ def test_a_grown_vocabulary_keeps_its_rows_and_adds_ones_near_the_mean(tie):
 def test_a_saved_draft_is_an_ordinary_llava(processor, tmp_path):
     """Plain transformers loads model and processor, and from a picture and a text they make the scores that we do."""
     model, folder = tiny(processor).eval(), tmp_path / "draft"
-    save_llava(model, folder, {"tokenizer_hash": processor.tokenizer_hash})
+    save_lvlm(model, folder, {"tokenizer_hash": processor.tokenizer_hash})
     processor.save(folder)
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 50, 3), dtype=np.uint8))
     turns = [{"from": "human", "value": "<image>\nWhich picture is it?"}, {"from": "gpt", "value": ""}]
@@ -233,7 +228,7 @@ def test_a_saved_draft_is_an_ordinary_llava(processor, tmp_path):
 
 def test_a_draft_of_another_tokenizer_is_refused(processor, tmp_path):
     folder = tmp_path / "draft"
-    save_llava(tiny(processor), folder, {"tokenizer_hash": processor.tokenizer_hash})
+    save_lvlm(tiny(processor), folder, {"tokenizer_hash": processor.tokenizer_hash})
     loaded = load_drafter(folder, tokenizer_hash=processor.tokenizer_hash, dtype=torch.float32)
     assert torch.equal(loaded.lm_head.weight, tiny(processor).lm_head.weight)
     other = build_processor(

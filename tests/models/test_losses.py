@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from draftsmith.models.distillation import DistillObjective, DistillTraining, OnlineGoal
+from draftsmith.models.drafters.distillation import DistillObjective, DistillTraining, OnlineGoal
 from draftsmith.models.losses import divergence, list_mle
 from torch import nn
 

@@ -8,7 +8,7 @@ import tiny
 import tiny_qwen
 import torch
 from draftsmith.core.states import Taps
-from draftsmith.models.memory import cache_bytes, weight_bytes
+from draftsmith.models.families.memory import cache_bytes, weight_bytes
 from draftsmith.trainers.estimate.passes import Pass, moment
 from live_tensors import Live
 from tiny_saved import SIZES, built

@@ -7,9 +7,9 @@ import torch
 from draftsmith.core.batch import Batch
 from draftsmith.core.states import Taps
 from draftsmith.data.collate import Sample, collate, empty_sample
-from draftsmith.models.distillation import DistillObjective, DistillTraining, Teacher
+from draftsmith.models.drafters.distillation import DistillObjective, DistillTraining, Teacher
+from draftsmith.models.families.table import training_of
 from draftsmith.models.packed_row import PackedRow
-from draftsmith.models.training import training_of
 from heads_tiny import SETTINGS, built, case_for, tables
 from tiled import model as tiled_model
 from tiled import request as tiled_request

@@ -12,15 +12,16 @@ from draftsmith.eval.quality.convolutional import load_inception
 from draftsmith.eval.quality.weights import read_state
 from draftsmith.models.drafters.captioners import _load as load_captioner
 from draftsmith.models.drafters.head_files import head_state
+from draftsmith.models.families.load import load_lvlm
 from draftsmith.models.formats import lvlm
 from draftsmith.models.formats.published_head import read_published
 from draftsmith.models.hub import load_language_model, load_vision_tower, read_config, target_embedding
-from draftsmith.models.llamagen.captions import TextFeatures
-from draftsmith.models.llamagen.converting import Conversion, convert
-from draftsmith.models.llamagen.files import load_llamagen, load_vq
-from draftsmith.models.llamagen.vqgan import load_vqgan
-from draftsmith.models.targets.anole_section import load_anole
-from draftsmith.models.targets.load import load_llava, load_weights
+from draftsmith.models.targets.anole.section import load_anole
+from draftsmith.models.targets.anole.vqgan import load_vqgan
+from draftsmith.models.targets.llamagen.captions import TextFeatures
+from draftsmith.models.targets.llamagen.converting import Conversion, convert
+from draftsmith.models.targets.llamagen.files import load_llamagen, load_vq
+from draftsmith.models.targets.loading import load_weights
 from tiny import llava
 from transformers import CLIPConfig, CLIPVisionConfig, LlamaConfig, LlamaForCausalLM, T5Config
 from visual_tiny import anole
@@ -58,7 +59,7 @@ DOORS = {
     "head": (BIN, TEXT, head_state),
     "published head": (BIN, TEXT, lambda f: read_published(str(f), None)),
     "published draft": (BIN, LLAVA, lambda f: lvlm.to_ours(str(f), LLAVA)),
-    "target": (BIN, LLAVA, lambda f: load_llava(f, revision=None, dtype=torch.float32, key="target.path")),
+    "target": (BIN, LLAVA, lambda f: load_lvlm(f, revision=None, dtype=torch.float32, key="target.path")),
     "text-only target": (BIN, TEXT, lambda f: load_weights(LlamaForCausalLM, f, revision=None, dtype="auto", key="k")),
     "anole": (BIN, ANOLE, load_anole),
     "language model of a draft": (

@@ -13,9 +13,11 @@ from draftsmith.core.errors import UserError
 from draftsmith.core.pictures import TEXT, VIDEO, Picture, TileGrid
 from draftsmith.data.collate import Sample, collate
 from draftsmith.data.tiles import Tiling, next_resolutions, onevision_resolutions, tiled_picture
-from draftsmith.models.decoding.decoder import CachedDecoder
-from draftsmith.models.llava import PARTS, LlavaTraining
-from draftsmith.models.pictures import flat_view, pack, pictures_of, pooled_view
+from draftsmith.models.parts import PARTS
+from draftsmith.models.pictures import flat_view, pictures_of, pooled_view
+from draftsmith.models.targets.llava.decoder import LlavaDecoder
+from draftsmith.models.targets.llava.packing import pack
+from draftsmith.models.targets.llava.training import LlavaTraining
 from tiled import model, published, request
 from transformers import LlavaForConditionalGeneration, LlavaNextModel
 
@@ -30,7 +32,7 @@ MODELS = {family: model(family) for family in ASKED}
 
 
 def logits(llava, asked) -> torch.Tensor:
-    decoder = CachedDecoder(llava, num_token_ids=440)
+    decoder = LlavaDecoder(llava, num_token_ids=440)
     with torch.no_grad():
         embeds = decoder.embed(asked.ids[None], asked.modality[None], asked.pixels, asked.pictures)
         places = torch.arange(len(asked.ids))[None]
@@ -213,11 +215,11 @@ def test_the_newline_is_in_every_graph_and_learns_from_tiles(asked):
     training = LlavaTraining(model("llava_onevision"), PARTS, gradient_checkpointing=False)
     loss = training(batch("llava_onevision", asked))
     loss.loss_sum.backward()
-    newline = training.llava.model.image_newline
+    newline = training.model.model.image_newline
     assert [n for n, p in training.parts()["projector"] if p is newline] == ["projector.1.image_newline"]
     assert newline.grad is not None and bool(newline.grad.any()) == (asked != [([], 0)])
     frozen = LlavaTraining(model("llava_onevision"), ["language_model"], gradient_checkpointing=False)
-    assert not frozen.llava.model.image_newline.requires_grad
+    assert not frozen.model.model.image_newline.requires_grad
 
 
 def test_the_number_of_tokens_follows_from_the_layout():

@@ -13,10 +13,10 @@ from draftsmith.core.errors import UserError
 from draftsmith.core.fields import PLACES
 from draftsmith.data.processor_files import load_processor
 from draftsmith.models.drafters.manifest import MANIFEST
+from draftsmith.models.families.load import load_lvlm, load_target
 from draftsmith.models.formats import export_drafter
 from draftsmith.models.shipped import FOLDER, shipped_folder, shipped_name
-from draftsmith.models.targets.llava import LlavaTargetConfig
-from draftsmith.models.targets.load import load_llava, load_target
+from draftsmith.models.targets.llava.section import LlavaTargetConfig
 from pydantic import ValidationError
 
 NAME = "shipped:shapes-llava"
@@ -87,5 +87,5 @@ def test_an_export_in_a_log_is_free_of_bars_and_warnings(tmp_path):
 
 
 def test_weights_that_are_loaded_in_python_draw_no_bar_outside_a_terminal(capfd):
-    load_llava(FOLDER / "shapes-llava", revision=None, dtype="auto", key="target")
+    load_lvlm(FOLDER / "shapes-llava", revision=None, dtype="auto", key="target")
     assert "%|" not in capfd.readouterr().err

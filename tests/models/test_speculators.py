@@ -4,9 +4,9 @@ import importlib.util
 
 import pytest
 import torch
+from draftsmith.models.folders import write_folder
 from draftsmith.models.formats.export import lay_out
 from draftsmith.models.formats.source import Target, read_source
-from draftsmith.models.llamagen.folders import write_folder
 from served_pair import build
 from transformers import AutoConfig
 

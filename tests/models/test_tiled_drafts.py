@@ -14,7 +14,6 @@ from draftsmith.data.processor_files import with_own_image_processor
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import Greedy
-from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.lvlm import (
     LvlmConfig,
@@ -23,13 +22,15 @@ from draftsmith.models.drafters.lvlm import (
     drafter_config,
     load_drafter,
     proposal,
-    save_llava,
+    save_lvlm,
     scale_positions,
 )
+from draftsmith.models.families.load import build_target, load_lvlm, load_target, target_config
 from draftsmith.models.hub import pinned_config
-from draftsmith.models.llava import PARTS, LlavaTraining
-from draftsmith.models.targets.llava import LlavaTarget, LlavaTargetConfig
-from draftsmith.models.targets.load import build_target, load_llava, load_target, target_config
+from draftsmith.models.parts import PARTS
+from draftsmith.models.targets.llava.decoder import LlavaDecoder
+from draftsmith.models.targets.llava.section import LlavaTarget, LlavaTargetConfig
+from draftsmith.models.targets.llava.training import LlavaTraining
 from pydantic import ValidationError
 from tiled import VOCAB, look, model, processor, request, token_ids
 from transformers import (
@@ -69,7 +70,7 @@ def test_a_newline_makes_a_onevision_of_a_llama():
     assert isinstance(tiled, LlavaOnevisionForConditionalGeneration) and tiled.model.image_newline.shape == (16,)
     assert tiled.config.text_config.model_type == "llama" and tiled.config.vision_feature_select_strategy == "default"
     assert (tiled.config.vision_feature_layer, tiled.config.text_config.vocab_size) == (-2, VOCAB)
-    decoders = [CachedDecoder(m, num_token_ids=400) for m in (flat, tiled)]
+    decoders = [LlavaDecoder(m, num_token_ids=400) for m in (flat, tiled)]
     assert [d.reads_newlines for d in decoders] == [False, True]
 
 
@@ -85,7 +86,7 @@ def test_a_draft_with_an_image_processor_of_its_own_is_saved_loaded_and_exact(tm
     draft = build_drafter(asked_of, target, token_ids(made), seed=0)
     copied = draft.model.vision_tower.state_dict()
     assert all(torch.equal(copied[name], value) for name, value in tower.state_dict().items())
-    save_llava(draft, tmp_path / "draft", {"tokenizer_hash": "h"})
+    save_lvlm(draft, tmp_path / "draft", {"tokenizer_hash": "h"})
     again = load_drafter(tmp_path / "draft", tokenizer_hash="h", dtype=torch.float32)
     assert type(again) is type(draft) and torch.equal(again.model.image_newline, draft.model.image_newline)
     assert again.config.text_config.max_position_embeddings == 512
@@ -192,7 +193,7 @@ def test_an_inline_target_of_each_family(kind, tmp_path):
     made = build_target(section, token_ids(processor(kind)))
     assert made.config.model_type == kind
     assert made.config.vision_feature_layer == (-1 if kind == "llava_onevision" else -2)
-    save_llava(made, tmp_path, {})
+    save_lvlm(made, tmp_path, {})
     result = load_target(section, tmp_path, num_token_ids=400, image_token_id=4, device=torch.device("cpu"))
     assert result.reads_tiles is (None if kind == "llava" else True)
     state = result.decoder.model.state_dict()
@@ -200,16 +201,16 @@ def test_an_inline_target_of_each_family(kind, tmp_path):
 
 
 def test_weights_of_another_family_are_refused(tmp_path):
-    save_llava(model("llava_next"), tmp_path, {})
+    save_lvlm(model("llava_next"), tmp_path, {})
     assert isinstance(
-        load_llava(tmp_path, revision=None, dtype=torch.float32, key="k"), LlavaNextForConditionalGeneration
+        load_lvlm(tmp_path, revision=None, dtype=torch.float32, key="k"), LlavaNextForConditionalGeneration
     )
     section = LlavaTargetConfig(kind="llava", path=str(tmp_path))
     with pytest.raises(UserError, match=r"model_type 'llava_next', expected llava\n.*kind: llava_next"):
         load_target(section, tmp_path, num_token_ids=400, image_token_id=4, device=torch.device("cpu"))
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     with pytest.raises(UserError, match="model_type 'llama', expected llava or llava_next"):
-        load_llava(tmp_path, revision=None, dtype=torch.float32, key="k")
+        load_lvlm(tmp_path, revision=None, dtype=torch.float32, key="k")
 
 
 def test_anyres_is_for_families_that_tile():

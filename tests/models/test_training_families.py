@@ -1,6 +1,7 @@
 """Targets of every family to train: one loss over the states that decoding has, and weights that come back."""
 
 import pytest
+import tiny_qwen
 import torch
 from draftsmith.core.batch import Request
 from draftsmith.core.errors import UserError
@@ -8,14 +9,14 @@ from draftsmith.core.states import Taps, feature_places
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import Greedy
-from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.independent import IndependentProposal
-from draftsmith.models.llava import TokenIds
-from draftsmith.models.targets.causal import CausalTarget, CausalTargetConfig
-from draftsmith.models.targets.load import build_target, load_target
-from draftsmith.models.targets.qwen import QwenTarget, QwenTargetConfig
-from draftsmith.models.training import training_of
+from draftsmith.models.families.load import build_target, load_target
+from draftsmith.models.families.table import training_of
+from draftsmith.models.parts import TokenIds
+from draftsmith.models.targets.causal.section import CausalTarget, CausalTargetConfig
+from draftsmith.models.targets.llava.decoder import LlavaDecoder
+from draftsmith.models.targets.qwen.section import QwenTarget
 from tiny_qwen import (
     CLIP_ID,
     EOS,
@@ -66,7 +67,7 @@ def test_a_batch_of_text_runs_the_tower_for_nothing(kind):
     module = training_of(model(kind), PARTS, gradient_checkpointing=False)
     words, seen = request(kind, (), seed=1), request(kind)
     module(batch_of(words)).loss_sum.backward()
-    tower = [p for name, p in module.llava.model.visual.named_parameters()]
+    tower = [p for name, p in module.model.model.visual.named_parameters()]
     assert all(p.grad is not None and p.grad.abs().sum() == 0 for p in tower)
     module(batch_of(seen)).loss_sum.backward()
     assert sum(float(p.grad.abs().sum()) for p in tower) > 0
@@ -74,13 +75,13 @@ def test_a_batch_of_text_runs_the_tower_for_nothing(kind):
     frozen = training_of(model(kind), ["projector"], gradient_checkpointing=False)
     frozen(batch_of(seen)).loss_sum.backward()
     assert {*frozen.parts()} == {"projector"}
-    assert all(p.grad is None for p in frozen.llava.model.language_model.parameters())
+    assert all(p.grad is None for p in frozen.model.model.language_model.parameters())
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_inline_target_is_made_and_comes_back(kind, tmp_path):
-    section = QwenTargetConfig(
-        kind=kind.removesuffix("_moe"), language_model=text_config(kind, 2, 32), vision_tower=vision_config(kind, 32)
+    section = tiny_qwen.section(
+        kind.removesuffix("_moe"), language_model=text_config(kind, 2, 32), vision_tower=vision_config(kind, 32)
     )
     made = build_target(section, IDS)
     made.save_pretrained(tmp_path)
@@ -94,7 +95,7 @@ def test_an_inline_target_is_made_and_comes_back(kind, tmp_path):
     assert actual[:, [IMAGE_ID, CLIP_ID]].isinf().all()
     other = "qwen2_vl" if kind != "qwen2_vl" else "qwen3_vl"
     with pytest.raises(UserError, match="write kind: qwen"):
-        load_target(QwenTargetConfig(kind=other, path=str(tmp_path)), tmp_path, **settings)
+        load_target(tiny_qwen.section(other, path=str(tmp_path)), tmp_path, **settings)
 
 
 def test_a_target_of_text(tmp_path):
@@ -116,7 +117,7 @@ def test_a_target_of_text(tmp_path):
     kept = feature_places(batch.modality, batch.attention_mask, batch.loss_mask)
     with torch.no_grad():
         torch.testing.assert_close(module.hidden_states(batch)[kept], states.feature[kept], atol=1e-5, rtol=0)
-    draft = IndependentProposal(CachedDecoder(made, num_token_ids=TOKENS), "M", newline_id=5)
+    draft = IndependentProposal(LlavaDecoder(made, num_token_ids=TOKENS), "M", newline_id=5)
     decoding = Decoding(Chain(3), Greedy(), Draw("top-k"), Warp(), 12, (EOS,))
     for one in asked:
         expected = made.generate(

@@ -6,8 +6,7 @@ import re
 import pytest
 import torch
 from draftsmith.core.errors import UserError
-from draftsmith.models.llamagen.vq import Attention, ResBlock
-from draftsmith.models.llamagen.vqgan import (
+from draftsmith.models.targets.anole.vqgan import (
     GROUPS,
     Middle,
     VqGan,
@@ -16,6 +15,7 @@ from draftsmith.models.llamagen.vqgan import (
     load_encoder,
     load_vqgan,
 )
+from draftsmith.models.targets.llamagen.vq import Attention, ResBlock
 from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional as F

@@ -13,15 +13,16 @@ from draftsmith.eval.quality.weights import read_state
 from draftsmith.models.drafters.captioners import _load as load_captioner
 from draftsmith.models.drafters.head_files import head_state
 from draftsmith.models.drafters.medusa import MedusaConfig
+from draftsmith.models.families.load import load_lvlm
 from draftsmith.models.formats.published_head import read_published
 from draftsmith.models.hub import load_language_model, read_config, target_embedding
-from draftsmith.models.llamagen.captions import TextFeatures
-from draftsmith.models.llamagen.files import load_llamagen, load_vq, save_model
-from draftsmith.models.llamagen.shapes_reader import ShapesReader
-from draftsmith.models.llamagen.vq import VqConfig, VqTokenizer
-from draftsmith.models.llamagen.vqgan import VqGan, VqGanConfig, load_vqgan
-from draftsmith.models.targets.anole_section import load_anole
-from draftsmith.models.targets.load import load_llava, load_weights
+from draftsmith.models.shapes_reader import ShapesReader
+from draftsmith.models.targets.anole.section import load_anole
+from draftsmith.models.targets.anole.vqgan import VqGan, VqGanConfig, load_vqgan
+from draftsmith.models.targets.llamagen.captions import TextFeatures
+from draftsmith.models.targets.llamagen.files import load_llamagen, load_vq, save_model
+from draftsmith.models.targets.llamagen.vq import VqConfig, VqTokenizer
+from draftsmith.models.targets.loading import load_weights
 from safetensors.torch import load_file, save_file
 from tiny import llava
 from transformers import CLIPConfig, CLIPModel, LlamaConfig, LlamaForCausalLM, T5Config, T5EncoderModel
@@ -75,7 +76,7 @@ MEDUSA, OF_CODES = MedusaConfig(kind="medusa", num_heads=2), image_target(llamag
 # What is loaded -> how a folder of it is written, and how it is read.
 DOORS = {
     "target": (lambda f: llava(4).save_pretrained(f),
-               lambda f: load_llava(f, revision=None, dtype=torch.float32, key="target.path")),
+               lambda f: load_lvlm(f, revision=None, dtype=torch.float32, key="target.path")),
     "text-only target": (causal,
                          lambda f: load_weights(LlamaForCausalLM, f, revision=None, dtype=torch.float16, key="k")),
     "anole": (lambda f: anole().model.save_pretrained(f), load_anole),

@@ -7,11 +7,11 @@ import tiny_qwen
 import torch
 from draftsmith.core.batch import IMAGE
 from draftsmith.core.pictures import PatchGrid, whole_picture
-from draftsmith.models import qwen
 from draftsmith.models.attention import as_interface
-from draftsmith.models.qwen import see_patches
-from draftsmith.models.training import training_of
-from draftsmith.models.windows import WINDOWS, attend_in_windows, use_windows
+from draftsmith.models.families.table import training_of
+from draftsmith.models.targets.qwen import model as qwen
+from draftsmith.models.targets.qwen.model import see_patches
+from draftsmith.models.targets.qwen.windows import WINDOWS, attend_in_windows, use_windows
 from torch.nn import functional as F
 
 PARTS = ("vision_tower", "projector", "language_model")
@@ -89,7 +89,7 @@ def test_calls_for_a_picture_of_448_pixels(calls):
 def trained(monkeypatch, model, batch, *, ours, checkpointing):
     """Loss, and gradient by parameter, of a training step; the tower as it is, or transformers' own."""
     module = training_of(model, PARTS, gradient_checkpointing=checkpointing).train()
-    vision = module.llava.config.vision_config
+    vision = module.model.config.vision_config
     assert vision._attn_implementation == WINDOWS
     with monkeypatch.context() as patched:
         if not ours:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from draftsmith.eval.tables import markdown
-from draftsmith.models.decoding.decoder import CachedDecoder
-from draftsmith.models.targets.llava import LlavaTarget
+from draftsmith.models.targets.llava.decoder import LlavaDecoder
+from draftsmith.models.targets.llava.section import LlavaTarget
 from draftsmith.scripts.papers import latency, latency_figures
 from draftsmith.scripts.papers.latency import (
     Measured,
@@ -56,7 +56,7 @@ def target(config):
 def draft(config):
     full = draft_config("llama-68m", config, TINY)
     model = materialised(on_meta(lambda: LlavaForConditionalGeneration(full)), **CPU)
-    return CachedDecoder(model, num_token_ids=config.image_token_index)
+    return LlavaDecoder(model, num_token_ids=config.image_token_index)
 
 
 class Calls:

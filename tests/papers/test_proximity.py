@@ -21,10 +21,10 @@ from draftsmith.models.decoding.neighbours import NeighbourTable, load_neighbour
 from draftsmith.models.decoding.tree import Tree
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.eagle_images import save_eagle
-from draftsmith.models.llamagen.files import save_model
-from draftsmith.models.llamagen.shapes_reader import ShapesReader
-from draftsmith.models.llamagen.vq import VqConfig, VqTokenizer
+from draftsmith.models.shapes_reader import ShapesReader
 from draftsmith.models.targets.base import Taps
+from draftsmith.models.targets.llamagen.files import save_model
+from draftsmith.models.targets.llamagen.vq import VqConfig, VqTokenizer
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
 from draftsmith.scripts.papers import proximity

@@ -13,17 +13,17 @@ from draftsmith.core.errors import UserError
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Dynamic
 from draftsmith.eval.rules import Greedy
-from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.graph import GraphedChain
 from draftsmith.models.drafters.lvlm import LvlmConfig
 from draftsmith.models.drafters.medusa import MedusaConfig
-from draftsmith.models.llamagen.files import load_llamagen, save_model
-from draftsmith.models.targets.causal import CausalTargetConfig
-from draftsmith.models.targets.llamagen_section import LlamaGenTargetConfig, load_transformer
-from draftsmith.models.targets.llava import LlavaTargetConfig
-from draftsmith.models.targets.load import load_target
-from draftsmith.models.targets.qwen import QwenTargetConfig
+from draftsmith.models.families.load import load_target
+from draftsmith.models.targets.causal.section import CausalTargetConfig
+from draftsmith.models.targets.llamagen.files import load_llamagen, save_model
+from draftsmith.models.targets.llamagen.section import LlamaGenTargetConfig, load_transformer
+from draftsmith.models.targets.llava.decoder import LlavaDecoder
+from draftsmith.models.targets.llava.section import LlavaTargetConfig
+from draftsmith.models.targets.qwen.section import QwenTargetConfig
 from draftsmith.trainers.train.engine import init_distributed
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -74,7 +74,7 @@ def _said(target, name, policy):
     config = LlamaConfig(hidden_size=16, intermediate_size=16, num_attention_heads=2, num_hidden_layers=1,
                          vocab_size=target.vocab_size, initializer_range=0.3)  # fmt: skip
     draft = LlamaForCausalLM(config).eval().to(target.device)
-    decoder = CachedDecoder(draft, num_token_ids=target.decoder.num_token_ids, never=target.decoder.never)
+    decoder = LlavaDecoder(draft, num_token_ids=target.decoder.num_token_ids, never=target.decoder.never)
     if policy is None:
         drafter, policy = GraphedChain(decoder, "T", newline_id=5, gamma=3, capacity=128), Chain(3)
     else:

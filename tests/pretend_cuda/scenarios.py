@@ -15,11 +15,11 @@ from draftsmith.eval.policies import Chain, Draw, Dynamic
 from draftsmith.eval.rules import Greedy, Sampling
 from draftsmith.models.decoding.cache import Cache
 from draftsmith.models.decoding.captured import PassGraphs
-from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters import head_graphs
 from draftsmith.models.drafters.graph import GraphedChain
 from draftsmith.models.targets import verification
+from draftsmith.models.targets.llava.decoder import LlavaDecoder
 from draftsmith.trainers.train.engine import init_distributed
 
 from pretend_cuda.device import COUNTS, GRAPHS, aside
@@ -53,7 +53,7 @@ def _case(name, device, spread=False):
     if name in HEADS:
         return big, heads.settings_of(name).drafter(draft, big), Dynamic(**TREE), asked
     if name == "graph":
-        decoder = CachedDecoder(draft, num_token_ids=tiny.TOKENS, never=(tiny.IMAGE_ID,))
+        decoder = LlavaDecoder(draft, num_token_ids=tiny.TOKENS, never=(tiny.IMAGE_ID,))
         return big, GraphedChain(decoder, "M", newline_id=5, gamma=4, capacity=96), Chain(4), asked
     return big, None if name == "plain" else tiny.proposal(draft), Chain(4), asked
 

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 import pytest
 from draftsmith.models.drafters.base import PublishedDrafter
-from draftsmith.models.sizes import parameter_counts
+from draftsmith.models.families.sizes import parameter_counts
 from draftsmith.recipes.dry_run import does_not_fit
 from draftsmith.recipes.launch import run_recipe
 from draftsmith.recipes.load import load, recipe_names

@@ -14,7 +14,7 @@ from typing import ClassVar
 from draftsmith.eval.policies import Chain
 from draftsmith.eval.policies.base import TreeSection
 from draftsmith.eval.rules import RULES, RuleSection
-from draftsmith.models.targets.llava import LlavaTargetConfig
+from draftsmith.models.targets.llava.section import LlavaTargetConfig
 
 
 class Two(TreeSection):

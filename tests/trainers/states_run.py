@@ -9,8 +9,9 @@ from draftsmith.core.tracking import TrackingConfig
 from draftsmith.data.processor_files import build_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.models.drafters.sparrow import SparrowConfig
-from draftsmith.models.llava import TokenIds, assemble, llava_config
-from draftsmith.models.targets.llava import LlavaTargetConfig
+from draftsmith.models.parts import TokenIds
+from draftsmith.models.targets.llava.model import assemble, llava_config
+from draftsmith.models.targets.llava.section import LlavaTargetConfig
 from draftsmith.trainers.run.context import Context
 from draftsmith.trainers.run.deepspeed_section import EngineConfig
 from draftsmith.trainers.stages.cache import CacheStage

@@ -21,7 +21,7 @@ from draftsmith.models.drafters.eagle3 import Eagle3Config
 from draftsmith.models.drafters.hivis import HivisConfig
 from draftsmith.models.drafters.msd import MsdConfig
 from draftsmith.models.drafters.sparrow import SparrowConfig
-from draftsmith.models.targets.llava import LlavaTargetConfig
+from draftsmith.models.targets.llava.section import LlavaTargetConfig
 from draftsmith.trainers.run.stage_records import check_fit
 from draftsmith.trainers.serve import states_builder as build
 from draftsmith.trainers.stages import cache

@@ -12,9 +12,10 @@ from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.data.shards import ShardReader
 from draftsmith.data.videos import write_clip
 from draftsmith.models.drafters.sparrow import SparrowConfig
-from draftsmith.models.llava import TokenIds
-from draftsmith.models.qwen import QWEN_FAMILIES, qwen_config
-from draftsmith.models.targets.qwen import QwenTargetConfig
+from draftsmith.models.families.table import new_model
+from draftsmith.models.parts import TokenIds
+from draftsmith.models.targets.qwen.model import qwen_config
+from draftsmith.models.targets.qwen.section import QwenTargetConfig
 from draftsmith.trainers.serve import states_builder as build
 from draftsmith.trainers.train.on_states import open_states
 from PIL import Image
@@ -39,7 +40,8 @@ def made(request, tmp_path_factory):
         processor.video_token_id, processor.vision_start_id, processor.vision_end_id,
     )  # fmt: skip
     torch.manual_seed(0)
-    model = QWEN_FAMILIES[kind][1](qwen_config(kind, text_config(kind, 4, 32), vision_config(kind, 32), ids))
+    config = qwen_config(kind, text_config(kind, 4, 32), vision_config(kind, 32), ids)
+    model = new_model(config)
     model.save_pretrained(folder / "target")
     processor.save(folder / "target")
     shades = [Image.new("RGB", (16, 16), (15 * n, 255 - 15 * n, 90)) for n in range(16)]

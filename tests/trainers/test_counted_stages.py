@@ -9,8 +9,8 @@ import torch
 from draftsmith.data.answers import SHARDS as ANSWERS
 from draftsmith.data.shards import tar_path
 from draftsmith.data.stage_folders import CODES, STATES
-from draftsmith.models.llamagen.files import save_model
-from draftsmith.models.targets.llamagen_section import build_transformer
+from draftsmith.models.targets.llamagen.files import save_model
+from draftsmith.models.targets.llamagen.section import build_transformer
 from draftsmith.trainers.run.progress import StageLine
 from draftsmith.trainers.stages.cache import CacheStage
 from draftsmith.trainers.stages.encode import EncodeStage

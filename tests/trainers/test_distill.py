@@ -16,8 +16,8 @@ from draftsmith.core.errors import UserError
 from draftsmith.data.dataset import ConversationData
 from draftsmith.data.loader import StepBatches
 from draftsmith.data.sources import OpenBatch
-from draftsmith.models.distillation import DistillObjective, DistillTraining, Teacher
-from draftsmith.models.targets.llava import LlavaTargetConfig
+from draftsmith.models.drafters.distillation import DistillObjective, DistillTraining, Teacher
+from draftsmith.models.targets.llava.section import LlavaTargetConfig
 from draftsmith.trainers.train import distill
 from draftsmith.trainers.train import on_records as conversations
 from draftsmith.trainers.train.optim import OptimConfig

@@ -14,9 +14,8 @@ from draftsmith.core.errors import UserError
 from draftsmith.data.captioned.prompts import PromptSource
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.medusa import MedusaConfig
-from draftsmith.models.llamagen.files import save_model
-from draftsmith.models.targets.generators import LlamaGenTargetConfig
-from draftsmith.models.targets.llamagen_section import build_transformer
+from draftsmith.models.targets.llamagen.files import save_model
+from draftsmith.models.targets.llamagen.section import LlamaGenTargetConfig, build_transformer
 from draftsmith.recipes.load import load
 from draftsmith.trainers.evaluate import measuring, untimed
 from draftsmith.trainers.evaluate.drawn import drawn_tokens

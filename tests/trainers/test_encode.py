@@ -14,9 +14,9 @@ from draftsmith.core.errors import UserError
 from draftsmith.data.captioned import center_crop
 from draftsmith.data.shards import ShardReader, summary
 from draftsmith.data.stage_folders import CODES
-from draftsmith.models.llamagen.captions import TextFeatures
-from draftsmith.models.llamagen.files import load_vq
-from draftsmith.models.targets.llamagen_section import TEXT_ENCODER
+from draftsmith.models.targets.llamagen.captions import TextFeatures
+from draftsmith.models.targets.llamagen.files import load_vq
+from draftsmith.models.targets.llamagen.section import TEXT_ENCODER
 from draftsmith.trainers.stages import encode
 from draftsmith.trainers.stages.encode import EncodeStage
 from PIL import Image

@@ -19,11 +19,12 @@ from draftsmith.models.drafters.head_config import HeadConfig
 from draftsmith.models.drafters.lvlm import LvlmConfig
 from draftsmith.models.drafters.medusa import MedusaConfig
 from draftsmith.models.drafters.modes import ImageSubstitutes
-from draftsmith.models.llamagen.vq import VqConfig, VqTokenizer
-from draftsmith.models.llava import TokenIds, new_model
-from draftsmith.models.sizes import parameter_counts
+from draftsmith.models.families.sizes import parameter_counts
+from draftsmith.models.parts import TokenIds
 from draftsmith.models.targets.base import Taps
-from draftsmith.models.targets.llava import LlavaTarget
+from draftsmith.models.targets.llamagen.vq import VqConfig, VqTokenizer
+from draftsmith.models.targets.llava.model import new_model
+from draftsmith.models.targets.llava.section import LlavaTarget
 from draftsmith.models.targets.verification import NODES, verify
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan

@@ -8,7 +8,7 @@ import pytest
 import torch
 from draftsmith.core.tracking import TrackingConfig
 from draftsmith.data.collate import ConversationCollate
-from draftsmith.models.targets.llava import LlavaTargetConfig
+from draftsmith.models.targets.llava.section import LlavaTargetConfig
 from draftsmith.trainers.run.context import Context
 from draftsmith.trainers.run.deepspeed_section import EngineConfig
 from draftsmith.trainers.stages.train import TrainStage

@@ -6,7 +6,7 @@ import torch
 from draftsmith.data.captioned.prompts import PromptSource, read_prompts
 from draftsmith.data.shapes.captioned import COLORS, SHAPES, write_captioned
 from draftsmith.eval.quality import statistics
-from draftsmith.models.llamagen.shapes_reader import ShapesReader
+from draftsmith.models.shapes_reader import ShapesReader
 from draftsmith.trainers.evaluate.judge import Judge, real_pictures
 
 

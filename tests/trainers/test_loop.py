@@ -12,8 +12,9 @@ import pytest
 import torch
 from draftsmith.core.errors import TrainingError, UserError
 from draftsmith.core.loss import StepLoss
-from draftsmith.models.llava import PARTS, LlavaTraining
 from draftsmith.models.lora import LoraConfig, merge_adapters
+from draftsmith.models.parts import PARTS
+from draftsmith.models.targets.llava.training import LlavaTraining
 from draftsmith.trainers.run.deepspeed_section import EngineConfig, check_engine
 from draftsmith.trainers.run.stopping import Stop
 from draftsmith.trainers.train import loop
@@ -216,7 +217,7 @@ def test_torchs_linear_layer_is_replaced_in_an_engines_steps_alone(zero, tmp_pat
     """ZeRO-3's own stays otherwise: a decoding that is timed after the training would be slower for it."""
     plain, within, between = torch._C._nn.linear, [], []
     model = module(noisy=False, gradient_checkpointing=True)
-    layer = model.llava.model.language_model.layers[0].mlp
+    layer = model.model.model.language_model.layers[0].mlp
     layer.register_forward_pre_hook(lambda *_: within.append(functional.linear))
     run(tmp_path, steps=1, zero=zero, model=model, log=lambda step: between.append(functional.linear))
     assert functional.linear is plain and between == [plain]
@@ -432,7 +433,7 @@ def test_gradient_checkpointing_computes_layers_again(tmp_path):
     for checkpointing in (False, True):
         model = module(noisy=False, gradient_checkpointing=checkpointing).eval()
         calls = []
-        model.llava.model.language_model.layers[0].mlp.register_forward_pre_hook(
+        model.model.model.language_model.layers[0].mlp.register_forward_pre_hook(
             lambda *_, calls=calls: calls.append(1)
         )
         run(tmp_path / str(checkpointing), steps=2, model=model, optim=PLAIN)

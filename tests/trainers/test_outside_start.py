@@ -21,16 +21,16 @@ from draftsmith.models.drafters.msd import MsdConfig
 from draftsmith.models.drafters.peagle import PeagleConfig, PeagleTraining
 from draftsmith.models.drafters.sparrow import SparrowConfig
 from draftsmith.models.drafters.vispec import VispecConfig
+from draftsmith.models.families.generators import load_generator
+from draftsmith.models.folders import write_folder
 from draftsmith.models.formats import export_drafter
 from draftsmith.models.formats.export import lay_out
 from draftsmith.models.formats.llama_layer import llama_values
 from draftsmith.models.formats.source import Target, read_source
 from draftsmith.models.formats.start import load_start
-from draftsmith.models.llamagen.files import save_model
-from draftsmith.models.llamagen.folders import write_folder
 from draftsmith.models.targets.base import language_shape
-from draftsmith.models.targets.generators import load_generator
-from draftsmith.models.targets.llamagen_section import build_transformer
+from draftsmith.models.targets.llamagen.files import save_model
+from draftsmith.models.targets.llamagen.section import build_transformer
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan

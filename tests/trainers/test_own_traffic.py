@@ -13,8 +13,9 @@ import torch
 import yaml
 from draftsmith.data.processor_files import build_qwen_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
-from draftsmith.models.llava import TokenIds
-from draftsmith.models.qwen import QWEN_FAMILIES, qwen_config
+from draftsmith.models.families.table import new_model
+from draftsmith.models.parts import TokenIds
+from draftsmith.models.targets.qwen.model import qwen_config
 from draftsmith.recipes.commands.cli import main
 from PIL import Image
 from states_run import WORDS
@@ -41,7 +42,7 @@ def folder(tmp_path_factory):
     )  # fmt: skip
     torch.manual_seed(0)
     config = qwen_config(KIND, text_config(KIND, 7, 32), vision_config(KIND, 32), ids)
-    QWEN_FAMILIES[KIND][1](config).save_pretrained(folder / "target")
+    new_model(config).save_pretrained(folder / "target")
     processor.save(folder / "target")
     lines = [line(number, url(number) if number % 2 else None) for number in range(20)]
     lines.insert(3, line(99, "https://example.com/a.png"))

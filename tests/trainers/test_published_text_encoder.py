@@ -9,8 +9,8 @@ from draftsmith.data.shards import ShardReader
 from draftsmith.models.decoding.batched import draw_pictures
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.eagle import EagleConfig
-from draftsmith.models.targets.generators import load_generator
-from draftsmith.models.targets.llamagen_section import TEXT_ENCODER
+from draftsmith.models.families.generators import load_generator
+from draftsmith.models.targets.llamagen.section import TEXT_ENCODER
 from draftsmith.trainers.stages.encode import EncodeStage
 from draftsmith.trainers.stages.train import TrainStage
 from visual_run import context, noise, translators

@@ -6,8 +6,8 @@ import heads_run
 import pytest
 import torch
 from draftsmith.data.processor_files import load_processor
-from draftsmith.models.targets.load import load_target
-from draftsmith.models.targets.qwen import QwenTargetConfig
+from draftsmith.models.families.load import load_target
+from draftsmith.models.targets.qwen.section import QwenTargetConfig
 from tiny_qwen import text_config, vision_config
 
 FORMAT = {"template": "qwen_vl", "image_rule": "verbatim"}

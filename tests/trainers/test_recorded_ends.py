@@ -22,10 +22,10 @@ from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Static
 from draftsmith.eval.rows import PLAIN, Row
 from draftsmith.eval.rules import Greedy
-from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.independent import IndependentProposal
-from draftsmith.models.targets.load import load_target
+from draftsmith.models.families.load import load_target
+from draftsmith.models.targets.llava.decoder import LlavaDecoder
 from draftsmith.trainers.evaluate.resume_log import ResumeLog
 from draftsmith.trainers.run.recorded_ends import ENDS, record_ends
 from draftsmith.trainers.run.stage import Planned
@@ -111,7 +111,7 @@ def test_answers_are_those_of_transformers_and_nothing_is_drafted_behind_an_end(
     target = load_target(section, folder, num_token_ids=processor.num_token_ids,
                          image_token_id=processor.image_token_id, device=torch.device("cpu"))  # fmt: skip
     draft = copy.deepcopy(target.decoder.model)
-    decoder = CachedDecoder(draft, num_token_ids=processor.num_token_ids, never=(processor.image_token_id,))
+    decoder = LlavaDecoder(draft, num_token_ids=processor.num_token_ids, never=(processor.image_token_id,))
     expected, seen = theirs(folder, asked), Counter()
     assert {answer[-1] for answer in expected} >= {*ends[: max(1, count - 1)]}, "some answers end at each of them"
     for policy in (None, *POLICIES.values()):

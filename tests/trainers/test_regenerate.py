@@ -18,10 +18,10 @@ from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import RULES
 from draftsmith.models.decoding.tree import no_tree
 from draftsmith.models.decoding.warp import Warp
+from draftsmith.models.families.load import load_lvlm
 from draftsmith.models.losses import log_probs
 from draftsmith.models.targets.base import Taps
-from draftsmith.models.targets.llava import LlavaTarget
-from draftsmith.models.targets.load import load_llava
+from draftsmith.models.targets.llava.section import LlavaTarget
 from draftsmith.trainers.run import precision
 from draftsmith.trainers.run import run as runner
 from draftsmith.trainers.serve import written_texts as texts
@@ -68,7 +68,7 @@ def asked(made):
     path = made / "world" / "world" / "train.json"
     config = ConversationData(path=str(path), aspect="square", max_length=256)
     dataset = ConversationDataset(config, form, processor, files=[path], skipped_log=None, cache=made / "cache")
-    model = load_llava(made / "target", revision=None, dtype=torch.float32, key="target")
+    model = load_lvlm(made / "target", revision=None, dtype=torch.float32, key="target")
     num_ids = len(processor.tokenizer)
     target = LlavaTarget(model, num_token_ids=num_ids, image_token_id=processor.image_token_id)
     return dataset, processor, target

@@ -14,9 +14,9 @@ from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import RULES
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.llamagen.files import save_model
-from draftsmith.models.targets.generators import Generator, load_generator
-from draftsmith.models.targets.llamagen_section import build_transformer
+from draftsmith.models.families.generators import Generator, load_generator
+from draftsmith.models.targets.llamagen.files import save_model
+from draftsmith.models.targets.llamagen.section import build_transformer
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
 from draftsmith.trainers.run.progress import StageLine

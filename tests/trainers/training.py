@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from draftsmith.data.collate import ConversationCollate, Sample
 from draftsmith.data.loader import Loader
-from draftsmith.models.llava import PARTS, LlavaTraining
+from draftsmith.models.parts import PARTS
+from draftsmith.models.targets.llava.training import LlavaTraining
 from draftsmith.trainers.run.deepspeed_section import EngineConfig
 from draftsmith.trainers.run.stopping import Stop
 from draftsmith.trainers.train.checkpoint import CheckpointConfig

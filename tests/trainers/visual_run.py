@@ -8,10 +8,9 @@ import numpy as np
 import torch
 from draftsmith.core.tracking import TrackingConfig
 from draftsmith.data.shapes.tokenizer import train_tokenizer
-from draftsmith.models.llamagen.files import save_model
-from draftsmith.models.llamagen.vq import VqTokenizer
-from draftsmith.models.targets.generators import LlamaGenTargetConfig
-from draftsmith.models.targets.llamagen_section import TEXT_ENCODER, build_text_encoder
+from draftsmith.models.targets.llamagen.files import save_model
+from draftsmith.models.targets.llamagen.section import TEXT_ENCODER, LlamaGenTargetConfig, build_text_encoder
+from draftsmith.models.targets.llamagen.vq import VqTokenizer
 from draftsmith.recipes.load import load
 from draftsmith.trainers.run.context import Context
 from draftsmith.trainers.run.deepspeed_section import EngineConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ...models.memory import BYTES
+from ...models.families.memory import BYTES
 from ...models.stored import stored_dtype
 
 # Of a Hub id, whose weights and config a dry run does not fetch: most are published so.

@@ -21,9 +21,9 @@ from ...data.mixture import JsonFile, Name, Selection, Share, are_present, is_mi
 from ...data.processor import INTERNVL_TILES, QWEN, Processor
 from ...data.published_settings import WHOLE_PIXELS, processor_family
 from ...data.records import RecordFile
-from ...models.gemma import GEMMA, SOFT_TOKENS
+from ...models.families.table import family_of
 from ...models.hub import config_value
-from ...models.mistral import merge_of, reads_whole
+from ...models.targets.family import tower_type
 from ..run.stage import Planned
 
 LOOKED_AT = 500  # records whose pictures are opened at most: a head costs little, and a clip is read through
@@ -87,25 +87,21 @@ def image_reader_of(data: ConversationData, config: PreTrainedConfig) -> ImageRe
     Args:
         config: of the model whose tiles these are.
     """
-    vision = config.vision_config
+    read, vision = family_of(config).pictures, config.vision_config
+    assert read is not None, "a tower that no family has"
+    patch, side = read.unit(config)
     nothing: dict[str, Any] = dict.fromkeys(("pad_id", "bos_id", "eos_id", "newline_id"), 0)
     absent: Any = None
     family: Any = processor_family(config.model_type)
     images: Any = None
-    if family in QWEN:  # reads pictures whole: a tile's side is then that of what becomes one token
-        side = vision.patch_size * vision.spatial_merge_size
+    if family in QWEN:
         images = SimpleNamespace(size=dict(zip(("shortest_edge", "longest_edge"), WHOLE_PIXELS[family], strict=True)))
-    elif family == GEMMA:
-        side = vision.patch_size * vision.pooling_kernel_size
-        images = SimpleNamespace(max_soft_tokens=SOFT_TOKENS, size={})
-    else:
-        side = vision.image_size
-    patch = vision.patch_size
-    if family == "internvl":  # of a tile's patches 2 x 2 become one token
-        side, patch = side[0], round(patch[0] / config.downsample_ratio)
+    elif family == "gemma4":
+        images = SimpleNamespace(max_soft_tokens=read.most_tokens, size={})
+    elif family == "internvl":
         images = SimpleNamespace(min_patches=1, max_patches=INTERNVL_TILES)
-    elif reads_whole(config):
-        family, side = "pixtral", patch * merge_of(config)
+    elif tower_type(config) == "pixtral":
+        family = "pixtral"
         images = SimpleNamespace(size={"longest_edge": vision.image_size})
     processor = Processor(
         absent, images, 0, patch, side, **nothing, family=family,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...models.drafters.pruned import PrunedConfig
-from ...models.sizes import parameter_counts
-from ...models.targets.load import target_config
+from ...models.families.load import target_config
+from ...models.families.sizes import parameter_counts
 
 
 def describe_evaluation(stage: Any) -> list[str]:

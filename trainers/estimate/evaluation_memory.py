@@ -14,10 +14,10 @@ from pydantic import Field
 from ...core.section import Section
 from ...models.drafters.captioners import LvlmCaptions, num_published
 from ...models.drafters.pruned import PrunedConfig
+from ...models.families.load import target_config
+from ...models.families.memory import BYTES, cache_bytes, graph_bytes, weight_bytes
 from ...models.hub import has_windows, recurrent_layers
-from ...models.memory import BYTES, cache_bytes, graph_bytes, weight_bytes
 from ...models.targets.base import language_shape
-from ...models.targets.load import target_config
 from ...models.targets.parallel import check_cut
 from ...models.targets.verification import NODES, lengths_up_to
 from ..serve.engine_section import ServedEngine

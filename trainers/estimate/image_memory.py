@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...models.llamagen.transformer import published
+from ...models.targets.llamagen.transformer import published
 from .auto_dtypes import held_bytes
 from .evaluation_memory import Memory
 from .models import mirrored_shape
@@ -34,7 +34,7 @@ def drawing_memory(plan: Any) -> Memory:
         parts["drafters' caches"] = parts.get("drafters' caches", 0.0) + cache
         held.add(one.weights)
     places = rows * max(section.prompt_places, nodes)
-    # Of a layer as in `models/memory.py`; the scores of each row in float32, guided, warped and sorted.
+    # Of a layer as in `models/families/memory.py`; the scores of each row in float32, guided, warped and sorted.
     layer = places * (shape.hidden_size * (5 * width + 8) + 3 * inner * width)
     parts["activations"] = layer + 4.0 * (rows + 4) * nodes * shape.vocab_size
     return Memory(parts)

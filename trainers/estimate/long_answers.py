@@ -7,7 +7,7 @@ from typing import Any
 
 from ...core.errors import UserError
 from ...core.section import Section
-from ...models.targets.load import target_config
+from ...models.families.load import target_config
 from .models import target_shape
 
 _LENGTH = "max_new_tokens"

@@ -12,19 +12,18 @@ import copy
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import isqrt
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from ...core.pictures import IMAGE, TEXT, PatchGrid, Picture, whole_picture
+from ...core.pictures import IMAGE, TEXT, Picture
 from ...models.decoding.decoder import CachedDecoder
-from ...models.gemma import GEMMA, SOFT_TOKENS
-from ...models.hub import config_value, rope_of
-from ...models.memory import BYTES, cache_bytes
-from ...models.sizes import empty_model
+from ...models.families.memory import BYTES, cache_bytes
+from ...models.families.sizes import empty_model
+from ...models.families.table import family_of
+from ...models.hub import config_value, num_deepstack, rope_of
 from ...models.targets.verification import DYNAMIC
 from .counted import META, along, most_bytes
 
@@ -75,13 +74,13 @@ def tower_moment(config: PreTrainedConfig, section: Any, dtype: str, positions: 
     """Of the tower and the projector over pictures that fill so many positions; 0: there is no tower."""
     if config_value(config, "vision_config") is None:
         return 0.0
-    model, picture = _Model.of(config, section, dtype), fill_with_pictures(config, positions)[0]
-    if config_value(config.vision_config, "spatial_merge_size") is not None:
-        first = _LARGEST
-    elif picture[0].whole is not None:  # Mistral and Gemma see picture by picture: a larger prompt has more of them
-        first, positions = picture[0].num_tokens, picture[0].num_tokens
+    model, picture = _Model.of(config, section, dtype), fill_with_pictures(config, positions)[0][0]
+    if picture.whole is None:
+        first = _TILES * picture.num_tokens
+    elif family_of(config).pictures.one_by_one:  # type: ignore[union-attr]  # a larger prompt has more of them
+        first, positions = picture.num_tokens, picture.num_tokens
     else:
-        first = _TILES * picture[0].num_tokens
+        first = _LARGEST
     return along(lambda places: _tower(model, round(places)), positions, first)
 
 
@@ -105,7 +104,7 @@ class _Model:
         if self.section is not None and config_value(config, "vision_config") is not None:
             decoder: CachedDecoder = self.section.target(model, num_token_ids=count, image_token_id=None).decoder
             return decoder
-        return CachedDecoder(model, num_token_ids=count)
+        return family_of(config).decoder(model, num_token_ids=count)
 
 
 @functools.lru_cache(256)
@@ -140,35 +139,18 @@ def _tower(model: _Model, positions: int) -> float:
 
 def fill_with_pictures(config: PreTrainedConfig, positions: int) -> tuple[list[Picture], Tensor]:
     """Pictures that take at most so many positions, one at least, and their pixels without values."""
-    vision = config.vision_config
-    side, patch = _one(config_value(vision, "image_size") or 0), _one(vision.patch_size)
-    merge = config_value(vision, "spatial_merge_size") or config_value(config, "spatial_merge_size", 1)
-    if config_value(vision, "spatial_merge_size") is not None:  # read whole (Qwen-VL), here as one picture
-        rows = max(1, isqrt(positions))
-        grid = PatchGrid(1, rows * merge, max(1, positions // rows) * merge, merge)
-        pixels = grid.num_patches, 3 * vision.temporal_patch_size * patch**2
-        return [whole_picture(grid)], torch.empty(pixels, device=META)
-    if config.model_type == GEMMA:
-        pooled = vision.pooling_kernel_size
-        rows = isqrt(min(positions, SOFT_TOKENS))
-        grid = PatchGrid(1, rows * pooled, rows * pooled, pooled)
-        return [whole_picture(grid)], torch.empty(grid.num_patches, 3 * patch**2, device=META)
-    if config_value(vision, "model_type") == "pixtral":
-        rows = min(isqrt(positions), side // patch // merge)
-        grid = PatchGrid(1, rows * merge, rows * merge, merge)
-        return [whole_picture(grid)], torch.empty(grid.num_patches, 3 * patch**2, device=META)
-    tile = round(side // patch * config_value(config, "downsample_ratio", 1.0))  # InternVL merges patches
-    count = max(1, positions // tile**2)
-    return [Picture(tile) for _ in range(count)], torch.empty(count, 3, side, side, device=META)
+    read = family_of(config).pictures
+    assert read is not None, "a tower that no family has"
+    pictures, shape = read.fill(config, positions)
+    return pictures, torch.empty(shape, device=META)
 
 
 def shallow(config: PreTrainedConfig) -> PreTrainedConfig:
     """A copy with a layer of each kind, two at least."""
     config = copy.deepcopy(config)
     text, vision = config.get_text_config(), config_value(config, "vision_config")
-    deep = len(config_value(vision, "deepstack_visual_indexes") or ()) if vision is not None else 0
     kinds: Sequence[str] = config_value(text, "layer_types") or ()
-    text.num_hidden_layers = min(text.num_hidden_layers, max(_LAYERS, deep, len(set(kinds))))
+    text.num_hidden_layers = min(text.num_hidden_layers, max(_LAYERS, num_deepstack(config), len(set(kinds))))
     if kinds:
         every = sorted(set(kinds), reverse=True)  # sliding before full attention
         text.layer_types = [every[number % len(every)] for number in range(text.num_hidden_layers)]
@@ -176,17 +158,6 @@ def shallow(config: PreTrainedConfig) -> PreTrainedConfig:
         text.num_kv_shared_layers = 0
     if rope_of(text).get("rope_type") in DYNAMIC:  # asks the device how long the text is; as large as any other
         text.rope_parameters = {"rope_type": "default", "rope_theta": rope_of(text)["rope_theta"]}
-    if config.model_type == GEMMA:
-        vision.num_hidden_layers = _LAYERS
-    if vision is not None and config_value(vision, "depth") is not None:  # Qwen-VL: a block of windows, and a whole one
-        vision.depth = max(_LAYERS, deep)
-        if deep:
-            vision.deepstack_visual_indexes = list(range(deep))
-        if config_value(vision, "fullatt_block_indexes") is not None:
-            vision.fullatt_block_indexes = [vision.depth - 1]
+    if vision is not None and (read := family_of(config).pictures) is not None:
+        read.shallow(config, _LAYERS)
     return config
-
-
-def _one(side: Any) -> int:
-    """Of a side in pixels, which some configs write for both sides."""
-    return int(side[0] if isinstance(side, list | tuple) else side)

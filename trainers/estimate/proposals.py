@@ -6,7 +6,6 @@ drafters has a cache of its own, which it keeps from its last request.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +18,11 @@ from ...models.drafters.head_graphs import COUNTS, MOST_EXPANSIONS
 from ...models.drafters.lvlm import LvlmConfig
 from ...models.drafters.mixed import MixedConfig
 from ...models.drafters.pruned import PrunedConfig
-from ...models.hub import config_value, pinned_config
-from ...models.memory import BYTES, cache_bytes, weight_bytes
+from ...models.families.load import target_config
+from ...models.families.memory import BYTES, cache_bytes, weight_bytes
+from ...models.families.table import family_of
+from ...models.hub import pinned_config
 from ...models.targets.base import language_shape
-from ...models.targets.load import target_config
 from ...models.targets.verification import lengths_up_to
 from ..evaluate.methods import Method, decoding_with, members_of
 from .auto_dtypes import held_bytes, held_dtype
@@ -168,14 +168,9 @@ def _visual(length: int | str, data: Any, config: Any) -> int:
     """Visual tokens of a clip of so many frames, at most, or of the tokens that the text says."""
     if isinstance(length, str):
         return visual_tokens(length)
-    vision = config.vision_config
-    if (per_frame := config_value(config, "image_seq_length")) is not None and config.model_type == "internvl":
-        return length * int(per_frame)
-    merge = config_value(vision, "spatial_merge_size")
-    if merge is None:  # frames are tiles, whose patches are pooled two by two
-        return length * math.ceil(vision.image_size // vision.patch_size / 2) ** 2
-    pixels = data.video.max_pixels or 0  # null: nobody says, and nothing is taken off
-    return length // vision.temporal_patch_size * (pixels // (vision.patch_size * merge) ** 2)
+    read = family_of(config).pictures
+    assert read is not None, "a tower that no family has"
+    return read.of_frames(config, length, data.video.max_pixels or 0)  # null: nobody says, and nothing is taken off
 
 
 def _pruned(drafter: PrunedConfig, positions: int, config: Any, section: Any) -> Sizes:

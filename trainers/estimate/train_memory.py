@@ -21,13 +21,13 @@ from ...core import ranks
 from ...core.batch import IMAGE, TEXT, Batch, CodeBatch
 from ...core.pictures import Picture
 from ...core.states import KeptScores, Taps, TargetStates
-from ...models.distillation import DistillTraining, Teacher
+from ...models.drafters.distillation import DistillTraining, Teacher
 from ...models.drafters.plain_module import ShapeAlone
+from ...models.families.memory import cache_bytes
+from ...models.families.sizes import empty_model, parameter_counts
+from ...models.families.table import training_of
 from ...models.hub import config_value, rope_of
-from ...models.llava import is_tied
-from ...models.memory import cache_bytes
-from ...models.sizes import empty_model, parameter_counts
-from ...models.training import training_of
+from ...models.parts import is_tied
 from .auto_dtypes import engine_precision, held_bytes, held_dtype
 from .counted import META, Known, along, most_bytes
 from .evaluation_memory import Memory

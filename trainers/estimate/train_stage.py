@@ -16,9 +16,9 @@ from ...data.images import is_tiled
 from ...data.loader import steps_per_epoch
 from ...data.media import ImageReader
 from ...data.shapes.scenarios import WITHOUT_PICTURES
+from ...models.families.sizes import empty_model, parameter_counts
+from ...models.families.table import training_of
 from ...models.formats.start import is_own
-from ...models.sizes import empty_model, parameter_counts
-from ...models.training import training_of
 from ..run.stage import Planned
 from .auto_dtypes import held_bytes
 from .data import generated, image_reader_of, most_patches, on_disk, samples, tokens

@@ -19,8 +19,9 @@ from ...eval.policies import Chain, Draw
 from ...eval.rules import RULES
 from ...eval.text_quality import Metric, Scorer
 from ...models.decoding.warp import Warp
+from ...models.drafters.lvlm import as_target
 from ...models.drafters.modes import without_pictures
-from ...models.targets.llava import LlavaTarget
+from ...models.targets.language import LanguageTarget
 from .benchmarks import QualitySection
 from .resume_log import resumed
 from .two_turns import TabedRun
@@ -61,7 +62,7 @@ def answering(config: QualitySection, run: TabedRun, drafts: Mapping[str, Any]) 
     ends = end_ids(processor, run.form)
     decoding = Decoding(Chain(1), RULES["greedy"], Draw("top-k"), Warp(0.0), config.max_new_tokens, ends)
 
-    def by(model: LlavaTarget, *, is_draft: bool) -> Answering:
+    def by(model: LanguageTarget, *, is_draft: bool) -> Answering:
         def answer(request: Request) -> list[int]:
             return generate(model, None, (request.drafter_view or request) if is_draft else request, decoding).tokens
 
@@ -69,13 +70,7 @@ def answering(config: QualitySection, run: TabedRun, drafts: Mapping[str, Any]) 
 
     models = {"target": by(run.measuring.target, is_draft=False)}
     for name, model in drafts.items():
-        draft = LlavaTarget(
-            model,
-            num_token_ids=processor.num_token_ids,
-            image_token_id=processor.image_token_id,
-            # A plain LLaVA reads one tile of what a target reads in several.
-            reads_tiles=False if model.config.model_type == "llava" else None,
-        )
+        draft = as_target(model, num_token_ids=processor.num_token_ids, image_token_id=processor.image_token_id)
         models[name] = by(draft, is_draft=True)
     return models
 

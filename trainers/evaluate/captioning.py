@@ -10,10 +10,10 @@ from ...core.pictures import Picture
 from ...data.conversations import PromptFormat, encode
 from ...data.end_tokens import end_ids
 from ...data.processor import Processor
-from ...models.decoding.decoder import CachedDecoder
 from ...models.drafters.captioners import Captioner, LvlmCaptioner, LvlmCaptions, load_captioner
 from ...models.drafters.lvlm import load_drafter
 from ...models.drafters.modes import ImageSubstitutes
+from ...models.families.table import family_of
 from ..run.context import Context
 from .evaluate_settings import EvaluateSettings
 
@@ -34,7 +34,8 @@ def _captioner(config: Any, form: PromptFormat, context: Context, processor: Pro
     # The captioner is built like the drafter and uses the drafter's image processor.
     patches = (context.own_image_processor() or processor).patches
     asked = encode(turns, form, processor, pictures=[Picture(patches)], open_ended=True)
-    decoder = CachedDecoder(model, num_token_ids=processor.num_token_ids, never=(processor.image_token_id,))
+    never = (processor.image_token_id,)
+    decoder = family_of(model.config).decoder(model, num_token_ids=processor.num_token_ids, never=never)
     return LvlmCaptioner(
         decoder,
         asked.ids,

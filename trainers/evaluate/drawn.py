@@ -22,7 +22,7 @@ from ...eval.studies.drawn import AnalysisConfig, CellStatistics, encoded_pictur
 from ...eval.studies.drawn.places import contrasts
 from ...eval.tables import ReportSection
 from ...models.decoding.warp import Warp
-from ...models.targets.generators import Generator
+from ...models.families.generators import Generator
 from ..run.context import Context
 from ..run.stopping import Stop
 from .drafters import Drafters, Drafting

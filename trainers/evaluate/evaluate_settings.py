@@ -18,7 +18,7 @@ from ...eval.lantern import LanternConfig
 from ...models.drafters import AnyDrafter
 from ...models.drafters.base import DrafterConfig
 from ...models.drafters.captioners import CaptionerConfig
-from ...models.targets.load import TargetConfig
+from ...models.families.load import TargetConfig
 from ..run.stage import Stage
 from .benchmarks import Benchmarks, PromptsBenchmark, TabedBenchmark, check_benchmarks, clip_sets
 from .clock import ClockName

@@ -18,7 +18,7 @@ from ...data.captioned import Captioned, TarSource, decode_image, read
 from ...data.captioned.prompts import ImagePrompt
 from ...data.shapes.captioned import figures_of, places_of
 from ...eval.quality import Extractor, Measured, QualityConfig, as_is, check, measure
-from ...models.llamagen.shapes_reader import ShapesReader
+from ...models.shapes_reader import ShapesReader
 
 MOST_REAL = 5000  # pictures of the synthetic dataset that are read, the prompts' own first
 

@@ -14,7 +14,7 @@ from ...eval.loop import generate
 from ...eval.rows import PLAIN
 from ...eval.tables import Column, Table, text
 from ...models.decoding.batched import draw_pictures
-from ...models.targets.generators import Generator
+from ...models.families.generators import Generator
 from ..run.context import Context
 from .drafters import Drafting
 from .evaluate_settings import EvaluateSettings

@@ -17,7 +17,7 @@ from ...eval.html_page import outside_pictures
 from ...eval.published import KEY
 from ...eval.published_section import PublishedSection
 from ...models.drafters.manifest import MANIFEST, read_manifest
-from ...models.llamagen.folders import CONFIG
+from ...models.folders import CONFIG
 from .stripped_paths import without_places
 
 # Of a stage's folder what a loader reads; checkpoints, logs and caches stay behind.

@@ -48,8 +48,8 @@ _LLAMA32 = Licence(
 _CHAMELEON = Licence(
     "other", "Chameleon Research License: noncommercial research only", "https://ai.meta.com/resources/models-and-libraries/chameleon-license/",
 )  # fmt: skip
-_QWEN = Licence("other", "Qwen licence: commercial use above its user limit needs a permission")
-_QWEN_RESEARCH = Licence("other", "Qwen research licence: no commercial use")
+_USER_LIMIT = Licence("other", "Qwen licence: commercial use above its user limit needs a permission")
+_RESEARCH = Licence("other", "Qwen research licence: no commercial use")
 _OPENAI = "answers were written by OpenAI's models, whose terms restrict training competing models with them"
 
 # Patterns of Hub ids or file names, the first that fits counts.
@@ -57,8 +57,8 @@ _KNOWN: tuple[tuple[str, Licence], ...] = (
     (r"shipped:.*", _APACHE),  # comes with this package
     (r"llava-hf/llava-(1\.5|v1\.6-vicuna)-.*|liuhaotian/llava-v1\.[56]-(vicuna-)?(7b|13b).*", _LLAMA2),
     (r"llava-hf/llava-onevision-qwen2-(0\.5b|7b).*", _APACHE),
-    (r"Qwen/Qwen2\.5-VL-3B.*", _QWEN_RESEARCH),
-    (r"Qwen/Qwen2(\.5)?-VL-72B.*", _QWEN),
+    (r"Qwen/Qwen2\.5-VL-3B.*", _RESEARCH),
+    (r"Qwen/Qwen2(\.5)?-VL-72B.*", _USER_LIMIT),
     (r"Qwen/Qwen(2(\.5)?|3)-VL-.*", _APACHE),
     (r"Qwen/Qwen3\.5-.*", _APACHE),
     (r"mistralai/Mistral-Small-3\.1-.*|(mistralai|mistral-community)/pixtral-12b.*", _APACHE),

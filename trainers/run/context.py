@@ -16,7 +16,7 @@ from ...core.tracking import Tracker, TrackingConfig
 from ...data.processor import Processor
 from ...data.processor_files import load_processor, with_own_image_processor
 from ...models.hub import read_config, vision_half
-from ...models.llava import TokenIds
+from ...models.parts import TokenIds
 from ...models.targets.parallel import check_ranks
 from .deepspeed_section import EngineConfig
 from .progress import StageLine

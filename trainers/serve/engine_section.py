@@ -11,6 +11,7 @@ from ...core.fields import Place
 from ...core.refused import Refused
 from ...core.section import FINGERPRINT, Section
 from ...models.decoding.warp import Warp
+from ...models.families.table import FAMILIES
 
 
 class TransformersEngine(Section):
@@ -25,7 +26,8 @@ class ServedEngine(Section):
     """
 
     # Targets whose hidden states it hands out.
-    tapped: ClassVar[tuple[str, ...]] = ()
+    # The engine whose classes hand out states of targets; "": none does.
+    states_of: ClassVar[str] = ""
     # Arguments of the engine that follow from the recipe.
     ours: ClassVar[tuple[str, ...]] = ()
 
@@ -97,13 +99,16 @@ class ServedEngine(Section):
         own, name = "engine: {kind: transformers} does", self.name
         if taken := sorted(set(self.options) & set(self.ours)):
             raise Refused(f"engine.options.{taken[0]}", "it follows from the recipe", "leave it out")
-        if states and target.base_kind not in self.tapped:
-            known = f", only of {', '.join(self.tapped)}" if self.tapped else ""
+        tapped = sorted(
+            {f.kind for f in FAMILIES.values() if f.is_compared and "eagle3" in f.engines.get(self.states_of, ())}
+        )
+        if states and target.base_kind not in tapped:
+            known = f", only of {', '.join(tapped)}" if tapped else ""
             raise Refused("engine.kind", f"{name} hands out no hidden states of a {target.kind}{known}", own)
-        if target.base_kind in ("internvl", "mistral3", "pixtral", "gemma4"):
+        if target.family is not None and not target.family.is_compared:
             problem = f"nobody has compared here how {name} expands the pictures of a {target.kind}"
             raise Refused("engine.kind", problem, own)
-        if target.base_kind.startswith("llava") and aspect.startswith("anyres"):
+        if target.family is not None and target.family.shares_pictures and aspect.startswith("anyres"):
             problem = f"{name} cuts a picture into tiles by itself, which may not be those that the data section cuts"
             raise Refused("engine.kind", problem, f"{own}, or set aspect: square or pad")
         if target.tensor_parallel_size > 1 or target.device_map is not None:
@@ -114,7 +119,7 @@ class ServedEngine(Section):
 class VllmEngine(ServedEngine):
     """vLLM: continuous batching, tensor parallel, quantised weights; answers, and states of tapped targets."""
 
-    tapped: ClassVar[tuple[str, ...]] = ("causal_lm", "llava", "qwen2_5_vl", "qwen3_vl")
+    states_of: ClassVar[str] = "vllm"
     ours: ClassVar[tuple[str, ...]] = (
         "model", "revision", "dtype", "tensor_parallel_size", "quantization", "gpu_memory_utilization", "max_num_seqs",
         "max_model_len", "seed", "speculative_config", "kv_transfer_config", "limit_mm_per_prompt",

@@ -21,7 +21,7 @@ from ...core.states import Taps, TargetStates
 from ...data.processor import Processor
 from ...models.decoding.batched import Written
 from ...models.decoding.warp import Warp
-from ...models.qwen import num_deepstack
+from ...models.hub import num_deepstack
 from ...models.targets.language import kept_states
 from .engine_answers import Asked, Job
 from .engine_pictures import shown

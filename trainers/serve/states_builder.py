@@ -37,10 +37,10 @@ from ...data.states.identity import states_identity, weights_identity
 from ...data.states.samples import Chosen, Counts, SeededCollate, StatesSamples, joined_counts
 from ...data.states.writer import StatesWriting, batches
 from ...models.drafters.base import DrafterConfig
+from ...models.families.load import load_target
 from ...models.hub import read_config
 from ...models.losses import log_probs
 from ...models.targets.base import TargetShape
-from ...models.targets.load import load_target
 from ..run.context import Context
 from ..run.stage_records import open_records
 from ..run.stopping import Stop

@@ -18,7 +18,7 @@ from ...data.end_tokens import end_ids
 from ...data.shards import ShardReader
 from ...models.decoding.batched import Written, write_answers
 from ...models.decoding.warp import Warp
-from ...models.distillation import keep_scores
+from ...models.drafters.distillation import keep_scores
 from ...models.shipped import shipped_name
 from ..run.context import Context
 from ..run.stage_records import check_fit, open_records

@@ -13,13 +13,13 @@ from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
 from ...data.packing import PackingConfig
 from ...data.sources import AnswersConfig
-from ...models.distillation import CrossEntropyObjective, DistillObjective
 from ...models.drafters import AnyDrafter
 from ...models.drafters.base import DrafterConfig
+from ...models.drafters.distillation import CrossEntropyObjective, DistillObjective
 from ...models.drafters.head_objective import HeadObjective
 from ...models.formats.start import starts
-from ...models.llava import Part
 from ...models.lora import LoraConfig
+from ...models.parts import Part
 from ..run.deepspeed_section import EngineConfig
 from ..serve.engine_section import ServedEngine
 from ..serve.states_builder import check_answers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...core.errors import UserError
-from ...models.distillation import DistillObjective
+from ...models.drafters.distillation import DistillObjective
 from .states_source import CachedStates
 
 

@@ -22,11 +22,12 @@ from ...data.sources import AnswerCollate, AnsweredSamples, OpenBatch
 from ...models.decoding.batched import write_answers
 from ...models.decoding.decoder import CachedDecoder
 from ...models.decoding.warp import Warp
-from ...models.distillation import CrossEntropyObjective, DistillObjective, DistillTraining, Teacher
-from ...models.llava import LlavaTraining, placeholder_ids
+from ...models.drafters.distillation import CrossEntropyObjective, DistillObjective, DistillTraining, Teacher
+from ...models.families.load import target_weights
+from ...models.families.table import family_of, training_of
+from ...models.parts import placeholder_ids
 from ...models.stored import resolved_dtype
-from ...models.targets.load import load_llava
-from ...models.training import training_of
+from ...models.training import ModelTraining
 from ..run.context import Context
 from .engine import Engine
 from .loop import Source, no_states
@@ -35,9 +36,9 @@ from .loop import Source, no_states
 def frozen_target(context: Context) -> Any:
     """The target's model, whole on this rank (or spread by its device map), in evaluation, without gradients."""
     config = context.target
-    target: Any = load_llava(
+    target: Any = target_weights(
+        config,
         context.target_source(),
-        revision=config.revision,
         dtype=torch_dtype(resolved_dtype(config, context.target_source(), context.device(), key="target")),
         device=context.device(),
         device_map=config.device_map,
@@ -48,23 +49,23 @@ def frozen_target(context: Context) -> Any:
     return target.requires_grad_(False).eval()
 
 
-def training_module(stage: Any, context: Context, llava: Any, processor: Processor) -> LlavaTraining:
+def training_module(stage: Any, context: Context, model: Any, processor: Processor) -> ModelTraining:
     """The module that the engine trains, with the target beside it where the objective asks for one."""
     settings = {"gradient_checkpointing": stage.gradient_checkpointing, "lora": stage.lora}
     objective: CrossEntropyObjective | DistillObjective = stage.objective or CrossEntropyObjective()
     if isinstance(objective, CrossEntropyObjective):
         resume = getattr(context.target, "resume", "max_plus_one")
-        return training_of(llava, stage.trainable, resume=resume, **settings)
+        return training_of(model, stage.trainable, resume=resume, **settings)
     target = None
     if objective.probabilities == "online":
         if (difference := other_pictures(context, stage.data)) is not None:
             raise _not_one_batch(difference)
         target = Teacher(frozen_target(context))
-        _check_shares(llava.config, target.llava.config)
-    banned = torch.zeros(llava.config.text_config.vocab_size, dtype=torch.bool)
+        _check_shares(model.config, target.model.config)
+    banned = torch.zeros(model.config.text_config.vocab_size, dtype=torch.bool)
     banned[processor.num_token_ids :] = True
-    banned[[processor.image_token_id, *placeholder_ids(llava.config)]] = True
-    return DistillTraining(llava, stage.trainable, objective=objective, teacher=target, banned=banned, **settings)
+    banned[[processor.image_token_id, *placeholder_ids(model.config)]] = True
+    return DistillTraining(model, stage.trainable, objective=objective, teacher=target, banned=banned, **settings)
 
 
 def other_pictures(context: Context, data: ConversationData) -> str | None:
@@ -77,7 +78,7 @@ def other_pictures(context: Context, data: ConversationData) -> str | None:
     return None
 
 
-def source_of(module: LlavaTraining) -> Source:
+def source_of(module: ModelTraining) -> Source:
     """Where a draft LVLM's training finds the target's states: the teacher beside it, the batch, or nowhere."""
     if not isinstance(module, DistillTraining):
         return no_states
@@ -86,10 +87,10 @@ def source_of(module: LlavaTraining) -> Source:
     return lambda batch: batch.states
 
 
-def held_target(module: LlavaTraining) -> Any | None:
+def held_target(module: ModelTraining) -> Any | None:
     """The target's model, where the module that is trained has a teacher beside it."""
     teacher = module.teacher if isinstance(module, DistillTraining) else None
-    return None if teacher is None else teacher.llava
+    return None if teacher is None else teacher.model
 
 
 def _check_shares(draft: Any, target: Any) -> None:
@@ -174,8 +175,8 @@ class DraftWriter:
     def __call__(self, engine: Engine, batches: StepBatches) -> StepBatches:
         module: Any = engine.module
         try:
-            decoder = CachedDecoder(
-                module.llava, num_token_ids=self.processor.num_token_ids, never=(self.processor.image_token_id,)
+            decoder = family_of(module.model.config).decoder(
+                module.model, num_token_ids=self.processor.num_token_ids, never=(self.processor.image_token_id,)
             )
             micro = [self._filled(decoder, batch, batches.step) for batch in batches.micro]
         finally:

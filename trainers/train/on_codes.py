@@ -22,13 +22,9 @@ from ...data.shapes.captioned import COLORS, SHAPES, figures_of, places_of
 from ...data.stage_folders import CODES, DATASET_FOLDER, TOKENIZER
 from ...eval.figures import save_grid
 from ...models.drafters.base import TargetIdentity
-from ...models.llamagen.captions import caption_ids, load_text_encoder
-from ...models.llamagen.files import load_llamagen, load_vq, save_model
-from ...models.llamagen.shapes_reader import ShapesReader
-from ...models.llamagen.training import LlamaGenTraining, VqTraining
-from ...models.llamagen.vq import VqTokenizer
-from ...models.targets.generators import load_generator
-from ...models.targets.llamagen_section import TEXT_ENCODER, build_text_encoder, build_transformer
+from ...models.families.generators import load_generator
+from ...models.shapes_reader import ShapesReader
+from ...models.targets.drawing import TEXT_ENCODER
 from ..run.context import Context
 from .best import held_out_scores
 from .drafter import Requests, TrainedDrafter
@@ -39,7 +35,7 @@ from .loop import Source, Training, Validate
 
 def open_codes(stage: Any, context: Context, seed: int) -> Training:
     """A head of an image generator, or a model of the synthetic dataset: image tokenizer, reader, generator."""
-    if stage.model in ("vq", "target") and context.target.base_kind != "llamagen":
+    if stage.model in ("vq", "target") and not context.target.is_trained_here:
         raise UserError(f"model: {stage.model} for {context.target.kind}, which is published and not trained here",
                         where=f"stages.{context.name}.model", hint="train its head: model: drafter")  # fmt: skip
     samples = ShardSamples(shards_of(stage.data, context), stage.data)
@@ -117,7 +113,7 @@ def tensors_read(model: str, target: Any) -> list[str]:
     if model in ("vq", "reader"):
         return ["pixels"]
     # A target whose text encoder is trained along reads captions instead.
-    reads = model == "drafter" or not isinstance(target.text_encoder, dict)
+    reads = model == "drafter" or not target.trains_text_encoder
     return ["codes", "features"] if reads and target.condition == "text" else ["codes"]
 
 
@@ -149,42 +145,25 @@ def _check_tensors(stage: Any, context: Context, sample: ShardSample) -> None:
 
 def _module(stage: Any, context: Context, seed: int, total: int) -> nn.Module:
     """The model as this stage finds it, with its training forward."""
-    target = context.target
-    if stage.model == "vq":
-        if isinstance(target.vq, str):
-            raise UserError("target.vq is a directory, and a stage trains vq", hint="spell out its shape in target.vq")
-        engine = context.engine
-        if stage.revive_every and (engine.zero_stage or engine.precision != "fp32"):
-            raise UserError(
-                "revive_every needs zero_stage 0 and fp32", hint="leave it out, or change the engine section"
-            )
-        folder = context.inputs.get("vq")
-        tokenizer = VqTokenizer(target.vq) if folder is None else load_vq(folder)
-        if folder is None:
-            tokenizer.reset_parameters(torch.Generator().manual_seed(seed))
-        forwards = total * -(-stage.batch_size // (stage.micro * ranks.world_size()))  # of each rank
-        return VqTraining(tokenizer, revive_every=stage.revive_every, revive_until=int(0.6 * forwards))
+    folder = context.inputs.get(stage.model)
     if stage.model == "reader":
-        folder = context.inputs.get("reader")
         return ShapesReader(len(COLORS), len(SHAPES)) if folder is None else ShapesReader.load(folder)
-    folder = context.inputs.get("target")
-    transformer = load_llamagen(folder) if folder is not None else build_transformer(target, seed)
-    encoder: Any = None
-    if isinstance(target.text_encoder, dict) and folder is not None:
-        encoder = load_text_encoder(folder / TEXT_ENCODER, dtype=torch.float32)
-    elif isinstance(target.text_encoder, dict):
-        words = _tokenizer(context)
-        encoder = build_text_encoder(target, vocab_size=len(words), pad_id=words.pad_token_id)
-    return LlamaGenTraining(transformer, encoder)
+    engine = context.engine
+    if stage.model == "vq" and stage.revive_every and (engine.zero_stage or engine.precision != "fp32"):
+        raise UserError("revive_every needs zero_stage 0 and fp32", hint="leave it out, or change the engine section")
+    forwards = total * -(-stage.batch_size // (stage.micro * ranks.world_size()))  # of each rank
+    words = _words(context) if stage.model == "target" else None
+    return context.target.training(
+        stage.model, folder, seed=seed, words=words, revive_every=stage.revive_every,
+        revive_until=int(0.6 * forwards),
+    )  # fmt: skip
 
 
 def _collate(stage: Any, context: Context, samples: ShardSamples, seed: int) -> Collate:
     template = samples[0]
     if stage.model in ("vq", "reader"):
         return PictureCollate(template, _places if stage.model == "reader" else _nothing)
-    condition = context.target.sample_condition()
-    if isinstance(context.target.text_encoder, dict):
-        condition = _CaptionIds(_tokenizer(context), context.target.model_config_of().num_condition_tokens)
+    condition = context.target.sample_condition(_words(context))
     dropout = 0.1 if stage.condition_dropout is None else stage.condition_dropout
     return CodeCollate(condition, template, seed, dropout, len(template.tensors["codes"]))
 
@@ -197,8 +176,12 @@ def _nothing(sample: ShardSample) -> Tensor:
     return torch.zeros(0, dtype=torch.int64)
 
 
-def _tokenizer(context: Context) -> Any:
-    """Of the captions, for a text encoder that is trained along: the recipe's, or the synthetic dataset's."""
+def _words(context: Context) -> Any:
+    """The tokenizer of captions, for a text encoder that is trained along: the recipe's, or the synthetic dataset's;
+    None: there is no such encoder.
+    """
+    if not context.target.trains_text_encoder:
+        return None
     source = context.target.tokenizer or context.inputs["tokenizer"] / TOKENIZER
     where, hint = "key target.tokenizer", "give a Hub id or a tokenizer's folder"
     with reading_pretrained(source, "cannot load the tokenizer", where=where, hint=hint, weights=False):
@@ -207,17 +190,6 @@ def _tokenizer(context: Context) -> Any:
         problem = f"the tokenizer {str(source)!r} has no padding token"
         raise UserError(problem, where="key target.tokenizer", hint="set its pad_token and save it again")
     return tokenizer
-
-
-class _CaptionIds:
-    """Ids [t] of a sample's caption, for a text encoder that is trained along."""
-
-    def __init__(self, tokenizer: Any, num_tokens: int):
-        self.tokenizer, self.num_tokens = tokenizer, num_tokens
-
-    def __call__(self, sample: ShardSample) -> Tensor:
-        batch = caption_ids(self.tokenizer, [sample.info["caption"]], self.num_tokens)
-        return batch["input_ids"][0][batch["attention_mask"][0].bool()]
 
 
 def _validation(
@@ -268,13 +240,7 @@ def _save(stage: Any, context: Context, engine: Engine) -> None:
     module: Any = engine.module
     with engine.full_weights():
         if ranks.is_main():
-            if stage.model == "vq":
-                save_model(module.tokenizer, context.folder)
-            elif stage.model == "reader":
-                module.save(context.folder)
-            else:
-                save_model(module.transformer, context.folder)
-                if module.text_encoder is not None:
-                    module.text_encoder.save_pretrained(context.folder / TEXT_ENCODER)
-                    _tokenizer(context).save_pretrained(context.folder / TEXT_ENCODER)
+            module.save(context.folder)
+            if stage.model == "target" and (words := _words(context)) is not None:
+                words.save_pretrained(context.folder / TEXT_ENCODER)
     ranks.barrier()

@@ -17,12 +17,15 @@ from ...data.processor import Processor
 from ...data.skipped import Listed
 from ...data.sources import AnsweredSamples
 from ...data.states.samples import StatesSamples
-from ...models.drafters.lvlm import build_drafter, load_drafter, save_llava
+from ...models.drafters.lvlm import build_drafter, load_drafter, save_lvlm
 from ...models.drafters.made_for import tested_with
-from ...models.llava import FAMILIES, LlavaTraining, language_model_of
+from ...models.families.load import build_target, target_config, target_weights
+from ...models.families.table import family_of
+from ...models.hub import read_config
 from ...models.lora import merge_adapters
+from ...models.parts import language_model_of
 from ...models.shipped import shipped_name
-from ...models.targets.load import build_target, load_llava, target_config, target_weights
+from ...models.training import ModelTraining
 from ..run import stage_records as records
 from ..run.context import Context
 from ..run.too_long import before_training
@@ -40,10 +43,10 @@ def open_records(stage: Any, context: Context, seed: int) -> Training:
     """A draft LVLM, a tiny target or a captioner on conversations: next tokens, or distillation."""
     processor = context.processor_of(stage.model)
     dataset = records.open_records(stage.data, stage.format, context, processor)
-    llava = _start_weights(stage, context, processor, seed)
-    positions = _set_positions(llava, stage)
+    model = _start_weights(stage, context, processor, seed)
+    positions = _set_positions(model, stage)
     check_positions(positions, stage)
-    module = training_module(stage, context, llava, processor)
+    module = training_module(stage, context, model, processor)
     data = training_data(stage, context, dataset, processor, seed)
     total = stage.num_steps(len(dataset))
     if ranks.is_main():
@@ -86,7 +89,7 @@ def _batches(stage: Any, context: Context, dataset: ConversationDataset, samples
     }
 
 
-def _validation(settings: Any, stage: Any, context: Context, processor: Processor, module: LlavaTraining) -> Validate:
+def _validation(settings: Any, stage: Any, context: Context, processor: Processor, module: ModelTraining) -> Validate:
     """What the loop calls to score held-out records; the frozen target is loaded once, and only here."""
     dataset = records.open_records(settings.data, stage.format, context, processor, log="skipped-validation")
     target: Any = None
@@ -113,12 +116,12 @@ def _validation(settings: Any, stage: Any, context: Context, processor: Processo
     return lambda engine, step: validate(engine, loader, target, context.stop)
 
 
-def _set_positions(llava: Any, stage: Any) -> int:
+def _set_positions(model: Any, stage: Any) -> int:
     """The language model's positions in this stage."""
-    text = llava.config.get_text_config()
+    text = model.config.get_text_config()
     if stage.positions is not None:
         text.max_position_embeddings = stage.positions
-        decoder = language_model_of(llava)
+        decoder = language_model_of(model)
         assert decoder.config is text, "one config, so that what is saved is what was trained"
     return text.max_position_embeddings
 
@@ -147,9 +150,9 @@ def _start_weights(stage: Any, context: Context, processor: Processor, seed: int
         return build_target(context.target, context.token_ids(processor, processor.num_token_ids))
     assert context.drafter is not None
     if context.drafter.vision_tower == "target":
-        target: Any = load_llava(context.target_source(), revision=None, dtype=torch.float32, key="target.path")
+        target: Any = target_weights(context.target, context.target_source(), dtype=torch.float32)
     elif (folder := context.inputs.get("target")) is not None:
-        target = load_llava(folder, revision=None, dtype=torch.float32, key="target").config
+        target = read_config(str(folder), key="target")
     else:
         target = target_config(context.target, None, network=True)
     ids = context.token_ids(processor, getattr(target, "config", target).text_config.vocab_size)
@@ -175,9 +178,11 @@ def _save(stage: Any, context: Context, engine: Engine, processor: Processor, to
     with engine.full_weights():
         if ranks.is_main():
             module = engine.module
-            assert isinstance(module, LlavaTraining)
-            merge_adapters(module.llava)
-            save_llava(module.llava, context.folder, manifest)
-            family: Any = module.llava.config.model_type
-            (processor.of_family(family) if family in FAMILIES else processor).save(context.folder)
+            assert isinstance(module, ModelTraining)
+            merge_adapters(module.model)
+            save_lvlm(module.model, context.folder, manifest)
+            family: Any = module.model.config.model_type
+            (processor.of_family(family) if family_of(module.model.config).shares_pictures else processor).save(
+                context.folder
+            )
     ranks.barrier()

@@ -14,14 +14,14 @@ from ...core.errors import UserError
 from ...data.collate import Sample, collate
 from ...data.dataset import ConversationDataset
 from ...data.processor import Processor
-from ...models.llava import LlavaTraining
+from ...models.training import ModelTraining
 
 _LOOKED_AT = 64  # samples that token counts are estimated from
 
 
 def preflight(
     dataset: ConversationDataset,
-    module: LlavaTraining,
+    module: ModelTraining,
     processor: Processor,
     *,
     folder: Path,
@@ -71,7 +71,7 @@ def render(sample: Sample, processor: Processor) -> str:
     return text.replace("\n", "\\n")
 
 
-def _check_image_tokens(module: LlavaTraining, processor: Processor) -> None:
+def _check_image_tokens(module: ModelTraining, processor: Processor) -> None:
     if processor.reads_whole or not processor.reads_pictures:
         return  # nothing to see, or counted from each picture and held against its patches
     size = processor.image_size
@@ -84,19 +84,19 @@ def _check_image_tokens(module: LlavaTraining, processor: Processor) -> None:
         )
 
 
-def _place(module: LlavaTraining) -> torch.device:
+def _place(module: ModelTraining) -> torch.device:
     """Where the model lies: a trained one was read straight onto the GPU, a new one still waits for the engine."""
     return next(module.parameters()).device
 
 
-def _check_head(module: LlavaTraining, sample: Sample, processor: Processor) -> None:
+def _check_head(module: ModelTraining, sample: Sample, processor: Processor) -> None:
     """Our states through the LM head must be the scores of the model's own forward.
 
     Where there can be tiles it is told the text alone: its own packing may follow another convention than the data's.
     """
     batch = collate([sample], pad_id=processor.pad_id, image_size=processor.image_size)
     is_plain = all(picture.is_plain and picture.modality == IMAGE for picture in batch.pictures)
-    if module.llava.config.model_type != "llava" or not is_plain:
+    if module.model.config.model_type != "llava" or not is_plain:
         ids = batch.ids.masked_fill(batch.modality != TEXT, processor.pad_id)
         batch = replace(batch, pixels=None, ids=ids, modality=torch.zeros_like(batch.modality), pictures=())
     place = _place(module)
@@ -104,7 +104,7 @@ def _check_head(module: LlavaTraining, sample: Sample, processor: Processor) -> 
     with torch.no_grad():
         ours = module.scores(module.hidden_states(batch))
         pixels = {} if sample.pixels is None or batch.pixels is None else {"pixel_values": sample.pixels.to(place)}
-        theirs = module.llava(input_ids=batch.ids, attention_mask=batch.attention_mask.long(), **pixels).logits
+        theirs = module.model(input_ids=batch.ids, attention_mask=batch.attention_mask.long(), **pixels).logits
     gap = float((ours - theirs).abs().max())
     if gap > 1e-3:
         raise UserError(

@@ -19,8 +19,7 @@ from ...core.batch import Batch
 from ...core.section import Section
 from ...data.dataset import ConversationData
 from ...data.loader import StepBatches
-from ...models.llava import hidden_states
-from ...models.pictures import Packing
+from ...models.drafters.distillation import Teacher
 from ..run.stopping import Stop
 from .engine import Engine
 
@@ -51,7 +50,7 @@ def validate(
     """`val_loss`, `val_accuracy` and, with a target, `val_agreement`: means over supervised tokens of all ranks.
 
     Args:
-        target: the frozen LLaVA; its most likely token at every supervised position is what is agreed with.
+        target: the frozen model; its most likely token at every supervised position is what is agreed with.
 
     Raises:
         Stopped: on all ranks, between two batches.
@@ -78,6 +77,7 @@ def validate(
 
 def target_choice(target: PreTrainedModel, batch: Batch) -> Tensor:
     """[S] the target's most likely token at each supervised position, given the record's own words before it."""
-    hidden = hidden_states(target, Packing(target.model), batch)
+    hidden = Teacher(target).states(batch).feature
+    assert hidden is not None
     logits = target.lm_head(hidden[:, :-1][batch.loss_mask[:, 1:].to(hidden.device)])
     return logits.argmax(-1).to(batch.ids.device)

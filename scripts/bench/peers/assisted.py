@@ -12,7 +12,7 @@ import torch
 from draftsmith.eval.policies import Chain
 from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.drafters.independent import IndependentProposal
-from draftsmith.models.targets.causal import CausalTarget
+from draftsmith.models.targets.causal.section import CausalTarget
 from peers.ours import answer, parts, passes, prompt, settings, target_config, text
 from peers.pairs import DRAFT, SCORES, TARGET, Answer, Profile, Side, compare
 from transformers import LlamaForCausalLM, set_seed

@@ -13,7 +13,7 @@ import torch
 from draftsmith.eval.policies import Dynamic
 from draftsmith.models.drafters.eagle import EagleConfig
 from draftsmith.models.drafters.eagle3 import Eagle3Config
-from draftsmith.models.targets.causal import CausalTarget
+from draftsmith.models.targets.causal.section import CausalTarget
 from peers.clones import EAGLE, clone
 from peers.ours import TREE, answer, parts, passes, prompt, settings, target_config, text
 from peers.pairs import DRAFT, SCORES, TARGET, Answer, Profile, Side, compare

@@ -23,9 +23,9 @@ from draftsmith.models.decoding.neighbours import NeighbourTable
 from draftsmith.models.decoding.rows import Guidance
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.eagle import EagleConfig
-from draftsmith.models.llamagen.lantern_layout import to_lantern
-from draftsmith.models.llamagen.transformer import LlamaGen, LlamaGenConfig
-from draftsmith.models.targets.llamagen import LlamaGenTarget
+from draftsmith.models.targets.llamagen.lantern_layout import to_lantern
+from draftsmith.models.targets.llamagen.target import LlamaGenTarget
+from draftsmith.models.targets.llamagen.transformer import LlamaGen, LlamaGenConfig
 from peers.clones import LANTERN, clone, empty_module
 from peers.ours import SIZES, answer, parts, passes
 from peers.pairs import DRAFT, SCORES, TARGET, Answer, Profile, Side, compare

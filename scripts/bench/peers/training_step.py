@@ -20,7 +20,7 @@ import torch
 from draftsmith.core.batch import Batch
 from draftsmith.core.pictures import TEXT
 from draftsmith.models.drafters.eagle3 import Eagle3Config
-from draftsmith.models.targets.causal import CausalTarget
+from draftsmith.models.targets.causal.section import CausalTarget
 from draftsmith.scripts.timing import in_turn, ratios, row, spread, table
 from metering import Meter, watched
 from peers.clones import EAGLE, clone

@@ -24,9 +24,9 @@ from draftsmith.models.decoding.neighbours import load_neighbours
 from draftsmith.models.decoding.rows import Guidance
 from draftsmith.models.decoding.warp import Distributions, Warp
 from draftsmith.models.drafters.eagle import EagleConfig
-from draftsmith.models.llamagen.transformer import LlamaGen, LlamaGenConfig
-from draftsmith.models.targets.anole import AnoleTarget
-from draftsmith.models.targets.llamagen import LlamaGenTarget
+from draftsmith.models.targets.anole.target import AnoleTarget
+from draftsmith.models.targets.llamagen.target import LlamaGenTarget
+from draftsmith.models.targets.llamagen.transformer import LlamaGen, LlamaGenConfig
 from transformers import ChameleonConfig, ChameleonForConditionalGeneration
 
 from ..rows import a_row

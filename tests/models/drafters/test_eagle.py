@@ -28,10 +28,10 @@ from draftsmith.models.drafters.eagle_images import (
 )
 from draftsmith.models.drafters.head_training import row_uniforms
 from draftsmith.models.layer import LayerShape
-from draftsmith.models.llamagen.transformer import LlamaGenConfig, published
-from draftsmith.models.targets.anole import anole_shape
+from draftsmith.models.targets.anole.target import anole_shape
 from draftsmith.models.targets.base import Prompt, TargetStep
-from draftsmith.models.targets.llamagen import llamagen_shape
+from draftsmith.models.targets.llamagen.target import llamagen_shape
+from draftsmith.models.targets.llamagen.transformer import LlamaGenConfig, published
 from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional as F

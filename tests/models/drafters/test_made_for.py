@@ -5,10 +5,11 @@ import json
 import pytest
 import torch
 from draftsmith.core.errors import UserError
+from draftsmith.models import folders
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.eagle import EagleConfig
-from draftsmith.models.llamagen import folders
-from draftsmith.models.targets.generators import AnoleTargetConfig, LlamaGenTargetConfig
+from draftsmith.models.targets.anole.section import AnoleTargetConfig
+from draftsmith.models.targets.llamagen.section import LlamaGenTargetConfig
 from visual_tiny import EAGLE, MEDUSA, anole, llamagen, target
 
 

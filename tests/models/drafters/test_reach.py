@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from draftsmith.data.loader import StepBatches
 from draftsmith.models.drafters.head_training import HeadTraining
-from draftsmith.models.targets.llava import LlavaTarget
+from draftsmith.models.targets.llava.section import LlavaTarget
 from draftsmith.trainers.train import loop
 from draftsmith.trainers.train.optim import OptimConfig
 from heads_tiny import case_for, config_of

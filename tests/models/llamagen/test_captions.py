@@ -8,7 +8,7 @@ import pytest
 import torch
 from draftsmith.core.errors import UserError
 from draftsmith.models.hub import pinned_config
-from draftsmith.models.llamagen.captions import TextFeatures, caption_ids, clean_caption, fix
+from draftsmith.models.targets.llamagen.captions import TextFeatures, caption_ids, clean_caption, fix
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
 

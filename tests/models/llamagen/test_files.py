@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from draftsmith.core.errors import UserError
-from draftsmith.models.llamagen import files, folders, lantern_layout, published_files
-from draftsmith.models.llamagen.transformer import SIZES, LlamaGen, LlamaGenConfig, published
-from draftsmith.models.llamagen.vq import VqConfig, VqTokenizer
+from draftsmith.models import folders
+from draftsmith.models.targets.llamagen import files, lantern_layout, published_files
+from draftsmith.models.targets.llamagen.transformer import SIZES, LlamaGen, LlamaGenConfig, published
+from draftsmith.models.targets.llamagen.vq import VqConfig, VqTokenizer
 from draftsmith.recipes.commands import convert as convert_command
 from draftsmith.recipes.commands.cli import main
 from safetensors.torch import load_file, save_file

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from draftsmith.models.llamagen.transformer import SIZES, LlamaGen, LlamaGenConfig, pad_left, published
+from draftsmith.models.targets.llamagen.transformer import SIZES, LlamaGen, LlamaGenConfig, pad_left, published
 from torch.nn import functional as F
 
 FOLDER = Path(__file__).parents[1] / "vectors_llamagen"

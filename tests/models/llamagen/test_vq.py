@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from draftsmith.models.llamagen import vq
-from draftsmith.models.llamagen.vq import VqConfig, VqTokenizer, nearest, revive_dead_codes, unit_cells
+from draftsmith.models.targets.llamagen import vq
+from draftsmith.models.targets.llamagen.vq import VqConfig, VqTokenizer, nearest, revive_dead_codes, unit_cells
 from pydantic import ValidationError
 from torch.nn import functional as F
 

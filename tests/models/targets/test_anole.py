@@ -18,16 +18,16 @@ from draftsmith.models.decoding.rows import Guidance
 from draftsmith.models.decoding.tree import Tree, chain
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.eagle import EagleConfig
-from draftsmith.models.targets.anole import (
-    AnoleIds,
-    AnoleTarget,
-    read_ids,
-)
-from draftsmith.models.targets.anole_section import (
+from draftsmith.models.targets.anole.section import (
     AnoleTargetConfig,
     anole_config,
     load_anole,
     refuse_lumina,
+)
+from draftsmith.models.targets.anole.target import (
+    AnoleIds,
+    AnoleTarget,
+    read_ids,
 )
 from draftsmith.models.targets.base import Taps
 from pydantic import ValidationError

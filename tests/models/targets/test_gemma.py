@@ -23,14 +23,14 @@ from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.dflash import lm_head_rows
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.drafters.pruned import PrunedConfig
+from draftsmith.models.families.load import build_target, check_kind, load_target
+from draftsmith.models.families.memory import cache_bytes, weight_bytes
+from draftsmith.models.families.table import training_of
 from draftsmith.models.formats.expressible import check_expressible
 from draftsmith.models.formats.source import Source, Target
-from draftsmith.models.memory import cache_bytes, weight_bytes
-from draftsmith.models.targets.causal import CausalTarget
-from draftsmith.models.targets.gemma import GemmaTargetConfig
-from draftsmith.models.targets.load import build_target, load_target
+from draftsmith.models.targets.causal.section import CausalTarget
+from draftsmith.models.targets.gemma.section import GemmaTargetConfig
 from draftsmith.models.targets.verification import why_not
-from draftsmith.models.training import training_of
 from draftsmith.trainers.estimate.passes import Pass, moment
 from draftsmith.trainers.serve.engine_section import VllmEngine
 from drawn_pairs import check_pairs
@@ -334,9 +334,9 @@ def test_what_cannot_be_exact_is_refused():
     with pytest.raises(UserError, match="transformers' own forward fails"):
         model("small", hidden_size_per_layer_input=0)
     with pytest.raises(UserError, match="it has no tower"):
-        section().model_class("gemma4_unified", "google/gemma-4-12B-it")
+        check_kind(section(), "gemma4_unified", "google/gemma-4-12B-it")
     with pytest.raises(UserError, match="is of model_type 'gemma3'"):
-        section().model_class("gemma3", "google/gemma-3-4b-it")
+        check_kind(section(), "gemma3", "google/gemma-3-4b-it")
     clip = {"model_type": "clip_vision_model", "hidden_size": 16, "num_attention_heads": 2}
     with pytest.raises(UserError, match="is of model_type gemma4_vision, and is a clip_vision_model"):
         build_target(section(vision_tower=clip), IDS)
@@ -366,7 +366,7 @@ def test_checkpointing_changes_no_gradient(shape):
         module = training_of(copy.deepcopy(MODELS[shape]), parts, gradient_checkpointing=checkpointing).train()
         loss = module(batch)
         loss.loss_sum.backward()
-        named = {name: p.grad for name, p in module.llava.named_parameters() if p.grad is not None}
+        named = {name: p.grad for name, p in module.model.named_parameters() if p.grad is not None}
         assert "model.language_model.layers.3.self_attn.q_proj.weight" in named
         assert "model.embed_vision.embedding_projection.weight" in named
         found.append((loss.loss_sum.detach(), named))

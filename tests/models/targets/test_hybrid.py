@@ -14,15 +14,14 @@ from draftsmith.core.states import Taps
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Static
 from draftsmith.eval.rules import Sampling
-from draftsmith.models.decoding.hybrid import HybridDecoder
-from draftsmith.models.decoding.recurrent import HybridCache
 from draftsmith.models.decoding.removal import unseen_from
 from draftsmith.models.decoding.tree import Tree
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.eagle3 import Eagle3Config
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.drafters.sparrow import SparrowConfig
-from draftsmith.models.targets.qwen import QwenTargetConfig
+from draftsmith.models.targets.qwen35.decoder import HybridDecoder
+from draftsmith.models.targets.qwen35.recurrent import HybridCache
 from draftsmith.models.targets.verification import why_not
 
 MODEL = tiny_qwen.model("qwen3_5")
@@ -180,7 +179,7 @@ def test_hiding_tokens_from_layers_and_graphs():
 
 def test_sections():
     with pytest.raises(ValueError, match="recurrent layers read weights beside their modules"):
-        QwenTargetConfig(kind="qwen3_5", path="Qwen/Qwen3.5-9B", device_map="auto", offload="cpu")
+        tiny_qwen.section("qwen3_5", path="Qwen/Qwen3.5-9B", device_map="auto", offload="cpu")
     with pytest.raises(UserError, match=r"turns 0\.5 of each attention head"):
         Eagle3Config(kind="eagle3", positions="mrope", taps=(1, 2, 3)).check(tiny_qwen.target(MODEL).shape)
     experts = tiny_qwen.target(tiny_qwen.model("qwen3_5_moe")).shape

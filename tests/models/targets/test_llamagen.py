@@ -11,7 +11,7 @@ from draftsmith.eval.policies import Chain
 from draftsmith.models.decoding.rows import Guidance
 from draftsmith.models.decoding.tree import ROOT, Tree, chain, no_tree
 from draftsmith.models.targets.base import Taps
-from draftsmith.models.targets.llamagen import LlamaGenTarget
+from draftsmith.models.targets.llamagen.target import LlamaGenTarget
 from visual_tiny import arrays, code_batch, greedy, llamagen, plain, published, request, sequence, target, true_features
 
 CASES = [("t2i", "a"), ("t2i", "b"), ("c2i", "a"), ("c2i", "b")]

@@ -10,9 +10,9 @@ from draftsmith.core.batch import Request
 from draftsmith.core.pictures import IMAGE, VIDEO, PatchGrid, whole_picture
 from draftsmith.core.positions import FLAT, PositionScheme, place_positions
 from draftsmith.models.decoding.tree import chain
-from draftsmith.models.qwen import see_patches
 from draftsmith.models.targets.base import Taps
-from draftsmith.models.targets.qwen import QwenTarget
+from draftsmith.models.targets.qwen.model import see_patches
+from draftsmith.models.targets.qwen.section import QwenTarget
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
 FOLDER = Path(__file__).parent / "vectors"

@@ -19,7 +19,7 @@ from draftsmith.models.decoding.batched import write_answers
 from draftsmith.models.decoding.tree import Tree
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.independent import IndependentProposal
-from draftsmith.models.targets.llava import LlavaTarget
+from draftsmith.models.targets.llava.section import LlavaTarget
 from tiny import llava
 from tiny_qwen import EOS, KINDS, model, published, reference, request, target
 from torch.utils._python_dispatch import TorchDispatchMode

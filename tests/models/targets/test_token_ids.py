@@ -16,9 +16,9 @@ from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import Greedy
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.drafters.lvlm import save_llava
-from draftsmith.models.targets.llava import LlavaTarget, LlavaTargetConfig
-from draftsmith.models.targets.load import load_target
+from draftsmith.models.drafters.lvlm import save_lvlm
+from draftsmith.models.families.load import load_target
+from draftsmith.models.targets.llava.section import LlavaTarget, LlavaTargetConfig
 from draftsmith.trainers.run.context import Context
 from tiled import VOCAB as ROWS
 from tiled import model as made_model
@@ -39,7 +39,7 @@ def model():
 def folder(model, tmp_path_factory):
     """Weights and processor as they are published."""
     path = tmp_path_factory.mktemp("target")
-    save_llava(model, path, {})
+    save_lvlm(model, path, {})
     MADE.save(path)
     return path
 

@@ -19,16 +19,16 @@ from draftsmith.models.decoding.batched import write_answers
 from draftsmith.models.decoding.tree import Tree
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.independent import IndependentProposal
+from draftsmith.models.families.load import build_target, check_kind, load_target
+from draftsmith.models.families.memory import cache_bytes, weight_bytes
+from draftsmith.models.families.table import training_of
 from draftsmith.models.formats.expressible import check_expressible
 from draftsmith.models.formats.source import Source, Target
-from draftsmith.models.internvl import see_tiles
-from draftsmith.models.memory import cache_bytes, weight_bytes
-from draftsmith.models.targets.causal import CausalTarget
-from draftsmith.models.targets.internvl import InternVLTargetConfig
-from draftsmith.models.targets.llava import LlavaTargetConfig
-from draftsmith.models.targets.load import build_target, load_target
-from draftsmith.models.targets.mistral import MistralTargetConfig
-from draftsmith.models.training import training_of
+from draftsmith.models.targets.causal.section import CausalTarget
+from draftsmith.models.targets.internvl.model import see_tiles
+from draftsmith.models.targets.internvl.section import InternVLTargetConfig
+from draftsmith.models.targets.llava.section import LlavaTargetConfig
+from draftsmith.models.targets.mistral.section import MistralTargetConfig
 from draftsmith.trainers.estimate.passes import Pass, moment
 from draftsmith.trainers.serve.engine_section import VllmEngine
 from drawn_pairs import check_pairs
@@ -263,7 +263,7 @@ def test_what_cannot_be_exact_is_refused():
     with pytest.raises(UserError, match="see a window alone"):
         target(windows)
     with pytest.raises(UserError, match="internvl_chat"):
-        section().model_class("internvl_chat", "OpenGVLab/InternVL3-8B")
+        check_kind(section(), "internvl_chat", "OpenGVLab/InternVL3-8B")
     clip = {"model_type": "clip_vision_model", "hidden_size": 16, "num_attention_heads": 2}
     for kind, (_, _, tower) in SECTIONS.items():
         with pytest.raises(UserError, match=f"is of model_type {tower}"):
@@ -284,7 +284,7 @@ def test_what_a_pixtral_or_mistral_3_cannot_be_is_refused():
         MistralTargetConfig(kind="pixtral", path="x/y").target(llava(0), num_token_ids=60, image_token_id=59)
     for kind, model_type in (("mistral3", "llava"), ("pixtral", "mistral3"), ("pixtral", "qwen2_5_vl")):
         with pytest.raises(UserError, match=f"is of model_type '{model_type}'"):
-            MistralTargetConfig(kind=kind, path="x/y").model_class(model_type, "x/y")
+            check_kind(MistralTargetConfig(kind=kind, path="x/y"), model_type, "x/y")
 
 
 @pytest.mark.parametrize("kind", SECTIONS)

@@ -20,8 +20,8 @@ from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.eagle3 import Eagle3Config
 from draftsmith.models.drafters.peagle import PeagleConfig
-from draftsmith.models.qwen import qwen_config
-from draftsmith.models.targets.llava import LlavaTargetConfig
+from draftsmith.models.targets.llava.section import LlavaTargetConfig
+from draftsmith.models.targets.qwen.model import qwen_config
 from draftsmith.trainers.run.stopping import Stopped
 from draftsmith.trainers.serve import engine_process as process
 from draftsmith.trainers.serve import rank_engine as opened

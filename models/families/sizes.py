@@ -1,0 +1,54 @@
+"""How many parameters a model has, by part, without its weights: it is built on the meta device."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from ..parts import is_tied, num_parameters
+from .table import family_of, new_model
+
+
+def empty_model(config: PreTrainedConfig) -> PreTrainedModel:
+    """Of any target or drafter of the language tracks, on the meta device."""
+    with torch.device("meta"):
+        return new_model(config)
+
+
+@dataclass(frozen=True)
+class _Described:
+    """A config that is equal to another one where all of its values are."""
+
+    text: str
+    config: PreTrainedConfig = field(compare=False)
+
+
+def parameter_counts(config: PreTrainedConfig) -> dict[str, int]:
+    """Parameters by part; the LM head belongs to the language model."""
+    text = f"{type(config).__name__} {config.to_json_string(use_diff=False)}"
+    return dict(_counted(_Described(text, config)))
+
+
+@functools.lru_cache(64)  # a dry run asks a score of times for two or three models, which take long to build
+def _counted(described: _Described) -> dict[str, int]:
+    config = described.config
+    model = empty_model(config)
+    if is_tied(config):
+        model.tie_weights()
+    parts = family_of(config).training.parts_of(model)
+    return {str(name): num_parameters([module]) for name, module in parts.items()}
+
+
+def parameter_lines(config: PreTrainedConfig, *, vocabulary: bool = False) -> list[str]:
+    """Lines of a dry run: a part's name in 16 places, its parameters in 16, and their sum.
+
+    Args:
+        vocabulary: whether its size stands beside the sum.
+    """
+    counts = parameter_counts(config)
+    suffix = f"   vocabulary {config.get_text_config().vocab_size:,}" if vocabulary else ""
+    lines = [f"  {name:<16} {count:>16,}" for name, count in {**counts, "total": sum(counts.values())}.items()]
+    return [*lines[:-1], lines[-1] + suffix]

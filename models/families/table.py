@@ -1,0 +1,78 @@
+"""The target families: the unions of their sections that a recipe reads, and their records by model_type."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from ..targets.anole.section import AnoleTargetConfig
+from ..targets.causal.family import CAUSAL
+from ..targets.causal.section import CausalTargetConfig
+from ..targets.family import Family, Text, tower_type
+from ..targets.gemma.section import GemmaTargetConfig
+from ..targets.internvl.section import InternVLTargetConfig
+from ..targets.llamagen.section import LlamaGenTargetConfig
+from ..targets.llava.section import LlavaTargetConfig
+from ..targets.mistral.section import MistralTargetConfig
+from ..targets.qwen.section import QwenTargetConfig
+from ..targets.qwen35.section import Qwen35TargetConfig
+from ..targets.section import TargetSection
+from ..training import ModelTraining
+
+LANGUAGE_TARGETS = (
+    LlavaTargetConfig
+    | QwenTargetConfig
+    | Qwen35TargetConfig
+    | InternVLTargetConfig
+    | MistralTargetConfig
+    | GemmaTargetConfig
+    | CausalTargetConfig
+)
+IMAGE_TARGETS = LlamaGenTargetConfig | AnoleTargetConfig
+IMAGE_KINDS = tuple(
+    kind for section in IMAGE_TARGETS.__args__ for kind in get_args(section.model_fields["kind"].annotation)
+)
+# (model_type, model_type of a tower that makes another family of it, else "") -> record.
+FAMILIES: Mapping[tuple[str, str], Family] = {
+    (name, family.tower): family for section in LANGUAGE_TARGETS.__args__ for name, family in section.families.items()
+}
+_TEXTS = {name: text for family in FAMILIES.values() for name, text in family.texts.items()}
+
+
+def family_named(model_type: str, tower: str | None = None) -> Family:
+    """The record of a model_type; of one that no family names, that of models of text."""
+    for key in ((model_type, tower or ""), (model_type, "")):
+        if key in FAMILIES:
+            return FAMILIES[key]
+    sections = [TargetSection]  # of other packages, which a recipe's import path has imported
+    for section in sections:
+        if model_type in section.families:
+            return section.families[model_type]
+        sections += section.__subclasses__()
+    return CAUSAL
+
+
+def family_of(config: Any) -> Family:
+    """The record of a model's family by its config."""
+    return family_named(config.model_type, tower_type(config))
+
+
+def new_model(config: PreTrainedConfig) -> PreTrainedModel:
+    """A model of the config's family with random weights."""
+    return family_of(config).new(config)
+
+
+def text_of(config: Any) -> Text:
+    """What heads take from the language model of a text config, beside the config."""
+    return _TEXTS.get(config.model_type, Text())
+
+
+def training_of(model: PreTrainedModel, trainable: Any, **settings: Any) -> ModelTraining:
+    """The training module of the model's family.
+
+    Args:
+        settings: as `ModelTraining` takes them.
+    """
+    return family_of(model.config).training(model, trainable, **settings)

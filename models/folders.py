@@ -1,0 +1,106 @@
+"""A model's directory, or one on the Hub: `config.json` beside `model.safetensors`.
+
+Written whole or not at all; names and shapes are checked before any weight is read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ..core.checksums import SUMS, check_sums
+from ..core.errors import UserError, first_line
+from ..core.files import read_json, write_whole
+from ..core.finite import check_weights
+from ..core.pretrained import CPU, check_config, reading_safetensors
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+State = dict[str, Tensor]
+Shapes = dict[str, tuple[int, ...]]
+
+
+def write_folder(folder: Path, values: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
+    """Both files, each whole or not at all; the weights first, so that a config never stands without them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    aside = folder / f".{WEIGHTS}.partial"
+    save_file({name: tensor.detach().contiguous() for name, tensor in state.items()}, aside, {"format": "pt"})
+    os.replace(aside, folder / WEIGHTS)
+    write_whole(folder / CONFIG, json.dumps(values, indent=1).encode())
+
+
+def find_folder(source: str | Path, revision: str | None, *, files: Sequence[str] = (CONFIG, WEIGHTS)) -> Path:
+    """A directory, or a Hub id downloaded, no more than the `files` that are read; held against its checksums."""
+    if Path(source).is_dir():
+        check_sums(Path(source), only=files)
+        return Path(source)
+    try:
+        folder = Path(snapshot_download(str(source), revision=revision, allow_patterns=[*files, SUMS]))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{str(source)!r} is no directory, and cannot be fetched from the Hub: {first_line(error)}",
+            hint="check the name and the network, or download it once and give the local directory",
+        ) from error
+    check_sums(folder, only=files)
+    return folder
+
+
+def read_values(folder: Path) -> dict[str, Any]:
+    """What `config.json` holds."""
+    path = folder / CONFIG
+    hint = "give a directory with config.json and model.safetensors; `draftsmith convert` makes one of a .pt"
+    values = read_json(path, dict[str, Any], hint=hint)
+    check_config(values, path)
+    return values
+
+
+def read_weights(folder: Path, expected: Shapes, dtype: torch.dtype | None, device: torch.device = CPU) -> State:
+    """All expected tensors, finite and one by one, so that a change of type or place holds no second copy of the file.
+
+    Args:
+        dtype: None: as they are stored.
+    """
+    path = folder / WEIGHTS
+    if not path.is_file():
+        hint = "a single safetensors file is read; shards and pickles are not"
+        raise UserError(f"{WEIGHTS} is missing", where=str(folder), hint=hint)
+    with reading_safetensors(path), safe_open(path, "pt") as file:
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        check_shapes(shapes, expected, where=str(path))
+        weights = {name: file.get_tensor(name).to(device, dtype) for name in expected}
+    check_weights(weights, path)
+    return weights
+
+
+def shapes_of(state: Mapping[str, Tensor]) -> Shapes:
+    """Name -> shape of a state dict."""
+    return {name: tuple(tensor.shape) for name, tensor in state.items()}
+
+
+def check_shapes(
+    shapes: Mapping[str, tuple[int, ...]],
+    expected: Shapes,
+    *,
+    where: str,
+    what: str = "",
+    hint: str = f"the weights and {CONFIG} do not belong together: restore the one that was changed",
+) -> None:
+    """Raises `UserError` with the first few keys that are missing, unknown or of another shape, after `what`."""
+    problems = [f"{name} is missing" for name in expected if name not in shapes]
+    problems += [f"{name} is not part of this model" for name in shapes if name not in expected]
+    problems += [
+        f"{name} is {list(shapes[name])}, expected {list(shape)}"
+        for name, shape in expected.items()
+        if shapes.get(name, shape) != shape
+    ]
+    if problems:
+        more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
+        raise UserError(what + "; ".join(problems[:3]) + more, where=where, hint=hint)

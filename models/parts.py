@@ -1,0 +1,83 @@
+"""Parts of a language model that may read pictures: their names, the ids that two models share, the vocabulary.
+
+Letters: D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast, get_args
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from .hub import config_value
+
+Part = Literal["vision_tower", "projector", "language_model"]
+PARTS: tuple[Part, ...] = get_args(Part)
+
+
+@dataclass(frozen=True)
+class TokenIds:
+    """The ids that a model must share with its target (a published draft's own are not to be trusted)."""
+
+    vocab_size: int
+    image: int
+    bos: int | None  # None: a text begins with nothing (Qwen)
+    eos: int
+    pad: int
+    video: int | None = None  # the placeholder of clips, where it is not the image's
+    # What surrounds each run of placeholders (Qwen-VL).
+    vision_start: int | None = None
+    vision_end: int | None = None
+
+
+def placeholder_ids(config: PreTrainedConfig) -> tuple[int, ...]:
+    """Ids that stand for images and clips in a prompt, and are never emitted."""
+    names = ("image_token_index", "video_token_index", "image_token_id", "video_token_id", "audio_token_id")
+    ids = (config_value(config, name) for name in names)
+    return tuple({value for value in ids if value is not None})
+
+
+def language_model_of(model: Any) -> nn.Module:
+    """The decoder of a vision-language model, or of a causal language model, without the LM head."""
+    return dict(model.model.named_children()).get("language_model", model.model)
+
+
+def is_tied(config: PreTrainedConfig) -> bool:
+    """Whether embedding and LM head are one matrix; Qwen-VL's text configs leave that to the whole one."""
+    return bool(config_value(config.get_text_config(), "tie_word_embeddings", config.tie_word_embeddings))
+
+
+@torch.no_grad()
+def grow_vocabulary(model: PreTrainedModel, vocab_size: int, generator: torch.Generator | None) -> None:
+    """Add rows drawn from N(mean, 1e-5 cov) of the old ones, as the targets' own conversion to 32064 rows did.
+
+    Embedding and head are resized in place. A draw from that Gaussian is the mean plus a random
+    combination of the centred rows, which needs no Cholesky factor.
+    """
+    tables = _vocabulary_weights(model)
+    old_size = len(tables[0])
+    fresh = [_rows_near_mean(table, vocab_size - old_size, generator) for table in tables]
+    model.resize_token_embeddings(vocab_size, mean_resizing=False)
+    for table, rows in zip(_vocabulary_weights(model), fresh, strict=True):
+        table[old_size:] = rows
+
+
+def _vocabulary_weights(model: PreTrainedModel) -> list[Tensor]:
+    """Weights [V,D] of the embedding and, where it is not the same matrix, of the LM head."""
+    embedding, head = (cast(Tensor, m.weight) for m in (model.get_input_embeddings(), model.get_output_embeddings()))
+    return [embedding] if embedding is head else [embedding, head]
+
+
+def _rows_near_mean(weight: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
+    mean = weight.mean(0)
+    mix = torch.randn(count, weight.shape[0], generator=generator)
+    return mean + (1e-5 / weight.shape[0]) ** 0.5 * mix @ (weight - mean)
+
+
+def num_parameters(modules: Sequence[nn.Module]) -> int:
+    """Distinct parameters: a tied head counts once."""
+    return sum(p.numel() for p in {id(p): p for m in modules for p in m.parameters()}.values())

@@ -1,0 +1,1 @@
+"""Anole: a Chameleon that draws."""

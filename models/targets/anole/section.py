@@ -1,0 +1,235 @@
+"""Anole in a recipe: published weights, the tokenizer of its texts, and the VQ-GAN of its pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NoReturn
+
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer, ChameleonConfig, ChameleonForConditionalGeneration
+
+from ....core.errors import UserError
+from ....core.fields import DeviceMap, Dtype, Place, Revision
+from ....core.finite import check_module
+from ....core.placement import check_spread, onto, spread
+from ....core.pretrained import check_quantised, reading_pretrained
+from ....core.section import torch_dtype
+from ...decoding.rows import Guidance, GuidanceScale
+from ...hub import read_config
+from ...stored import resolved_dtype
+from ..base import TargetShape
+from ..drawing import Conditions, Drawer, Folders, ImageTargetSection
+from ..llamagen.training import to_model, to_pixels
+from .target import DEFAULT_GUIDANCE, AnoleTarget, anole_shape
+from .vqgan import encode_images, load_encoder, load_vqgan
+
+PINNED = "chameleon-anole-7b"  # the config that dry runs build
+PUBLISHED = "leloy/Anole-7b-v0.1-hf"
+
+
+class AnoleTargetConfig(ImageTargetSection):
+    """Anole 7B, published: a stage trains heads for it and never the model itself."""
+
+    adt_preset: ClassVar[str] = "adt"
+
+    kind: Literal["anole"]
+    # Hub id or directory in transformers' layout (leloy/Anole-7b-v0.1-hf). GAIR/Anole-7b-v0.1 is in Meta's.
+    path: Place = PUBLISHED
+    revision: Revision | None = None
+    # auto: on a GPU as the weights are stored (published: bfloat16), on a CPU float32, which takes 28 GB.
+    dtype: Dtype = "auto"
+    # accelerate's device map for GPUs that do not hold 14 GB, in runs of one rank; null: this rank's device.
+    device_map: DeviceMap | None = None
+    # Guidance. Two samplers are published: LANTERN's has scale 3, top-k 2000, T 1; GAIR's, without pictures in the
+    # prompt, scale 3, T 0.7, top-p 0.9. Numbers of one are not comparable with the other's.
+    cfg_scale: GuidanceScale = 3.0
+    # The image tokenizer, which turns codes into pictures: Hub id or directory in the layout of
+    # leloy/Anole-7b-v0.1-vqvae-hf, or the file of Meta's vqgan.ckpt; null draws none.
+    vq_path: Place | None = "leloy/Anole-7b-v0.1-vqvae-hf"
+    # A commit, tag or branch of `vq_path`.
+    vq_revision: Revision | None = None
+
+    def provides(self) -> set[str]:
+        """Things that need no stage: they come from outside. The text's tokenizer lies beside the weights."""
+        return {"target", "text"} | ({"vq"} if self.vq_path is not None else set())
+
+    @property
+    def image_size(self) -> int:
+        """Pixels along a side of the pictures."""
+        return 512
+
+    @property
+    def num_codes(self) -> int:
+        """Tokens of an image."""
+        return 1024
+
+    @property
+    def codebook_size(self) -> int:
+        """Of its image tokenizer."""
+        shape: Any = self.model_config_of().vq_config
+        return int(shape.num_embeddings)
+
+    @property
+    def condition(self) -> str:
+        """What it is asked by."""
+        return "text"
+
+    @property
+    def prompt_places(self) -> int:
+        """Of a long caption."""
+        return 128
+
+    def cached_sizes(self) -> tuple[int, int, int]:
+        """Of Chameleon's layers."""
+        config = self.model_config_of()
+        heads = config.num_key_value_heads or config.num_attention_heads
+        return config.num_hidden_layers, heads * config.hidden_size // config.num_attention_heads, (
+            config.intermediate_size
+        )  # fmt: skip
+
+    @property
+    def guidance(self) -> Guidance:
+        """`cfg_scale` as the rule that combines the scores of both rows, for all tokens."""
+        return Guidance(self.cfg_scale)
+
+    def model_config_of(self) -> ChameleonConfig:
+        """Chameleon's config; of the published weights the pinned one."""
+        return anole_config(self, network=False)
+
+    def mirrored(self) -> TargetShape:
+        """A layer of Chameleon's."""
+        return anole_shape(self.model_config_of())
+
+    def count(self) -> dict[str, int]:
+        """Parameters of the transformer."""
+        with torch.device("meta"):
+            model = ChameleonForConditionalGeneration(self.model_config_of())
+        return {"transformer": sum(p.numel() for p in model.parameters())}
+
+    def load(self, folders: Folders, *, device: torch.device) -> AnoleTarget:
+        """The published weights."""
+        return load_anole(
+            self.path,
+            revision=self.revision,
+            dtype=torch_dtype(resolved_dtype(self, self.path, device, key="target")),
+            device_map=self.device_map,
+            device=device,
+            guidance=self.guidance,
+        )
+
+    def conditions(self, folders: Folders, *, device: torch.device) -> Conditions:
+        """Text ids [t] of a caption in Anole's own tokenizer, without special ones."""
+        return _TextIds(self)
+
+    def sample_condition(self, words: Any = None) -> Callable[[Any], Tensor]:
+        """Of its caption."""
+        text = _TextIds(self)
+        return lambda sample: text(sample.info["caption"], None)
+
+    def drawer(self, folders: Folders, *, device: torch.device) -> Drawer:
+        """The VQ-GAN's decoder."""
+        vqgan = load_vqgan(self._vq_path("drawn"), revision=self.vq_revision).to(device)
+        return Drawer(lambda codes: to_pixels(vqgan.decode(codes.to(device))).cpu(), vqgan.codebook.detach(), 4)
+
+    def picture_encoder(self, folders: Folders, *, device: torch.device) -> Callable[[Tensor], Tensor]:
+        """The VQ-GAN's encoder."""
+        encoder: Any = load_encoder(self._vq_path("encoded"), revision=self.vq_revision)
+        encoder.to(device)
+        return lambda pixels: encode_images(encoder, to_model(pixels.to(device))).cpu()
+
+    def _vq_path(self, done: str) -> str:
+        if self.vq_path is None:
+            raise UserError(f"pictures are {done} and target.vq_path is null", hint="name the weights of the VQ-GAN")
+        return self.vq_path
+
+    def placed(self, parts: Mapping[str, Path]) -> Any:
+        """With the weights and the VQ-GAN where the reader has them."""
+        named = {"path": parts.get("target"), "vq_path": parts.get("vq")}
+        return self.model_copy(update={key: str(place) for key, place in named.items() if place is not None})
+
+
+class _TextIds:
+    """Ids [t] of a caption, without special ones."""
+
+    def __init__(self, config: AnoleTargetConfig):
+        with reading_pretrained(config.path, "target.path: cannot load the tokenizer of", weights=False):
+            self.tokenizer = AutoTokenizer.from_pretrained(config.path, revision=config.revision)
+
+    def __call__(self, caption: str, label: int | None) -> Tensor:
+        return torch.tensor(self.tokenizer(caption, add_special_tokens=False)["input_ids"], dtype=torch.int64)
+
+
+def anole_config(config: AnoleTargetConfig, *, network: bool) -> ChameleonConfig:
+    """The model's config. A dry run takes the pinned one for the published weights; it names no image codes."""
+    source = PINNED if config.path == PUBLISHED and not network else config.path
+    return _chameleon(read_config(source, key="target.path", revision=config.revision, network=network), config.path)
+
+
+def load_anole(
+    path: str | Path,
+    *,
+    revision: Revision | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    device_map: DeviceMap | None = None,
+    device: torch.device | str | None = None,
+    guidance: Guidance = DEFAULT_GUIDANCE,
+) -> AnoleTarget:
+    """A frozen target. Only safetensors are read.
+
+    Args:
+        device: where to, without a `device_map`; None stays on the CPU.
+
+    Raises:
+        UserError: it cannot be read, is no Chameleon, or lacks weights.
+    """
+    _chameleon(read_config(str(path), key="target.path", revision=revision), path)
+    maker: Any = ChameleonForConditionalGeneration
+    hint = "check the name and the network; the layout is transformers', in safetensors"
+    place = None if device is None else torch.device(device)
+    placed = onto(place) if device_map is None else spread(device_map, offload=None, key="target")
+    with reading_pretrained(path, "target.path: cannot load", hint=hint):
+        model, report = maker.from_pretrained(
+            path, revision=revision, dtype=dtype, use_safetensors=True, weights_only=True, output_loading_info=True,
+            **placed,
+        )  # fmt: skip
+    check_quantised(model, report, path, key="target.path")
+    missing = sorted(report["missing_keys"])
+    if missing:
+        # transformers would go on with random values.
+        problem = f"target.path: {str(path)!r} lacks {len(missing)} weights, {missing[0]} the first"
+        raise UserError(problem, hint=f"download it again, or name {PUBLISHED}")
+    if device_map is not None:
+        check_spread(model, device_map, offload=None, key="target")
+    check_module(model, path)
+    return AnoleTarget(model, guidance=guidance)
+
+
+def _chameleon(config: Any, path: str | Path) -> ChameleonConfig:
+    """`config` if it is one of Chameleon's own; Lumina-mGPT's says chameleon too."""
+    if any("XLLMX" in name for name in config.architectures or ()):
+        refuse_lumina()
+    if not isinstance(config, ChameleonConfig):
+        problem = f"target.path: {str(path)!r} is a {config.model_type}, expected a chameleon"
+        raise UserError(problem, hint=f"name {PUBLISHED}")
+    return config
+
+
+# ---- what is not supported, and why
+
+
+def refuse_lumina() -> NoReturn:
+    """Raises `UserError`.
+
+    From its repository (Alpha-VLLM/Lumina-mGPT): pictures come in many sizes, which two tokens announce, and every row
+    of codes ends with a fixed token; its weights say chameleon, but have query and key norms of one row per
+    model-parallel rank where transformers' class has one per head.
+    """
+    raise UserError(
+        "Lumina-mGPT is not supported: transformers has no class for it (its weights do not fit Chameleon's query and "
+        "key norms), its pictures come in many sizes with announcing and row-end tokens that no head, tree or image "
+        "decoder here knows, and its own code needs an older transformers and is installed with flash-attn",
+        where="target.kind",
+        hint="use kind: anole, the same family with 512 x 512 pictures, or kind: llamagen",
+    )

@@ -1,0 +1,323 @@
+"""Anole as a target: transformers' Chameleon 7B, whose image logits it hides, with and without the text in one batch.
+
+One vocabulary holds text and image codes (id = code + 4). The stock forward overwrites the scores of all image codes,
+so the LM head is applied here, to the state after the final norm; rows are guided first, and only then is everything
+but image codes forbidden (LANTERN's order). Its published samplers differ: see `AnoleTargetConfig.cfg_scale`.
+Letters: R rows (1, or 2 under guidance), N nodes with the root, B samples, T places, n image tokens, D width, V ids.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import ChameleonConfig, ChameleonForConditionalGeneration
+
+from ....core.batch import CodeBatch, ImageRequest
+from ....core.errors import UserError
+from ....core.states import Taps, TargetStates
+from ...decoding.cache import Cache
+from ...decoding.decoder import CachedDecoder, DecoderStates
+from ...decoding.rows import Guidance
+from ...decoding.tapped import Tapped
+from ...decoding.tree import Tree
+from ...decoding.upload import upload_tree
+from ...layer import LayerShape
+from ..base import Prompt, TargetShape, TargetStep, check_layers, guided_batch
+from ..llamagen.target import both_sides
+
+DEFAULT_GUIDANCE = Guidance(3.0)
+
+# ---- ids
+
+
+@dataclass(frozen=True)
+class AnoleIds:
+    """The ids that prompts and masks are made of; the defaults are the published tokenizer's.
+
+    The config's own `bos_token_id` (1) is the padding and not what prompts begin with.
+    """
+
+    bos: int = 0
+    pad: int = 1
+    end_of_image: int = 8196
+    begin_of_image: int = 8197
+    end_of_turn: int = 8710
+    first_image: int = 4
+    num_codes: int = 8192
+
+    @property
+    def markers(self) -> tuple[int, ...]:
+        """The ids of the special tokens, which the ids of a prompt's text must not include."""
+        return self.bos, self.pad, self.end_of_image, self.begin_of_image, self.end_of_turn
+
+
+_NAMES = {
+    "bos": "<s>",
+    "pad": "<pad>",
+    "end_of_image": "<eoss>",
+    "begin_of_image": "<racm3:break>",
+    "end_of_turn": "<reserved08706>",
+}
+# A code's name spells its digits as letters, A for 0: IMGIMGBCZ is code 12.
+_CODE_NAME = re.compile(r"IMGIMG([A-J]+)Z")
+_DIGITS = str.maketrans("ABCDEFGHIJ", "0123456789")
+
+
+def read_ids(config: ChameleonConfig) -> AnoleIds:
+    """Ids by name from the config's `vocabulary_map`; markers that it does not name are the published.
+
+    Raises:
+        UserError: an id is outside the model's vocabulary, or an image code's id is not code + 4,
+            which the codes of every published file and the neighbour tables of LANTERN count on.
+    """
+    hint = "give the config.json of leloy/Anole-7b-v0.1-hf or facebook/chameleon-7b"
+    vocabulary: dict[str, int] = {**(config.vocabulary_map or {})}
+    numbers = {int(m[1].translate(_DIGITS)): number for name, number in vocabulary.items()
+             if (m := _CODE_NAME.fullmatch(name))}  # fmt: skip
+    if not numbers:
+        raise UserError("the vocabulary names no image code (IMGIMGAZ is code 0)", hint=hint)
+    first = AnoleIds.first_image
+    for code in range(len(numbers)):
+        if numbers.get(code) != code + first:
+            problem = f"image code {code} has id {numbers.get(code, 'none')}, expected {code + first} (code + {first})"
+            raise UserError(problem, hint=hint)
+    named = {field: vocabulary[name] for field, name in _NAMES.items() if name in vocabulary}
+    ids = AnoleIds(**named, num_codes=len(numbers))
+    outside = [f"{name} {number}" for name, number in asdict(ids).items() if number >= config.vocab_size]
+    if outside or first + ids.num_codes > config.vocab_size:
+        problem = f"ids outside the model's {config.vocab_size}: {', '.join(outside) or 'image codes'}"
+        raise UserError(problem, hint=hint)
+    return ids
+
+
+# ---- the target
+
+
+@dataclass
+class AnoleSession:
+    cache: Cache
+    taps: Taps
+    prompt: Prompt
+
+
+class AnoleTarget:
+    """Frozen. A request's `condition` is the text's ids [n], without special ones.
+
+    A drafter that shares the LM head gets its scores from `scores` (each row's own, nothing forbidden) and what is
+    decoded from out of `guided`, which forbids the same ids for target and drafter; `forbid` does that alone.
+
+    Args:
+        num_image_tokens: of an image; a square.
+    """
+
+    kind: ClassVar[str] = "anole"  # of its section
+
+    def __init__(
+        self,
+        model: ChameleonForConditionalGeneration,
+        guidance: Guidance = DEFAULT_GUIDANCE,
+        *,
+        num_image_tokens: int = 1024,
+    ):
+        self.ids = read_ids(model.config)
+        self.model = model.requires_grad_(False)
+        self.decoder = CachedDecoder(model, num_token_ids=model.config.vocab_size)
+        self.guidance = guidance
+        self.vocab_size: int = model.config.vocab_size
+        self.num_codes, self.grid = num_image_tokens, math.isqrt(num_image_tokens)
+        assert self.grid**2 == num_image_tokens, num_image_tokens
+        places = torch.arange(self.vocab_size, device=self.device) - self.ids.first_image
+        self._forbidden = (places < 0) | (places >= self.ids.num_codes)  # [V]
+
+    @property
+    def config(self) -> ChameleonConfig:
+        """transformers' config of the model."""
+        return self.model.config
+
+    @property
+    def shape(self) -> TargetShape:
+        """What heads mirror: sizes, a layer of Chameleon's, and the grid of codes."""
+        return anole_shape(self.config, self.grid)
+
+    @property
+    def device(self) -> torch.device:
+        """Where inputs go: the device of the embedding."""
+        return self.decoder.device
+
+    @property
+    def embedding(self) -> Tensor:
+        """[V,D] what a token enters as: a head starts from the same rows."""
+        return self.model.model.embed_tokens.weight
+
+    def scores(self, feature: Tensor) -> Tensor:
+        """[...,D] -> [...,V] float32, each row's own, text and image alike."""
+        return self.model.lm_head(feature).float()
+
+    def forbid(self, scores: Tensor) -> Tensor:
+        """[...,V] with minus infinity for all that is no image code."""
+        return scores.masked_fill(self._forbidden.to(scores.device), float("-inf"))
+
+    def guided(self, feature: Tensor, steps: Sequence[int]) -> Tensor:
+        """[R,N,D] -> [N,V]: what is decoded from. Node i scores image token number `steps[i]`."""
+        return self.forbid(self.guidance(self.scores(feature), steps))
+
+    def codes(self, tokens: Sequence[int]) -> Tensor:
+        """Emitted tokens as codes of the image tokenizer."""
+        return torch.tensor(tokens) - self.ids.first_image
+
+    @torch.inference_mode()
+    def prefill(self, request: ImageRequest, taps: Taps, *, capacity: int) -> tuple[AnoleSession, TargetStep]:
+        session, states = self._prompts([request], taps, capacity)
+        logits = self.guided(states.feature[:, -1:], [0])
+        feature = states.feature if taps.feature else None
+        return session, TargetStep(logits, feature, states.layers, states.attention, session.prompt)
+
+    @torch.inference_mode()
+    def verify(self, session: AnoleSession, root: int, tree: Tree) -> TargetStep:
+        first = self._first(session)
+        ids, numbers, mask = upload_tree(self.device, tree, root, first)
+        assert mask is not None
+        states = self._at(session, ids.expand(len(session.prompt.ids), -1), numbers, mask)
+        feature = states.feature if session.taps.feature else None
+        steps = [first, *(first + depth for depth in tree.depths)]
+        return TargetStep(self.guided(states.feature, steps), feature, states.layers)
+
+    @torch.inference_mode()
+    def prefill_batch(self, requests: Sequence[ImageRequest], *, capacity: int) -> tuple[AnoleSession, Tensor]:
+        """Run the prompts of B pictures side by side: the session that `feed` takes, and scores [B,V]."""
+        session, states = self._prompts(requests, Taps(), capacity)
+        return session, guided_batch(self, states.feature[:, -1], 0)
+
+    @torch.inference_mode()
+    def feed(self, session: AnoleSession, tokens: Tensor) -> Tensor:
+        """Scores [B,V] after one more token [B] of each picture of `prefill_batch`."""
+        ids = tokens.to(self.device).repeat(self.guidance.num_rows)[:, None]
+        alone = torch.ones(1, 1, dtype=torch.bool, device=self.device)
+        step = self._first(session)
+        states = self._at(session, ids, torch.full((1,), step, device=self.device), alone)
+        session.cache.advance(1)
+        return guided_batch(self, states.feature[:, -1], step)
+
+    def _prompts(
+        self, requests: Sequence[ImageRequest], taps: Taps, capacity: int
+    ) -> tuple[AnoleSession, DecoderStates]:
+        """Runs B prompts: rows are the B with their texts, then, under guidance, the B without, padded on the left."""
+        for request in requests:
+            self._check_text(request.condition)
+        num_rows = self.guidance.num_rows
+        texts = [request.condition.to(self.device) for request in requests] * num_rows
+        uncond = (torch.arange(num_rows, device=self.device) == 1).repeat_interleave(len(requests))
+        ids, mask, positions = self._rows(texts, uncond.new_empty(len(texts), 0, dtype=torch.int64), uncond)
+        length = ids.shape[1]
+        cache = self.decoder.new_cache(length + capacity)
+        states = self.decoder.forward(
+            self.decoder.embed(ids), cache, positions, _causal(mask), layers=taps.layers,
+            attention=taps.prefill_attention,
+        )  # fmt: skip
+        cache.advance(length)
+        return AnoleSession(cache, taps, Prompt(ids, mask, positions, self.guidance)), states
+
+    def _first(self, session: AnoleSession) -> int:
+        """The number of the image token after the root."""
+        return session.cache.length - session.prompt.ids.shape[1] + 1
+
+    def _at(self, session: AnoleSession, ids: Tensor, numbers: Tensor, tree: Tensor) -> DecoderStates:
+        """States of `ids` [R,N] after the committed tokens.
+
+        Args:
+            numbers: [N] of the image tokens that they score; siblings share one.
+            tree: [N,N] bool: which of the N each sees.
+        """
+        prompt, past = session.prompt, session.cache.length
+        rows, length = prompt.ids.shape
+        # Every row counts from its own last prompt token.
+        positions = prompt.positions[:, -1:] + numbers
+        mask = torch.ones(rows, ids.shape[1], past + ids.shape[1], dtype=torch.bool, device=self.device)
+        mask[:, :, :length] = prompt.mask[:, None]
+        mask[:, :, past:] = tree
+        embeds = self.decoder.embed(ids)
+        return self.decoder.forward(embeds, session.cache, positions, mask, layers=session.taps.layers)
+
+    @torch.inference_mode()
+    def commit(self, session: AnoleSession, path: Sequence[int]) -> None:
+        session.cache.commit([0, *(node + 1 for node in path)])
+
+    @torch.no_grad()
+    def states(self, batch: CodeBatch, taps: Taps) -> TargetStates:
+        """States of `batch`'s images after their texts, which the rows of `batch.uncond` lose."""
+        check_layers(taps, self.decoder.num_layers)
+        return both_sides(self._states, batch, taps)
+
+    def _states(self, batch: CodeBatch, uncond: Tensor, layers: Sequence[int]) -> TargetStates:
+        """Rows marked in `uncond` [B] run without their text. States of padding are zero."""
+        ids, mask, positions = self._rows(batch.conditions, batch.codes + self.ids.first_image, uncond)
+        dtype = self.embedding.dtype
+        added = torch.zeros(1, dtype=dtype, device=self.device).where(_causal(mask), torch.finfo(dtype).min)
+        with Tapped(self.decoder.language_model, layers, ()) as tapped:
+            output = self.model.model(
+                input_ids=ids, attention_mask=added[:, None], position_ids=positions, use_cache=False
+            )
+        if 0 in layers:
+            tapped.states[0] = self.decoder.embed(ids)
+        padding_places = ~mask[..., None]
+        feature = output.last_hidden_state.masked_fill(padding_places, 0.0)
+        by_layer = {layer: s.to(feature.device).masked_fill(padding_places, 0.0) for layer, s in tapped.states.items()}
+        longest = max(len(text) for text in batch.conditions)
+        padding = tuple(longest - len(text) for text in batch.conditions)
+        return TargetStates(
+            feature, by_layer, positions[None], ids=ids, mask=mask, num_generated=batch.codes.shape[1], padding=padding
+        )
+
+    def _rows(self, texts: Sequence[Tensor], tokens: Tensor, uncond: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Ids, mask and positions [B,T] of prompts with the image tokens [B,n] that follow, padded on the left.
+
+        A row without its text (`uncond` [B]) is begin-of-text and begin-of-image; every row's positions count from
+        its own start.
+        """
+        ids = self.ids
+        whole = [
+            torch.cat([t.new_tensor([ids.bos]), t, t.new_tensor([ids.end_of_turn, ids.begin_of_image]), follow])
+            for t, follow in zip(texts, tokens, strict=True)
+        ]
+        length = max(len(row) for row in whole)
+        padded = torch.stack([F.pad(row, (length - len(row), 0), value=ids.pad) for row in whole])
+        starts = torch.tensor([length - len(row) for row in whole], device=self.device)
+        starts = starts.where(~uncond, length - tokens.shape[1] - 2)
+        places = torch.arange(length, device=self.device) - starts[:, None]
+        padded = padded.masked_fill(places < 0, ids.pad).masked_fill(places == 0, ids.bos)
+        return padded, places >= 0, places.clamp(min=0)
+
+    def _check_text(self, text: Tensor) -> None:
+        special = sorted(set(text.tolist()) & set(self.ids.markers))
+        if special:
+            raise UserError(
+                f"the text's ids hold special ones ({', '.join(map(str, special))}), which the target adds itself",
+                hint="tokenize prompts with add_special_tokens=False",
+            )
+
+
+def _causal(mask: Tensor) -> Tensor:
+    """Which places each place sees: [B,T] bool -> [B,T,T]. Padding sees itself: no row of the attention is empty."""
+    length = mask.shape[1]
+    both = torch.ones(length, length, dtype=torch.bool, device=mask.device).tril()
+    return (both & mask[:, None]) | torch.eye(length, dtype=torch.bool, device=mask.device)
+
+
+def anole_shape(config: ChameleonConfig, grid: int = 32) -> TargetShape:
+    """What heads mirror: a layer of Chameleon's, with its norms of queries and keys."""
+    rope = config.rope_parameters or {}
+    layer = LayerShape(
+        vocab_size=config.vocab_size, hidden_size=config.hidden_size, num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_key_value_heads or config.num_attention_heads,
+        intermediate_size=config.intermediate_size, norm_eps=config.rms_norm_eps, rope="half",
+        rope_theta=float(rope.get("rope_theta") or 10000.0), input_norm=True, qk_norm=True,
+    )  # fmt: skip
+    sizes = config.vocab_size, config.hidden_size, config.num_hidden_layers
+    return TargetShape(*sizes, layer=layer, grid=grid, condition="text")

@@ -1,0 +1,104 @@
+"""A causal language model without a vision tower as a target: Llama and its likes (SAGE's rows of Llama-3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import model_validator
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from ....core.errors import UserError
+from ...decoding.decoder import CachedDecoder
+from ...hub import config_value, read_config
+from ...inline import InlineModel
+from ...parts import TokenIds
+from ..family import Family
+from ..language import LanguageTarget
+from ..section import TargetSection
+from .family import FAMILIES
+
+_HINT = "use a model of Llama's shape (llama, qwen2, qwen3, mistral without windows)"
+
+
+class CausalTargetConfig(TargetSection):
+    """A text-only target: published weights, or a tiny one that a recipe spells out and trains itself."""
+
+    families: ClassVar[Mapping[str, Family]] = FAMILIES
+
+    kind: Literal["causal_lm"]
+    reads_text_alone: ClassVar[bool] = True
+    # Inline config of a target that a `train` stage with `model: target` makes from scratch.
+    language_model: InlineModel | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> CausalTargetConfig:
+        if (self.path is None) == (self.language_model is None):
+            raise ValueError("give path or language_model")
+        return self
+
+    def inline_config(self, ids: TokenIds) -> PreTrainedConfig:
+        assert self.language_model is not None
+        text = read_config(self.language_model, key="target.language_model")
+        text.vocab_size = ids.vocab_size
+        text.bos_token_id, text.eos_token_id, text.pad_token_id = ids.bos, ids.eos, ids.pad
+        return text
+
+    def new(self, config: PreTrainedConfig) -> PreTrainedModel:
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+    def model_class(self, model_type: str, source: str) -> Any:
+        return AutoModelForCausalLM
+
+    def target(self, model: PreTrainedModel, *, num_token_ids: int, image_token_id: int | None) -> CausalTarget:
+        return CausalTarget(model, num_token_ids=num_token_ids, prefill_chunk=self.prefill_chunk)
+
+
+class CausalTarget(LanguageTarget):
+    """Text alone.
+
+    Args:
+        num_token_ids: ids from here on have no token.
+        prefill_chunk: places of a prompt that are run at once; None: all.
+
+    Raises:
+        UserError: the model is not of the shape that our cached forward runs.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, num_token_ids: int, prefill_chunk: int | None = None):
+        _check(model)
+        super().__init__(CachedDecoder(model, num_token_ids=num_token_ids), prefill_chunk=prefill_chunk)
+
+
+@torch.inference_mode()
+def _check(model: PreTrainedModel) -> None:
+    """That embedding, decoder and head in a row are the whole model: some scale or cap scores on the way."""
+    name, hint = model.config.model_type, _HINT
+    children = dict(model.named_children())
+    core = children.get("model", nn.Identity())
+    if "lm_head" not in children or not isinstance(dict(core.named_children()).get("layers"), nn.ModuleList):
+        raise UserError(f"{name} has no decoder `model.layers` and head `lm_head`", where="key target", hint=hint)
+    check_windows(model.config)
+    model.eval()
+    embedding: Any = model.get_input_embeddings()
+    ids = torch.arange(3, 7, device=embedding.weight.device)[None]
+    whole = model(input_ids=ids, use_cache=False).logits.float()
+    parts = model.lm_head(core(inputs_embeds=embedding(ids), use_cache=False)[0]).float().to(whole.device)
+    if not torch.allclose(whole, parts, atol=1e-2 * float(whole.abs().max()), rtol=0):
+        raise UserError(f"{name} does more than embed, decode and score", where="key target", hint=hint)
+
+
+def check_windows(config: Any) -> None:
+    """Raises `UserError` for a decoder some of whose layers see a window: our masks show all of the past to each layer.
+
+    Args:
+        config: transformers' text config.
+    """
+    if {*(config_value(config, "layer_types") or ())} - {"full_attention"} or _window(config):
+        raise UserError(f"some layers of {config.model_type} see a window alone", where="key target", hint=_HINT)
+
+
+def _window(config: Any) -> bool:
+    return config_value(config, "sliding_window") is not None and config_value(config, "use_sliding_window", True)

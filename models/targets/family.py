@@ -1,0 +1,99 @@
+"""What the rest of draftsmith asks of a target family: a record, which the family's folder holds.
+
+`models/families/table.py` finds a model's record by the model_type of its config.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from ...core.pictures import Picture
+from ..decoding.decoder import CachedDecoder
+from ..hub import config_value
+from ..training import ModelTraining
+
+
+class Pictures:
+    """How pictures fill a prompt, which dry runs ask: here in square tiles, of which each patch is a token."""
+
+    one_by_one = False  # each picture is a pass of the tower
+    most_tokens: int | None = None  # of a picture, of the published files; None: as its size says
+
+    def unit(self, config: Any) -> tuple[int, int]:
+        """Sides in pixels of a patch, and of what the image processor sizes: a tile, or a token of a whole picture."""
+        return config.vision_config.patch_size, config.vision_config.image_size
+
+    def fill(self, config: Any, positions: int) -> tuple[list[Picture], tuple[int, ...]]:
+        """Pictures that take at most so many positions, one at least, and the shape of their pixels."""
+        patch, side = self.unit(config)
+        across = side // patch
+        count = max(1, positions // across**2)
+        return [Picture(across)] * count, (count, 3, side, side)
+
+    def of_frames(self, config: Any, frames: int, max_pixels: int) -> int:
+        """Visual tokens of a clip, at most; its frames are tiles, whose patches are pooled two by two.
+
+        Args:
+            max_pixels: of a frame, where a family reads it whole; 0: nobody says.
+        """
+        vision = config.vision_config
+        return frames * math.ceil(vision.image_size // vision.patch_size / 2) ** 2
+
+    def shallow(self, config: Any, layers: int) -> None:
+        """Leave so many layers of the tower in `config`, or more where they are of several kinds."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """What heads that mirror a language model's layer take from its family, beside its config."""
+
+    norms_input: bool = False  # a head's layer norms what enters it, as the decoder's own does
+    qkv_bias: bool = False
+    norms_heads: bool = False  # queries and keys
+    scales_embeddings: bool = (
+        False  # rows of the table are multiplied before the first layer; heads read them as stored
+    )
+    # Pairs of a head that turn by each coordinate, where a config says nothing, and whether the coordinates alternate.
+    mrope_section: tuple[int, ...] = ()
+    mrope_interleaved: bool = False
+
+
+@dataclass(frozen=True)
+class Family:
+    """Models of one model_type of transformers."""
+
+    kind: str  # as a recipe's `target` names it
+    model: Any  # transformers' class
+    training: type[ModelTraining]
+    decoder: type[CachedDecoder]
+    pictures: Pictures | None = None  # None: it reads text alone
+    # model_type of the tower, where that makes another family of a model_type (Pixtral's config says llava).
+    tower: str = ""
+    # Whether draft LVLMs read what its image processor makes.
+    shares_pictures: bool = False
+    # model_type of text configs -> what heads take from them.
+    texts: Mapping[str, Text] = field(default_factory=dict)
+    # Engine -> heads (eagle, eagle3, dflash) that its class of this model hands states to, as its sources say.
+    engines: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # Engines whose class of this model was not read here.
+    unread: tuple[str, ...] = ()
+    # Whether pictures in engines were compared with ours.
+    is_compared: bool = True
+    # Whether vLLM's model runner V1 writes draft steps after a picture where earlier keys lie.
+    is_misplaced_in_v1: bool = False
+
+    def new(self, config: PreTrainedConfig) -> PreTrainedModel:
+        """A model with random weights in the default type."""
+        made: PreTrainedModel = getattr(self.model, "from_config", self.model)(config)
+        return made
+
+
+def tower_type(config: Any) -> str | None:
+    """model_type of a config's tower; None: it has none."""
+    kind: str | None = config_value(config_value(config, "vision_config"), "model_type")
+    return kind

@@ -1,0 +1,44 @@
+"""What the rest of draftsmith asks of Gemma 4, and of Gemma's language models."""
+
+from __future__ import annotations
+
+from math import isqrt
+from typing import Any
+
+from ....core.pictures import PatchGrid, Picture, whole_picture
+from ..family import Family, Pictures, Text
+from .decoder import GemmaDecoder
+from .model import GEMMA, SOFT_TOKENS, Gemma4ForConditionalGeneration
+from .training import GemmaTraining
+
+
+class GemmaPictures(Pictures):
+    """Pictures that the tower reads whole, one after another."""
+
+    one_by_one = True
+    most_tokens = SOFT_TOKENS
+
+    def unit(self, config: Any) -> tuple[int, int]:
+        vision = config.vision_config
+        return vision.patch_size, vision.patch_size * vision.pooling_kernel_size
+
+    def fill(self, config: Any, positions: int) -> tuple[list[Picture], tuple[int, ...]]:
+        """One picture."""
+        vision = config.vision_config
+        pooled, rows = vision.pooling_kernel_size, isqrt(min(positions, SOFT_TOKENS))
+        grid = PatchGrid(1, rows * pooled, rows * pooled, pooled)
+        return [whole_picture(grid)], (grid.num_patches, 3 * vision.patch_size**2)
+
+    def shallow(self, config: Any, layers: int) -> None:
+        config.vision_config.num_hidden_layers = layers
+
+
+_SCALED = Text(scales_embeddings=True)
+# model_type -> record.
+FAMILIES = {
+    GEMMA: Family(
+        GEMMA, Gemma4ForConditionalGeneration, GemmaTraining, GemmaDecoder, GemmaPictures(),
+        texts=dict.fromkeys(("gemma", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text"), _SCALED),
+        unread=("vllm", "sglang"), is_compared=False,
+    ),
+}  # fmt: skip

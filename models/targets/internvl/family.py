@@ -1,0 +1,30 @@
+"""What the rest of draftsmith asks of InternVL 3."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import InternVLForConditionalGeneration
+
+from ..family import Family, Pictures
+from .model import INTERNVL, InternVLDecoder, InternVLTraining
+
+
+class InternVLPictures(Pictures):
+    """Tiles, of which 2 x 2 patches become one token."""
+
+    def unit(self, config: Any) -> tuple[int, int]:
+        vision = config.vision_config
+        return round(vision.patch_size[0] / config.downsample_ratio), vision.image_size[0]
+
+    def of_frames(self, config: Any, frames: int, max_pixels: int) -> int:
+        return frames * int(config.image_seq_length)
+
+
+# model_type -> record.
+FAMILIES = {
+    INTERNVL: Family(
+        INTERNVL, InternVLForConditionalGeneration, InternVLTraining, InternVLDecoder, InternVLPictures(),
+        unread=("sglang",), is_compared=False,
+    ),
+}  # fmt: skip

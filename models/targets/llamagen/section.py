@@ -1,0 +1,311 @@
+"""LlamaGen in a recipe: its transformer, the T5 encoder or the classes that it is asked by, and its VQ tokenizer."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+from transformers import T5Config, T5EncoderModel
+
+from ....core.errors import UserError
+from ....core.fields import Dtype, Place, Revision
+from ....core.section import torch_dtype
+from ...decoding.rows import Guidance, GuidanceScale
+from ...folders import find_folder
+from ...hub import is_somewhere
+from ...inline import InlineT5
+from ...parts import num_parameters
+from ...stored import resolved_dtype
+from ..base import TargetShape
+from ..drawing import COUNTED_IDS, TEXT_ENCODER, Conditions, Drawer, Folders, ImageTargetSection
+from .captions import CaptionIds, TextFeatures, load_text_encoder
+from .files import load_llamagen, load_vq
+from .target import LlamaGenTarget, llamagen_shape
+from .training import LlamaGenTraining, VqTraining, to_model, to_pixels
+from .transformer import LlamaGen, LlamaGenConfig, published
+from .vq import VqConfig, VqTokenizer
+
+Size = Literal["B", "L", "XL", "XXL", "XXXL", "1B", "3B", "7B"]
+# What a recipe says of a LlamaGen's shape, held against its weights; a head's manifest repeats it.
+NAMED_SHAPE = ("num_layers", "num_heads", "dim", "vocab_size", "grid", "condition")
+
+
+class LlamaGenTargetConfig(ImageTargetSection):
+    """A LlamaGen: published weights, or a tiny one that a recipe spells out and trains itself."""
+
+    is_trained_here: ClassVar[bool] = True
+    adt_preset: ClassVar[str] = "adt-llamagen"
+
+    kind: Literal["llamagen"]
+    # Hub id or directory of the weights, as `draftsmith convert` writes them or in LANTERN's layout.
+    path: Place | None = None
+    revision: Revision | None = None
+    # A published size; or `shape`, spelt out.
+    size: Size | None = None
+    # The shape of a LlamaGen that is not published; then `size` is not given.
+    shape: LlamaGenConfig | None = None
+    # The condition of a picture.
+    condition: Literal["class", "text"] = "text"
+    # Side of the pictures: 256, 384 or 512 for the published models.
+    image_size: int = Field(256, ge=8, le=1 << 16)
+    # Directory of the image tokenizer, or its shape where a stage trains it.
+    vq: Place | VqConfig
+    # Text-conditional: Hub id or directory of the T5 encoder, or an inline config that is trained with the model.
+    text_encoder: Place | InlineT5 | None = None
+    # Of an inline text encoder: Hub id or directory of the captions' tokenizer; null: that of a synthetic dataset.
+    tokenizer: Place | None = None
+    # auto: on a GPU as the weights are stored, on a CPU float32; a LlamaGen that is spelt out: float32.
+    dtype: Dtype = "auto"
+    # Guidance; the official samplers' by default: 7.5 for text, 4.0 for classes (1.5 to 2.0 where FID is measured).
+    cfg_scale: GuidanceScale = 7.5
+    # Guide only tokens 0 to cfg_interval + 1; -1: all.
+    cfg_interval: int = Field(-1, ge=-1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _guidance_of_classes(cls, values: Any) -> Any:
+        asked_by_class = isinstance(values, dict) and values.get("condition") == "class"
+        return {"cfg_scale": 4.0, **values} if asked_by_class else values
+
+    @model_validator(mode="after")
+    def _consistent(self) -> LlamaGenTargetConfig:
+        if (self.size is None) == (self.shape is None):
+            raise ValueError("give size (a published one) or shape (spelt out)")
+        if self.condition == "text" and self.text_encoder is None:
+            raise ValueError("condition: text needs text_encoder")
+        if self.condition == "class" and self.text_encoder is not None:
+            raise ValueError("text_encoder is given, and condition is class")
+        if self.tokenizer is not None and not isinstance(self.text_encoder, dict):
+            raise ValueError("tokenizer is given, and text_encoder is not spelt out: it brings its own")
+        return self
+
+    @property
+    def factor(self) -> int:
+        """Pixels along a side of one code."""
+        return self.vq.factor if isinstance(self.vq, VqConfig) else 16
+
+    def model_config_of(self) -> LlamaGenConfig:
+        """The transformer's shape."""
+        grid = self.image_size // self.factor
+        if self.shape is not None:
+            return LlamaGenConfig(**{**self.shape.model_dump(), "grid": grid, "condition": self.condition})
+        assert self.size is not None
+        return published(self.size, grid=grid, condition=self.condition)
+
+    def provides(self) -> set[str]:
+        """Things that need no stage: they come from outside."""
+        things = {"target"} if self.path is not None else set()
+        things |= {"vq"} if isinstance(self.vq, str) else set()
+        # An inline text encoder is trained with the target.
+        things |= set() if isinstance(self.text_encoder, dict) else {"text", "tokenizer"}
+        return things | ({"tokenizer"} if self.tokenizer is not None else set())
+
+    @property
+    def num_codes(self) -> int:
+        """Tokens of an image."""
+        return (self.image_size // self.factor) ** 2
+
+    @property
+    def codebook_size(self) -> int:
+        """Of the image tokenizer."""
+        return self.vq.codebook_size if isinstance(self.vq, VqConfig) else self.model_config_of().vocab_size
+
+    @property
+    def prompt_places(self) -> int:
+        """One of a class, or as many as a caption's features have."""
+        return self.model_config_of().num_condition_tokens
+
+    def cached_sizes(self) -> tuple[int, int, int]:
+        """Of the transformer."""
+        config = self.model_config_of()
+        return config.num_layers, config.dim, config.hidden
+
+    @property
+    def guidance(self) -> Guidance:
+        """`cfg_scale` and `cfg_interval` as the rule that combines the scores of both rows."""
+        return Guidance(self.cfg_scale, self.cfg_interval)
+
+    def mirrored(self) -> TargetShape:
+        """As in LANTERN's published heads."""
+        return llamagen_shape(self.model_config_of())
+
+    def count(self) -> dict[str, int]:
+        """Parameters of the transformer, and of the parts that the recipe spells out."""
+        with torch.device("meta"):
+            parts: dict[str, nn.Module] = {"transformer": LlamaGen(self.model_config_of())}
+            if isinstance(self.vq, VqConfig):
+                parts["image tokenizer"] = VqTokenizer(self.vq)
+            text = build_text_encoder(self, vocab_size=COUNTED_IDS, pad_id=0)
+            if text is not None:
+                parts["text encoder"] = text
+        return {name: num_parameters([part]) for name, part in parts.items()}
+
+    def load(self, folders: Folders, *, device: torch.device) -> LlamaGenTarget:
+        """Of a stage's folder, or else of `path`."""
+        return LlamaGenTarget(load_transformer(self, folders, device=device), self.guidance)
+
+    def conditions(self, folders: Folders, *, device: torch.device) -> Conditions:
+        """The label [], or the features [t,F] of the caption."""
+        if self.condition == "class":
+            return _Label.of(self)
+        encode = text_features(self, folders, device=device).encode
+        return lambda caption, label: encode([caption])[0]
+
+    @property
+    def trains_text_encoder(self) -> bool:
+        return isinstance(self.text_encoder, dict)
+
+    def training(self, part: str, folder: Path | None, *, seed: int, words: Any, **revival: Any) -> nn.Module:
+        if part == "vq":
+            if isinstance(self.vq, str):
+                problem = "target.vq is a directory, and a stage trains vq"
+                raise UserError(problem, hint="spell out its shape in target.vq")
+            tokenizer = VqTokenizer(self.vq) if folder is None else load_vq(folder)
+            if folder is None:
+                tokenizer.reset_parameters(torch.Generator().manual_seed(seed))
+            return VqTraining(tokenizer, **revival)
+        transformer = load_llamagen(folder) if folder is not None else build_transformer(self, seed)
+        encoder: Any = None
+        if self.trains_text_encoder and folder is not None:
+            encoder = load_text_encoder(folder / TEXT_ENCODER, dtype=torch.float32)
+        elif self.trains_text_encoder:
+            encoder = build_text_encoder(self, vocab_size=len(words), pad_id=words.pad_token_id)
+        return LlamaGenTraining(transformer, encoder)
+
+    def sample_condition(self, words: Any = None) -> Callable[[Any], Tensor]:
+        if words is not None:
+            return CaptionIds(words, self.model_config_of().num_condition_tokens)
+        """Its label, or the features that were written with its codes."""
+        return functools.partial(_sample_label, _Label.of(self)) if self.condition == "class" else _sample_features
+
+    def drawer(self, folders: Folders, *, device: torch.device) -> Drawer:
+        """The image tokenizer's decoder."""
+        vq, grid = self._vq(folders, device), self.model_config_of().grid
+
+        def pictures(codes: Tensor) -> Tensor:
+            return to_pixels(vq.decode(codes.to(device), (grid, grid))).cpu()
+
+        return Drawer(pictures, vq.quantize.embedding.weight.detach())
+
+    def picture_encoder(self, folders: Folders, *, device: torch.device) -> Callable[[Tensor], Tensor]:
+        """The image tokenizer's encoder."""
+        vq = self._vq(folders, device)
+        return lambda pixels: vq.encode(to_model(pixels.to(device))).cpu()
+
+    def caption_encoder(
+        self, folders: Folders, *, device: torch.device
+    ) -> Callable[[Sequence[str]], list[Tensor]] | None:
+        """The T5 encoder; None of a class-conditional one."""
+        return None if self.condition == "class" else text_features(self, folders, device=device).encode
+
+    def check_labels(self, asked: Iterable[tuple[str, int | None]]) -> None:
+        """Raises `UserError` where it is class-conditional and has no class of these labels, or is asked by text and a
+        caption is empty.
+        """
+        if self.condition != "class":
+            super().check_labels(asked)
+            return
+        label_of = _Label.of(self)
+        for caption, label in asked:
+            label_of(caption, label)
+
+    def placed(self, parts: Mapping[str, Path]) -> Any:
+        """As it is: its parts are read from `parts`. Raises `UserError` for those that lie nowhere."""
+        places = {"target": self.path, "vq": self.vq if isinstance(self.vq, str) else None}
+        if isinstance(self.text_encoder, dict):
+            places["text"] = None
+        lacking = [thing for thing, place in places.items() if thing not in parts and not is_somewhere(place)]
+        if lacking:
+            raise UserError(
+                f"where are the target's {', '.join(lacking)}? They were on the disk of whoever trained this head",
+                hint="give target= a mapping of them to folders, as {'target': 'runs/x/target', 'vq': 'runs/x/vq'}",
+            )
+        return self
+
+    def _vq(self, folders: Folders, device: torch.device) -> VqTokenizer:
+        return load_vq(folders.get("vq") or str(self.vq), device)
+
+
+def load_transformer(config: LlamaGenTargetConfig, folders: Folders, *, device: torch.device) -> LlamaGen:
+    """The LlamaGen in the recipe's precision, of a stage's folder or else of `path`.
+
+    Raises:
+        UserError: its files cannot be read, or its shape is not what the recipe names.
+    """
+    source = folders.get("target") or config.path
+    assert source is not None, "the plan gives every target a source"
+    source = find_folder(source, config.revision)
+    dtype = torch_dtype(resolved_dtype(config, source, device, key="target"))
+    model = load_llamagen(source, dtype=dtype, device=device)
+    wanted = config.model_config_of()
+    for name in NAMED_SHAPE:
+        if getattr(model.config, name) != getattr(wanted, name):
+            raise UserError(
+                f"the weights have {name} {getattr(model.config, name)}, the recipe {getattr(wanted, name)}",
+                where=str(source), hint="name the size, condition and image_size of these weights",
+            )  # fmt: skip
+    return model
+
+
+def text_features(config: LlamaGenTargetConfig, folders: Folders, *, device: torch.device) -> TextFeatures:
+    """The frozen T5 encoder on `device`: an inline one in float32 from its stage's folder, any other in bfloat16."""
+    folder = folders.get("text")
+    own = isinstance(config.text_encoder, dict)
+    assert not own or folder is not None, "an inline text encoder is trained with its target"
+    source = folder / TEXT_ENCODER if own and folder is not None else str(config.text_encoder)
+    num_tokens = config.model_config_of().num_condition_tokens
+    dtype = torch.float32 if own else torch.bfloat16
+    return TextFeatures(source, max_length=num_tokens, dtype=dtype, device=device)
+
+
+def build_transformer(config: LlamaGenTargetConfig, seed: int) -> LlamaGen:
+    """A random one to train."""
+    model = LlamaGen(config.model_config_of())
+    model.reset_parameters(torch.Generator().manual_seed(seed))
+    return model
+
+
+def build_text_encoder(config: LlamaGenTargetConfig, *, vocab_size: int, pad_id: int) -> T5EncoderModel | None:
+    """The inline one, random; None where it comes from outside (its features then lie in the shards)."""
+    if not isinstance(config.text_encoder, dict):
+        return None
+    values = {k: v for k, v in config.text_encoder.items() if k != "model_type"}
+    shape = T5Config(**values, vocab_size=vocab_size, pad_token_id=pad_id)
+    return T5EncoderModel(shape)
+
+
+# At the module's level, since reading processes get them pickled.
+def _sample_label(label: _Label, sample: Any) -> Tensor:
+    return label(sample.info["caption"], sample.info["label"])
+
+
+def _sample_features(sample: Any) -> Tensor:
+    return sample.tensors["features"]
+
+
+@dataclass(frozen=True)
+class _Label:
+    """Labels [] of a class-conditional target. The row after its last class stands for no class at all."""
+
+    num_classes: int
+
+    @classmethod
+    def of(cls, config: LlamaGenTargetConfig) -> _Label:
+        return cls(config.model_config_of().num_classes)
+
+    def __call__(self, caption: str, label: int | None) -> Tensor:
+        if label is None:
+            hint = "use prompts or data with classes"
+            raise UserError("a class-conditional model was asked without a label", hint=hint)
+        if not 0 <= label < self.num_classes:
+            raise UserError(
+                f"label {label}, and the target has classes 0 to {self.num_classes - 1}", where=repr(caption),
+                hint="use prompts or data of the target's own classes, or the target that has these",
+            )  # fmt: skip
+        return torch.tensor(label)

@@ -1,0 +1,139 @@
+"""LLaVA of transformers: how its halves are put together, how its tower is run, and its parts.
+
+The drafters of the `lvlm` track and the demo's tiny target are of the same classes (TABED, appendix H.1:
+drafts are LLaVA-1.5 with a small language model), so they share one training forward. LLaVA-NeXT and
+LLaVA-OneVision are the same parts and a newline, `packing.py`.
+Letters: B rows, T tokens, I images, D width, V vocabulary, S supervised tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import (
+    CONFIG_MAPPING,
+    LlavaForConditionalGeneration,
+    LlavaNextForConditionalGeneration,
+    LlavaOnevisionForConditionalGeneration,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from ....core.errors import UserError
+from ...hub import config_value
+from ...parts import TokenIds, _vocabulary_weights, grow_vocabulary
+
+LlavaKind = Literal["llava", "llava_next", "llava_onevision"]
+# model_type -> class.
+MODELS: dict[str, type[PreTrainedModel]] = {
+    "llava": LlavaForConditionalGeneration,
+    "llava_next": LlavaNextForConditionalGeneration,
+    "llava_onevision": LlavaOnevisionForConditionalGeneration,
+}
+
+
+def llava_config(
+    text: PreTrainedConfig,
+    vision: PreTrainedConfig,
+    ids: TokenIds,
+    *,
+    vision_feature_layer: int = -2,
+    family: LlavaKind = "llava",
+) -> PreTrainedConfig:
+    """Join two configs into a LLaVA (projector: linear, exact GELU, linear; LLaVA-1.5: layer -2 without CLS).
+
+    Raises `UserError` where the tower has no such layer.
+
+    Args:
+        family: NeXT and OneVision get a newline and their resolutions, in multiples of the tower's own.
+    """
+    if not -vision.num_hidden_layers - 1 <= vision_feature_layer <= vision.num_hidden_layers:
+        raise UserError(
+            f"vision_feature_layer is {vision_feature_layer}, and the tower has {vision.num_hidden_layers} layers",
+            hint="-2 is the last but one; null takes the family's",
+        )
+    text.vocab_size = ids.vocab_size
+    text.bos_token_id, text.eos_token_id, text.pad_token_id = ids.bos, ids.eos, ids.pad
+    own: dict[str, Any] = {}
+    # `default` leaves the first state out, CLIP's CLS; SigLIP has none.
+    strategy = "full" if vision.model_type.startswith("siglip") else "default"
+    if family != "llava_onevision":
+        patches = (vision.image_size // vision.patch_size) ** 2
+        own["image_seq_length"] = patches + (0 if strategy == "default" else 1)
+    elif ids.video is not None:
+        own["video_token_index"] = ids.video
+    if family != "llava":
+        published = CONFIG_MAPPING[family]()
+        tile = published.vision_config.image_size
+        own["image_grid_pinpoints"] = [
+            [side // tile * vision.image_size for side in pair] for pair in published.image_grid_pinpoints
+        ]
+    config: Callable[..., PreTrainedConfig] = CONFIG_MAPPING[family]  # each kind has its own keywords
+    return config(
+        text_config=text.to_dict(),
+        vision_config=vision.to_dict(),
+        image_token_index=ids.image,
+        pad_token_id=ids.pad,
+        bos_token_id=ids.bos,
+        eos_token_id=ids.eos,
+        projector_hidden_act="gelu",
+        vision_feature_layer=vision_feature_layer,
+        vision_feature_select_strategy=strategy,
+        tie_word_embeddings=bool(config_value(text, "tie_word_embeddings", False)),
+        **own,
+    )
+
+
+def new_model(config: PreTrainedConfig) -> PreTrainedModel:
+    """A model of the config's family with random weights."""
+    return MODELS[config.model_type](config)
+
+
+def assemble(
+    config: PreTrainedConfig,
+    *,
+    language_model: PreTrainedModel | None = None,
+    vision_tower: nn.Module | None = None,
+    generator: torch.Generator | None = None,
+) -> PreTrainedModel:
+    """A float32 LLaVA whose halves are taken over where given; a vocabulary that grows gets rows near the mean.
+
+    Args:
+        language_model: a causal language model of the config's shape, with at most the config's vocabulary.
+        vision_tower: a tower of the config's shape.
+        generator: draws the new vocabulary rows.
+    """
+    model = new_model(config).float()
+    if language_model is not None:
+        if len(_vocabulary_weights(language_model)[0]) < config.text_config.vocab_size:
+            grow_vocabulary(language_model, config.text_config.vocab_size, generator)
+        model.model.language_model.load_state_dict(language_model.model.state_dict())
+        model.lm_head.load_state_dict(language_model.lm_head.state_dict())
+    if vision_tower is not None:
+        model.model.vision_tower.load_state_dict(vision_tower.state_dict())
+    return model
+
+
+def selected_features(llava: PreTrainedModel, pixels: Tensor) -> Tensor:
+    """States [I,P,C] of the tower's chosen layer for pixels [I,3,S,S]: layer -2 without CLS in LLaVA-1.5."""
+    config, tower = llava.config, llava.model.vision_tower
+    states = tower(pixels.to(next(tower.parameters()).dtype), output_hidden_states=True).hidden_states
+    chosen = states[config.vision_feature_layer]
+    return chosen[:, 1:] if config.vision_feature_select_strategy == "default" else chosen
+
+
+def pool_features(features: Tensor, pool: int) -> Tensor:
+    """Mean over `pool` x `pool` patches, [I,P,C] -> [I,P/pool^2,C]; the last row and column of an odd side go.
+
+    TABED's mode P (section 3.2) pools the *selected* features; after the projector's GELU it would be something else.
+    """
+    if pool == 1:
+        return features
+    side = int(features.shape[1] ** 0.5)
+    assert side * side == features.shape[1], f"{features.shape[1]} patches are no square"
+    grid = features.transpose(1, 2).unflatten(2, (side, side))
+    return F.avg_pool2d(grid, pool).flatten(2).transpose(1, 2)

@@ -1,0 +1,1 @@
+"""Mistral 3 and Pixtral."""

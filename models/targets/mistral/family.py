@@ -1,0 +1,46 @@
+"""What the rest of draftsmith asks of Mistral 3 and Pixtral."""
+
+from __future__ import annotations
+
+from math import isqrt
+from typing import Any
+
+from transformers import LlavaForConditionalGeneration, Mistral3ForConditionalGeneration
+
+from ....core.pictures import PatchGrid, Picture, whole_picture
+from ..family import Family, Pictures
+from .decoder import MistralDecoder
+from .model import MISTRAL3, TOWER, merge_of
+from .training import MistralTraining
+
+
+class MistralPictures(Pictures):
+    """Pictures that the tower reads whole, one after another."""
+
+    one_by_one = True
+
+    def unit(self, config: Any) -> tuple[int, int]:
+        patch = config.vision_config.patch_size
+        return patch, patch * merge_of(config)
+
+    def fill(self, config: Any, positions: int) -> tuple[list[Picture], tuple[int, ...]]:
+        """One picture."""
+        vision, (patch, side) = config.vision_config, self.unit(config)
+        merge = merge_of(config)
+        rows = min(isqrt(positions), vision.image_size // side)
+        grid = PatchGrid(1, rows * merge, rows * merge, merge)
+        return [whole_picture(grid)], (grid.num_patches, 3 * patch**2)
+
+
+_ENGINES = {"vllm": ("eagle", "eagle3")}
+# model_type -> record. Pixtral's says llava: its tower makes it another family.
+FAMILIES = {
+    MISTRAL3: Family(
+        MISTRAL3, Mistral3ForConditionalGeneration, MistralTraining, MistralDecoder, MistralPictures(),
+        engines=_ENGINES, unread=("sglang",), is_compared=False,
+    ),
+    "llava": Family(
+        "pixtral", LlavaForConditionalGeneration, MistralTraining, MistralDecoder, MistralPictures(),
+        tower=TOWER, engines=_ENGINES, unread=("sglang",), is_compared=False,
+    ),
+}  # fmt: skip

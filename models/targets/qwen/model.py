@@ -1,0 +1,97 @@
+"""Qwen-VL (2, 2.5 and 3) and Qwen3.5: how its towers are run and its parts put together.
+
+A tower reads a picture whole, in as many patches as it has; positions have three coordinates and are ours
+(`core/positions.py`): transformers' own go 1-D, without a word, where `mm_token_type_ids` is missing.
+Letters: B rows, T tokens, P patches, C numbers of a patch, n visual tokens, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import CONFIG_MAPPING, PreTrainedConfig
+
+from ....core.pictures import Picture
+from ....core.positions import PositionScheme, Resume
+from ....core.states import uploaded
+from ...hub import num_deepstack
+from ...parts import TokenIds
+from .windows import tower_inputs
+
+
+def qwen_config(kind: str, text: dict[str, Any], vision: dict[str, Any], ids: TokenIds) -> PreTrainedConfig:
+    """Join the inline halves of a tiny Qwen-VL; `model_type` of the text config may name the mixture of experts."""
+    family = str(text.get("model_type", kind)).removesuffix("_text")
+    assert family.startswith(kind) and ids.video is not None, (kind, family, ids)
+    of_text = {key: value for key, value in text.items() if key != "model_type"}
+    of_text |= {"vocab_size": ids.vocab_size, "bos_token_id": ids.bos, "eos_token_id": ids.eos}
+    of_vision = {key: value for key, value in vision.items() if key != "model_type"}
+    config: Callable[..., PreTrainedConfig] = CONFIG_MAPPING[family]  # each kind has its own keywords
+    return config(
+        text_config=of_text | {"pad_token_id": ids.pad},
+        vision_config=of_vision,
+        image_token_id=ids.image,
+        video_token_id=ids.video,
+        vision_start_token_id=ids.vision_start,
+        vision_end_token_id=ids.vision_end,
+        tie_word_embeddings=bool(text.get("tie_word_embeddings", False)),
+    )
+
+
+def position_scheme(config: PreTrainedConfig, resume: Resume) -> PositionScheme:
+    """How the family of `config` counts; Qwen2.5-VL alone counts seconds."""
+    per_second = config.vision_config.tokens_per_second if config.model_type == "qwen2_5_vl" else None
+    return PositionScheme(3, per_second, resume)
+
+
+@dataclass(frozen=True)
+class SeenPatches:
+    """What a tower makes of pictures."""
+
+    features: Tensor  # [n,D]
+    deepstack: tuple[Tensor, ...]  # [n,D] for each of the first decoder layers (Qwen3-VL)
+
+
+def see_patches(model: Any, patches: Tensor, pictures: Sequence[Picture]) -> SeenPatches:
+    """Run the tower over patches [P,C] of pictures that are read whole."""
+    grids = [picture.whole for picture in pictures]
+    assert grids and all(grid is not None for grid in grids), "pictures in tiles, and the tower reads them whole"
+    sizes = torch.tensor([[g.frames, g.rows, g.columns] for g in grids if g is not None])
+    assert int(sizes.prod(1).sum()) == len(patches), f"{len(patches)} patches for grids {sizes.tolist()}"
+    tower = model.model.visual
+    weight = next(tower.parameters())
+    # Under a device map it may lie elsewhere than the embedding; offloaded, it lies nowhere.
+    device = patches.device if weight.is_meta else weight.device
+    seen = tower(patches.to(device, weight.dtype), return_dict=True, **tower_inputs(tower, sizes, device))
+    return SeenPatches(seen.pooler_output, tuple(seen.get("deepstack_features") or ()))
+
+
+def added_behind(deepstack: Sequence[Tensor], visual: Tensor) -> dict[str, Any]:
+    """Keywords of a Qwen3-VL's decoder that `use_places` has changed: what is added after its first layers.
+
+    Args:
+        deepstack: of each of these layers [n,D]; none in other families.
+        visual: bool, on the CPU: of the places that the decoder runs, in order, those of the n.
+    """
+    if not deepstack:
+        return {}
+    places = uploaded(visual.flatten().nonzero()[:, 0], deepstack[0].device)
+    return {"visual_pos_masks": places, "deepstack_visual_embeds": list(deepstack)}
+
+
+def use_places(model: Any) -> None:
+    """Let a Qwen3-VL's decoder add visual states at places; at a mask's, transformers waits for the GPU each time."""
+    if num_deepstack(model.config):
+        model.model.language_model._deepstack_process = _added_at
+
+
+def _added_at(hidden: Tensor, places: Tensor, states: Tensor) -> Tensor:
+    """[B,T,D] with `states` [n,D] added at `places` [n] of all rows in turn, or where a mask [B,T] is True."""
+    places = places.to(hidden.device)
+    if places.dtype == torch.bool:
+        places = places.flatten().nonzero()[:, 0]
+    return hidden.flatten(0, 1).index_add(0, places, states.to(hidden)).view_as(hidden)

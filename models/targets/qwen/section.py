@@ -1,0 +1,101 @@
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL (the last dense or a mixture of experts) as targets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from ....core.batch import Request
+from ....core.errors import UserError
+from ....core.positions import Resume
+from ....core.refused import Refused
+from ...inline import InlineModel, InlinePart, check_part
+from ...parts import TokenIds
+from ..family import Family
+from ..language import LanguageTarget
+from ..section import TargetSection
+from .decoder import QwenDecoder
+from .family import FAMILIES
+from .model import qwen_config
+
+
+class QwenSection(TargetSection):
+    """What Qwen-VL and Qwen3.5 have in common."""
+
+    # Inline configs of a target that a `train` stage with `model: target` makes from scratch; `model_type` of the first
+    # may name qwen3_vl_moe_text or qwen3_5_moe_text.
+    language_model: InlineModel | None = None
+    vision_tower: InlinePart | None = None
+    # Where text goes on after a clip. max_plus_one: one past the largest coordinate, as the weights were trained;
+    # longer_side: what transformers 5.3 and later count in a prompt (their own decoding goes on elsewhere). The two
+    # differ where a clip is longer in time than its frames are wide: see docs/decisions/0012.
+    resume: Resume = "max_plus_one"
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        self.check_one_source(self.language_model, self.vision_tower)
+        if self.language_model is not None and self.vision_tower is not None:
+            named = self.language_model["model_type"]
+            own = [f"{name}_text" for name, family in self.families.items() if family.kind == self.base_kind]
+            if named not in own:
+                problem = f"a target of kind {self.base_kind} has none of model_type {named}"
+                raise Refused("language_model.model_type", problem, f"write {' or '.join(own)}")
+            config: Any = self.families[named.removesuffix("_text")].model.config_class
+            check_part(self.vision_tower, config.sub_configs["vision_config"], "vision_tower")
+        return self
+
+    def inline_config(self, ids: TokenIds) -> PreTrainedConfig:
+        assert self.language_model is not None and self.vision_tower is not None
+        return qwen_config(self.base_kind, self.language_model, self.vision_tower, ids)
+
+
+class QwenTargetConfig(QwenSection):
+    """A Qwen-VL target of any size."""
+
+    families: ClassVar[Mapping[str, Family]] = FAMILIES
+
+    # Qwen2-VL, Qwen2.5-VL or Qwen3-VL, whose mixture of experts is its kind, too.
+    kind: Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
+
+    def target(self, model: PreTrainedModel, *, num_token_ids: int, image_token_id: int | None) -> QwenTarget:
+        return QwenTarget(model, num_token_ids=num_token_ids, resume=self.resume, prefill_chunk=self.prefill_chunk)
+
+
+class QwenTarget(LanguageTarget):
+    """Pictures that its tower reads whole, positions in three coordinates.
+
+    Args:
+        num_token_ids: ids from here on have no token (151,665 of Qwen2.5-VL's 152,064 rows).
+        resume: where text goes on after a clip.
+        prefill_chunk: places of a prompt that are run at once; None: all.
+    """
+
+    decoder: QwenDecoder
+    decoder_class: ClassVar[type[QwenDecoder]] = QwenDecoder
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        num_token_ids: int,
+        resume: Resume = "max_plus_one",
+        prefill_chunk: int | None = None,
+    ):
+        decoder = self.decoder_class(model, num_token_ids=num_token_ids, resume=resume)
+        super().__init__(decoder, prefill_chunk=prefill_chunk)
+
+    def view(self, request: Request) -> Request:
+        """The request as the target reads it. Raises `UserError` where its pictures are cut for another family."""
+        if any(picture.whole is None for picture in request.pictures) or (
+            request.pixels is not None and not request.pictures
+        ):
+            raise UserError(
+                "the target reads pictures whole, in patches, and these are cut into tiles",
+                where=request.name,
+                hint="use the processor of a Qwen-VL for this target's requests",
+            )
+        return request

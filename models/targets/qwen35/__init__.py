@@ -1,0 +1,1 @@
+"""Qwen3.5, most of whose layers recur."""

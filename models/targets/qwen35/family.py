@@ -1,0 +1,21 @@
+"""What the rest of draftsmith asks of Qwen3.5."""
+
+from __future__ import annotations
+
+from transformers import Qwen3_5ForConditionalGeneration, Qwen3_5MoeForConditionalGeneration
+
+from ..family import Family
+from ..qwen.family import QWEN3, QwenPictures
+from ..qwen.training import QwenTraining
+from .decoder import HybridDecoder
+
+# model_type -> record; the mixture of experts is of the dense model's kind.
+FAMILIES = {
+    name: Family(
+        "qwen3_5", model, QwenTraining, HybridDecoder, QwenPictures(), texts={f"{name}_text": QWEN3},
+        unread=("vllm", "sglang"), is_misplaced_in_v1=True,
+    )
+    for name, model in (
+        ("qwen3_5", Qwen3_5ForConditionalGeneration), ("qwen3_5_moe", Qwen3_5MoeForConditionalGeneration),
+    )
+}  # fmt: skip

@@ -1,0 +1,47 @@
+"""Qwen3.5, dense or a mixture of experts, as a target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal, Self
+
+from pydantic import model_validator
+from transformers import PreTrainedModel
+
+from ....core.refused import Refused
+from ....core.states import Taps
+from ...decoding.decoder import DecoderStates, PromptRows
+from ...packed_row import PackedRow
+from ..family import Family
+from ..qwen.section import QwenSection, QwenTarget
+from .decoder import HybridDecoder
+from .family import FAMILIES
+
+
+class Qwen35TargetConfig(QwenSection):
+    """A Qwen3.5 target of any size."""
+
+    families: ClassVar[Mapping[str, Family]] = FAMILIES
+
+    # Qwen3.5; its mixture of experts is its kind, too.
+    kind: Literal["qwen3_5"]
+
+    @model_validator(mode="after")
+    def _not_offloaded(self) -> Self:
+        if self.offload is not None:
+            problem = "recurrent layers read weights beside their modules, which are not fetched from the host"
+            raise Refused("offload", problem, "leave the key out: use more GPUs, or a smaller target")
+        return self
+
+    def target(self, model: PreTrainedModel, *, num_token_ids: int, image_token_id: int | None) -> Qwen35Target:
+        return Qwen35Target(model, num_token_ids=num_token_ids, resume=self.resume, prefill_chunk=self.prefill_chunk)
+
+
+class Qwen35Target(QwenTarget):
+    """As every Qwen-VL, with layers that recur."""
+
+    decoder_class = HybridDecoder
+
+    def _run(self, prompts: PromptRows, row: PackedRow | None, taps: Taps) -> DecoderStates:
+        # In one row with others a sample would begin with their recurrent states.
+        return super()._run(prompts, None, taps)
