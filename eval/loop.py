@@ -218,6 +218,8 @@ class _Run:
 
     def _drafted(self, drafter: Drafter) -> Tree:
         looks, root = self.looks if len(self.tokens) == 1 else None, drafter.root()
+        if drafter.max_levels == 0:
+            return no_tree()
         if looks is not None:
             looks.see("root", root)
         if self.looks is not None and not self.looks.again(root):
@@ -234,7 +236,8 @@ class _Run:
 
         root = self.draw.support(root)
         self.draw = self.draw.seeded(self.generator, root.device)
-        return self.decoding.policy.grow(root, expand, self.draw, max_levels=levels)
+        tree = self.decoding.policy.grow(root, expand, self.draw, max_levels=levels)
+        return tree if tree.draft_probs is None else replace(tree, draft_probs=tree.draft_probs.to(self.target.device))
 
 
 def _pick(probs: Tensor, warp: Warp, generator: torch.Generator | None) -> int:

@@ -70,6 +70,13 @@ def ends_read(draw: Draw, device: torch.device) -> frozenset[int]:
     return draw.ends if device.type == "cpu" else frozenset()
 
 
+def proposes_nothing(q: Tensor) -> bool:
+    """Whether q [V] is all zeros: a drafter that looks its tokens up found nothing. It makes its q on the CPU, and the
+    host waits for no other.
+    """
+    return q.device.type == "cpu" and not float(q.sum())
+
+
 class TreePolicy(Protocol):
     name: str
     prunes_by_token: bool  # drops drawn nodes by their scores: not exact with sampled draws

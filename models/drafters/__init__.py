@@ -12,6 +12,7 @@ from .dflash import DflashConfig
 from .eagle import EagleConfig
 from .eagle3 import Eagle3Config
 from .hivis import HivisConfig
+from .lookup import NgramConfig, SuffixConfig
 from .lvlm import LvlmConfig
 from .medusa import MedusaConfig
 from .mixed import MixedConfig
@@ -35,6 +36,8 @@ AnyDrafter = Annotated[
     | DflashConfig
     | PeagleConfig
     | PrunedConfig
+    | NgramConfig
+    | SuffixConfig
     | SiblingConfig
     | MixedConfig,
     Field(discriminator="kind"),
