@@ -25,6 +25,8 @@ SECTIONS = {
     "dflash": {"kind": "dflash"},
     "peagle": {"kind": "peagle"},
     "pruned": {"kind": "pruned"},
+    "ngram": {"kind": "ngram"},
+    "suffix": {"kind": "suffix"},
     "llamagen": {"kind": "llamagen", "path": "somewhere", "size": "B"},
     "ensemble": {"kind": "ensemble", "members": ["a", "b"]},
 }
