@@ -32,6 +32,8 @@ class Draw:
     generator: torch.Generator | None = None
     ends: frozenset[int] = frozenset()  # tokens that end an answer: nothing is drafted below them
     warp: Warp = field(default_factory=Warp)  # what is decoded with: top-k and top-p cut what may be drawn
+    # A drafter's own way to draw from q [F,V], such that each token has distribution q: (q, count, generator).
+    choose: Callable[[Tensor, int, torch.Generator | None], Tensor] | None = None
 
     @property
     def sampled(self) -> bool:
@@ -42,6 +44,8 @@ class Draw:
         """[F,V] -> tokens [F,count] in draw order. A token without probability is never drawn by choice."""
         if not self.sampled:
             return q.argmax(-1, keepdim=True) if count == 1 else q.topk(count, dim=-1).indices
+        if self.choose is not None:
+            return self.choose(q, count, self.generator)
         return torch.multinomial(q, count, replacement=False, generator=self.generator)
 
     def support(self, q: Tensor) -> Tensor:

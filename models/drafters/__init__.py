@@ -12,6 +12,7 @@ from .dflash import DflashConfig
 from .eagle import EagleConfig
 from .eagle3 import Eagle3Config
 from .hivis import HivisConfig
+from .jacobi import JacobiConfig
 from .lookup import NgramConfig, SuffixConfig
 from .lvlm import LvlmConfig
 from .medusa import MedusaConfig
@@ -38,6 +39,7 @@ AnyDrafter = Annotated[
     | PrunedConfig
     | NgramConfig
     | SuffixConfig
+    | JacobiConfig
     | SiblingConfig
     | MixedConfig,
     Field(discriminator="kind"),

@@ -106,6 +106,8 @@ class DrafterConfig(Kinded):
     # Which targets it drafts for: those that answer in words, those that draw images.
     for_language: ClassVar[bool] = True
     for_images: ClassVar[bool] = False
+    # Whether it drafts trees that branch, or chains alone.
+    drafts_trees: ClassVar[bool] = True
 
     @property
     def display_name(self) -> str:

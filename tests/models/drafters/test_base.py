@@ -27,6 +27,7 @@ SECTIONS = {
     "pruned": {"kind": "pruned"},
     "ngram": {"kind": "ngram"},
     "suffix": {"kind": "suffix"},
+    "jacobi": {"kind": "jacobi"},
     "llamagen": {"kind": "llamagen", "path": "somewhere", "size": "B"},
     "ensemble": {"kind": "ensemble", "members": ["a", "b"]},
 }
