@@ -135,7 +135,7 @@ class TrainingComparison:
     """Two ways of training over several seeds: is the first one's tau above the second's?"""
 
     difference: SeedDifference
-    by_depth: Mapping[str, tuple[float, ...]]  # "first", "second" -> share accepted of the drafts reached
+    by_depth: Mapping[str, tuple[float | None, ...]]  # "first", "second" -> share accepted of the drafts reached
     target_says_the_data: float  # share of requests whose plain answer is the data's, word for word
     why: tuple[str, ...]  # what speaks against a difference, where the interval is not above 0
 
@@ -174,8 +174,8 @@ def sentence(where: str, comparison: TrainingComparison) -> str:
     return line
 
 
-def _share(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.1%}"
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
 
 
 def _why(seeds: SeedDifference, depths: Mapping[str, Sequence[float]], same: float) -> list[str]:

@@ -42,7 +42,7 @@ class Depth:
     depth: int  # from 1
     drafted: int  # cycles whose tree had this level
     share: float  # of these, where a token of it was accepted
-    share_of_reached: float  # of those where all before it were accepted, too; nan where none was
+    share_of_reached: float | None  # of those where all before it were accepted, too; None where none was
 
 
 @dataclass(frozen=True)
@@ -224,9 +224,8 @@ def _by_depth(cycles: DataFrame) -> tuple[Depth, ...]:
     drafted, accepted = cycles.drafted.to_numpy() >= depths, cycles.accepted.to_numpy() >= depths
     reached = drafted & (cycles.accepted.to_numpy() >= depths - 1)
     counts, right = drafted.sum(1), accepted.sum(1)
-    of_reached = np.where(reached.any(1), right / np.maximum(reached.sum(1), 1), math.nan)
-    columns = (depths[:, 0], counts, right / counts, of_reached)
-    return tuple(map(Depth, *(column.tolist() for column in columns)))
+    columns = (column.tolist() for column in (depths[:, 0], counts, right / counts, right, reached.sum(1)))
+    return tuple(Depth(*of, n / tried if tried else None) for *of, n, tried in zip(*columns, strict=True))
 
 
 def _differences(rows: Sequence[Row]) -> dict[str, Any]:

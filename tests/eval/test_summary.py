@@ -68,7 +68,7 @@ def test_a_depth_that_no_cycle_reached_has_no_share():
     ]
     first, second, *_ = s.summarize(rows).accepted_by_depth
     assert (first.share, first.share_of_reached, second.share) == (0.0, 0.0, 0.0) and second.drafted > 0
-    assert math.isnan(second.share_of_reached)
+    assert second.share_of_reached is None
 
 
 def test_planned_and_kept_depth():
