@@ -178,7 +178,7 @@ def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
 
 
-def _why(seeds: SeedDifference, depths: Mapping[str, Sequence[float]], same: float) -> list[str]:
+def _why(seeds: SeedDifference, depths: Mapping[str, Sequence[float | None]], same: float) -> list[str]:
     values, mean, reasons = list(seeds.each.values()), seeds.mean, []
     count, deviation = len(values), seeds.deviation
     if mean > 0:
