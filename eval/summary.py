@@ -224,8 +224,8 @@ def _by_depth(cycles: DataFrame) -> tuple[Depth, ...]:
     drafted, accepted = cycles.drafted.to_numpy() >= depths, cycles.accepted.to_numpy() >= depths
     reached = drafted & (cycles.accepted.to_numpy() >= depths - 1)
     counts, right = drafted.sum(1), accepted.sum(1)
-    columns = (column.tolist() for column in (depths[:, 0], counts, right / counts, right, reached.sum(1)))
-    return tuple(Depth(*of, n / tried if tried else None) for *of, n, tried in zip(*columns, strict=True))
+    per_depth = enumerate(zip(counts.tolist(), right.tolist(), reached.sum(1).tolist(), strict=True), 1)
+    return tuple(Depth(d, n, hits / n, hits / tried if tried else None) for d, (n, hits, tried) in per_depth)
 
 
 def _differences(rows: Sequence[Row]) -> dict[str, Any]:

@@ -119,7 +119,8 @@ class LookupProposal:
     may_pass: ClassVar[bool] = True  # rows of zeros, and `max_levels` 0, where nothing was found
 
     def __init__(self, vocab_size: int, *, min_match: int, max_match: int | None, earlier_answers: int = 0):
-        self.taps, self.max_levels = Taps(), 0
+        self.taps = Taps()
+        self.max_levels: int | None = 0
         self._vocab_size, self._min, self._max = vocab_size, min_match, max_match
         self._earlier_answers, self._earlier = earlier_answers, list[np.ndarray]()
         self._text, self._length, self._begins = np.empty(0, dtype=np.int64), 0, 0
