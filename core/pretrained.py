@@ -83,6 +83,10 @@ def check_pretrained(source: str | Path, *, weights: bool = True) -> None:
             the file.
     """
     folder = Path(source)
+    ggufs = [folder] if folder.suffix == ".gguf" and folder.is_file() else sorted(folder.glob("*.gguf"))
+    if ggufs and not (folder / "config.json").is_file():
+        raise UserError("a GGUF is a model in one file of llama.cpp's, which recipes do not read", where=str(ggufs[0]),
+                        hint=f"draftsmith import {ggufs[0]} {ggufs[0].stem} --as target")  # fmt: skip
     adapter = folder / "adapter_config.json"
     if adapter.is_file() and not (folder / "config.json").is_file():
         base = read_json(adapter, dict[str, Any], hint=RESTORE).get("base_model_name_or_path")

@@ -135,7 +135,7 @@ class TrainingComparison:
     """Two ways of training over several seeds: is the first one's tau above the second's?"""
 
     difference: SeedDifference
-    by_depth: Mapping[str, tuple[float, ...]]  # "first", "second" -> share accepted of the drafts reached
+    by_depth: Mapping[str, tuple[float | None, ...]]  # "first", "second" -> share accepted of the drafts reached
     target_says_the_data: float  # share of requests whose plain answer is the data's, word for word
     why: tuple[str, ...]  # what speaks against a difference, where the interval is not above 0
 
@@ -174,7 +174,11 @@ def sentence(where: str, comparison: TrainingComparison) -> str:
     return line
 
 
-def _why(seeds: SeedDifference, depths: Mapping[str, Sequence[float]], same: float) -> list[str]:
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _why(seeds: SeedDifference, depths: Mapping[str, Sequence[float | None]], same: float) -> list[str]:
     values, mean, reasons = list(seeds.each.values()), seeds.mean, []
     count, deviation = len(values), seeds.deviation
     if mean > 0:
@@ -188,7 +192,7 @@ def _why(seeds: SeedDifference, depths: Mapping[str, Sequence[float]], same: flo
         more = sum(v > 0 for v in values)
         reasons.append(f"on average the first trainings accept no more (they do with {more} of {count} seeds)")
     pairs = zip(depths["first"], depths["second"], strict=False)
-    shares = ", ".join(f"{depth}: {a:.1%} against {b:.1%}" for depth, (a, b) in enumerate(pairs, 1))
+    shares = ", ".join(f"{depth}: {_share(a)} against {_share(b)}" for depth, (a, b) in enumerate(pairs, 1))
     reasons.append(f"share accepted of the drafts that were reached, by depth: {shares}")
     reasons.append(
         f"the target's own answer equals the data's word for word in {same:.1%} of the requests"

@@ -52,7 +52,10 @@ class FirstProposals:
         if list(q.shape) != expected:
             problem = f"{self._name}.{call} returned q of shape {list(q.shape)}, expected {expected}"
             raise WrongProposal(problem, where=f"{self._name}.{call}", hint=_WANTED)
-        off = (q.sum(-1, dtype=torch.float32) - 1).abs().max()
+        total = q.sum(-1, dtype=torch.float32)
+        if call == "expand":  # a row of zeros: nothing is proposed there
+            total = total.where(total != 0, 1.0)
+        off = (total - 1).abs().max()
         self._facts.append((call, torch.stack([off, q.min().float()])))
         if q.device.type == "cpu":  # nobody waits: before a draw refuses it in its own words
             self.settle()

@@ -199,7 +199,8 @@ class _Run:
         if self.looks is not None:
             self.looks.settle()
         verified = verified.until_end(self.decoding.eos_ids)
-        verified = replace(verified, step=step.along([0, *(n + 1 for n in verified.path)]), tree=tree)
+        kept = step.along([0, *(n + 1 for n in verified.path)])
+        verified = replace(verified, step=kept, tree=tree, scores=step.logits)
         checked = clock()
         self.target.commit(self.session, verified.path)
         update_s = 0.0
@@ -218,9 +219,12 @@ class _Run:
 
     def _drafted(self, drafter: Drafter) -> Tree:
         looks, root = self.looks if len(self.tokens) == 1 else None, drafter.root()
+        if drafter.max_levels == 0:
+            return no_tree()
         if looks is not None:
             looks.see("root", root)
-        if self.looks is not None and not self.looks.again(root):
+        choose = getattr(drafter, "choose", None)  # such a drafter's first guesses may well be alike
+        if self.looks is not None and (choose is not None or not self.looks.again(root)):
             self.looks = None
         # Read now: a drafter may say in each cycle how much of what it drafted is worth a verification. The target adds
         # one token itself, so the last positions need no draft.
@@ -233,8 +237,9 @@ class _Run:
             return self.draw.support(q if looks is None else looks.see("expand", q, len(parents)))
 
         root = self.draw.support(root)
-        self.draw = self.draw.seeded(self.generator, root.device)
-        return self.decoding.policy.grow(root, expand, self.draw, max_levels=levels)
+        self.draw = replace(self.draw.seeded(self.generator, root.device), choose=choose)
+        tree = self.decoding.policy.grow(root, expand, self.draw, max_levels=levels)
+        return tree if tree.draft_probs is None else replace(tree, draft_probs=tree.draft_probs.to(self.target.device))
 
 
 def _pick(probs: Tensor, warp: Warp, generator: torch.Generator | None) -> int:

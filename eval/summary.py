@@ -42,7 +42,7 @@ class Depth:
     depth: int  # from 1
     drafted: int  # cycles whose tree had this level
     share: float  # of these, where a token of it was accepted
-    share_of_reached: float  # of those where all before it were accepted, too; 0 where none was
+    share_of_reached: float | None  # of those where all before it were accepted, too; None where none was
 
 
 @dataclass(frozen=True)
@@ -224,8 +224,8 @@ def _by_depth(cycles: DataFrame) -> tuple[Depth, ...]:
     drafted, accepted = cycles.drafted.to_numpy() >= depths, cycles.accepted.to_numpy() >= depths
     reached = drafted & (cycles.accepted.to_numpy() >= depths - 1)
     counts, right = drafted.sum(1), accepted.sum(1)
-    columns = (depths[:, 0], counts, right / counts, right / np.maximum(reached.sum(1), 1))
-    return tuple(map(Depth, *(column.tolist() for column in columns)))
+    per_depth = enumerate(zip(counts.tolist(), right.tolist(), reached.sum(1).tolist(), strict=True), 1)
+    return tuple(Depth(d, n, hits / n, hits / tried if tried else None) for d, (n, hits, tried) in per_depth)
 
 
 def _differences(rows: Sequence[Row]) -> dict[str, Any]:

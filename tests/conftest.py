@@ -17,6 +17,7 @@ EXTRAS = (
     "eval/engines", "eval/studies", "eval/test_combinations.py", "eval/test_quality.py", "eval/test_specvlm.py",
     "eval/test_text_quality.py", "eval/test_tiled.py", "eval/test_block.py", "eval/test_block_targets.py",
     "models/test_assistant.py", "models/test_captioners.py", "models/test_exports.py", "models/test_formats.py",
+    "models/test_gguf.py",
     "models/test_imports.py", "models/test_speculators.py", "models/test_delta_rule.py", "models/test_tiled_drafts.py",
     "models/test_windows.py",
     "models/drafters/test_dflash.py", "models/drafters/test_dflash_confidence.py",

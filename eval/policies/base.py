@@ -32,6 +32,8 @@ class Draw:
     generator: torch.Generator | None = None
     ends: frozenset[int] = frozenset()  # tokens that end an answer: nothing is drafted below them
     warp: Warp = field(default_factory=Warp)  # what is decoded with: top-k and top-p cut what may be drawn
+    # A drafter's own way to draw from q [F,V], such that each token has distribution q: (q, count, generator).
+    choose: Callable[[Tensor, int, torch.Generator | None], Tensor] | None = None
 
     @property
     def sampled(self) -> bool:
@@ -42,6 +44,8 @@ class Draw:
         """[F,V] -> tokens [F,count] in draw order. A token without probability is never drawn by choice."""
         if not self.sampled:
             return q.argmax(-1, keepdim=True) if count == 1 else q.topk(count, dim=-1).indices
+        if self.choose is not None:
+            return self.choose(q, count, self.generator)
         return torch.multinomial(q, count, replacement=False, generator=self.generator)
 
     def support(self, q: Tensor) -> Tensor:
@@ -68,6 +72,13 @@ def ends_read(draw: Draw, device: torch.device) -> frozenset[int]:
     level of every cycle to save the last cycle's tail. What is drafted after an end is never emitted.
     """
     return draw.ends if device.type == "cpu" else frozenset()
+
+
+def proposes_nothing(q: Tensor) -> bool:
+    """Whether q [V] is all zeros: a drafter that looks its tokens up found nothing. It makes its q on the CPU, and the
+    host waits for no other.
+    """
+    return q.device.type == "cpu" and not float(q.sum())
 
 
 class TreePolicy(Protocol):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...core.fields import MOST_NODES
 from ...models.decoding.tree import Tree, chain
-from .base import Draw, Expand, TreeSection, ends_read
+from .base import Draw, Expand, TreeSection, ends_read, proposes_nothing
 from .verified import Verified
 
 
@@ -33,6 +33,8 @@ class Chain:
         levels = min(self.num_levels, max_levels)
         q, tokens, rows, ends = root[None], [], [], ends_read(draw, root.device)
         for level in range(levels):
+            if proposes_nothing(q[0]):
+                break
             token = draw(q, 1)[0]  # [1]
             tokens.append(token)
             if draw.sampled:

@@ -17,7 +17,7 @@ from ...core.errors import UserError, did_you_mean
 from ...core.fields import MOST_LEVELS, MOST_NODES
 from ...core.refused import Refused
 from ...models.decoding.tree import ROOT, Tree
-from .base import Draw, Expand, TreeSection, ends_read
+from .base import Draw, Expand, TreeSection, ends_read, proposes_nothing
 from .choices import CHOICES
 from .verified import Verified
 
@@ -60,6 +60,8 @@ class Static:
         q, levels, ends = root[None], min(self.num_levels, max_levels), ends_read(draw, root.device)
         for level in range(1, levels + 1):
             for row, parent in enumerate(frontier):
+                if proposes_nothing(q[row]):
+                    continue
                 children = [path for path in self.choices if len(path) == level and path[:-1] == parent]
                 tokens |= zip(children, draw(q[row : row + 1], len(children))[0], strict=True)
                 if draw.sampled:

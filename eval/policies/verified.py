@@ -23,6 +23,7 @@ class Verified:
     p: Any  # [N+1,V] what the rule was given: a tensor or `Distributions`
     step: TargetStep | None = None  # what the target computed at the root and along the path
     tree: Tree | None = None
+    scores: Tensor | None = None  # [N+1,V] the target's at the root and at all nodes, before the temperature
     ended: bool = False  # the bonus token is an end token that was drafted and accepted: nothing could follow it
 
     def until_end(self, eos_ids: Collection[int]) -> Verified:

@@ -39,14 +39,12 @@ class Warp:
             return probs
         if 0 < self.top_k < probs.shape[-1]:
             floor = probs.topk(self.top_k, dim=-1).values[..., -1:]
-            probs = probs.where(probs >= floor, 0.0)
-            probs = probs / probs.sum(-1, keepdim=True)
+            probs = _normalised(probs.where(probs >= floor, 0.0))
         if self.top_p < 1.0:
             ranked, order = probs.sort(dim=-1, descending=True)
             # A token is kept while the mass before it is below top_p: the most likely one always is.
             kept = ranked.where(ranked.cumsum(-1) - ranked < self.top_p, 0.0)
-            probs = torch.zeros_like(probs).scatter(-1, order, kept)
-            probs = probs / probs.sum(-1, keepdim=True)
+            probs = _normalised(torch.zeros_like(probs).scatter(-1, order, kept))
         return probs
 
     def __call__(self, logits: Tensor) -> Tensor:
@@ -62,14 +60,20 @@ class Warp:
         if self.greedy:
             return ranked
         if 0 < self.top_k <= ranked.shape[-1]:
-            ranked = torch.cat([ranked[..., : self.top_k], torch.zeros_like(ranked[..., self.top_k :])], dim=-1)
-            ranked = ranked / ranked.sum(-1, keepdim=True)
+            zeros = torch.zeros_like(ranked[..., self.top_k :])
+            ranked = _normalised(torch.cat([ranked[..., : self.top_k], zeros], dim=-1))
         if self.top_p < 1.0:
             before = ranked.cumsum(-1) - ranked
             kept = ranked.where(before < self.top_p, 0.0)
             within = ranked.sum(-1, keepdim=True) >= self.top_p
-            ranked = torch.where(within, kept / kept.sum(-1, keepdim=True), kept)
+            ranked = torch.where(within, _normalised(kept), kept)
         return ranked
+
+
+def _normalised(probs: Tensor) -> Tensor:
+    """Rows of sum 1. On a CPU, a row of zeros (a drafter found nothing to propose) stays one."""
+    total = probs.sum(-1, keepdim=True)
+    return probs / (total.where(total > 0, 1.0) if probs.device.type == "cpu" else total)
 
 
 class Distributions:

@@ -12,6 +12,8 @@ from .dflash import DflashConfig
 from .eagle import EagleConfig
 from .eagle3 import Eagle3Config
 from .hivis import HivisConfig
+from .jacobi import JacobiConfig
+from .lookup import NgramConfig, SuffixConfig
 from .lvlm import LvlmConfig
 from .medusa import MedusaConfig
 from .mixed import MixedConfig
@@ -35,6 +37,9 @@ AnyDrafter = Annotated[
     | DflashConfig
     | PeagleConfig
     | PrunedConfig
+    | NgramConfig
+    | SuffixConfig
+    | JacobiConfig
     | SiblingConfig
     | MixedConfig,
     Field(discriminator="kind"),

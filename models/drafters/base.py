@@ -39,8 +39,8 @@ class Drafter(Protocol):
     """
 
     taps: Taps
-    # Levels that it can propose, 1 at least; None: any. Read after `root`, which may set it for the cycle: before any
-    # token is drawn.
+    # Levels that it can propose; None: any; 0: it has nothing to propose. Read after `root`, which may set it for the
+    # cycle: before any token is drawn.
     max_levels: int | None
 
     def start(self, request: Any, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
@@ -59,7 +59,8 @@ class Drafter(Protocol):
         """q [F,V] after each of `tokens` [F], whose parents are earlier expansions or ROOT; they take the next
         numbers.
 
-        A drafter that cannot condition on drafted tokens (Medusa) answers by level.
+        A drafter that cannot condition on drafted tokens (Medusa) answers by level. One that looks its tokens up
+        answers on the CPU, and with a row of zeros where it found nothing.
         """
         ...
 
@@ -105,6 +106,8 @@ class DrafterConfig(Kinded):
     # Which targets it drafts for: those that answer in words, those that draw images.
     for_language: ClassVar[bool] = True
     for_images: ClassVar[bool] = False
+    # Whether it drafts trees that branch, or chains alone.
+    drafts_trees: ClassVar[bool] = True
 
     @property
     def display_name(self) -> str:

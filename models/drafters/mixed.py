@@ -74,6 +74,7 @@ class MixedProposal:
         self.taps = _all_taps([member.taps for member in members])
         self.max_levels: int | None = None  # what all members can propose, as each says in its `root`
         self._drafted: list[Tensor] = []  # [M,F,V] of the root and of each expansion
+        self._may_pass = any(getattr(member, "may_pass", False) for member in members)
 
     @torch.inference_mode()
     def start(self, request: Any, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
@@ -91,7 +92,8 @@ class MixedProposal:
         """Drop the last cycle's q of the members, then return the mixture's q [V]."""
         self._drafted = []
         each = [member.root()[None] for member in self.members]
-        self.max_levels = min((m.max_levels for m in self.members if m.max_levels is not None), default=None)
+        levels = [m.max_levels for m in self.members if m.max_levels != 0]  # 0: it has nothing to say in this cycle
+        self.max_levels = min((most for most in levels if most is not None), default=None) if levels else 0
         return self._mixed(each)[0]
 
     def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
@@ -106,11 +108,16 @@ class MixedProposal:
 
     def _mixed(self, each: Sequence[Tensor]) -> Tensor:
         """[F,V] of the members' [F,V]. Drafts may have fewer rows of the vocabulary than the target, or more."""
-        cut = [part[:, : self.vocab_size] for part in each]
+        weights = self.weights.current()
+        cut = [part[:, : self.vocab_size].to(weights.device) for part in each]
         q = torch.stack([F.pad(part, (0, self.vocab_size - part.shape[-1])) for part in cut])
         if self.weights.adaptive:
             self._drafted.append(q)
-        return mixture(self.weights.current().to(q.device), q)
+        mixed = mixture(weights, q)
+        if not self._may_pass:
+            return mixed
+        total = mixed.sum(-1, keepdim=True)  # the others share the weight of a member with nothing to say
+        return mixed / total.where(total > 0, 1.0)
 
     def _observe(self, verified: Any) -> None:
         """Hand the weights p and q at the accepted positions and at the first rejected one (TABED, section 5)."""

@@ -7,16 +7,24 @@ from pathlib import Path
 
 import yaml
 
+from ...core.errors import UserError
 from ...core.pages import page
 from ..exit_codes import OK
 from ..launch import say
 from .command import Argument, Command
 
+TARGET = "target"  # --as: what is no drafter
+
 
 def _run(options: argparse.Namespace) -> int:
+    destination = Path(options.destination)
+    if options.kind == TARGET:
+        return _import_target(options, destination)
+    if options.target is None:
+        raise UserError("--target is missing: Hub id or directory of the model that it drafts for",
+                        hint="see draftsmith import --help")  # fmt: skip
     from ..importing import ImportOptions, import_drafter
 
-    destination = Path(options.destination)
     asked = ImportOptions(
         source=options.drafter,
         kind=options.kind,
@@ -34,9 +42,23 @@ def _run(options: argparse.Namespace) -> int:
     return OK
 
 
+def _import_target(options: argparse.Namespace, destination: Path) -> int:
+    from ...core.files import new_folder
+    from ...core.section import torch_dtype
+    from ...models.formats import gguf
+
+    with new_folder(destination) as folder:
+        notes = gguf.to_ours(Path(options.drafter), folder, dtype=torch_dtype(options.dtype))
+    say(f"written  {destination}")
+    for note in notes:
+        say(f"note     {note}")
+    say(f"target: {{kind: causal_lm, path: {destination}}}")
+    return OK
+
+
 COMMAND = Command(
     name="import",
-    summary="turn a published drafter into a folder that recipes read",
+    summary="turn a published drafter, or a target's GGUF, into a folder that recipes read",
     description="Write a published drafter as a folder that recipes read. What its files do not say is derived from\n"
     "the target, or an option is asked for. Weights are read from safetensors, or from a pickle without running its\n"
     f"code. The command prints the drafter section for a recipe. {page('exports.md')} lists the layouts that it reads.",
@@ -48,13 +70,15 @@ COMMAND = Command(
         ("draftsmith import jadohu/llamagen_drafter weights/lantern --as lantern"
          " --target weights/llamagen-t2i-xl-256", ""),
         ("draftsmith import mjbooo/lvlm68m weights/lvlm68m --as lvlm --target llava-hf/llava-1.5-7b-hf", ""),
+        ("draftsmith import SmolLM2-135M-Instruct.Q4_1.gguf weights/smollm2 --as target", "a language model's GGUF"),
     ),
     arguments=(
-        Argument("drafter", "Hub id or directory of the published drafter"),
+        Argument("drafter", "Hub id or directory of the published drafter; the .gguf file of a target"),
         Argument("destination", "a directory that does not exist yet"),
-        Argument("--as", "what it is: eagle, eagle3, peagle, dflash, msd, vispec, lantern or lvlm",
+        Argument("--as", "what it is: eagle, eagle3, peagle, dflash, msd, vispec, lantern or lvlm; target",
                  {"dest": "kind", "required": True, "metavar": "KIND"}),
-        Argument("--target", "Hub id or directory of the model that it drafts for", {"required": True}),
+        Argument("--target", "Hub id or directory of the model that it drafts for; not with --as target"),
+        Argument("--dtype", "--as target: type to store", {"choices": ("float32", "bfloat16"), "default": "float32"}),
         Argument("--image", "eagle, eagle3, peagle: what the drafter saw in place of picture tokens in its training",
                  {"choices": ("placeholder", "projected")}),
         Argument("--revision", "revision of the drafter"),

@@ -61,6 +61,16 @@ def test_shares_by_depth():
     assert result.levels == 5 and result.kept_depth < 5
 
 
+def test_a_depth_that_no_cycle_reached_has_no_share():
+    """All first drafts are rejected: the second depth was drafted and never tried."""
+    rows = [
+        dataclasses.replace(r, accepted=(0,) * len(r.accepted), emitted=(1,) * len(r.emitted)) for r in random_rows(4)
+    ]
+    first, second, *_ = s.summarize(rows).accepted_by_depth
+    assert (first.share, first.share_of_reached, second.share) == (0.0, 0.0, 0.0) and second.drafted > 0
+    assert second.share_of_reached is None
+
+
 def test_planned_and_kept_depth():
     """ADT-Tree's d leaves out neither what reranking dropped nor counts a cycle that drafted nothing."""
     rows = [a_row(accepted=(2, 0, 0), planned=(5, 5, 0), drafted=(4, 3, 0))]

@@ -106,7 +106,8 @@ def test_schedules_are_the_papers():
     assert [*msd][4:] == ["evaluate", "by_length", "images", "retention"]
     assert msd["pictures"].objective is None and msd["pictures"].from_stage is None
     hivis = load(["recipe=hivis-llava-ov-7b"]).recipe.stages
-    assert [*hivis["evaluate"].methods] == ["HiViS"], "null takes the base's methods away"
+    own = [name for name in hivis["evaluate"].methods if "lookup" not in name]
+    assert own == ["HiViS"], "null takes the base's methods away"
     # Table 2 and 3 have the target itself as SpecVLM's drafter, greedy alone; heads' breakdowns do not.
     assert (
         sparrow["evaluate"].methods["SpecVLM"].drafter.model == "target" and "SpecVLM" not in sparrow["images"].methods
@@ -361,3 +362,13 @@ def test_mistakes_are_told_and_nothing_is_written(name, tmp_path, capsys, monkey
         assert part in message
     assert "hint:" in message and "Traceback" not in message
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["llava15-68m", "llava-ov-160m", "eagle3-llava15-7b", "sparrow-qwen3-vl-8b", "dflash-llava15-7b"]
+)
+def test_rows_that_need_no_training_stand_beside_the_trained_ones(name):
+    recipe = load([f"recipe={name}"]).recipe
+    tables = [stage.methods for stage in recipe.stages.values() if stage.kind == "evaluate"]
+    kinds = [{getattr(m.drafter, "kind", "") for m in methods.values()} for methods in tables]
+    assert any({"ngram", "suffix"} <= found for found in kinds)

@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 from ...core.errors import UserError
 from ...core.fields import Temperature
 from ...core.import_paths import OrImported
+from ...core.refused import Refused
 from ...core.section import Section
 from ...eval.block import BlockConfig
 from ...eval.lantern import LanternConfig
@@ -90,7 +91,10 @@ class Method(Section):
             raise ValueError("give drafter (one) or drafters (several names), not both")
         if self.drafters is not None and len({*self.drafters}) < len(self.drafters):
             raise ValueError(f"drafters name one twice: {', '.join(self.drafters)}")
-        if not isinstance(self.drafter, str | None):
+        if isinstance(self.drafter, DrafterConfig):
+            if not self.drafter.drafts_trees and self.tree.kind != "chain":
+                problem = f"{self.drafter.kind} drafts a chain alone, and {self.tree.kind} is none"
+                raise Refused("tree", problem, "write tree: {kind: chain, gamma: 16}")
             decoding_with(self.drafter, self.settings, "this method")
         if isinstance(self.drafter, MixedConfig):
             members_of(self.drafter, info.context)  # sections among them are checked here

@@ -25,6 +25,9 @@ SECTIONS = {
     "dflash": {"kind": "dflash"},
     "peagle": {"kind": "peagle"},
     "pruned": {"kind": "pruned"},
+    "ngram": {"kind": "ngram"},
+    "suffix": {"kind": "suffix"},
+    "jacobi": {"kind": "jacobi"},
     "llamagen": {"kind": "llamagen", "path": "somewhere", "size": "B"},
     "ensemble": {"kind": "ensemble", "members": ["a", "b"]},
 }

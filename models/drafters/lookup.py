@@ -1,0 +1,252 @@
+"""Drafting without a model: what followed the same words before, in the prompt, the answer, or earlier answers.
+
+`ngram` is prompt lookup (Saxena 2023, "Prompt lookup decoding"; `prompt_lookup_num_tokens` of transformers, `ngram` of
+vLLM): the tokens after the most recent match of the last few. `suffix` is SuffixDecoding (Oliaro et al. 2025, arXiv
+2411.04975, section 3): the longest match of any length, and its continuations by how often they came. Tokens that stand
+for pictures are never matched and never proposed. Nothing is trained, and nothing of the target's is read.
+Letters: E ends of matches, F nodes, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from ...core.batch import Request
+from ...core.pictures import TEXT
+from ...core.states import Taps
+from ..decoding.tree import ROOT
+from ..decoding.warp import Warp
+from ..targets.base import Target, TargetStep
+from .base import PLAIN, DrafterConfig, DraftingOptions, TargetIdentity
+
+
+class LookupConfig(DrafterConfig):
+    """What both kinds share: no weights, no states, any target that answers in words."""
+
+    def provides(self) -> set[str]:
+        return {"drafter"}
+
+    def load(
+        self,
+        folder: Path | None,
+        target: Target,
+        *,
+        dtype: torch.dtype | None = None,
+        identity: TargetIdentity | None = None,
+    ) -> nn.Module:
+        """A module without weights: there are none."""
+        return nn.Module()
+
+    def lines(self, shape: Any, config: Any) -> list[str]:
+        return ["  no weights, no training; drafts what followed the same tokens before"]
+
+
+class NgramConfig(LookupConfig):
+    """Prompt lookup."""
+
+    kind: Literal["ngram"]
+    # Most tokens of a match. The longest match counts, then the most recent one. More are surer and rarer.
+    max_match: int = Field(3, ge=1, le=1024)
+    # Fewest tokens of a match; nothing is drafted where there is none.
+    min_match: int = Field(1, ge=1, le=1024)
+    # Matches that a tree can branch into, the most recent ones.
+    branches: int = Field(8, ge=1, le=64)
+
+    @model_validator(mode="after")
+    def _in_order(self) -> NgramConfig:
+        if self.min_match > self.max_match:
+            raise ValueError(f"min_match {self.min_match} is above max_match {self.max_match}")
+        return self
+
+    def drafter(self, module: nn.Module, target: Target, options: DraftingOptions = PLAIN) -> NgramProposal:
+        return NgramProposal(self, target.vocab_size)
+
+    def exports(self, engine: str) -> list[str]:
+        """There is nothing to export: engines look up by themselves."""
+        own = (f'{{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": {self.max_match}, '
+               f'"prompt_lookup_min": {self.min_match}}}')  # fmt: skip
+        how = f"vllm serve TARGET --speculative-config '{own}'" if engine == "vllm" else "see its documentation"
+        return [f"an n-gram drafter has no weights to export, and engines have their own: {how}"]
+
+
+class SuffixConfig(LookupConfig):
+    """SuffixDecoding's longest match."""
+
+    kind: Literal["suffix"]
+    # Fewest tokens of a match; nothing is drafted where there is none.
+    min_match: int = Field(1, ge=1, le=1024)
+    # Levels drafted for each token of the match (alpha of the paper): a long match is trusted further.
+    levels_per_match: float = Field(1.0, gt=0, le=64)
+    # A token is drafted where its path has this much of the match's continuations.
+    min_prob: float = Field(0.1, ge=0, le=1)
+    # frequencies: q is how often each token followed; one_hot: all of q on the most frequent one.
+    proposal: Literal["frequencies", "one_hot"] = "frequencies"
+    # Earlier answers of the run that are matched, too, the latest ones. Rows then depend on the order of the requests
+    # and on the number of ranks, each of which remembers its own.
+    earlier_answers: int = Field(0, ge=0, le=100_000)
+
+    def drafter(self, module: nn.Module, target: Target, options: DraftingOptions = PLAIN) -> SuffixProposal:
+        return SuffixProposal(self, target.vocab_size)
+
+    def exports(self, engine: str) -> list[str]:
+        """There is nothing to export: engines look up by themselves."""
+        how = 'vllm serve TARGET --speculative-config \'{"method": "suffix"}\'' if engine == "vllm" else "it has none"
+        return [f"a suffix drafter has no weights to export: {how}"]
+
+
+class _Node(NamedTuple):
+    """A place in the tree: the drafted tokens that lead to it, and where in the text its continuations stand."""
+
+    path: tuple[int, ...]
+    ends: np.ndarray  # [E] int64; at or behind the text's end, the continuation is what was drafted
+    share: float = 1.0  # of the match's continuations that came this way
+
+
+class LookupProposal:
+    """Proposes what followed the longest match of the last tokens.
+
+    A match that reaches the end of the text goes on in what was drafted, so that a repetition goes on. q are made on
+    the CPU, where all of this is.
+    """
+
+    may_pass: ClassVar[bool] = True  # rows of zeros, and `max_levels` 0, where nothing was found
+
+    def __init__(self, vocab_size: int, *, min_match: int, max_match: int | None, earlier_answers: int = 0):
+        self.taps = Taps()
+        self.max_levels: int | None = 0
+        self._vocab_size, self._min, self._max = vocab_size, min_match, max_match
+        self._earlier_answers, self._earlier = earlier_answers, list[np.ndarray]()
+        self._text, self._length, self._begins = np.empty(0, dtype=np.int64), 0, 0
+        self._nodes: list[_Node] = []
+        self._root = _Node((), np.empty(0, dtype=np.int64))
+
+    def start(self, request: Request, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
+        """Take the prompt; earlier answers stand before it."""
+        if self._earlier_answers and self._length > self._begins:
+            answer = self._text[self._begins : self._length].copy()
+            self._earlier = [*self._earlier, answer][-self._earlier_answers :]
+        prompt = request.ids.cpu().numpy().copy()
+        visual = (request.modality != TEXT).cpu().numpy()
+        before = [part for answer in self._earlier for part in (answer, [-1])]
+        self._text = np.concatenate([*before, prompt, np.zeros(capacity + 1)]).astype(np.int64)
+        self._begins = self._length = len(self._text) - capacity - 1
+        self._text[self._begins - len(prompt) : self._begins][visual] = -1
+        # Numbers of their own match nothing.
+        apart = np.flatnonzero(self._text[: self._length] < 0)
+        self._text[apart] = -1 - np.arange(len(apart))
+
+    def begin(self, first: int) -> None:
+        self._append((first,))
+
+    def root(self) -> Tensor:
+        """q [V] after the longest match; zeros, with `max_levels` 0, where there is none."""
+        length, ends = self._matches()
+        self._root, self._nodes = _Node((), ends), []
+        q = self._q([self._root])[0]
+        self.max_levels = self._levels(length) if q.any() else 0
+        return q
+
+    def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
+        """q [F,V]; a row of zeros where nothing followed."""
+        made = [
+            self._below(self._root if parent == ROOT else self._nodes[parent], token)
+            for parent, token in zip(parents, tokens.tolist(), strict=True)
+        ]
+        self._nodes += made
+        return self._q(made)
+
+    def accept(self, verified: Any) -> None:
+        """Take the accepted tokens and the bonus token into the text."""
+        self._append((*verified.tokens, verified.bonus))
+
+    def _append(self, tokens: Sequence[int]) -> None:
+        self._text[self._length : self._length + len(tokens)] = tokens
+        self._length += len(tokens)
+
+    def _matches(self) -> tuple[int, np.ndarray]:
+        """The longest match's tokens, and the places [E] behind each place that it ends at, latest first."""
+        text = self._text[: self._length]
+        longest = min(self._max or self._length, self._length - 1)
+        ends = np.flatnonzero(text[:-1] == text[-1])  # a match is anywhere but at the end itself
+        length = 1 if len(ends) else 0
+        while 0 < length < longest:
+            further = ends[ends >= length]
+            further = further[text[further - length] == text[-1 - length]]
+            if not len(further):
+                break
+            ends, length = further, length + 1
+        return length, ends[::-1] + 1 if length >= self._min else ends[:0]
+
+    def _following(self, node: _Node) -> np.ndarray:
+        """[E] the token at each end; below 0: nothing that can be proposed."""
+        inside = node.ends < self._length
+        tokens = self._text[np.minimum(node.ends, self._length - 1)]
+        if not inside.all():
+            tokens[~inside] = np.array(node.path)[node.ends[~inside] - self._length]
+        return tokens
+
+    def _below(self, node: _Node, token: int) -> _Node:
+        follows = self._following(node) == token
+        share = node.share * follows.sum() / max(1, len(follows))
+        return _Node((*node.path, token), node.ends[follows] + 1, share)
+
+    def _q(self, nodes: Sequence[_Node]) -> Tensor:
+        q = np.zeros((len(nodes), self._vocab_size), dtype=np.float32)
+        for row, node in zip(q, nodes, strict=True):
+            tokens = self._following(node)
+            ids, weights = self._weighed(node, tokens[tokens >= 0])
+            if len(ids):
+                row[ids] = weights / weights.sum()
+        return torch.from_numpy(q)
+
+    def _levels(self, length: int) -> int | None:
+        """The most levels to draft after a match of `length` tokens; None: any."""
+        raise NotImplementedError
+
+    def _weighed(self, node: _Node, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Distinct ids among `tokens` [E], which follow the node's matches, latest first, and a weight for each."""
+        raise NotImplementedError
+
+
+class NgramProposal(LookupProposal):
+    """The most recent match has the largest part of q, so that a chain follows it; a tree branches into others."""
+
+    def __init__(self, config: NgramConfig, vocab_size: int):
+        super().__init__(vocab_size, min_match=config.min_match, max_match=config.max_match)
+        self._branches = config.branches
+
+    def _levels(self, length: int) -> int | None:
+        return None
+
+    def _weighed(self, node: _Node, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        ids, first = np.unique(tokens, return_index=True)
+        ids = ids[np.argsort(first)][: self._branches]
+        return ids, 0.5 ** np.arange(len(ids))  # more than half on the first
+
+
+class SuffixProposal(LookupProposal):
+    """Continuations by how often they came, down to a share of the match's."""
+
+    def __init__(self, config: SuffixConfig, vocab_size: int):
+        earlier = config.earlier_answers
+        super().__init__(vocab_size, min_match=config.min_match, max_match=None, earlier_answers=earlier)
+        self._config = config
+
+    def _levels(self, length: int) -> int | None:
+        return max(1, int(length * self._config.levels_per_match))
+
+    def _weighed(self, node: _Node, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        ids, counts = np.unique(tokens, return_counts=True)
+        kept = node.share * counts >= self._config.min_prob * len(tokens)
+        ids, counts = ids[kept], counts[kept]
+        if self._config.proposal == "one_hot" and len(ids):
+            best = counts.argmax()
+            return ids[[best]], np.ones(1)
+        return ids, counts.astype(np.float64)

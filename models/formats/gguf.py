@@ -1,0 +1,101 @@
+"""A language model in llama.cpp's one-file layout (GGUF), as a folder that recipes and transformers read.
+
+transformers reads the file and spells quantised weights out; tokenizer, chat template and end tokens come from it, too.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
+
+from ...core.errors import UserError
+from ...core.finite import check_module
+from ...core.pretrained import check_all_read, name_accelerator, reading_pretrained
+
+SUFFIX = ".gguf"
+_MAGIC = b"GGUF"
+# Keys of the file under which ids stand that end an answer: of the text, of a turn, of a message.
+_ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether it is such a file, by its first bytes."""
+    if not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        return file.read(len(_MAGIC)) == _MAGIC
+
+
+def to_ours(source: Path, folder: Path, *, dtype: torch.dtype = torch.float32) -> tuple[str, ...]:
+    """Write the model, its tokenizer, chat template and generation config to `folder`. Returns notes.
+
+    Args:
+        dtype: to store. What is spelt out of a quantised file is exact in float32 alone.
+
+    Raises:
+        UserError: it is no GGUF, the package that reads it is missing, or its architecture, type of weights or
+            tokenizer is none that transformers reads.
+    """
+    if not is_gguf(source):
+        raise UserError("the file is no GGUF", where=str(source), hint="name a .gguf file of a language model")
+    if importlib.util.find_spec("gguf") is None:
+        raise UserError(
+            "the package that reads a GGUF is not installed",
+            where=str(source),
+            hint='pip install "draftsmith[gguf]", or gguf',
+        )
+    name_accelerator()
+    with tempfile.TemporaryDirectory() as alone:  # transformers would read a config.json that lies beside the file
+        (Path(alone) / source.name).symlink_to(source.resolve())
+        reading: dict[str, Any] = {"gguf_file": source.name}
+        hint = "use a file that transformers' list of GGUF architectures has, or the model's own repository"
+        with reading_pretrained(f"{source.name} (GGUF)", "transformers cannot read", hint=hint, where=str(source)):
+            tokenizer = AutoTokenizer.from_pretrained(alone, **reading)
+            read: Any = AutoModelForCausalLM.from_pretrained(
+                alone, dtype=torch.float32, output_loading_info=True, **reading
+            )
+            ends = _ends(source)
+    model, info = read
+    check_all_read(info, source)
+    check_module(model, source)
+    written = _plain(model, dtype)
+    written.generation_config = GenerationConfig(
+        bos_token_id=tokenizer.bos_token_id, eos_token_id=ends, pad_token_id=tokenizer.pad_token_id
+    )
+    written.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    notes = [f"{sum(p.numel() for p in written.parameters()):,} parameters, stored as {str(dtype).split('.')[1]}"]
+    words = tokenizer.convert_ids_to_tokens(ends)
+    notes.append(f"answers end at {' or '.join(words)}")
+    if not tokenizer.chat_template:
+        notes.append("the file has no chat template: name a recipe's format.template")
+    return tuple(notes)
+
+
+def _ends(source: Path) -> list[int]:
+    from gguf import GGUFReader
+
+    fields: Mapping[str, Any] = GGUFReader(source).fields
+    found = [fields[key].contents() for key in (f"tokenizer.ggml.{name}" for name in _ENDS) if key in fields]
+    if not found:
+        raise UserError("names no token that ends an answer", where=str(source), hint="use another file of this model")
+    return list(dict.fromkeys(int(end) for end in found))
+
+
+def _plain(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """The model without a sign of its file: transformers refuses to save what it has read of one."""
+    config: Any = model.config
+    del config.quantization_config
+    config.name_or_path = ""
+    config.dtype = dtype
+    with torch.device("meta"):
+        plain = type(model)(config)
+    plain.load_state_dict({name: tensor.to(dtype) for name, tensor in model.state_dict().items()}, assign=True)
+    plain.tie_weights()
+    return plain

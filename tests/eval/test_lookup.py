@@ -1,0 +1,290 @@
+"""Drafting by looking up: against slow obvious versions, exact with every tree and draw, and never from pictures."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from draftsmith.core.batch import TEXT, Request
+from draftsmith.eval.loop import Decoding, generate
+from draftsmith.eval.policies import Chain, Draw, Dynamic, Static
+from draftsmith.eval.rules import Sampling, Verified
+from draftsmith.models.decoding.tree import ROOT
+from draftsmith.models.decoding.warp import Warp
+from draftsmith.models.drafters.lookup import NgramConfig, SuffixConfig
+from draftsmith.models.drafters.mixed import MixedConfig
+from pydantic import ValidationError
+from test_combinations import EMITTED, TREES, Cycle, big, drafter_of, grown_once
+from test_contract import greedy
+from test_exactness import NoResidual, chi_square
+from test_sage import Scripted
+from tiny import request as ask
+
+__all__ = ["big"]  # pytest looks fixtures up by their names here
+VOCAB = 9
+CONFIGS = {
+    "ngram": NgramConfig(kind="ngram"),
+    "ngram, two tokens at least": NgramConfig(kind="ngram", min_match=2, branches=2),
+    "suffix": SuffixConfig(kind="suffix", levels_per_match=3),
+    "suffix, one-hot": SuffixConfig(kind="suffix", levels_per_match=3, proposal="one_hot", min_prob=0),
+}
+
+
+class Sized:
+    vocab_size = VOCAB
+
+
+def started(config, prompt, first, *, visual=(), drafter=None, capacity=20):
+    drafter = drafter or config.drafter(config.load(None, Sized), Sized)
+    modality = torch.zeros(len(prompt), dtype=torch.int8)
+    modality[list(visual)] = 1
+    drafter.start(Request(torch.tensor(prompt), modality, None), None, Warp(), capacity=capacity)
+    drafter.begin(first)
+    return drafter
+
+
+def took(drafter, *tokens):
+    drafter.accept(Verified((0,) * (len(tokens) - 1), tuple(tokens[:-1]), tokens[-1], None))
+
+
+def chain_of(drafter, length):
+    root = drafter.root()
+    if drafter.max_levels == 0:
+        return []
+    return (
+        Chain(length).grow(root, drafter.expand, Draw("top-k"), max_levels=drafter.max_levels or length).tokens.tolist()
+    )
+
+
+def longest_match(text, most):
+    """Length, and the places behind each place that it ends at, latest first."""
+    for length in range(min(most, len(text) - 1), 0, -1):
+        if ends := [e for e in range(len(text) - 1, length - 1, -1) if text[e - length : e] == text[-length:]]:
+            return length, ends
+    return 0, []
+
+
+@pytest.mark.parametrize("letters", [2, 4, 8])
+def test_ngram_copies_what_followed_the_most_recent_longest_match(letters):
+    """Behind the text's end a copy goes on in itself, as a period does."""
+    rng, drafted = np.random.default_rng(letters), 0
+    for config, _ in itertools.product((CONFIGS["ngram"], CONFIGS["ngram, two tokens at least"]), range(60)):
+        text = rng.integers(0, letters, rng.integers(2, 20)).tolist()
+        length, ends = longest_match(text, config.max_match)
+        wanted, copied = [], [*text]
+        if length >= config.min_match:
+            for place in range(ends[0], ends[0] + 6):
+                copied.append(copied[place])
+            wanted = copied[len(text) :]
+        drafter = started(config, text[:-1], text[-1])
+        assert chain_of(drafter, 6) == wanted
+        drafted += len(wanted)
+    assert drafted > 60
+
+
+@pytest.mark.parametrize("letters", [2, 4])
+def test_suffix_counts_what_followed_the_longest_match(letters):
+    """q of the root and of every path of two tokens, by counting over all places of the match."""
+    rng, most, deeper = np.random.default_rng(letters), 0, 0
+    config = SuffixConfig(kind="suffix", min_prob=0.3)
+    for _ in range(60):
+        text = rng.integers(0, letters, rng.integers(2, 30)).tolist()
+        length, ends = longest_match(text, len(text))
+        drafter = started(config, text[:-1], text[-1])
+        root = drafter.root()
+        assert drafter.max_levels == length
+        most = max(most, length)
+        # Behind the text's end stands what is drafted: the path itself.
+        after = [text[end : end + 1] for end in ends]
+        counts = {t: after.count([t]) for t in range(letters)}
+        kept = {t: n for t, n in counts.items() if n and n >= 0.3 * len(ends)}
+        expected = torch.tensor([kept.get(t, 0) / max(1, sum(kept.values())) for t in range(VOCAB)])
+        torch.testing.assert_close(root, expected)
+        for token in kept:
+            q = drafter.expand([ROOT], torch.tensor([token]))[0]
+            here = [end for end in ends if text[end] == token]
+            below = [[*text, token][end + 1] for end in here]
+            chances = {t: below.count(t) for t in range(letters) if below.count(t) >= 0.3 * len(ends) and t in below}
+            expected = torch.tensor([chances.get(t, 0) / max(1, sum(chances.values())) for t in range(VOCAB)])
+            torch.testing.assert_close(q, expected)
+            deeper += bool(chances)
+    assert most > 3 and deeper > 20
+
+
+def test_a_tree_branches_into_several_matches_the_most_recent_first():
+    drafter = started(CONFIGS["ngram"], [0, 1, 2, 3, 0, 1, 2, 4, 0, 1, 2, 4, 5, 0, 1], 2)
+    tree = Dynamic(total=9, depth=1, width=3).grow(drafter.root(), drafter.expand, Draw("top-k"), max_levels=9)
+    paths = {
+        (int(tree.tokens[parent]) if parent != ROOT else None, int(token))
+        for token, parent in zip(tree.tokens, tree.parents, strict=False)
+    }
+    assert paths == {(None, 4), (None, 3), (4, 5), (4, 0), (3, 0)}
+    assert [int(tree.tokens[node]) for node in tree.children[ROOT]] == [4, 3]
+    assert [int(tree.tokens[node]) for node in tree.children[0]] == [5, 0]
+
+
+def test_one_hot_proposals_have_one_token():
+    drafter = started(CONFIGS["suffix, one-hot"], [1, 2, 1, 3, 1, 3], 1)
+    assert drafter.root().tolist() == [0.0] * 3 + [1.0] + [0.0] * 5
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_tokens_of_pictures_are_neither_matched_nor_proposed(config):
+    """Two pictures of the same placeholder; the words before them are repeated."""
+    picture = 7
+    prompt = [1, 2, *[picture] * 4, 3, 4, 1, 2, *[picture] * 4, 3, 1]
+    visual = [place for place, token in enumerate(prompt) if token == picture]
+    drafter = started(config, prompt, 2, visual=visual)
+    assert not drafter.root().any() and drafter.max_levels == 0, "a picture follows every match"
+    drafter = started(config, [3, 4, *prompt], 4, visual=[place + 2 for place in visual])
+    root = drafter.root()
+    if drafter.max_levels != 0:
+        assert root[picture] == 0
+    took(drafter, 1, 2)
+    assert not drafter.root().any()
+    # The placeholder's own id as a word of the answer finds no picture.
+    took(drafter, picture)
+    assert not drafter.root().any()
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_the_answer_is_looked_up_and_a_request_starts_anew(config):
+    drafter = started(config, [5], 1)
+    assert chain_of(drafter, 3) == []
+    took(drafter, 2, 3, 4, 1, 2)
+    assert chain_of(drafter, 3)[:2] == [3, 4]
+    drafter = started(config, [5, 8], 2, drafter=drafter)
+    assert chain_of(drafter, 3) == []
+
+
+def test_earlier_answers_are_looked_up_where_asked_and_no_more_than_asked():
+    config = SuffixConfig(kind="suffix", earlier_answers=2)
+    drafter = started(config, [5], 1)
+    took(drafter, 2, 3, 4)
+    for found, last in (({3: 1.0}, 6), ({3: 0.5, 6: 0.5}, 7), ({6: 0.5, 7: 0.5}, 8)):
+        drafter = started(config, [5], 2, drafter=drafter)
+        assert {t: q for t, q in enumerate(drafter.root().tolist()) if q} == found
+        took(drafter, last)
+
+
+def words(seed, *, images=0):
+    """A prompt that holds what the target emits, again and again, so that something is found after any token."""
+    asked = ask(3, images)
+    ids = torch.randint(0, EMITTED, (24,), generator=torch.Generator().manual_seed(seed))
+    return Request(
+        torch.cat([asked.ids, ids]),
+        torch.cat([asked.modality, torch.full((24,), TEXT, dtype=torch.int8)]),
+        asked.pixels,
+    )
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_greedy_output_is_plain_decoding(big, config):
+    drafter, cycles = config.drafter(None, big), []
+    for tree, seed in zip(TREES, range(99), strict=False):
+        asked = words(seed, images=seed % 3)
+        plain = generate(big, None, asked, greedy(Chain(1), 12)).tokens
+        result = generate(big, drafter, asked, greedy(TREES[tree](), 12))
+        assert result.tokens == plain, tree
+        cycles += result.cycles
+    assert any(c.num_accepted for c in cycles) and any(c.num_accepted < c.num_drafted for c in cycles)
+
+
+def test_cycles_without_a_match_are_steps_of_plain_decoding(big):
+    """All of an answer to a prompt that holds nothing of it, before the answer repeats itself."""
+    asked = Request(torch.tensor([40, 41, 42]), torch.zeros(3, dtype=torch.int8), None)
+    result = generate(big, CONFIGS["ngram"].drafter(None, big), asked, greedy(Chain(3), 2))
+    assert [(c.num_drafted, c.num_planned, c.num_emitted) for c in result.cycles] == [(0, 0, 1)]
+
+
+def cycle_of(config, big):
+    drafter = config.drafter(None, big)
+    for seed, first in itertools.product(range(9), range(EMITTED)):
+        cycle = Cycle(big, drafter, words(seed, images=1), first)
+        tree, p = cycle.grow(Static([(0,), (1,)]), Draw("top-k"))
+        if tree.num_nodes and 0.05 < float(p[0, int(tree.tokens[0])]) < 0.95:
+            return cycle
+    raise AssertionError("no draft of any request may stand")
+
+
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_two_sampled_tokens_are_distributed_as_the_targets(big, config, tree):
+    """All uniforms of a cycle; the wrong rule goes through the same."""
+    cycle = cycle_of(config, big)
+    grown, p = cycle.grow(grown_once(tree), Draw("top-k"))
+    for rule in (Sampling(), NoResidual()):
+        result = torch.zeros(EMITTED, EMITTED, dtype=torch.float64)
+        cycle.add(result, rule, grown, p)
+        off = float((result - cycle.wanted).abs().max())
+        assert off < 2e-5 if isinstance(rule, Sampling) else off > 1e-3, off
+
+
+@pytest.mark.parametrize("name", ["ngram", "suffix"])
+def test_sampled_chains_are_exact_over_all_draws(big, name):
+    cycle, result, waiting = cycle_of(CONFIGS[name], big), torch.zeros(EMITTED, EMITTED, dtype=torch.float64), [[]]
+    while waiting:
+        script = waiting.pop()
+        draw = Scripted(script)
+        grown, p = cycle.grow(Chain(3), draw)
+        if draw.open:
+            waiting += [[*script, choice] for choice in range(draw.open[0])]
+        else:
+            cycle.add(result, Sampling(), grown, p, draw.chance)
+    assert float((result - cycle.wanted).abs().max()) < 2e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "draw", "policy"),
+    [("ngram", "top-k", Chain(2)), ("suffix", "sample", Static([(0,), (1,), (0, 0), (1, 0)]))],
+)
+def test_end_to_end(big, name, draw, policy):
+    """Three tokens over several cycles against the target's own probabilities, by chi-square."""
+    asked, drafter, count, warp = words(1, images=1), CONFIGS[name].drafter(None, big), 400, Warp(1.0, top_k=2)
+    expected = {(): 1.0}
+    for _ in range(3):
+        further = {}
+        for tokens, chance in expected.items():
+            ids = torch.cat([asked.ids, torch.tensor(tokens, dtype=torch.int64)])
+            modality = torch.cat([asked.modality, torch.zeros(len(tokens), dtype=torch.int8)])
+            step = big.prefill(Request(ids, modality, asked.pixels), drafter.taps, capacity=1)[1]
+            further |= {(*tokens, t): chance * float(p) for t, p in enumerate(warp(step.logits[-1])) if p}
+        expected = further
+    generator, seen, accepted = torch.Generator().manual_seed(0), dict.fromkeys(expected, 0), 0
+    decoding = Decoding(policy, Sampling(), Draw(draw), warp, 5, ())
+    for _ in range(count):
+        result = generate(big, drafter, asked, decoding, generator)
+        seen[tuple(result.tokens[:3])] += 1
+        accepted += sum(c.num_accepted for c in result.cycles)
+    assert accepted > 0
+    observed, values = (torch.tensor([*v], dtype=torch.float64) for v in (seen.values(), expected.values()))
+    assert chi_square(observed, count * values) < 1
+
+
+def test_a_member_that_finds_nothing_leaves_its_weight_to_the_others(big):
+    """An ensemble with a head drafts in every cycle, with q that sum to 1, and greedy output stays the target's."""
+    config = MixedConfig(kind="ensemble", members=["a", "b"], weights={"kind": "fixed"})
+    members = [CONFIGS["ngram"].drafter(None, big), drafter_of("sparrow", big)]
+    drafter, asked = config.drafter(members, big), ask(3, 1)
+    plain = generate(big, None, asked, greedy(Chain(1), 9)).tokens
+    result = generate(big, drafter, asked, greedy(Dynamic(7, 2, 3), 9))
+    assert result.tokens == plain and all(c.num_drafted for c in result.cycles[:-1])
+    _session, step = big.prefill(asked, drafter.taps, capacity=20)
+    drafter.start(asked, step, Warp(), capacity=20)
+    drafter.begin(0)
+    root = drafter.root()
+    assert members[0].max_levels == 0 and drafter.max_levels is None
+    torch.testing.assert_close(root.sum(), torch.tensor(1.0))
+    silent = [CONFIGS[name].drafter(None, big) for name in ("ngram", "suffix")]
+    drafter = config.drafter(silent, big)
+    drafter.start(asked, step, Warp(), capacity=20)
+    drafter.begin(0)
+    assert not drafter.root().any() and drafter.max_levels == 0
+
+
+def test_settings_are_in_order_and_exports_say_what_engines_have():
+    with pytest.raises(ValidationError, match="min_match 4 is above max_match 3"):
+        NgramConfig(kind="ngram", min_match=4)
+    (said,) = NgramConfig(kind="ngram", max_match=5, min_match=2).exports("vllm")
+    assert '"prompt_lookup_max": 5, "prompt_lookup_min": 2' in said
+    assert SuffixConfig(kind="suffix").exports("sglang") == ["a suffix drafter has no weights to export: it has none"]

