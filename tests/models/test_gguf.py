@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from draftsmith.core.errors import UserError
+from draftsmith.models.families.load import TargetConfig, load_target
 from draftsmith.models.formats.gguf import is_gguf, to_ours
-from draftsmith.models.targets.load import TargetConfig, load_target
 from draftsmith.recipes.commands import fetch
 from draftsmith.recipes.commands.cli import main
 from pydantic import TypeAdapter
