@@ -34,7 +34,7 @@ EXTRAS = {
         )
     ),
     "formats": ("models/formats/", "recipes/importing.py", "recipes/commands/export.py",
-                "recipes/commands/import_drafter.py"),
+                "recipes/commands/fetch.py", "recipes/commands/import_drafter.py"),
     "serving": (
         *(f"trainers/serve/{n}.py" for n in ("rank_engine", "served")), "trainers/serve/engine_",
         "trainers/serve/workers/", "eval/engines/", "recipes/commands/verify_engine.py",
