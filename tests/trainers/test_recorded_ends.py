@@ -19,8 +19,8 @@ from draftsmith.data.end_tokens import end_ids
 from draftsmith.data.processor_files import load_processor
 from draftsmith.data.shards import ShardReader
 from draftsmith.eval.loop import Decoding, generate
+from draftsmith.eval.measured_rows import PLAIN, Row
 from draftsmith.eval.policies import Chain, Draw, Static
-from draftsmith.eval.rows import PLAIN, Row
 from draftsmith.eval.rules import Greedy
 from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.warp import Warp
