@@ -17,7 +17,7 @@ from ..core.errors import OTHER_NAMES, UserError, did_you_mean, nearest
 from ..core.import_paths import Kinded
 from ..core.refused import Refused
 from ..core.secrets import redact_argument, redact_tree
-from . import tree as trees
+from . import recipe_tree as trees
 from .sections import SECTION, WORD, kinds, names, sections, walk
 
 # A value of each type, where a key has no default to show.
