@@ -15,7 +15,7 @@ import pytest
 import torch
 from draftsmith.core.section import Section
 from draftsmith.core.tracking import TrackingConfig, WandbConfig
-from draftsmith.core.weights import weights_identity
+from draftsmith.core.weights_identity import weights_identity
 from draftsmith.data.captioned.sources import TarSource
 from draftsmith.data.table_records import TableRecords
 from draftsmith.data.tar_records import TarRecords
