@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .rows import PLAIN, Medium, Row, grouped
+from .measured_rows import PLAIN, Medium, Row, grouped
 from .summary import Summary, summarize
 from .tables import Column, Table, Value, text
 

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from ..core.section import Section
 from .intervals import student_half_width
-from .rows import Row
+from .measured_rows import Row
 from .summary import (
     Difference,
     SeedDifference,

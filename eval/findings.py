@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .cells import Cell, Label, labels
-from .rows import grouped
+from .measured_rows import grouped
 from .tables import interval
 
 

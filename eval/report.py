@@ -29,7 +29,7 @@ from .contrasts import (
 )
 from .findings import binding_sentence, cautions, findings
 from .html_page import html_page, outside_pictures
-from .rows import PLAIN, Row, write_rows
+from .measured_rows import PLAIN, Row, write_rows
 from .summary import Summary
 from .tables import (
     Figure,

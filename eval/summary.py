@@ -29,7 +29,7 @@ from .intervals import (
     student_half_width,
     verdict,
 )
-from .rows import Row
+from .measured_rows import Row
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from ..core.markdown import cell, label, plain, sentence
-from .rows import PLAIN
+from .measured_rows import PLAIN
 
 # None: not measured; a table takes NaN for it. Of a column of kind interval (value, low, high), of kind count (how
 # many, of how many), of kind share (share in [0, 1], of how many).

@@ -116,7 +116,11 @@ def try_next(recipe: Recipe, path: Path, ran: Sequence[str]) -> list[tuple[str, 
         last = finished(recipe.model_dump(mode="json", by_alias=True)["stages"])
         what = "build the drafter's folder and decode one prompt with it"
         # A head of another package is what its author ran all of this for.
-        own = [n for n in last if (kept := trained.get(n)) is not None and kept.drafter and ":" in kept.drafter.kind]
+        own = [
+            n
+            for n in last
+            if (kept := trained.get(n)) is not None and kept.own_drafter and ":" in kept.own_drafter.kind
+        ]
         for name in dict.fromkeys([*own[-1:], last[0]]):
             offered.append((f"draftsmith publish {output}" + (f" from={name}" if len(last) > 1 else ""), what))
     if (name := path.stem) in demo_names() and path.parent.name == "demo":
@@ -128,7 +132,7 @@ def try_next(recipe: Recipe, path: Path, ran: Sequence[str]) -> list[tuple[str, 
 
 def _export(recipe: Recipe, name: str, stage: TrainStage) -> str | None:
     """For drafters and targets that engines know by their names; `draftsmith export` says why it refuses one."""
-    drafter = stage.drafter or recipe.drafter
+    drafter = stage.own_drafter or recipe.drafter
     if recipe.target.path is None or drafter is None or drafter.kind not in ("eagle", "eagle3", "lvlm"):
         return None
     output = Path(shown_place(recipe.output))

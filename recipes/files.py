@@ -17,7 +17,7 @@ from ..core.checksums import SUMS
 from ..core.errors import UserError, did_you_mean, nearest
 from ..core.secrets import redact_argument
 from . import interpolation
-from . import tree as trees
+from . import recipe_tree as trees
 
 FOLDER = Path(__file__).parent
 # Keys at the top of a file. `draftsmith --help` lists recipes without the schema, which brings torch.

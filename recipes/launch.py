@@ -64,9 +64,9 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
     from .alike import check_alike
     from .dry_run import check_models
     from .ending import ending
-    from .parallel import check_parallel
-    from .placement import check_places
     from .plan import plan
+    from .preflight_parallel import check_parallel
+    from .preflight_placement import check_places
 
     recipe, options = loaded.recipe, loaded.options
     check_engine(recipe.engine)

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from ..core.errors import UserError
 from ..core.import_paths import ALLOW_IMPORT, NotImported
 from ..core.secrets import redact_argument
-from . import tree as trees
+from . import recipe_tree as trees
 from .files import (
     FOLDER,
     find_named,

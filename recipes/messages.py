@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import yaml
 from pydantic import ValidationError
@@ -17,7 +17,7 @@ from ..core.errors import OTHER_NAMES, UserError, did_you_mean, nearest
 from ..core.import_paths import Kinded
 from ..core.refused import Refused
 from ..core.secrets import redact_argument, redact_tree
-from . import tree as trees
+from . import recipe_tree as trees
 from .sections import SECTION, WORD, kinds, names, sections, walk
 
 # A value of each type, where a key has no default to show.
@@ -137,7 +137,8 @@ def _told(problem: Any, asked: Asked) -> tuple[str, str, str | None]:
         case "extra_forbidden":
             return key, f"unknown key {key}", f"{key}: {_known_key(places, asked)}"
         case "missing":
-            return key, f"{key} is missing", None
+            example = _example(places, asked)
+            return key, f"{key} is missing", example and f"{key}: {example}"
         case "union_tag_not_found":
             possible = ", ".join(dict.fromkeys(kind for section in found for kind in kinds(section)))
             if stage := _stage_meant(kept, asked):
@@ -234,6 +235,8 @@ def _written(key: str, value: Any) -> str | None:
 def _of_type(annotation: Any) -> Any:
     if annotation in _EXAMPLES:
         return _EXAMPLES[annotation]
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)[0]
     if get_origin(annotation) is list:
         item = _of_type(get_args(annotation)[0])
         return None if item is None else [item]

@@ -37,7 +37,6 @@ def resolved(loaded: Loaded) -> dict[str, Any]:
     if recipe.drafter is not None:
         _hide(tree["drafter"], recipe.drafter, recipe.drafter.unread(recipe.target.draws_images))
     for name, stage in recipe.stages.items():
-        _hide(tree["stages"][name], stage, stage.unread_with(recipe.target, recipe.drafter))
         _hide_of_drafters(tree["stages"][name], stage, recipe.target.draws_images)
     return redact_tree(recipe.written_over(tree))
 

@@ -14,7 +14,7 @@ from ..core.errors import UserError, did_you_mean
 from ..core.fields import PLACES
 from ..core.secrets import redact_tree
 from ..core.section import FINGERPRINT
-from ..core.weights import weights_identity
+from ..core.weights_identity import weights_identity
 from ..data.mixture import identities
 from ..data.records import file_identity
 from ..data.suite import INDEX, suite_identity

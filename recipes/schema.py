@@ -38,12 +38,13 @@ from ..trainers.stages.generate import GenerateStage
 from ..trainers.stages.publish import PublishStage
 from ..trainers.stages.regenerate import RegenerateStage
 from ..trainers.stages.train import TrainStage
+from ..trainers.stages.train_ways import AnyTrain, chosen
 from ..trainers.train.fit import SCRATCH
 from .preflight_data import sections as data_sections
 from .sections import kinds, sections
 
 AnyStage = Annotated[
-    GenerateStage | EncodeStage | RegenerateStage | CacheStage | TrainStage | EvaluateStage | PublishStage,
+    GenerateStage | EncodeStage | RegenerateStage | CacheStage | AnyTrain | EvaluateStage | PublishStage,
     Field(discriminator="kind"),
 ]
 
@@ -115,8 +116,9 @@ class Recipe(Section):
         if target is None or "drafter" not in info.data:
             return {}
         if isinstance(value, dict):
-            _check_kinds(value, target, info.data["drafter"])
-            value = {name: _told_by_target(stage, target) for name, stage in value.items()}
+            drafter = info.data["drafter"]
+            _check_kinds(value, target, drafter)
+            value = {name: _chosen(name, stage, target, drafter, info) for name, stage in value.items()}
         return check(value)
 
     def keep_written(self, tree: Any) -> None:
@@ -146,7 +148,7 @@ class Recipe(Section):
     def _read_by_something(self) -> Recipe:
         # A stage without a drafter of its own trains the recipe's.
         trained = {
-            name: stage.drafter or self.drafter
+            name: stage.own_drafter or self.drafter
             for name, stage in self.stages.items()
             if isinstance(stage, TrainStage) and stage.model == "drafter"
         }
@@ -164,12 +166,12 @@ class Recipe(Section):
 
     def _check_places(self) -> None:
         """Refuses a path of trained weights beside the parts of a new drafter where one of them is read by nothing."""
-        trains = {n: s for n, s in self.stages.items() if isinstance(s, TrainStage) and s.model == "drafter"}
+        trains = [s for s in self.stages.values() if isinstance(s, TrainStage) and s.model == "drafter"]
         own = self.drafter
         if (
             own is not None
             and own.beside_path()
-            and not any(stage.drafter is None and stage.from_stage == SCRATCH for stage in trains.values())
+            and not any(stage.own_drafter is None and stage.from_stage == SCRATCH for stage in trains)
         ):
             keys = [f"drafter.{field}" for field in own.beside_path()]
             problem = (
@@ -177,11 +179,6 @@ class Recipe(Section):
             )
             nulls = " ".join(f"{key}=null" for key in keys)
             raise Refused("drafter.path", problem, f"leave one of them out: {nulls}, or drafter.path=null")
-        for name, stage in trains.items():
-            if stage.drafter is not None and (beside := stage.drafter.beside_path()):
-                key = f"stages.{name}.drafter"
-                problem = f"nothing reads it beside {key}.{beside[0]}: the stage starts from {stage.from_stage}"
-                raise Refused(f"{key}.path", problem, "leave it out (null), or give it to the recipe's own drafter")
 
 
 def check_classes(stage: Stage, target: Any) -> None:
@@ -222,11 +219,14 @@ def _check_kinds(stages: dict[str, Any], target: Any, drafter: Any) -> None:
             raise Refused(f"{name}.kind", reason, f"kinds here are {possible}")
 
 
-def _told_by_target(stage: Any, target: Any) -> Any:
-    """A `train` stage's data need not say that it is codes, where the target draws images."""
-    if isinstance(stage, dict) and stage.get("kind") == "train":
-        return TrainStage.of_target(stage, target.draws_images)
-    return stage
+def _chosen(name: str, stage: Any, target: Any, drafter: Any, info: ValidationInfo) -> Any:
+    """A stage as it is; a `train` stage's section with what it trains on."""
+    if not isinstance(stage, dict) or stage.get("kind") != "train":
+        return stage
+    try:
+        return chosen(stage, target, drafter, info.context)
+    except Refused as refused:
+        raise refused.under(name) from None
 
 
 def _kind_of(section: Any) -> Any:

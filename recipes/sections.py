@@ -67,7 +67,5 @@ def walk(fields: dict[str, Any], places: list[str]) -> tuple[list[str], list[typ
 
 
 def _tags(section: type[Section]) -> set[str]:
-    """What distinguishes a section: its kind, and for stages that train one model, which model."""
-    trained = section.model_fields.get("model")
-    values = get_args(trained.annotation) if trained else ()
-    return {*kinds(section), *(values if len(values) == 1 else ())}
+    """What distinguishes a section: its kind, and of a `train` stage what it trains on."""
+    return {*kinds(section), getattr(section, "way", "")}

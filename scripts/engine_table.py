@@ -16,8 +16,8 @@ import sys
 from pathlib import Path
 
 import yaml
+from draftsmith.eval.engines.engine_check import Verification, verify_engine
 from draftsmith.eval.engines.program import find_python
-from draftsmith.eval.engines.verify import Verification, verify_engine
 from draftsmith.eval.tables import markdown, words
 from draftsmith.models.formats import export_drafter, export_target
 

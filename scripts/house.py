@@ -44,6 +44,12 @@ EXTRAS = {
 }  # fmt: skip
 # Words by which code names a family; files with the word in their path are the family's own.
 FAMILIES = ("llava", "qwen", "llamagen", "anole", "gemma", "internvl", "mistral")
+METHODS = ("dflash", "eagle", "eagle3", "hivis", "lantern", "lvlm", "medusa", "msd", "peagle", "sparrow", "vispec")
+# Names of files that mean the same in each room: what its classes derive from, its section of a recipe, its settings,
+# its files on disk, what opens it, its loop.
+IN_EACH_ROOM = ("base", "section", "config", "settings", "files", "load", "loop")
+# Rooms whose files are called by what users type: a command, a kind of stage.
+TYPED = ("recipes/commands", "trainers/stages")
 
 
 class Import(NamedTuple):
@@ -121,9 +127,16 @@ def _reached(graph: dict[str, set[str]], start: str) -> set[str]:
 
 
 def repeated_names(files: Iterable[str]) -> dict[str, int]:
-    """File name -> in how many folders it stands, where that is more than one."""
-    counts = Counter(Path(path).name for path in files)
-    return {name: n for name, n in sorted(counts.items()) if n > 1 and name != "__init__.py"}
+    """File name -> in how many folders it stands, where that is more than one.
+
+    A name may stand in several rooms where it means the same in each. A family (`qwen.py`) or a method (`eagle.py`) is
+    one thing, of which each room holds its part: the target, the head, the layout that others publish. A room's
+    `section.py` is always its section of a recipe, and so on (`IN_EACH_ROOM`). A command and a stage (`TYPED`) are
+    called as users call them, whatever else has that name.
+    """
+    counts = Counter(Path(path).name for path in files if room(path) not in TYPED)
+    same = {f"{name}.py" for name in ("__init__", *FAMILIES, *METHODS, *IN_EACH_ROOM)}
+    return {name: n for name, n in sorted(counts.items()) if n > 1 and name not in same}
 
 
 def code_lines(path: Path) -> int:

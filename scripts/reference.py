@@ -106,7 +106,8 @@ def title_of(section: type[Section], places: list[str]) -> str:
     """How a heading calls a section: where it stands, and its kind."""
     if section is Recipe:
         return "A recipe"
-    return f"{places[0]}" + (f", kind: {', '.join(kinds(section))}" if kinds(section) else "")
+    way = f", on {section.way}" if hasattr(section, "way") else ""
+    return f"{places[0]}" + (f", kind: {', '.join(kinds(section))}" if kinds(section) else "") + way
 
 
 def _section(section: type[Section], places: list[str], page: str) -> str:

@@ -255,6 +255,8 @@ def f(error: ValueError, kind: type):
         ("eval/a.py", "eval/b.py", True), ("eval/b.py", "eval/a.py", False), ("models/c.py", "eval/a.py", False),
     ]  # fmt: skip
     assert house.circles(found) == [["eval/a.py", "eval/b.py"]] and house.two_way(found) == []
+    named = ["core/a.py", "eval/a.py", "core/files.py", "eval/files.py", "models/qwen.py", "data/qwen.py", "core/b.py"]
+    assert house.repeated_names([*named, "recipes/commands/b.py"]) == {"a.py": 2}
     assert list(names_of_modules(files)) == [("eval/a.py", "draftsmith.eval.b")]
     assert [code for _, code in decisions_on_errors(files)] == ["'full' in str(error)"]
     assert [code for _, code in decisions_on_names(files)] == ["kind.__name__ == 'B'"]

@@ -77,7 +77,9 @@ def test_a_fault_that_nothing_notices_survives(tmp_path):
         "tests/eval/test_rows.py": {
             "a comment": ["core/loss.py", "from __future__", "# nothing\nfrom __future__"],
             "the first repeat alone": [
-                "eval/rows.py", "for generation in (*plain, *drafted))", "for generation in (plain[0], drafted[0]))"
+                "eval/measured_rows.py",
+                "for generation in (*plain, *drafted))",
+                "for generation in (plain[0], drafted[0]))",
             ],
         },
     }  # fmt: skip

@@ -20,7 +20,7 @@ from ...core.errors import UserError
 from ...core.files import read_text
 from ...core.pretrained import RESTORE
 from ...core.states import Taps
-from ...core.weights import WEIGHTS
+from ...core.weights_identity import WEIGHTS
 from ..conversations import PromptFormat
 from ..dataset import ConversationData
 from ..processor import Processor

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...models.families.table import family_named
+from .engine_prompts import ONE, RESIZED, TEXT, TWO, Asked
 from .ours import Drafted
-from .prompts import ONE, RESIZED, TEXT, TWO, Asked
 
 BOUND = 0.02  # share of chains that may differ in a cell
 

@@ -25,7 +25,7 @@ from ..loop import Decoding, generate
 from ..pair import open_pair, trained_section
 from ..policies import Chain, Draw
 from ..rules import Greedy
-from .prompts import Asked
+from .engine_prompts import Asked
 
 _TARGET: TypeAdapter[Any] = TypeAdapter(TargetConfig)
 _SERVED = ("vllm", "speculators")  # layouts that vLLM reads

@@ -20,7 +20,7 @@ from ...core.refused import Refused
 from ...models.decoding.tree import ROOT, Tree
 from .base import Draw, Expand, TreeSection
 from .choices import CHOICES
-from .confidence import Drafted, confidence
+from .draft_confidence import Drafted, confidence
 from .dynamic import candidates, most_written, read_ranked
 from .history import DepthCap, History
 from .sizing import Node, SizingRules, SizingSettings, grow_nodes

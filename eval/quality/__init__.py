@@ -2,7 +2,7 @@
 
 from .extractors import Extractor, Features
 from .measure import LOWER_IS_BETTER, Measured, QualityConfig, check, measure
-from .pictures import Folder, as_is
+from .metric_pictures import Folder, as_is
 
 __all__ = [
     "LOWER_IS_BETTER",

@@ -22,8 +22,8 @@ from ...core.errors import UserError
 from ...core.finite import check_module
 from ...core.pretrained import check_quantised, reading_pretrained
 from .extractors import Extractor, standardize
-from .pictures import Picture, crop_bicubic, crop_lanczos, pad_bicubic
-from .weights import WeightName, load_state, read_state, unfit
+from .metric_pictures import Picture, crop_bicubic, crop_lanczos, pad_bicubic
+from .metric_weights import WeightName, load_state, read_state, unfit
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # of all CLIP models here
 CROP = 256  # LANTERN crops as for FID first

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from ...core.finite import check_weights
 from .extractors import Extractor, standardize
-from .pictures import clean_resize, crop_lanczos, squash_bilinear
-from .weights import load_state, read_state, unfit
+from .metric_pictures import clean_resize, crop_lanczos, squash_bilinear
+from .metric_weights import load_state, read_state, unfit
 
 CROP = 256  # LANTERN's "FID at 256 pixels"
 SIDE = 299

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .pictures import Picture
+from .metric_pictures import Picture
 
 
 class Features(Protocol):

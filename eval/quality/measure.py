@@ -20,8 +20,8 @@ from . import statistics
 from .clip import aesthetic_scores, clip_pair, hps_pair
 from .convolutional import class_logits, fid_features, load_inception, vgg_features
 from .extractors import Extractor, embed, extract
-from .pictures import Folder, Picture
-from .weights import NEEDS, Metric, WeightName, find
+from .metric_pictures import Folder, Picture
+from .metric_weights import NEEDS, Metric, WeightName, find
 
 PREFIX = "A photo depicts "  # of the CLIP score (Hessel et al. 2021, section 3); HPS v2 reads the caption alone
 LOWER_IS_BETTER = ("fid", "fid_of_reader")  # of all results; a distance by other features has a name of its own

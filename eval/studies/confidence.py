@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...models.decoding.tree import ROOT, Tree
 from ..policies import Draw, Expand, TreePolicy
-from ..policies.confidence import Drafted, confidence
+from ..policies.draft_confidence import Drafted, confidence
 from ..rules import Verified
 from ..style import COLORS, GREY, lines, one_panel, save, styled
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..rows import PLAIN, Row, grouped
+from ..measured_rows import PLAIN, Row, grouped
 from ..style import BLUE, panel_grid, save, styled
 from ..summary import summarize, tau_of
 from ..tables import Column, Figure, Mark, ReportSection, Table, Value, text

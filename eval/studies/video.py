@@ -14,7 +14,7 @@ from pathlib import Path
 from ...data.visual_budget import visual_tokens
 from ..cells import MethodInfo
 from ..intervals import ratio
-from ..rows import PLAIN, Row, grouped
+from ..measured_rows import PLAIN, Row, grouped
 from ..style import COLORS
 from ..summary import Summary, summarize
 from ..tables import Column, Figure, ReportSection, Table, Value, text

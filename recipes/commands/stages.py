@@ -62,7 +62,7 @@ def _publish(options: argparse.Namespace) -> int:
     """A run's folder is published whether or not its recipe has a stage for it."""
     if not (Path(options.name) / "recipe.yaml").is_file():
         return _runner("publish")(options)
-    from ..publish import publish_run
+    from ..publish_run import publish_run
 
     return publish_run(Path(options.name), options.settings)
 

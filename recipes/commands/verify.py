@@ -29,7 +29,7 @@ def places(words: list[str]) -> dict[str, str] | None:
 
 def _run(options: argparse.Namespace) -> int:
     from ..finding import any_fault, shown
-    from ..verify import verify
+    from ..verify_findings import verify
 
     findings = verify(options.folder, places(options.target), options.revision, files_only=options.files_only,
                       allow_import=options.allow_import)  # fmt: skip

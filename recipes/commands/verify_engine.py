@@ -13,7 +13,7 @@ from ..launch import say
 from .command import Argument, Command
 
 if TYPE_CHECKING:
-    from ...eval.engines.verify import Verification
+    from ...eval.engines.engine_check import Verification
 
 HEADER = ("prompts", "plain answers", "drafted answers", "equal chains", "accepted here", "accepted there", "")
 
@@ -24,8 +24,8 @@ MEANING = (
 
 
 def _run(options: argparse.Namespace) -> int:
+    from ...eval.engines.engine_check import verify_engine
     from ...eval.engines.program import find_python
-    from ...eval.engines.verify import verify_engine
 
     python = find_python(options.python)
     with tempfile.TemporaryDirectory(prefix="verify-engine-") as folder:

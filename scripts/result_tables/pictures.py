@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from draftsmith.eval.rows import PLAIN
+from draftsmith.eval.measured_rows import PLAIN
 
 from .recorded import (
     Cell,

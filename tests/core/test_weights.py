@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftsmith.core import weights
-from draftsmith.core.weights import weights_identity
+from draftsmith.core import weights_identity as weights
+from draftsmith.core.weights_identity import weights_identity
 from safetensors.torch import save_file
 
 LARGE = 2**20  # bytes from which files are sampled here

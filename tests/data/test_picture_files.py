@@ -18,7 +18,7 @@ from draftsmith.data.images import check_canvas, pixels
 from draftsmith.data.media_files import BadMedia
 from draftsmith.data.picture_files import FORMATS, image_size, load_image
 from draftsmith.data.processor_files import with_own_image_processor
-from draftsmith.eval.quality.pictures import crop_bicubic
+from draftsmith.eval.quality.metric_pictures import crop_bicubic
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image, TiffImagePlugin

@@ -3,7 +3,7 @@
 import random
 
 from draftsmith.eval.cells import MethodInfo
-from draftsmith.eval.rows import Row
+from draftsmith.eval.measured_rows import Row
 
 CELL = {"benchmark": "photos", "method": "M", "temperature": 0.0, "max_new_tokens": 64, "medium": "image"}
 TIMES = {

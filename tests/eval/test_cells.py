@@ -4,9 +4,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from draftsmith.eval.measured_rows import PLAIN
 from draftsmith.eval.report import MethodInfo, build
-from draftsmith.eval.rows import PLAIN
-from draftsmith.eval.studies.drawn import section
+from draftsmith.eval.studies.drawn import report_section as section
 from draftsmith.eval.summary import summarize
 
 from .rows import METHODS, measured_rows, random_rows

@@ -13,8 +13,14 @@ from draftsmith.eval.quality import Extractor, Folder, QualityConfig, as_is, che
 from draftsmith.eval.quality.clip import VIT_H, aesthetic_scores, clip_pair, hps_pair
 from draftsmith.eval.quality.convolutional import Vgg16, class_logits, fid_features, load_inception, vgg_features
 from draftsmith.eval.quality.extractors import extract
-from draftsmith.eval.quality.pictures import clean_resize, crop_bicubic, crop_lanczos, pad_bicubic, squash_bilinear
-from draftsmith.eval.quality.weights import NEEDS, SOURCES, load_state
+from draftsmith.eval.quality.metric_pictures import (
+    clean_resize,
+    crop_bicubic,
+    crop_lanczos,
+    pad_bicubic,
+    squash_bilinear,
+)
+from draftsmith.eval.quality.metric_weights import NEEDS, SOURCES, load_state
 from PIL import Image
 from pydantic import ValidationError
 from safetensors.torch import save_file

@@ -7,7 +7,7 @@ import random
 import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.eval.loop import Cycle, Generation
-from draftsmith.eval.rows import PLAIN, Row, grouped, measure, read_rows, time_parts, write_rows
+from draftsmith.eval.measured_rows import PLAIN, Row, grouped, measure, read_rows, time_parts, write_rows
 
 from .rows import a_row, random_rows
 

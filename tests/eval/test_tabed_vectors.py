@@ -12,8 +12,8 @@ import pytest
 import torch
 from draftsmith.core.batch import Request
 from draftsmith.eval.loop import Cycle, Decoding, Generation, generate
+from draftsmith.eval.measured_rows import measure
 from draftsmith.eval.policies import Chain, Draw
-from draftsmith.eval.rows import measure
 from draftsmith.eval.rules import Greedy
 from draftsmith.eval.summary import summarize
 from draftsmith.models.decoding.cache import Cache

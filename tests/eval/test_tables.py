@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from draftsmith.eval import tables
-from draftsmith.eval.rows import PLAIN
+from draftsmith.eval.measured_rows import PLAIN
 from draftsmith.eval.tables import Column, Figure, ReportSection, Table, best, markdown, section_markdown, text
 
 TABLE = Table(

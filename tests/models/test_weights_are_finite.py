@@ -9,7 +9,7 @@ import torch
 from draftsmith.core.errors import UserError
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.eval.quality.clip import _load_clip
-from draftsmith.eval.quality.weights import read_state
+from draftsmith.eval.quality.metric_weights import read_state
 from draftsmith.models.drafters.captioners import _load as load_captioner
 from draftsmith.models.drafters.head_files import head_state
 from draftsmith.models.drafters.medusa import MedusaConfig

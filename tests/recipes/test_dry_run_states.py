@@ -25,7 +25,7 @@ from draftsmith.models.hub import read_config
 from draftsmith.trainers.estimate.states_size import caching
 from draftsmith.trainers.run.run import Planned
 from draftsmith.trainers.stages.cache import CacheStage
-from draftsmith.trainers.stages.train import TrainStage
+from draftsmith.trainers.stages.train_states import TrainStates
 from PIL import Image
 from states_fake import COUNT, write
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig
@@ -90,7 +90,7 @@ def test_what_is_not_declared_is_said_to_be_unknown():
 
 
 def test_a_first_epoch_that_caches_is_estimated_as_well():
-    train = TrainStage(
+    train = TrainStates(
         kind="train", data={"path": "not/on/disk.json"}, epochs=2, batch_size=16, optim={"lr": 1e-5},
         source={"kind": "cached_on_first_epoch"}, format=PromptFormat(),
         expected={"samples": SAMPLES, "text_tokens": SAMPLES * 1328},

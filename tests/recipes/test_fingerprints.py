@@ -15,7 +15,7 @@ import pytest
 import torch
 from draftsmith.core.section import Section
 from draftsmith.core.tracking import TrackingConfig, WandbConfig
-from draftsmith.core.weights import weights_identity
+from draftsmith.core.weights_identity import weights_identity
 from draftsmith.data.captioned.sources import TarSource
 from draftsmith.data.table_records import TableRecords
 from draftsmith.data.tar_records import TarRecords
@@ -43,7 +43,8 @@ RECIPES = (
     ("demo/adapt",),
     ("peagle-qwen2.5-vl-7b",),
     ("adapt-eagle3-qwen2.5-vl-7b",),
-    ("eagle3-qwen2.5-vl-7b", "stages.text.source={kind: online, engine: {kind: vllm}}"),
+    ("eagle3-qwen2.5-vl-7b", "stages.text.source={kind: online, engine: {kind: vllm}}",
+     "stages.text.decoding={every: 4000, data: {path: a.json}, tree: {kind: chain, gamma: 3}}"),
     ("demo/lvlm-from-nothing", "stages.finetune.lora={rank: 4}", "stages.finetune.objective={kind: cross_entropy}",
      "stages.pretrain.packing={max_tokens: 4096}"),
     ("demo/suite", "stages.publish={kind: publish, repo: me/x, prompt: {text: hello}}"),

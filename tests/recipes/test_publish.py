@@ -13,7 +13,7 @@ from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.exit_codes import STOPPED
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
-from draftsmith.recipes.publish import _is_other
+from draftsmith.recipes.publish_run import _is_other
 from draftsmith.scripts.papers.finished import ScriptOptions, run_script
 from draftsmith.trainers.run.finished_stages import BEGUN, write_done
 from draftsmith.trainers.run.matching import FINGERPRINTS, write_begun

@@ -6,7 +6,7 @@ from draftsmith.core.errors import UserError
 from draftsmith.recipes.files import recipe_names
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
-from draftsmith.recipes.publish import publish_run
+from draftsmith.recipes.publish_run import publish_run
 from draftsmith.trainers.publish.lineage import data_of, finished, trained_by
 from draftsmith.trainers.stages.publish import PublishStage
 

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from draftsmith.core.tracking import TrackingConfig
@@ -16,7 +17,10 @@ from draftsmith.trainers.run.context import Context
 from draftsmith.trainers.run.deepspeed_section import EngineConfig
 from draftsmith.trainers.stages.cache import CacheStage
 from draftsmith.trainers.stages.train import TrainStage
+from draftsmith.trainers.stages.train_states import TrainStates
+from draftsmith.trainers.stages.train_ways import AnyTrain, chosen
 from PIL import Image
+from pydantic import TypeAdapter
 from transformers import CLIPVisionConfig, LlamaConfig
 
 RECORDS = 20
@@ -92,11 +96,22 @@ def cached(made: SimpleNamespace, folder: Path, drafter=None, **settings) -> Con
     return asked
 
 
-def stage(made: SimpleNamespace, **settings) -> TrainStage:
+def section(made: SimpleNamespace, **settings) -> dict:
     known = {"data": made.data} if settings.get("source", {}).get("kind") != "cached" else {}
     known |= {"batch_size": 4, "micro_batch_size": 2, "optim": OPTIM, "log_every": 1, "held_out": 0.2, "window": 2}
     known |= {} if "steps" in settings else {"epochs": 2}
-    return TrainStage(kind="train", **(known | settings))
+    return {"kind": "train", **(known | settings)}
+
+
+def stage(made: SimpleNamespace, **settings) -> TrainStates:
+    return TrainStates(**section(made, **settings))
+
+
+def parsed(target: Any, drafter: Any, section: dict) -> TrainStage:
+    """A stage as the recipe parses it, beside a target and a drafter."""
+    stage = TypeAdapter(AnyTrain).validate_python(chosen(section, target, drafter))
+    stage.check(target, drafter)
+    return stage
 
 
 def losses(folder: Path) -> dict[int, float]:

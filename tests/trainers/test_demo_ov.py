@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from draftsmith.eval.rows import PLAIN, read_rows
+from draftsmith.eval.measured_rows import PLAIN, read_rows
 from ranks_run import run_recipe
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -21,7 +21,7 @@ from draftsmith.models.targets.llava.section import LlavaTargetConfig
 from draftsmith.trainers.train import distill
 from draftsmith.trainers.train import on_records as conversations
 from draftsmith.trainers.train.optim import OptimConfig
-from draftsmith.trainers.train.validate import ValidationSettings
+from draftsmith.trainers.train.validate import RecordsValidation
 from ranks_run import run_ranks
 from safetensors.torch import load_file
 from tiny import EOS, IMAGE_ID, TOKENS, VOCAB, llava, request
@@ -394,7 +394,7 @@ def test_a_draft_is_not_compared_on_pictures_that_its_target_reads_otherwise(
         return
     monkeypatch.setattr(conversations.records, "open_records", lambda *given, **named: None)
     stage = SimpleNamespace(model="drafter", format=None)
-    settings = ValidationSettings(data=data, every=1)
+    settings = RecordsValidation(data=data, every=1)
     with pytest.raises(UserError, match="validation runs the target on the draft's batches") as told:
         conversations._validation(settings, stage, context, None, None)
     assert problem in str(told.value) and "stages.finetune.validation" in str(told.value)

@@ -11,7 +11,7 @@ from draftsmith.data.collate import ConversationCollate
 from draftsmith.models.targets.llava.section import LlavaTargetConfig
 from draftsmith.trainers.run.context import Context
 from draftsmith.trainers.run.deepspeed_section import EngineConfig
-from draftsmith.trainers.stages.train import TrainStage
+from draftsmith.trainers.stages.train_records import TrainRecords
 from draftsmith.trainers.train import loop
 from draftsmith.trainers.train.engine import init_distributed
 from draftsmith.trainers.train.fit import fit, training_loader
@@ -31,7 +31,7 @@ RATES = (0.0, 1.0, 0.875, 0.75, 0.625)  # one step of warm-up, then down to a ha
 def trained(folder, samples, **changes):
     """The engine after `fit`, and what it logged."""
     init_distributed()
-    stage = TrainStage(kind="train", data={"path": "none.json"}, **(SETTINGS | changes))
+    stage = TrainRecords(kind="train", trainable=["projector"], data={"path": "none.json"}, **(SETTINGS | changes))
     target = LlavaTargetConfig(kind="llava", path="none")
     context = Context(
         name="stage", folder=folder, seed=0, fingerprint="f", target=target, drafter=None, engine=EngineConfig(),
@@ -87,7 +87,7 @@ def test_a_stage_is_trained_as_its_settings_say(tmp_path):
 
 
 def test_a_loader_goes_on_at_the_step_of_the_checkpoint():
-    stage = TrainStage(kind="train", data={"path": "none.json"}, **SETTINGS)
+    stage = TrainRecords(kind="train", trainable=["projector"], data={"path": "none.json"}, **SETTINGS)
     whole, resumed = (
         [(step.step, [batch.sample_ids for batch in step.micro])
          for step in training_loader(stage, Samples(), ConversationCollate(3, 16), start, seed=0, total=5)]

@@ -36,7 +36,8 @@ from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
 from draftsmith.trainers.serve.states_builder import open_target
 from draftsmith.trainers.stages.encode import EncodeStage
-from draftsmith.trainers.stages.train import TrainStage
+from draftsmith.trainers.stages.train_codes import TrainCodes
+from draftsmith.trainers.stages.train_states import TrainStates
 from PIL import Image
 from published_losses import Sample, Shape, eagle, eagle3, peagle, vispec
 from safetensors.torch import load_file, save_file
@@ -143,7 +144,7 @@ def start(made, kind: str, folder, output, *, config=None, **changes):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "forward", lambda self, batch, states: (
             seen.append(batch), forward(self, batch, states))[1])  # fmt: skip
-        TrainStage(**(settings | changes)).run(asked)
+        TrainStates(**(settings | changes)).run(asked)
     return losses(output)[1], seen[0]
 
 
@@ -377,7 +378,7 @@ def test_a_start_belongs_to_a_head_and_stands_alone():
     ):
         with pytest.raises(UserError, match=re.escape(says)):
             load([*RECIPE, *settings])
-    with pytest.raises(UserError, match="this stage trains a drafter of kind lvlm"):
+    with pytest.raises(UserError, match="this stage trains a draft LVLM"):
         load(["recipe=llava15-68m", "stages.pretrain.from={path: a/b}"])
     with pytest.raises(UserError, match="is a head's, and this stage trains the target"):
         load(["recipe=demo/video", "stages.target.from={path: a/b}"])
@@ -434,7 +435,7 @@ def drawn(tmp_path_factory):
 def draw_start(made, folder, output, config):
     """As `start`, of an image generator's head."""
     seen = []
-    stage = TrainStage(
+    stage = TrainCodes(
         kind="train", data={"kind": "codes", "path": str(made.shards)}, batch_size=6, steps=1, log_every=1,
         optim={"lr": 1e-9}, condition_dropout=0.0, **{"from": {"path": str(folder)}},
     )  # fmt: skip

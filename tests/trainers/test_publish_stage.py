@@ -526,7 +526,7 @@ def test_a_crash_is_told_without_secrets(tmp_path, capfd, monkeypatch):
     assert main(["publish", str(run_of)]) == 2
     assert "not UTF-8" in capfd.readouterr().err
     with monkeypatch.context() as patch:
-        patch.setattr("draftsmith.recipes.publish.read_yaml", lambda path, *_, **__: 1 / 0 if path else path)
+        patch.setattr("draftsmith.recipes.publish_run.read_yaml", lambda path, *_, **__: 1 / 0 if path else path)
         assert main(["publish", str(run_of)]) == 1
     said = capfd.readouterr().err
     assert "Traceback" in said and "SSS" not in said

@@ -12,7 +12,7 @@ from draftsmith.models.drafters.eagle import EagleConfig
 from draftsmith.models.families.generators import load_generator
 from draftsmith.models.targets.llamagen.section import TEXT_ENCODER
 from draftsmith.trainers.stages.encode import EncodeStage
-from draftsmith.trainers.stages.train import TrainStage
+from draftsmith.trainers.stages.train_codes import TrainCodes
 from visual_run import context, noise, translators
 
 OPTIM = {"lr": 1e-3, "warmup_steps": 1}
@@ -36,7 +36,7 @@ def made(tmp_path_factory) -> SimpleNamespace:
 
 def train(made, folder: Path, inputs=None, **changes) -> Path:
     data = {"kind": "codes", "from": "codes"}
-    stage = TrainStage(kind="train", data=data, steps=2, batch_size=4, optim=OPTIM, log_every=1, **changes)
+    stage = TrainCodes(kind="train", data=data, steps=2, batch_size=4, optim=OPTIM, log_every=1, **changes)
     stage.run(context(folder, made.target, inputs or made.inputs, drafter=EagleConfig(kind="eagle")))
     return folder
 

@@ -19,8 +19,8 @@ from draftsmith.data.end_tokens import end_ids
 from draftsmith.data.processor_files import load_processor
 from draftsmith.data.shards import ShardReader
 from draftsmith.eval.loop import Decoding, generate
+from draftsmith.eval.measured_rows import PLAIN, Row
 from draftsmith.eval.policies import Chain, Draw, Static
-from draftsmith.eval.rows import PLAIN, Row
 from draftsmith.eval.rules import Greedy
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.independent import IndependentProposal
@@ -32,7 +32,8 @@ from draftsmith.trainers.run.stage import Planned
 from draftsmith.trainers.serve.engine_section import SglangEngine, VllmEngine
 from draftsmith.trainers.stages.evaluate import EvaluateStage
 from draftsmith.trainers.stages.regenerate import RegenerateStage
-from draftsmith.trainers.stages.train import TrainStage
+from draftsmith.trainers.stages.train_records import TrainRecords
+from draftsmith.trainers.stages.train_states import TrainStates
 from draftsmith.trainers.train import drafter
 from engines_in_place import in_place
 from states_run import context, synthetic
@@ -249,9 +250,10 @@ def test_only_stages_whose_answers_end_are_held_to_it(made, tmp_path):
     assert EvaluateStage(**common).answer_format == FORM
     assert EvaluateStage(**common, stop_at_end=False).answer_format is None
     train = {"kind": "train", "data": data, "batch_size": 2, "micro_batch_size": 1, "steps": 1, "optim": {"lr": 1.0}}
-    assert TrainStage(**train).answer_format is None
-    assert TrainStage(**train, decoding={"every": 1, "data": data, "tree": "chain"}).answer_format == FORM
+    records = train | {"trainable": ["projector"]}
+    assert TrainStates(**train).answer_format is None and TrainRecords(**records).answer_format is None
+    assert TrainStates(**train, decoding={"every": 1, "data": data, "tree": "chain"}).answer_format == FORM
     draft = {"objective": {"kind": "distill"}, "answers": {"shares": {"draft": 1.0}}}
-    assert TrainStage(**train, **draft).answer_format == FORM
+    assert TrainRecords(**records, **draft).answer_format == FORM
     pictures = RegenerateStage(kind="regenerate", prompts={"path": "x.txt"})
     assert pictures.answer_format is None and STAGE.answer_format == FORM

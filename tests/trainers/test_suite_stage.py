@@ -9,7 +9,7 @@ from draftsmith.core import ranks
 from draftsmith.core.errors import UserError
 from draftsmith.data.suite import clean
 from draftsmith.eval import text_quality
-from draftsmith.eval.rows import PLAIN
+from draftsmith.eval.measured_rows import PLAIN
 from draftsmith.trainers.evaluate.resume_log import ResumeLog
 from stages_run import list_anew
 from suite_run import BEFORE, loaded, run

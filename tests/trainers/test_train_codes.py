@@ -40,11 +40,12 @@ from draftsmith.recipes.plan import plan
 from draftsmith.trainers.run.deepspeed_section import EngineConfig
 from draftsmith.trainers.run.stopping import Stopped
 from draftsmith.trainers.stages.encode import EncodeStage
-from draftsmith.trainers.stages.train import TrainStage
+from draftsmith.trainers.stages.train_codes import TrainCodes
 from draftsmith.trainers.train import on_codes as training_codes
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from stages_run import list_anew
+from states_run import parsed
 from training import free_port
 from transformers import T5EncoderModel
 from visual_run import FEW, SHAPE, SIDE, STEPS, TREE, VQ, context, noise, run
@@ -484,10 +485,14 @@ def test_codes_that_went_missing_are_encoded_again_and_no_others(demo, tmp_path)
 # What cannot be trained
 
 
-def settings(**changes) -> TrainStage:
+def section(**changes) -> dict:
     values = {"kind": "train", "steps": 1, "batch_size": 4, "optim": {"lr": 0.1}}
     data = {"kind": "codes"} | changes.pop("data", {})
-    return TrainStage(**(values | {"data": data} | changes))
+    return values | {"data": data} | changes
+
+
+def settings(**changes) -> TrainCodes:
+    return TrainCodes(**section(**changes))
 
 
 # File of the run -> damages after which it is read all the same. All others are refused with the file's name.
@@ -579,7 +584,7 @@ def test_data_that_a_model_cannot_be_trained_on_is_told(demo, tmp_path):
     with pytest.raises(UserError, match="no manifest"):
         settings(model="vq", data={"path": str(tmp_path)}).run(context(tmp_path / "out", target, made))
     with pytest.raises(Refused, match="names none"):
-        settings(data={"path": shards["features"]}).check(target, None)
+        parsed(target, None, section(data={"path": shards["features"]}))
 
 
 @pytest.mark.parametrize(
@@ -598,8 +603,8 @@ def test_data_that_a_model_cannot_be_trained_on_is_told(demo, tmp_path):
         ({"micro_batch_size": 8}, "larger than batch_size"),
         ({"objective": {"token": 1.0}}, "objective: nothing reads it: this stage trains on codes"),
         ({"held_out": 0.1}, "held_out: nothing reads it"),
-        ({"decoding": {"every": 1, "tree": TREE}}, "decoding.prompts is missing"),
-        ({"decoding": DRAWS | {"max_new_tokens": 3}}, "decoding.max_new_tokens: nothing reads it"),
+        ({"decoding": {"every": 1, "tree": TREE}}, r"decoding\.prompts\n +Field required"),
+        ({"decoding": DRAWS | {"max_new_tokens": 3}}, r"decoding\.max_new_tokens\n +Extra inputs"),
         ({"drafter": {"kind": "eagle", "vata": True}, "from": "scratch"}, "drafter.vata: nothing reads it"),
         ({"drafter": {"kind": "sparrow"}, "from": "scratch"}, "drafter.kind: sparrow is no drafter for targets that"),
         ({"drafter": {"kind": "llamagen", "path": "a", "size": "B"}, "from": "scratch"}, "kind llamagen, which is not"),
@@ -607,12 +612,12 @@ def test_data_that_a_model_cannot_be_trained_on_is_told(demo, tmp_path):
 )  # fmt: skip
 def test_settings_that_contradict_each_other_are_refused(changes, words):
     with pytest.raises(ValueError, match=words):
-        settings(**changes).check(IMAGES, EAGLE)
+        parsed(IMAGES, EAGLE, section(**changes))
 
 
 def test_dead_codes_are_revived_in_most_of_the_forwards_of_a_rank(tmp_path):
     """A step of 12 rows in micro-batches of 4 has three forwards: 60% of 50 steps are 90 of them, not 30."""
-    stage = TrainStage(
+    stage = TrainCodes(
         kind="train", model="vq", data=ShardData(), steps=50, batch_size=12, micro_batch_size=4, revive_every=2,
         optim={"lr": 1e-3},
     )  # fmt: skip

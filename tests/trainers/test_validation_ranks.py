@@ -14,11 +14,11 @@ from draftsmith.data.collate import ConversationCollate
 from draftsmith.trainers.train import on_codes as codes
 from draftsmith.trainers.train import on_records as conversations
 from draftsmith.trainers.train import on_states as heads_on_states
-from draftsmith.trainers.train.validate import ValidationSettings
+from draftsmith.trainers.train.validate import RecordsValidation
 from training import Samples
 
 COUNT, SIZE = 11, 3
-SETTINGS = ValidationSettings(every=1, micro_batch_size=2, against_target=False)
+SETTINGS = RecordsValidation(every=1, micro_batch_size=2, against_target=False)
 STAGE = SimpleNamespace(model="drafter", validation=SETTINGS, decoding=None, window=None, data=None, format=None)
 DRAFTER = SimpleNamespace(context=SimpleNamespace(stop=None), keep_best=lambda *values: None)
 

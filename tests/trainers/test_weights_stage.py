@@ -4,7 +4,7 @@ import json
 
 import pytest
 from draftsmith.core.errors import UserError
-from draftsmith.eval.studies.weights import weights_over_time
+from draftsmith.eval.studies.ensemble_weights import weights_over_time
 from suite_run import loaded, run
 
 BENCHMARK = "[{name: seen, data: {from: world, path: train, aspect: square, max_length: 256}}]"

@@ -171,7 +171,8 @@ def head_memory(stage: Any, recipe: Any, max_length: int | None) -> Memory:
         states = _states(taps, shape.hidden_size, held_dtype(recipe.target), batch.ids, length)
         _backward(training, training(batch, replace(states, positions=batch.positions)))
 
-    counted = _head_step(_known(stage, recipe, config, shape, step), rows, length)
+    known = _known(recipe, config, shape, step, objective=stage.objective, packing=stage.packing)
+    counted = _head_step(known, rows, length)
     if not stage.reads_tables:  # the target's pass is over when the head begins, and has left its states
         asked = Pass(rows * length)
         parts["the target's pass"] = moment(target, recipe.target, held_dtype(recipe.target), asked)
@@ -193,7 +194,7 @@ def image_head_memory(stage: Any, recipe: Any) -> Memory | None:
         batch, states = _codes(*sizes, shape, taps, held_dtype(section))
         _backward(training, training(batch, states))
 
-    counted = _head_step(_known(stage, recipe, config, shape, step), micro_of(stage, recipe), 1)
+    counted = _head_step(_known(recipe, config, shape, step), micro_of(stage, recipe), 1)
     return _with_step(parts, config, counted)
 
 
@@ -213,10 +214,13 @@ def _frozen_bytes(recipe: Any, weights: int) -> float:
     return held_bytes(section) * weights / spread
 
 
-def _known(stage: Any, recipe: Any, config: Any, shape: Any, step: Callable[[Any, Taps, int, int], None]) -> Known:
+def _known(
+    recipe: Any, config: Any, shape: Any, step: Callable[[Any, Taps, int, int], None], *, objective: Any = None,
+    packing: Any = None,
+) -> Known:  # fmt: skip
     types = number_type(recipe), getattr(torch, held_dtype(recipe.target))
-    text = f"{config!r} {stage.objective!r} {shape} {types} {stage.packing} {recipe.target}"
-    return Known(text, (stage.objective, config, shape, types, step))
+    text = f"{config!r} {objective!r} {shape} {types} {packing} {recipe.target}"
+    return Known(text, (objective, config, shape, types, step))
 
 
 @functools.lru_cache(64)

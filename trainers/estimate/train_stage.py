@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from transformers import PreTrainedConfig
 
-from ...data.codes import ShardData
 from ...data.dataset import ConversationData
 from ...data.images import is_tiled
 from ...data.loader import steps_per_epoch
@@ -44,7 +43,7 @@ def _lvlm_of(plan: Planned) -> tuple[PreTrainedConfig, ImageReader]:
     """The config of the model that trains, and what its pictures are read with."""
     stage, recipe = plan.stage, plan.recipe
     target = target_shape(recipe)
-    drafter = stage.drafter or recipe.drafter
+    drafter = recipe.drafter
     config = target if stage.model == "target" else drafter.config_beside(target)
     own = stage.model != "target" and drafter is not None and drafter.pictures == "own"
     return config, image_reader_of(stage.data, config if own else target)
@@ -70,7 +69,7 @@ def positions_of(plan: Planned) -> int:
         return positions_of(before)
     config = target_shape(plan.recipe)
     if stage.model != "target":
-        config = (stage.drafter or plan.recipe.drafter).config_beside(config)
+        config = plan.recipe.drafter.config_beside(config)
     return config.text_config.max_position_embeddings
 
 
@@ -133,11 +132,10 @@ def start_line(start: Any) -> str:
 def told_steps(plan: Planned) -> int | None:
     """Optimizer steps that the recipe tells, with what it declares or generates; None: data on disk decides."""
     stage = plan.stage
-    if stage.steps is not None or stage.visual_share is not None:
+    if stage.steps is not None:
         return stage.steps
-    if stage.source.kind == "cached" and stage.expected is None:
-        makers = [plan.earlier[maker] for thing, maker in plan.inputs.items() if thing.split("/")[0] == "states"]
-        parts = [samples(maker, None)[0] for maker in makers]
+    if (caches := _caches(plan)) and stage.expected is None:
+        parts = [samples(cache, None)[0] for cache in caches]
     elif isinstance(stage.data, ConversationData) and stage.data.from_stage is not None:
         parts = [generated(plan)]
     else:
@@ -145,8 +143,12 @@ def told_steps(plan: Planned) -> int | None:
     known = [part for part in parts if part is not None]
     if len(known) < len(parts) or not known:
         return None
-    held_out = stage.data.held_out if isinstance(stage.data, ShardData) else stage.held_out
-    return stage.num_steps(round(sum(known) * (1 - held_out)))
+    return stage.num_steps(round(sum(known) * (1 - stage.share_held_out)))
+
+
+def _caches(plan: Planned) -> list[Planned]:
+    """The stages whose states it reads."""
+    return [plan.earlier[maker] for thing, maker in plan.inputs.items() if thing.split("/")[0] == "states"]
 
 
 def _where(target: Any) -> str:
@@ -199,8 +201,7 @@ def head_length(plan: Planned) -> int | None:
     """Most ids of a head's samples: of its data, or of the longest that its caches hold; None: nobody says."""
     if plan.stage.data is not None:
         return plan.stage.data.max_length
-    caches = [plan.earlier[maker] for thing, maker in plan.inputs.items() if thing.split("/")[0] == "states"]
-    return max((cache.stage.data.max_length for cache in caches), default=None)
+    return max((cache.stage.data.max_length for cache in _caches(plan)), default=None)
 
 
 def _head_disk(plan: Planned, trained: int) -> str:
@@ -216,8 +217,7 @@ def stage_samples(plan: Planned) -> tuple[tuple[int, int], str] | None:
         return _counted(plan)
     if stage.expected is not None or stage.source.path is not None:
         return None if stage.expected is None else _declared(stage.expected)
-    caches = [plan.earlier[maker] for thing, maker in plan.inputs.items() if thing.split("/")[0] == "states"]
-    parts = [_counted(cache) for cache in caches]
+    parts = [_counted(cache) for cache in _caches(plan)]
     known = [part for part in parts if part is not None]
     if len(known) < len(parts) or not known:
         return None

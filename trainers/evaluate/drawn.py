@@ -15,8 +15,8 @@ from ...core.errors import UserError
 from ...data.captioned.prompts import ImagePrompt, read_prompts
 from ...data.stage_folders import CODES, DATASET_FOLDER
 from ...eval.lantern import LanternConfig, lantern
+from ...eval.measured_rows import PLAIN, Row, grouped
 from ...eval.pair import open_pair
-from ...eval.rows import PLAIN, Row, grouped
 from ...eval.rules import Rule
 from ...eval.studies.drawn import AnalysisConfig, CellStatistics, encoded_pictures, read_pictures
 from ...eval.studies.drawn.places import contrasts
@@ -226,7 +226,7 @@ def _analysis(
         t: {m: contrasts(generator.pictures(codes_of(generator, codes)), target.grid) for m, codes in by.items()}
         for t, by in drawn_tokens(rows).items()
     }
-    from ...eval.studies.drawn.section import drawn_section  # and with it matplotlib
+    from ...eval.studies.drawn.report_section import drawn_section  # and with it matplotlib
 
     return drawn_section(
         context.folder, config, by_temperature, rows, shown, captions, rules=rules, quality=quality, encoded=encoded,

@@ -19,8 +19,8 @@ from ...core.errors import UserError
 from ...data.lengths import count_long
 from ...eval.first_difference import first_difference
 from ...eval.loop import Clock, Decoding, EmbeddedRequest, Generation, embed_once, generate
+from ...eval.measured_rows import PLAIN, Row, measure
 from ...eval.policies import Chain, Draw
-from ...eval.rows import PLAIN, Row, measure
 from ...eval.rules import RULES
 from ...models.decoding.warp import Warp
 from ..run.context import Context

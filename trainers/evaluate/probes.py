@@ -25,8 +25,8 @@ from ...data.processor import Processor
 from ...data.visual_budget import visual_tokens as num_visual_tokens
 from ...eval.intervals import ratio
 from ...eval.loop import Decoding, generate
+from ...eval.measured_rows import Row
 from ...eval.policies import Draw
-from ...eval.rows import Row
 from ...eval.rules import RULES
 from ...eval.studies import confidence, video_figures, visual_tokens
 from ...eval.studies.confidence import Watched, by_confidence, entropy_autocorrelation, rates_by_rank

@@ -18,7 +18,7 @@ from ...data.captioned.prompts import ImagePrompt
 from ...eval import report
 from ...eval.cells import MethodInfo, Quality
 from ...eval.figures import save_grid
-from ...eval.rows import Row
+from ...eval.measured_rows import Row
 from ...eval.tables import Figure, PictureGrid, ReportSection, Table
 from ...models.shipped import shipped_name
 from ..run.context import Context

@@ -25,7 +25,7 @@ from ...data.suite import Suite, write_records
 from ...data.tiles import Size
 from ...data.videos import VideoSettings
 from ...data.visual_budget import FrameTokens, label, llava_frames, visual_tokens
-from ...eval.rows import Medium
+from ...eval.measured_rows import Medium
 from ...models.families.generators import Generator
 from ..run.context import Context
 from ..run.stage_records import data_files, open_records

@@ -16,11 +16,9 @@ from ...core.errors import UserError
 from ...data.end_tokens import end_ids
 from ...data.suite import Suite
 from ...eval import text_quality
+from ...eval.measured_rows import Row
 from ...eval.pair import open_pair
-from ...eval.rows import Row
-from ...eval.studies.video import video_sections
-from ...eval.studies.video_figures import HeldVisual
-from ...eval.studies.weights import (
+from ...eval.studies.ensemble_weights import (
     WeightsFigure,
     as_data,
     plot_weights,
@@ -28,6 +26,8 @@ from ...eval.studies.weights import (
     weights_over_time,
     weights_section,
 )
+from ...eval.studies.video import video_sections
+from ...eval.studies.video_figures import HeldVisual
 from ...eval.tables import ReportSection
 from ...models.drafters.base import DraftingOptions
 from ..run.context import Context

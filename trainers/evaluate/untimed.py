@@ -11,7 +11,7 @@ from typing import Any
 
 from ...data.captioned.prompts import ImagePrompt
 from ...eval.loop import generate
-from ...eval.rows import PLAIN
+from ...eval.measured_rows import PLAIN
 from ...eval.tables import Column, Table, text
 from ...models.decoding.batched import draw_pictures
 from ...models.families.generators import Generator

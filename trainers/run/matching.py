@@ -19,7 +19,7 @@ from .finished_stages import unreadable
 from .stage import Planned
 
 # Counts up when fingerprints begin to cover other things, so that no folder of before is taken for a changed one.
-FINGERPRINTS = 4
+FINGERPRINTS = 5
 # Identity of data and weights that are not on this machine.
 ABSENT = "absent"
 # Key of stored settings: hash of the settings as they were written, since secrets are hidden in what is stored.

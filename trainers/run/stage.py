@@ -85,7 +85,6 @@ class Stage(Section):
         Raises:
             Refused: names the setting, and what can be used in its place.
         """
-        self._refuse(self.unread_with(target, drafter))
 
     def check_named(self, trained: Mapping[str, Any]) -> None:
         """Refuses settings that do not go with drafters that earlier stages train: stage -> section."""
@@ -97,10 +96,6 @@ class Stage(Section):
 
     def check_engine(self, engine: Any) -> None:
         """Refuses settings that do not go with the recipe's `engine` section. Raises `Refused`."""
-
-    def unread_with(self, target: Any, drafter: Any) -> Mapping[str, str]:
-        """Field -> why nothing reads it with this target and drafter. `check` refuses those that are set."""
-        return {}
 
     @classmethod
     def unsuited(cls, target: Any, drafter: Any) -> str | None:
@@ -183,7 +178,7 @@ class Planned:
     @property
     def trained_drafter(self) -> Any:
         """The section of the drafter that it trains; None: it trains none."""
-        return self.stage.drafter or self.recipe.drafter if "drafter" in self.stage.makes() else None
+        return self.stage.own_drafter or self.recipe.drafter if "drafter" in self.stage.makes() else None
 
     def maker(self, thing: str) -> Planned | None:
         """The stage that makes a thing which this one takes; None: it comes from elsewhere."""

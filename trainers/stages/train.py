@@ -1,157 +1,172 @@
 """Stage kind `train`: train the drafter, or another model of the recipe, under DeepSpeed.
 
-What differs is a section (`train_settings.py`): `data` (conversations or codes), `objective`, `drafter`. What trains on
-what is in `trainers/train/`: records (draft LVLMs), records with the target's states (heads), or codes (image
-generators). The loss is the drafter's own: `training_objective` in models/drafters/KIND.py. The loop is
+What it trains on follows from target and drafter, and each way is a class with its settings, checks and lines of a dry
+run: `train_records.py`, `train_states.py` (records with the target's states) and `train_codes.py`; `train_ways.py`
+chooses. The loss is the drafter's own: `training_objective` in models/drafters/KIND.py. The loop is
 trainers/train/loop.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+from pydantic import model_validator
 
 from ...core.refused import Refused
-from ...data.codes import ShardData
-from ...data.conversations import PromptFormat
-from ...data.dataset import ConversationData
-from ..estimate.evaluation_memory import Memory
-from ..estimate.train_memory import head_memory, image_head_memory
-from ..estimate.train_stage import (
-    describe_head,
-    describe_image_model,
-    describe_lvlm,
-    describe_target,
-    head_length,
-    lvlm_memory,
-    positions_of,
-    start_line,
-    told_steps,
-)
+from ...models.drafters import AnyDrafter
+from ...models.drafters.base import DrafterConfig
+from ...models.formats.start import starts
+from ..estimate.train_stage import start_line, told_steps
 from ..run.context import Context
 from ..run.stage import Planned, TrainingLength, other_drafters
-from ..serve.states_builder import sample_needs
+from ..train.drafter import DecodingCheck
 from ..train.engine import init_distributed
 from ..train.fit import FitSettings, fit, seed_all
-from ..train.on_codes import lacking, open_codes
-from ..train.on_records import check_positions, open_records
-from ..train.on_states import open_heads, training_order
-from ..train.states_source import CachedStates
-from .train_settings import TrainSettings
+from ..train.loop import Training
+from ..train.validate import HeadValidation, Validation
 
 
-class TrainStage(TrainSettings):
+class TrainStage(FitSettings):
+    """What all ways of training have."""
+
     trains: ClassVar[bool] = True
-    # States that it kept for its own later epochs.
-    working: ClassVar[tuple[str, ...]] = (*FitSettings.working, "states")
-    ways: ClassVar[dict[str, Any]] = {"records": open_records, "states": open_heads, "codes": open_codes}
+    way: ClassVar[str]  # what it trains on
+    opens: ClassVar[Callable[[Any, Context, int], Training]]  # opens its data and its module
 
-    def makes(self) -> set[str]:
-        if self.model == "target" and isinstance(self.data, ShardData):
-            return {"target", "text"}
-        return {self.model}
+    kind: Literal["train"]
+    # Whose weights are trained; everything else is frozen.
+    model: str = "drafter"
+    validation: Validation | None = None
 
     @property
-    def answer_format(self) -> PromptFormat | None:
-        decodes = self.decoding is not None and self.decoding.data is not None
-        return self.format if decodes or (self.answers is not None and self.answers.share("draft")) else None
+    def purpose(self) -> str:
+        """What it is for: the recipe's words, or whose weights are trained."""
+        return self.about or f"trains the {self.trained}"
 
-    def needs(self) -> dict[str, str | None]:
-        """Thing -> the stage that makes it; None: the latest that does."""
-        wanted = self._codes_need() if isinstance(self.data, ShardData) else self._records_need()
-        if self.earlier is not None:
-            wanted[self.model] = self.earlier
-        return wanted
+    @property
+    def trained(self) -> str:
+        """Whose weights are trained, in words."""
+        return self.model
 
-    def _codes_need(self) -> dict[str, str | None]:
-        assert isinstance(self.data, ShardData)
-        wanted: dict[str, str | None] = {} if self.data.path else {"codes": self.data.from_stage}
-        if self.model == "drafter":
-            wanted["target"] = None
-        if self.model == "target":
-            wanted["tokenizer"] = None
-        if self.decoding is not None:
-            wanted |= {"vq": None, "text": None}
-            if self.decoding.from_stage is not None:
-                wanted["data"] = self.decoding.from_stage
-        return wanted
+    @property
+    def own_drafter(self) -> DrafterConfig | None:
+        """The drafter that it trains in place of the recipe's."""
+        return None
 
-    def _records_need(self) -> dict[str, str | None]:
-        data = self.data if isinstance(self.data, ConversationData) else None
-        wanted = sample_needs(data, self.answers) | {"processor": None}
-        if self.model != "target":
-            wanted["target"] = None
-        if isinstance(self.source, CachedStates):
-            for name in self.source.stages:
-                wanted["states" if name is None else f"states/{name}"] = name
-        held_out = None if self.validation is None else self.validation.data
-        others = {
-            "decoding": None if self.decoding is None else self.decoding.from_stage,
-            "validation": None if held_out is None else held_out.from_stage,
-        }
-        for key, name in others.items():
-            if name is not None:
-                if wanted.get("data", name) != name:
-                    problem = f"is of stage {name}, and data of stage {wanted['data']}: a stage takes data from one"
-                    raise Refused(f"{key}.data.from", problem, "take both from one stage, or name files by path")
-                wanted["data"] = name
-        return wanted
+    @property
+    def share_held_out(self) -> float:
+        """Share of its samples that is kept for validation."""
+        return 0.0
+
+    @property
+    def checked_every(self) -> int | None:
+        """Optimizer steps between two validations or decoding checks."""
+        return None if self.validation is None else self.validation.every
+
+    def makes(self) -> set[str]:
+        return {self.model}
 
     def misfits(self, thing: str, makers: Sequence[Planned], inputs: Mapping[str, Planned]) -> dict[str, str]:
-        """Weights of another drafter, where `from` names none; shards without what this model reads."""
-        if thing == "codes":
-            return lacking(makers, self.model)
+        """Weights of another drafter, where `from` names none."""
         return other_drafters(makers) if thing == "drafter" and self.earlier is None else {}
 
-    def mend(self, thing: str) -> str:
-        return "add it to `write` of an encode stage before this one" if thing == "codes" else super().mend(thing)
+    def runs_target(self) -> dict[str, str]:
+        """Setting that lets each rank run the target on batches of its own -> what to set in its place."""
+        return {}
 
     def run(self, context: Context) -> None:
         init_distributed()
-        context = context.with_drafter(self.drafter)
+        context = context.with_drafter(self.own_drafter)
         seed = context.seed if self.seed is None else self.seed
         seed_all(seed)
-        training = self.ways[self.way(context.target, context.drafter)](self, context, seed)
+        training = self.opens(context, seed)
         training.finish(fit(self, context, training))
+
+    def alike(self) -> tuple[str, ...]:
+        """What trainings must have in common, beside model and kind of drafter, for rows to take about as long."""
+        return ()
 
     def training(self, plan: Planned) -> TrainingLength:
         """Steps as in a dry run, but for data on disk, which would have to be read."""
-        drafter = (self.drafter or plan.recipe.drafter) if self.model == "drafter" else None
-        objective = "" if self.model != "drafter" or self.objective is None else self.objective.kind
-        what = self.model, "" if drafter is None else drafter.kind, self.source.kind, objective
-        return TrainingLength((*what, *(self.trainable or ())), told_steps(plan), self.batch_size)
-
-    def memory(self, plan: Planned) -> Memory | None:
-        """Of its fullest GPU; None: of a tiny target, an image tokenizer or a reader, which demos train."""
-        way = self.way(plan.recipe.target, plan.recipe.drafter)
-        if way == "codes":
-            return image_head_memory(self, plan.recipe)
-        if way == "states":
-            return head_memory(self, plan.recipe, head_length(plan))
-        return None if self.model == "target" and not self._is_of_drafts(plan) else lvlm_memory(plan)
-
-    def _is_of_drafts(self, plan: Planned) -> bool:
-        return plan.recipe.drafter is None or plan.recipe.drafter.base_kind == "lvlm"
+        drafter = plan.trained_drafter
+        what = (self.model, "" if drafter is None else drafter.kind, *self.alike())
+        return TrainingLength(what, told_steps(plan), self.batch_size)
 
     def describe(self, plan: Planned) -> list[str]:
         started = [] if self.outside is None else [start_line(self.outside)]
-        return [*started, *self._described(plan)]
+        return [*started, *self.lines(plan)]
 
-    def _described(self, plan: Planned) -> list[str]:
-        way = self.way(plan.recipe.target, plan.recipe.drafter)
-        if way == "codes":
-            return describe_image_model(plan)
-        if way == "states":
-            return describe_head(plan, training_order)
-        if self.model == "target" and not self._is_of_drafts(plan):
-            return describe_target(plan)
-        check_positions(positions_of(plan), self)
-        return describe_lvlm(plan)
+    def lines(self, plan: Planned) -> list[str]:
+        """Its lines of a dry run, behind where it starts."""
+        raise NotImplementedError
 
-    @classmethod
-    def of_target(cls, section: dict[str, Any], draws_images: bool) -> dict[str, Any]:
-        """A section as a recipe has it, whose `data` says what it is: codes, where the target draws images."""
-        data = section.get("data")
-        if not draws_images or not isinstance(data, dict) or "kind" in data:
-            return section
-        return {**section, "data": {"kind": "codes", **data}}
+
+def take_data(wanted: dict[str, str | None], key: str, name: str | None) -> None:
+    """Adds the stage that the data at `key` is of. Raises `Refused` where `data` is of another."""
+    if name is not None:
+        if wanted.get("data", name) != name:
+            problem = f"is of stage {name}, and data of stage {wanted['data']}: a stage takes data from one"
+            raise Refused(f"{key}.data.from", problem, "take both from one stage, or name files by path")
+        wanted["data"] = name
+
+
+class TrainHead(TrainStage):
+    """What is trained with the target's states, of records or of codes."""
+
+    held_out_key: ClassVar[str]  # key of the share that validation needs
+
+    # Another drafter than the recipe's, so that two can be trained beside each other; it then needs `from` (a stage
+    # that trained such a one, or scratch), since the latest stage trained another.
+    drafter: AnyDrafter | None = None
+    validation: HeadValidation | None = None
+    # A small decoding run with the head as it is.
+    decoding: DecodingCheck | None = None
+    # Which weights become the stage's result: the last, or those with the best held-out accuracy or measured tau. Each
+    # best one is kept beside it as well.
+    select: Literal["last", "top1", "top3", "tau"] = "last"
+
+    @property
+    def own_drafter(self) -> DrafterConfig | None:
+        return self.drafter
+
+    @property
+    def checked_every(self) -> int | None:
+        settings = self.validation or self.decoding
+        return None if settings is None else settings.every
+
+    @model_validator(mode="after")
+    def _measured(self) -> TrainHead:
+        if self.drafter is not None and self.from_stage is None:
+            raise ValueError("a drafter of its own starts from: scratch, or from a stage that trained such a head")
+        if self.select in ("top1", "top3") and self.validation is None:
+            raise ValueError(f"select: {self.select} needs validation")
+        if self.select == "tau" and self.decoding is None:
+            raise ValueError("select: tau needs decoding")
+        if self.decoding and self.validation and self.decoding.every % self.validation.every:
+            raise ValueError("decoding.every must be a multiple of validation.every")
+        if self.validation is not None and not self.share_held_out:
+            raise Refused(
+                "validation", f"validation needs {self.held_out_key}", "hold out a share of the samples: 0.05"
+            )
+        return self
+
+    def runs_target(self) -> dict[str, str]:
+        return {"decoding": "leave it out, and compare weights by an evaluate stage"} if self.decoding else {}
+
+    def check(self, target: Any, drafter: DrafterConfig | None) -> None:
+        """Refuses a drafter that this target does not have, and weights outside the run that it cannot start from."""
+        if self.drafter is not None:
+            try:
+                self.drafter.check_settings(target.draws_images)
+            except Refused as refused:
+                raise refused.under("drafter") from None
+        trained = self.drafter or drafter
+        if self.outside is None or trained is None:
+            return
+        if not starts(trained, target.draws_images):
+            problem = f"names a head, and this stage trains a drafter of kind {trained.kind}"
+            raise Refused("from.path", problem, "leave it out")
+        if trained.provides():
+            problem = f"stands beside drafter.path, {trained.model_dump()['path']}, which nothing reads then"
+            raise Refused("from.path", problem, "leave one of them out")

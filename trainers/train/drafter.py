@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import nn
 
 from ...core import ranks
 from ...core.errors import UserError
 from ...core.fields import MOST_ANSWER, Temperature, TopK, TopP
 from ...core.import_paths import code_of
+from ...core.refused import Refused
 from ...core.section import Section
 from ...data.captioned.prompts import PromptSource
 from ...data.dataset import ConversationData
@@ -24,6 +25,7 @@ from ...eval.rules import RULES
 from ...models.decoding.warp import Warp
 from ...models.drafters.base import CountTokens, DrafterConfig, TargetIdentity
 from ...models.drafters.head_files import check_vocabulary
+from ...models.drafters.head_objective import HeadObjective
 from ...models.formats.start import find_start, load_start
 from ...models.targets.base import Target
 from ..run.context import Context
@@ -35,27 +37,47 @@ _EMPTY = "is the template right? Does the target answer the questions of `decodi
 
 
 class DecodingCheck(Section):
-    """A real decoding run on a few requests: tau, and of an image generator the pictures that come out."""
+    """A real decoding run on a few requests: tau."""
 
     # Optimizer steps between two of them (a multiple of validation.every); the last step always has one.
     every: int = Field(ge=1)
-    # Image generators: prompts.
-    prompts: PromptSource | None = None
-    # Language models: records, each up to its last answer; max_samples keeps them few.
-    data: ConversationData | None = None
     tree: TreeConfig
-    # Tokens of an answer; null: 64. An image has its own number.
-    max_new_tokens: int | None = Field(None, ge=1, le=MOST_ANSWER)
     # Null: 0 for answers; 0 and 1 for images.
     temperatures: list[Temperature] | None = Field(None, min_length=1)
     top_k: TopK = 0
     top_p: TopP = 1.0
 
+
+class TextCheck(DecodingCheck):
+    """Of a language model."""
+
+    # Records, each up to its last answer; max_samples keeps them few.
+    data: ConversationData
+    # Tokens of an answer; null: 64.
+    max_new_tokens: int | None = Field(None, ge=1, le=MOST_ANSWER)
+
     @property
     def from_stage(self) -> str | None:
         """The stage whose data it decodes."""
-        section = self.prompts or self.data
-        return None if section is None else section.from_stage
+        return self.data.from_stage
+
+    @model_validator(mode="after")
+    def _of_text(self) -> TextCheck:
+        if not self.tree.for_text:
+            problem = f"{self.tree.kind} follows the rows of an image, and this target writes text"
+            raise Refused("tree", problem, "use a chain, static, dynamic or sage tree")
+        return self
+
+
+class PicturesCheck(DecodingCheck):
+    """Of an image generator: also the pictures that come out."""
+
+    prompts: PromptSource
+
+    @property
+    def from_stage(self) -> str | None:
+        """The stage whose captions it draws."""
+        return self.prompts.from_stage
 
 
 @dataclass(frozen=True)
@@ -83,6 +105,7 @@ class TrainedDrafter:
         identity: of the target, for the manifest and whatever is loaded.
         manifest_fields: what else the stage writes into the manifest.
         requests: of `stage.decoding`; None: no check.
+        objective: terms of the loss; None: the drafter's own.
     """
 
     def __init__(
@@ -95,13 +118,14 @@ class TrainedDrafter:
         manifest_fields: Mapping[str, Any],
         requests: Requests | None,
         count_tokens: CountTokens | None = None,
+        objective: HeadObjective | None = None,
     ):
         assert context.drafter is not None
         self.stage, self.context, self.target, self.identity = stage, context, target, identity
         self.config: DrafterConfig = context.drafter
         self.manifest_fields, self.requests = dict(manifest_fields), requests
         self.config.check(target.shape)
-        self.module = self.config.training_objective(self._start(count_tokens), target, stage.objective)
+        self.module = self.config.training_objective(self._start(count_tokens), target, objective)
         self._best = Best(context.folder, lambda head, folder, step: self._save(head, folder, step))
 
     def _start(self, count_tokens: CountTokens | None) -> nn.Module:

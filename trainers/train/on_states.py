@@ -63,7 +63,7 @@ def open_heads(stage: Any, context: Context, seed: int) -> Training:
         stage, context, target, TargetIdentity(context.target.model_dump(mode="json"), processor.tokenizer_hash),
         manifest_fields={"format": stage.format.model_dump(mode="json"), **_text_only(stage, context, states, train)},
         requests=_requests(stage, context, processor),
-        count_tokens=functools.partial(_count_tokens, states, train, len(target.embedding)),
+        count_tokens=functools.partial(_count_tokens, states, train, len(target.embedding)), objective=stage.objective,
     )  # fmt: skip
 
     def make_loader(samples: Samples, collate: Collate, first: int, last: int) -> Loader:

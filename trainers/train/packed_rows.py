@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from ...core.refused import Refused
-from ...data.dataset import ConversationData
 from ...data.packing import check_lengths
 from ..run.context import Context
 
@@ -20,15 +19,12 @@ def check_packing(stage: Any) -> None:
         problem = "packing makes the rows of a forward, of packing.max_tokens"
         raise Refused("micro_batch_size", problem, "set micro_batch_size: null, or leave packing out")
     tokens = stage.packing.max_tokens
-    if isinstance(stage.data, ConversationData) and stage.data.max_length > tokens:
+    if stage.data is not None and stage.data.max_length > tokens:
         problem = f"a row has {tokens} tokens and a sample up to {stage.data.max_length}"
         raise Refused("packing.max_tokens", problem, "set it to data.max_length or more")
     if stage.answers is not None and max(map(stage.answers.share, ("data", "target"))) < 1:
         problem = "the lengths of samples change with whose answers they have, and packing counts them once"
         raise Refused("packing", problem, "name one source in answers.shares, data or target")
-    if stage.source.kind == "cached_on_first_epoch":
-        problem = "the first epoch writes the states of batches, not of packed rows"
-        raise Refused("packing", problem, "use source: online or cached")
 
 
 def row_tokens(stage: Any, context: Context, lengths: np.ndarray) -> int | None:

@@ -24,24 +24,34 @@ from ..run.stopping import Stop
 from .engine import Engine
 
 
-class ValidationSettings(Section):
+class Validation(Section):
     """Scores held-out samples at regular intervals of optimizer steps, and after the last one."""
 
     # Optimizer steps between two scores; the last step always has one.
     every: int = Field(ge=1)
     # Rows of one forward on one rank; null: 8 of a draft LVLM, 16 of a head.
     micro_batch_size: int | None = Field(None, ge=1)
-    # Draft LVLMs: the held-out records. Heads hold out a share of their samples (`held_out`).
-    data: ConversationData | None = None
-    # Draft LVLMs: also run the frozen target on them (null: yes): `val_agreement`. It reads the draft's own batches, so
-    # both must have their pictures in tiles, or both in one tile each.
-    against_target: bool | None = None
-    # Heads: the largest number of samples.
-    max_samples: int | None = Field(None, ge=1)
 
     def rows(self, default: int) -> int:
         """Rows of one forward."""
         return self.micro_batch_size or default
+
+
+class RecordsValidation(Validation):
+    """Of draft LVLMs."""
+
+    # The held-out records.
+    data: ConversationData
+    # Also run the frozen target on them (null: yes): `val_agreement`. It reads the draft's own batches, so both must
+    # have their pictures in tiles, or both in one tile each.
+    against_target: bool | None = None
+
+
+class HeadValidation(Validation):
+    """Of heads, which hold out a share of their own samples (`held_out`)."""
+
+    # The largest number of samples.
+    max_samples: int | None = Field(None, ge=1)
 
 
 def validate(

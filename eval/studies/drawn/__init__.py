@@ -4,6 +4,6 @@ It shows why drafts of pictures are rejected (LANTERN, section 3; ADT-Tree, sect
 gains (LANTERN, tables 1, 3 and 9, appendix G), and where in a picture trees go deep (ADT-Tree, figure 2).
 """
 
-from .cells import AnalysisConfig, CellStatistics, encoded_pictures, read_pictures
+from .drawn_cells import AnalysisConfig, CellStatistics, encoded_pictures, read_pictures
 
 __all__ = ["AnalysisConfig", "CellStatistics", "encoded_pictures", "read_pictures"]

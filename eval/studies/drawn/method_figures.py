@@ -12,7 +12,7 @@ from pathlib import Path
 from matplotlib.lines import Line2D
 from torch import Tensor
 
-from ...rows import PLAIN
+from ...measured_rows import PLAIN
 from ...style import (
     BLUE,
     COLORS,

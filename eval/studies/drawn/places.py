@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ...rows import Row
+from ...measured_rows import Row
 from ...summary import summarize
 from ...tables import Column, Table, Value, text
-from .cells import CellStatistics
+from .drawn_cells import CellStatistics
 
 PLACES = ("flat", "texture", "edge")
 # Root mean square over the channels of the deviation of a cell's pixels, of 0 to 255: below the first a cell is flat,

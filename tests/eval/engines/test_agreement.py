@@ -7,8 +7,8 @@ import torch
 from draftsmith.core.batch import TEXT as WORDS
 from draftsmith.core.batch import Request
 from draftsmith.eval.engines.agreement import Cell, Engine, accepted, by_start, compare, faults
+from draftsmith.eval.engines.engine_prompts import ONE, RESIZED, TEXT, TWO, Asked
 from draftsmith.eval.engines.ours import Drafted
-from draftsmith.eval.engines.prompts import ONE, RESIZED, TEXT, TWO, Asked
 
 GOOD = Cell(TEXT, 4, plain=4, same=4, chains=100, equal=100, first=100, accepted=(70, 70))
 V1 = Engine("0.32.0", "cpu", "V1")

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 from draftsmith.core.errors import UserError
-from draftsmith.eval.engines import verify
+from draftsmith.eval.engines import engine_check as verify
 from draftsmith.eval.engines.ours import Exported
 from draftsmith.recipes.commands.cli import main
 from served_pair import build

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from draftsmith.core.errors import UserError
-from draftsmith.eval.engines import verify
+from draftsmith.eval.engines import engine_check as verify
+from draftsmith.eval.engines.engine_prompts import make_requests
 from draftsmith.eval.engines.ours import Exported
 from draftsmith.eval.engines.program import PYTHON, VLLM, find_python, run_program
-from draftsmith.eval.engines.prompts import make_requests
 from draftsmith.models.formats import export, export_drafter, export_target
 from served_heads import save_drawn
 from served_pair import build

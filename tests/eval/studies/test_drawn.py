@@ -10,14 +10,14 @@ from draftsmith.data.codes import ShardData, ShardSamples
 from draftsmith.data.shards import claim, finish, write_shard
 from draftsmith.eval.lantern import LanternConfig
 from draftsmith.eval.loop import Decoding, generate
+from draftsmith.eval.measured_rows import PLAIN, measure
 from draftsmith.eval.policies import Draw, DynamicTree
-from draftsmith.eval.rows import PLAIN, measure
 from draftsmith.eval.rules import RULES
 from draftsmith.eval.studies.drawn import AnalysisConfig, encoded_pictures, read_pictures
 from draftsmith.eval.studies.drawn.distributions import Curves, overlap, ranks, teacher_forced, top_mass
 from draftsmith.eval.studies.drawn.maps import cell_map, cycle_map, depth_map, length_map, mean_map
 from draftsmith.eval.studies.drawn.relaxation import Relaxed, bound_cost, relaxed
-from draftsmith.eval.studies.drawn.section import accepted_shares, drawn_section
+from draftsmith.eval.studies.drawn.report_section import accepted_shares, drawn_section
 from draftsmith.eval.summary import summarize
 from draftsmith.eval.tables import Figure, Table
 from draftsmith.models.decoding.neighbours import load_neighbours

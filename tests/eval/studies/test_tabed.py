@@ -4,8 +4,8 @@ import dataclasses
 
 import numpy as np
 import pytest
+from draftsmith.eval.measured_rows import PLAIN
 from draftsmith.eval.report import build
-from draftsmith.eval.rows import PLAIN
 from draftsmith.eval.studies import tabed
 from draftsmith.eval.studies.tabed import FIRST, Plan, SetInfo, tabed_section, tables
 from draftsmith.eval.summary import summarize

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 from draftsmith.eval.cells import MethodInfo
-from draftsmith.eval.rows import PLAIN
+from draftsmith.eval.measured_rows import PLAIN
 from draftsmith.eval.studies import video
 from draftsmith.eval.summary import summarize
 from draftsmith.eval.tables import Figure, markdown

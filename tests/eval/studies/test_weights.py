@@ -8,8 +8,8 @@ import torch
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Static
 from draftsmith.eval.rules import Greedy
-from draftsmith.eval.studies import weights
-from draftsmith.eval.studies.weights import (
+from draftsmith.eval.studies import ensemble_weights as weights
+from draftsmith.eval.studies.ensemble_weights import (
     WeightsFigure,
     as_data,
     plot_weights,

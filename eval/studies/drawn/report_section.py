@@ -12,12 +12,12 @@ from typing import Any
 from torch import Tensor
 
 from ...lantern import LanternConfig
+from ...measured_rows import PLAIN, Row, grouped
 from ...quality import LOWER_IS_BETTER
-from ...rows import PLAIN, Row, grouped
 from ...style import COLORS
 from ...summary import Summary, summarize
 from ...tables import Column, Figure, ReportSection, Table, text
-from .cells import AnalysisConfig, CellStatistics
+from .drawn_cells import AnalysisConfig, CellStatistics
 from .map_figures import MOST_COLUMNS, distributions_at, set_size_grid, top1_map
 from .map_figures import depth_map as depth_figure
 from .map_figures import length_map as length_figure

@@ -8,7 +8,6 @@ from typing import Any
 from ..core.errors import UserError
 from ..models.targets.parallel import check_ranks
 from ..trainers.run.stage import Planned
-from ..trainers.train.apart import check_target_is_not_run
 from .schema import Recipe
 
 _SIZE = "tensor_parallel_size"
@@ -32,7 +31,7 @@ def check_parallel(
             continue
         stage = one.stage
         if stage.kind == "train":
-            check_target_is_not_run(stage, recipe.target, recipe.drafter, key=f"stages.{one.name}")
+            _check_training(stage, getattr(recipe.target, _SIZE, 1), f"stages.{one.name}")
         if not stage.loads_target:
             continue
         own = getattr(stage, "target", None)
@@ -48,6 +47,14 @@ def check_parallel(
                     f"{place}.{_SIZE} is {other}, and the target's is {size}", where=f"key {place}.{_SIZE}",
                     hint="use 1: each rank then holds this model whole" + f", or {size}" * (size > 1),
                 )  # fmt: skip
+
+
+def _check_training(stage: Any, size: int, key: str) -> None:
+    for name, hint in stage.runs_target().items() if size > 1 else ():
+        raise UserError(
+            f"{key}.{name} runs the target while ranks train on batches of their own, and target.{_SIZE} is {size}: "
+            "all ranks hold it together, for one batch", where=f"key {key}.{name}", hint=hint,
+        )  # fmt: skip
 
 
 def _dumped(section: Any) -> Any:

@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from ...core.errors import UserError
 from ...core.files import checked
 from .agreement import Cell, Engine, by_start, compare, faults
+from .engine_prompts import Asked, make_requests
 from .ours import Drafted, Exported
 from .program import TIMEOUT_S, VLLM, run_program
-from .prompts import Asked, make_requests
 
 MAX_NEW_TOKENS = 48
 _CURE = "the engine or its program is at fault: read log.txt beside it"
