@@ -48,6 +48,8 @@ METHODS = ("dflash", "eagle", "eagle3", "hivis", "lantern", "lvlm", "medusa", "m
 # Names of files that mean the same in each room: what its classes derive from, its section of a recipe, its settings,
 # its files on disk, what opens it, its loop.
 IN_EACH_ROOM = ("base", "section", "config", "settings", "files", "load", "loop")
+# The same in the folder of each target family: its record, model, decoder, target, training and packing of rows.
+IN_EACH_FAMILY = ("family", "model", "decoder", "target", "training", "packing")
 # Rooms whose files are called by what users type: a command, a kind of stage.
 TYPED = ("recipes/commands", "trainers/stages")
 
@@ -132,9 +134,12 @@ def repeated_names(files: Iterable[str]) -> dict[str, int]:
     A name may stand in several rooms where it means the same in each. A family (`qwen.py`) or a method (`eagle.py`) is
     one thing, of which each room holds its part: the target, the head, the layout that others publish. A room's
     `section.py` is always its section of a recipe, and so on (`IN_EACH_ROOM`). A command and a stage (`TYPED`) are
-    called as users call them, whatever else has that name.
+    called as users call them, whatever else has that name. The folder of a target family has the files of each
+    (`IN_EACH_FAMILY`).
     """
-    counts = Counter(Path(path).name for path in files if room(path) not in TYPED)
+    of_families = {f"models/targets/{family.name}/{name}.py" for family in (ROOT / "models" / "targets").iterdir()
+                   for name in IN_EACH_FAMILY}  # fmt: skip
+    counts = Counter(Path(path).name for path in files if room(path) not in TYPED and path not in of_families)
     same = {f"{name}.py" for name in ("__init__", *FAMILIES, *METHODS, *IN_EACH_ROOM)}
     return {name: n for name, n in sorted(counts.items()) if n > 1 and name not in same}
 

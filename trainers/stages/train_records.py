@@ -11,10 +11,10 @@ from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
 from ...data.packing import PackingConfig
 from ...data.sources import AnswersConfig
-from ...models.distillation import CrossEntropyObjective, DistillObjective
 from ...models.drafters.base import DrafterConfig
-from ...models.llava import Part
+from ...models.drafters.distillation import CrossEntropyObjective, DistillObjective
 from ...models.lora import LoraConfig
+from ...models.parts import Part
 from ..estimate.evaluation_memory import Memory
 from ..estimate.train_stage import describe_lvlm, describe_target, lvlm_memory, positions_of
 from ..run.deepspeed_section import EngineConfig
