@@ -1,4 +1,7 @@
-"""The target families: the unions of their sections that a recipe reads, and their records by model_type."""
+"""The target families: the unions of their sections that a recipe reads, and their records by model_type.
+
+Families import what stands in `models/targets`, and this imports them: rooms import one way.
+"""
 
 from __future__ import annotations
 

@@ -55,9 +55,8 @@ class Text:
     norms_input: bool = False  # a head's layer norms what enters it, as the decoder's own does
     qkv_bias: bool = False
     norms_heads: bool = False  # queries and keys
-    scales_embeddings: bool = (
-        False  # rows of the table are multiplied before the first layer; heads read them as stored
-    )
+    # Rows of the table are multiplied before the first layer (Gemma: by sqrt(D)). Heads read them as they are stored.
+    scales_embeddings: bool = False
     # Pairs of a head that turn by each coordinate, where a config says nothing, and whether the coordinates alternate.
     mrope_section: tuple[int, ...] = ()
     mrope_interleaved: bool = False
