@@ -21,7 +21,7 @@ from ..core.files import new_folder
 from .chat_template import SYSTEM_ROLES
 from .log_lines import MOST_BYTES, lines
 from .logged_pictures import PICTURES, LoggedPictures, Unusable
-from .picture_marks import IMAGE_MARK
+from .pictures.picture_marks import IMAGE_MARK
 from .record import check_record
 
 RECORDS, HELD_OUT, SKIPPED = "records.jsonl", "held-out.jsonl", "skipped.jsonl"

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..core.errors import UserError, encodable, first_line
-from .picture_marks import MARKS, VIDEO_MARK
+from .pictures.picture_marks import MARKS, VIDEO_MARK
 
 SYSTEM_ROLES = ("system", "developer")
 _ROLES = {"human": "user", "gpt": "assistant"} | {role: role for role in (*SYSTEM_ROLES, "tool")}

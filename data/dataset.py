@@ -24,13 +24,13 @@ from .images import Aspect
 from .media import ImageReader, Media
 from .missing import Look
 from .mixture import Name, RecordSources, Selection, identities
+from .pictures.tiles import Convention, Size
+from .pictures.videos import VideoSettings
 from .processor import Processor
 from .record import with_end, without_marks
 from .records import RecordFile, id_of, id_problems, name_of
 from .skipped import TEXT_KEPT, SkippedLog
 from .text_pieces import TooLong
-from .tiles import Convention, Size
-from .videos import VideoSettings
 
 
 class ConversationData(Section):

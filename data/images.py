@@ -18,9 +18,8 @@ from torch import Tensor
 
 from ..core.errors import UserError
 from ..core.pictures import Picture
-from .picture_files import MAX_CANVAS, check_area
-from .processor import Processor
-from .tiles import (
+from .pictures.picture_files import MAX_CANVAS, check_area
+from .pictures.tiles import (
     Convention,
     Size,
     Tiling,
@@ -31,6 +30,7 @@ from .tiles import (
     own_tiles,
     tiled_picture,
 )
+from .processor import Processor
 
 Aspect = Literal["square", "pad", "anyres", "anyres_max_9"]
 # The fewest and the most pixels of a picture whose size decides; None: as the processor's files say.

@@ -19,14 +19,14 @@ from torch import Tensor
 from ..core.errors import UserError
 from ..core.pictures import VIDEO, PatchGrid, Picture
 from .images import Aspect, Limits, check_canvas, is_tiled, layouts, own_layouts, own_pixels, pixels
-from .media_files import MediaFile, located
 from .patches import clip_pictures, image_picture, patches
-from .picture_files import image_size, load_image
-from .picture_marks import IMAGE_MARK, MARKS
+from .pictures.media_files import MediaFile, located
+from .pictures.picture_files import image_size, load_image
+from .pictures.picture_marks import IMAGE_MARK, MARKS
+from .pictures.tiles import Convention, Size
+from .pictures.videos import Clip, VideoSettings
 from .processor import Processor
 from .record import paths
-from .tiles import Convention, Size
-from .videos import Clip, VideoSettings
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ..core.errors import UserError
-from .media_files import BadMedia, is_there, located
+from .pictures.media_files import BadMedia, is_there, located
 from .record import paths
 from .records import RecordFile
 

@@ -20,9 +20,9 @@ from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ra
 
 from ..core.errors import UserError, first_line
 from ..core.pictures import IMAGE, VIDEO, PatchGrid, Picture, whole_picture
+from .pictures.tiles import Size
+from .pictures.videos import Clip, VideoSettings
 from .processor import Processor
-from .tiles import Size
-from .videos import Clip, VideoSettings
 
 _FRAMES = 2  # of a clip in one patch
 _MOST_OBLONG = 200  # the published limit on a picture's sides

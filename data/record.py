@@ -9,8 +9,8 @@ from typing import Any
 from ..core.errors import encodable
 from .chat_template import SYSTEM_ROLES
 from .conversations import ROLES
-from .embedded import Embedded
-from .picture_marks import IMAGE_MARK, MARKS, VIDEO_MARK
+from .pictures.embedded import Embedded
+from .pictures.picture_marks import IMAGE_MARK, MARKS, VIDEO_MARK
 
 
 @dataclass(frozen=True)

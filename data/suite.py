@@ -22,7 +22,7 @@ from ..core.files import read_json, write_whole
 from ..core.pages import page
 from ..core.section import Section
 from .benchmark_sets import BENCHMARK_SETS, DESCRIBE, EXPLAIN, Ask, Medium, wording
-from .picture_marks import IMAGE_MARK, MARKS, VIDEO_MARK
+from .pictures.picture_marks import IMAGE_MARK, MARKS, VIDEO_MARK
 from .record import paths
 from .records import file_identity, open_records
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from ..core.errors import UserError, did_you_mean, first_line
 from ..core.files import new_folder
-from .embedded import Embedded
-from .media_files import BadMedia
-from .picture_files import load_image
+from .pictures.embedded import Embedded
+from .pictures.media_files import BadMedia
+from .pictures.picture_files import load_image
 from .suite import INDEX, QUESTIONS, Task
 from .table_records import is_encoded, is_list, media_of
 

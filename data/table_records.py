@@ -19,7 +19,7 @@ from ..core.fields import Place, Revision
 from ..core.file_kinds import HEAD, other_kind
 from ..core.files import open_data, read_text, write_whole
 from ..core.section import Section
-from .embedded import Embedded
+from .pictures.embedded import Embedded
 from .record import Unreadable
 from .records import RecordFile, file_identity, joined, open_index, scan_part
 from .scan import Entry

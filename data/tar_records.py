@@ -21,7 +21,7 @@ from ..core.errors import UserError
 from ..core.fields import Place
 from ..core.section import Section
 from . import tars
-from .embedded import Embedded
+from .pictures.embedded import Embedded
 from .record import Unreadable
 from .records import (
     Part,

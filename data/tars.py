@@ -22,7 +22,7 @@ from typing import Any
 from ..core.errors import UserError
 from ..core.files import open_data
 from .patterns import MOST_NAMES, expanded, matched
-from .picture_files import SUFFIXES as IMAGE_SUFFIXES
+from .pictures.picture_files import SUFFIXES as IMAGE_SUFFIXES
 
 BLOCK = tarfile.BLOCKSIZE
 CLIP_SUFFIXES = ("mp4", "m4v", "mov", "webm", "mkv", "avi")

@@ -14,9 +14,9 @@ from ..core.section import Section
 from ..data.conversations import PromptFormat
 from ..data.images import Aspect
 from ..data.media import ImageReader
+from ..data.pictures.tiles import Convention
+from ..data.pictures.videos import VideoSettings
 from ..data.processor import Processor
-from ..data.tiles import Convention
-from ..data.videos import VideoSettings
 from ..models.drafters.modes import Mode
 from .policies import TreeConfig
 

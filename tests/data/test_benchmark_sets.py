@@ -23,11 +23,11 @@ from draftsmith.data.benchmark_sets import (
 )
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData, ConversationDataset
-from draftsmith.data.embedded import Embedded
-from draftsmith.data.picture_files import load_image
+from draftsmith.data.pictures.embedded import Embedded
+from draftsmith.data.pictures.picture_files import load_image
+from draftsmith.data.pictures.videos import write_clip
 from draftsmith.data.record import check_record
 from draftsmith.data.suite import Suite
-from draftsmith.data.videos import write_clip
 from PIL import Image
 
 OWN_WORDS = PromptFormat(system="", image_rule="verbatim")

@@ -7,9 +7,9 @@ from draftsmith.core.pictures import IMAGE, TEXT
 from draftsmith.data.conversations import PromptFormat, encode
 from draftsmith.data.media import ImageReader
 from draftsmith.data.patches import clip_pictures, image_picture, patches
+from draftsmith.data.pictures.videos import VideoSettings
 from draftsmith.data.processor_files import build_gemma_processor, load_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
-from draftsmith.data.videos import VideoSettings
 from PIL import Image
 from tiled import picture
 from transformers import Gemma4ImageProcessorPil

@@ -13,10 +13,10 @@ from draftsmith.core.pictures import IMAGE, TEXT, VIDEO, PatchGrid
 from draftsmith.data.conversations import PromptFormat, encode
 from draftsmith.data.dataset import ConversationData, ConversationDataset
 from draftsmith.data.patches import clip_pictures, image_picture, patches, rounded
+from draftsmith.data.pictures.videos import Clip, VideoSettings, write_clip
 from draftsmith.data.processor import NO_TOKEN
 from draftsmith.data.processor_files import build_qwen_processor, load_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
-from draftsmith.data.videos import Clip, VideoSettings, write_clip
 from PIL import Image
 from tiled import MEAN, STD, TEXTS, picture
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize

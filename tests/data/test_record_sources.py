@@ -21,10 +21,10 @@ from draftsmith.data.dataset import ConversationData, ConversationDataset
 from draftsmith.data.lengths import count_long
 from draftsmith.data.loader import Loader
 from draftsmith.data.mixture import are_present, identities
+from draftsmith.data.pictures.videos import write_clip
 from draftsmith.data.records import file_identity
 from draftsmith.data.table_records import Columns, TableRecords
 from draftsmith.data.tar_records import TarRecords
-from draftsmith.data.videos import write_clip
 from draftsmith.models.llava import PARTS, LlavaTraining, TokenIds, assemble, llava_config
 from draftsmith.trainers.answers.texts import _shown
 from PIL import Image

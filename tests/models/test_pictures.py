@@ -12,7 +12,7 @@ from draftsmith.core.batch import Batch
 from draftsmith.core.errors import UserError
 from draftsmith.core.pictures import TEXT, VIDEO, Picture, TileGrid
 from draftsmith.data.collate import Sample, collate
-from draftsmith.data.tiles import Tiling, next_resolutions, onevision_resolutions, tiled_picture
+from draftsmith.data.pictures.tiles import Tiling, next_resolutions, onevision_resolutions, tiled_picture
 from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.llava import PARTS, LlavaTraining
 from draftsmith.models.pictures import flat_view, pack, pictures_of, pooled_view

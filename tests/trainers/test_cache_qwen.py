@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 from draftsmith.core.pictures import TEXT, VIDEO
+from draftsmith.data.pictures.videos import write_clip
 from draftsmith.data.processor_files import build_qwen_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.data.shards import ShardReader
-from draftsmith.data.videos import write_clip
 from draftsmith.models.drafters.sparrow import SparrowConfig
 from draftsmith.models.llava import TokenIds
 from draftsmith.models.qwen import QWEN_FAMILIES, qwen_config

@@ -10,11 +10,11 @@ import pytest
 import torch
 from damage import DAMAGES, told
 from draftsmith.core.errors import UserError
+from draftsmith.data.pictures.videos import VideoSettings
 from draftsmith.data.processor import Processor
 from draftsmith.data.processor_files import load_processor
 from draftsmith.data.shards import ShardReader
 from draftsmith.data.suite import read_index
-from draftsmith.data.videos import VideoSettings
 from draftsmith.eval.rows import read_rows
 from draftsmith.eval.run_folders import read_run
 from draftsmith.eval.studies.visual_tokens import THRESHOLD, fused_from

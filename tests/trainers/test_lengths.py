@@ -9,9 +9,9 @@ from draftsmith.core.errors import UserError
 from draftsmith.core.pictures import TEXT
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData, ConversationDataset
+from draftsmith.data.pictures.videos import write_clip
 from draftsmith.data.processor_files import build_qwen_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
-from draftsmith.data.videos import write_clip
 from draftsmith.recipes.load import load
 from draftsmith.trainers.evaluation.requests import Opening
 from PIL import Image

@@ -20,11 +20,11 @@ from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData, ConversationDataset
 from ...data.mixture import Name
 from ...data.patches import rounded
+from ...data.pictures.tiles import Size
+from ...data.pictures.videos import VideoSettings
+from ...data.pictures.visual_budget import FrameTokens, label, llava_frames, visual_tokens
 from ...data.processor import Processor
 from ...data.suite import Suite, write_records
-from ...data.tiles import Size
-from ...data.videos import VideoSettings
-from ...data.visual_budget import FrameTokens, label, llava_frames, visual_tokens
 from ...eval.rows import Medium
 from ...models.targets.generators import Generator
 from ..context import Context

@@ -24,7 +24,7 @@ from draftsmith.data.captioned import (
     read,
 )
 from draftsmith.data.captioned.sources import file_names
-from draftsmith.data.picture_files import SUFFIXES
+from draftsmith.data.pictures.picture_files import SUFFIXES
 from PIL import Image
 from pydantic import TypeAdapter, ValidationError
 

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 import pytest
 from draftsmith.core.errors import UserError
-from draftsmith.data.embedded import Embedded
-from draftsmith.data.media_files import BadMedia, located, open_media
-from draftsmith.data.picture_files import image_size, load_image
-from draftsmith.data.videos import Clip, VideoSettings
+from draftsmith.data.pictures.embedded import Embedded
+from draftsmith.data.pictures.media_files import BadMedia, located, open_media
+from draftsmith.data.pictures.picture_files import image_size, load_image
+from draftsmith.data.pictures.videos import Clip, VideoSettings
 
 OUTSIDE = ["/etc/passwd", "../a.png", "a/../../b.png", "a/..", "..", "//a.png", "./../a.png"]
 INSIDE = ["a.png", "a/b.png", "./a.png", "a..png", "..a.png", "a/...", "~/a.png", "C:\\a.png", " "]

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from ..core.errors import first_line
+from ...core.errors import first_line
 from .media_files import BadMedia, MediaFile, open_media
 from .tiles import Size
 

@@ -10,8 +10,8 @@ import os
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Literal
 
-from ..core.errors import UserError
-from ..core.files import NotRegular, open_regular
+from ...core.errors import UserError
+from ...core.files import NotRegular, open_regular
 from .embedded import Embedded
 
 MediaFile = Path | Embedded

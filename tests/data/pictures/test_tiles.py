@@ -8,7 +8,7 @@ import pytest
 import torch
 from draftsmith.core.pictures import IMAGE, VIDEO, Picture
 from draftsmith.data.images import layouts, pixels
-from draftsmith.data.tiles import (
+from draftsmith.data.pictures.tiles import (
     Tiling,
     best_resolution,
     cut,
@@ -20,7 +20,7 @@ from PIL import Image
 from tiled import SIDE, picture, processor
 from transformers import LlavaNextImageProcessorPil, LlavaOnevisionImageProcessorPil
 
-VECTORS = json.loads((Path(__file__).parent / "vectors" / "lvlm" / "anyres.json").read_text())
+VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "lvlm" / "anyres.json").read_text())
 SETTINGS = {"next336": (336, 24, None), "ov_anyres_max_9": (384, 27, 9)}
 SIZES = [(40, 30), (24, 24), (90, 20), (17, 61), (300, 200), (7, 5), (1, 1), (1, 9), (2, 2)]
 

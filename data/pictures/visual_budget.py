@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..core.errors import UserError
+from ...core.errors import UserError
 from .videos import VideoSettings
 
 PRESETS = {

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from PIL import Image
 
-from ..core.pictures import Picture, TileGrid
+from ...core.pictures import Picture, TileGrid
 
 # The published training code and transformers read the list of resolutions as (width, height) and (height, width),
 # so that ties fall differently, and round differently where a size meets an integer up to floating point.

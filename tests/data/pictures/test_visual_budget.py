@@ -2,8 +2,8 @@
 
 import pytest
 from draftsmith.core.errors import UserError
-from draftsmith.data.videos import VideoSettings
-from draftsmith.data.visual_budget import (
+from draftsmith.data.pictures.videos import VideoSettings
+from draftsmith.data.pictures.visual_budget import (
     PRESETS,
     FrameTokens,
     label,

@@ -16,9 +16,9 @@ import numpy as np
 from PIL import Image
 from pydantic import Field, model_validator
 
-from ..core.errors import UserError, first_line
-from ..core.pictures import VIDEO, Newline, Picture, Pooling
-from ..core.section import Section
+from ...core.errors import UserError, first_line
+from ...core.pictures import VIDEO, Newline, Picture, Pooling
+from ...core.section import Section
 from .media_files import BadMedia, MediaFile, open_media
 from .picture_files import MAX_PIXELS, check_area
 from .tiles import Size

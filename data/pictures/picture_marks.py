@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ..core.pictures import VIDEO, Picture
+from ...core.pictures import VIDEO, Picture
 
 IMAGE_MARK, VIDEO_MARK = "<image>", "<video>"  # as long as each other: one can stand in for the other's place
 # Marks of a record without clips and of one with: elsewhere <video> is a word that somebody wrote (HTML has it).

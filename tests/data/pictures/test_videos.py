@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.core.pictures import VIDEO
-from draftsmith.data import videos
-from draftsmith.data.embedded import Embedded
-from draftsmith.data.videos import Clip, VideoSettings, frame_numbers, write_clip
+from draftsmith.data.pictures import videos
+from draftsmith.data.pictures.embedded import Embedded
+from draftsmith.data.pictures.videos import Clip, VideoSettings, frame_numbers, write_clip
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
