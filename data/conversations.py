@@ -22,8 +22,8 @@ from ..core.errors import UserError
 from ..core.pictures import TEXT, VIDEO, Picture
 from ..core.section import Section
 from .chat_template import SYSTEM_ROLES, render_chat
+from .families.processor import QWEN, Processor
 from .pictures.picture_marks import MARKS, VIDEO_MARK, mark_of, place_marks, runs_of, write_marks, written_marks
-from .processor import QWEN, Processor
 from .text_pieces import check_length, hf_pieces, official_pieces
 
 SYSTEM = (

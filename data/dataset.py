@@ -20,13 +20,13 @@ from ..core.pictures import Picture
 from ..core.section import Section
 from .collate import Sample, empty_sample
 from .conversations import Encoded, PromptFormat, check_template, encode
-from .images import Aspect
+from .families.llava import Aspect
+from .families.processor import Processor
 from .media import ImageReader, Media
 from .missing import Look
 from .mixture import Name, RecordSources, Selection, identities
 from .pictures.tiles import Convention, Size
 from .pictures.videos import VideoSettings
-from .processor import Processor
 from .record import with_end, without_marks
 from .records import RecordFile, id_of, id_problems, name_of
 from .skipped import TEXT_KEPT, SkippedLog

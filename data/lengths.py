@@ -13,7 +13,7 @@ import numpy as np
 from ..core.errors import UserError
 from .conversations import SYSTEM
 from .dataset import ConversationDataset
-from .images import is_tiled
+from .families.llava import is_tiled
 from .mixture import fewest_ids
 from .text_pieces import TooLong
 

@@ -18,14 +18,14 @@ from torch import Tensor
 
 from ..core.errors import UserError
 from ..core.pictures import VIDEO, PatchGrid, Picture
-from .images import Aspect, Limits, check_canvas, is_tiled, layouts, own_layouts, own_pixels, pixels
-from .patches import clip_pictures, image_picture, patches
+from .families.llava import Aspect, Limits, check_canvas, is_tiled, layouts, own_layouts, own_pixels, pixels
+from .families.processor import Processor
+from .families.whole import clip_pictures, image_picture, patches
 from .pictures.media_files import MediaFile, located
 from .pictures.picture_files import image_size, load_image
 from .pictures.picture_marks import IMAGE_MARK, MARKS
 from .pictures.tiles import Convention, Size
 from .pictures.videos import Clip, VideoSettings
-from .processor import Processor
 from .record import paths
 
 

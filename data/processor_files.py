@@ -17,7 +17,7 @@ from ..core.errors import UserError
 from ..core.files import read_json
 from ..core.generation_config import generation_ends
 from ..core.pretrained import RESTORE, reading_pretrained
-from .processor import (
+from .families.processor import (
     FAMILIES,
     GEMMA_MARKS,
     INTERNVL_MARKS,

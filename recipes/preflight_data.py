@@ -22,9 +22,9 @@ from ..data.captioned import Captioned, CaptionedSource, Refused, class_labels, 
 from ..data.captioned.items import Source
 from ..data.captioned.prompts import ImagePrompt, PromptSource, read_prompts
 from ..data.dataset import ConversationData, ConversationDataset
+from ..data.families.processor import Processor
 from ..data.mixture import Name, Selection, are_present, missing_files, missing_hint
 from ..data.pictures.media_files import BadMedia, MediaFile, is_there, located
-from ..data.processor import Processor
 from ..data.record import paths
 from ..data.skipped import Listed
 from ..data.stage_folders import DATASET_FOLDER

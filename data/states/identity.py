@@ -23,7 +23,7 @@ from ...core.states import Taps
 from ...core.weights import WEIGHTS
 from ..conversations import PromptFormat
 from ..dataset import ConversationData
-from ..processor import Processor
+from ..families.processor import Processor
 from ..shard_files import difference
 from .dtypes import StatesDtype
 

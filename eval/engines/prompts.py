@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw
 from ...core.batch import Request
 from ...core.pictures import one_placeholder_each
 from ...data.conversations import PromptFormat
-from ...data.processor import Processor
+from ...data.families.processor import Processor
 from ..published import read_request
 from ..published_section import ImageSettings, UserRequest
 

@@ -27,9 +27,9 @@ import torch
 from draftsmith.data.collate import ConversationCollate
 from draftsmith.data.conversations import SYSTEM, PromptFormat
 from draftsmith.data.dataset import ConversationData, ConversationDataset
+from draftsmith.data.families.processor import Processor
 from draftsmith.data.loader import Loader
 from draftsmith.data.order import epoch_order
-from draftsmith.data.processor import Processor
 from draftsmith.data.processor_files import build_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.scripts import timing

@@ -13,7 +13,7 @@ from draftsmith.core.errors import UserError
 from draftsmith.core.pictures import Picture
 from draftsmith.data.conversations import PromptFormat, encode
 from draftsmith.data.dataset import ConversationData, ConversationDataset
-from draftsmith.data.processor import Processor
+from draftsmith.data.families.processor import Processor
 from draftsmith.data.processor_files import build_processor, build_qwen_processor, load_processor
 from draftsmith.data.record import check_record
 from draftsmith.data.shapes.tokenizer import train_tokenizer

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.end_tokens import end_ids
-from draftsmith.data.processor import Processor
+from draftsmith.data.families.processor import Processor
 from draftsmith.data.processor_files import load_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 

@@ -5,8 +5,8 @@ import torch
 from draftsmith.core.batch import Request
 from draftsmith.core.pictures import Picture
 from draftsmith.data.conversations import PromptFormat, encode
-from draftsmith.data.images import layouts, pixels
-from draftsmith.data.processor import Processor
+from draftsmith.data.families.llava import layouts, pixels
+from draftsmith.data.families.processor import Processor
 from draftsmith.data.processor_files import build_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.models.llava import TokenIds, assemble, llava_config

@@ -10,8 +10,8 @@ import pytest
 import torch
 from damage import DAMAGES, told
 from draftsmith.core.errors import UserError
+from draftsmith.data.families.processor import Processor
 from draftsmith.data.pictures.videos import VideoSettings
-from draftsmith.data.processor import Processor
 from draftsmith.data.processor_files import load_processor
 from draftsmith.data.shards import ShardReader
 from draftsmith.data.suite import read_index

@@ -15,10 +15,10 @@ from transformers import PreTrainedConfig
 from ...core.errors import UserError
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
-from ...data.images import is_tiled, layouts, tiling
+from ...data.families.llava import is_tiled, layouts, tiling
+from ...data.families.processor import INTERNVL_TILES, QWEN, Processor
 from ...data.media import ImageReader
 from ...data.mixture import JsonFile, Name, Selection, Share, are_present, is_mixture
-from ...data.processor import INTERNVL_TILES, QWEN, Processor
 from ...data.published_settings import WHOLE_PIXELS, processor_family
 from ...data.records import RecordFile
 from ...models.gemma import GEMMA, SOFT_TOKENS

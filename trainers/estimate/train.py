@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig
 
 from ...data.codes import ShardData
 from ...data.dataset import ConversationData
-from ...data.images import is_tiled
+from ...data.families.llava import is_tiled
 from ...data.loader import steps_per_epoch
 from ...data.media import ImageReader
 from ...data.shapes.scenarios import WITHOUT_PICTURES

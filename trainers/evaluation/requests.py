@@ -18,12 +18,12 @@ from ...data.benchmark_sets import SEED
 from ...data.captioned.prompts import ImagePrompt
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData, ConversationDataset
+from ...data.families.processor import Processor
+from ...data.families.whole import rounded
 from ...data.mixture import Name
-from ...data.patches import rounded
 from ...data.pictures.tiles import Size
 from ...data.pictures.videos import VideoSettings
 from ...data.pictures.visual_budget import FrameTokens, label, llava_frames, visual_tokens
-from ...data.processor import Processor
 from ...data.suite import Suite, write_records
 from ...eval.rows import Medium
 from ...models.targets.generators import Generator

@@ -20,8 +20,8 @@ from ...core.files import LOG_BYTES, read_json
 from ...core.refused import Refused
 from ...data.captioned import Captioned, TarSource, read
 from ...data.conversations import SYSTEM
+from ...data.families.processor import QWEN, Processor
 from ...data.mixture import STRATEGIES, is_strategy
-from ...data.processor import QWEN, Processor
 from ...data.processor_files import (
     build_gemma_processor,
     build_internvl_processor,

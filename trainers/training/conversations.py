@@ -11,9 +11,9 @@ from ...core import ranks
 from ...core.errors import UserError
 from ...data.collate import ConversationCollate
 from ...data.dataset import ConversationDataset
+from ...data.families.processor import Processor
 from ...data.loader import Loader, Samples, steps_per_epoch
 from ...data.order import BucketedOrder
-from ...data.processor import Processor
 from ...data.skipped import Listed
 from ...data.sources import AnsweredSamples
 from ...data.states.samples import StatesSamples

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from draftsmith.data.images import check_canvas, pixels
+from draftsmith.data.families.llava import check_canvas, pixels
 from draftsmith.data.pictures import picture_files
 from draftsmith.data.pictures.embedded import Embedded
 from draftsmith.data.pictures.media_files import BadMedia
@@ -306,7 +306,7 @@ def test_one_picture_takes_a_gigabyte_at_most(tmp_path, processor):
 
 def test_the_largest_square_that_is_allowed_is_made(processor, monkeypatch):
     """What is refused is what would be allocated: one side more than the limit's root."""
-    monkeypatch.setattr("draftsmith.data.images.MAX_CANVAS", 300 * 300)
+    monkeypatch.setattr("draftsmith.data.families.llava.MAX_CANVAS", 300 * 300)
     check_canvas((300, 2), processor, "pad")
     assert pixels([Image.new("RGB", (300, 2))], processor, "pad").shape == (1, 3, 24, 24)
     with pytest.raises(BadMedia, match="the square around 301 x 2"):

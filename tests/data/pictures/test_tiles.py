@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from draftsmith.core.pictures import IMAGE, VIDEO, Picture
-from draftsmith.data.images import layouts, pixels
+from draftsmith.data.families.llava import layouts, pixels
 from draftsmith.data.pictures.tiles import (
     Tiling,
     best_resolution,

@@ -13,8 +13,8 @@ import torch
 from draftsmith.core.errors import UserError
 from draftsmith.core.pictures import PatchGrid, Picture, one_placeholder_each, whole_picture
 from draftsmith.core.refused import Refused
-from draftsmith.data.patches import patches
-from draftsmith.data.processor import Processor, pil
+from draftsmith.data.families.processor import Processor, pil
+from draftsmith.data.families.whole import patches
 from draftsmith.data.shards import ShardReader
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.dflash import DflashConfig

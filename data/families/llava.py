@@ -16,10 +16,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..core.errors import UserError
-from ..core.pictures import Picture
-from .pictures.picture_files import MAX_CANVAS, check_area
-from .pictures.tiles import (
+from ...core.errors import UserError
+from ...core.pictures import Picture
+from ..pictures.picture_files import MAX_CANVAS, check_area
+from ..pictures.tiles import (
     Convention,
     Size,
     Tiling,

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import transformers
 from transformers import LlavaNextProcessor, LlavaProcessor, PreTrainedTokenizerFast
 
-from .pictures.tiles import next_resolutions, onevision_resolutions
+from ..pictures.tiles import next_resolutions, onevision_resolutions
 
 Family = Literal[
     "llava", "llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl", "pixtral", "gemma4",

@@ -12,9 +12,9 @@ from draftsmith.core.errors import UserError
 from draftsmith.core.pictures import IMAGE, TEXT, VIDEO, PatchGrid
 from draftsmith.data.conversations import PromptFormat, encode
 from draftsmith.data.dataset import ConversationData, ConversationDataset
-from draftsmith.data.patches import clip_pictures, image_picture, patches, rounded
+from draftsmith.data.families.processor import NO_TOKEN
+from draftsmith.data.families.whole import clip_pictures, image_picture, patches, rounded
 from draftsmith.data.pictures.videos import Clip, VideoSettings, write_clip
-from draftsmith.data.processor import NO_TOKEN
 from draftsmith.data.processor_files import build_qwen_processor, load_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from PIL import Image

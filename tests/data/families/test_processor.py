@@ -9,7 +9,7 @@ import pytest
 import torch
 from draftsmith.core.errors import UserError
 from draftsmith.data.conversations import PromptFormat, encode
-from draftsmith.data.images import layouts, pixels
+from draftsmith.data.families.llava import layouts, pixels
 from draftsmith.data.processor_files import build_qwen_processor, load_processor, with_own_image_processor
 from tiled import TEXTS, picture, processor
 from transformers import AutoProcessor, AutoTokenizer, LlavaNextProcessor, LlavaProcessor, SiglipImageProcessorPil

@@ -5,8 +5,8 @@ import torch
 from draftsmith.core.errors import UserError
 from draftsmith.core.pictures import IMAGE, TEXT
 from draftsmith.data.conversations import PromptFormat, encode
+from draftsmith.data.families.whole import clip_pictures, image_picture, patches
 from draftsmith.data.media import ImageReader
-from draftsmith.data.patches import clip_pictures, image_picture, patches
 from draftsmith.data.pictures.videos import VideoSettings
 from draftsmith.data.processor_files import build_gemma_processor, load_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from draftsmith.core.errors import UserError
-from draftsmith.data.images import expand_to_square, pixels
+from draftsmith.data.families.llava import expand_to_square, pixels
 from draftsmith.data.pictures import picture_files
 from draftsmith.data.pictures.picture_files import load_image
 from PIL import Image

@@ -18,10 +18,10 @@ from PIL import Image
 from torch import Tensor
 from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ratio_preserving_size
 
-from ..core.errors import UserError, first_line
-from ..core.pictures import IMAGE, VIDEO, PatchGrid, Picture, whole_picture
-from .pictures.tiles import Size
-from .pictures.videos import Clip, VideoSettings
+from ...core.errors import UserError, first_line
+from ...core.pictures import IMAGE, VIDEO, PatchGrid, Picture, whole_picture
+from ..pictures.tiles import Size
+from ..pictures.videos import Clip, VideoSettings
 from .processor import Processor
 
 _FRAMES = 2  # of a clip in one patch

@@ -5,9 +5,9 @@ import torch
 from draftsmith.core.errors import UserError
 from draftsmith.core.pictures import IMAGE, TEXT, VIDEO, Picture
 from draftsmith.data.conversations import PromptFormat, encode
-from draftsmith.data.images import own_grid, own_layouts, own_pixels
+from draftsmith.data.families.llava import own_grid, own_layouts, own_pixels
+from draftsmith.data.families.whole import clip_pictures, image_picture, patches
 from draftsmith.data.media import ImageReader
-from draftsmith.data.patches import clip_pictures, image_picture, patches
 from draftsmith.data.pictures.videos import VideoSettings
 from draftsmith.data.processor_files import build_internvl_processor, build_pixtral_processor, load_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
