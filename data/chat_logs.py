@@ -18,7 +18,7 @@ from typing import Any
 
 from ..core.errors import UserError, encodable
 from ..core.files import new_folder
-from .chat_template import SYSTEM_ROLES
+from .families.prompt_templates import SYSTEM_ROLES
 from .log_lines import MOST_BYTES, lines
 from .logged_pictures import PICTURES, LoggedPictures, Unusable
 from .pictures.picture_marks import IMAGE_MARK

@@ -20,8 +20,7 @@ from ..core.pictures import Picture
 from ..core.section import Section
 from .collate import Sample, empty_sample
 from .conversations import Encoded, PromptFormat, check_template, encode
-from .families.llava import Aspect
-from .families.processor import Processor
+from .families.processor import Aspect, Processor
 from .media import ImageReader, Media
 from .missing import Look
 from .mixture import Name, RecordSources, Selection, identities

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.errors import encodable
-from .chat_template import SYSTEM_ROLES
-from .conversations import ROLES
+from .families.prompt_templates import ROLES, SYSTEM_ROLES
 from .pictures.embedded import Embedded
 from .pictures.picture_marks import IMAGE_MARK, MARKS, VIDEO_MARK
 

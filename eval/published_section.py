@@ -12,8 +12,7 @@ from pydantic import Field
 from ..core.fields import MOST_ANSWER, Seed, Temperature, TopK, TopP
 from ..core.section import Section
 from ..data.conversations import PromptFormat
-from ..data.families.llava import Aspect
-from ..data.families.processor import Processor
+from ..data.families.processor import Aspect, Processor
 from ..data.media import ImageReader
 from ..data.pictures.tiles import Convention
 from ..data.pictures.videos import VideoSettings

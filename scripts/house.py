@@ -25,6 +25,7 @@ TOPS = ("core", "data", "models", "eval", "trainers", "recipes")
 # What each group of extras is made of: folders end with a slash. Everything else in TOPS is core.
 EXTRAS = {
     "further families": (
+        *(f"data/families/{n}.py" for n in ("gemma", "internvl", "mistral")),
         *(f"models/{n}.py" for n in ("gemma", "internvl", "mistral")),
         *(f"models/targets/{n}.py" for n in ("gemma", "internvl", "mistral")),
         *(f"models/decoding/{n}.py" for n in ("gemma", "mistral", "hybrid", "delta_rule", "recurrent")),

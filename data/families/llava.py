@@ -1,41 +1,45 @@
-"""Pictures to pixels exactly as the official recipes: one square tile, or several.
+"""LLaVA, LLaVA-NeXT and LLaVA-OneVision: pictures exactly as the official recipes, one square tile or several.
 
 `square` is CLIP's own processing (shortest edge, centre crop; SigLIP's squeezes); `pad` first extends the picture to a
 square with the mean colour, so that nothing is cut off (LLaVA-1.5, `image_aspect_ratio`). `anyres` (LLaVA-NeXT) cuts
 every picture into tiles; `anyres_max_9` (LLaVA-OneVision) a picture that stands alone, and of several makes a padded
-tile and a newline each. InternVL cuts every picture by its own rule, whatever the aspect (`own_layouts`).
+tile and a newline each.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from typing import Literal
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
 from torch import Tensor
+from transformers import LlavaNextProcessor, LlavaProcessor, PreTrainedTokenizerFast
 
 from ...core.errors import UserError
 from ...core.pictures import Picture
 from ..pictures.picture_files import MAX_CANVAS, check_area
-from ..pictures.tiles import (
-    Convention,
-    Size,
-    Tiling,
-    cut,
-    cut_own,
-    next_resolutions,
-    onevision_resolutions,
-    own_tiles,
-    tiled_picture,
-)
-from .processor import Processor
+from ..pictures.tiles import Convention, Size, Tiling, cut, next_resolutions, onevision_resolutions, tiled_picture
+from ..pictures.videos import Clip, VideoSettings
+from ..pictures.visual_budget import FrameTokens, llava_frames
+from .processor import Aspect, Files, PictureFamily, Processor, Resizing, check_fast, image_settings, pil
+from .prompt_templates import CHATML, ROLES, Pairs, Rendered, Template
 
-Aspect = Literal["square", "pad", "anyres", "anyres_max_9"]
-# The fewest and the most pixels of a picture whose size decides; None: as the processor's files say.
-Limits = tuple[int | None, int | None]
+SYSTEM = (
+    "A chat between a curious user and an artificial intelligence assistant. "
+    "The assistant gives helpful, detailed, and polite answers to the user's questions."
+)
 _MAX_TILES = 9
+# Of each channel, in CLIP's and SigLIP's published files.
+CLIP_STATISTICS = {
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+    "resample": 3,
+}
+SIGLIP_STATISTICS = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 3}
 
 
 def check_canvas(size: Size, processor: Processor, aspect: Aspect, *, num_images: int = 1) -> None:
@@ -44,8 +48,8 @@ def check_canvas(size: Size, processor: Processor, aspect: Aspect, *, num_images
     That is the picture itself, or the square of its longer side on which `pad` puts it; and CLIP's own way resizes the
     shorter side and leaves the other one long.
     """
-    if processor.sizes_decide or is_tiled(aspect, num_images):
-        return  # the sizes on the way are those of a list, or within pixel limits
+    if is_tiled(aspect, num_images):
+        return  # the sizes on the way are those of a list
     width, height = size
     edge = processor.image_processor.size.get("shortest_edge")
     if aspect != "square":
@@ -95,36 +99,6 @@ def layouts(
     return (Picture(processor.patches, newline="one_token" if aspect == "anyres_max_9" else "none"),) * len(sizes)
 
 
-def own_grid(size: Size, processor: Processor, limits: Limits) -> tuple[int, int]:
-    """Tiles across and down of a picture of an InternVL, whose limits of pixels are limits of tiles.
-
-    Raises:
-        UserError: the fewest are more than the most.
-    """
-    images, area = processor.image_processor, processor.image_size**2
-    least = images.min_patches if limits[0] is None else -(-limits[0] // area)
-    most = images.max_patches if limits[1] is None else max(1, limits[1] // area)
-    if least > most:
-        raise UserError(f"a picture has at least {least} and at most {most} tiles of {area:,} pixels",
-                        hint="set min_pixels and max_pixels so that a number of tiles lies between them")  # fmt: skip
-    return own_tiles(size, processor.image_size, least=least, most=most)
-
-
-def own_layouts(sizes: Sequence[Size], processor: Processor, limits: Limits) -> tuple[Picture, ...]:
-    """The layouts of an InternVL's pictures, from their sizes (width, height) alone."""
-    counts = [math.prod(own_grid(size, processor, limits)) for size in sizes]
-    return tuple(Picture(processor.patches, count + (count > 1)) for count in counts)
-
-
-def own_pixels(images: Sequence[Image.Image], processor: Processor, limits: Limits) -> Tensor:
-    """Normalised pixels [I,3,S,S] float32 of an InternVL's tiles, as `own_layouts` counts them."""
-    side, resample = processor.image_size, processor.image_processor.resample
-    tiles = [
-        tile for image in images for tile in cut_own(image, own_grid(image.size, processor, limits), side, resample)
-    ]
-    return pixels(tiles, processor, "square")
-
-
 def pixels(
     images: Sequence[Image.Image], processor: Processor, aspect: Aspect, convention: Convention = "hf"
 ) -> Tensor:
@@ -136,3 +110,207 @@ def pixels(
     else:
         tiles = [image if aspect == "square" else expand_to_square(image, mean) for image in images]
     return torch.from_numpy(make(images=tiles, return_tensors="np")["pixel_values"]).float()
+
+
+class _Plain(Template):
+    """LLaVA's alignment."""
+
+    def render(self, pairs: Pairs, system: str, open_ended: bool, marks: re.Pattern[str]) -> Rendered:
+        if len(pairs) != 2 or (mark := marks.search(pairs[0][1])) is None:
+            raise UserError(
+                "the plain template takes a question with <image> and one answer",
+                hint="use template: v1 for this data",
+            )
+        if open_ended:
+            return Rendered(mark[0], ())
+        text = f"{mark[0]}{pairs[1][1]}\n"
+        return Rendered(text, ((len(mark[0]), len(text)),))
+
+
+class _Vicuna(Template):
+    def render(self, pairs: Pairs, system: str, open_ended: bool, marks: re.Pattern[str]) -> Rendered:
+        text = f"{system} " if system else ""
+        spans = []
+        last = len(pairs) - 1
+        for number, (role, value) in enumerate(pairs):
+            text += f"{ROLES[role]}:"
+            if open_ended and number == last and role == "gpt":
+                break
+            if not value:
+                continue  # an empty turn is its role and nothing else, not even a blank
+            if role == "human":
+                text += f" {value} "
+                continue
+            start = len(text)
+            text += f" {value}{self.end}"
+            spans.append((start, len(text)))
+        if open_ended and pairs[last][0] == "human":
+            text += "ASSISTANT:"
+        return Rendered(text, tuple(spans))
+
+
+PLAIN = _Plain("plain")
+V1 = _Vicuna("v1", end="</s>", system=SYSTEM)
+
+
+@dataclass(frozen=True)
+class LlavaFamily(PictureFamily):
+    """A LLaVA.
+
+    Args:
+        usual: resolutions that pictures are fitted into, by the side of a tile; None: a picture is one tile.
+        needs: special tokens that the tokenizer must have.
+        maker: transformers' processor, which makes the files where it needs no torchvision.
+    """
+
+    usual: Callable[[int], tuple[tuple[int, int], ...]] | None = None
+    needs: tuple[str, ...] = ("bos", "eos", "pad")
+    maker: type[Any] | None = None
+
+    def needs_sizes(self, aspect: Aspect, num_images: int) -> bool:
+        return is_tiled(aspect, num_images)  # a single tile does not depend on the picture's size
+
+    def check_canvas(self, size: Size, processor: Processor, aspect: Aspect, num_images: int) -> None:
+        check_canvas(size, processor, aspect, num_images=num_images)
+
+    def layouts(self, sizes: Sequence[Size], processor: Processor, resizing: Resizing) -> tuple[Picture, ...]:
+        return layouts(sizes, processor, resizing.aspect, resizing.convention)
+
+    def pixels(
+        self, images: Sequence[Image.Image], layouts: Sequence[Picture], processor: Processor, resizing: Resizing
+    ) -> list[Tensor]:
+        tiles = pixels(images, processor, resizing.aspect, resizing.convention)
+        return list(tiles.split([picture.num_tiles for picture in layouts]))
+
+    def clip_layout(self, clip: Clip, settings: VideoSettings, processor: Processor) -> tuple[Picture, ...]:
+        return (settings.picture(len(clip.numbers), processor.patches),)
+
+    def clip_pixels(self, frames: Sequence[Image.Image], layout: Picture, processor: Processor) -> Tensor:
+        """Each frame is one tile, as the tower's own image processor makes it."""
+        return pixels(frames, processor, "square")
+
+    def frame_tokens(
+        self, settings: VideoSettings, processor: Processor, sizes: Sequence[Size], num_frames: int
+    ) -> FrameTokens:
+        return llava_frames(settings, processor.patches)
+
+    def most_tiles(self, processor: Processor, resizing: Resizing) -> int:
+        if not is_tiled(resizing.aspect, 1):
+            return 1
+        scheme = tiling(processor, resizing.aspect, resizing.convention)
+        return 1 + max(wide * high for wide, high in scheme.resolutions) // scheme.tile**2
+
+    def published(self, vision: Mapping[str, Any]) -> dict[str, Any] | None:
+        """CLIP's and SigLIP's."""
+        side = vision.get("image_size")
+        square = {"height": side, "width": side}
+        if side and vision.get("model_type") == "clip_vision_model":
+            return CLIP_STATISTICS | {"size": {"shortest_edge": side}, "crop_size": square}
+        if side and vision.get("model_type") == "siglip_vision_model":
+            return SIGLIP_STATISTICS | {"size": square}
+        return None
+
+    def read(self, files: Files) -> Processor:
+        # Old processor files lack the patch size; every CLIP-L/14 and SigLIP-so400m/14 LLaVA has 14.
+        patch, pinpoints = files.settings.get("patch_size") or 14, files.settings.get("image_grid_pinpoints") or ()
+        made = self.processor(files.tokenizer, tile_images(files), int(patch), files.key)
+        return replace(made, resolutions=tuple((int(a), int(b)) for a, b in pinpoints))
+
+    def processor(self, tokenizer: Any, images: Any, patch_size: int, key: str) -> Processor:
+        """The family's processor. Raises `UserError` where the tokenizer lacks a token; `key` names it."""
+        check_fast(tokenizer, key)
+        image_token_id = tokenizer.convert_tokens_to_ids("<image>")
+        if image_token_id is None or image_token_id == tokenizer.unk_token_id:
+            raise UserError(f"{key}: the tokenizer has no <image> token", hint="use the files of a LLaVA target")
+        ids = {"bos": tokenizer.bos_token_id, "eos": tokenizer.eos_token_id, "pad": tokenizer.pad_token_id}
+        if missing := [name for name in self.needs if ids[name] is None]:
+            raise UserError(
+                f"{key}: the tokenizer has no {', '.join(missing)} token", hint="use the files of a LLaVA target"
+            )
+        video = tokenizer.convert_tokens_to_ids("<video>")
+        return Processor(
+            tokenizer=tokenizer,
+            image_processor=images,
+            image_token_id=image_token_id,
+            patch_size=patch_size,
+            image_size=tile_side(images),
+            pad_id=ids["pad"],
+            bos_id=ids["bos"],
+            eos_id=ids["eos"],
+            newline_id=tokenizer("\n", add_special_tokens=False).input_ids[-1],
+            picture_family=self,
+            video_token_id=None if video == tokenizer.unk_token_id else video,
+        )
+
+    def save(self, processor: Processor, folder: Path) -> None:
+        if self.maker is None:
+            super().save(processor, folder)
+            return
+        self.maker(
+            image_processor=self.saved_images(processor),
+            tokenizer=processor.tokenizer,
+            patch_size=processor.patch_size,
+            vision_feature_select_strategy="default",
+            image_token="<image>",
+            num_additional_image_tokens=1,  # CLS, which the "default" strategy subtracts again
+        ).save_pretrained(folder)
+
+    def saved_images(self, processor: Processor) -> Any:
+        if self.usual is None:
+            return processor.image_processor
+        side, settings = processor.image_size, image_settings(processor.image_processor)
+        pinpoints = [list(pair) for pair in processor.resolutions or self.usual(side)]
+        if self.maker is not None:
+            return pil("LlavaNext")(**settings, image_grid_pinpoints=pinpoints)
+        statistics = {name: settings.get(name) for name in SIGLIP_STATISTICS}
+        size = {"height": side, "width": side}
+        return pil("LlavaOnevision")(size=size, **statistics, image_grid_pinpoints=pinpoints)
+
+    def about(self, processor: Processor) -> dict[str, Any]:
+        return {
+            "num_image_tokens": processor.num_image_tokens,
+            "vision_feature_select_strategy": "full",
+            "patch_size": processor.patch_size,
+        }
+
+    def new(self, tokenizer: PreTrainedTokenizerFast, kind: str, **settings: Any) -> Processor:
+        return build_processor(tokenizer, **settings)
+
+
+LLAVA = LlavaFamily("llava", "LlavaProcessor", (PLAIN, V1), maker=LlavaProcessor)
+LLAVA_NEXT = LlavaFamily(
+    "llava_next", "LlavaNextProcessor", (PLAIN, V1), usual=next_resolutions, maker=LlavaNextProcessor
+)
+# Qwen's tokenizer has no token that begins a text; what it pads with is another end token.
+LLAVA_ONEVISION = LlavaFamily(
+    "llava_onevision", "LlavaOnevisionProcessor", (PLAIN, CHATML), usual=onevision_resolutions, needs=("eos", "pad")
+)
+
+
+def build_processor(
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    image_size: int,
+    patch_size: int,
+    image_mean: tuple[float, float, float],
+    image_std: tuple[float, float, float],
+) -> Processor:
+    """A LLaVA's processor for a model that the project makes itself; mean and deviation of pixels in [0, 1]."""
+    side = {"height": image_size, "width": image_size}
+    images = pil("CLIP")(size={"shortest_edge": image_size}, crop_size=side, image_mean=image_mean, image_std=image_std)
+    return LLAVA.processor(tokenizer, images, patch_size, "build_processor")
+
+
+def tile_images(files: Files) -> Any:
+    """What makes one tile: CLIP's cuts the middle out of the picture, SigLIP's squeezes it."""
+    known = files.settings if files.published is None else files.published
+    made = files.images("CLIP" if known.get("crop_size") else "Siglip")
+    # Files of tiled families say more, of what is done to several tiles.
+    says_more = files.published is None and files.settings.get("image_grid_pinpoints")
+    return type(made)(**image_settings(made)) if says_more else made
+
+
+def tile_side(images: Any) -> int:
+    """Side of a tile in pixels."""
+    settings = image_settings(images)
+    return int((settings.get("crop_size") or settings["size"])["height"])

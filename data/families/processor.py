@@ -1,58 +1,243 @@
-"""Tokenizer and image processor of a target. Drafts use their target's tokenizer, never their own.
+"""Tokenizer and image processor of a target, and what a family of targets is. Drafts use their target's tokenizer.
 
 A draft that tokenizes differently from its target proposes noise, silently. The processor is saved
 with every draft so that plain `AutoProcessor` loads it, and its hash is compared before decoding.
+Letters: I tiles or patches, C channels, S side of a tile.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import transformers
-from transformers import LlavaNextProcessor, LlavaProcessor, PreTrainedTokenizerFast
+from PIL import Image
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
-from ..pictures.tiles import next_resolutions, onevision_resolutions
+from ...core.errors import UserError
+from ...core.pictures import Picture
+from ..pictures.picture_marks import mark_of
+from ..pictures.tiles import Convention, Size
+from ..pictures.videos import Clip, VideoSettings
+from ..pictures.visual_budget import FrameTokens
+from .prompt_templates import LLAMA3, Template
 
-Family = Literal[
-    "llava", "llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl", "pixtral", "gemma4",
-    "causal_lm",
-]  # fmt: skip
-FAMILIES: dict[str, Family] = {
-    "LlavaProcessor": "llava",
-    "LlavaNextProcessor": "llava_next",
-    "LlavaOnevisionProcessor": "llava_onevision",
-    "Qwen2VLProcessor": "qwen2_vl",
-    "Qwen2_5_VLProcessor": "qwen2_5_vl",
-    "Qwen3VLProcessor": "qwen3_vl",
-    "InternVLProcessor": "internvl",
-    "PixtralProcessor": "pixtral",  # of Mistral 3, too
-    "Gemma4Processor": "gemma4",
-}
-QWEN: tuple[Family, ...] = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-# What stands for pictures in prompts, and what surrounds them; a text-only tokenizer has none of it.
-GEMMA_MARKS = ("<|image|>", "<|image>", "<image|>")
-INTERNVL_MARKS = ("<IMG_CONTEXT>", "<img>", "</img>")
-INTERNVL_TILES = 12  # that a picture is cut into at most, of the published files
-PIXTRAL_MARKS = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
-QWEN_MARKS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
+Aspect = Literal["square", "pad", "anyres", "anyres_max_9"]
+# The fewest and the most pixels of a picture whose size decides; None: as the processor's files say.
+Limits = tuple[int | None, int | None]
 NO_TOKEN = -1
 
 
-def pil(name: str) -> Any:
-    """An image processor's PIL backend: no torchvision on the main path, and the two differ in the last bits."""
-    return getattr(transformers, f"{name}ImageProcessorPil", None) or getattr(transformers, f"{name}ImageProcessor")
+@dataclass(frozen=True)
+class Resizing:
+    """How a data section wants images resized. A family whose pictures' sizes decide has its own way.
+
+    Args:
+        aspect: what is done to images that are not square, of LLaVA.
+        convention: of LLaVA's tiled images.
+        limits: of pictures whose size decides.
+    """
+
+    aspect: Aspect = "pad"
+    convention: Convention = "hf"
+    limits: Limits = (None, None)
+
+
+@dataclass(frozen=True)
+class Files:
+    """A processor's files, as a family reads them.
+
+    Args:
+        settings: what they say, the image processor's part included.
+        published: the image processor's settings that stand for a missing file; None: there is one.
+        key: names the files in messages.
+    """
+
+    tokenizer: Any
+    settings: Mapping[str, Any]
+    published: Mapping[str, Any] | None
+    source: str | Path
+    revision: str | None
+    key: str
+
+    def images(self, name: str) -> Any:
+        """The image processor of this name."""
+        if self.published is not None:
+            return pil(name)(**self.published)
+        return pil(name).from_pretrained(self.source, revision=self.revision)
+
+
+@dataclass(frozen=True)
+class PictureFamily:
+    """How a family of targets reads pictures. This class is of a family that reads text alone; others derive from it.
+
+    Args:
+        name: as processors and recipes have it.
+        processor_class: of transformers, as the family's files name it.
+        templates: that its conversations are written with, beside the one in its files; one that surrounds pictures
+            is the only one.
+        model_types: further ones whose pictures are read the same way.
+        written: what its own chat template writes for a picture; None: the mark itself. Others stand between special
+            tokens.
+        system: the system sentence of the family, where it is not its template's.
+        reads_whole: pictures in as many patches as they have, and not in tiles.
+        sizes_decide: the number of a picture's tokens follows from its size, whatever the data section's aspect.
+    """
+
+    name: str
+    processor_class: str = ""
+    templates: tuple[Template, ...] = ()
+    model_types: tuple[str, ...] = ()
+    written: re.Pattern[str] | None = None
+    system: str | None = None
+    reads_pictures: bool = True
+    reads_whole: bool = False
+    sizes_decide: bool = False
+
+    @property
+    def template(self) -> str | None:
+        """The template that writes the tokens between which the family's pictures stand; None: any that fits."""
+        return next((template.name for template in self.templates if template.surrounds), None)
+
+    def of_model(self, model_type: str, tower: str | None) -> bool:
+        """Whether a model of these types reads pictures so."""
+        return model_type in (self.name, *self.model_types)
+
+    # What a picture becomes.
+
+    def needs_sizes(self, aspect: Aspect, num_images: int) -> bool:
+        """Whether the layouts of a sample's images depend on their sizes."""
+        return self.sizes_decide
+
+    def check_canvas(self, size: Size, processor: Processor, aspect: Aspect, num_images: int) -> None:
+        """Raises `BadMedia` where too large a picture stands between one of `size` (width, height) and its tiles."""
+
+    def layouts(self, sizes: Sequence[Size], processor: Processor, resizing: Resizing) -> tuple[Picture, ...]:
+        """How the images of one sample become tiles and tokens, from their sizes (width, height) alone."""
+        return ()
+
+    def pixels(
+        self, images: Sequence[Image.Image], layouts: Sequence[Picture], processor: Processor, resizing: Resizing
+    ) -> list[Tensor]:
+        """Normalised pixels [I,3,S,S] (patches [I,C] where they are read whole) float32 of each image."""
+        return []
+
+    def clip_layout(self, clip: Clip, settings: VideoSettings, processor: Processor) -> tuple[Picture, ...]:
+        """The layout of a clip: one picture, or several where something is written between its frames.
+
+        Raises:
+            UserError: the family reads no clips.
+        """
+        raise UserError(f"the record has a clip, and targets of {self.name} read images alone",
+                        hint="use records without clips, or a target that reads them")  # fmt: skip
+
+    def clip_pixels(self, frames: Sequence[Image.Image], layout: Picture, processor: Processor) -> Tensor:
+        """Normalised pixels of a clip's frames, as `pixels`. `layout` is the clip's first picture."""
+        raise AssertionError(f"{self.name} reads no clips")
+
+    def frame_tokens(
+        self, settings: VideoSettings, processor: Processor, sizes: Sequence[Size], num_frames: int
+    ) -> FrameTokens:
+        """How the language model counts a clip.
+
+        Args:
+            sizes: width and height of the set's clips, read where frames keep sides of their own.
+            num_frames: taken of a clip.
+        """
+        raise AssertionError(f"{self.name} reads no clips")
+
+    def counted(self, config: Any, tower: Any) -> Counted:
+        """What layouts follow from, by a model's config alone: a dry run has no processor."""
+        return Counted(tower.image_size, tower.patch_size)
+
+    def most_tiles(self, processor: Processor, resizing: Resizing) -> int:
+        """Tiles that an image becomes at most; 1 where it is read whole."""
+        return 1
+
+    # How a conversation shows it.
+
+    def marks(self, pictures: Sequence[Picture]) -> list[str]:
+        """What each image's and clip's mark becomes: a mark for each of its runs, between tokens of the family."""
+        return [mark_of(picture) for picture in pictures]
+
+    def runs(self, picture: Picture) -> list[int]:
+        """Lengths of the runs of placeholders that a picture becomes, as `marks` writes them."""
+        return [picture.num_tokens]
+
+    # Its files.
+
+    def published(self, vision: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The published settings of the image processor, by the config of a tower; None: it does not tell them."""
+        return None
+
+    def read(self, files: Files) -> Processor:
+        """The processor of these files. Raises `UserError` where they do not fit."""
+        return text_processor(files.tokenizer, files.key)
+
+    def save(self, processor: Processor, folder: Path) -> None:
+        """Write files that `read` reads. transformers loads some of them with torchvision alone."""
+        processor.tokenizer.save_pretrained(folder)
+        if self.reads_pictures:
+            self.saved_images(processor).save_pretrained(folder)
+            about = {"processor_class": self.processor_class, **self.about(processor)}
+            (folder / "processor_config.json").write_text(json.dumps(about, indent=1))
+
+    def saved_images(self, processor: Processor) -> Any:
+        """The image processor that the family's files have."""
+        return processor.image_processor
+
+    def about(self, processor: Processor) -> dict[str, Any]:
+        """What `processor_config.json` says beside the class."""
+        return {}
+
+    def new(
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        kind: str,
+        *,
+        image_size: int,
+        patch_size: int,
+        image_mean: tuple[float, float, float],
+        image_std: tuple[float, float, float],
+    ) -> Processor:
+        """A processor for a model that the project makes itself, for pictures of `image_size` pixels.
+
+        Args:
+            tokenizer: gets the marks that it lacks.
+            kind: of the target.
+            image_mean: per channel of pixels in [0, 1].
+        """
+        raise AssertionError(f"{self.name} reads no pictures")
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What of a processor the layouts of pictures follow from.
+
+    Args:
+        images: settings of the image processor that decide.
+    """
+
+    image_size: int
+    patch_size: int
+    images: Any = None
+
+
+CAUSAL_LM = PictureFamily("causal_lm", templates=(LLAMA3,), reads_pictures=False)
 
 
 @dataclass(frozen=True)
 class Processor:
     """What turns text and pictures into a target's inputs.
 
-    `image_processor` makes one tile of one picture, whatever the LLaVA or InternVL: cutting pictures is done by
-    `tiles`. Qwen-VL's holds the settings that `patches` works by; a text-only model has none.
+    `image_processor` makes one tile of one picture, whatever the LLaVA or InternVL: cutting pictures is done by the
+    family. Where pictures are read whole, it holds the settings that the family works by; a text-only model has none.
     """
 
     tokenizer: PreTrainedTokenizerFast
@@ -64,7 +249,7 @@ class Processor:
     bos_id: int | None  # None: a prompt begins with nothing (Qwen)
     eos_id: int  # the tokenizer's, one of those that end answers
     newline_id: int
-    family: Family = "llava"  # whose processor files are written
+    picture_family: PictureFamily  # whose processor files are written
     video_token_id: int | None = None  # None: a clip's tokens are the image's
     # Of the family's tiled pictures, where its files list them; empty: its usual ones, in multiples of a tile.
     resolutions: tuple[tuple[int, int], ...] = ()
@@ -74,19 +259,24 @@ class Processor:
     generation_ends: tuple[int, ...] = ()  # that the target's generation config names; `end_tokens` has all
 
     @property
+    def family(self) -> str:
+        """Name of the family."""
+        return self.picture_family.name
+
+    @property
     def reads_pictures(self) -> bool:
         """False for a text-only model."""
-        return self.family != "causal_lm"
+        return self.picture_family.reads_pictures
 
     @property
     def reads_whole(self) -> bool:
         """Pictures in as many patches as they have, and not in tiles."""
-        return self.family in (*QWEN, "pixtral", "gemma4")
+        return self.picture_family.reads_whole
 
     @property
     def sizes_decide(self) -> bool:
         """Whether the number of a picture's tokens follows from its size, whatever the data section's aspect."""
-        return self.reads_whole or self.family == "internvl"
+        return self.picture_family.sizes_decide
 
     @property
     def patches(self) -> int:
@@ -110,54 +300,18 @@ class Processor:
         """Hash of the tokenizer; drafts are checked against their target's."""
         return tokenizer_hash(self.tokenizer)
 
-    def of_family(self, family: Family) -> Processor:
+    def of_family(self, family: PictureFamily) -> Processor:
         """The same, written as another family's files: a draft's may not be its target's."""
-        return self if family == self.family else replace(self, family=family, resolutions=())
+        return self if family == self.picture_family else replace(self, picture_family=family, resolutions=())
 
     def save(self, folder: Path) -> None:
-        """Write files that `load_processor` reads.
+        """Write files that `load_processor` reads."""
+        self.picture_family.save(self, folder)
 
-        Of LLaVA and LLaVA-NeXT, `AutoProcessor.from_pretrained(folder)` makes the family's processor, too. Those of
-        the other families need torchvision: their files are written, and what loads them is ours.
-        """
-        if self.family not in ("llava", "llava_next"):
-            self._save_apart(folder)
-            return
-        of_tile = self.image_processor
-        images = of_tile
-        if self.family == "llava_next":
-            images = pil("LlavaNext")(**image_settings(of_tile), image_grid_pinpoints=self._pinpoints())
-        (LlavaProcessor if self.family == "llava" else LlavaNextProcessor)(
-            image_processor=images,
-            tokenizer=self.tokenizer,
-            patch_size=self.patch_size,
-            vision_feature_select_strategy="default",
-            image_token="<image>",
-            num_additional_image_tokens=1,  # CLS, which the "default" strategy subtracts again
-        ).save_pretrained(folder)
 
-    def _save_apart(self, folder: Path) -> None:
-        self.tokenizer.save_pretrained(folder)
-        if not self.reads_pictures:
-            return
-        images = self.image_processor
-        about: dict[str, Any] = {"processor_class": {family: name for name, family in FAMILIES.items()}[self.family]}
-        if self.family == "llava_onevision":
-            side, own = {"height": self.image_size, "width": self.image_size}, image_settings(images)
-            statistics = {name: own.get(name) for name in ("image_mean", "image_std", "resample")}
-            images = pil("LlavaOnevision")(size=side, **statistics, image_grid_pinpoints=self._pinpoints())
-            about |= {"num_image_tokens": self.num_image_tokens, "vision_feature_select_strategy": "full"}
-            about |= {"patch_size": self.patch_size}
-        elif self.family == "internvl":
-            about |= {"image_seq_length": self.num_image_tokens}
-        elif self.family == "pixtral":
-            about |= {"patch_size": self.patch_size, "spatial_merge_size": self.image_size // self.patch_size}
-        images.save_pretrained(folder)
-        (folder / "processor_config.json").write_text(json.dumps(about, indent=1))
-
-    def _pinpoints(self) -> list[list[int]]:
-        usual = next_resolutions if self.family == "llava_next" else onevision_resolutions
-        return [list(pair) for pair in self.resolutions or usual(self.image_size)]
+def pil(name: str) -> Any:
+    """An image processor's PIL backend: no torchvision on the main path, and the two differ in the last bits."""
+    return getattr(transformers, f"{name}ImageProcessorPil", None) or getattr(transformers, f"{name}ImageProcessor")
 
 
 def image_settings(images: Any) -> dict[str, Any]:
@@ -172,3 +326,48 @@ def tokenizer_hash(tokenizer: PreTrainedTokenizerFast) -> str:
     definition.pop("truncation", None)
     definition.pop("padding", None)
     return hashlib.sha256(json.dumps(definition, sort_keys=True).encode()).hexdigest()
+
+
+def text_processor(tokenizer: Any, key: str) -> Processor:
+    """Llama's and Qwen's: what begins a text may be missing, and padding is then the end token.
+
+    Raises:
+        UserError: the tokenizer has no end token or no offsets.
+    """
+    check_fast(tokenizer, key)
+    if tokenizer.eos_token_id is None:
+        raise UserError(f"{key}: the tokenizer has no eos token", hint="use the files of an instruction-tuned model")
+    return Processor(
+        tokenizer=tokenizer,
+        image_processor=None,
+        image_token_id=NO_TOKEN,
+        patch_size=1,
+        image_size=1,
+        pad_id=tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
+        # Qwen2's tokenizer writes none, whatever its configs name.
+        bos_id=tokenizer.bos_token_id if tokenizer("a").input_ids[0] == tokenizer.bos_token_id else None,
+        eos_id=tokenizer.eos_token_id,
+        newline_id=tokenizer("\n", add_special_tokens=False).input_ids[-1],
+        picture_family=CAUSAL_LM,
+    )
+
+
+def check_fast(tokenizer: Any, key: str) -> None:
+    """Raises `UserError` where a tokenizer has no character offsets."""
+    if not tokenizer.is_fast:
+        raise UserError(f"{key}: label masks need character offsets", hint="use a repository with tokenizer.json")
+
+
+def mark_ids(tokenizer: Any, marks: Sequence[str], key: str, whose: str) -> list[int]:
+    """Ids of these tokens. Raises `UserError` where the tokenizer lacks one, or offsets."""
+    check_fast(tokenizer, key)
+    ids = [tokenizer.convert_tokens_to_ids(mark) for mark in marks]
+    if None in ids or tokenizer.unk_token_id in ids:
+        raise UserError(f"{key}: the tokenizer lacks one of {', '.join(marks)}", hint=f"use {whose} files")
+    return ids
+
+
+def add_marks(tokenizer: PreTrainedTokenizerFast, *marks: str) -> None:
+    """Add the special tokens that a tokenizer lacks."""
+    lacking = [mark for mark in marks if mark not in tokenizer.get_vocab()]
+    tokenizer.add_special_tokens({"additional_special_tokens": lacking})

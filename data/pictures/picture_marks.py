@@ -1,4 +1,4 @@
-"""Marks of pictures in conversations, and what a family writes in their place: its own tokens around placeholders."""
+"""Marks of pictures in conversations: where they stand, and what is written in their place."""
 
 from __future__ import annotations
 
@@ -26,50 +26,6 @@ def place_marks(text: str, rule: str, *, has_clip: bool = False) -> str:
         return text
     rest = MARKS[has_clip].sub("", text).strip()
     return f"{marks[0]}\n{rest}".strip()
-
-
-def written_marks(pictures: Sequence[Picture], family: str) -> list[str]:
-    """What each image's and clip's mark becomes: a mark for each of its runs (`runs_of`), between tokens of the family.
-
-    Qwen3-VL writes times before the frames of a clip, InternVL their numbers; Pixtral ends rows with a token.
-    """
-    if family == "gemma4":
-        return [f"<|image>{IMAGE_MARK}<image|>" for _ in pictures]
-    if family == "pixtral":
-        rows = [len(runs_of(picture, family)) for picture in pictures]
-        return [f"{IMAGE_MARK}[IMG_BREAK]" * (count - 1) + f"{IMAGE_MARK}[IMG_END]" for count in rows]
-    if family == "internvl":
-        return ["\n".join(_internvl_runs(picture)) for picture in pictures]
-    texts: list[str] = []
-    for picture in pictures:
-        mark = VIDEO_MARK if picture.modality == VIDEO else IMAGE_MARK
-        assert picture.whole is not None, "template qwen_vl is of pictures that are read whole"
-        time = picture.whole.timestamp
-        shown = f"<|vision_start|>{mark}<|vision_end|>"
-        shown = shown if time is None else f"<{time:.1f} seconds>{shown}"
-        if picture.whole.part:
-            texts[-1] += shown
-        else:
-            texts.append(shown)
-    return texts
-
-
-def _internvl_runs(picture: Picture) -> list[str]:
-    """An image's run, or one of each frame of a clip."""
-    if picture.modality != VIDEO:
-        return [f"<img>{IMAGE_MARK}</img>"]
-    return [f"Frame{number}: <img>{VIDEO_MARK}</img>" for number in range(1, picture.num_tiles + 1)]
-
-
-def runs_of(picture: Picture, family: str) -> list[int]:
-    """Lengths of the runs of placeholders that a picture becomes, as `written_marks` writes them."""
-    if family == "internvl" and picture.modality == VIDEO:
-        return [picture.patches**2] * picture.num_tiles
-    if family == "pixtral":
-        assert picture.whole is not None, "Pixtral's pictures are read whole"
-        _, rows, columns = picture.whole.of_tokens
-        return [columns] * rows
-    return [picture.num_tokens]
 
 
 def write_marks(

@@ -77,30 +77,6 @@ def tiled_picture(size: Size, tiling: Tiling) -> Picture:
     return Picture(tiling.patches, 1 + down * across, grid=grid, newline="grid")
 
 
-def own_tiles(size: Size, tile: int, *, least: int, most: int) -> tuple[int, int]:
-    """Tiles across and down of InternVL's way: the grid whose shape is nearest to the picture's, of `least` to `most`.
-
-    Of equally near ones the largest of which the picture covers more than half (transformers' GotOcr2 processor).
-    """
-    width, height = size
-    grids = [(wide, high) for wide in range(1, most + 1) for high in range(1, most // wide + 1) if wide * high >= least]
-    best, nearest = (1, 1), math.inf
-    for wide, high in sorted(grids, key=lambda grid: grid[0] * grid[1]):
-        apart = abs(width / height - wide / high)
-        if apart < nearest or (apart == nearest and width * height > 0.5 * tile**2 * wide * high):
-            best, nearest = (wide, high), apart
-    return best
-
-
-def cut_own(image: Image.Image, grid: tuple[int, int], side: int, resample: Any) -> list[Image.Image]:
-    """The tiles of `own_tiles`' grid, row by row, of the picture squeezed into it; after several, the whole picture."""
-    wide, high = grid
-    canvas = image.resize((wide * side, high * side), resample)
-    corners = [(left, top) for top in range(0, high * side, side) for left in range(0, wide * side, side)]
-    tiles = [canvas.crop((left, top, left + side, top + side)) for left, top in corners]
-    return tiles if len(tiles) == 1 else [*tiles, image.resize((side, side), resample)]
-
-
 def _without_padding(size: Size, rows: int, columns: int, convention: Convention) -> tuple[int, int]:
     """Patch rows and columns that hold picture. As much is cut off on both sides, so that one too many may remain."""
     width, height = size

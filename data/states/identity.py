@@ -76,7 +76,9 @@ def processor_settings(processor: Processor) -> dict[str, Any]:
     settings = vars(processor) | {
         "tokenizer": processor.tokenizer_hash,
         "image_processor": str(images) if images is None else images.to_dict(),
+        "family": processor.family,
     }
+    del settings["picture_family"]
     return json.loads(json.dumps(settings, default=str))
 
 

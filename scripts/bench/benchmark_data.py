@@ -25,12 +25,12 @@ import numpy as np
 import psutil
 import torch
 from draftsmith.data.collate import ConversationCollate
-from draftsmith.data.conversations import SYSTEM, PromptFormat
+from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData, ConversationDataset
+from draftsmith.data.families.llava import SYSTEM, build_processor
 from draftsmith.data.families.processor import Processor
 from draftsmith.data.loader import Loader
 from draftsmith.data.order import epoch_order
-from draftsmith.data.processor_files import build_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.scripts import timing
 from PIL import Image

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData, ConversationDataset
-from draftsmith.data.processor_files import build_processor
+from draftsmith.data.families.llava import build_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from PIL import Image
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import torch
-from draftsmith.data.processor_files import build_processor
+from draftsmith.data.families.llava import build_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.eagle3 import Eagle3Config

@@ -3,11 +3,11 @@
 import numpy as np
 import torch
 from draftsmith.core.batch import Request
-from draftsmith.core.pictures import Picture
+from draftsmith.core.pictures import PatchGrid, Picture
 from draftsmith.data.conversations import PromptFormat, encode
-from draftsmith.data.families.llava import layouts, pixels
-from draftsmith.data.families.processor import Processor
-from draftsmith.data.processor_files import build_processor
+from draftsmith.data.families.llava import build_processor, layouts, pixels
+from draftsmith.data.families.processor import Processor, Resizing
+from draftsmith.data.families.table import FAMILIES
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.models.llava import TokenIds, assemble, llava_config
 from PIL import Image
@@ -30,7 +30,7 @@ def processor(family: str) -> Processor:
     tokenizer = train_tokenizer(TEXTS, 420)
     made = build_processor(tokenizer, image_size=SIDE, patch_size=PATCH, image_mean=MEAN, image_std=STD)
     if family != "llava_onevision":
-        return made.of_family(family)
+        return made.of_family(FAMILIES[family])
     tokenizer.add_special_tokens({"additional_special_tokens": ["<video>", "<|im_start|>", "<|im_end|>"]})
     tokenizer.eos_token = "<|im_end|>"
     side = {"height": SIDE, "width": SIDE}
@@ -38,7 +38,7 @@ def processor(family: str) -> Processor:
     video, end = tokenizer.convert_tokens_to_ids(["<video>", "<|im_end|>"])
     return Processor(
         tokenizer, squeeze, made.image_token_id, PATCH, SIDE, made.pad_id, None, end, made.newline_id,
-        "llava_onevision", video,
+        FAMILIES[family], video,
     )  # fmt: skip
 
 
@@ -75,6 +75,20 @@ def picture(size: tuple[int, int], seed: int = 0) -> Image.Image:
     """A different colour at every place."""
     rng = np.random.default_rng([seed, *size])
     return Image.fromarray(rng.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8))
+
+
+def image_picture(size: tuple[int, int], made: Processor, *, min_pixels=None, max_pixels=None) -> Picture:
+    """The layout of one image, by its family's own rule."""
+    return made.picture_family.layouts([size], made, Resizing(limits=(min_pixels, max_pixels)))[0]
+
+
+def patches(frames: list[Image.Image], grid: PatchGrid, made: Processor) -> torch.Tensor:
+    """Patches of a picture that is read whole."""
+    return made.picture_family.patches(frames, grid, made)
+
+
+def clip_pictures(clip, settings, made: Processor) -> tuple[Picture, ...]:
+    return made.picture_family.clip_layout(clip, settings, made)
 
 
 def look(made: Processor, sizes: list[tuple[int, int]], aspect: str) -> tuple[torch.Tensor, tuple[Picture, ...]]:

@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 from draftsmith.core.errors import UserError
-from draftsmith.data.processor_files import build_processor
+from draftsmith.data.families.llava import build_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.eagle import EagleConfig

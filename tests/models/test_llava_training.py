@@ -10,8 +10,7 @@ import torch
 from draftsmith.core.batch import IMAGE, Batch
 from draftsmith.core.errors import UserError
 from draftsmith.data.conversations import PromptFormat, encode
-from draftsmith.data.families.llava import pixels
-from draftsmith.data.processor_files import build_processor
+from draftsmith.data.families.llava import build_processor, pixels
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.models.drafters.lvlm import MANIFEST, LvlmConfig, build_drafter, load_drafter, save_llava
 from draftsmith.models.llava import (

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import torch
 from draftsmith.core.tracking import TrackingConfig
-from draftsmith.data.processor_files import build_processor
+from draftsmith.data.families.llava import build_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.models.drafters.sparrow import SparrowConfig
 from draftsmith.models.llava import TokenIds, assemble, llava_config

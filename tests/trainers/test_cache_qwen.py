@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 from draftsmith.core.pictures import TEXT, VIDEO
+from draftsmith.data.families.qwen import build_qwen_processor
+from draftsmith.data.families.table import FAMILIES
 from draftsmith.data.pictures.videos import write_clip
-from draftsmith.data.processor_files import build_qwen_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.data.shards import ShardReader
 from draftsmith.models.drafters.sparrow import SparrowConfig
@@ -32,7 +33,13 @@ def made(request, tmp_path_factory):
     said = [f"Which? {' '.join(WORDS[i:] + WORDS[:i])}." for i in range(len(WORDS))]
     tokenizer = train_tokenizer(["user assistant system\n", *said] * 3, 400)
     processor = build_qwen_processor(
-        tokenizer, kind, patch_size=4, min_pixels=64, max_pixels=256, image_mean=(0.5,) * 3, image_std=(0.25,) * 3
+        tokenizer,
+        FAMILIES[kind],
+        patch_size=4,
+        min_pixels=64,
+        max_pixels=256,
+        image_mean=(0.5,) * 3,
+        image_std=(0.25,) * 3,
     )
     ids = TokenIds(
         len(tokenizer), processor.image_token_id, processor.bos_id, processor.eos_id, processor.pad_id,

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from draftsmith.data.processor_files import build_qwen_processor
+from draftsmith.data.families.qwen import build_qwen_processor
+from draftsmith.data.families.table import FAMILIES
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.models.llava import TokenIds
 from draftsmith.models.qwen import QWEN_FAMILIES, qwen_config
@@ -33,7 +34,13 @@ def folder(tmp_path_factory):
     tokenizer = train_tokenizer(["user assistant system\n", *said] * 3, 400)
     tokenizer.chat_template = TEMPLATE.read_text()
     processor = build_qwen_processor(
-        tokenizer, KIND, patch_size=4, min_pixels=256, max_pixels=256, image_mean=(0.5,) * 3, image_std=(0.25,) * 3
+        tokenizer,
+        FAMILIES[KIND],
+        patch_size=4,
+        min_pixels=256,
+        max_pixels=256,
+        image_mean=(0.5,) * 3,
+        image_std=(0.25,) * 3,
     )
     ids = TokenIds(
         len(tokenizer), processor.image_token_id, processor.bos_id, processor.eos_id, processor.pad_id,

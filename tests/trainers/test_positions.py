@@ -8,7 +8,7 @@ import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData, ConversationDataset
-from draftsmith.data.processor_files import build_processor
+from draftsmith.data.families.llava import build_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.trainers.evaluation.measuring import Measuring
 from draftsmith.trainers.evaluation.requests import ConversationSet

@@ -5,13 +5,13 @@ import torch
 from draftsmith.core.errors import UserError
 from draftsmith.core.pictures import IMAGE, TEXT
 from draftsmith.data.conversations import PromptFormat, encode
-from draftsmith.data.families.whole import clip_pictures, image_picture, patches
+from draftsmith.data.families.gemma import build_gemma_processor
 from draftsmith.data.media import ImageReader
 from draftsmith.data.pictures.videos import VideoSettings
-from draftsmith.data.processor_files import build_gemma_processor, load_processor
+from draftsmith.data.processor_files import load_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from PIL import Image
-from tiled import picture
+from tiled import clip_pictures, image_picture, patches, picture
 from transformers import Gemma4ImageProcessorPil
 
 SIZES = [(16, 16), (40, 30), (90, 20), (24, 70), (300, 301), (400, 4), (1, 1)]

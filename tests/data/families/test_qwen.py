@@ -13,12 +13,13 @@ from draftsmith.core.pictures import IMAGE, TEXT, VIDEO, PatchGrid
 from draftsmith.data.conversations import PromptFormat, encode
 from draftsmith.data.dataset import ConversationData, ConversationDataset
 from draftsmith.data.families.processor import NO_TOKEN
-from draftsmith.data.families.whole import clip_pictures, image_picture, patches, rounded
+from draftsmith.data.families.qwen import build_qwen_processor, rounded
+from draftsmith.data.families.table import FAMILIES
 from draftsmith.data.pictures.videos import Clip, VideoSettings, write_clip
-from draftsmith.data.processor_files import build_qwen_processor, load_processor
+from draftsmith.data.processor_files import load_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from PIL import Image
-from tiled import MEAN, STD, TEXTS, picture
+from tiled import MEAN, STD, TEXTS, clip_pictures, image_picture, patches, picture
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 FORM = PromptFormat(template="qwen_vl", image_rule="verbatim")
@@ -28,7 +29,7 @@ TOKENIZER = train_tokenizer(TEXTS, 420)
 def processor(family: str = "qwen2_5_vl", **limits):
     limits = {"min_pixels": 64, "max_pixels": 1024} | limits
     return build_qwen_processor(
-        copy.deepcopy(TOKENIZER), family, patch_size=4, image_mean=MEAN, image_std=STD, **limits
+        copy.deepcopy(TOKENIZER), FAMILIES[family], patch_size=4, image_mean=MEAN, image_std=STD, **limits
     )
 
 

@@ -5,14 +5,15 @@ import torch
 from draftsmith.core.errors import UserError
 from draftsmith.core.pictures import IMAGE, TEXT, VIDEO, Picture
 from draftsmith.data.conversations import PromptFormat, encode
-from draftsmith.data.families.llava import own_grid, own_layouts, own_pixels
-from draftsmith.data.families.whole import clip_pictures, image_picture, patches
+from draftsmith.data.families.internvl import build_internvl_processor
+from draftsmith.data.families.mistral import build_pixtral_processor
+from draftsmith.data.families.processor import Resizing
 from draftsmith.data.media import ImageReader
 from draftsmith.data.pictures.videos import VideoSettings
-from draftsmith.data.processor_files import build_internvl_processor, build_pixtral_processor, load_processor
+from draftsmith.data.processor_files import load_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from PIL import Image
-from tiled import picture
+from tiled import clip_pictures, image_picture, patches, picture
 from transformers import GotOcr2ImageProcessorPil, PixtralImageProcessorPil
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -53,19 +54,23 @@ def test_tiles_are_those_of_transformers(size, most):
         size={"height": 16, "width": 16}, image_mean=MEAN, image_std=STD, crop_to_patches=True, max_patches=most
     )
     expected = theirs(images=image, return_tensors="pt")
-    (layout,) = own_layouts([size], processor, (None, None))
+    (layout,), pixels = read(processor, size)
     assert layout.num_tiles == int(expected["num_patches"][0]) and layout.num_tokens == 4 * layout.num_tiles
-    torch.testing.assert_close(own_pixels([image], processor, (None, None)), expected["pixel_values"].float())
+    torch.testing.assert_close(pixels, expected["pixel_values"].float())
 
 
 def test_limits_of_pixels_are_limits_of_tiles():
     processor, area = internvl(), 16 * 16
-    assert own_grid((160, 16), processor, (None, None)) == (10, 1)
-    assert own_grid((160, 16), processor, (None, 5 * area + 1)) == (5, 1)
-    assert own_grid((160, 16), processor, (None, 1)) == (1, 1)
-    assert own_grid((16, 16), processor, (3 * area, None)) == (2, 2)
+
+    def grid(size, *limits):
+        return processor.picture_family.grid(size, processor, Resizing(limits=limits))
+
+    assert grid((160, 16), None, None) == (10, 1)
+    assert grid((160, 16), None, 5 * area + 1) == (5, 1)
+    assert grid((160, 16), None, 1) == (1, 1)
+    assert grid((16, 16), 3 * area, None) == (2, 2)
     with pytest.raises(UserError, match="at least 4 and at most 2 tiles"):
-        own_grid((16, 16), processor, (4 * area, 2 * area))
+        grid((16, 16), 4 * area, 2 * area)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -106,11 +111,9 @@ def test_a_saved_processor_is_read_again(kind, tmp_path):
 
 
 def read(processor, size):
-    image = picture(size)
-    if processor.family == "internvl":
-        return own_layouts([size], processor, (None, None)), own_pixels([image], processor, (None, None))
-    layout = image_picture(size, processor)
-    return (layout,), patches([image], layout.whole, processor)
+    layouts = (image_picture(size, processor),)
+    (pixels,) = processor.picture_family.pixels([picture(size)], layouts, processor, Resizing())
+    return layouts, pixels
 
 
 @every_kind
