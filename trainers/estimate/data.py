@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,15 +14,13 @@ from transformers import PreTrainedConfig
 from ...core.errors import UserError
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
-from ...data.families.llava import is_tiled, layouts, tiling
-from ...data.families.processor import INTERNVL_TILES, QWEN, Processor
+from ...data.families.llava import LLAVA, layouts
+from ...data.families.processor import Processor
+from ...data.families.table import family_of
 from ...data.media import ImageReader
 from ...data.mixture import JsonFile, Name, Selection, Share, are_present, is_mixture
-from ...data.published_settings import WHOLE_PIXELS, processor_family
 from ...data.records import RecordFile
-from ...models.gemma import GEMMA, SOFT_TOKENS
 from ...models.hub import config_value
-from ...models.mistral import merge_of, reads_whole
 from ..stage import Planned
 
 LOOKED_AT = 500  # records whose pictures are opened at most: a head costs little, and a clip is read through
@@ -90,25 +87,10 @@ def image_reader_of(data: ConversationData, config: PreTrainedConfig) -> ImageRe
     vision = config.vision_config
     nothing: dict[str, Any] = dict.fromkeys(("pad_id", "bos_id", "eos_id", "newline_id"), 0)
     absent: Any = None
-    family: Any = processor_family(config.model_type)
-    images: Any = None
-    if family in QWEN:  # reads pictures whole: a tile's side is then that of what becomes one token
-        side = vision.patch_size * vision.spatial_merge_size
-        images = SimpleNamespace(size=dict(zip(("shortest_edge", "longest_edge"), WHOLE_PIXELS[family], strict=True)))
-    elif family == GEMMA:
-        side = vision.patch_size * vision.pooling_kernel_size
-        images = SimpleNamespace(max_soft_tokens=SOFT_TOKENS, size={})
-    else:
-        side = vision.image_size
-    patch = vision.patch_size
-    if family == "internvl":  # of a tile's patches 2 x 2 become one token
-        side, patch = side[0], round(patch[0] / config.downsample_ratio)
-        images = SimpleNamespace(min_patches=1, max_patches=INTERNVL_TILES)
-    elif reads_whole(config):
-        family, side = "pixtral", patch * merge_of(config)
-        images = SimpleNamespace(size={"longest_edge": vision.image_size})
+    family = family_of(config.model_type, config_value(vision, "model_type")) or LLAVA
+    counted = family.counted(config, vision)
     processor = Processor(
-        absent, images, 0, patch, side, **nothing, family=family,
+        absent, counted.images, 0, counted.patch_size, counted.image_size, **nothing, picture_family=family,
         resolutions=tuple((a, b) for a, b in config_value(config, "image_grid_pinpoints") or ()),
     )  # fmt: skip
     limits = data.min_pixels, data.max_pixels
@@ -120,7 +102,7 @@ def visual_tokens(files: OnDisk, data: ConversationData, image_reader: ImageRead
     # Of several pictures, which max_9 does not tile.
     plain = data.aspect == "anyres" or image_reader.processor.sizes_decide
     flat = layouts([(0, 0)] * 2, image_reader.processor, "square" if plain else data.aspect)[0]
-    tiled = [n for n in (1, 2) if image_reader.processor.sizes_decide or is_tiled(data.aspect, n)]
+    tiled = [n for n in (1, 2) if image_reader.needs_sizes(n)]
     least = flat.num_tokens
     if image_reader.processor.reads_whole:
         pixels = data.min_pixels or image_reader.processor.image_processor.size.get("shortest_edge", 0)
@@ -152,12 +134,8 @@ def _look(files: OnDisk, index: int, data: ConversationData, image_reader: Image
 
 def most_patches(data: ConversationData, image_reader: ImageReader) -> int:
     """Patches that a tower reads for one row, roughly and at most: a grid that is shrunk has more than positions."""
-    tile, tiles = image_reader.processor, 1
-    if is_tiled(data.aspect, 1):
-        scheme = tiling(tile, data.aspect, data.anyres_convention)
-        tiles += max(wide * high for wide, high in scheme.resolutions) // scheme.tile**2
-    if tile.family == "internvl":
-        tiles += max(1, (data.max_pixels or INTERNVL_TILES * tile.image_size**2) // tile.image_size**2)
+    tile = image_reader.processor
+    tiles = tile.picture_family.most_tiles(tile, image_reader.resizing)
     if "video" in data.model_fields_set:  # a section that says how clips are read has some
         tiles = max(tiles, data.video.num_frames)
     return max(data.max_length, tiles * tile.num_image_tokens)

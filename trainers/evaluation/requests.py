@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +18,10 @@ from ...data.captioned.prompts import ImagePrompt
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData, ConversationDataset
 from ...data.families.processor import Processor
-from ...data.families.whole import rounded
 from ...data.mixture import Name
 from ...data.pictures.tiles import Size
 from ...data.pictures.videos import VideoSettings
-from ...data.pictures.visual_budget import FrameTokens, label, llava_frames, visual_tokens
+from ...data.pictures.visual_budget import FrameTokens, label, visual_tokens
 from ...data.suite import Suite, write_records
 from ...eval.rows import Medium
 from ...models.targets.generators import Generator
@@ -237,14 +235,7 @@ def frame_tokens(
             their tokens, two frames merged into one step, counts.
         num_frames: taken of a clip, which share `max_tokens`.
     """
-    if processor.family == "internvl":  # each frame is a tile, and all of its tokens are read
-        video = video.model_copy(update={"newline": "none", "pooling": "none"})
-    if not processor.reads_whole:
-        return llava_frames(video, processor.patches)
-    unit = processor.image_size
-    limits = video.pixel_limits(num_frames, unit)
-    resized = [rounded(size, unit, *limits) for size in sizes]
-    return FrameTokens(statistics.median_low(w * h // unit**2 for w, h in resized), frames_per_step=2)
+    return processor.picture_family.frame_tokens(video, processor, sizes, num_frames)
 
 
 def at_length(

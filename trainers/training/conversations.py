@@ -12,6 +12,7 @@ from ...core.errors import UserError
 from ...data.collate import ConversationCollate
 from ...data.dataset import ConversationDataset
 from ...data.families.processor import Processor
+from ...data.families.table import FAMILIES as PICTURE_FAMILIES
 from ...data.loader import Loader, Samples, steps_per_epoch
 from ...data.order import BucketedOrder
 from ...data.skipped import Listed
@@ -179,5 +180,5 @@ def _save(stage: Any, context: Context, engine: Engine, processor: Processor, to
             merge_adapters(module.llava)
             save_llava(module.llava, context.folder, manifest)
             family: Any = module.llava.config.model_type
-            (processor.of_family(family) if family in FAMILIES else processor).save(context.folder)
+            (processor.of_family(PICTURE_FAMILIES[family]) if family in FAMILIES else processor).save(context.folder)
     ranks.barrier()
