@@ -9,14 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
 from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ratio_preserving_size
 
 from ...core.errors import UserError, first_line
 from ...core.pictures import PatchGrid, Picture
 from ..pictures.picture_marks import IMAGE_MARK
 from ..pictures.tiles import Size
-from .processor import Counted, Files, Processor, add_marks, mark_ids, pil, text_processor
+from .processor import Files, Processor, add_marks, mark_ids, pil, text_processor
 from .prompt_templates import Template
 from .whole import WholeFamily
 
@@ -50,13 +49,13 @@ class GemmaFamily(WholeFamily):
             raise UserError(problem, hint="cut or remove the picture, or raise max_pixels") from error
         return wide, high
 
-    def cut(self, frames: Tensor, grid: PatchGrid, side: int) -> Tensor:
+    def ordered(self, frames: Tensor, grid: PatchGrid, side: int) -> Tensor:
         """[P,S*S*C], row by row, the colours of a pixel beside each other."""
         return frames.view(grid.rows, side, grid.columns, side, 3).permute(0, 2, 1, 3, 4).reshape(-1, 3 * side * side)
 
-    def counted(self, config: Any, tower: Any) -> Counted:
+    def counted(self, config: Any, tower: Any) -> tuple[int, int, Any]:
         images = SimpleNamespace(max_soft_tokens=SOFT_TOKENS, size={})
-        return Counted(tower.patch_size * tower.pooling_kernel_size, tower.patch_size, images)
+        return tower.patch_size * tower.pooling_kernel_size, tower.patch_size, images
 
     def marks(self, pictures: Sequence[Picture]) -> list[str]:
         return [f"<|image>{IMAGE_MARK}<image|>" for _ in pictures]
@@ -78,25 +77,17 @@ class GemmaFamily(WholeFamily):
             vision_end_id=end,
         )  # fmt: skip
 
-    def new(self, tokenizer: PreTrainedTokenizerFast, kind: str, *, patch_size: int, **settings: Any) -> Processor:
-        return build_gemma_processor(tokenizer, patch_size=patch_size)
+    def new(
+        self, tokenizer: Any, kind: str = "", *, patch_size: int, image_size: int = 0, pooling: int = 3,
+        max_tokens: int = 70, **statistics: Any,
+    ) -> Processor:  # fmt: skip
+        """A picture has at most 70, 140, 280, 560 or 1120 tokens, and channels are not normalised."""
+        add_marks(tokenizer, *_MARKS, _TURN, _TURN_ENDS)
+        images = pil("Gemma4")(patch_size=patch_size, pooling_kernel_size=pooling, max_soft_tokens=max_tokens)
+        return self.processor(tokenizer, images, "a new processor")
 
 
 GEMMA = GemmaFamily(
     "gemma4", "Gemma4Processor", written=re.compile(r"<\|image\|>"),
     templates=(Template("gemma", f"{_TURN}{{}}\n", _TURN_ENDS, "\n", answers="model", surrounds=True, strips=True),),
 )  # fmt: skip
-
-
-def build_gemma_processor(
-    tokenizer: PreTrainedTokenizerFast, *, patch_size: int, pooling: int = 3, max_tokens: int = 70
-) -> Processor:
-    """A processor for a Gemma 4 that the project makes itself; the tokenizer gets the marks that it lacks.
-
-    Args:
-        pooling: patches along a side of what becomes one token.
-        max_tokens: of a picture: 70, 140, 280, 560 or 1120.
-    """
-    add_marks(tokenizer, *_MARKS, _TURN, _TURN_ENDS)
-    images = pil("Gemma4")(patch_size=patch_size, pooling_kernel_size=pooling, max_soft_tokens=max_tokens)
-    return GEMMA.processor(tokenizer, images, "build_gemma_processor")

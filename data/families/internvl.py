@@ -13,17 +13,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from PIL import Image
-from torch import Tensor
-from transformers import PreTrainedTokenizerFast
 
 from ...core.errors import UserError
 from ...core.pictures import VIDEO, Picture
 from ..pictures.picture_marks import IMAGE_MARK, VIDEO_MARK
 from ..pictures.tiles import Size
-from ..pictures.videos import Clip, VideoSettings
-from ..pictures.visual_budget import FrameTokens, llava_frames
-from .llava import pixels
-from .processor import Counted, Files, PictureFamily, Processor, Resizing, add_marks, mark_ids, pil, text_processor
+from ..pictures.videos import VideoSettings
+from .processor import Files, PictureFamily, Processor, Resizing, add_marks, mark_ids, pil, text_processor
 from .prompt_templates import CHATML
 
 _MARKS = ("<IMG_CONTEXT>", "<img>", "</img>")
@@ -52,30 +48,18 @@ class InternVLFamily(PictureFamily):
         counts = [math.prod(self.grid(size, processor, resizing)) for size in sizes]
         return tuple(Picture(processor.patches, count + (count > 1)) for count in counts)
 
-    def pixels(
-        self, images: Sequence[Image.Image], layouts: Sequence[Picture], processor: Processor, resizing: Resizing
-    ) -> list[Tensor]:
+    def tiles(self, images: Sequence[Image.Image], processor: Processor, resizing: Resizing) -> list[Image.Image]:
         side, resample = processor.image_size, processor.image_processor.resample
         grids = [self.grid(image.size, processor, resizing) for image in images]
-        tiles = [t for image, grid in zip(images, grids, strict=True) for t in _cut(image, grid, side, resample)]
-        return list(pixels(tiles, processor, "square").split([picture.num_tiles for picture in layouts]))
+        return [tile for image, grid in zip(images, grids, strict=True) for tile in _cut(image, grid, side, resample)]
 
-    def clip_layout(self, clip: Clip, settings: VideoSettings, processor: Processor) -> tuple[Picture, ...]:
-        return (Picture(processor.patches, len(clip.numbers), VIDEO),)
+    def video(self, settings: VideoSettings) -> VideoSettings:
+        return settings.model_copy(update={"newline": "none", "pooling": "none"})
 
-    def clip_pixels(self, frames: Sequence[Image.Image], layout: Picture, processor: Processor) -> Tensor:
-        return pixels(frames, processor, "square")
-
-    def frame_tokens(
-        self, settings: VideoSettings, processor: Processor, sizes: Sequence[Size], num_frames: int
-    ) -> FrameTokens:
-        plain = settings.model_copy(update={"newline": "none", "pooling": "none"})
-        return llava_frames(plain, processor.patches)
-
-    def counted(self, config: Any, tower: Any) -> Counted:
+    def counted(self, config: Any, tower: Any) -> tuple[int, int, Any]:
         """Of a tile's patches 2 x 2 become one token."""
         patch = round(tower.patch_size[0] / config.downsample_ratio)
-        return Counted(tower.image_size[0], patch, SimpleNamespace(min_patches=1, max_patches=MAX_TILES))
+        return tower.image_size[0], patch, SimpleNamespace(min_patches=1, max_patches=MAX_TILES)
 
     def most_tiles(self, processor: Processor, resizing: Resizing) -> int:
         area = processor.image_size**2
@@ -120,36 +104,22 @@ class InternVLFamily(PictureFamily):
     def about(self, processor: Processor) -> dict[str, Any]:
         return {"image_seq_length": processor.num_image_tokens}
 
-    def new(self, tokenizer: PreTrainedTokenizerFast, kind: str, **settings: Any) -> Processor:
-        return build_internvl_processor(tokenizer, **settings)
+    def new(
+        self, tokenizer: Any, kind: str = "", *, image_size: int, patch_size: int, max_tiles: int = MAX_TILES,
+        **statistics: Any,
+    ) -> Processor:  # fmt: skip
+        """2 x 2 patches of the tower become one token; a picture is cut into at most `max_tiles`."""
+        add_marks(tokenizer, *_MARKS, "<|im_start|>", "<|im_end|>")
+        tokenizer.eos_token = "<|im_end|>"
+        side = {"height": image_size, "width": image_size}
+        images = pil("GotOcr2")(size=side, max_patches=max_tiles, **statistics)
+        return self.processor(tokenizer, images, (image_size // patch_size // 2) ** 2, "a new processor")
 
 
 INTERNVL = InternVLFamily(
     "internvl", "InternVLProcessor", sizes_decide=True, written=re.compile("<IMG_CONTEXT>|<video>"),
     templates=(replace(CHATML, name="internvl", system="", surrounds=True, keeps_breaks=True),),
 )  # fmt: skip
-
-
-def build_internvl_processor(
-    tokenizer: PreTrainedTokenizerFast,
-    *,
-    image_size: int,
-    patch_size: int,
-    max_tiles: int = MAX_TILES,
-    image_mean: tuple[float, float, float],
-    image_std: tuple[float, float, float],
-) -> Processor:
-    """A processor for an InternVL that the project makes itself; the tokenizer gets the marks that it lacks.
-
-    Args:
-        patch_size: pixels along a patch of the tower, of which 2 x 2 become one token.
-        max_tiles: that a picture is cut into, at most.
-    """
-    add_marks(tokenizer, *_MARKS, "<|im_start|>", "<|im_end|>")
-    tokenizer.eos_token = "<|im_end|>"
-    side = {"height": image_size, "width": image_size}
-    images = pil("GotOcr2")(size=side, max_patches=max_tiles, image_mean=image_mean, image_std=image_std)
-    return INTERNVL.processor(tokenizer, images, (image_size // patch_size // 2) ** 2, "build_internvl_processor")
 
 
 def tiles_of(size: Size, tile: int, *, least: int, most: int) -> tuple[int, int]:

@@ -14,18 +14,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from PIL import Image
-from torch import Tensor
-from transformers import LlavaNextProcessor, LlavaProcessor, PreTrainedTokenizerFast
+from transformers import LlavaNextProcessor, LlavaProcessor
 
 from ...core.errors import UserError
-from ...core.pictures import Picture
+from ...core.pictures import Newline, Picture
 from ..pictures.picture_files import MAX_CANVAS, check_area
-from ..pictures.tiles import Convention, Size, Tiling, cut, next_resolutions, onevision_resolutions, tiled_picture
-from ..pictures.videos import Clip, VideoSettings
-from ..pictures.visual_budget import FrameTokens, llava_frames
-from .processor import Aspect, Files, PictureFamily, Processor, Resizing, check_fast, image_settings, pil
+from ..pictures.tiles import Size, Tiling, cut, next_resolutions, onevision_resolutions, tiled_picture
+from .processor import Aspect, Files, PictureFamily, Processor, Resizing, image_settings, pil, text_processor
 from .prompt_templates import CHATML, ROLES, Pairs, Rendered, Template
 
 SYSTEM = (
@@ -42,26 +38,6 @@ CLIP_STATISTICS = {
 SIGLIP_STATISTICS = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 3}
 
 
-def check_canvas(size: Size, processor: Processor, aspect: Aspect, *, num_images: int = 1) -> None:
-    """Raises `BadMedia` where too large a picture stands between one of `size` (width, height) and its tile.
-
-    That is the picture itself, or the square of its longer side on which `pad` puts it; and CLIP's own way resizes the
-    shorter side and leaves the other one long.
-    """
-    if is_tiled(aspect, num_images):
-        return  # the sizes on the way are those of a list
-    width, height = size
-    edge = processor.image_processor.size.get("shortest_edge")
-    if aspect != "square":
-        side = max(size)
-        check_area((side, side), MAX_CANVAS, f"the square around {width:,} x {height:,} pixels has")
-        return
-    check_area(size, MAX_CANVAS)
-    if edge is not None:
-        long = edge * max(size) // min(size)
-        check_area((edge, long), MAX_CANVAS, f"{width:,} x {height:,} pixels, resized to a shorter side of {edge}, are")
-
-
 def expand_to_square(image: Image.Image, mean: tuple[float, ...]) -> Image.Image:
     """The picture centred on a square canvas of its longer side, filled with the mean colour."""
     width, height = image.size
@@ -73,43 +49,20 @@ def expand_to_square(image: Image.Image, mean: tuple[float, ...]) -> Image.Image
     return canvas
 
 
-def tiling(processor: Processor, aspect: Aspect, convention: Convention) -> Tiling:
-    """What `aspect` cuts with: the family's resolutions by the processor's files, or its usual ones."""
+def tiling(processor: Processor, resizing: Resizing) -> Tiling:
+    """What the aspect cuts with: the family's resolutions by the processor's files, or its usual ones."""
     tile = processor.image_size
-    if aspect == "anyres":
+    if resizing.aspect == "anyres":
         family, usual, cap = "llava_next", next_resolutions(tile), None
     else:
         family, usual, cap = "llava_onevision", onevision_resolutions(tile), _MAX_TILES
     own = processor.resolutions if processor.family == family else ()
-    return Tiling(tile, processor.patches, own or usual, convention, cap)
+    return Tiling(tile, processor.patches, own or usual, resizing.convention, cap)
 
 
 def is_tiled(aspect: Aspect, num_images: int) -> bool:
     """Whether the pictures of a sample are cut into tiles."""
     return aspect == "anyres" or (aspect == "anyres_max_9" and num_images == 1)
-
-
-def layouts(
-    sizes: Sequence[Size], processor: Processor, aspect: Aspect, convention: Convention = "hf"
-) -> tuple[Picture, ...]:
-    """How the pictures of one sample become tiles and tokens, from their sizes (width, height) alone."""
-    if is_tiled(aspect, len(sizes)):
-        scheme = tiling(processor, aspect, convention)
-        return tuple(tiled_picture(size, scheme) for size in sizes)
-    return (Picture(processor.patches, newline="one_token" if aspect == "anyres_max_9" else "none"),) * len(sizes)
-
-
-def pixels(
-    images: Sequence[Image.Image], processor: Processor, aspect: Aspect, convention: Convention = "hf"
-) -> Tensor:
-    """Normalised pixels [I,3,S,S] float32 of the tiles of one sample's pictures, as `layouts` counts them."""
-    make, mean = processor.image_processor, tuple(processor.image_processor.image_mean)
-    if is_tiled(aspect, len(images)):
-        scheme = tiling(processor, aspect, convention)
-        tiles = [tile for image in images for tile in cut(image, scheme, make.resample)]
-    else:
-        tiles = [image if aspect == "square" else expand_to_square(image, mean) for image in images]
-    return torch.from_numpy(make(images=tiles, return_tensors="np")["pixel_values"]).float()
 
 
 class _Plain(Template):
@@ -171,33 +124,41 @@ class LlavaFamily(PictureFamily):
         return is_tiled(aspect, num_images)  # a single tile does not depend on the picture's size
 
     def check_canvas(self, size: Size, processor: Processor, aspect: Aspect, num_images: int) -> None:
-        check_canvas(size, processor, aspect, num_images=num_images)
+        """Between a picture and its tile stands the picture itself, or the square of its longer side on which `pad`
+        puts it; and CLIP's own way resizes the shorter side and leaves the other one long.
+        """
+        if is_tiled(aspect, num_images):
+            return  # the sizes on the way are those of a list
+        (width, height), edge = size, processor.image_processor.size.get("shortest_edge")
+        if aspect != "square":
+            side = max(size)
+            check_area((side, side), MAX_CANVAS, f"the square around {width:,} x {height:,} pixels has")
+            return
+        check_area(size, MAX_CANVAS)
+        if edge is not None:
+            about = f"{width:,} x {height:,} pixels, resized to a shorter side of {edge}, are"
+            check_area((edge, edge * max(size) // min(size)), MAX_CANVAS, about)
 
     def layouts(self, sizes: Sequence[Size], processor: Processor, resizing: Resizing) -> tuple[Picture, ...]:
-        return layouts(sizes, processor, resizing.aspect, resizing.convention)
+        if is_tiled(resizing.aspect, len(sizes)):
+            scheme = tiling(processor, resizing)
+            return tuple(tiled_picture(size, scheme) for size in sizes)
+        newline: Newline = "one_token" if resizing.aspect == "anyres_max_9" else "none"
+        return (Picture(processor.patches, newline=newline),) * len(sizes)
 
-    def pixels(
-        self, images: Sequence[Image.Image], layouts: Sequence[Picture], processor: Processor, resizing: Resizing
-    ) -> list[Tensor]:
-        tiles = pixels(images, processor, resizing.aspect, resizing.convention)
-        return list(tiles.split([picture.num_tiles for picture in layouts]))
-
-    def clip_layout(self, clip: Clip, settings: VideoSettings, processor: Processor) -> tuple[Picture, ...]:
-        return (settings.picture(len(clip.numbers), processor.patches),)
-
-    def clip_pixels(self, frames: Sequence[Image.Image], layout: Picture, processor: Processor) -> Tensor:
-        """Each frame is one tile, as the tower's own image processor makes it."""
-        return pixels(frames, processor, "square")
-
-    def frame_tokens(
-        self, settings: VideoSettings, processor: Processor, sizes: Sequence[Size], num_frames: int
-    ) -> FrameTokens:
-        return llava_frames(settings, processor.patches)
+    def tiles(self, images: Sequence[Image.Image], processor: Processor, resizing: Resizing) -> list[Image.Image]:
+        make = processor.image_processor
+        if is_tiled(resizing.aspect, len(images)):
+            scheme = tiling(processor, resizing)
+            return [tile for image in images for tile in cut(image, scheme, make.resample)]
+        if resizing.aspect == "square":
+            return list(images)
+        return [expand_to_square(image, tuple(make.image_mean)) for image in images]
 
     def most_tiles(self, processor: Processor, resizing: Resizing) -> int:
         if not is_tiled(resizing.aspect, 1):
             return 1
-        scheme = tiling(processor, resizing.aspect, resizing.convention)
+        scheme = tiling(processor, resizing)
         return 1 + max(wide * high for wide, high in scheme.resolutions) // scheme.tile**2
 
     def published(self, vision: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -218,29 +179,20 @@ class LlavaFamily(PictureFamily):
 
     def processor(self, tokenizer: Any, images: Any, patch_size: int, key: str) -> Processor:
         """The family's processor. Raises `UserError` where the tokenizer lacks a token; `key` names it."""
-        check_fast(tokenizer, key)
         image_token_id = tokenizer.convert_tokens_to_ids("<image>")
         if image_token_id is None or image_token_id == tokenizer.unk_token_id:
             raise UserError(f"{key}: the tokenizer has no <image> token", hint="use the files of a LLaVA target")
-        ids = {"bos": tokenizer.bos_token_id, "eos": tokenizer.eos_token_id, "pad": tokenizer.pad_token_id}
-        if missing := [name for name in self.needs if ids[name] is None]:
+        missing = [name for name in self.needs if getattr(tokenizer, f"{name}_token_id") is None]
+        if missing:
             raise UserError(
                 f"{key}: the tokenizer has no {', '.join(missing)} token", hint="use the files of a LLaVA target"
             )
         video = tokenizer.convert_tokens_to_ids("<video>")
-        return Processor(
-            tokenizer=tokenizer,
-            image_processor=images,
-            image_token_id=image_token_id,
-            patch_size=patch_size,
-            image_size=tile_side(images),
-            pad_id=ids["pad"],
-            bos_id=ids["bos"],
-            eos_id=ids["eos"],
-            newline_id=tokenizer("\n", add_special_tokens=False).input_ids[-1],
-            picture_family=self,
+        return replace(
+            text_processor(tokenizer, key), image_processor=images, image_token_id=image_token_id,
+            patch_size=patch_size, image_size=tile_side(images), bos_id=tokenizer.bos_token_id, picture_family=self,
             video_token_id=None if video == tokenizer.unk_token_id else video,
-        )
+        )  # fmt: skip
 
     def save(self, processor: Processor, folder: Path) -> None:
         if self.maker is None:
@@ -273,8 +225,11 @@ class LlavaFamily(PictureFamily):
             "patch_size": processor.patch_size,
         }
 
-    def new(self, tokenizer: PreTrainedTokenizerFast, kind: str, **settings: Any) -> Processor:
-        return build_processor(tokenizer, **settings)
+    def new(self, tokenizer: Any, kind: str = "", *, image_size: int, patch_size: int, **statistics: Any) -> Processor:
+        """LLaVA's, whichever the member."""
+        side = {"height": image_size, "width": image_size}
+        images = pil("CLIP")(size={"shortest_edge": image_size}, crop_size=side, **statistics)
+        return LLAVA.processor(tokenizer, images, patch_size, "a new processor")
 
 
 LLAVA = LlavaFamily("llava", "LlavaProcessor", (PLAIN, V1), maker=LlavaProcessor)
@@ -285,20 +240,6 @@ LLAVA_NEXT = LlavaFamily(
 LLAVA_ONEVISION = LlavaFamily(
     "llava_onevision", "LlavaOnevisionProcessor", (PLAIN, CHATML), usual=onevision_resolutions, needs=("eos", "pad")
 )
-
-
-def build_processor(
-    tokenizer: PreTrainedTokenizerFast,
-    *,
-    image_size: int,
-    patch_size: int,
-    image_mean: tuple[float, float, float],
-    image_std: tuple[float, float, float],
-) -> Processor:
-    """A LLaVA's processor for a model that the project makes itself; mean and deviation of pixels in [0, 1]."""
-    side = {"height": image_size, "width": image_size}
-    images = pil("CLIP")(size={"shortest_edge": image_size}, crop_size=side, image_mean=image_mean, image_std=image_std)
-    return LLAVA.processor(tokenizer, images, patch_size, "build_processor")
 
 
 def tile_images(files: Files) -> Any:

@@ -9,13 +9,11 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from transformers import PreTrainedTokenizerFast
-
 from ...core.errors import UserError
 from ...core.pictures import Picture
 from ..pictures.picture_marks import IMAGE_MARK
 from ..pictures.tiles import Size
-from .processor import Counted, Files, Processor, add_marks, mark_ids, pil, text_processor
+from .processor import Files, Processor, add_marks, mark_ids, pil, text_processor
 from .prompt_templates import Pairs, Rendered, Template
 from .whole import WholeFamily, check_oblong
 
@@ -69,9 +67,9 @@ class PixtralFamily(WholeFamily):
         wide, high = (max(1, math.ceil(side / unit)) * unit for side in sides)
         return wide, high
 
-    def counted(self, config: Any, tower: Any) -> Counted:
+    def counted(self, config: Any, tower: Any) -> tuple[int, int, Any]:
         images = SimpleNamespace(size={"longest_edge": tower.image_size})
-        return Counted(tower.patch_size * int(getattr(config, "spatial_merge_size", 1)), tower.patch_size, images)
+        return tower.patch_size * int(getattr(config, "spatial_merge_size", 1)), tower.patch_size, images
 
     def marks(self, pictures: Sequence[Picture]) -> list[str]:
         rows = [len(self.runs(picture)) for picture in pictures]
@@ -104,37 +102,15 @@ class PixtralFamily(WholeFamily):
     def about(self, processor: Processor) -> dict[str, Any]:
         return {"patch_size": processor.patch_size, "spatial_merge_size": processor.patches}
 
-    def new(
-        self, tokenizer: PreTrainedTokenizerFast, kind: str, *, image_size: int, patch_size: int, **statistics: Any
-    ) -> Processor:
-        merge = 2 if kind == "mistral3" else 1
-        return build_pixtral_processor(
-            tokenizer, patch_size=patch_size, merge=merge, longest_edge=image_size, **statistics
-        )
+    def new(self, tokenizer: Any, kind: str = "", *, image_size: int, patch_size: int, **statistics: Any) -> Processor:
+        """Two patches along a side become one token of Mistral 3; a side has at most `image_size` pixels."""
+        add_marks(tokenizer, *_MARKS, "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]")
+        size, patch = {"longest_edge": image_size}, {"height": patch_size, "width": patch_size}
+        images = pil("Pixtral")(size=size, patch_size=patch, **statistics)
+        return self.processor(tokenizer, images, patch_size, 2 if kind == "mistral3" else 1, "a new processor")
 
 
 PIXTRAL = PixtralFamily(
     "pixtral", "PixtralProcessor", (_Mistral("mistral", end="</s>", surrounds=True),), ("mistral3",),
     re.compile(r"\[IMG\]"),
 )  # fmt: skip
-
-
-def build_pixtral_processor(
-    tokenizer: PreTrainedTokenizerFast,
-    *,
-    patch_size: int,
-    merge: int,
-    longest_edge: int,
-    image_mean: tuple[float, float, float],
-    image_std: tuple[float, float, float],
-) -> Processor:
-    """A processor for a Pixtral or Mistral 3 that the project makes itself; the tokenizer gets the marks that it lacks.
-
-    Args:
-        merge: patches along a side of what becomes one token: 1 of Pixtral, 2 of Mistral 3.
-        longest_edge: most pixels along a side of a picture.
-    """
-    add_marks(tokenizer, *_MARKS, "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]")
-    size, patch = {"longest_edge": longest_edge}, {"height": patch_size, "width": patch_size}
-    images = pil("Pixtral")(size=size, patch_size=patch, image_mean=image_mean, image_std=image_std)
-    return PIXTRAL.processor(tokenizer, images, patch_size, merge, "build_pixtral_processor")

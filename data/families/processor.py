@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 import transformers
 from PIL import Image
 from torch import Tensor
@@ -25,7 +26,7 @@ from ...core.pictures import Picture
 from ..pictures.picture_marks import mark_of
 from ..pictures.tiles import Convention, Size
 from ..pictures.videos import Clip, VideoSettings
-from ..pictures.visual_budget import FrameTokens
+from ..pictures.visual_budget import FrameTokens, tile_frames
 from .prompt_templates import LLAMA3, Template
 
 Aspect = Literal["square", "pad", "anyres", "anyres_max_9"]
@@ -75,7 +76,7 @@ class Files:
 
 @dataclass(frozen=True)
 class PictureFamily:
-    """How a family of targets reads pictures. This class is of a family that reads text alone; others derive from it.
+    """How a family of targets reads pictures: each as one tile, where no derived class says otherwise.
 
     Args:
         name: as processors and recipes have it.
@@ -120,13 +121,22 @@ class PictureFamily:
 
     def layouts(self, sizes: Sequence[Size], processor: Processor, resizing: Resizing) -> tuple[Picture, ...]:
         """How the images of one sample become tiles and tokens, from their sizes (width, height) alone."""
-        return ()
+        return (Picture(processor.patches),) * len(sizes)
+
+    def tiles(self, images: Sequence[Image.Image], processor: Processor, resizing: Resizing) -> list[Image.Image]:
+        """The images of one sample cut as `layouts` counts them."""
+        return list(images)
 
     def pixels(
         self, images: Sequence[Image.Image], layouts: Sequence[Picture], processor: Processor, resizing: Resizing
     ) -> list[Tensor]:
-        """Normalised pixels [I,3,S,S] (patches [I,C] where they are read whole) float32 of each image."""
-        return []
+        """Normalised pixels [I,C,S,S] (patches [I,C*S*S] where they are read whole) float32 of each image."""
+        tiles = tile_pixels(self.tiles(images, processor, resizing), processor)
+        return list(tiles.split([picture.num_tiles for picture in layouts]))
+
+    def video(self, settings: VideoSettings) -> VideoSettings:
+        """The settings of clips as the family honours them."""
+        return settings
 
     def clip_layout(self, clip: Clip, settings: VideoSettings, processor: Processor) -> tuple[Picture, ...]:
         """The layout of a clip: one picture, or several where something is written between its frames.
@@ -134,12 +144,11 @@ class PictureFamily:
         Raises:
             UserError: the family reads no clips.
         """
-        raise UserError(f"the record has a clip, and targets of {self.name} read images alone",
-                        hint="use records without clips, or a target that reads them")  # fmt: skip
+        return (self.video(settings).picture(len(clip.numbers), processor.patches),)
 
     def clip_pixels(self, frames: Sequence[Image.Image], layout: Picture, processor: Processor) -> Tensor:
         """Normalised pixels of a clip's frames, as `pixels`. `layout` is the clip's first picture."""
-        raise AssertionError(f"{self.name} reads no clips")
+        return tile_pixels(frames, processor)
 
     def frame_tokens(
         self, settings: VideoSettings, processor: Processor, sizes: Sequence[Size], num_frames: int
@@ -150,15 +159,15 @@ class PictureFamily:
             sizes: width and height of the set's clips, read where frames keep sides of their own.
             num_frames: taken of a clip.
         """
-        raise AssertionError(f"{self.name} reads no clips")
-
-    def counted(self, config: Any, tower: Any) -> Counted:
-        """What layouts follow from, by a model's config alone: a dry run has no processor."""
-        return Counted(tower.image_size, tower.patch_size)
+        return tile_frames(self.video(settings), processor.patches)
 
     def most_tiles(self, processor: Processor, resizing: Resizing) -> int:
         """Tiles that an image becomes at most; 1 where it is read whole."""
         return 1
+
+    def counted(self, config: Any, tower: Any) -> tuple[int, int, Any]:
+        """Image size, patch size and image processor of a `Processor` that only counts, by a model's config."""
+        return tower.image_size, tower.patch_size, None
 
     # How a conversation shows it.
 
@@ -196,37 +205,15 @@ class PictureFamily:
         """What `processor_config.json` says beside the class."""
         return {}
 
-    def new(
-        self,
-        tokenizer: PreTrainedTokenizerFast,
-        kind: str,
-        *,
-        image_size: int,
-        patch_size: int,
-        image_mean: tuple[float, float, float],
-        image_std: tuple[float, float, float],
-    ) -> Processor:
+    def new(self, tokenizer: Any, kind: str = "", *, image_size: int, patch_size: int, **statistics: Any) -> Processor:
         """A processor for a model that the project makes itself, for pictures of `image_size` pixels.
 
         Args:
             tokenizer: gets the marks that it lacks.
             kind: of the target.
-            image_mean: per channel of pixels in [0, 1].
+            statistics: `image_mean` and `image_std` of pixels in [0, 1].
         """
-        raise AssertionError(f"{self.name} reads no pictures")
-
-
-@dataclass(frozen=True)
-class Counted:
-    """What of a processor the layouts of pictures follow from.
-
-    Args:
-        images: settings of the image processor that decide.
-    """
-
-    image_size: int
-    patch_size: int
-    images: Any = None
+        raise NotImplementedError(f"the project makes no target of {self.name}")
 
 
 CAUSAL_LM = PictureFamily("causal_lm", templates=(LLAMA3,), reads_pictures=False)
@@ -274,11 +261,6 @@ class Processor:
         return self.picture_family.reads_whole
 
     @property
-    def sizes_decide(self) -> bool:
-        """Whether the number of a picture's tokens follows from its size, whatever the data section's aspect."""
-        return self.picture_family.sizes_decide
-
-    @property
     def patches(self) -> int:
         """Along a side of a tile."""
         return self.image_size // self.patch_size
@@ -297,8 +279,13 @@ class Processor:
 
     @property
     def tokenizer_hash(self) -> str:
-        """Hash of the tokenizer; drafts are checked against their target's."""
-        return tokenizer_hash(self.tokenizer)
+        """SHA-256 over the backend's whole definition (pieces, merges, normalizer, added tokens); drafts are checked
+        against their target's.
+        """
+        definition = json.loads(self.tokenizer.backend_tokenizer.to_str())
+        definition.pop("truncation", None)
+        definition.pop("padding", None)
+        return hashlib.sha256(json.dumps(definition, sort_keys=True).encode()).hexdigest()
 
     def of_family(self, family: PictureFamily) -> Processor:
         """The same, written as another family's files: a draft's may not be its target's."""
@@ -314,18 +301,16 @@ def pil(name: str) -> Any:
     return getattr(transformers, f"{name}ImageProcessorPil", None) or getattr(transformers, f"{name}ImageProcessor")
 
 
+def tile_pixels(tiles: Sequence[Image.Image], processor: Processor) -> Tensor:
+    """Normalised pixels [I,C,S,S] float32, as the tower's own image processor makes them."""
+    made = processor.image_processor(images=list(tiles), return_tensors="np")
+    return torch.from_numpy(made["pixel_values"]).float()
+
+
 def image_settings(images: Any) -> dict[str, Any]:
     """Settings that another family's image processor copies, from one that makes a single tile or from a file's."""
     names = ("size", "crop_size", "image_mean", "image_std", "resample")
     return {name: value for name in names if (value := getattr(images, name, None)) is not None}
-
-
-def tokenizer_hash(tokenizer: PreTrainedTokenizerFast) -> str:
-    """SHA-256 over the backend's whole definition: pieces, merges, normalizer, added tokens."""
-    definition = json.loads(tokenizer.backend_tokenizer.to_str())
-    definition.pop("truncation", None)
-    definition.pop("padding", None)
-    return hashlib.sha256(json.dumps(definition, sort_keys=True).encode()).hexdigest()
 
 
 def text_processor(tokenizer: Any, key: str) -> Processor:
@@ -334,7 +319,8 @@ def text_processor(tokenizer: Any, key: str) -> Processor:
     Raises:
         UserError: the tokenizer has no end token or no offsets.
     """
-    check_fast(tokenizer, key)
+    if not tokenizer.is_fast:
+        raise UserError(f"{key}: label masks need character offsets", hint="use a repository with tokenizer.json")
     if tokenizer.eos_token_id is None:
         raise UserError(f"{key}: the tokenizer has no eos token", hint="use the files of an instruction-tuned model")
     return Processor(
@@ -352,15 +338,8 @@ def text_processor(tokenizer: Any, key: str) -> Processor:
     )
 
 
-def check_fast(tokenizer: Any, key: str) -> None:
-    """Raises `UserError` where a tokenizer has no character offsets."""
-    if not tokenizer.is_fast:
-        raise UserError(f"{key}: label masks need character offsets", hint="use a repository with tokenizer.json")
-
-
 def mark_ids(tokenizer: Any, marks: Sequence[str], key: str, whose: str) -> list[int]:
-    """Ids of these tokens. Raises `UserError` where the tokenizer lacks one, or offsets."""
-    check_fast(tokenizer, key)
+    """Ids of these tokens. Raises `UserError` where the tokenizer lacks one."""
     ids = [tokenizer.convert_tokens_to_ids(mark) for mark in marks]
     if None in ids or tokenizer.unk_token_id in ids:
         raise UserError(f"{key}: the tokenizer lacks one of {', '.join(marks)}", hint=f"use {whose} files")

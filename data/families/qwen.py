@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
 
 from ...core.errors import UserError
 from ...core.pictures import VIDEO, PatchGrid, Picture, whole_picture
@@ -25,7 +24,7 @@ from ..pictures.tiles import Size
 from ..pictures.videos import Clip, VideoSettings
 from ..pictures.visual_budget import FrameTokens
 from .llava import CLIP_STATISTICS, SIGLIP_STATISTICS
-from .processor import Counted, Files, Processor, add_marks, mark_ids, pil, text_processor
+from .processor import Files, Processor, add_marks, mark_ids, pil, text_processor
 from .prompt_templates import CHATML
 from .whole import WholeFamily, check_oblong, grid_of
 
@@ -47,6 +46,10 @@ class QwenFamily(WholeFamily):
     limits: tuple[int, int] = (3136, 12845056)
     is_clips: bool = True
     writes_times: bool = False
+
+    @property
+    def _limits(self) -> dict[str, int]:
+        return {"shortest_edge": self.limits[0], "longest_edge": self.limits[1]}
 
     def resized(self, size: Size, processor: Processor, least: int | None, most: int | None) -> Size:
         limits = processor.image_processor.size
@@ -72,7 +75,7 @@ class QwenFamily(WholeFamily):
             for part, (first, second) in enumerate(zip(times[::2], times[1::2], strict=True))
         )
 
-    def cut(self, frames: Tensor, grid: PatchGrid, side: int) -> Tensor:
+    def ordered(self, frames: Tensor, grid: PatchGrid, side: int) -> Tensor:
         """[P,C*2*S*S]: merged patches one after another. An odd last frame is doubled."""
         merge = grid.merge
         if len(frames) % _FRAMES:
@@ -91,9 +94,8 @@ class QwenFamily(WholeFamily):
         resized = [rounded(size, unit, *limits) for size in sizes]
         return FrameTokens(statistics.median_low(w * h // unit**2 for w, h in resized), frames_per_step=_FRAMES)
 
-    def counted(self, config: Any, tower: Any) -> Counted:
-        size = dict(zip(("shortest_edge", "longest_edge"), self.limits, strict=True))
-        return Counted(tower.patch_size * tower.spatial_merge_size, tower.patch_size, SimpleNamespace(size=size))
+    def counted(self, config: Any, tower: Any) -> tuple[int, int, Any]:
+        return tower.patch_size * tower.spatial_merge_size, tower.patch_size, SimpleNamespace(size=self._limits)
 
     def marks(self, pictures: Sequence[Picture]) -> list[str]:
         texts: list[str] = []
@@ -109,9 +111,8 @@ class QwenFamily(WholeFamily):
         return texts
 
     def published(self, vision: Mapping[str, Any]) -> dict[str, Any]:
-        size = dict(zip(("shortest_edge", "longest_edge"), self.limits, strict=True))
         patches = {"patch_size": vision.get("patch_size"), "merge_size": vision.get("spatial_merge_size", 2)}
-        return {**(CLIP_STATISTICS if self.is_clips else SIGLIP_STATISTICS), "size": size, **patches}
+        return {**(CLIP_STATISTICS if self.is_clips else SIGLIP_STATISTICS), "size": self._limits, **patches}
 
     def read(self, files: Files) -> Processor:
         return self.processor(files.tokenizer, files.images("Qwen2VL"), files.key)
@@ -122,26 +123,24 @@ class QwenFamily(WholeFamily):
         if images.temporal_patch_size != _FRAMES:
             raise UserError(f"{key}: {images.temporal_patch_size} frames make a patch, expected 2", hint="report this")
         return replace(
-            text_processor(tokenizer, key),
-            image_processor=images,
-            image_token_id=image,
-            patch_size=images.patch_size,
-            image_size=images.patch_size * images.merge_size,
-            picture_family=self,
-            video_token_id=video,
-            vision_start_id=start,
-            vision_end_id=end,
-        )
+            text_processor(tokenizer, key), image_processor=images, image_token_id=image, patch_size=images.patch_size,
+            image_size=images.patch_size * images.merge_size, picture_family=self, video_token_id=video,
+            vision_start_id=start, vision_end_id=end,
+        )  # fmt: skip
 
     def new(
-        self, tokenizer: PreTrainedTokenizerFast, kind: str, *, image_size: int, patch_size: int, **statistics: Any
-    ) -> Processor:
-        """For pictures that are at most as large as `image_size`."""
-        least = (2 * patch_size) ** 2
-        most = max(least, image_size**2)
-        return build_qwen_processor(
-            tokenizer, self, patch_size=patch_size, min_pixels=least, max_pixels=most, **statistics
-        )
+        self, tokenizer: Any, kind: str = "", *, patch_size: int, image_size: int = 0, merge: int = 2,
+        min_pixels: int = 0, max_pixels: int = 0, **statistics: Any,
+    ) -> Processor:  # fmt: skip
+        """Pictures have at least one token and at most `image_size` squared pixels, where limits are 0."""
+        add_marks(tokenizer, *MARKS, "<|im_start|>", "<|im_end|>")
+        tokenizer.eos_token = "<|im_end|>"
+        # Processors of transformers and vLLM expand this token; where it says another, they silently expand none.
+        tokenizer.image_token = MARKS[0]
+        least = min_pixels or (merge * patch_size) ** 2
+        size = {"shortest_edge": least, "longest_edge": max_pixels or max(least, image_size**2)}
+        images = pil("Qwen2VL")(patch_size=patch_size, merge_size=merge, size=size, **statistics)
+        return self.processor(tokenizer, images, "a new processor")
 
 
 QWEN_VL = replace(CHATML, name="qwen_vl", surrounds=True)
@@ -152,32 +151,6 @@ QWEN3_VL = QwenFamily(
     "qwen3_vl", "Qwen3VLProcessor", (QWEN_VL,), ("qwen3_5",), _WRITTEN, system="", limits=(65536, 16777216),
     is_clips=False, writes_times=True,
 )  # fmt: skip
-
-
-def build_qwen_processor(
-    tokenizer: PreTrainedTokenizerFast,
-    family: QwenFamily,
-    *,
-    patch_size: int,
-    merge: int = 2,
-    min_pixels: int,
-    max_pixels: int,
-    image_mean: tuple[float, float, float],
-    image_std: tuple[float, float, float],
-) -> Processor:
-    """A processor for a Qwen-VL that the project makes itself; the tokenizer gets the marks that it lacks."""
-    add_marks(tokenizer, *MARKS, "<|im_start|>", "<|im_end|>")
-    tokenizer.eos_token = "<|im_end|>"
-    # Processors of transformers and vLLM expand this token; where it says another, they silently expand none.
-    tokenizer.image_token = MARKS[0]
-    images = pil("Qwen2VL")(
-        patch_size=patch_size,
-        merge_size=merge,
-        size={"shortest_edge": min_pixels, "longest_edge": max_pixels},
-        image_mean=image_mean,
-        image_std=image_std,
-    )
-    return family.processor(tokenizer, images, "build_qwen_processor")
 
 
 def rounded(size: Size, unit: int, least: int, most: int) -> Size:

@@ -18,6 +18,7 @@ from torch import Tensor
 from ...core.errors import UserError
 from ...core.pictures import IMAGE, PatchGrid, Picture, whole_picture
 from ..pictures.tiles import Size
+from ..pictures.videos import Clip, VideoSettings
 from .processor import PictureFamily, Processor, Resizing
 
 _MOST_OBLONG = 200  # the published limit on a picture's sides
@@ -38,7 +39,7 @@ class WholeFamily(PictureFamily, ABC):
             least: pixels at least; None: as the processor's files say. So is `most`.
         """
 
-    def cut(self, frames: Tensor, grid: PatchGrid, side: int) -> Tensor:
+    def ordered(self, frames: Tensor, grid: PatchGrid, side: int) -> Tensor:
         """Patches [P,C*S*S] of normalised frames [F,rows*S,columns*S,C], in the order of tokens: row by row."""
         return frames.view(grid.rows, side, grid.columns, side, 3).permute(0, 2, 4, 1, 3).reshape(-1, 3 * side * side)
 
@@ -51,22 +52,18 @@ class WholeFamily(PictureFamily, ABC):
     ) -> list[Tensor]:
         return [self.clip_pixels([image], picture, processor) for image, picture in zip(images, layouts, strict=True)]
 
+    def clip_layout(self, clip: Clip, settings: VideoSettings, processor: Processor) -> tuple[Picture, ...]:
+        raise UserError(f"the record has a clip, and targets of {self.name} read images alone",
+                        hint="use records without clips, or a target that reads them")  # fmt: skip
+
     def clip_pixels(self, frames: Sequence[Image.Image], layout: Picture, processor: Processor) -> Tensor:
+        """Patches [P,C*S*S], in the order of tokens."""
         assert layout.whole is not None
-        return self.patches(frames, layout.whole, processor)
-
-    def patches(self, frames: Sequence[Image.Image], grid: PatchGrid, processor: Processor) -> Tensor:
-        """Normalised patches [P,C*S*S] float32 of RGB frames, in the order of tokens.
-
-        Args:
-            frames: an image is one.
-            grid: rows and columns of each frame.
-        """
-        images, side = processor.image_processor, processor.patch_size
+        grid, images, side = layout.whole, processor.image_processor, processor.patch_size
         size = grid.columns * side, grid.rows * side
         pixels = np.stack([np.asarray(frame.resize(size, images.resample), dtype=np.float32) for frame in frames])
         tensor = (torch.from_numpy(pixels) / 255 - torch.tensor(images.image_mean)) / torch.tensor(images.image_std)
-        return self.cut(tensor, grid, side)
+        return self.ordered(tensor, grid, side)
 
 
 def grid_of(size: Size, processor: Processor, *, frames: int = 1, seconds: float = 1.0) -> PatchGrid:

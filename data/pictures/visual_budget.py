@@ -60,23 +60,11 @@ class FrameTokens:
         return max(1, int(steps + 0.5)) * self.frames_per_step
 
 
-def llava_frames(settings: VideoSettings, patches: int) -> FrameTokens:
-    """How the LLaVA families count (OneVision: 196 a frame and one newline).
+def tile_frames(settings: VideoSettings, patches: int) -> FrameTokens:
+    """How families count whose frames are tiles (LLaVA-OneVision: 196 a frame and one newline).
 
     Args:
         patches: along a side of a frame.
     """
     one, two = (settings.picture(count, patches).num_tokens for count in (1, 2))
     return FrameTokens(two - one, per_clip=2 * one - two)
-
-
-def within(settings: VideoSettings, budget: int | str, patches: int) -> VideoSettings:
-    """The settings with as many frames, at equal distances, as the budget asks for. Shorter clips give all they have.
-
-    Args:
-        patches: along a side of a frame.
-    """
-    frames = llava_frames(settings, patches).frames(budget)
-    return settings.model_copy(
-        update={"num_frames": frames, "fps": None, "min_frames": min(frames, settings.min_frames)}
-    )

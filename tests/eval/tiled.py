@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 from draftsmith.core.batch import Request
-from draftsmith.core.pictures import PatchGrid, Picture
+from draftsmith.core.pictures import PatchGrid, Picture, whole_picture
 from draftsmith.data.conversations import PromptFormat, encode
-from draftsmith.data.families.llava import build_processor, layouts, pixels
+from draftsmith.data.families.llava import LLAVA
 from draftsmith.data.families.processor import Processor, Resizing
 from draftsmith.data.families.table import FAMILIES
 from draftsmith.data.shapes.tokenizer import train_tokenizer
@@ -28,7 +28,7 @@ ASPECTS = {"llava": "pad", "llava_next": "anyres", "llava_onevision": "anyres_ma
 def processor(family: str) -> Processor:
     """CLIP's image processor and Llama's special tokens; for OneVision SigLIP's and Qwen's."""
     tokenizer = train_tokenizer(TEXTS, 420)
-    made = build_processor(tokenizer, image_size=SIDE, patch_size=PATCH, image_mean=MEAN, image_std=STD)
+    made = LLAVA.new(tokenizer, image_size=SIDE, patch_size=PATCH, image_mean=MEAN, image_std=STD)
     if family != "llava_onevision":
         return made.of_family(FAMILIES[family])
     tokenizer.add_special_tokens({"additional_special_tokens": ["<video>", "<|im_start|>", "<|im_end|>"]})
@@ -84,11 +84,25 @@ def image_picture(size: tuple[int, int], made: Processor, *, min_pixels=None, ma
 
 def patches(frames: list[Image.Image], grid: PatchGrid, made: Processor) -> torch.Tensor:
     """Patches of a picture that is read whole."""
-    return made.picture_family.patches(frames, grid, made)
+    return made.picture_family.clip_pixels(frames, whole_picture(grid), made)
 
 
 def clip_pictures(clip, settings, made: Processor) -> tuple[Picture, ...]:
     return made.picture_family.clip_layout(clip, settings, made)
+
+
+def layouts(sizes, made: Processor, aspect, convention="hf") -> tuple[Picture, ...]:
+    return made.picture_family.layouts(sizes, made, Resizing(aspect, convention))
+
+
+def pixels(images: list[Image.Image], made: Processor, aspect, convention="hf") -> torch.Tensor:
+    """Tiles of the images of one sample."""
+    seen = layouts([image.size for image in images], made, aspect, convention)
+    return torch.cat(made.picture_family.pixels(images, seen, made, Resizing(aspect, convention)))
+
+
+def check_canvas(size: tuple[int, int], processor: Processor, aspect, *, num_images: int = 1) -> None:
+    processor.picture_family.check_canvas(size, processor, aspect, num_images)
 
 
 def look(made: Processor, sizes: list[tuple[int, int]], aspect: str) -> tuple[torch.Tensor, tuple[Picture, ...]]:

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from draftsmith.core.pictures import TEXT, VIDEO
-from draftsmith.data.families.qwen import build_qwen_processor
 from draftsmith.data.families.table import FAMILIES
 from draftsmith.data.pictures.videos import write_clip
 from draftsmith.data.shapes.tokenizer import train_tokenizer
@@ -32,9 +31,8 @@ def made(request, tmp_path_factory):
     kind, folder = request.param, tmp_path_factory.mktemp(request.param)
     said = [f"Which? {' '.join(WORDS[i:] + WORDS[:i])}." for i in range(len(WORDS))]
     tokenizer = train_tokenizer(["user assistant system\n", *said] * 3, 400)
-    processor = build_qwen_processor(
+    processor = FAMILIES[kind].new(
         tokenizer,
-        FAMILIES[kind],
         patch_size=4,
         min_pixels=64,
         max_pixels=256,

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from draftsmith.data.families.qwen import build_qwen_processor
 from draftsmith.data.families.table import FAMILIES
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.models.llava import TokenIds
@@ -33,9 +32,8 @@ def folder(tmp_path_factory):
     said = [f"Which? {' '.join(WORDS[i:] + WORDS[:i])}." for i in range(len(WORDS))]
     tokenizer = train_tokenizer(["user assistant system\n", *said] * 3, 400)
     tokenizer.chat_template = TEMPLATE.read_text()
-    processor = build_qwen_processor(
+    processor = FAMILIES[KIND].new(
         tokenizer,
-        FAMILIES[KIND],
         patch_size=4,
         min_pixels=256,
         max_pixels=256,

@@ -5,7 +5,7 @@ import torch
 from draftsmith.core.errors import UserError
 from draftsmith.core.pictures import IMAGE, TEXT
 from draftsmith.data.conversations import PromptFormat, encode
-from draftsmith.data.families.gemma import build_gemma_processor
+from draftsmith.data.families.gemma import GEMMA
 from draftsmith.data.media import ImageReader
 from draftsmith.data.pictures.videos import VideoSettings
 from draftsmith.data.processor_files import load_processor
@@ -21,7 +21,7 @@ FORM = PromptFormat(template="gemma", image_rule="next")
 
 
 def processor(most: int = 70):
-    return build_gemma_processor(train_tokenizer(TEXTS, 420), patch_size=4, max_tokens=most)
+    return GEMMA.new(train_tokenizer(TEXTS, 420), patch_size=4, max_tokens=most)
 
 
 def ids_of(made, text: str) -> list[int]:
@@ -108,5 +108,5 @@ def test_clips_and_other_tokenizers_are_refused():
     with pytest.raises(UserError, match="read images alone"):
         clip_pictures(None, VideoSettings(), processor())
     tokenizer = train_tokenizer(TEXTS, 420)
-    made = build_gemma_processor(tokenizer, patch_size=4)
+    made = GEMMA.new(tokenizer, patch_size=4)
     assert made.tokenizer.eos_token == "<turn|>" and made.num_image_tokens == 1

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 from draftsmith.core.errors import UserError
-from draftsmith.data.families.llava import expand_to_square, pixels
+from draftsmith.data.families.llava import expand_to_square
 from draftsmith.data.pictures import picture_files
 from draftsmith.data.pictures.picture_files import load_image
 from PIL import Image
+from tiled import pixels
 
 SIZE = 24
 SHAPES = [(60, 20), (20, 60), (61, 24), (24, 61), (37, 37), (25, 24), (7, 5), (24, 24), (1, 1)]

@@ -9,11 +9,9 @@ import pytest
 import torch
 from draftsmith.core.errors import UserError
 from draftsmith.data.conversations import PromptFormat, encode
-from draftsmith.data.families.llava import layouts, pixels
-from draftsmith.data.families.qwen import build_qwen_processor
 from draftsmith.data.families.table import FAMILIES
 from draftsmith.data.processor_files import load_processor, with_own_image_processor
-from tiled import TEXTS, picture, processor
+from tiled import TEXTS, layouts, picture, pixels, processor
 from transformers import AutoProcessor, AutoTokenizer, LlavaNextProcessor, LlavaProcessor, SiglipImageProcessorPil
 
 SIZES = [(40, 30), (90, 20), (24, 24)]
@@ -107,7 +105,7 @@ def test_without_image_settings_the_published_ones_are_taken(family, vision, mea
 @pytest.mark.parametrize(("family", "patch", "least"), [("qwen2_5_vl", 14, 3136), ("qwen3_vl", 16, 65536)])
 def test_without_image_settings_qwens_are_the_published_ones(family, patch, least, tmp_path):
     tokenizer = processor("llava").tokenizer
-    made = build_qwen_processor(tokenizer, FAMILIES[family], patch_size=patch, min_pixels=4, max_pixels=9,
+    made = FAMILIES[family].new(tokenizer, patch_size=patch, min_pixels=4, max_pixels=9,
                                 image_mean=(0, 0, 0), image_std=(1, 1, 1))  # fmt: skip
     made.tokenizer.save_pretrained(tmp_path)
     # What processors of transformers and vLLM expand at a picture.

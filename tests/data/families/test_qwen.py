@@ -13,7 +13,7 @@ from draftsmith.core.pictures import IMAGE, TEXT, VIDEO, PatchGrid
 from draftsmith.data.conversations import PromptFormat, encode
 from draftsmith.data.dataset import ConversationData, ConversationDataset
 from draftsmith.data.families.processor import NO_TOKEN
-from draftsmith.data.families.qwen import build_qwen_processor, rounded
+from draftsmith.data.families.qwen import rounded
 from draftsmith.data.families.table import FAMILIES
 from draftsmith.data.pictures.videos import Clip, VideoSettings, write_clip
 from draftsmith.data.processor_files import load_processor
@@ -28,9 +28,7 @@ TOKENIZER = train_tokenizer(TEXTS, 420)
 
 def processor(family: str = "qwen2_5_vl", **limits):
     limits = {"min_pixels": 64, "max_pixels": 1024} | limits
-    return build_qwen_processor(
-        copy.deepcopy(TOKENIZER), FAMILIES[family], patch_size=4, image_mean=MEAN, image_std=STD, **limits
-    )
+    return FAMILIES[family].new(copy.deepcopy(TOKENIZER), patch_size=4, image_mean=MEAN, image_std=STD, **limits)
 
 
 def frames(count: int, size=(20, 12)) -> list[Image.Image]:

@@ -5,8 +5,8 @@ import torch
 from draftsmith.core.errors import UserError
 from draftsmith.core.pictures import IMAGE, TEXT, VIDEO, Picture
 from draftsmith.data.conversations import PromptFormat, encode
-from draftsmith.data.families.internvl import build_internvl_processor
-from draftsmith.data.families.mistral import build_pixtral_processor
+from draftsmith.data.families.internvl import INTERNVL
+from draftsmith.data.families.mistral import PIXTRAL
 from draftsmith.data.families.processor import Resizing
 from draftsmith.data.media import ImageReader
 from draftsmith.data.pictures.videos import VideoSettings
@@ -23,15 +23,15 @@ ASKED = [{"from": "human", "value": "<image>\nWhich picture?"}, {"from": "gpt", 
 
 
 def internvl(**settings):
-    return build_internvl_processor(
+    return INTERNVL.new(
         train_tokenizer(TEXTS, 420), image_size=16, patch_size=4, image_mean=MEAN, image_std=STD, **settings
     )
 
 
 def pixtral(merge: int):
-    return build_pixtral_processor(
-        train_tokenizer(TEXTS, 420), patch_size=4, merge=merge, longest_edge=64, image_mean=MEAN, image_std=STD
-    )
+    kind = "mistral3" if merge == 2 else "pixtral"
+    tokenizer = train_tokenizer(TEXTS, 420)
+    return PIXTRAL.new(tokenizer, kind, patch_size=4, image_size=64, image_mean=MEAN, image_std=STD)
 
 
 def made(kind: str):

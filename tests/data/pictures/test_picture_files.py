@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from draftsmith.data.families.llava import check_canvas, pixels
 from draftsmith.data.pictures import picture_files
 from draftsmith.data.pictures.embedded import Embedded
 from draftsmith.data.pictures.media_files import BadMedia
@@ -22,6 +21,7 @@ from draftsmith.eval.quality.pictures import crop_bicubic
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image, TiffImagePlugin
+from tiled import check_canvas, pixels
 from transformers.image_utils import load_image as transformers_image
 
 NOISE = np.random.default_rng(0).integers(0, 256, (14, 20, 3), dtype=np.uint8)

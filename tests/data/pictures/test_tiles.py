@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from draftsmith.core.pictures import IMAGE, VIDEO, Picture
-from draftsmith.data.families.llava import layouts, pixels
 from draftsmith.data.pictures.tiles import (
     Tiling,
     best_resolution,
@@ -17,7 +16,7 @@ from draftsmith.data.pictures.tiles import (
     tiled_picture,
 )
 from PIL import Image
-from tiled import SIDE, picture, processor
+from tiled import SIDE, layouts, picture, pixels, processor
 from transformers import LlavaNextImageProcessorPil, LlavaOnevisionImageProcessorPil
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "lvlm" / "anyres.json").read_text())

@@ -1,20 +1,23 @@
 """Visual tokens as frames: the papers' numbers, and the count of the reader itself."""
 
+from types import SimpleNamespace
+
 import pytest
 from draftsmith.core.errors import UserError
+from draftsmith.data.families.llava import LLAVA
 from draftsmith.data.pictures.videos import VideoSettings
 from draftsmith.data.pictures.visual_budget import (
     PRESETS,
     FrameTokens,
     label,
-    llava_frames,
+    tile_frames,
     visual_tokens,
-    within,
 )
+from draftsmith.trainers.evaluation.requests import at_length
 
 
 def test_the_papers_25k_are_128_frames():
-    onevision = llava_frames(VideoSettings(), 27)
+    onevision = tile_frames(VideoSettings(), 27)
     assert onevision == FrameTokens(196, per_clip=1)
     assert onevision.frames("25k") == 128 and onevision.total(128) == 25_089
     assert [onevision.frames(preset) for preset in PRESETS] == [3, 8, 23, 31, 66, 77, 87, 128]
@@ -27,7 +30,7 @@ def test_the_papers_25k_are_128_frames():
 def test_frames_are_counted_as_the_reader_counts_them(settings):
     """No other number of frames is nearer to the budget."""
     for patches in (27, 6, 3):
-        family = llava_frames(settings, patches)
+        family = tile_frames(settings, patches)
         for budget in (1, 500, 777, 17_000):
             frames = family.frames(budget)
             assert family.total(frames) == settings.picture(frames, patches).num_tokens
@@ -51,7 +54,8 @@ def test_budgets_are_any_number():
 
 
 def test_settings_take_frames_at_equal_distances():
-    settings = within(VideoSettings(fps=1.0, num_frames=32), "25k", 27)
+    processor = SimpleNamespace(picture_family=LLAVA, patches=27)
+    settings, _ = at_length(VideoSettings(fps=1.0, num_frames=32), "25k", processor, [])
     assert (settings.num_frames, settings.fps) == (128, None)
-    one = within(VideoSettings(min_frames=2), 1, 27)
+    one, _ = at_length(VideoSettings(min_frames=2), "1", processor, [])
     assert (one.num_frames, one.min_frames) == (1, 1)

@@ -230,7 +230,7 @@ def test_pictures_are_handed_over_as_they_were_read():
     torch.manual_seed(0)
     bytes_ = torch.randint(0, 256, (16, 24, 3), dtype=torch.uint8)
     grid = PatchGrid(1, 4, 6)
-    cut = QWEN2_5_VL.patches([Image.fromarray(bytes_.numpy())], grid, processor)
+    cut = QWEN2_5_VL.clip_pixels([Image.fromarray(bytes_.numpy())], whole_picture(grid), processor)
     (found,) = shown(cut, [whole_picture(grid)], processor, "")
     assert torch.equal(found, bytes_)
     tile = ((bytes_ / 255 - torch.tensor(mean)) / torch.tensor(std)).permute(2, 0, 1)
