@@ -14,8 +14,8 @@ from transformers import PreTrainedConfig
 from ...core.errors import UserError
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
-from ...data.families.llava import LLAVA, layouts
-from ...data.families.processor import Processor
+from ...data.families.llava import LLAVA
+from ...data.families.processor import Processor, Resizing
 from ...data.families.table import family_of
 from ...data.media import ImageReader
 from ...data.mixture import JsonFile, Name, Selection, Share, are_present, is_mixture
@@ -88,9 +88,9 @@ def image_reader_of(data: ConversationData, config: PreTrainedConfig) -> ImageRe
     nothing: dict[str, Any] = dict.fromkeys(("pad_id", "bos_id", "eos_id", "newline_id"), 0)
     absent: Any = None
     family = family_of(config.model_type, config_value(vision, "model_type")) or LLAVA
-    counted = family.counted(config, vision)
+    side, patch, images = family.counted(config, vision)
     processor = Processor(
-        absent, counted.images, 0, counted.patch_size, counted.image_size, **nothing, picture_family=family,
+        absent, images, 0, patch, side, **nothing, picture_family=family,
         resolutions=tuple((a, b) for a, b in config_value(config, "image_grid_pinpoints") or ()),
     )  # fmt: skip
     limits = data.min_pixels, data.max_pixels
@@ -100,8 +100,9 @@ def image_reader_of(data: ConversationData, config: PreTrainedConfig) -> ImageRe
 def visual_tokens(files: OnDisk, data: ConversationData, image_reader: ImageReader) -> VisualTokens:
     """What pictures and clips become, by their layouts. Files are opened only where their size decides."""
     # Of several pictures, which max_9 does not tile.
-    plain = data.aspect == "anyres" or image_reader.processor.sizes_decide
-    flat = layouts([(0, 0)] * 2, image_reader.processor, "square" if plain else data.aspect)[0]
+    processor = image_reader.processor
+    plain = data.aspect == "anyres" or processor.picture_family.sizes_decide
+    flat = LLAVA.layouts([(0, 0)] * 2, processor, Resizing("square" if plain else data.aspect))[0]
     tiled = [n for n in (1, 2) if image_reader.needs_sizes(n)]
     least = flat.num_tokens
     if image_reader.processor.reads_whole:

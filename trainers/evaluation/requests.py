@@ -21,7 +21,7 @@ from ...data.families.processor import Processor
 from ...data.mixture import Name
 from ...data.pictures.tiles import Size
 from ...data.pictures.videos import VideoSettings
-from ...data.pictures.visual_budget import FrameTokens, label, visual_tokens
+from ...data.pictures.visual_budget import label, visual_tokens
 from ...data.suite import Suite, write_records
 from ...eval.rows import Medium
 from ...models.targets.generators import Generator
@@ -225,19 +225,6 @@ def digest(*values: Any) -> str:
     return hashlib.sha256(repr(values).encode()).hexdigest()[:12]
 
 
-def frame_tokens(
-    video: VideoSettings, processor: Processor, sizes: Sequence[Size], *, num_frames: int = 1
-) -> FrameTokens:
-    """How the target's language model counts a clip.
-
-    Args:
-        sizes: width and height of the set's clips, read where frames keep sides of their own (Qwen-VL): the median of
-            their tokens, two frames merged into one step, counts.
-        num_frames: taken of a clip, which share `max_tokens`.
-    """
-    return processor.picture_family.frame_tokens(video, processor, sizes, num_frames)
-
-
 def at_length(
     video: VideoSettings, length: Length, processor: Processor, sizes: Sequence[Size]
 ) -> tuple[VideoSettings, str]:
@@ -246,13 +233,11 @@ def at_length(
     Shorter clips give all the frames that they have.
 
     Args:
-        sizes: as `frame_tokens` has them.
+        sizes: width and height of the set's clips, read where frames keep sides of their own.
     """
-    if isinstance(length, int):
-        frames, tokens = length, frame_tokens(video, processor, sizes, num_frames=length)
-    else:
-        tokens = frame_tokens(video, processor, sizes)
-        frames = tokens.frames(length)
+    num_frames = length if isinstance(length, int) else 1
+    tokens = processor.picture_family.frame_tokens(video, processor, sizes, num_frames)
+    frames = length if isinstance(length, int) else tokens.frames(length)
     settings = video.model_copy(update={"num_frames": frames, "fps": None, "min_frames": min(frames, video.min_frames)})
     return settings, label(tokens.total(frames) if isinstance(length, int) else length)
 
