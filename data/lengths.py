@@ -13,7 +13,7 @@ import numpy as np
 from ..core.errors import UserError
 from .dataset import ConversationDataset
 from .families.llava import SYSTEM
-from .mixture import fewest_ids
+from .records.mixture import fewest_ids
 from .text_pieces import TooLong
 
 LOOKED_AT = 2000  # samples that are encoded at most

@@ -24,7 +24,7 @@ from .pictures.picture_files import image_size, load_image
 from .pictures.picture_marks import IMAGE_MARK, MARKS
 from .pictures.tiles import Convention, Size
 from .pictures.videos import Clip, VideoSettings
-from .record import paths
+from .records.record import paths
 
 
 @dataclass(frozen=True)

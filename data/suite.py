@@ -23,8 +23,8 @@ from ..core.pages import page
 from ..core.section import Section
 from .benchmark_sets import BENCHMARK_SETS, DESCRIBE, EXPLAIN, Ask, Medium, wording
 from .pictures.picture_marks import IMAGE_MARK, MARKS, VIDEO_MARK
-from .record import paths
-from .records import file_identity, open_records
+from .records.record import paths
+from .records.records import file_identity, open_records
 
 BENCHMARK = ("LLaVA-W", "DocVQA", "POPE", "MMVet", "IEdit", "MB", "Spot")
 OOD = ("PSV", "VIST")  # five pictures: beyond what the drafts of LLaVA-1.5 were trained on

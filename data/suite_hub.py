@@ -17,8 +17,8 @@ from ..core.files import new_folder
 from .pictures.embedded import Embedded
 from .pictures.media_files import BadMedia
 from .pictures.picture_files import load_image
+from .records.table_records import is_encoded, is_list, media_of
 from .suite import INDEX, QUESTIONS, Task
-from .table_records import is_encoded, is_list, media_of
 
 NO_REFERENCE = "(no reference)"  # records have an answer, and some sets have none
 CHANGED = "the set has changed since this was written: give a directory with suite.json"

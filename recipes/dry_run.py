@@ -8,8 +8,8 @@ from pathlib import Path
 from ..core import ranks
 from ..core.errors import UserError
 from ..data.captioned.prompts import PromptSource
-from ..data.patterns import unmatched
-from ..data.tar_records import TarRecords
+from ..data.records.patterns import unmatched
+from ..data.records.tar_records import TarRecords
 from ..models.inline import building
 from ..trainers.estimate.models import mirrored_shape, target_lines, target_shape
 from ..trainers.estimate.positions import check_answers

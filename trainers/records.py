@@ -9,7 +9,7 @@ from ..core.errors import UserError
 from ..data.conversations import PromptFormat
 from ..data.dataset import ConversationData, ConversationDataset
 from ..data.families.processor import Processor
-from ..data.mixture import Name, is_mixture
+from ..data.records.mixture import Name, is_mixture
 from ..models.decoding.decoder import CachedDecoder
 from .context import Context
 

@@ -22,7 +22,7 @@ from ...core.states import feature_places
 from ..codes import forward_seed
 from ..collate import Sample, collate, empty_sample
 from ..dataset import ConversationDataset
-from ..kept_arrays import read_arrays, write_arrays
+from ..records.kept_arrays import read_arrays, write_arrays
 from ..sources import AnsweredSamples
 
 

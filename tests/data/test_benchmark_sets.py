@@ -26,7 +26,7 @@ from draftsmith.data.dataset import ConversationData, ConversationDataset
 from draftsmith.data.pictures.embedded import Embedded
 from draftsmith.data.pictures.picture_files import load_image
 from draftsmith.data.pictures.videos import write_clip
-from draftsmith.data.record import check_record
+from draftsmith.data.records.record import check_record
 from draftsmith.data.suite import Suite
 from PIL import Image
 

@@ -17,7 +17,7 @@ from draftsmith.data.families.llava import LLAVA
 from draftsmith.data.families.processor import CAUSAL_LM, Processor
 from draftsmith.data.families.qwen import QWEN2_5_VL
 from draftsmith.data.processor_files import load_processor
-from draftsmith.data.record import check_record
+from draftsmith.data.records.record import check_record
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers

@@ -20,8 +20,9 @@ import safetensors.torch
 import torch
 import webdataset
 from draftsmith.core.errors import UserError
-from draftsmith.data import duplicates, shards, tars
-from draftsmith.data.duplicates import Duplicates, find_duplicates, next_number
+from draftsmith.data import shards
+from draftsmith.data.records import duplicates, tars
+from draftsmith.data.records.duplicates import Duplicates, find_duplicates, next_number
 from draftsmith.data.shard_files import FORMAT
 from draftsmith.data.shards import ShardReader, claim, finish, finished, write_shard
 

@@ -6,7 +6,7 @@ import datasets
 import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.data.conversations import PromptFormat, render
-from draftsmith.data.record import check_record
+from draftsmith.data.records.record import check_record
 from draftsmith.data.shapes.suites import QUESTIONS as SHAPES_QUESTIONS
 from draftsmith.data.shapes.suites import SUBSTITUTES
 from draftsmith.data.shapes.write import sample, write_dataset

@@ -18,8 +18,8 @@ from ...data.families.llava import LLAVA
 from ...data.families.processor import Processor, Resizing
 from ...data.families.table import family_of
 from ...data.media import ImageReader
-from ...data.mixture import JsonFile, Name, Selection, Share, are_present, is_mixture
-from ...data.records import RecordFile
+from ...data.records.mixture import JsonFile, Name, Selection, Share, are_present, is_mixture
+from ...data.records.records import RecordFile
 from ...models.hub import config_value
 from ..stage import Planned
 

@@ -18,10 +18,10 @@ from ...data.captioned.prompts import ImagePrompt
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData, ConversationDataset
 from ...data.families.processor import Processor
-from ...data.mixture import Name
 from ...data.pictures.tiles import Size
 from ...data.pictures.videos import VideoSettings
 from ...data.pictures.visual_budget import label, visual_tokens
+from ...data.records.mixture import Name
 from ...data.suite import Suite, write_records
 from ...eval.rows import Medium
 from ...models.targets.generators import Generator

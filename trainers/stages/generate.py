@@ -22,7 +22,7 @@ from ...data.captioned import Captioned, TarSource, read
 from ...data.families.llava import LLAVA, SYSTEM
 from ...data.families.processor import PictureFamily, Processor
 from ...data.families.table import family_of
-from ...data.mixture import STRATEGIES, is_strategy
+from ...data.records.mixture import STRATEGIES, is_strategy
 from ...data.shapes.captioned import HELD_OUT, write_captioned
 from ...data.shapes.scenarios import KINDS
 from ...data.shapes.scene import IMAGE_MEAN, IMAGE_STD

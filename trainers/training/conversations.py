@@ -15,7 +15,7 @@ from ...data.families.processor import Processor
 from ...data.families.table import FAMILIES as PICTURE_FAMILIES
 from ...data.loader import Loader, Samples, steps_per_epoch
 from ...data.order import BucketedOrder
-from ...data.skipped import Listed
+from ...data.records.skipped import Listed
 from ...data.sources import AnsweredSamples
 from ...data.states.samples import StatesSamples
 from ...models.drafters.lvlm import build_drafter, load_drafter, save_llava

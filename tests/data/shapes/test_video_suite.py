@@ -7,7 +7,7 @@ from draftsmith.data.benchmark_sets import BENCHMARK_SETS
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData, ConversationDataset
 from draftsmith.data.pictures.videos import Clip, VideoSettings
-from draftsmith.data.record import check_record
+from draftsmith.data.records.record import check_record
 from draftsmith.data.shapes.scene import COLORS
 from draftsmith.data.shapes.suites import CLIPS, length_set
 from draftsmith.data.shapes.write import sample, write_dataset

@@ -11,10 +11,10 @@ import pyarrow.parquet
 import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.core.files import read_json, read_text
-from draftsmith.data.record import check_record
-from draftsmith.data.records import open_records
-from draftsmith.data.scan import check_kind
-from draftsmith.data.table_records import TableRecords
+from draftsmith.data.records.record import check_record
+from draftsmith.data.records.records import open_records
+from draftsmith.data.records.scan import check_kind
+from draftsmith.data.records.table_records import TableRecords
 
 TURNS = [{"from": "human", "value": "What?"}, {"from": "gpt", "value": "A café."}]
 ROWS = [{"id": str(number), "conversations": TURNS} for number in range(3)]

@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.errors import encodable
-from .families.prompt_templates import ROLES, SYSTEM_ROLES
-from .pictures.embedded import Embedded
-from .pictures.picture_marks import IMAGE_MARK, MARKS, VIDEO_MARK
+from ...core.errors import encodable
+from ..families.prompt_templates import ROLES, SYSTEM_ROLES
+from ..pictures.embedded import Embedded
+from ..pictures.picture_marks import IMAGE_MARK, MARKS, VIDEO_MARK
 
 
 @dataclass(frozen=True)

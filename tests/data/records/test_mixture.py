@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from braceexpand import braceexpand
 from draftsmith.core.errors import UserError
-from draftsmith.data.mixture import JsonFile, Share, are_present, expand, identities
-from draftsmith.data.patterns import _count, expanded
-from draftsmith.data.tars import expand_paths
+from draftsmith.data.records.mixture import JsonFile, Share, are_present, expand, identities
+from draftsmith.data.records.patterns import _count, expanded
+from draftsmith.data.records.tars import expand_paths
 
-RECORDED = json.loads((Path(__file__).parent / "vectors" / "lvlm" / "sampler.json").read_text())
+RECORDED = json.loads((Path(__file__).parents[1] / "vectors" / "lvlm" / "sampler.json").read_text())
 CASES = RECORDED["yaml_mixture"]
 
 

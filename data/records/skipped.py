@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import UserError
-from ..core.files import LOG_BYTES, append_lines, open_data, parse_json, read_small
-from ..core.locks import Lock
-from ..core.notices import notice
+from ...core.errors import UserError
+from ...core.files import LOG_BYTES, append_lines, open_data, parse_json, read_small
+from ...core.locks import Lock
+from ...core.notices import notice
 
 # Under over_length: drop_images a record is changed and kept; how such a line ends.
 TEXT_KEPT = "pictures are dropped, the text is kept"

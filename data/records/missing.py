@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..core.errors import UserError
-from .pictures.media_files import BadMedia, is_there, located
+from ...core.errors import UserError
+from ..pictures.media_files import BadMedia, is_there, located
 from .record import paths
 from .records import RecordFile
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 from draftsmith.core.errors import UserError
-from draftsmith.data import chat_logs, log_lines, logged_pictures
-from draftsmith.data.chat_logs import convert
 from draftsmith.data.conversations import PromptFormat
-from draftsmith.data.mixture import Selection
+from draftsmith.data.records import chat_logs, log_lines, logged_pictures
+from draftsmith.data.records.chat_logs import convert
+from draftsmith.data.records.mixture import Selection
 from draftsmith.recipes.commands.cli import main
 from PIL import Image
 

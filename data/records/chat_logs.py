@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import UserError, encodable
-from ..core.files import new_folder
-from .families.prompt_templates import SYSTEM_ROLES
+from ...core.errors import UserError, encodable
+from ...core.files import new_folder
+from ..families.prompt_templates import SYSTEM_ROLES
+from ..pictures.picture_marks import IMAGE_MARK
 from .log_lines import MOST_BYTES, lines
 from .logged_pictures import PICTURES, LoggedPictures, Unusable
-from .pictures.picture_marks import IMAGE_MARK
 from .record import check_record
 
 RECORDS, HELD_OUT, SKIPPED = "records.jsonl", "held-out.jsonl", "skipped.jsonl"

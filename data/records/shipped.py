@@ -11,9 +11,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..core.files import read_yaml
+from ...core.files import read_yaml
 
-FOLDER = Path(__file__).parent / "mixtures"
+FOLDER = Path(__file__).parents[1] / "mixtures"
 PLACE = Path("data")
 # Files of the Hub, by the place at which recipes name them. Pictures of LLaVA-Instruct (coco, gqa, ocr_vqa, textvqa,
 # vg) are their own publishers': LLaVA's README says where.

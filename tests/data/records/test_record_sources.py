@@ -14,17 +14,17 @@ import pytest
 import torch
 import training
 from draftsmith.core.errors import UserError
-from draftsmith.data import tar_records
 from draftsmith.data.collate import ConversationCollate
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData, ConversationDataset
 from draftsmith.data.lengths import count_long
 from draftsmith.data.loader import Loader
-from draftsmith.data.mixture import are_present, identities
 from draftsmith.data.pictures.videos import write_clip
-from draftsmith.data.records import file_identity
-from draftsmith.data.table_records import Columns, TableRecords
-from draftsmith.data.tar_records import TarRecords
+from draftsmith.data.records import tar_records
+from draftsmith.data.records.mixture import are_present, identities
+from draftsmith.data.records.records import file_identity
+from draftsmith.data.records.table_records import Columns, TableRecords
+from draftsmith.data.records.tar_records import TarRecords
 from draftsmith.models.llava import PARTS, LlavaTraining, TokenIds, assemble, llava_config
 from draftsmith.trainers.answers.texts import _shown
 from PIL import Image
@@ -252,7 +252,7 @@ def test_fingerprints_follow_content(forms, opened, media):
 def test_an_unchanged_set_is_indexed_once(forms, opened, monkeypatch):
     first = opened(forms["tar"]).lengths.tolist(), opened(forms["arrow"]).lengths.tolist()
     monkeypatch.setattr(tar_records, "_index", lambda reader: pytest.fail("indexed again"))
-    monkeypatch.setattr("draftsmith.data.table_records.scan_part", lambda entries: pytest.fail("indexed again"))
+    monkeypatch.setattr("draftsmith.data.records.table_records.scan_part", lambda entries: pytest.fail("indexed again"))
     assert (opened(forms["tar"]).lengths.tolist(), opened(forms["arrow"]).lengths.tolist()) == first
 
 

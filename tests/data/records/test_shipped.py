@@ -6,8 +6,15 @@ from pathlib import Path
 
 import pytest
 from draftsmith.core.errors import UserError
-from draftsmith.data import shipped
-from draftsmith.data.mixture import Selection, are_present, expand, identities, missing_files, missing_hint
+from draftsmith.data.records import shipped
+from draftsmith.data.records.mixture import (
+    Selection,
+    are_present,
+    expand,
+    identities,
+    missing_files,
+    missing_hint,
+)
 
 NAME = "data/sharegpt-68k.yaml"
 FILE = "data/ShareGPT/ShareGPT_V4.3_unfiltered_cleaned_split.json"

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import UserError
-from ..core.files import open_data
+from ...core.errors import UserError
+from ...core.files import open_data
+from ..pictures.picture_files import SUFFIXES as IMAGE_SUFFIXES
 from .patterns import MOST_NAMES, expanded, matched
-from .pictures.picture_files import SUFFIXES as IMAGE_SUFFIXES
 
 BLOCK = tarfile.BLOCKSIZE
 CLIP_SUFFIXES = ("mp4", "m4v", "mov", "webm", "mkv", "avi")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from braceexpand import braceexpand
 
-from ..core.errors import UserError
+from ...core.errors import UserError
 
 MOST_NAMES = 200_000  # the largest published sets have 140,000 shards
 _GROUP, _NUMBER = re.compile(r"\{([^{}]*)\}"), re.compile("\0(\\d+)\0")

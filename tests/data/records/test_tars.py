@@ -7,8 +7,8 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from draftsmith.data import tars
 from draftsmith.data.captioned import TarSource, num_items, read
+from draftsmith.data.records import tars
 
 
 def write(path: Path, members: list[tuple[str, bytes]], form: int = tarfile.GNU_FORMAT) -> Path:

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from ..core.errors import UserError
-from ..core.file_kinds import HEAD, MARK, other_kind
-from ..core.files import open_data
+from ...core.errors import UserError
+from ...core.file_kinds import HEAD, MARK, other_kind
+from ...core.files import open_data
 
 MOST_BYTES = 256 << 20  # of a line, its pictures included
 _GZIP = b"\x1f\x8b"

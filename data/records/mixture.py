@@ -18,10 +18,10 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Discriminator, Field, Tag, TypeAdapter, ValidationError
 
-from ..core.errors import UserError, did_you_mean
-from ..core.fields import Place
-from ..core.files import read_yaml
-from ..core.words import counted
+from ...core.errors import UserError, did_you_mean
+from ...core.fields import Place
+from ...core.files import read_yaml
+from ...core.words import counted
 from .patterns import MOST_NAMES, braces, matched
 from .records import RecordFile, file_identity, open_records
 from .shipped import commands_for, fetch_commands, shipped

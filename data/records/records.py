@@ -21,9 +21,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..core.errors import UserError
-from ..core.files import open_data, parse_json
-from ..core.locks import Lock
+from ...core.errors import UserError
+from ...core.files import open_data, parse_json
+from ...core.locks import Lock
 from . import scan
 from .kept_arrays import read_arrays, write_arrays
 from .record import check_record, num_clips, num_images, num_words

@@ -17,11 +17,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..core.errors import UserError
-from ..core.fields import Place
-from ..core.section import Section
+from ...core.errors import UserError
+from ...core.fields import Place
+from ...core.section import Section
+from ..pictures.embedded import Embedded
 from . import tars
-from .pictures.embedded import Embedded
 from .record import Unreadable
 from .records import (
     Part,

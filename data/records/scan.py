@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import UserError
-from ..core.file_kinds import HEAD, MARK, other_kind
-from ..core.files import open_data
+from ...core.errors import UserError
+from ...core.file_kinds import HEAD, MARK, other_kind
+from ...core.files import open_data
 
 CHUNK = 16 << 20  # read at a time, and the size of a piece
 LONGEST = 64 << 20  # characters of a record: one that goes on for longer is broken

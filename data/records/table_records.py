@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from ..core.errors import UserError, did_you_mean, first_line
-from ..core.fields import Place, Revision
-from ..core.file_kinds import HEAD, other_kind
-from ..core.files import open_data, read_text, write_whole
-from ..core.section import Section
-from .pictures.embedded import Embedded
+from ...core.errors import UserError, did_you_mean, first_line
+from ...core.fields import Place, Revision
+from ...core.file_kinds import HEAD, other_kind
+from ...core.files import open_data, read_text, write_whole
+from ...core.section import Section
+from ..pictures.embedded import Embedded
 from .record import Unreadable
 from .records import RecordFile, file_identity, joined, open_index, scan_part
 from .scan import Entry

@@ -17,8 +17,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import UserError, encodable
-from ..core.locks import Lock
+from ...core.errors import UserError, encodable
+from ...core.locks import Lock
 
 _COMMIT_EVERY = 10_000  # items between two commits; a stopped pass loses no more
 _TABLES = """
