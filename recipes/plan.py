@@ -18,7 +18,7 @@ from ..core.weights import weights_identity
 from ..data.records.mixture import identities
 from ..data.records.records import file_identity
 from ..data.records.tars import expand_paths
-from ..data.suite import INDEX, suite_identity
+from ..data.suites.suite import INDEX, suite_identity
 from ..models.shipped import shipped_folder
 from ..trainers.matching import ABSENT, FINGERPRINTS, HIDDEN, RULED
 from ..trainers.results import named_weights

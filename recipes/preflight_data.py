@@ -29,7 +29,7 @@ from ..data.records.record import paths
 from ..data.records.skipped import Listed
 from ..data.records.table_records import TableRecords
 from ..data.stage_folders import DATASET_FOLDER
-from ..data.suite import read_index
+from ..data.suites.suite import read_index
 from ..eval.quality import QualityConfig, check
 from ..trainers.context import Context
 from ..trainers.evaluation.benchmarks import HUB, SetsBenchmark, TabedBenchmark

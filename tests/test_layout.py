@@ -35,7 +35,7 @@ DOORS = {
     "pandas": {"eval/summary.py"},
     "jinja2": {"core/templates.py"},
     "av": {"data/pictures/videos.py"},
-    "datasets": {"data/suite_hub.py", "data/records/table_records.py"},
+    "datasets": {"data/suites/suite_hub.py", "data/records/table_records.py"},
     "torchmetrics": {"eval/text_quality.py"},
     "nltk": {"eval/text_quality.py"},
 }
@@ -110,6 +110,7 @@ FLOORS = {
     "data/pictures": 0,
     "data/families": 1,
     "data/records": 2,
+    "data/suites": 3,
     "data": 3,
     **dict.fromkeys((f"data/{n}" for n in ("captioned", "shapes", "states")), 4),
     "models": 0,

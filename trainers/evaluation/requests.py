@@ -12,8 +12,6 @@ from ...core import ranks
 from ...core.batch import ImageRequest, Request
 from ...core.errors import UserError
 from ...core.pictures import TEXT
-from ...data.benchmark_hub import fetch_benchmarks
-from ...data.benchmark_sets import SEED
 from ...data.captioned.prompts import ImagePrompt
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData, ConversationDataset
@@ -22,7 +20,9 @@ from ...data.pictures.tiles import Size
 from ...data.pictures.videos import VideoSettings
 from ...data.pictures.visual_budget import label, visual_tokens
 from ...data.records.mixture import Name
-from ...data.suite import Suite, write_records
+from ...data.suites.benchmark_hub import fetch_benchmarks
+from ...data.suites.benchmark_sets import SEED
+from ...data.suites.suite import Suite, write_records
 from ...eval.rows import Medium
 from ...models.targets.generators import Generator
 from ..context import Context

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from draftsmith.data.benchmark_sets import BENCHMARK_SETS
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData, ConversationDataset
 from draftsmith.data.pictures.videos import Clip, VideoSettings
@@ -11,7 +10,8 @@ from draftsmith.data.records.record import check_record
 from draftsmith.data.shapes.scene import COLORS
 from draftsmith.data.shapes.suites import CLIPS, length_set
 from draftsmith.data.shapes.write import sample, write_dataset
-from draftsmith.data.suite import Suite
+from draftsmith.data.suites.benchmark_sets import BENCHMARK_SETS
+from draftsmith.data.suites.suite import Suite
 from draftsmith.trainers.evaluation.requests import at_length
 
 LENGTHS = (4, 9)

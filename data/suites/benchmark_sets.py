@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ..core.errors import UserError, did_you_mean
+from ...core.errors import UserError, did_you_mean
 
 Medium = Literal["video", "image", "text"]
 # own: the row's question; describe: a description of the video or picture in its place; explain: the question and its

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import UserError, did_you_mean, first_line
-from ..core.files import new_folder
-from .pictures.embedded import Embedded
-from .pictures.media_files import BadMedia
-from .pictures.picture_files import load_image
-from .records.table_records import is_encoded, is_list, media_of
+from ...core.errors import UserError, did_you_mean, first_line
+from ...core.files import new_folder
+from ..pictures.embedded import Embedded
+from ..pictures.media_files import BadMedia
+from ..pictures.picture_files import load_image
+from ..records.table_records import is_encoded, is_list, media_of
 from .suite import INDEX, QUESTIONS, Task
 
 NO_REFERENCE = "(no reference)"  # records have an answer, and some sets have none

@@ -10,7 +10,7 @@ from draftsmith.data.dataset import ConversationDataset
 from draftsmith.recipes.load import load
 from PIL import Image
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "data.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "data.md"
 BLOCK = re.compile(r"^```yaml run (\S+)\n(.*?)^```$", re.M | re.S)
 
 

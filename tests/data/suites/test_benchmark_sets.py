@@ -9,8 +9,14 @@ import datasets
 import numpy as np
 import pytest
 from draftsmith.core.errors import UserError
-from draftsmith.data.benchmark_hub import chosen, fetch_benchmarks, record
-from draftsmith.data.benchmark_sets import (
+from draftsmith.data.conversations import PromptFormat
+from draftsmith.data.dataset import ConversationData, ConversationDataset
+from draftsmith.data.pictures.embedded import Embedded
+from draftsmith.data.pictures.picture_files import load_image
+from draftsmith.data.pictures.videos import write_clip
+from draftsmith.data.records.record import check_record
+from draftsmith.data.suites.benchmark_hub import chosen, fetch_benchmarks, record
+from draftsmith.data.suites.benchmark_sets import (
     BENCHMARK_SETS,
     EXPLAIN,
     LETTER,
@@ -21,13 +27,7 @@ from draftsmith.data.benchmark_sets import (
     set_name,
     wording,
 )
-from draftsmith.data.conversations import PromptFormat
-from draftsmith.data.dataset import ConversationData, ConversationDataset
-from draftsmith.data.pictures.embedded import Embedded
-from draftsmith.data.pictures.picture_files import load_image
-from draftsmith.data.pictures.videos import write_clip
-from draftsmith.data.records.record import check_record
-from draftsmith.data.suite import Suite
+from draftsmith.data.suites.suite import Suite
 from PIL import Image
 
 OWN_WORDS = PromptFormat(system="", image_rule="verbatim")

@@ -10,8 +10,8 @@ from draftsmith.data.records.record import check_record
 from draftsmith.data.shapes.suites import QUESTIONS as SHAPES_QUESTIONS
 from draftsmith.data.shapes.suites import SUBSTITUTES
 from draftsmith.data.shapes.write import sample, write_dataset
-from draftsmith.data.suite import BENCHMARK, OOD, QUALITY, TASKS, Suite, clean, prompt, suite_identity
-from draftsmith.data.suite_hub import NO_REFERENCE, PUBLISHED, PUBLISHED_QUESTIONS, Published, fetch
+from draftsmith.data.suites.suite import BENCHMARK, OOD, QUALITY, TASKS, Suite, clean, prompt, suite_identity
+from draftsmith.data.suites.suite_hub import NO_REFERENCE, PUBLISHED, PUBLISHED_QUESTIONS, Published, fetch
 from PIL import Image
 
 REASON = "For the following question, provide a detailed explanation of your reasoning leading to the answer."

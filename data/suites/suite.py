@@ -16,15 +16,15 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from ..core.errors import UserError, did_you_mean
-from ..core.fields import Place
-from ..core.files import read_json, write_whole
-from ..core.pages import page
-from ..core.section import Section
+from ...core.errors import UserError, did_you_mean
+from ...core.fields import Place
+from ...core.files import read_json, write_whole
+from ...core.pages import page
+from ...core.section import Section
+from ..pictures.picture_marks import IMAGE_MARK, MARKS, VIDEO_MARK
+from ..records.record import paths
+from ..records.records import file_identity, open_records
 from .benchmark_sets import BENCHMARK_SETS, DESCRIBE, EXPLAIN, Ask, Medium, wording
-from .pictures.picture_marks import IMAGE_MARK, MARKS, VIDEO_MARK
-from .records.record import paths
-from .records.records import file_identity, open_records
 
 BENCHMARK = ("LLaVA-W", "DocVQA", "POPE", "MMVet", "IEdit", "MB", "Spot")
 OOD = ("PSV", "VIST")  # five pictures: beyond what the drafts of LLaVA-1.5 were trained on
