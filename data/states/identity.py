@@ -24,7 +24,7 @@ from ...core.weights import WEIGHTS
 from ..conversations import PromptFormat
 from ..dataset import ConversationData
 from ..families.processor import Processor
-from ..shard_files import difference
+from ..shards.shard_files import difference
 from .dtypes import StatesDtype
 
 # Fields that may differ between a cache and its reader where the recipe says so (`accept`): the user knows better.

@@ -10,7 +10,7 @@ from draftsmith.core.pictures import TEXT, VIDEO
 from draftsmith.data.families.table import FAMILIES
 from draftsmith.data.pictures.videos import write_clip
 from draftsmith.data.shapes.tokenizer import train_tokenizer
-from draftsmith.data.shards import ShardReader
+from draftsmith.data.shards.shards import ShardReader
 from draftsmith.models.drafters.sparrow import SparrowConfig
 from draftsmith.models.llava import TokenIds
 from draftsmith.models.qwen import QWEN_FAMILIES, qwen_config

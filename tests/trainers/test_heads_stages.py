@@ -14,7 +14,7 @@ from draftsmith.data.families.processor import Processor
 from draftsmith.data.families.table import FAMILIES
 from draftsmith.data.pictures.videos import VideoSettings
 from draftsmith.data.processor_files import load_processor
-from draftsmith.data.shards import ShardReader
+from draftsmith.data.shards.shards import ShardReader
 from draftsmith.data.suites.suite import read_index
 from draftsmith.eval.rows import read_rows
 from draftsmith.eval.run_folders import read_run

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from transformers import PreTrainedConfig
 
-from ...data.codes import ShardData
 from ...data.dataset import ConversationData
 from ...data.families.llava import is_tiled
 from ...data.loader import steps_per_epoch
 from ...data.media import ImageReader
 from ...data.shapes.scenarios import WITHOUT_PICTURES
+from ...data.shards.codes import ShardData
 from ...models.formats.start import is_own
 from ...models.sizes import empty_model, parameter_counts
 from ...models.training import training_of

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from ...core.refused import Refused
-from ...data.codes import ShardData
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
+from ...data.shards.codes import ShardData
 from ..context import Context
 from ..engine import init_distributed
 from ..estimate.memory import Memory

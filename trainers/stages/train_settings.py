@@ -8,10 +8,10 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from ...core.refused import Refused
 from ...core.section import Section
-from ...data.codes import ShardData
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
 from ...data.packing import PackingConfig
+from ...data.shards.codes import ShardData
 from ...data.sources import AnswersConfig
 from ...models.distillation import CrossEntropyObjective, DistillObjective
 from ...models.drafters import AnyDrafter

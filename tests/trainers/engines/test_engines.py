@@ -15,7 +15,7 @@ from draftsmith.core.pictures import PatchGrid, Picture, one_placeholder_each, w
 from draftsmith.core.refused import Refused
 from draftsmith.data.families.processor import Processor, pil
 from draftsmith.data.families.qwen import QWEN2_5_VL
-from draftsmith.data.shards import ShardReader
+from draftsmith.data.shards.shards import ShardReader
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.eagle3 import Eagle3Config

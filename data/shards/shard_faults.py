@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 
-from ..core.errors import UserError
-from ..core.files import write_whole
-from ..core.results import Fault
+from ...core.errors import UserError
+from ...core.files import write_whole
+from ...core.results import Fault
 from .shard_files import Shard, dump, tar_path
 from .shards import END, IDENTITY, MANIFEST, check_size, checksum, is_of_shard, read_manifest, read_summary
 

@@ -23,10 +23,10 @@ import numpy as np
 import xxhash
 from torch import Tensor
 
-from ..core import ranks
-from ..core.errors import UserError
-from ..core.files import checked, parse_json, read_json, read_small, unwritable, write_whole
-from ..core.words import counted
+from ...core import ranks
+from ...core.errors import UserError
+from ...core.files import checked, parse_json, read_json, read_small, unwritable, write_whole
+from ...core.words import counted
 from .shard_files import (
     AGAIN,
     BAD_MEMBERS,

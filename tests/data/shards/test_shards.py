@@ -20,11 +20,11 @@ import safetensors.torch
 import torch
 import webdataset
 from draftsmith.core.errors import UserError
-from draftsmith.data import shards
 from draftsmith.data.records import duplicates, tars
 from draftsmith.data.records.duplicates import Duplicates, find_duplicates, next_number
-from draftsmith.data.shard_files import FORMAT
-from draftsmith.data.shards import ShardReader, claim, finish, finished, write_shard
+from draftsmith.data.shards import shards
+from draftsmith.data.shards.shard_files import FORMAT
+from draftsmith.data.shards.shards import ShardReader, claim, finish, finished, write_shard
 
 IDENTITY = {"source": {"path": "x", "max_samples": 7}, "target": "tiny", "size": 256}
 

@@ -20,9 +20,9 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from ..core.batch import CodeBatch, PictureBatch
-from ..core.fields import Place
-from ..core.section import Section
+from ...core.batch import CodeBatch, PictureBatch
+from ...core.fields import Place
+from ...core.section import Section
 from .shards import ShardReader
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 from draftsmith.core.errors import UserError
-from draftsmith.data import shard_faults
-from draftsmith.data.shards import claim, finish, finished, write_shard
+from draftsmith.data.shards import shard_faults
+from draftsmith.data.shards.shards import claim, finish, finished, write_shard
 
 IDENTITY = {"of": "this test"}
 TAR, JSON = "shard-000001.tar", "shard-000001.json"

@@ -19,8 +19,8 @@ import xxhash
 from safetensors import SafetensorError
 from torch import Tensor
 
-from ..core.errors import UserError
-from ..core.files import parse_json, read_small
+from ...core.errors import UserError
+from ...core.files import parse_json, read_small
 
 FORMAT = 2  # of shards, their json and the manifest: count up when one changes
 AGAIN = "delete the file and run the stage again: it writes the missing shard only"

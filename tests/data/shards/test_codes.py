@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 from draftsmith.core.batch import CodeBatch, PictureBatch
-from draftsmith.data.codes import (
+from draftsmith.data.loader import Loader
+from draftsmith.data.shards.codes import (
     CodeCollate,
     PictureCollate,
     ShardData,
@@ -16,8 +17,7 @@ from draftsmith.data.codes import (
     forward_seed,
     loses_condition,
 )
-from draftsmith.data.loader import Loader
-from draftsmith.data.shards import claim, finish, write_shard
+from draftsmith.data.shards.shards import claim, finish, write_shard
 from draftsmith.models.decoding.rows import Guidance
 from draftsmith.models.drafters.eagle import EagleConfig
 from draftsmith.models.drafters.eagle_images import EagleLoss
