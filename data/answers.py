@@ -19,7 +19,7 @@ from ..core.batch import TEXT, Request
 from ..core.errors import UserError
 from ..core.states import KeptScores
 from .dataset import ConversationDataset
-from .shards import ShardReader
+from .shards.shards import ShardReader
 
 SHARDS = "answers"  # folder of them inside a stage's
 SKIPPED = "skipped"  # why an unusable record has no answer

@@ -13,16 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..core.errors import UserError, encodable, first_line
-from .picture_marks import MARKS, VIDEO_MARK
+from .families.prompt_templates import SYSTEM_ROLES
+from .pictures.picture_marks import MARKS, VIDEO_MARK
 
-SYSTEM_ROLES = ("system", "developer")
 _ROLES = {"human": "user", "gpt": "assistant"} | {role: role for role in (*SYSTEM_ROLES, "tool")}
-# What templates write for a picture; processors replace it by the run of placeholders (`written_marks`).
-_QWEN = re.compile(r"<\|vision_start\|><\|(?:image|video)_pad\|><\|vision_end\|>")
-_TOKENS = {
-    "qwen2_vl": _QWEN, "qwen2_5_vl": _QWEN, "qwen3_vl": _QWEN, "internvl": re.compile("<IMG_CONTEXT>|<video>"),
-    "pixtral": re.compile(r"\[IMG\]"), "gemma4": re.compile(r"<\|image\|>"),
-}  # fmt: skip
 _PROBE, _ANSWER = "a question", "an answer"
 
 Spans = tuple[tuple[int, int], ...]
@@ -33,7 +27,7 @@ def render_chat(
     tokenizer: Any,
     record: Mapping[str, Any],
     *,
-    family: str,
+    shown: re.Pattern[str] | None,
     written: Sequence[str],
     open_ended: bool,
 ) -> tuple[str, Spans]:
@@ -45,7 +39,8 @@ def render_chat(
 
     Args:
         record: whose `tools` and `chat_template_kwargs` the template gets.
-        written: of each image and clip, in order.
+        shown: what the template writes for a picture; None: its mark.
+        written: of each image and clip, in order, what a processor puts in its place.
         open_ended: leave out the last answer, and end where it begins.
 
     Raises:
@@ -54,7 +49,7 @@ def render_chat(
     """
     chat = _Chat(tokenizer, record)
     messages = chat.messages(turns, written)
-    pictures = _TOKENS.get(family, _marks(written))
+    pictures = shown or _marks(written)
     ends_with_answer = bool(turns) and turns[-1].get("from") == "gpt"
     if open_ended or not ends_with_answer:
         prompt = chat.text(messages[:-1] if ends_with_answer else messages, asks=True)

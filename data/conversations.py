@@ -1,19 +1,16 @@
 """Conversations to ids: one function for training and for decoding, so that both see the same prompt.
 
-Templates are LLaVA-1.5's `plain` (alignment) and `v1` (Vicuna), LLaVA-OneVision's `qwen`, Qwen-VL's `qwen_vl`,
-InternVL's `internvl`, Mistral's `mistral`, Gemma 4's `gemma`, Llama-3's `llama3`, and the target's own (`chat`,
-chat_template.py); supervision is a matter of character spans, mapped to tokens through offsets, never of counting
-tokens as the official masker does (it drops every multi-turn sample of a tokenizer in which a blank and `USER` are one
-piece).
+Templates are those of the families (`families/`) and the target's own (`chat`, chat_template.py). Supervision is a
+matter of character spans, mapped to tokens through offsets, never of counting tokens as the official masker does (it
+drops every multi-turn sample of a tokenizer in which a blank and `USER` are one piece).
 """
 
 from __future__ import annotations
 
 import math
-import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pydantic import model_validator
@@ -21,48 +18,12 @@ from pydantic import model_validator
 from ..core.errors import UserError
 from ..core.pictures import TEXT, VIDEO, Picture
 from ..core.section import Section
-from .chat_template import SYSTEM_ROLES, render_chat
-from .picture_marks import MARKS, VIDEO_MARK, mark_of, place_marks, runs_of, write_marks, written_marks
-from .processor import QWEN, Processor
+from .chat_template import render_chat
+from .families.processor import Processor
+from .families.prompt_templates import ROLES, SYSTEM_ROLES, Rendered
+from .families.table import TEMPLATES, TemplateName
+from .pictures.picture_marks import MARKS, VIDEO_MARK, place_marks, write_marks
 from .text_pieces import check_length, hf_pieces, official_pieces
-
-SYSTEM = (
-    "A chat between a curious user and an artificial intelligence assistant. "
-    "The assistant gives helpful, detailed, and polite answers to the user's questions."
-)
-QWEN_SYSTEM = "You are a helpful assistant."
-ROLES = {"human": "USER", "gpt": "ASSISTANT"}
-
-
-@dataclass(frozen=True)
-class _Chat:
-    """A template whose turns begin with a head of their role.
-
-    Args:
-        head: what begins a turn, with {} for its role.
-        between: what stands after a turn's end.
-        system: the template's own system sentence.
-        answers: what it calls who answers.
-    """
-
-    head: str
-    end: str
-    between: str
-    system: str
-    answers: str = "assistant"
-
-
-_CHATS = {
-    "qwen": _Chat("<|im_start|>{}\n", "<|im_end|>", "\n", QWEN_SYSTEM),
-    "qwen_vl": _Chat("<|im_start|>{}\n", "<|im_end|>", "\n", QWEN_SYSTEM),
-    "internvl": _Chat("<|im_start|>{}\n", "<|im_end|>", "\n", ""),
-    "gemma": _Chat("<|turn>{}\n", "<turn|>", "\n", "", "model"),
-    "llama3": _Chat("<|start_header_id|>{}<|end_header_id|>\n\n", "<|eot_id|>", "", ""),
-}
-# Template -> families whose pictures stand between tokens of their own, which it writes.
-_WRITES: dict[str, tuple[str, ...]] = {"qwen_vl": QWEN, "internvl": ("internvl",), "mistral": ("pixtral",),
-                                       "gemma": ("gemma4",)}  # fmt: skip
-_TURN_END = {"v1": "</s>", "mistral": "</s>"} | {name: chat.end for name, chat in _CHATS.items()}
 
 
 class PromptFormat(Section):
@@ -72,7 +33,7 @@ class PromptFormat(Section):
     # Qwen2-VL, Qwen2.5-VL and Qwen3-VL; internvl: InternVL 3; mistral: Mistral 3 and Pixtral; gemma: Gemma 4,
     # without its channel of thoughts; llama3: text-only targets of Llama-3; chat: the chat template in the target's own
     # files, as servers use it, with each record's system message, tools, tool calls and reasoning (for logs).
-    template: Literal["plain", "v1", "qwen", "qwen_vl", "internvl", "mistral", "gemma", "llama3", "chat"] = "v1"
+    template: TemplateName = "v1"
     # null: the template's own system sentence (official LLaVA; Qwen2-VL's and Qwen2.5-VL's; the others have none:
     # Mistral's published one names a date; chat: what the target's template writes); "": none. A record's own system
     # message takes its place.
@@ -105,14 +66,6 @@ class PromptFormat(Section):
 
 
 @dataclass(frozen=True)
-class Rendered:
-    """A prompt and the character spans in it that are supervised."""
-
-    text: str
-    spans: tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True)
 class Encoded:
     """A tokenized conversation: T ids with their loss mask and modality, and the text that they came from."""
 
@@ -130,7 +83,7 @@ def render(
     has_clip: bool = False,
     open_ended: bool = False,
     written: Sequence[str] = (),
-    family: str = "",
+    own_system: str | None = None,
 ) -> Rendered:
     """Text of a conversation and what of it is supervised.
 
@@ -138,8 +91,8 @@ def render(
         turns: `from`/`value` pairs as in LLaVA JSON; a first turn that is not the human's is dropped.
         has_image: there are images or clips, whose marks are placed.
         has_clip: <video> is a mark, too.
-        written: of a template that surrounds pictures, what each mark is written as (`written_marks`).
-        family: of the processor; Qwen3-VL has no system sentence of its own.
+        written: of a template that surrounds pictures, what each mark is written as.
+        own_system: the family's system sentence; None: the template's.
         open_ended: leave out the last answer, ending where it would begin (for decoding).
 
     Raises:
@@ -154,21 +107,15 @@ def render(
             raise UserError(f"turn {number} is {role}'s; the roles human and gpt must alternate")
     if has_image:
         pairs = [(role, place_marks(text, form.image_rule, has_clip=has_clip)) for role, text in pairs]
-    if form.template == "plain":
-        return _render_plain(pairs, open_ended, MARKS[has_clip])
-    if form.template == "v1":
-        end = " " if open_ended and form.answer_end == "blank" else "</s>"
-        return _render_v1(pairs, SYSTEM if system is None else system, open_ended, end)
-    if form.template == "mistral":
-        return _render_mistral(write_marks(pairs, written, MARKS[has_clip], keeps_breaks=False), system, open_ended)
-    chat = _CHATS[form.template]
-    if form.template in _WRITES:
-        # The line break beside a mark is LLaVA's way of writing; InternVL has one, too.
-        pairs = write_marks(pairs, written, MARKS[has_clip], keeps_breaks=form.template == "internvl")
-    if form.template in ("llama3", "gemma"):
+    template, marks = TEMPLATES[form.template], MARKS[has_clip]
+    if template.surrounds:
+        pairs = write_marks(pairs, written, marks, keeps_breaks=template.keeps_breaks)
+    if template.strips:
         pairs = [(role, value.strip()) for role, value in pairs]
-    own = "" if family == "qwen3_vl" else chat.system
-    return _render_chat(pairs, chat, own if system is None else system, open_ended)
+    if open_ended and form.answer_end == "blank":
+        template = replace(template, end=" ")
+    own = template.system if own_system is None else own_system
+    return template.render(pairs, own if system is None else system, open_ended, marks)
 
 
 def _own_system(turns: list[dict[str, Any]], form: PromptFormat) -> tuple[str | None, list[dict[str, Any]]]:
@@ -194,72 +141,6 @@ def _role(turn: dict[str, Any], form: PromptFormat) -> str:
 def _needs_chat(what: str, form: PromptFormat) -> UserError:
     hint = "set format: {template: chat}, the target's own chat template"
     return UserError(f"the record has {what}, and template {form.template} writes none", hint=hint)
-
-
-def _render_plain(pairs: list[tuple[str, str]], open_ended: bool, marks: re.Pattern[str]) -> Rendered:
-    if len(pairs) != 2 or (mark := marks.search(pairs[0][1])) is None:
-        raise UserError(
-            "the plain template takes a question with <image> and one answer",
-            hint="use template: v1 for this data",
-        )
-    if open_ended:
-        return Rendered(mark[0], ())
-    text = f"{mark[0]}{pairs[1][1]}\n"
-    return Rendered(text, ((len(mark[0]), len(text)),))
-
-
-def _render_v1(pairs: list[tuple[str, str]], system: str, open_ended: bool, end: str) -> Rendered:
-    text = f"{system} " if system else ""
-    spans = []
-    last = len(pairs) - 1
-    for number, (role, value) in enumerate(pairs):
-        text += f"{ROLES[role]}:"
-        if open_ended and number == last and role == "gpt":
-            break
-        if not value:
-            continue  # an empty turn is its role and nothing else, not even a blank
-        if role == "human":
-            text += f" {value} "
-            continue
-        start = len(text)
-        text += f" {value}{end}"
-        spans.append((start, len(text)))
-    if open_ended and pairs[last][0] == "human":
-        text += "ASSISTANT:"
-    return Rendered(text, tuple(spans))
-
-
-def _render_chat(pairs: list[tuple[str, str]], chat: _Chat, system: str, open_ended: bool) -> Rendered:
-    """Supervises each answer and the token that ends it; Qwen's official masker also takes a turn's outer tokens."""
-    text = chat.head.format("system") + system + chat.end + chat.between if system else ""
-    spans, last = [], len(pairs) - 1
-    for number, (role, value) in enumerate(pairs):
-        text += chat.head.format("user" if role == "human" else chat.answers)
-        if open_ended and number == last and role == "gpt":
-            break
-        start = len(text)
-        text += f"{value}{chat.end}"
-        if role == "gpt" and value:
-            spans.append((start, len(text)))
-        text += chat.between
-    if open_ended and pairs[last][0] == "human":
-        text += chat.head.format(chat.answers)
-    return Rendered(text, tuple(spans))
-
-
-def _render_mistral(pairs: list[tuple[str, str]], system: str | None, open_ended: bool) -> Rendered:
-    text = f"[SYSTEM_PROMPT]{system}[/SYSTEM_PROMPT]" if system else ""
-    spans, last = [], len(pairs) - 1
-    for number, (role, value) in enumerate(pairs):
-        if role == "human":
-            text += f"[INST]{value}[/INST]"
-        elif open_ended and number == last:
-            break
-        elif value:
-            start = len(text)
-            text += f"{value}</s>"
-            spans.append((start, len(text)))
-    return Rendered(text, tuple(spans))
 
 
 def encode(
@@ -294,32 +175,29 @@ def encode(
     assert not (num_images and processor.reads_whole), "a picture that is read whole has tokens of its own number"
     pictures = pictures or [Picture(math.isqrt(processor.num_image_tokens))] * num_images
     has_clip = any(picture.modality == VIDEO for picture in pictures)
-    family, record = processor.family, record or {}
+    family, record = processor.picture_family, record or {}
     if form.template == "chat":
-        writes = any(family in families for families in _WRITES.values())
-        written = written_marks(pictures, family) if writes else [mark_of(picture) for picture in pictures]
         text, spans = render_chat(
-            turns, processor.tokenizer, record, family=family, written=written, open_ended=open_ended
-        )
+            turns, processor.tokenizer, record, shown=family.written, written=family.marks(pictures),
+            open_ended=open_ended,
+        )  # fmt: skip
         rendered = Rendered(text, spans)
     else:
         if record.get("tools") or record.get("chat_template_kwargs"):
             raise _needs_chat("tools" if record.get("tools") else "chat_template_kwargs", form)
-        writes = form.template in _WRITES
-        written = written_marks(pictures, family) if writes else []
         rendered = render(
-            turns, form, has_image=len(pictures) > 0, has_clip=has_clip, open_ended=open_ended, written=written,
-            family=family,
+            turns, form, has_image=len(pictures) > 0, has_clip=has_clip, open_ended=open_ended,
+            written=family.marks(pictures), own_system=family.system,
         )  # fmt: skip
         rendered = Rendered(rendered.text, _learned(turns, rendered.spans, open_ended))
     marks = MARKS[has_clip]
-    runs = [(picture, length) for picture in pictures for length in runs_of(picture, processor.family)]
+    runs = [(picture, length) for picture in pictures for length in family.runs(picture)]
     _check_marks(marks.findall(rendered.text), [picture for picture, _ in runs], form, num_files=len(pictures))
     if most is not None:
         check_length(rendered.text, processor, most)
-    # Between special tokens, as pictures of these templates stand, the two are the same.
+    # Between special tokens the two are the same.
     apart = form.image_join == "official" and form.template != "chat"
-    pieces = official_pieces if apart or writes else hf_pieces
+    pieces = official_pieces if apart or family.written else hf_pieces
     left = iter(runs)
     begin = [] if processor.bos_id is None or form.template == "chat" else [processor.bos_id]  # that writes its own
     ids, loss_mask, modality = begin, [False] * len(begin), [TEXT] * len(begin)
@@ -358,22 +236,22 @@ def check_template(form: PromptFormat, processor: Processor) -> None:
             hint = "add the chat_template.jinja that the server uses, or another format.template (v1, qwen_vl, ...)"
             raise UserError("template chat, and the target's files have no chat template", hint=hint)
         return
-    end, eos = _TURN_END.get(form.template), processor.tokenizer.eos_token
-    if end is not None and eos != end:
+    template, eos = TEMPLATES[form.template], processor.tokenizer.eos_token
+    if template.end and eos != template.end:
         raise UserError(
-            f"template {form.template} ends turns with {end}, the tokenizer with {eos}",
+            f"template {form.template} ends turns with {template.end}, the tokenizer with {eos}",
             hint="use template: v1 with Llama's tokenizer, qwen, qwen_vl or internvl with Qwen's, gemma with Gemma's",
         )
-    wanted = next((name for name, families in _WRITES.items() if processor.family in families), None)
-    if wanted != (form.template if form.template in _WRITES else None):
+    wanted = processor.picture_family.template
+    if wanted != (template.name if template.surrounds else None):
         hint = f"use template: {wanted}" if wanted else "use template: v1, qwen or llama3, as its tokenizer is"
+        surround = ", ".join(other.name for other in TEMPLATES.values() if other.surrounds)
         raise UserError(
             f"template {form.template} and a processor of {processor.family}",
-            hint=f"{hint}: {', '.join(_WRITES)} write the tokens between which pictures of their families stand",
+            hint=f"{hint}: {surround} write the tokens between which pictures of their families stand",
         )
-    if form.template == "mistral" and form.system and "[SYSTEM_PROMPT]" not in processor.tokenizer.get_vocab():
-        raise UserError("format.system is set, and the tokenizer has no [SYSTEM_PROMPT] token (Pixtral 12B's)",
-                        hint="leave system out, and begin the question with the sentence")  # fmt: skip
+    if form.system:
+        template.check_system(processor.tokenizer)
 
 
 def _check_marks(marks: list[str], pictures: Sequence[Picture], form: PromptFormat, *, num_files: int) -> None:

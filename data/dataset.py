@@ -20,17 +20,16 @@ from ..core.pictures import Picture
 from ..core.section import Section
 from .collate import Sample, empty_sample
 from .conversations import Encoded, PromptFormat, check_template, encode
-from .images import Aspect
+from .families.processor import Aspect, Processor
 from .media import ImageReader, Media
-from .missing import Look
-from .mixture import Name, RecordSources, Selection, identities
-from .processor import Processor
-from .record import with_end, without_marks
-from .records import RecordFile, id_of, id_problems, name_of
-from .skipped import TEXT_KEPT, SkippedLog
+from .pictures.tiles import Convention, Size
+from .pictures.videos import VideoSettings
+from .records.missing import Look
+from .records.mixture import Name, RecordSources, Selection, identities
+from .records.record import with_end, without_marks
+from .records.records import RecordFile, id_of, id_problems, name_of
+from .records.skipped import TEXT_KEPT, SkippedLog
 from .text_pieces import TooLong
-from .tiles import Convention, Size
-from .videos import VideoSettings
 
 
 class ConversationData(Section):

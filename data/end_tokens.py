@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from .chat_template import end_of_answers
 from .conversations import PromptFormat
-from .processor import Processor
+from .families.processor import Processor
 
 
 def end_ids(processor: Processor, form: PromptFormat) -> tuple[int, ...]:

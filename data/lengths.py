@@ -11,10 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..core.errors import UserError
-from .conversations import SYSTEM
 from .dataset import ConversationDataset
-from .images import is_tiled
-from .mixture import fewest_ids
+from .families.llava import SYSTEM
+from .records.mixture import fewest_ids
 from .text_pieces import TooLong
 
 LOOKED_AT = 2000  # samples that are encoded at most
@@ -86,7 +85,7 @@ def _bounds(dataset: ConversationDataset, prompts: bool) -> tuple[np.ndarray, np
     most = sizes + images * (per_image + 3) + len(dataset.form.system or SYSTEM) + _ROOM
     most = most + len(dataset.config.question_end)
     unknown = (clips > 0) | (template == "chat")  # which may write much beside a record's tools
-    if is_tiled(image_reader.aspect, 1) or image_reader.processor.sizes_decide:
+    if image_reader.needs_sizes(1):
         unknown |= images > 0
     return least, np.where(unknown, np.iinfo(np.int64).max, most)
 

@@ -18,7 +18,7 @@ import torch
 from ..core.errors import UserError
 from .order import Order, epoch_order, rows_of_rank
 from .packing import packed_rows
-from .workers import kill_at_exit, quiet_worker
+from .records.workers import kill_at_exit, quiet_worker
 
 
 class Samples(Protocol):

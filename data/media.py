@@ -6,7 +6,7 @@ For a sample that is too long, or a request that is only counted, only the heade
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,16 +17,14 @@ from PIL import Image
 from torch import Tensor
 
 from ..core.errors import UserError
-from ..core.pictures import VIDEO, PatchGrid, Picture
-from .images import Aspect, Limits, check_canvas, is_tiled, layouts, own_layouts, own_pixels, pixels
-from .media_files import MediaFile, located
-from .patches import clip_pictures, image_picture, patches
-from .picture_files import image_size, load_image
-from .picture_marks import IMAGE_MARK, MARKS
-from .processor import Processor
-from .record import paths
-from .tiles import Convention, Size
-from .videos import Clip, VideoSettings
+from ..core.pictures import Picture
+from .families.processor import Aspect, Limits, Processor, Resizing
+from .pictures.media_files import MediaFile, located
+from .pictures.picture_files import image_size, load_image
+from .pictures.picture_marks import IMAGE_MARK, MARKS
+from .pictures.tiles import Convention, Size
+from .pictures.videos import Clip, VideoSettings
+from .records.record import paths
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ class ImageReader:
     """Reads the images and clips of a record with the settings of a data section.
 
     Args:
-        aspect: what is done to images that are not square; nothing where they are read whole or in InternVL's tiles.
+        aspect: what is done to images that are not square; nothing where the size of a picture decides.
         convention: of tiled images.
         pixel_limits: the fewest and the most pixels of an image whose size decides; None: the processor's.
         allow_outside: names of files may lead out of the data section's folders.
@@ -61,29 +59,22 @@ class ImageReader:
             raise UserError(
                 "the record has pictures and the model reads text alone", hint="use records without pictures"
             )
-        if self.processor.reads_whole:
-            whole = self._whole(files, clips)
-            return Media(whole, _order(record, len(files), len(clips)), tuple(files), tuple(clips), self)
-        # A single tile does not depend on the image's size, so no file is opened for it.
-        sized = self.processor.sizes_decide or is_tiled(self.aspect, len(files))
-        sizes = [image_size(file) if sized else (0, 0) for file in files]
-        of_clips = tuple(self.video.picture(len(clip.numbers), self.processor.patches) for clip in clips)
-        if self.processor.sizes_decide:
-            of_images = own_layouts(sizes, self.processor, self.pixel_limits)
-            # Each frame is a tile, whose tokens are neither pooled nor end with a newline.
-            of_clips = tuple(Picture(self.processor.patches, len(clip.numbers), VIDEO) for clip in clips)
-        else:
-            of_images = layouts(sizes, self.processor, self.aspect, self.convention)
-        by_file = tuple((picture,) for picture in of_images + of_clips)
+        family = self.processor.picture_family
+        # A file is opened only where its picture's size matters.
+        sizes = [image_size(file) if self.needs_sizes(len(files)) else (0, 0) for file in files]
+        of_images = family.layouts(sizes, self.processor, self.resizing)
+        of_clips = (family.clip_layout(clip, self.video, self.processor) for clip in clips)
+        by_file = (*((picture,) for picture in of_images), *of_clips)
         return Media(by_file, _order(record, len(files), len(clips)), tuple(files), tuple(clips), self)
 
-    def _whole(self, files: Sequence[MediaFile], clips: Sequence[Clip]) -> tuple[tuple[Picture, ...], ...]:
-        least, most = self.pixel_limits
-        of_images = (
-            image_picture(image_size(file), self.processor, min_pixels=least, max_pixels=most) for file in files
-        )
-        of_clips = (clip_pictures(clip, self.video, self.processor) for clip in clips)
-        return (*((picture,) for picture in of_images), *of_clips)
+    def needs_sizes(self, num_images: int) -> bool:
+        """Whether the layouts of a record's images depend on their sizes."""
+        return self.processor.picture_family.needs_sizes(self.aspect, num_images)
+
+    @property
+    def resizing(self) -> Resizing:
+        """What is done to images, as their family takes it."""
+        return Resizing(self.aspect, self.convention, self.pixel_limits)
 
 
 @dataclass(frozen=True)
@@ -119,24 +110,16 @@ class Media:
             return self._pixels()
 
     def _pixels(self) -> Tensor:
-        image_reader = self._image_reader
-        processor, aspect = image_reader.processor, image_reader.aspect
-        fits = functools.partial(check_canvas, processor=processor, aspect=aspect, num_images=len(self._files))
+        reader, processor = self._image_reader, self._image_reader.processor
+        family, count = processor.picture_family, len(self._files)
+        fits = functools.partial(family.check_canvas, processor=processor, aspect=reader.aspect, num_images=count)
         images = [load_image(file, check=fits) for file in self._files]
-        squared = functools.partial(check_canvas, processor=processor, aspect="square")
+        squared = functools.partial(family.check_canvas, processor=processor, aspect="square", num_images=1)
         clips = [clip.frames(check=squared) for clip in self._clips]
-        if processor.reads_whole:
-            shown = zip([*([image] for image in images), *clips], self._by_file, strict=True)
-            each = [patches(frames, _grid(pictures), processor) for frames, pictures in shown]
-        else:
-            tiles = torch.empty(0)
-            if images and processor.sizes_decide:
-                tiles = own_pixels(images, processor, image_reader.pixel_limits)
-            elif images:
-                tiles = pixels(images, processor, aspect, image_reader.convention)
-            each = list(tiles.split([picture.num_tiles for (picture,) in self._by_file[: len(images)]]))
-            # Each frame is one tile, as the tower's own image processor makes it.
-            each += [pixels(frames, processor, "square") for frames in clips]
+        layouts = [picture for (picture,) in self._by_file[:count]]
+        each = family.pixels(images, layouts, processor, reader.resizing) if images else []
+        of_clips = zip(clips, self._by_file[count:], strict=True)
+        each += [family.clip_pixels(frames, pictures[0], processor) for frames, pictures in of_clips]
         return torch.cat([each[place] for place in self._order])
 
     def originals(self) -> tuple[Image.Image, ...]:
@@ -155,12 +138,6 @@ class Media:
             files = ", ".join(map(str, (*self._files, *(clip.path for clip in self._clips))))
             hint = "shrink the pictures, take fewer frames, or use fewer workers"
             raise UserError("not enough memory for the record's pictures", where=files, hint=hint) from error
-
-
-def _grid(pictures: Sequence[Picture]) -> PatchGrid:
-    """Of one image or clip that is read whole."""
-    assert pictures[0].whole is not None
-    return pictures[0].whole
 
 
 def _order(record: dict[str, Any], num_images: int, num_clips: int) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from torch import nn
 
 from ..core.files import checked
 from ..core.generation_config import generation_ends
-from ..data.processor import Processor
+from ..data.families.processor import Processor
 from ..data.processor_files import load_processor
 from ..models.drafters import AnyDrafter
 from ..models.drafters.base import PLAIN, Drafter, DrafterConfig, DraftingOptions, TargetIdentity

@@ -26,7 +26,7 @@ from ..core.pretrained import without_bars
 from ..data.conversations import PromptFormat, encode
 from ..data.end_tokens import end_ids
 from ..data.media import ImageReader
-from ..data.picture_marks import IMAGE_MARK
+from ..data.pictures.picture_marks import IMAGE_MARK
 from ..data.processor_files import load_processor
 from ..models.decoding.warp import Warp
 from ..models.drafters import AnyDrafter

@@ -12,11 +12,10 @@ from pydantic import Field
 from ..core.fields import MOST_ANSWER, Seed, Temperature, TopK, TopP
 from ..core.section import Section
 from ..data.conversations import PromptFormat
-from ..data.images import Aspect
+from ..data.families.processor import Aspect, Processor
 from ..data.media import ImageReader
-from ..data.processor import Processor
-from ..data.tiles import Convention
-from ..data.videos import VideoSettings
+from ..data.pictures.tiles import Convention
+from ..data.pictures.videos import VideoSettings
 from ..models.drafters.modes import Mode
 from .policies import TreeConfig
 

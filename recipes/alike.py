@@ -19,7 +19,7 @@ from ..core import ranks
 from ..core.errors import UserError
 from ..core.import_paths import code_of, kinds_within
 from ..core.secrets import redact_tree, shortened
-from ..data.records import of_any_copy
+from ..data.records.records import of_any_copy
 from ..trainers.run.matching import flat, is_done
 from ..trainers.run.stage import Planned
 from .load import Loaded

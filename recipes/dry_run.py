@@ -8,8 +8,8 @@ from pathlib import Path
 from ..core import ranks
 from ..core.errors import UserError
 from ..data.captioned.prompts import PromptSource
-from ..data.patterns import unmatched
-from ..data.tar_records import TarRecords
+from ..data.records.patterns import unmatched
+from ..data.records.tar_records import TarRecords
 from ..models.inline import building
 from ..trainers.estimate.auto_dtypes import dtype_text, precision_text
 from ..trainers.estimate.long_answers import check_answers

@@ -15,10 +15,10 @@ from ..core.fields import PLACES
 from ..core.secrets import redact_tree
 from ..core.section import FINGERPRINT
 from ..core.weights_identity import weights_identity
-from ..data.mixture import identities
-from ..data.records import file_identity
-from ..data.suite import INDEX, suite_identity
-from ..data.tars import expand_paths
+from ..data.records.mixture import identities
+from ..data.records.records import file_identity
+from ..data.records.tars import expand_paths
+from ..data.suites.suite import INDEX, suite_identity
 from ..models.shipped import shipped_folder
 from ..trainers.run.finished_stages import named_weights
 from ..trainers.run.matching import ABSENT, FINGERPRINTS, HIDDEN, RULED

@@ -22,14 +22,14 @@ from ..data.captioned import Captioned, CaptionedSource, Refused, class_labels, 
 from ..data.captioned.items import Source
 from ..data.captioned.prompts import ImagePrompt, PromptSource, read_prompts
 from ..data.dataset import ConversationData, ConversationDataset
-from ..data.media_files import BadMedia, MediaFile, is_there, located
-from ..data.mixture import Name, Selection, are_present, missing_files, missing_hint
-from ..data.processor import Processor
-from ..data.record import paths
-from ..data.skipped import Listed
+from ..data.families.processor import Processor
+from ..data.pictures.media_files import BadMedia, MediaFile, is_there, located
+from ..data.records.mixture import Name, Selection, are_present, missing_files, missing_hint
+from ..data.records.record import paths
+from ..data.records.skipped import Listed
+from ..data.records.table_records import TableRecords
 from ..data.stage_folders import DATASET_FOLDER
-from ..data.suite import read_index
-from ..data.table_records import TableRecords
+from ..data.suites.suite import read_index
 from ..eval.quality import QualityConfig, check
 from ..trainers.evaluate.benchmarks import HUB, SetsBenchmark, TabedBenchmark
 from ..trainers.run.context import Context

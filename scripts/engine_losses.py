@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from draftsmith.data.shards import ShardReader
+from draftsmith.data.shards.shards import ShardReader
 from draftsmith.scripts import timing
 from engine_table import TARGETS
 

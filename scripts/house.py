@@ -25,7 +25,10 @@ TOPS = ("core", "data", "models", "eval", "trainers", "recipes")
 # What each group of extras is made of: folders end with a slash, beginnings of names with a
 # low line. Everything else in TOPS is core.
 EXTRAS = {
-    "further families": tuple(f"models/targets/{n}/" for n in ("gemma", "internvl", "mistral", "qwen35")),
+    "further families": (
+        *(f"data/families/{n}.py" for n in ("gemma", "internvl", "mistral")),
+        *(f"models/targets/{n}/" for n in ("gemma", "internvl", "mistral", "qwen35")),
+    ),
     "baseline drafters": tuple(
         f"models/drafters/{n}.py"
         for n in (

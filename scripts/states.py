@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from draftsmith.core.errors import UserError
-from draftsmith.data.shards import ShardReader
+from draftsmith.data.shards.shards import ShardReader
 from draftsmith.data.states.estimate import shown
 from draftsmith.data.states.reader import StatesReader
 

@@ -13,7 +13,7 @@ EXTRAS = (
     "docs", "papers", "pretend_cuda",
     "test_check_gpu.py", "test_goldens.py", "test_mutants.py", "test_mutate.py", "test_peers.py", "test_torture.py",
     "test_timing.py", "test_wheel.py",
-    "data/captioned", "data/shapes", "data/test_gemma_pictures.py", "data/test_tower_pictures.py",
+    "data/captioned", "data/shapes", "data/families/test_gemma.py", "data/families/test_towers.py",
     "eval/engines", "eval/studies", "eval/test_combinations.py", "eval/test_quality.py", "eval/test_specvlm.py",
     "eval/test_text_quality.py", "eval/test_tiled.py", "eval/test_block.py", "eval/test_block_targets.py",
     "models/test_assistant.py", "models/test_captioners.py", "models/test_exports.py", "models/test_formats.py",

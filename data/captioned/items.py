@@ -18,10 +18,10 @@ from ...core.errors import UserError, encodable
 from ...core.file_kinds import HEAD, other_kind
 from ...core.files import LOG_BYTES, NotRegular, open_regular, read_json
 from ...core.section import Section
-from ..embedded import Embedded
-from ..media_files import BadMedia
-from ..picture_files import check_area, load_image
-from ..tiles import Size
+from ..pictures.embedded import Embedded
+from ..pictures.media_files import BadMedia
+from ..pictures.picture_files import check_area, load_image
+from ..pictures.tiles import Size
 
 MAX_TEXT_BYTES = 1 << 20  # of a caption file or of a sample's json
 

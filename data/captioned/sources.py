@@ -18,7 +18,7 @@ from pydantic import Field
 
 from ...core.errors import UserError
 from ...core.fields import Place
-from .. import tars
+from ..records import tars
 from .items import (
     MAX_TEXT_BYTES,
     Captioned,

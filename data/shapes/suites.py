@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..benchmark_sets import BENCHMARK_SETS, LETTERS
-from ..suite import INDEX
+from ..suites.benchmark_sets import BENCHMARK_SETS, LETTERS
+from ..suites.suite import INDEX
 
 # Published set -> the kind of scenario that stands in for it.
 SUBSTITUTES = {

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from ...core.files import new_folder
-from ..videos import write_clip
+from ..pictures.videos import write_clip
 from .captioned import HELD_OUT
 from .scenarios import KINDS, OF_CLIPS, TEXT_ONLY, Scenario
 from .scene import COLORS, SHAPES, draw

@@ -23,8 +23,8 @@ from ...core.states import Taps
 from ...core.weights_identity import WEIGHTS
 from ..conversations import PromptFormat
 from ..dataset import ConversationData
-from ..processor import Processor
-from ..shard_files import difference
+from ..families.processor import Processor
+from ..shards.shard_files import difference
 from .dtypes import StatesDtype
 
 # Fields that may differ between a cache and its reader where the recipe says so (`accept`): the user knows better.
@@ -76,7 +76,9 @@ def processor_settings(processor: Processor) -> dict[str, Any]:
     settings = vars(processor) | {
         "tokenizer": processor.tokenizer_hash,
         "image_processor": str(images) if images is None else images.to_dict(),
+        "family": processor.family,
     }
+    del settings["picture_family"]
     return json.loads(json.dumps(settings, default=str))
 
 

@@ -21,9 +21,9 @@ from torch.utils.data import get_worker_info
 
 from ...core.section import torch_dtype
 from ...core.states import Taps
-from ..codes import forward_seed
-from ..shard_files import BAD_MEMBERS, TensorPlace, edited, places, tensor_places
-from ..shards import ShardReader, Span
+from ..shards.codes import forward_seed
+from ..shards.shard_files import BAD_MEMBERS, TensorPlace, edited, places, tensor_places
+from ..shards.shards import ShardReader, Span
 from .identity import check_identity, check_together
 from .memory import Lender
 from .records import PackedStates, StatesForm

@@ -17,7 +17,7 @@ from torch import Tensor
 from ...core.batch import Batch
 from ...core.pictures import TEXT
 from ...core.states import Taps, TargetStates, feature_places, visual_places
-from ..shard_files import TensorPlace
+from ..shards.shard_files import TensorPlace
 from .dtypes import StatesDtype, decode, encode
 
 # Whole numbers of each record that its shard's json lists: the sample's number, its places, 1 where it has pictures,

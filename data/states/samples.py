@@ -19,10 +19,10 @@ import torch
 from ...core.batch import Batch
 from ...core.pictures import TEXT
 from ...core.states import feature_places
-from ..codes import forward_seed
 from ..collate import Sample, collate, empty_sample
 from ..dataset import ConversationDataset
-from ..kept_arrays import read_arrays, write_arrays
+from ..records.kept_arrays import read_arrays, write_arrays
+from ..shards.codes import forward_seed
 from ..sources import AnsweredSamples
 
 

@@ -19,7 +19,7 @@ from ...core.batch import Batch
 from ...core.finite import check_states
 from ...core.pictures import TEXT
 from ...core.states import Taps, TargetStates
-from ..shards import ShardWriter
+from ..shards.shards import ShardWriter
 from .dtypes import StatesDtype
 from .records import COLUMNS, record
 from .samples import Counts, draw_of

@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw
 from ...core.batch import Request
 from ...core.pictures import one_placeholder_each
 from ...data.conversations import PromptFormat
-from ...data.processor import Processor
+from ...data.families.processor import Processor
 from ..published import read_request
 from ..published_section import ImageSettings, UserRequest
 
@@ -74,9 +74,8 @@ def make_requests(processor: Processor, folder: Path, *, pictures: bool, seed: i
 
 def _format(processor: Processor) -> PromptFormat:
     """A template that fits the tokenizer. Which one does not matter: both sides get the same ids."""
-    own = {"internvl": "internvl", "pixtral": "mistral", "gemma4": "gemma"}.get(processor.family)
-    template = own or ("qwen_vl" if processor.reads_whole else "qwen" if processor.bos_id is None else "v1")
-    return PromptFormat(template=template, system="", image_rule="verbatim")
+    template = processor.picture_family.template or ("qwen" if processor.bos_id is None else "v1")
+    return PromptFormat.model_validate({"template": template, "system": "", "image_rule": "verbatim"})
 
 
 def _draw(rng: random.Random, size: tuple[int, int]) -> Image.Image:

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from ...core.errors import UserError
-from ...data.picture_files import MAX_CANVAS, check_area, load_image
+from ...data.pictures.picture_files import MAX_CANVAS, check_area, load_image
 
 Picture = np.ndarray  # uint8 [H,W,3]
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp"}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ...data.visual_budget import visual_tokens
+from ...data.pictures.visual_budget import visual_tokens
 from ..cells import MethodInfo
 from ..intervals import ratio
 from ..measured_rows import PLAIN, Row, grouped

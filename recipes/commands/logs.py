@@ -16,8 +16,8 @@ from .command import Argument, Command
 
 
 def _run(options: argparse.Namespace) -> int:
-    from ...data.chat_logs import HELD_OUT, RECORDS, SKIPPED, convert
-    from ...data.logged_pictures import PICTURES
+    from ...data.records.chat_logs import HELD_OUT, RECORDS, SKIPPED, convert
+    from ...data.records.logged_pictures import PICTURES
 
     if options.held_out < 0:
         raise UserError(f"--held-out {options.held_out} is below 0", hint="name a number of records")

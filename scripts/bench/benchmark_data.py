@@ -25,12 +25,12 @@ import numpy as np
 import psutil
 import torch
 from draftsmith.data.collate import ConversationCollate
-from draftsmith.data.conversations import SYSTEM, PromptFormat
+from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData, ConversationDataset
+from draftsmith.data.families.llava import LLAVA, SYSTEM
+from draftsmith.data.families.processor import Processor
 from draftsmith.data.loader import Loader
 from draftsmith.data.order import epoch_order
-from draftsmith.data.processor import Processor
-from draftsmith.data.processor_files import build_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.scripts import timing
 from PIL import Image
@@ -76,7 +76,7 @@ def small_processor() -> Processor:
     rng = random.Random(0)
     texts = ["USER: ASSISTANT:\n", *(sentence(rng, 12) for _ in range(300))]
     mean, std = (0.48, 0.46, 0.41), (0.27, 0.26, 0.28)
-    return build_processor(train_tokenizer(texts, 500), image_size=28, patch_size=14, image_mean=mean, image_std=std)
+    return LLAVA.new(train_tokenizer(texts, 500), image_size=28, patch_size=14, image_mean=mean, image_std=std)
 
 
 def held_mib() -> float:

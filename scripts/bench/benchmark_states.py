@@ -30,7 +30,7 @@ from draftsmith.core.pictures import IMAGE, TEXT
 from draftsmith.core.states import Taps, TargetStates, feature_places, visual_places
 from draftsmith.data.loader import Loader
 from draftsmith.data.order import BucketedOrder
-from draftsmith.data.shards import claim, finish, tar_path
+from draftsmith.data.shards.shards import claim, finish, tar_path
 from draftsmith.data.states.dtypes import StatesDtype
 from draftsmith.data.states.estimate import record_bytes, shown
 from draftsmith.data.states.memory import prefetched

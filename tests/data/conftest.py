@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData, ConversationDataset
-from draftsmith.data.processor_files import build_processor
+from draftsmith.data.families.llava import LLAVA
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from PIL import Image
 
@@ -15,7 +15,7 @@ def processor():
     """24 pixels in patches of 8, so 9 ids a picture; CLIP's image statistics."""
     texts = ["USER: ASSISTANT:\n", *(f"USER: Which picture? ASSISTANT: It is picture {n}." for n in range(10))] * 3
     mean, std = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-    return build_processor(train_tokenizer(texts, 420), image_size=24, patch_size=8, image_mean=mean, image_std=std)
+    return LLAVA.new(train_tokenizer(texts, 420), image_size=24, patch_size=8, image_mean=mean, image_std=std)
 
 
 @pytest.fixture

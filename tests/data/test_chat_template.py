@@ -13,9 +13,11 @@ from draftsmith.core.errors import UserError
 from draftsmith.core.pictures import Picture
 from draftsmith.data.conversations import PromptFormat, encode
 from draftsmith.data.dataset import ConversationData, ConversationDataset
-from draftsmith.data.processor import Processor
-from draftsmith.data.processor_files import build_processor, build_qwen_processor, load_processor
-from draftsmith.data.record import check_record
+from draftsmith.data.families.llava import LLAVA
+from draftsmith.data.families.processor import CAUSAL_LM, Processor
+from draftsmith.data.families.qwen import QWEN2_5_VL
+from draftsmith.data.processor_files import load_processor
+from draftsmith.data.records.record import check_record
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -61,10 +63,10 @@ def of(base):
         tokenizer.eos_token = ENDS.get(name, "</s>")
         tokenizer.chat_template = (TEMPLATES / f"{name}.jinja").read_text()
         if name == "llava":
-            return build_processor(tokenizer, image_size=32, patch_size=8, image_mean=(0.5,) * 3, image_std=(0.2,) * 3)
+            return LLAVA.new(tokenizer, image_size=32, patch_size=8, image_mean=(0.5,) * 3, image_std=(0.2,) * 3)
         return Processor(
             tokenizer, None, -1, 1, 1, pad_id=3, bos_id=1, eos_id=tokenizer.eos_token_id, newline_id=5,
-            family="causal_lm",
+            picture_family=CAUSAL_LM,
         )  # fmt: skip
 
     return of
@@ -196,8 +198,8 @@ def qwen_vl():
     )
     pieces.train_from_iterator(["user assistant system\nYou are a helpful assistant. Is it warm in Bern?"], trainer)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=pieces, clean_up_tokenization_spaces=False)
-    processor = build_qwen_processor(
-        tokenizer, "qwen2_5_vl", patch_size=4, min_pixels=256, max_pixels=1024, image_mean=(0.5,) * 3,
+    processor = QWEN2_5_VL.new(
+        tokenizer, patch_size=4, min_pixels=256, max_pixels=1024, image_mean=(0.5,) * 3,
         image_std=(0.25,) * 3,
     )  # fmt: skip
     tokenizer.chat_template = (TEMPLATES / "qwen2.5-vl.jinja").read_text()

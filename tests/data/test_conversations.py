@@ -3,10 +3,13 @@
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_args
 
 import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.data.conversations import PromptFormat, encode, place_marks, render
+from draftsmith.data.families.llava import LLAVA
+from draftsmith.data.families.table import TEMPLATES, TemplateName
 from transformers import PreTrainedTokenizerFast
 
 VECTORS = Path(__file__).parent / "vectors" / "lvlm"
@@ -21,7 +24,7 @@ def processor(folder: str) -> SimpleNamespace:
         tokenizer_file=str(VECTORS / folder / "tokenizer.json"), unk_token="<unk>", bos_token="<s>", eos_token="</s>"
     )
     return SimpleNamespace(
-        tokenizer=tokenizer, bos_id=1, image_token_id=-200, num_image_tokens=1, family="llava", reads_whole=False
+        tokenizer=tokenizer, bos_id=1, image_token_id=-200, num_image_tokens=1, picture_family=LLAVA, reads_whole=False
     )
 
 
@@ -124,3 +127,7 @@ def test_an_answer_of_weight_0_is_read_and_not_learned(opens):
     assert not any(few.loss_mask[: few.ids.index(few.ids[-1], first) + 1]) and few.loss_mask[-1]
     prompt = encode(turns, PromptFormat(), vicuna, open_ended=True)
     assert prompt.ids == encode(whole, PromptFormat(), vicuna, open_ended=True).ids
+
+
+def test_recipes_name_the_templates_of_the_families():
+    assert set(get_args(TemplateName)) == {*TEMPLATES, "chat"}

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from draftsmith.core.errors import UserError
-from draftsmith.data import records, scan
 from draftsmith.data.conversations import PromptFormat
+from draftsmith.data.records import records, scan
 
 BROKEN = 2  # place of the broken record among five
 

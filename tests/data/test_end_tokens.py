@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.end_tokens import end_ids
-from draftsmith.data.processor import Processor
+from draftsmith.data.families.processor import CAUSAL_LM, Processor
 from draftsmith.data.processor_files import load_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 
@@ -23,7 +23,7 @@ def processor(template: str | None) -> Processor:
     tokenizer.add_special_tokens({"additional_special_tokens": list(MARKS)})
     tokenizer.chat_template = template
     return Processor(tokenizer, None, -1, 1, 1, pad_id=3, bos_id=1, eos_id=tokenizer.eos_token_id, newline_id=5,
-                     family="causal_lm")  # fmt: skip
+                     picture_family=CAUSAL_LM)  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,10 @@ from draftsmith.core.errors import UserError
 from draftsmith.core.pictures import IMAGE, TEXT, VIDEO, Picture
 from draftsmith.data.conversations import PromptFormat, encode
 from draftsmith.data.dataset import ConversationData, ConversationDataset
-from draftsmith.data.images import layouts, pixels
+from draftsmith.data.pictures.videos import Clip, VideoSettings, write_clip
 from draftsmith.data.processor_files import with_own_image_processor
-from draftsmith.data.videos import Clip, VideoSettings, write_clip
 from PIL import Image
-from tiled import FORMS, SIDE, picture, processor
+from tiled import FORMS, SIDE, layouts, picture, pixels, processor
 
 UNIFORM = {"fps": None, "num_frames": 4}
 

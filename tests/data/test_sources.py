@@ -13,7 +13,7 @@ from draftsmith.data.answers import SKIPPED, Answer, Answers, kept_tensors, text
 from draftsmith.data.collate import ConversationCollate
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.loader import Loader
-from draftsmith.data.shards import claim, finish, write_shard
+from draftsmith.data.shards.shards import claim, finish, write_shard
 from draftsmith.data.sources import AnswerCollate, AnsweredSamples, AnswersConfig, OpenBatch
 from pydantic import ValidationError
 

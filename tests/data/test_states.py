@@ -13,11 +13,11 @@ from draftsmith.core.batch import Batch
 from draftsmith.core.errors import UserError
 from draftsmith.core.pictures import TEXT
 from draftsmith.core.states import Taps
-from draftsmith.data.codes import forward_seed
 from draftsmith.data.loader import Loader
 from draftsmith.data.order import BucketedOrder
-from draftsmith.data.shard_files import tensor_places
-from draftsmith.data.shards import ShardReader, tar_path
+from draftsmith.data.shards.codes import forward_seed
+from draftsmith.data.shards.shard_files import tensor_places
+from draftsmith.data.shards.shards import ShardReader, tar_path
 from draftsmith.data.states import reader as reader_module
 from draftsmith.data.states.identity import check_identity, weights_identity
 from draftsmith.data.states.reader import CachedCollate, CachedSamples, StatesReader

@@ -9,7 +9,7 @@ import torch
 from draftsmith.core.errors import UserError
 from draftsmith.core.states import Taps
 from draftsmith.data.order import BucketedOrder, RisingVisualOrder
-from draftsmith.data.shards import ShardReader
+from draftsmith.data.shards.shards import ShardReader
 from draftsmith.data.states import estimate
 from draftsmith.data.states.dtypes import BLOCK, DTYPES, decode, encode, loud_channels, state_bytes
 from draftsmith.data.states.estimate import Size, check_disk, declared_size, record_bytes, samples_per_shard

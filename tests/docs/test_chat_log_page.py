@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from draftsmith.data.mixture import Selection
+from draftsmith.data.records.mixture import Selection
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.load import load
 from PIL import Image

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import torch
-from draftsmith.data.processor_files import build_processor
+from draftsmith.data.families.llava import LLAVA
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.eagle3 import Eagle3Config
@@ -23,7 +23,7 @@ def build(folder: Path, steps: int = 150, rows: int = 160) -> None:
     """`target` as vLLM reads it, `eagle3` and `text` exported for it; the head learns for `steps` from `rows` texts."""
     torch.manual_seed(0)
     tokenizer = train_tokenizer([f"USER: {text} ASSISTANT: the red circle is on the left." for text in TEXTS * 4], 400)
-    processor = build_processor(tokenizer, image_size=32, patch_size=16, image_mean=(0.5,) * 3, image_std=(0.5,) * 3)
+    processor = LLAVA.new(tokenizer, image_size=32, patch_size=16, image_mean=(0.5,) * 3, image_std=(0.5,) * 3)
     ids_in_table = -(-len(tokenizer) // 64) * 64
     ids = TokenIds(
         ids_in_table, processor.image_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id

@@ -3,11 +3,11 @@
 import numpy as np
 import torch
 from draftsmith.core.batch import Request
-from draftsmith.core.pictures import Picture
+from draftsmith.core.pictures import PatchGrid, Picture, whole_picture
 from draftsmith.data.conversations import PromptFormat, encode
-from draftsmith.data.images import layouts, pixels
-from draftsmith.data.processor import Processor
-from draftsmith.data.processor_files import build_processor
+from draftsmith.data.families.llava import LLAVA
+from draftsmith.data.families.processor import Processor, Resizing
+from draftsmith.data.families.table import FAMILIES
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.models.parts import TokenIds
 from draftsmith.models.targets.llava.model import assemble, llava_config
@@ -29,9 +29,9 @@ ASPECTS = {"llava": "pad", "llava_next": "anyres", "llava_onevision": "anyres_ma
 def processor(family: str) -> Processor:
     """CLIP's image processor and Llama's special tokens; for OneVision SigLIP's and Qwen's."""
     tokenizer = train_tokenizer(TEXTS, 420)
-    made = build_processor(tokenizer, image_size=SIDE, patch_size=PATCH, image_mean=MEAN, image_std=STD)
+    made = LLAVA.new(tokenizer, image_size=SIDE, patch_size=PATCH, image_mean=MEAN, image_std=STD)
     if family != "llava_onevision":
-        return made.of_family(family)
+        return made.of_family(FAMILIES[family])
     tokenizer.add_special_tokens({"additional_special_tokens": ["<video>", "<|im_start|>", "<|im_end|>"]})
     tokenizer.eos_token = "<|im_end|>"
     side = {"height": SIDE, "width": SIDE}
@@ -39,7 +39,7 @@ def processor(family: str) -> Processor:
     video, end = tokenizer.convert_tokens_to_ids(["<video>", "<|im_end|>"])
     return Processor(
         tokenizer, squeeze, made.image_token_id, PATCH, SIDE, made.pad_id, None, end, made.newline_id,
-        "llava_onevision", video,
+        FAMILIES[family], video,
     )  # fmt: skip
 
 
@@ -76,6 +76,34 @@ def picture(size: tuple[int, int], seed: int = 0) -> Image.Image:
     """A different colour at every place."""
     rng = np.random.default_rng([seed, *size])
     return Image.fromarray(rng.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8))
+
+
+def image_picture(size: tuple[int, int], made: Processor, *, min_pixels=None, max_pixels=None) -> Picture:
+    """The layout of one image, by its family's own rule."""
+    return made.picture_family.layouts([size], made, Resizing(limits=(min_pixels, max_pixels)))[0]
+
+
+def patches(frames: list[Image.Image], grid: PatchGrid, made: Processor) -> torch.Tensor:
+    """Patches of a picture that is read whole."""
+    return made.picture_family.clip_pixels(frames, whole_picture(grid), made)
+
+
+def clip_pictures(clip, settings, made: Processor) -> tuple[Picture, ...]:
+    return made.picture_family.clip_layout(clip, settings, made)
+
+
+def layouts(sizes, made: Processor, aspect, convention="hf") -> tuple[Picture, ...]:
+    return made.picture_family.layouts(sizes, made, Resizing(aspect, convention))
+
+
+def pixels(images: list[Image.Image], made: Processor, aspect, convention="hf") -> torch.Tensor:
+    """Tiles of the images of one sample."""
+    seen = layouts([image.size for image in images], made, aspect, convention)
+    return torch.cat(made.picture_family.pixels(images, seen, made, Resizing(aspect, convention)))
+
+
+def check_canvas(size: tuple[int, int], processor: Processor, aspect, *, num_images: int = 1) -> None:
+    processor.picture_family.check_canvas(size, processor, aspect, num_images)
 
 
 def look(made: Processor, sizes: list[tuple[int, int]], aspect: str) -> tuple[torch.Tensor, tuple[Picture, ...]]:

@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 from draftsmith.core.errors import UserError
-from draftsmith.data.processor_files import build_processor
+from draftsmith.data.families.llava import LLAVA
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.eagle import EagleConfig
@@ -410,7 +410,7 @@ def test_as_many_words_are_not_the_same_words(tmp_path, capsys):
     tokenizer = train_tokenizer(texts, 300)
     config = target_config()
     target_folder(tmp_path / "target")
-    build_processor(tokenizer, image_size=16, patch_size=8, image_mean=(0.5,) * 3, image_std=(0.5,) * 3).save(
+    LLAVA.new(tokenizer, image_size=16, patch_size=8, image_mean=(0.5,) * 3, image_std=(0.5,) * 3).save(
         tmp_path / "target"
     )
     draft(tmp_path / "theirs", rows=config.text_config.vocab_size)

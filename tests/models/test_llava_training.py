@@ -10,14 +10,14 @@ import torch
 from draftsmith.core.batch import IMAGE, Batch
 from draftsmith.core.errors import UserError
 from draftsmith.data.conversations import PromptFormat, encode
-from draftsmith.data.images import pixels
-from draftsmith.data.processor_files import build_processor
+from draftsmith.data.families.llava import LLAVA
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.models.drafters.lvlm import MANIFEST, LvlmConfig, build_drafter, load_drafter, save_lvlm
 from draftsmith.models.parts import PARTS, TokenIds, grow_vocabulary
 from draftsmith.models.targets.llava.model import assemble, llava_config
 from draftsmith.models.targets.llava.training import LlavaTraining
 from PIL import Image
+from tiled import pixels
 from transformers import (
     AutoProcessor,
     CLIPConfig,
@@ -35,7 +35,7 @@ TEXTS = ["USER: ASSISTANT:\n", "USER: Which picture is it? ASSISTANT: It is pict
 @pytest.fixture(scope="module")
 def processor():
     mean, std = (0.48, 0.46, 0.41), (0.27, 0.26, 0.28)
-    return build_processor(train_tokenizer(TEXTS, 400), image_size=24, patch_size=8, image_mean=mean, image_std=std)
+    return LLAVA.new(train_tokenizer(TEXTS, 400), image_size=24, patch_size=8, image_mean=mean, image_std=std)
 
 
 def llama(vocab_size: int = 400, tie: bool = False, seed: int = 0) -> LlamaForCausalLM:
@@ -231,7 +231,7 @@ def test_a_draft_of_another_tokenizer_is_refused(processor, tmp_path):
     save_lvlm(tiny(processor), folder, {"tokenizer_hash": processor.tokenizer_hash})
     loaded = load_drafter(folder, tokenizer_hash=processor.tokenizer_hash, dtype=torch.float32)
     assert torch.equal(loaded.lm_head.weight, tiny(processor).lm_head.weight)
-    other = build_processor(
+    other = LLAVA.new(
         train_tokenizer([*TEXTS, "Another word"], 401), image_size=24, patch_size=8, image_mean=(0, 0, 0),
         image_std=(1, 1, 1),
     )  # fmt: skip

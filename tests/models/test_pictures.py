@@ -12,7 +12,7 @@ from draftsmith.core.batch import Batch
 from draftsmith.core.errors import UserError
 from draftsmith.core.pictures import TEXT, VIDEO, Picture, TileGrid
 from draftsmith.data.collate import Sample, collate
-from draftsmith.data.tiles import Tiling, next_resolutions, onevision_resolutions, tiled_picture
+from draftsmith.data.pictures.tiles import Tiling, next_resolutions, onevision_resolutions, tiled_picture
 from draftsmith.models.parts import PARTS
 from draftsmith.models.pictures import flat_view, pictures_of, pooled_view
 from draftsmith.models.targets.llava.decoder import LlavaDecoder

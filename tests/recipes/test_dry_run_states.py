@@ -14,9 +14,9 @@ import pytest
 import torch
 import transformers
 from draftsmith.data.conversations import PromptFormat
-from draftsmith.data.shards import tar_path
-from draftsmith.data.tiles import Tiling, tiled_picture
-from draftsmith.data.videos import write_clip
+from draftsmith.data.pictures.tiles import Tiling, tiled_picture
+from draftsmith.data.pictures.videos import write_clip
+from draftsmith.data.shards.shards import tar_path
 from draftsmith.models.drafters.eagle3 import Eagle3Config
 from draftsmith.models.drafters.hivis import HivisConfig
 from draftsmith.models.drafters.msd import MsdConfig

@@ -17,8 +17,8 @@ from draftsmith.core.section import Section
 from draftsmith.core.tracking import TrackingConfig, WandbConfig
 from draftsmith.core.weights_identity import weights_identity
 from draftsmith.data.captioned.sources import TarSource
-from draftsmith.data.table_records import TableRecords
-from draftsmith.data.tar_records import TarRecords
+from draftsmith.data.records.table_records import TableRecords
+from draftsmith.data.records.tar_records import TarRecords
 from draftsmith.eval.quality.measure import QualityConfig
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import _outside, _settings, plan

@@ -5,8 +5,8 @@ import re
 
 import pytest
 from draftsmith.core.errors import UserError
-from draftsmith.data.tiles import Tiling, onevision_resolutions, tiled_picture
-from draftsmith.data.videos import write_clip
+from draftsmith.data.pictures.tiles import Tiling, onevision_resolutions, tiled_picture
+from draftsmith.data.pictures.videos import write_clip
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.load import load, recipe_names
 from draftsmith.recipes.plan import plan

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-from draftsmith.data.mixture import Name
-from draftsmith.data.table_records import TableRecords
-from draftsmith.data.tar_records import TarRecords
+from draftsmith.data.records.mixture import Name
+from draftsmith.data.records.table_records import TableRecords
+from draftsmith.data.records.tar_records import TarRecords
 
 
 def files(record: dict, key: str) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from draftsmith.core.tracking import TrackingConfig
-from draftsmith.data.processor_files import build_processor
+from draftsmith.data.families.llava import LLAVA
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.models.drafters.sparrow import SparrowConfig
 from draftsmith.models.parts import TokenIds
@@ -33,7 +33,7 @@ def synthetic(folder: Path) -> SimpleNamespace:
     folder.mkdir(parents=True, exist_ok=True)
     said = [f"USER: Which? ASSISTANT: {' '.join(WORDS[i:] + WORDS[:i])}." for i in range(len(WORDS))]
     tokenizer = train_tokenizer(["USER: ASSISTANT:\n", *said] * 3, 400)
-    processor = build_processor(
+    processor = LLAVA.new(
         tokenizer, image_size=24, patch_size=8, image_mean=(0.5, 0.5, 0.5), image_std=(0.25, 0.25, 0.25)
     )
     torch.manual_seed(0)

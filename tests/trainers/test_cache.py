@@ -14,7 +14,7 @@ from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData
 from draftsmith.data.loader import Loader
 from draftsmith.data.order import BucketedOrder
-from draftsmith.data.shards import ShardReader, tar_path
+from draftsmith.data.shards.shards import ShardReader, tar_path
 from draftsmith.data.states import estimate
 from draftsmith.data.states.reader import StatesReader
 from draftsmith.models.drafters.eagle3 import Eagle3Config

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from draftsmith.data.shards import tar_path
+from draftsmith.data.shards.shards import tar_path
 from ranks_run import run_ranks
 from states_run import cached, synthetic
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from draftsmith.data.answers import SHARDS as ANSWERS
-from draftsmith.data.shards import tar_path
+from draftsmith.data.shards.shards import tar_path
 from draftsmith.data.stage_folders import CODES, STATES
 from draftsmith.models.targets.llamagen.files import save_model
 from draftsmith.models.targets.llamagen.section import build_transformer

@@ -5,7 +5,7 @@ import json
 import pytest
 from distill_run import run
 from draftsmith.data.answers import SHARDS
-from draftsmith.data.shards import ShardReader
+from draftsmith.data.shards.shards import ShardReader
 
 PAIRS = ("", "_1", "_2")
 

@@ -12,7 +12,7 @@ import torch
 from draftsmith.core import ranks
 from draftsmith.core.errors import UserError
 from draftsmith.data.captioned import center_crop
-from draftsmith.data.shards import ShardReader, summary
+from draftsmith.data.shards.shards import ShardReader, summary
 from draftsmith.data.stage_folders import CODES
 from draftsmith.models.targets.llamagen.captions import TextFeatures
 from draftsmith.models.targets.llamagen.files import load_vq

@@ -9,12 +9,12 @@ import pytest
 import torch
 from draftsmith.core.errors import UserError
 from draftsmith.core.refused import Refused
-from draftsmith.data.codes import forward_seed
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData
 from draftsmith.data.loader import Loader
 from draftsmith.data.order import BucketedOrder, RisingVisualOrder
-from draftsmith.data.shards import ShardReader
+from draftsmith.data.shards.codes import forward_seed
+from draftsmith.data.shards.shards import ShardReader
 from draftsmith.data.states.samples import split
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Dynamic, Product, Static

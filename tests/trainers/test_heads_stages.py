@@ -10,11 +10,12 @@ import pytest
 import torch
 from damage import DAMAGES, told
 from draftsmith.core.errors import UserError
-from draftsmith.data.processor import Processor
+from draftsmith.data.families.processor import Processor
+from draftsmith.data.families.table import FAMILIES
+from draftsmith.data.pictures.videos import VideoSettings
 from draftsmith.data.processor_files import load_processor
-from draftsmith.data.shards import ShardReader
-from draftsmith.data.suite import read_index
-from draftsmith.data.videos import VideoSettings
+from draftsmith.data.shards.shards import ShardReader
+from draftsmith.data.suites.suite import read_index
 from draftsmith.eval.measured_rows import read_rows
 from draftsmith.eval.run_folders import read_run
 from draftsmith.eval.studies.visual_tokens import THRESHOLD, fused_from
@@ -234,7 +235,7 @@ def test_settings_of_decoding():
 def untokenized(family, patch_size, image_size) -> Processor:
     """A processor of which only sizes are asked."""
     ids = {"image_token_id": 0, "pad_id": 0, "bos_id": None, "eos_id": 0, "newline_id": 0}
-    return Processor(None, None, patch_size=patch_size, image_size=image_size, family=family, **ids)
+    return Processor(None, None, patch_size=patch_size, image_size=image_size, picture_family=FAMILIES[family], **ids)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from draftsmith.core.errors import UserError
-from draftsmith.data import shards
-from draftsmith.data.shards import ShardReader, claim, finish, finished, write_shard
+from draftsmith.data.shards import shards
+from draftsmith.data.shards.shards import ShardReader, claim, finish, finished, write_shard
 from draftsmith.trainers.run import mending
 from draftsmith.trainers.run.stage import Stage
 from test_run import planned, run

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from draftsmith.data.processor_files import build_qwen_processor
+from draftsmith.data.families.table import FAMILIES
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.models.families.table import new_model
 from draftsmith.models.parts import TokenIds
@@ -33,8 +33,13 @@ def folder(tmp_path_factory):
     said = [f"Which? {' '.join(WORDS[i:] + WORDS[:i])}." for i in range(len(WORDS))]
     tokenizer = train_tokenizer(["user assistant system\n", *said] * 3, 400)
     tokenizer.chat_template = TEMPLATE.read_text()
-    processor = build_qwen_processor(
-        tokenizer, KIND, patch_size=4, min_pixels=256, max_pixels=256, image_mean=(0.5,) * 3, image_std=(0.25,) * 3
+    processor = FAMILIES[KIND].new(
+        tokenizer,
+        patch_size=4,
+        min_pixels=256,
+        max_pixels=256,
+        image_mean=(0.5,) * 3,
+        image_std=(0.25,) * 3,
     )
     ids = TokenIds(
         len(tokenizer), processor.image_token_id, processor.bos_id, processor.eos_id, processor.pad_id,

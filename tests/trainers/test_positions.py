@@ -8,7 +8,7 @@ import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData, ConversationDataset
-from draftsmith.data.processor_files import build_processor
+from draftsmith.data.families.llava import LLAVA
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.trainers.evaluate.measuring import Measuring
 from draftsmith.trainers.evaluate.requests import ConversationSet
@@ -22,7 +22,7 @@ MEAN = (0.5, 0.5, 0.5)
 @pytest.fixture(scope="module")
 def processor():
     """9 ids a picture."""
-    return build_processor(train_tokenizer(TEXTS, 400), image_size=24, patch_size=8, image_mean=MEAN, image_std=MEAN)
+    return LLAVA.new(train_tokenizer(TEXTS, 400), image_size=24, patch_size=8, image_mean=MEAN, image_std=MEAN)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from draftsmith.data.shards import ShardReader
+from draftsmith.data.shards.shards import ShardReader
 from draftsmith.models.decoding.batched import draw_pictures
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.eagle import EagleConfig

@@ -17,7 +17,7 @@ from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData, ConversationDataset
 from draftsmith.data.end_tokens import end_ids
 from draftsmith.data.processor_files import load_processor
-from draftsmith.data.shards import ShardReader
+from draftsmith.data.shards.shards import ShardReader
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.measured_rows import PLAIN, Row
 from draftsmith.eval.policies import Chain, Draw, Static

@@ -7,7 +7,7 @@ import datasets
 import pytest
 from draftsmith.core import ranks
 from draftsmith.core.errors import UserError
-from draftsmith.data.suite import clean
+from draftsmith.data.suites.suite import clean
 from draftsmith.eval import text_quality
 from draftsmith.eval.measured_rows import PLAIN
 from draftsmith.trainers.evaluate.resume_log import ResumeLog

@@ -19,8 +19,8 @@ from draftsmith.core.refused import Refused
 from draftsmith.core.tracking import Tracker
 from draftsmith.data.captioned import TarSource, read
 from draftsmith.data.captioned.prompts import PromptSource, read_prompts
-from draftsmith.data.codes import CodeCollate, ShardData, ShardSamples
-from draftsmith.data.shards import ShardReader, claim
+from draftsmith.data.shards.codes import CodeCollate, ShardData, ShardSamples
+from draftsmith.data.shards.shards import ShardReader, claim
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Draw
 from draftsmith.eval.policies.dynamic import Dynamic

@@ -8,8 +8,8 @@ import torch
 from draftsmith.core.batch import ImageRequest
 from draftsmith.core.errors import UserError
 from draftsmith.data.captioned.prompts import ImagePrompt
-from draftsmith.data.codes import ShardData, ShardSamples
-from draftsmith.data.shards import ShardReader
+from draftsmith.data.shards.codes import ShardData, ShardSamples
+from draftsmith.data.shards.shards import ShardReader
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import RULES

@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,15 +14,13 @@ from transformers import PreTrainedConfig
 from ...core.errors import UserError
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
-from ...data.images import is_tiled, layouts, tiling
+from ...data.families.llava import LLAVA
+from ...data.families.processor import Processor, Resizing
+from ...data.families.table import family_of
 from ...data.media import ImageReader
-from ...data.mixture import JsonFile, Name, Selection, Share, are_present, is_mixture
-from ...data.processor import INTERNVL_TILES, QWEN, Processor
-from ...data.published_settings import WHOLE_PIXELS, processor_family
-from ...data.records import RecordFile
-from ...models.families.table import family_of
+from ...data.records.mixture import JsonFile, Name, Selection, Share, are_present, is_mixture
+from ...data.records.records import RecordFile
 from ...models.hub import config_value
-from ...models.targets.family import tower_type
 from ..run.stage import Planned
 
 LOOKED_AT = 500  # records whose pictures are opened at most: a head costs little, and a clip is read through
@@ -87,24 +84,13 @@ def image_reader_of(data: ConversationData, config: PreTrainedConfig) -> ImageRe
     Args:
         config: of the model whose tiles these are.
     """
-    read, vision = family_of(config).pictures, config.vision_config
-    assert read is not None, "a tower that no family has"
-    patch, side = read.unit(config)
+    vision = config.vision_config
     nothing: dict[str, Any] = dict.fromkeys(("pad_id", "bos_id", "eos_id", "newline_id"), 0)
     absent: Any = None
-    family: Any = processor_family(config.model_type)
-    images: Any = None
-    if family in QWEN:
-        images = SimpleNamespace(size=dict(zip(("shortest_edge", "longest_edge"), WHOLE_PIXELS[family], strict=True)))
-    elif family == "gemma4":
-        images = SimpleNamespace(max_soft_tokens=read.most_tokens, size={})
-    elif family == "internvl":
-        images = SimpleNamespace(min_patches=1, max_patches=INTERNVL_TILES)
-    elif tower_type(config) == "pixtral":
-        family = "pixtral"
-        images = SimpleNamespace(size={"longest_edge": vision.image_size})
+    family = family_of(config.model_type, config_value(vision, "model_type")) or LLAVA
+    side, patch, images = family.counted(config, vision)
     processor = Processor(
-        absent, images, 0, patch, side, **nothing, family=family,
+        absent, images, 0, patch, side, **nothing, picture_family=family,
         resolutions=tuple((a, b) for a, b in config_value(config, "image_grid_pinpoints") or ()),
     )  # fmt: skip
     limits = data.min_pixels, data.max_pixels
@@ -114,9 +100,10 @@ def image_reader_of(data: ConversationData, config: PreTrainedConfig) -> ImageRe
 def visual_tokens(files: OnDisk, data: ConversationData, image_reader: ImageReader) -> VisualTokens:
     """What pictures and clips become, by their layouts. Files are opened only where their size decides."""
     # Of several pictures, which max_9 does not tile.
-    plain = data.aspect == "anyres" or image_reader.processor.sizes_decide
-    flat = layouts([(0, 0)] * 2, image_reader.processor, "square" if plain else data.aspect)[0]
-    tiled = [n for n in (1, 2) if image_reader.processor.sizes_decide or is_tiled(data.aspect, n)]
+    processor = image_reader.processor
+    plain = data.aspect == "anyres" or processor.picture_family.sizes_decide
+    flat = LLAVA.layouts([(0, 0)] * 2, processor, Resizing("square" if plain else data.aspect))[0]
+    tiled = [n for n in (1, 2) if image_reader.needs_sizes(n)]
     least = flat.num_tokens
     if image_reader.processor.reads_whole:
         pixels = data.min_pixels or image_reader.processor.image_processor.size.get("shortest_edge", 0)
@@ -148,12 +135,8 @@ def _look(files: OnDisk, index: int, data: ConversationData, image_reader: Image
 
 def most_patches(data: ConversationData, image_reader: ImageReader) -> int:
     """Patches that a tower reads for one row, roughly and at most: a grid that is shrunk has more than positions."""
-    tile, tiles = image_reader.processor, 1
-    if is_tiled(data.aspect, 1):
-        scheme = tiling(tile, data.aspect, data.anyres_convention)
-        tiles += max(wide * high for wide, high in scheme.resolutions) // scheme.tile**2
-    if tile.family == "internvl":
-        tiles += max(1, (data.max_pixels or INTERNVL_TILES * tile.image_size**2) // tile.image_size**2)
+    tile = image_reader.processor
+    tiles = tile.picture_family.most_tiles(tile, image_reader.resizing)
     if "video" in data.model_fields_set:  # a section that says how clips are read has some
         tiles = max(tiles, data.video.num_frames)
     return max(data.max_length, tiles * tile.num_image_tokens)

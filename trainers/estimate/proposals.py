@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...data.visual_budget import visual_tokens
+from ...data.pictures.visual_budget import visual_tokens
 from ...models.drafters.dflash import DflashConfig
 from ...models.drafters.head_config import HeadConfig
 from ...models.drafters.head_graphs import COUNTS, MOST_EXPANSIONS

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from ...data.dataset import ConversationData
-from ...data.images import is_tiled
+from ...data.families.llava import is_tiled
 from ...data.loader import steps_per_epoch
 from ...data.media import ImageReader
 from ...data.shapes.scenarios import WITHOUT_PICTURES

@@ -12,7 +12,7 @@ from ...core import ranks
 from ...core.batch import Request
 from ...core.errors import UserError
 from ...data.end_tokens import end_ids
-from ...data.record import paths
+from ...data.records.record import paths
 from ...eval import text_quality
 from ...eval.loop import Decoding, generate
 from ...eval.policies import Chain, Draw

@@ -10,11 +10,11 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from ...core.fields import MOST_ANSWER, Place
 from ...core.section import Section
-from ...data.benchmark_sets import SAMPLES, names_of, set_name
 from ...data.captioned.prompts import PromptSource
 from ...data.dataset import ConversationData
-from ...data.suite import BENCHMARK, INDEX, OOD, QUALITY, TASKS, Convention, Task, read_index
-from ...data.suite_hub import PUBLISHED
+from ...data.suites.benchmark_sets import SAMPLES, names_of, set_name
+from ...data.suites.suite import BENCHMARK, INDEX, OOD, QUALITY, TASKS, Convention, Task, read_index
+from ...data.suites.suite_hub import PUBLISHED
 from ...eval.quality import QualityConfig
 
 HUB = "hub"

@@ -9,7 +9,7 @@ import torch
 from ...core.pictures import Picture
 from ...data.conversations import PromptFormat, encode
 from ...data.end_tokens import end_ids
-from ...data.processor import Processor
+from ...data.families.processor import Processor
 from ...models.drafters.captioners import Captioner, LvlmCaptioner, LvlmCaptions, load_captioner
 from ...models.drafters.lvlm import load_drafter
 from ...models.drafters.modes import ImageSubstitutes

@@ -21,8 +21,8 @@ import torch
 from ...core import ranks
 from ...core.batch import Request
 from ...core.errors import UserError, did_you_mean
-from ...data.processor import Processor
-from ...data.visual_budget import visual_tokens as num_visual_tokens
+from ...data.families.processor import Processor
+from ...data.pictures.visual_budget import visual_tokens as num_visual_tokens
 from ...eval.intervals import ratio
 from ...eval.loop import Decoding, generate
 from ...eval.measured_rows import Row

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,18 +12,17 @@ from ...core import ranks
 from ...core.batch import ImageRequest, Request
 from ...core.errors import UserError
 from ...core.pictures import TEXT
-from ...data.benchmark_hub import fetch_benchmarks
-from ...data.benchmark_sets import SEED
 from ...data.captioned.prompts import ImagePrompt
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData, ConversationDataset
-from ...data.mixture import Name
-from ...data.patches import rounded
-from ...data.processor import Processor
-from ...data.suite import Suite, write_records
-from ...data.tiles import Size
-from ...data.videos import VideoSettings
-from ...data.visual_budget import FrameTokens, label, llava_frames, visual_tokens
+from ...data.families.processor import Processor
+from ...data.pictures.tiles import Size
+from ...data.pictures.videos import VideoSettings
+from ...data.pictures.visual_budget import label, visual_tokens
+from ...data.records.mixture import Name
+from ...data.suites.benchmark_hub import fetch_benchmarks
+from ...data.suites.benchmark_sets import SEED
+from ...data.suites.suite import Suite, write_records
 from ...eval.measured_rows import Medium
 from ...models.families.generators import Generator
 from ..run.context import Context
@@ -227,26 +225,6 @@ def digest(*values: Any) -> str:
     return hashlib.sha256(repr(values).encode()).hexdigest()[:12]
 
 
-def frame_tokens(
-    video: VideoSettings, processor: Processor, sizes: Sequence[Size], *, num_frames: int = 1
-) -> FrameTokens:
-    """How the target's language model counts a clip.
-
-    Args:
-        sizes: width and height of the set's clips, read where frames keep sides of their own (Qwen-VL): the median of
-            their tokens, two frames merged into one step, counts.
-        num_frames: taken of a clip, which share `max_tokens`.
-    """
-    if processor.family == "internvl":  # each frame is a tile, and all of its tokens are read
-        video = video.model_copy(update={"newline": "none", "pooling": "none"})
-    if not processor.reads_whole:
-        return llava_frames(video, processor.patches)
-    unit = processor.image_size
-    limits = video.pixel_limits(num_frames, unit)
-    resized = [rounded(size, unit, *limits) for size in sizes]
-    return FrameTokens(statistics.median_low(w * h // unit**2 for w, h in resized), frames_per_step=2)
-
-
 def at_length(
     video: VideoSettings, length: Length, processor: Processor, sizes: Sequence[Size]
 ) -> tuple[VideoSettings, str]:
@@ -255,13 +233,11 @@ def at_length(
     Shorter clips give all the frames that they have.
 
     Args:
-        sizes: as `frame_tokens` has them.
+        sizes: width and height of the set's clips, read where frames keep sides of their own.
     """
-    if isinstance(length, int):
-        frames, tokens = length, frame_tokens(video, processor, sizes, num_frames=length)
-    else:
-        tokens = frame_tokens(video, processor, sizes)
-        frames = tokens.frames(length)
+    num_frames = length if isinstance(length, int) else 1
+    tokens = processor.picture_family.frame_tokens(video, processor, sizes, num_frames)
+    frames = length if isinstance(length, int) else tokens.frames(length)
     settings = video.model_copy(update={"num_frames": frames, "fps": None, "min_frames": min(frames, video.min_frames)})
     return settings, label(tokens.total(frames) if isinstance(length, int) else length)
 

@@ -14,7 +14,7 @@ from ...core import ranks
 from ...core.batch import Request
 from ...core.errors import UserError
 from ...data.end_tokens import end_ids
-from ...data.suite import Suite
+from ...data.suites.suite import Suite
 from ...eval import text_quality
 from ...eval.measured_rows import Row
 from ...eval.pair import open_pair

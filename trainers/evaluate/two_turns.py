@@ -8,8 +8,8 @@ from typing import Any
 
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationDataset
-from ...data.suite import BENCHMARK, DEPENDENT, OOD, QUESTIONS, Suite
-from ...data.suite_hub import fetch
+from ...data.suites.suite import BENCHMARK, DEPENDENT, OOD, QUESTIONS, Suite
+from ...data.suites.suite_hub import fetch
 from ...eval.measured_rows import Medium, Row
 from ...eval.studies.tabed import FIRST, Plan, SetInfo, tabed_section
 from ...eval.tables import ReportSection

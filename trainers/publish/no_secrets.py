@@ -16,9 +16,9 @@ from safetensors import SafetensorError, safe_open
 
 from ...core.errors import UserError
 from ...core.secrets import secret_in
-from ...data.embedded import Embedded
-from ...data.media_files import MediaFile
-from ...data.picture_files import image_notes
+from ...data.pictures.embedded import Embedded
+from ...data.pictures.media_files import MediaFile
+from ...data.pictures.picture_files import image_notes
 from ...eval.html_page import taken_apart
 
 _STREAM = re.compile(rb"stream\r?\n(.*?)\r?\nendstream", re.DOTALL)

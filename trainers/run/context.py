@@ -13,7 +13,7 @@ import torch
 from ...core import ranks
 from ...core.generation_config import generation_ends
 from ...core.tracking import Tracker, TrackingConfig
-from ...data.processor import Processor
+from ...data.families.processor import Processor
 from ...data.processor_files import load_processor, with_own_image_processor
 from ...models.hub import read_config, vision_half
 from ...models.parts import TokenIds

@@ -19,7 +19,7 @@ from ...core import ranks
 from ...core.errors import UserError
 from ...core.files import share_as_usual
 from ...core.results import BEGUN, DONE, Fault, Mark, faults, loadable, read_mark, sums_of, write_mark
-from ...data.shards import is_of_shard
+from ...data.shards.shards import is_of_shard
 from .stage import Planned
 
 # Listed for people, and read by no later stage: one that was changed or deleted stops nothing.

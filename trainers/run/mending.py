@@ -8,9 +8,9 @@ from pathlib import Path
 
 from ...core.errors import UserError
 from ...core.results import DONE, Fault, faults, read_mark, sums_of, write_mark
-from ...data import shard_faults
-from ...data.shard_files import tar_path
-from ...data.shards import IDENTITY, MANIFEST, read_manifest
+from ...data.shards import shard_faults
+from ...data.shards.shard_files import tar_path
+from ...data.shards.shards import IDENTITY, MANIFEST, read_manifest
 from .stage import Planned
 
 # Shards of up to so many bytes are read before a stage that takes them runs: a second or two. Of more, each sample's

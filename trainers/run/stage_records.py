@@ -8,8 +8,8 @@ from pathlib import Path
 from ...core.errors import UserError
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData, ConversationDataset
-from ...data.mixture import Name, is_mixture
-from ...data.processor import Processor
+from ...data.families.processor import Processor
+from ...data.records.mixture import Name, is_mixture
 from ...models.decoding.decoder import CachedDecoder
 from .context import Context
 

@@ -9,7 +9,7 @@ import torch
 
 from ...data.answers import Answer
 from ...data.captioned.prompts import ImagePrompt, read_prompts
-from ...data.shards import ShardReader, summary
+from ...data.shards.shards import ShardReader, summary
 from ...data.stage_folders import DATASET_FOLDER
 from ...models.decoding.batched import draw_pictures, even_batches
 from ...models.decoding.warp import Warp

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...core.errors import UserError
 from ...core.pictures import VIDEO, Picture
-from ...data.processor import Processor
+from ...data.families.processor import Processor
 
 _PASSED = "engine: {kind: transformers} reads them"
 

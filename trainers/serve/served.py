@@ -18,7 +18,7 @@ from ...core.errors import UserError
 from ...core.pictures import TEXT, Picture, one_placeholder_each
 from ...core.positions import place_positions
 from ...core.states import Taps, TargetStates
-from ...data.processor import Processor
+from ...data.families.processor import Processor
 from ...models.decoding.batched import Written
 from ...models.decoding.warp import Warp
 from ...models.hub import num_deepstack

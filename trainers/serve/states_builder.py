@@ -29,7 +29,7 @@ from ...data.answers import SHARDS as ANSWERS
 from ...data.answers import Answers
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
-from ...data.processor import Processor
+from ...data.families.processor import Processor
 from ...data.sources import AnsweredSamples, AnswersConfig
 from ...data.states.dtypes import DTYPES, StatesDtype, decode, encode
 from ...data.states.estimate import Size, check_disk, record_bytes

@@ -15,7 +15,7 @@ from ...core.batch import Request
 from ...core.errors import UserError
 from ...data.answers import SKIPPED, Answer, kept_tensors, text_ids
 from ...data.end_tokens import end_ids
-from ...data.shards import ShardReader
+from ...data.shards.shards import ShardReader
 from ...models.decoding.batched import Written, write_answers
 from ...models.decoding.warp import Warp
 from ...models.drafters.distillation import keep_scores

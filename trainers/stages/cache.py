@@ -16,7 +16,7 @@ from ...core.refused import Refused
 from ...core.words import counted
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
-from ...data.shards import ShardReader, claim, finish, finished, tar_path, unfinished
+from ...data.shards.shards import ShardReader, claim, finish, finished, tar_path, unfinished
 from ...data.sources import AnswersConfig
 from ...data.stage_folders import STATES
 from ...data.states.estimate import samples_per_shard, shown

@@ -24,8 +24,8 @@ from torch import Tensor
 from ...core import ranks
 from ...core.errors import UserError
 from ...data.captioned import Captioned, CaptionedSource, Refused, class_labels, decode_image, num_items, read
-from ...data.duplicates import Duplicates, find_duplicates, next_number
-from ...data.shards import claim, finish, summary, unfinished, write_shard
+from ...data.records.duplicates import Duplicates, find_duplicates, next_number
+from ...data.shards.shards import claim, finish, summary, unfinished, write_shard
 from ...data.stage_folders import CODES, DATASET_FOLDER
 from ..run.context import Context
 from ..run.progress import StageLine, of_shards

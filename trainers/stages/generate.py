@@ -19,16 +19,10 @@ from ...core.fields import FileName
 from ...core.files import LOG_BYTES, read_json
 from ...core.refused import Refused
 from ...data.captioned import Captioned, TarSource, read
-from ...data.conversations import SYSTEM
-from ...data.mixture import STRATEGIES, is_strategy
-from ...data.processor import QWEN, Processor
-from ...data.processor_files import (
-    build_gemma_processor,
-    build_internvl_processor,
-    build_pixtral_processor,
-    build_processor,
-    build_qwen_processor,
-)
+from ...data.families.llava import LLAVA, SYSTEM
+from ...data.families.processor import PictureFamily, Processor
+from ...data.families.table import family_of
+from ...data.records.mixture import STRATEGIES, is_strategy
 from ...data.shapes.captioned import HELD_OUT, write_captioned
 from ...data.shapes.scenarios import KINDS
 from ...data.shapes.scene import IMAGE_MEAN, IMAGE_STD
@@ -221,7 +215,7 @@ class GenerateStage(Stage):
             )
         if self.writes_conversations and isinstance(tower := dict(target).get("vision_tower"), dict):
             # A Qwen-VL, Pixtral, Mistral 3 or Gemma 4 reads pictures of any size.
-            any_size = target.base_kind in (*QWEN, "pixtral", "mistral3", "gemma4")
+            any_size = _family(target.base_kind).reads_whole
             for key in ("patch_size",) if any_size else ("patch_size", "image_size"):
                 if key in tower and tower[key] != dict(self)[key]:
                     problem = f"pictures have {dict(self)[key]}, and target.vision_tower reads {tower[key]}"
@@ -297,24 +291,17 @@ def _counting(context: Context) -> Callable[[], None]:
     return before_each
 
 
+def _family(kind: str) -> PictureFamily:
+    """How targets of a kind read pictures. A text-only one ignores what is written for them."""
+    return family_of(kind) or LLAVA
+
+
 def _processor(stage: GenerateStage, kind: str, tokenizer: Any) -> Processor:
-    """As the recipe's target reads: a Qwen-VL reads whole pictures, at most as large as they are drawn."""
-    pixels: dict[str, Any] = {"image_mean": IMAGE_MEAN, "image_std": IMAGE_STD}
-    if kind in QWEN:
-        least = (2 * stage.patch_size) ** 2
-        most = max(least, stage.image_size**2)
-        return build_qwen_processor(
-            tokenizer, kind, patch_size=stage.patch_size, min_pixels=least, max_pixels=most, **pixels
-        )
-    if kind in ("mistral3", "pixtral"):
-        merge = 2 if kind == "mistral3" else 1
-        return build_pixtral_processor(
-            tokenizer, patch_size=stage.patch_size, merge=merge, longest_edge=stage.image_size, **pixels
-        )
-    if kind == "gemma4":
-        return build_gemma_processor(tokenizer, patch_size=stage.patch_size)
-    make = build_internvl_processor if kind == "internvl" else build_processor
-    return make(tokenizer, image_size=stage.image_size, patch_size=stage.patch_size, **pixels)
+    """As the recipe's target reads."""
+    return _family(kind).new(
+        tokenizer, kind, image_size=stage.image_size, patch_size=stage.patch_size, image_mean=IMAGE_MEAN,
+        image_std=IMAGE_STD,
+    )  # fmt: skip
 
 
 def _texts(path: Path) -> list[str]:

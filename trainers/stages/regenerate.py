@@ -19,7 +19,7 @@ from ...data.answers import SKIPPED
 from ...data.captioned.prompts import PromptSource
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
-from ...data.shards import ShardReader, claim, finish, unfinished, write_shard
+from ...data.shards.shards import ShardReader, claim, finish, unfinished, write_shard
 from ...data.stage_folders import CODES
 from ..estimate.data import on_disk, samples
 from ..estimate.evaluation_memory import Memory, target_memory

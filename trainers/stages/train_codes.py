@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from ...core.refused import Refused
-from ...data.codes import ShardData
+from ...data.shards.codes import ShardData
 from ..estimate.evaluation_memory import Memory
 from ..estimate.train_memory import image_head_memory
 from ..estimate.train_stage import describe_image_model

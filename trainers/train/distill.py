@@ -16,8 +16,8 @@ from ...data.answers import SHARDS, Answers
 from ...data.collate import ConversationCollate
 from ...data.dataset import ConversationData, ConversationDataset
 from ...data.end_tokens import end_ids
+from ...data.families.processor import Processor
 from ...data.loader import Collate, Samples, StepBatches
-from ...data.processor import Processor
 from ...data.sources import AnswerCollate, AnsweredSamples, OpenBatch
 from ...models.decoding.batched import write_answers
 from ...models.decoding.decoder import CachedDecoder

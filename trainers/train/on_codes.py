@@ -16,9 +16,9 @@ from ...core import ranks
 from ...core.errors import UserError
 from ...core.pretrained import reading_pretrained
 from ...data.captioned.prompts import read_prompts
-from ...data.codes import CodeCollate, PictureCollate, ShardData, ShardSample, ShardSamples
 from ...data.loader import Collate, Loader, steps_per_epoch
 from ...data.shapes.captioned import COLORS, SHAPES, figures_of, places_of
+from ...data.shards.codes import CodeCollate, PictureCollate, ShardData, ShardSample, ShardSamples
 from ...data.stage_folders import CODES, DATASET_FOLDER, TOKENIZER
 from ...eval.figures import save_grid
 from ...models.drafters.base import TargetIdentity

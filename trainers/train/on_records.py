@@ -11,10 +11,11 @@ from ...core import ranks
 from ...core.errors import UserError
 from ...data.collate import ConversationCollate
 from ...data.dataset import ConversationDataset
+from ...data.families.processor import Processor
+from ...data.families.table import FAMILIES as PICTURE_FAMILIES
 from ...data.loader import Loader, Samples, steps_per_epoch
 from ...data.order import BucketedOrder
-from ...data.processor import Processor
-from ...data.skipped import Listed
+from ...data.records.skipped import Listed
 from ...data.sources import AnsweredSamples
 from ...data.states.samples import StatesSamples
 from ...models.drafters.lvlm import build_drafter, load_drafter, save_lvlm
@@ -182,7 +183,7 @@ def _save(stage: Any, context: Context, engine: Engine, processor: Processor, to
             merge_adapters(module.model)
             save_lvlm(module.model, context.folder, manifest)
             family: Any = module.model.config.model_type
-            (processor.of_family(family) if family_of(module.model.config).shares_pictures else processor).save(
-                context.folder
-            )
+            if family_of(module.model.config).shares_pictures:
+                processor = processor.of_family(PICTURE_FAMILIES[family])
+            processor.save(context.folder)
     ranks.barrier()

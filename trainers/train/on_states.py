@@ -17,9 +17,9 @@ from torch import Tensor
 from ...core import ranks
 from ...core.errors import UserError
 from ...data.end_tokens import end_ids
+from ...data.families.processor import Processor
 from ...data.loader import Collate, Loader, Samples, steps_per_epoch
 from ...data.order import WINDOW, BucketedOrder, Order, RisingVisualOrder
-from ...data.processor import Processor
 from ...data.stage_folders import STATES
 from ...data.states.reader import StatesReader
 from ...data.states.samples import SeededCollate, split

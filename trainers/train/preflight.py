@@ -13,7 +13,7 @@ from ...core.batch import IMAGE, TEXT, VIDEO
 from ...core.errors import UserError
 from ...data.collate import Sample, collate
 from ...data.dataset import ConversationDataset
-from ...data.processor import Processor
+from ...data.families.processor import Processor
 from ...models.training import ModelTraining
 
 _LOOKED_AT = 64  # samples that token counts are estimated from

@@ -22,7 +22,7 @@ from ...core.fields import Place
 from ...core.section import Section
 from ...core.states import TargetStates
 from ...data.loader import Collate, Loader, Samples, StepBatches
-from ...data.shards import ShardWriter, claim, finish, finished
+from ...data.shards.shards import ShardWriter, claim, finish, finished
 from ...data.states.estimate import shown
 from ...data.states.identity import Acceptable
 from ...data.states.memory import prefetched

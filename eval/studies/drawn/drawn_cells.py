@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ....core.errors import UserError
 from ....core.section import Section
-from ....data.codes import ShardData, ShardSample, ShardSamples
+from ....data.shards.codes import ShardData, ShardSample, ShardSamples
 from ....models.decoding.neighbours import NeighbourTable, load_neighbours
 from ....models.decoding.warp import Warp
 from ....models.drafters.eagle_images import ImageEagleHead

@@ -1,6 +1,6 @@
 """InternVL 3 of transformers: how its tower is run and its halves are put together.
 
-A picture is cut into tiles; where there are several, one of the whole picture follows (`data/tiles.py`). The projector
+A picture is cut into tiles; where there are several, one of the whole picture follows (`data/families/`). The projector
 reads 2 x 2 patches of a tile as one (pixel shuffle). Everything after it is LLaVA's.
 Letters: I tiles, P patches, C channels, S side of a tile.
 """

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from draftsmith.core.errors import UserError
-from draftsmith.data import tars
 from draftsmith.data.captioned import (
     Captioned,
     CaptionedSource,
@@ -24,7 +23,8 @@ from draftsmith.data.captioned import (
     read,
 )
 from draftsmith.data.captioned.sources import file_names
-from draftsmith.data.picture_files import SUFFIXES
+from draftsmith.data.pictures.picture_files import SUFFIXES
+from draftsmith.data.records import tars
 from PIL import Image
 from pydantic import TypeAdapter, ValidationError
 

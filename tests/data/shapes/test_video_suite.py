@@ -3,16 +3,16 @@
 import json
 
 import pytest
-from draftsmith.data.benchmark_sets import BENCHMARK_SETS
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData, ConversationDataset
-from draftsmith.data.record import check_record
+from draftsmith.data.pictures.videos import Clip, VideoSettings
+from draftsmith.data.records.record import check_record
 from draftsmith.data.shapes.scene import COLORS
 from draftsmith.data.shapes.suites import CLIPS, length_set
 from draftsmith.data.shapes.write import sample, write_dataset
-from draftsmith.data.suite import Suite
-from draftsmith.data.videos import Clip, VideoSettings
-from draftsmith.data.visual_budget import within
+from draftsmith.data.suites.benchmark_sets import BENCHMARK_SETS
+from draftsmith.data.suites.suite import Suite
+from draftsmith.trainers.evaluate.requests import at_length
 
 LENGTHS = (4, 9)
 
@@ -109,7 +109,7 @@ def test_a_budget_takes_so_many_frames_of_a_long_clip(suite, processor, tmp_path
     file.write_text(json.dumps(suite.first_turns(length_set(9), "verbatim", None)))
     tokens = []
     for budget in (8, 20, 1000):
-        video = within(VideoSettings(newline="none"), budget, processor.patches)
+        video, _ = at_length(VideoSettings(newline="none"), str(budget), processor, [])
         data = ConversationData(path=str(file), images=str(suite.folder), aspect="square", video=video)
         form = PromptFormat(system="", image_rule="verbatim")
         dataset = ConversationDataset(data, form, processor, files=[file], skipped_log=None, cache=tmp_path / "cache")

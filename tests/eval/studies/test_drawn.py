@@ -6,8 +6,8 @@ import pytest
 import torch
 from draftsmith.core.batch import ImageRequest
 from draftsmith.core.errors import UserError
-from draftsmith.data.codes import ShardData, ShardSamples
-from draftsmith.data.shards import claim, finish, write_shard
+from draftsmith.data.shards.codes import ShardData, ShardSamples
+from draftsmith.data.shards.shards import claim, finish, write_shard
 from draftsmith.eval.lantern import LanternConfig
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.measured_rows import PLAIN, measure

@@ -13,9 +13,9 @@ import torch
 from draftsmith.core.errors import UserError
 from draftsmith.core.pictures import PatchGrid, Picture, one_placeholder_each, whole_picture
 from draftsmith.core.refused import Refused
-from draftsmith.data.patches import patches
-from draftsmith.data.processor import Processor, pil
-from draftsmith.data.shards import ShardReader
+from draftsmith.data.families.processor import Processor, pil
+from draftsmith.data.families.qwen import QWEN2_5_VL
+from draftsmith.data.shards.shards import ShardReader
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.eagle3 import Eagle3Config
@@ -218,12 +218,21 @@ def test_pictures_are_handed_over_as_they_were_read():
     mean, std = (0.48, 0.46, 0.41), (0.27, 0.26, 0.28)
     images = pil("Qwen2VL")(image_mean=mean, image_std=std, patch_size=4, merge_size=2)
     processor = Processor(
-        None, images, 0, patch_size=4, image_size=8, pad_id=0, bos_id=None, eos_id=0, newline_id=0, family="qwen2_5_vl"
+        None,
+        images,
+        0,
+        patch_size=4,
+        image_size=8,
+        pad_id=0,
+        bos_id=None,
+        eos_id=0,
+        newline_id=0,
+        picture_family=QWEN2_5_VL,
     )
     torch.manual_seed(0)
     bytes_ = torch.randint(0, 256, (16, 24, 3), dtype=torch.uint8)
     grid = PatchGrid(1, 4, 6)
-    cut = patches([Image.fromarray(bytes_.numpy())], grid, processor)
+    cut = QWEN2_5_VL.clip_pixels([Image.fromarray(bytes_.numpy())], whole_picture(grid), processor)
     (found,) = shown(cut, [whole_picture(grid)], processor, "")
     assert torch.equal(found, bytes_)
     tile = ((bytes_ / 255 - torch.tensor(mean)) / torch.tensor(std)).permute(2, 0, 1)

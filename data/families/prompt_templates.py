@@ -1,0 +1,79 @@
+"""What a template is that turns a conversation into text; a family's own ones stand in its file.
+
+Supervision is a matter of character spans: each template says which of its characters are an answer's.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+ROLES = {"human": "USER", "gpt": "ASSISTANT"}
+SYSTEM_ROLES = ("system", "developer")
+Pairs = list[tuple[str, str]]  # role (human or gpt) and text of each turn
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A prompt and the character spans in it that are supervised."""
+
+    text: str
+    spans: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Template:
+    """A template whose turns begin with a head of their role (ChatML, Llama 3).
+
+    Args:
+        name: as recipes have it.
+        head: what begins a turn, with {} for its role.
+        end: the token that ends a turn; empty: none does.
+        between: what stands after a turn's end.
+        system: the template's own system sentence.
+        answers: what it calls who answers.
+        surrounds: pictures stand between tokens of their family, which it writes.
+        keeps_breaks: beside a picture; elsewhere the line break is LLaVA's way of writing a mark.
+        strips: blanks around a turn's text.
+    """
+
+    name: str
+    head: str = ""
+    end: str = ""
+    between: str = ""
+    system: str = ""
+    answers: str = "assistant"
+    surrounds: bool = False
+    keeps_breaks: bool = False
+    strips: bool = False
+
+    def check_system(self, tokenizer: Any) -> None:
+        """Raises `UserError` where the tokenizer lacks what surrounds a system sentence."""
+
+    def render(self, pairs: Pairs, system: str, open_ended: bool, marks: re.Pattern[str]) -> Rendered:
+        """Supervises each answer and the token that ends it; Qwen's official masker also takes a turn's outer tokens.
+
+        Args:
+            system: the system sentence; empty: none.
+            open_ended: leave out the last answer, ending where it would begin.
+            marks: of the pictures.
+        """
+        text = self.head.format("system") + system + self.end + self.between if system else ""
+        spans, last = [], len(pairs) - 1
+        for number, (role, value) in enumerate(pairs):
+            text += self.head.format("user" if role == "human" else self.answers)
+            if open_ended and number == last and role == "gpt":
+                break
+            start = len(text)
+            text += f"{value}{self.end}"
+            if role == "gpt" and value:
+                spans.append((start, len(text)))
+            text += self.between
+        if open_ended and pairs[last][0] == "human":
+            text += self.head.format(self.answers)
+        return Rendered(text, tuple(spans))
+
+
+CHATML = Template("qwen", "<|im_start|>{}\n", "<|im_end|>", "\n", "You are a helpful assistant.")
+LLAMA3 = Template("llama3", "<|start_header_id|>{}<|end_header_id|>\n\n", "<|eot_id|>", strips=True)

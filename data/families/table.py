@@ -1,0 +1,29 @@
+"""All families whose pictures are read here: the one place that names them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from .gemma import GEMMA
+from .internvl import INTERNVL
+from .llava import LLAVA, LLAVA_NEXT, LLAVA_ONEVISION
+from .mistral import PIXTRAL
+from .processor import CAUSAL_LM, PictureFamily
+from .qwen import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
+
+# Mistral before LLaVA, since a Pixtral's config says llava.
+_ALL = (PIXTRAL, LLAVA, LLAVA_NEXT, LLAVA_ONEVISION, QWEN2_VL, QWEN2_5_VL, QWEN3_VL, INTERNVL, GEMMA)
+FAMILIES: dict[str, PictureFamily] = {family.name: family for family in _ALL}
+TEMPLATES = {template.name: template for family in (*_ALL, CAUSAL_LM) for template in family.templates}
+# A recipe's `format.template`: those, and the one in the target's own files.
+TemplateName = Literal["plain", "v1", "qwen", "qwen_vl", "internvl", "mistral", "gemma", "llama3", "chat"]
+
+
+def family_of(model_type: str, tower: str | None = None) -> PictureFamily | None:
+    """The family by whose rules a model of this type reads pictures; None: no known one.
+
+    Args:
+        tower: model type of its vision tower.
+    """
+    kind = model_type.removesuffix("_moe")
+    return next((family for family in _ALL if family.of_model(kind, tower)), None)

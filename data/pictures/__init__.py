@@ -1,0 +1,1 @@
+"""Pictures and clips as files, tiles and marks, whichever target reads them."""

@@ -1,0 +1,79 @@
+"""The files of pictures and clips that records name: where they may lie, and how they are opened.
+
+Records come from strangers. A name stays inside the data section's folder, and what it leads to is a regular file: a
+pipe would hang the reader, and a device has no end.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, Literal
+
+from ...core.errors import UserError
+from ...core.files import NotRegular, open_regular
+from .embedded import Embedded
+
+MediaFile = Path | Embedded
+Medium = Literal["image", "clip"]
+
+
+class BadMedia(UserError):
+    """A picture or clip that cannot be used.
+
+    Args:
+        reason: one of few, to be counted.
+    """
+
+    def __init__(self, problem: str, *, reason: str = "", where: str | None = None, hint: str | None = None):
+        super().__init__(problem, where=where, hint=hint)
+        self.reason = reason
+
+
+def located(folder: Path, name: str | Embedded, *, allow_outside: bool) -> MediaFile:
+    """What a record names, relative to `folder`. Symbolic links inside the folder are its owner's, and are followed.
+
+    Args:
+        allow_outside: take absolute names and names with `..` as they are.
+
+    Raises:
+        BadMedia: the name leads out of the folder.
+    """
+    if isinstance(name, Embedded):
+        return name
+    path = PurePosixPath(name)
+    if not allow_outside and (path.is_absolute() or ".." in path.parts):
+        raise BadMedia(
+            f"{name!r} leads out of the folder of pictures" if ".." in path.parts else f"{name!r} is an absolute path",
+            reason="outside the folder",
+            where=str(folder),
+            hint="name files relative to `images` (`videos`) of the data section and without `..`, or set "
+            "allow_outside: true there if you trust whoever wrote the records",
+        )
+    return folder / name
+
+
+def is_there(file: MediaFile) -> bool:
+    """Whether there is a regular file. pathlib raises for names that no file can have, and records may have them."""
+    return file.is_file() if isinstance(file, Embedded) else os.path.isfile(file)
+
+
+def open_media(file: MediaFile, medium: Medium) -> BinaryIO:
+    """The encoded bytes of a picture or clip. Raises `BadMedia` where there is no regular file to read."""
+    if isinstance(file, Embedded):
+        return file.open()
+    folder = "images" if medium == "image" else "videos"
+    try:
+        return open_regular(file)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        hint = f"check the `{folder}` folder of the data section"
+        raise BadMedia(f"missing {medium}", reason=f"missing {medium}", where=str(file), hint=hint) from error
+    except NotRegular as error:
+        problem, hint = f"not a regular file: {error}", "name a file, or remove the record"
+        raise BadMedia(problem, reason="not a plain file", where=str(file), hint=hint) from error
+    except OSError as error:
+        problem, hint = f"the {medium} cannot be read: {error.strerror}", "check the file's permissions and its disk"
+        raise BadMedia(problem, reason="unreadable file", where=str(file), hint=hint) from error
+    except ValueError as error:
+        problem, hint = f"not a file name: {error}", "fix the record's path"
+        raise BadMedia(problem, reason="unsafe name", where=str(file), hint=hint) from error

@@ -1,0 +1,217 @@
+"""The one reader of picture files, for all tracks: it opens, checks and converts to RGB.
+
+What a file is called says nothing about it: the format is told by its content, and only formats of a list are read.
+Sizes are checked in the file's head, before a pixel is decoded. Of animations and of TIFFs with several pages the first
+picture counts. Pictures are turned as their orientation tag (EXIF) says, as transformers, `datasets` and browsers do;
+alpha is dropped, as by the official recipes' `convert("RGB")`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from ...core.errors import first_line
+from .media_files import BadMedia, MediaFile, open_media
+from .tiles import Size
+
+# Others run programs (EPS), or have never been looked at.
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+# Endings of such files in tars and folders, without the dot. The content decides which format a file has.
+SUFFIXES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "pbm", "pnm", "pfm", "jfif", "jpe",
+            "apng")  # fmt: skip
+MAX_BYTES = 1 << 30  # of a file
+MAX_PIXELS = 178_956_970  # of a picture: Pillow's own limit, from which on it takes one for a decompression bomb
+# Of what an image processor of transformers is given, a picture or the square around it: 8,192 x 8,192 pixels. It holds
+# 14 bytes of each, so that one picture takes 0.9 GB at most, in each of the loader's workers. The largest pictures of
+# data sets for these models are 8K (7,680 x 4,320), photographs of phones (up to 64 million pixels) and pages of A4 at
+# 600 dpi (4,960 x 7,016): the squares around the first and the last fit.
+MAX_CANVAS = 1 << 26
+
+_Read = TypeVar("_Read")
+_PHOTOMETRIC, _BITS_PER_SAMPLE, _WHITE_IS_ZERO = 262, 258, 0  # tags of TIFF, and a value of the first
+
+
+def load_image(file: MediaFile, *, check: Callable[[Size], None] | None = None) -> Image.Image:
+    """The picture as RGB, upright.
+
+    Args:
+        check: raises `BadMedia` for a size (width, height) that is not wanted, before anything is decoded.
+
+    Raises:
+        BadMedia: missing, no regular file, of no known format, broken or too large; the message names the file.
+    """
+
+    def decode(image: Image.Image) -> Image.Image:
+        turn = _turn(image)  # of the head: decoding may change what Pillow says of it
+        if check is not None:
+            check(_turned_size(image.size, turn))
+        rgb = as_rgb(image)
+        return rgb if turn is None else rgb.transpose(turn)
+
+    return _read(file, decode)
+
+
+def image_size(file: MediaFile) -> Size:
+    """Width and height as `load_image` gives them, from the file's head. Raises as that."""
+    return _read(file, lambda image: _turned_size(image.size, _turn(image)))
+
+
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}  # fmt: skip
+_SIDES_SWAPPED = (_TURNS[5], _TURNS[6], _TURNS[7], _TURNS[8])
+_ORIENTATION = 0x0112
+
+
+def _turn(image: Image.Image) -> Image.Transpose | None:
+    """What its orientation tag asks for; None: nothing, or nothing that can be read. Pillow turns TIFFs itself."""
+    if image.format == "TIFF":
+        return None
+    try:
+        # Not a PNG's own method, which would decode all of it to look for a tag behind its pixels.
+        with warnings.catch_warnings(action="ignore"):
+            return _TURNS.get(Image.Image.getexif(image).get(_ORIENTATION, 1))
+    # A damaged tag takes nothing from a picture that can be decoded; Pillow's parser raises many kinds of exceptions.
+    except Exception:
+        return None
+
+
+def _turned_size(size: Size, turn: Image.Transpose | None) -> Size:
+    return (size[1], size[0]) if turn in _SIDES_SWAPPED else size
+
+
+def image_notes(file: MediaFile) -> dict[Any, Any]:
+    """What the file says beside its pixels, by name or by the number of an EXIF tag: comments, text chunks (compressed
+    ones, too), XMP, EXIF. Raises as `load_image`.
+    """
+
+    def notes(image: Image.Image) -> dict[Any, Any]:
+        image.load()  # a PNG may hold text after its pixels
+        return dict(image.info) | dict(image.getexif())
+
+    return _read(file, notes)
+
+
+def _read(file: MediaFile, use: Callable[[Image.Image], _Read]) -> _Read:
+    """What `use` makes of the opened picture. Whatever a file of strangers makes of it ends in a `BadMedia`."""
+    try:
+        with open_media(file, "image") as data:
+            if data.seek(0, os.SEEK_END) > MAX_BYTES:
+                raise BadMedia(f"an image file of more than {MAX_BYTES:,} bytes", reason="file too large")
+            data.seek(0)
+            head = data.read(_HEAD)
+            data.seek(0)
+            with Image.open(data, formats=FORMATS) as image:
+                check_area(image.size, MAX_PIXELS)
+                return use(image)
+    except BadMedia as error:
+        where = error.where or str(file)
+        raise BadMedia(error.problem, reason=error.reason, where=where, hint=error.hint or _REPLACE) from error
+    except MemoryError as error:
+        raise BadMedia("not enough memory for the image", reason="too many pixels", where=str(file),
+                       hint="shrink the picture, or use fewer workers") from error  # fmt: skip
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        problem = f"corrupt image: {error}"
+        raise BadMedia(problem, reason="too many pixels", where=str(file), hint=_REPLACE) from error
+    except UnidentifiedImageError as error:  # its own text names an address in memory
+        kind = next((f"{name}, which is " for begins, name in _OTHERS.items() if re.match(begins, head)), "")
+        problem = f"corrupt image: {kind}none of {', '.join(FORMATS)}" + ("" if kind else ", or damaged in its head")
+        raise BadMedia(problem, reason="unreadable image", where=str(file), hint=_REPLACE) from error
+    # Pillow's parsers raise many kinds of exceptions for damaged bytes (SyntaxError, struct.error, zlib.error, ...).
+    except Exception as error:
+        problem = f"corrupt image: {first_line(error)}"
+        raise BadMedia(problem, reason="unreadable image", where=str(file), hint=_REPLACE) from error
+
+
+_HEAD = 64  # bytes that say which other format it is
+_OTHERS = {
+    rb"(?s)....ftyp(heic|heix|heif|mif1|msf1|hevc)": "HEIC",
+    rb"(?s)....ftyp(avif|avis)": "AVIF",
+    rb"\0\0\0\x0cjP  |\xff\x4f\xff\x51": "JPEG 2000",
+    rb"\xff\x0a|\0\0\0\x0cJXL ": "JPEG XL",
+    rb"%PDF": "PDF",
+    rb"%!PS|\xc5\xd0\xd3\xc6": "EPS",
+    rb"\s*<(\?xml|svg)": "SVG",
+    rb"\s*<(!doctype|!DOCTYPE|html)": "a web page",
+    rb"version https://git-lfs": "a pointer of Git LFS",
+    rb"\Z": "an empty file",
+}
+_REPLACE = "replace or remove the file"
+
+
+def check_area(size: Size, limit: int, what: str = "the image has") -> None:
+    """Raises `BadMedia` where `size` (width, height) has more than `limit` pixels."""
+    width, height = size
+    if width * height > limit:
+        raise BadMedia(f"too many pixels: {what} {width:,} x {height:,}, and {limit:,} is the limit",
+                       reason="too many pixels", hint="shrink, cut or remove the picture")  # fmt: skip
+
+
+def as_rgb(image: Image.Image) -> Image.Image:
+    """RGB of 8 bits. Alpha is dropped, and of grey values of more than 8 bits the upper 8 stay.
+
+    - Of 16 bits (and PGM files of more than 8): the upper byte, as Pillow reads 16-bit colour.
+    - Integers of 32 bits: by the largest value, of 8 bits up to 255, else of 16.
+    - Floats: by the largest value, 0 (black) to 1 (white), else 0 to 255.
+
+    Raises:
+        BadMedia: integers or floats beyond that.
+    """
+    if image.mode.startswith("I;16"):
+        return _grey(np.asarray(image) >> (_bits(image) - 8), image)
+    if image.mode == "I":
+        return _grey(_of_integers(np.asarray(image), image), image)
+    if image.mode == "F":
+        return _grey(_of_floats(np.asarray(image)), image)
+    return image.convert("RGB")
+
+
+def _grey(values: np.ndarray, image: Image.Image) -> Image.Image:
+    values = values.astype(np.uint8)
+    if _tag(image, _PHOTOMETRIC) == _WHITE_IS_ZERO:  # Pillow turns those of 8 bits alone
+        values = 255 - values
+    rgb = Image.fromarray(values).convert("RGB")
+    return rgb
+
+
+def _of_integers(values: np.ndarray, image: Image.Image) -> np.ndarray:
+    least, most = int(values.min()), int(values.max())
+    if least < 0 or most > 0xFFFF:
+        raise _out_of_range(f"integers from {least:,} to {most:,}", "0 to 255, or 0 to 65,535")
+    # PGM files of more than 8 bits are read as 16 bits whatever their largest value.
+    return values if most <= 255 and image.format != "PPM" else values >> 8
+
+
+def _of_floats(values: np.ndarray) -> np.ndarray:
+    least, most = float(values.min()), float(values.max())
+    if not (least >= 0 and most <= 255):  # not-a-number is no more
+        raise _out_of_range(f"floats from {least:g} to {most:g}", "0 to 1, or 0 to 255")
+    return np.floor(values * 255 + 0.5) if most <= 1 else values
+
+
+def _out_of_range(found: str, expected: str) -> BadMedia:
+    return BadMedia(f"a grey image of {found}; expected {expected}", reason="unreadable image",
+                    hint="convert the picture to 8 bits")  # fmt: skip
+
+
+def _bits(image: Image.Image) -> int:
+    """Of a grey value: some TIFFs have 12 in 16."""
+    bits: Any = _tag(image, _BITS_PER_SAMPLE)
+    return 16 if bits is None else int(bits[0])
+
+
+def _tag(image: Image.Image, number: int) -> Any:
+    """A tag of a TIFF; None: it has none, or is no TIFF."""
+    if image.format != "TIFF":
+        return None
+    tags: Any = image
+    return tags.tag_v2.get(number)

@@ -1,0 +1,381 @@
+"""Which records take part: plain files, brace patterns, and LLaVA-OneVision's YAML mixtures.
+
+A mixture names data files (or tables, or tars) and how much of each is used. Records are chosen by their numbers, so
+that nothing is loaded for it; format and arithmetic are those of LLaVA-NeXT's training code, with two differences that
+`pick` names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Discriminator, Field, Tag, TypeAdapter, ValidationError
+
+from ...core.errors import UserError, did_you_mean
+from ...core.fields import Place
+from ...core.files import read_yaml
+from ...core.words import counted
+from .patterns import MOST_NAMES, braces, matched
+from .records import RecordFile, file_identity, open_records
+from .shipped import commands_for, fetch_commands, shipped
+from .shipped import identity as shipped_identity
+from .table_records import Columns, TableRecords
+from .tar_records import TarRecords
+
+_STRATEGY = re.compile(r"(?P<how>first|end|random):(?P<amount>\d+)(?P<percent>%?)")
+_KEYS = ("json_path", "sampling_strategy")
+STRATEGIES = "write all, or first:, end: or random: with a count or a percentage of 0 to 100 (first:500, random:10%)"
+_SHOWN = 12  # missing files that a message names
+
+_SOURCES: TypeAdapter[TableRecords | TarRecords] = TypeAdapter(
+    Annotated[TableRecords | TarRecords, Field(discriminator="kind")]
+)
+
+
+def kind(value: Any) -> str | None:
+    """What one of a data section's `path` is; None: a section without a kind."""
+    if isinstance(value, TableRecords | TarRecords):
+        return value.kind
+    if isinstance(value, list):
+        return "list"
+    return value.get("kind") if isinstance(value, dict) else "str"
+
+
+# Chosen by a function, so that a mistake is told about what was written, and not about each thing that might have been.
+_Of = Annotated[Place, Tag("str")] | Annotated[TableRecords, Tag("datasets")] | Annotated[TarRecords, Tag("webdataset")]
+RecordSource = Annotated[_Of, Discriminator(kind)]
+RecordSources = Annotated[_Of | Annotated[list[RecordSource], Tag("list")], Discriminator(kind)]
+
+
+@dataclass(frozen=True)
+class JsonFile:
+    """A JSON or JSONL file, as a source of records like the others."""
+
+    path: Path
+
+    @property
+    def source_name(self) -> str:
+        """The file's name."""
+        return self.path.name
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def place(self) -> Path:
+        """The file that is read: this one, or the package's of that name."""
+        return shipped(self.path) or self.path
+
+    def is_present(self) -> bool:
+        """Whether the file is there."""
+        return self.place.is_file()
+
+    opens_fast = True  # opening reads no more than an index needs
+    is_remote = False
+
+    def identity(self) -> str:
+        """Hash of the file, or "absent"."""
+        own = shipped(self.path)
+        return _identity(self.path) if own is None else shipped_identity(own)
+
+    def open(self, cache: Path) -> RecordFile:
+        """Index it."""
+        return open_records(self.path, cache)
+
+
+Source = JsonFile | TableRecords | TarRecords
+Name = str | Path | TableRecords | TarRecords  # of files, of mixtures, or what says where records lie
+
+
+@dataclass(frozen=True)
+class Share:
+    """A data file, table or set of tars, and how much of it takes part.
+
+    Args:
+        strategy: all, or first, end or random with a count or a whole percentage.
+        where: what named it, for messages.
+        repeat: how often the same file stood before it; another draw of `random` each time.
+    """
+
+    source: Source
+    strategy: str = "all"
+    where: str = ""
+    repeat: int = 0
+
+    def count(self, num_records: int) -> int:
+        """Records kept: a percentage is rounded up, a count stops at what there is."""
+        if self.strategy == "all":
+            return num_records
+        match = _STRATEGY.fullmatch(self.strategy)
+        assert match is not None, f"unchecked strategy {self.strategy!r}"
+        amount = int(match["amount"])
+        return min(-(-amount * num_records // 100) if match["percent"] else amount, num_records)
+
+    def pick(self, num_records: int, *, seed: int) -> np.ndarray:
+        """[n] int64 numbers of the kept records, in file order.
+
+        Departs from the published code twice. `end:0` keeps nothing, where theirs keeps everything (a slice from -0
+        is the whole list). `random` is drawn from `seed` and the file's name, so that every rank and every start sees
+        the same records, whatever else has drawn, and keeps file order; theirs shuffles with Python's own generator,
+        which nothing seeds.
+        """
+        count = self.count(num_records)
+        if self.strategy.startswith("end"):
+            return np.arange(num_records - count, num_records, dtype=np.int64)
+        if self.strategy.startswith("random"):
+            key = hashlib.sha256(f"{seed}/{self.source.source_name}/{self.repeat}".encode()).digest()
+            rng = np.random.default_rng(int.from_bytes(key[:8], "little"))
+            return np.sort(rng.permutation(num_records)[:count]).astype(np.int64)
+        return np.arange(count, dtype=np.int64)
+
+
+def expand(names: Sequence[Name]) -> list[Share]:
+    """The sources behind `names`, in their order: files, patterns ({a,b}.json, part-*.json), mixtures (.yaml).
+
+    Raises:
+        UserError: a pattern without a match, a mixture that cannot be read, or that names missing files.
+    """
+    shares = [share for source in _sources(names) for share in _shares(_matched(source))]
+    seen: Counter[Source] = Counter()
+    numbered = []
+    for share in shares:
+        numbered.append(replace(share, repeat=seen[share.source]))
+        seen[share.source] += 1
+    return numbered
+
+
+def identities(names: Iterable[Name | dict[str, Any]]) -> list[str]:
+    """Hashes of the mixtures and of the files behind them, for a fingerprint; "absent" where one is not there.
+
+    Args:
+        names: sources may be sections, or what these were read from.
+    """
+    hashes = []
+    for source in _sources(_SOURCES.validate_python(n) if isinstance(n, dict) else n for n in names):
+        hashes.append(source.identity())
+        if _is_mixture_file(source) and source.is_present():
+            hashes += [share.source.identity() for share in _shares(source, check=False)]
+    return hashes
+
+
+def are_present(names: Iterable[Name], *, opens_fast: bool = False) -> bool:
+    """Whether all files are on disk, those that mixtures name included.
+
+    Args:
+        opens_fast: and none of them must be converted first.
+    """
+    sources = _sources(names)
+    if not all(source.is_present() for source in sources):
+        return False
+    shares = [share for source in sources for share in _shares(source, check=False)]
+    return all(share.source.is_present() and (share.source.opens_fast or not opens_fast) for share in shares)
+
+
+def _sources(names: Iterable[Name]) -> list[Source]:
+    """What is named; mixtures are files here. Raises `UserError` where braces make too many."""
+    sources: list[Source] = []
+    for name in names:
+        if isinstance(name, str | Path):
+            sources += [JsonFile(path) for path in braces(str(name), "key path")]
+        else:
+            sources.append(name)
+        if len(sources) > MOST_NAMES:
+            raise UserError(f"more than {MOST_NAMES:,} files", where="key path", hint="name fewer")
+    return sources
+
+
+def _matched(source: Source) -> Source:
+    """The source as it is. Raises `UserError` for a pattern of files that matches nothing."""
+    if isinstance(source, JsonFile):
+        matched(str(source.path), "key path")
+    return source
+
+
+def _is_mixture_file(source: Source) -> bool:
+    return isinstance(source, JsonFile) and is_mixture(source.path)
+
+
+def is_mixture(path: Path) -> bool:
+    """Whether the path names a mixture (a YAML file) instead of records."""
+    return path.suffix in (".yaml", ".yml")
+
+
+def is_strategy(text: Any) -> bool:
+    """Whether `text` is a valid strategy (how much of a file is used)."""
+    match = _STRATEGY.fullmatch(text) if isinstance(text, str) else None
+    return text == "all" or (match is not None and not (match["percent"] and int(match["amount"]) > 100))
+
+
+def _identity(path: Path) -> str:
+    return file_identity(path) if path.is_file() else "absent"
+
+
+def _shares(source: Source, *, check: bool = True) -> list[Share]:
+    """The source itself, or what a mixture names; with `check` all files of that are there."""
+    if not isinstance(source, JsonFile) or not is_mixture(source.path):
+        return [Share(source)]
+    path = source.path
+    if not source.is_present():
+        raise UserError("mixture not found", where=str(path), hint="check `path` of the data section")
+    entries = _entries(path, source.place)
+    # Tables and tars say themselves what is missing of them; a set of the Hub may have to be fetched first.
+    missing = [s for s in entries if check and isinstance(s.source, JsonFile) and not s.source.is_present()]
+    if missing:
+        named = [f"{share.where}: {share.source}" for share in missing[:_SHOWN]]
+        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+        raise UserError(
+            f"{len(missing)} of {len(entries)} data files of a mixture are missing",
+            where="; ".join(named) + more,
+            hint=missing_hint([path])
+            or "correct the paths (relative ones start at the mixture's folder), or remove the entries: some files "
+            "of the published mixtures were never released",
+        )
+    return entries
+
+
+def missing_hint(names: Iterable[Name]) -> str | None:
+    """How to fetch published files, and what mixtures that ship with the project name; None: nothing is known of it."""
+    paths = [s.path for s in _sources(names) if isinstance(s, JsonFile)]
+    own = [fetch_commands(place) if (place := shipped(path)) is not None else commands_for(path) for path in paths]
+    return " && ".join(command for commands in own for command in commands) or None
+
+
+def missing_files(names: Iterable[Name]) -> list[str]:
+    """What is not on disk: sources, or of mixtures that are there the files that they name."""
+    sources = _sources(names)
+    named = [share.source for source in sources if source.is_present() for share in _shares(source, check=False)]
+    return [str(source) for source in dict.fromkeys([*sources, *named]) if not source.is_present()]
+
+
+def _entries(path: Path, file: Path) -> list[Share]:
+    """The mixture's files, each strategy checked; relative paths start at the mixture's own folder.
+
+    Args:
+        file: what is read, which may be the package's in place of `path`.
+    """
+    where = str(path)
+    tree = read_yaml(file, dict[str, Any], hint="fix the YAML")
+    datasets = tree["datasets"] if set(tree) == {"datasets"} else None
+    if not isinstance(datasets, list) or not datasets:
+        hint = "write `datasets:` and under it one `- json_path: ...` for each file, with its `sampling_strategy: ...`"
+        raise UserError("a mixture is one list under the key datasets", where=where, hint=hint)
+    shares = []
+    for number, entry in enumerate(datasets, 1):
+        place = f"{path}, entry {number}"
+        strategy = (entry.get("sampling_strategy") if isinstance(entry, dict) else None) or "all"
+        if isinstance(entry, dict) and "kind" in entry:
+            source = _source({key: value for key, value in entry.items() if key != "sampling_strategy"}, place)
+            _check_strategy(strategy, f"{place} ({source})")
+            shares.append(Share(source.inside(path.parent), strategy, place))
+            continue
+        _check_entry(entry, place)
+        for name in braces(entry["json_path"], place):
+            shares.append(Share(JsonFile(path.parent / name), strategy, place))
+    return shares
+
+
+def _source(section: dict[str, Any], place: str) -> TableRecords | TarRecords:
+    try:
+        return _SOURCES.validate_python(section)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        keys = [str(key) for key in problem["loc"] if key != section["kind"]]
+        hint = "kinds are datasets (tables, the Hub) and webdataset (tars)"
+        if problem["type"] == "extra_forbidden":
+            model = TarRecords if section["kind"] == "webdataset" else TableRecords
+            known = [*model.model_fields, "sampling_strategy"] if len(keys) == 1 else list(Columns.model_fields)
+            hint = did_you_mean(keys[-1], known)
+            raise UserError(f"unknown key {'.'.join(keys)!r}", where=place, hint=hint) from error
+        raise UserError(f"{'.'.join(keys) or 'kind'}: {problem['msg']}", where=place, hint=hint) from error
+
+
+def _check_entry(entry: Any, place: str) -> None:
+    if not isinstance(entry, dict) or not isinstance(entry.get("json_path"), str):
+        raise UserError("an entry without json_path", where=place, hint="write json_path: FILE.json or FILE.jsonl")
+    unknown = [str(key) for key in entry if key not in _KEYS]
+    if unknown:
+        raise UserError(f"unknown key {unknown[0]!r}", where=place, hint=did_you_mean(unknown[0], _KEYS))
+    if entry.get("sampling_strategy") is not None:
+        _check_strategy(entry["sampling_strategy"], f"{place} ({entry['json_path']})")
+
+
+def _check_strategy(strategy: Any, where: str) -> None:
+    if not is_strategy(strategy):
+        raise UserError(f"sampling_strategy {strategy!r} is none of this format", where=where, hint=STRATEGIES)
+
+
+class Selection:
+    """Indexed files and the records of each that take part; nothing of a record is held but numbers.
+
+    Args:
+        names: data files, brace patterns and mixtures, or sections that name tables or tars.
+        cache: folder for indices.
+        seed: of the draws of `random:` in mixtures.
+
+    Raises:
+        UserError: a file that is missing or no list of records, or a mixture that cannot be read.
+    """
+
+    def __init__(self, names: Sequence[Name], *, cache: Path, seed: int):
+        self.shares = expand(names)
+        opened = {source: source.open(cache) for source in dict.fromkeys(share.source for share in self.shares)}
+        self.files: list[RecordFile] = [opened[share.source] for share in self.shares]
+        self._picked = [s.pick(len(f), seed=seed) for s, f in zip(self.shares, self.files, strict=True)]
+
+    def problems(self) -> Iterator[tuple[RecordFile, int, str]]:
+        """(file, record, what is wrong with it) of those that take part."""
+        for file, picked in zip(self.files, self._picked, strict=True):
+            bad = np.array(list(file.problems), dtype=np.int64)
+            for index in bad[np.isin(bad, picked)].tolist():
+                yield file, index, file.problems[index]
+
+    def places(self) -> np.ndarray:
+        """[n,2] int32 (file, record) of those that take part and can be used, file by file."""
+        places = []
+        for number, (file, picked) in enumerate(zip(self.files, self._picked, strict=True)):
+            good = picked[~np.isin(picked, np.array(list(file.problems), dtype=np.int64))] if file.problems else picked
+            places.append(np.stack([np.full_like(good, number), good], axis=1).astype(np.int32))
+        return np.concatenate(places)
+
+    def column(self, name: str, places: np.ndarray) -> np.ndarray:
+        """[n] a column of the files' indices (lengths, sizes, images, clips) at `places` [n,2], which go by file."""
+        starts = np.searchsorted(places[:, 0], np.arange(len(self.files) + 1))
+        parts = [
+            file.columns[name][places[start:stop, 1]]
+            for file, start, stop in zip(self.files, starts[:-1], starts[1:], strict=True)
+        ]
+        return np.concatenate(parts)
+
+    def digests(self) -> list[str]:
+        """Hashes of the records behind sources that are not on disk, which `identities` can only name."""
+        return [f.digest() for share, f in zip(self.shares, self.files, strict=True) if share.source.is_remote]
+
+    def summary(self) -> str:
+        """How much of which files, in a line for a mixture and in none for whole files."""
+        partial = sum(share.strategy != "all" for share in self.shares)
+        if len(self.shares) == 1 and not partial:
+            return ""
+        kept, there = sum(map(len, self._picked)), sum(len(file) for file in self.files)
+        empty = [
+            share.source.source_name for share, picked in zip(self.shares, self._picked, strict=True) if not len(picked)
+        ]
+        files = counted(len(self.shares), "data file")
+        in_part = "" if not partial else ", in part" if partial == len(self.shares) else f", {partial} of them in part"
+        line = f"{files}{in_part}: {f'{kept:,} of ' if partial else ''}{counted(there, 'record')}"
+        return line + (f"; nothing of {', '.join(empty)}" if empty else "")
+
+
+def fewest_ids(words: np.ndarray, images: np.ndarray, *, tokens_per_image: int) -> np.ndarray:
+    """[n] int64 ids that samples have at least, whatever the tokenizer: no word has less than one; clips not counted.
+
+    Args:
+        words: of the text, without its marks.
+    """
+    return words.astype(np.int64) + images.astype(np.int64) * tokens_per_image

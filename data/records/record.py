@@ -1,0 +1,151 @@
+"""One record of a conversation: what is wrong with its text, and the pictures and clips that it names."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from ...core.errors import encodable
+from ..families.prompt_templates import ROLES, SYSTEM_ROLES
+from ..pictures.embedded import Embedded
+from ..pictures.picture_marks import IMAGE_MARK, MARKS, VIDEO_MARK
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """Stands for a record that cannot be read at all, where others of its file can."""
+
+    problem: str
+
+
+def check_record(record: Any) -> str | None:
+    """What is wrong with a record's text, or None. Pictures are looked at when they are read."""
+    if isinstance(record, Unreadable):
+        return record.problem
+    if not isinstance(record, dict):
+        found = f" but a list of {len(record)} items" if isinstance(record, list) else ""
+        return f"not an object with id and conversations{found}"
+    turns = record.get("conversations")
+    if not isinstance(turns, list) or not turns:
+        return _without_turns(record)
+    for key, kind in _HANDED.items():
+        if not isinstance(record.get(key) or kind(), kind):
+            return f"{key} is no {'list' if kind is list else 'object'}"
+    for key in ("image", "video"):
+        named = record.get(key)
+        names = named if isinstance(named, list) else [named] if named else []
+        if not all(isinstance(name, str | Embedded) for name in names):
+            return f"{key} is neither a path nor a list of paths"
+        if any(encodable(name) != name for name in names if isinstance(name, str)):
+            return f"{key} {_BROKEN}"
+    return _check_turns(turns, num_images(record), num_clips(record))
+
+
+def _without_turns(record: dict[str, Any]) -> str:
+    """Names what a record of another layout has in their place."""
+    if "messages" in record:
+        return "no conversations, but messages: a chat log, which `draftsmith logs` reads"
+    others = [encodable(str(key)) for key in record if key not in ("id", "image", "video", "conversations")]
+    return "no conversations" + (f" (it has {', '.join(sorted(others)[:6])})" if others else "")
+
+
+def _check_turns(turns: list[Any], images: int, clips: int) -> str | None:
+    """One loop: at 665k records most of the time of a first start goes here."""
+    expected, marks, answers, before = "human", 0, 0, ""
+    for place, turn in enumerate(turns):
+        role = turn.get("from") if isinstance(turn, dict) else None
+        if not isinstance(role, str) or role not in _EVERY_ROLE:  # a list has no hash
+            if isinstance(turn, dict) and "role" in turn and "content" in turn and role is None:
+                return "turns with role and content, as in a chat log; they have from (human, gpt) and value"
+            return f"unknown role {role!r} (roles are human and gpt)"
+        text = turn.get("value")
+        if not isinstance(text, str):
+            return "a turn without text"
+        if encodable(text) != text:
+            return f"a turn's text {_BROKEN}"
+        if role == "tool" and before in ("gpt", "tool"):
+            expected = "gpt"
+        elif role != expected:
+            if place == 0 and role != "tool":
+                continue  # a system message, or an opening answer, which templates drop
+            return "the roles human (user) and gpt (assistant) do not alternate"
+        else:
+            expected = "human" if role == "gpt" else "gpt"
+        if (calls := turn.get("tool_calls")) and not _are_calls(calls):
+            return "tool_calls is no list of calls, each with a function's name"
+        if not isinstance(turn.get("reasoning", ""), str):
+            return "a turn's reasoning is no text"
+        if turn.get("weight") not in (None, 0, 1):
+            return "a turn's weight is neither 0 (read, not learned) nor 1"
+        if role == "gpt" and (not text or text.isspace()) and not calls:
+            return "empty answer"
+        answers += role == "gpt"
+        marks += text.count(IMAGE_MARK) + (text.count(VIDEO_MARK) if clips else 0)
+        before = role
+    if not answers:
+        return "no answer to train on"
+    if marks == images + clips:
+        return None
+    return f"{marks} <image> marks for {images} images" + (f" and {clips} clips" if clips else "")
+
+
+# What a target's own chat template is handed beside the messages.
+_HANDED: dict[str, type] = {"tools": list, "chat_template_kwargs": dict}
+_EVERY_ROLE = {*ROLES, *SYSTEM_ROLES, "tool"}
+
+
+def _are_calls(calls: Any) -> bool:
+    for call in calls if isinstance(calls, list) else [None]:
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            return False
+    return True
+
+
+# JSON's "\ud83d" without its other half, which neither a tokenizer nor a file takes.
+_BROKEN = "has half a character (a lone surrogate)"
+
+
+def num_images(record: dict[str, Any]) -> int:
+    """Pictures that a record names: `image` is absent, one path, or a list of paths."""
+    return len(paths(record, "image"))
+
+
+def num_clips(record: dict[str, Any]) -> int:
+    """Clips that a record names under `video`, as under `image`; a clip's mark is <image> or <video>."""
+    return len(paths(record, "video"))
+
+
+def paths(record: dict[str, Any], key: str) -> list[Any]:
+    """The paths (or `Embedded` bytes) that a record names under `key`: none, one, or a list."""
+    named = record.get(key)
+    return [] if not named else [named] if isinstance(named, str) else named
+
+
+def with_end(record: dict[str, Any], end: str) -> dict[str, Any]:
+    """The record with `end` after its last question."""
+    turns = list(record["conversations"])
+    last = max(place for place, turn in enumerate(turns) if turn["from"] == "human")
+    turns[last] = turns[last] | {"value": f"{turns[last]['value'].rstrip()} {end}"}
+    return record | {"conversations": turns}
+
+
+def without_marks(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """The turns with every picture's mark, and the line break after it, taken away."""
+    marks = MARKS[num_clips(record) > 0]
+
+    def stripped(text: str) -> str:
+        return marks.sub("", re.sub(f"({marks.pattern})\n", "", text)).strip()
+
+    return [turn | {"value": stripped(turn["value"])} for turn in record["conversations"]]
+
+
+_WORDS = bytes(ord(" ") if chr(code).isspace() else ord("x") for code in range(256))
+
+
+def num_words(text: str) -> int:
+    """`len(text.split())` in half the time: no word is made only to be counted."""
+    if not text.isascii():
+        return len(text.split())
+    return (b" " + text.encode()).translate(_WORDS).count(b" x")

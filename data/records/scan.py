@@ -1,0 +1,186 @@
+"""Large JSON lists and JSONL, record by record: from end to end, or in pieces that several processes take.
+
+A cut between two pieces is a guess. It is right if every piece holds whole records up to its very
+end, which is checked; a file that is cut wrongly, or broken, is read from end to end.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import mmap
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import UserError
+from ...core.file_kinds import HEAD, MARK, other_kind
+from ...core.files import open_data
+
+CHUNK = 16 << 20  # read at a time, and the size of a piece
+LONGEST = 64 << 20  # characters of a record: one that goes on for longer is broken
+_GAP = re.compile(r"[\s,]*")
+_LIST = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[")
+_FIRST_KEY = re.compile(rb'\s*\{\s*("[^"\\]*"\s*:)')
+
+Entry = tuple[int, int, Any]  # first byte, bytes, value
+
+
+def check_kind(path: Path) -> None:
+    """Raises `UserError` that says what the file is, where its beginning cannot be one of records."""
+    with open_data(path) as file:
+        head = file.read(HEAD)
+    kind, text = other_kind(head), head.removeprefix(MARK).lstrip()
+    if kind is None and text and not text.startswith((b"[", b"{")):
+        line = text.split(b"\n", 1)[0].decode("utf-8", "replace").strip()
+        what = "a table of text (CSV, TSV)" if re.search(r"[,\t;]", line) else "text that is no JSON"
+        kind = f"{what}, which begins {line[:40]!r}", "write it as JSON lines"
+    if kind is None and text.startswith(b"{") and b"\r" in text and b"\n" not in text:
+        kind = "lines that end with carriage returns alone", "convert it: tr '\\r' '\\n' < FILE > new.jsonl"
+    if kind is not None and kind[0].endswith(("Parquet table", "Arrow table")):
+        kind = kind[0], "tables are read with {kind: datasets, path: ...}"
+    if kind is not None:
+        raise UserError(f"{kind[0]}, and records are a JSON list or JSON lines", where=str(path), hint=kind[1])
+
+
+def entries(path: Path) -> Iterator[Entry]:
+    """Every record. Raises `UserError`, naming the place, where the file is neither a JSON list nor JSONL."""
+    start = _list_start(path)
+    with open_data(path) as file:
+        file.seek(start or 0)
+        if start is None:
+            yield from _lines(path, file, 0)
+            return
+        try:
+            yield from _list(path, "", io.TextIOWrapper(file, encoding="utf-8", newline=""), start)
+        except UnicodeDecodeError as error:
+            raise _not_utf8(path, "", error) from error
+
+
+def piece(path: Path, start: int, stop: int) -> Iterator[Entry]:
+    """The records in bytes `start` to `stop`. Raises `ValueError` or `UserError` where those are not whole records."""
+    with open_data(path) as file:
+        file.seek(start)
+        data = file.read(stop - start)
+    if _list_start(path) is None:
+        yield from _lines(path, io.BytesIO(data), start)
+        return
+    # The piece's own end stands for the list's: it must come after a whole record, and nothing after it.
+    text = data.decode() + ("" if stop == path.stat().st_size else "]")
+    yield from _list(path, text, io.StringIO(), start)
+
+
+def cuts(path: Path) -> list[int]:
+    """First bytes of the pieces, and the end of the file."""
+    start, size = _list_start(path), path.stat().st_size
+    with open_data(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        if start is None:
+            between = re.compile(rb"\n")
+        elif key := _FIRST_KEY.match(data, start):
+            # Between two records: a brace, a comma, and a brace before the key that the first record begins with.
+            between = re.compile(rb"\}\s*,\s*(?=\{\s*" + re.escape(key[1]) + rb")")
+        else:
+            return [start, size]
+        starts = [start or 0]
+        while match := between.search(data, starts[-1] + CHUNK):
+            if match.end() == size:
+                break
+            starts.append(match.end())
+    return [*starts, size]
+
+
+def _list_start(path: Path) -> int | None:
+    """The byte after the bracket of a JSON list; None: JSONL."""
+    with open_data(path) as file:
+        bracket = _LIST.match(file.read(4096))
+    return bracket.end() if bracket else None
+
+
+def _lines(path: Path, file: Any, offset: int) -> Iterator[Entry]:
+    start, values, value = offset, 0, None
+    for number, line in enumerate(file, 1):
+        if line.strip():
+            try:
+                value = json.loads(line)
+            except UnicodeDecodeError as error:
+                raise _not_utf8(path, f"line {number}", error) from error
+            except (ValueError, RecursionError) as error:
+                if values == 0 and start == 0 and line.removeprefix(MARK).lstrip().startswith(b"{"):
+                    _refuse_object(path, line + file.read(HEAD))
+                raise _broken(path, f"line {number}", _ZEROS if b"\0" in line else error) from error
+            values += 1
+            yield offset, len(line), value
+        offset += len(line)
+    if values == 1 and start == 0 and isinstance(value, dict) and "conversations" not in value:
+        key = next((key for key, held in value.items() if isinstance(held, list) and held and isinstance(held[0], dict)
+                    and key not in _OF_A_RECORD), None)  # fmt: skip
+        if key is not None:
+            raise _around(path, key)
+        if value and all(isinstance(held, dict) and "conversations" in held for held in value.values()):
+            raise _object(path, "an object of records by name", "give a list of them: jq '[.[]]' FILE > records.json")
+
+
+# Lists of objects that single records of other layouts hold.
+_OF_A_RECORD = ("messages", "conversation", "turns", "tools")
+_ZEROS = "zero bytes, which a crash or a full disk leaves"
+_LIST_BEGINS = re.compile(rb'"([^"\\]+)"\s*:\s*\[\s*\{')
+
+
+def _refuse_object(path: Path, head: bytes) -> None:
+    """Raises `UserError` for a file that is one object over several lines, or several such objects."""
+    found = _LIST_BEGINS.search(head)
+    key = found[1].decode("utf-8", "replace") if found else "conversations"
+    if key not in ("conversations", *_OF_A_RECORD):
+        raise _around(path, key)
+    if b"\n" in head.strip():
+        hint = "write each record on one line: jq -c . FILE > records.jsonl"
+        raise _object(path, "JSON objects over several lines", hint)
+
+
+def _around(path: Path, key: str) -> UserError:
+    what = f"an object around the records, which its key {key!r} holds"
+    return _object(path, what, f"give the list alone: jq '.[{json.dumps(key)}]' FILE > records.json")
+
+
+def _object(path: Path, what: str, hint: str) -> UserError:
+    return UserError(f"{what}, and records are a JSON list or JSON lines", where=str(path), hint=hint)
+
+
+def _list(path: Path, text: str, file: Any, offset: int) -> Iterator[Entry]:
+    """Decode what follows a list's bracket, first `text` and then `file`, holding one chunk at a time."""
+    decoder = json.JSONDecoder()
+    position, count = 0, 0
+    while True:
+        gap = _GAP.match(text, position)
+        assert gap is not None
+        offset += gap.end() - position  # blanks and commas are one byte each
+        position = gap.end()
+        if position < len(text) and text[position] == "]":
+            if more := (text[position + 1 :] + file.read(CHUNK)).strip():
+                raise _broken(path, f"record {count}", _ZEROS if "\0" in more else "more follows the end of the list")
+            return
+        try:
+            value, end = decoder.raw_decode(text, position)
+        except RecursionError as error:
+            raise _broken(path, f"record {count}", error) from error
+        except ValueError as error:
+            more = file.read(CHUNK)
+            if not more or len(text) - position > LONGEST:
+                raise _broken(path, f"record {count}", error) from error
+            text, position = text[position:] + more, 0
+            continue
+        record = text[position:end]
+        size = len(record) if record.isascii() else len(record.encode())
+        yield offset, size, value
+        offset, position, count = offset + size, end, count + 1
+
+
+def _not_utf8(path: Path, place: str, error: UnicodeDecodeError) -> UserError:
+    hint = "convert the file to UTF-8, for example: iconv -f LATIN1 -t UTF-8 FILE > new.json"
+    return UserError(f"not UTF-8: {error}", where=", ".join(filter(None, (str(path), place))), hint=hint)
+
+
+def _broken(path: Path, place: str, error: Exception | str) -> UserError:
+    hint = "repair the file or convert it again: a JSON list, or JSONL with one record in each line"
+    return UserError(f"not valid JSON: {error}", where=f"{path}, {place}", hint=hint)

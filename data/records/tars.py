@@ -1,0 +1,314 @@
+"""Tar shards from untrusted sources: lists their members and offsets without running, unpacking or trusting anything.
+
+webdataset unpickles `.pkl` and `.pyd` members by default and hands `pipe:` addresses to a shell. Here a path is a local
+file, a member is bytes under a suffix of an allow-list, and everything else is refused with a reason that can be
+counted. Format: POSIX ustar with pax or GNU long names; keys as webdataset forms them.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import glob
+import os
+import re
+import tarfile
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import UserError
+from ...core.files import open_data
+from ..pictures.picture_files import SUFFIXES as IMAGE_SUFFIXES
+from .patterns import MOST_NAMES, expanded, matched
+
+BLOCK = tarfile.BLOCKSIZE
+CLIP_SUFFIXES = ("mp4", "m4v", "mov", "webm", "mkv", "avi")
+SUFFIXES = frozenset({*IMAGE_SUFFIXES, "txt", "json"})
+# Only where the caller asks.
+SAFETENSORS = frozenset({"safetensors"})
+CLIPS = frozenset(CLIP_SUFFIXES)
+UNKNOWN_SUFFIX = "suffix not allowed"
+DOTTED = "a key ends at the first dot of a member's name"  # webdataset's rule, which people who name files forget
+MAX_BYTES = 64 << 20  # of a member
+_MAX_HEADER = 1 << 20  # bytes of an extended header, which is read whole
+_ADDRESS = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*:")
+_LONG_NAME, _SKIPPED = tarfile.GNUTYPE_LONGNAME, (tarfile.GNUTYPE_LONGLINK, tarfile.XGLTYPE)
+_PAX = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
+
+
+@dataclass(frozen=True)
+class Member:
+    """One file of a tar; `content(tar, offset, size)` reads it, at any time later too."""
+
+    name: str
+    key: str  # the name up to the first dot of its last part
+    suffix: str  # what follows that dot, in lower case
+    offset: int  # of the content's first byte in the tar
+    size: int  # bytes
+    header: int  # offset of its header, or of the extended ones before it
+
+
+@dataclass(frozen=True)
+class RefusedMember:
+    """A member that is not read. `reason` is one of few, to be counted; `detail` is for the log."""
+
+    name: str
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class TarSample:
+    """Members with one key that follow each other, by suffix."""
+
+    key: str
+    members: dict[str, Member]
+    offset: int  # of its first member's header: where a pass may begin with it
+
+
+def expand_paths(path: str | list[str]) -> list[Path]:
+    """Local tar files: names as listed, braces (`{00000..00041}`) in their order, glob patterns sorted.
+
+    Raises:
+        UserError: an address (`pipe:`, `https:`, ...), a missing file, a pattern without a match, a file named twice.
+    """
+    paths: list[Path] = []
+    for pattern in [path] if isinstance(path, str) else path:
+        if _ADDRESS.match(pattern):
+            hint = "download the shards first and give their local paths; addresses are never opened or run"
+            raise UserError("an address where local tar files are expected", where=repr(pattern), hint=hint)
+        try:
+            names = expanded(pattern)
+        except ValueError as error:
+            raise UserError(
+                f"braces that do not expand: {error}", where=repr(pattern), hint="{00000..00041}"
+            ) from error
+        for name in names:
+            matches = [name] if os.path.exists(name) or not glob.has_magic(name) else sorted(glob.glob(name))
+            paths += map(Path, matches or [matched(name, "key path")])
+        if len(paths) > MOST_NAMES:
+            raise UserError(
+                f"more than {MOST_NAMES:,} tar files", where="`path` of the data section", hint="name fewer"
+            )
+    seen = set()
+    for file in paths:
+        if not file.is_file():
+            raise UserError("tar file not found", where=str(file), hint="check `path` of the data section")
+        if file in seen:
+            raise UserError("tar file named twice", where=str(file), hint="name each file once in `path`")
+        seen.add(file)
+    if not paths:
+        raise UserError("no tar files", where="`path` of the data section", hint="name at least one tar file")
+    return paths
+
+
+def members(
+    path: Path,
+    *,
+    start: int = 0,
+    suffixes: frozenset[str] = SUFFIXES,
+    max_bytes: int = MAX_BYTES,
+    labelled: bool = False,
+) -> Iterator[Member | RefusedMember]:
+    """Files of a tar in their order; no content is read. Directories are passed over.
+
+    Args:
+        start: offset of the header to begin at, a `Member.header` or `TarSample.offset` of this tar.
+        suffixes: which suffixes are let through, out of `SUFFIXES`, `CLIPS` and `SAFETENSORS`.
+        max_bytes: members larger than that are refused.
+        labelled: let a label stand before the suffix: key.0.jpg, key.left.jpg.
+
+    Raises:
+        UserError: not a tar, compressed, damaged or truncated; the message names the file.
+    """
+    assert suffixes <= SUFFIXES | CLIPS | SAFETENSORS, suffixes
+    for info in _headers(path, start):
+        if not info.isdir():
+            yield _judge(info, suffixes, max_bytes, labelled)
+
+
+def samples(
+    path: Path,
+    *,
+    start: int = 0,
+    suffixes: frozenset[str] = SUFFIXES,
+    max_bytes: int = MAX_BYTES,
+    labelled: bool = False,
+) -> Iterator[TarSample | RefusedMember]:
+    """Members grouped by key, and between them what was refused, each once, in a fixed order. Raises as `members`."""
+    sample: TarSample | None = None
+    for member in members(path, start=start, suffixes=suffixes, max_bytes=max_bytes, labelled=labelled):
+        if isinstance(member, RefusedMember):
+            yield member
+            continue
+        if sample is None or member.key != sample.key:
+            if sample is not None:
+                yield sample
+            sample = TarSample(member.key, {}, member.header)
+        if member.suffix in sample.members:
+            yield RefusedMember(member.name, "second member of one name", f"the sample has a {member.suffix} already")
+        else:
+            sample.members[member.suffix] = member
+    if sample is not None:
+        yield sample
+
+
+def content(path: Path, offset: int, size: int) -> bytes:
+    """The bytes [offset, offset + size) of a tar; the file is opened anew, which is safe in workers."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            data = file.read(size)
+    except OSError as error:
+        raise UserError(f"cannot read the tar: {error.strerror}", where=str(path), hint="check the file") from error
+    if len(data) < size:
+        raise _truncated(path, offset + size)
+    return data
+
+
+def unsafe_name(name: str) -> str | None:
+    """What makes a name from a stranger unfit to be a path inside a folder, or None."""
+    if not name or not name.isprintable():
+        return "empty or with unprintable characters"
+    if name.startswith("/") or "\\" in name or _ADDRESS.match(name):
+        return "absolute, an address or with a backslash"
+    return "leads out of its folder" if ".." in name.split("/") else None
+
+
+def _judge(info: tarfile.TarInfo, suffixes: frozenset[str], max_bytes: int, labelled: bool) -> Member | RefusedMember:
+    name = info.name.removeprefix("./")
+    if not info.isreg():
+        return RefusedMember(name, "not a plain file", f"type {info.type!r}, link to {info.linkname!r}")
+    if problem := unsafe_name(name):
+        return RefusedMember(name, "unsafe name", problem)
+    folder, slash, last = name.rpartition("/")
+    stem, _, suffix = last.partition(".")
+    if not stem or (suffix.rpartition(".")[2] if labelled else suffix).lower() not in suffixes:
+        detail = f"{suffix!r} is none of {', '.join(sorted(suffixes))}"
+        if suffix.rpartition(".")[2].lower() in suffixes:
+            detail += f"; {DOTTED}, here {stem!r}"
+        return RefusedMember(name, UNKNOWN_SUFFIX, detail)
+    if info.size > max_bytes:
+        return RefusedMember(name, "member too large", f"{info.size} bytes, more than {max_bytes}")
+    return Member(name, folder + slash + stem, suffix.lower(), info.offset_data, info.size, info.offset)
+
+
+def _headers(path: Path, start: int) -> Iterator[tarfile.TarInfo]:
+    """Headers with their long names and sizes put in. Unlike `tarfile`, a damaged header is never taken for the end."""
+    with open_data(path) as file:
+        end = os.fstat(file.fileno()).st_size
+        offset = first = start
+        extended: dict[str, Any] = {}  # what extended headers say of the next member
+        while True:
+            file.seek(offset)
+            block = file.read(BLOCK)
+            if len(block) < BLOCK:
+                raise _truncated(path, offset + BLOCK)
+            if not any(block):
+                return
+            info = _parse(path, block, offset)
+            info.offset_data = offset + BLOCK
+            info.size = extended.get("size", info.size)
+            offset = info.offset_data
+            if info.isreg() or info.type not in tarfile.SUPPORTED_TYPES or info.type in (*_PAX, _LONG_NAME, *_SKIPPED):
+                offset += -(-info.size // BLOCK) * BLOCK
+            if info.type in (*_PAX, _LONG_NAME):
+                extended |= _extended(path, info, file.read(min(info.size, _MAX_HEADER)))
+            elif info.type not in _SKIPPED:
+                info.name = extended.get("path", info.name)
+                info.offset = first
+                first, extended = offset, {}
+                yield info
+            if offset > end:
+                raise _truncated(path, offset)
+
+
+def _parse(path: Path, block: bytes, offset: int) -> tarfile.TarInfo:
+    try:
+        info = tarfile.TarInfo.frombuf(block, "utf-8", "backslashreplace")
+    except tarfile.HeaderError as error:
+        if offset:
+            raise _damaged(path, offset, str(error)) from error
+        hint = "give plain .tar files; unpack compressed ones first (gunzip)"
+        raise UserError("not a tar file", where=str(path), hint=hint) from error
+    if info.size < 0 or info.type == tarfile.GNUTYPE_SPARSE:
+        raise _damaged(path, offset, "sparse member" if info.size >= 0 else "negative size")
+    return info
+
+
+def _extended(path: Path, info: tarfile.TarInfo, data: bytes) -> dict[str, Any]:
+    """The `path` and `size` that a pax or GNU header gives the next one."""
+    try:
+        if len(data) < info.size:
+            raise ValueError(f"extended header of {info.size} bytes")
+        if info.type == _LONG_NAME:
+            return {"path": data.rstrip(b"\0").decode("utf-8", "backslashreplace")}
+        records, position = {}, 0
+        while position < len(data):  # "<length of the record> <keyword>=<value>\n"
+            blank = data.index(b" ", position, position + 20)
+            stop = position + int(data[position:blank])
+            keyword, equals, value = data[blank + 1 : stop].partition(b"=")
+            if stop <= blank or stop > len(data) or not equals or not value.endswith(b"\n"):
+                raise ValueError("pax record")
+            if keyword in (b"path", b"size"):
+                records[keyword.decode()] = value[:-1].decode("utf-8", "backslashreplace")
+            position = stop
+        if "size" in records and not records["size"].isdecimal():
+            raise ValueError("pax size")
+        return records | ({"size": int(records["size"])} if "size" in records else {})
+    except ValueError as error:
+        raise _damaged(path, info.offset_data, str(error)) from error
+
+
+def _damaged(path: Path, offset: int, problem: str) -> UserError:
+    return UserError(f"damaged tar: {problem}", where=f"{path}, byte {offset}", hint="fetch or pack the file again")
+
+
+def _truncated(path: Path, needed: int) -> UserError:
+    problem = f"truncated tar: it ends before byte {needed}"
+    return UserError(problem, where=str(path), hint="fetch the file again, or pack it again from its samples")
+
+
+MOST_PLACES = 64  # remembered of a tar: about a kilobyte
+NEAREST = 16  # items between two of them at least; doubled whenever there would be more than MOST_PLACES
+
+
+@dataclass(frozen=True)
+class TarIndex:
+    """Items as `samples` numbers them within the tar, refused ones included."""
+
+    num_items: int
+    numbers: array[int]  # of the items that a pass may begin with, from 0 on
+    offsets: array[int]  # of the first header of each of them, in bytes
+
+    def before(self, number: int) -> tuple[int, int]:
+        """The last remembered item up to `number`: its own number, and the offset to begin at."""
+        place = bisect.bisect_right(self.numbers, number) - 1
+        return self.numbers[place], self.offsets[place]
+
+
+def tar_index(path: Path) -> TarIndex:
+    """Of the file as it is now. Raises as `members`."""
+    state = path.stat()
+    return _scan(path, state.st_size, state.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _scan(path: Path, size: int, mtime_ns: int) -> TarIndex:
+    """A pass may begin at a sample's first member alone: nothing before it is open that later members belong to."""
+    numbers, offsets, apart = array("Q", [0]), array("Q", [0]), NEAREST
+    count = begun = 0  # items so far, and how many came before the sample that is being put together
+    for item in samples(path):
+        count += 1
+        if isinstance(item, RefusedMember):
+            continue
+        if begun - numbers[-1] >= apart:
+            numbers.append(begun)
+            offsets.append(item.offset)
+        if len(numbers) > MOST_PLACES:
+            numbers, offsets, apart = numbers[::2], offsets[::2], 2 * apart
+        begun = count  # a sample is given out when the first member of the next one is met
+    return TarIndex(count, numbers, offsets)

@@ -1,0 +1,1 @@
+"""Arrays of many samples in files of their own: shards, their checks, and picture codes."""

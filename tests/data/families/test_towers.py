@@ -1,0 +1,203 @@
+"""Pictures of InternVL, Mistral 3 and Pixtral: tiles, patches and prompts as transformers' own processors make them."""
+
+import pytest
+import torch
+from draftsmith.core.errors import UserError
+from draftsmith.core.pictures import IMAGE, TEXT, VIDEO, Picture
+from draftsmith.data.conversations import PromptFormat, encode
+from draftsmith.data.families.internvl import INTERNVL
+from draftsmith.data.families.mistral import PIXTRAL
+from draftsmith.data.families.processor import Resizing
+from draftsmith.data.media import ImageReader
+from draftsmith.data.pictures.videos import VideoSettings
+from draftsmith.data.processor_files import load_processor
+from draftsmith.data.shapes.tokenizer import train_tokenizer
+from PIL import Image
+from tiled import clip_pictures, image_picture, patches, picture
+from transformers import GotOcr2ImageProcessorPil, PixtralImageProcessorPil
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+SIZES = [(16, 16), (40, 30), (90, 20), (24, 70), (33, 33), (300, 301), (17, 16), (1, 1)]
+TEXTS = ["USER: Which picture? ASSISTANT: It is picture 1.\n", *(f"It is picture {n}." for n in range(10))] * 3
+ASKED = [{"from": "human", "value": "<image>\nWhich picture?"}, {"from": "gpt", "value": "It is 1."}]
+
+
+def internvl(**settings):
+    return INTERNVL.new(
+        train_tokenizer(TEXTS, 420), image_size=16, patch_size=4, image_mean=MEAN, image_std=STD, **settings
+    )
+
+
+def pixtral(merge: int):
+    kind = "mistral3" if merge == 2 else "pixtral"
+    tokenizer = train_tokenizer(TEXTS, 420)
+    return PIXTRAL.new(tokenizer, kind, patch_size=4, image_size=64, image_mean=MEAN, image_std=STD)
+
+
+def made(kind: str):
+    return internvl() if kind == "internvl" else pixtral(2 if kind == "mistral3" else 1)
+
+
+KINDS = ("internvl", "mistral3", "pixtral")
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def ids_of(processor, text: str) -> list[int]:
+    return processor.tokenizer(text, add_special_tokens=False).input_ids
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("most", [1, 4, 12])
+def test_tiles_are_those_of_transformers(size, most):
+    processor, image = internvl(max_tiles=most), picture(size)
+    theirs = GotOcr2ImageProcessorPil(
+        size={"height": 16, "width": 16}, image_mean=MEAN, image_std=STD, crop_to_patches=True, max_patches=most
+    )
+    expected = theirs(images=image, return_tensors="pt")
+    (layout,), pixels = read(processor, size)
+    assert layout.num_tiles == int(expected["num_patches"][0]) and layout.num_tokens == 4 * layout.num_tiles
+    torch.testing.assert_close(pixels, expected["pixel_values"].float())
+
+
+def test_limits_of_pixels_are_limits_of_tiles():
+    processor, area = internvl(), 16 * 16
+
+    def grid(size, *limits):
+        return processor.picture_family.grid(size, processor, Resizing(limits=limits))
+
+    assert grid((160, 16), None, None) == (10, 1)
+    assert grid((160, 16), None, 5 * area + 1) == (5, 1)
+    assert grid((160, 16), None, 1) == (1, 1)
+    assert grid((16, 16), 3 * area, None) == (2, 2)
+    with pytest.raises(UserError, match="at least 4 and at most 2 tiles"):
+        grid((16, 16), 4 * area, 2 * area)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("kind", ["mistral3", "pixtral"])
+def test_patches_are_those_of_transformers(kind, size):
+    processor, image = made(kind), picture(size)
+    side, unit = processor.patch_size, processor.image_size
+    theirs = PixtralImageProcessorPil(size={"longest_edge": 64}, image_mean=MEAN, image_std=STD)
+    expected = theirs(images=image, patch_size={"height": unit, "width": unit}, return_tensors="pt")
+    layout = image_picture(size, processor)
+    grid = layout.whole
+    assert (grid.rows * side, grid.columns * side) == tuple(int(n) for n in expected["image_sizes"][0])
+    ours = patches([image], grid, processor).view(grid.rows, grid.columns, 3, side, side)
+    image = ours.permute(2, 0, 3, 1, 4).flatten(3, 4).flatten(1, 2)
+    torch.testing.assert_close(image, expected["pixel_values"][0].float(), atol=1e-5, rtol=0)
+
+
+def test_pixels_of_a_picture_that_is_read_whole_are_limited_from_above_alone():
+    processor = pixtral(2)
+    assert image_picture((64, 64), processor, max_pixels=32 * 32).num_tokens == 16
+    assert image_picture((8, 8), processor, max_pixels=32 * 32).num_tokens == 1
+    with pytest.raises(UserError, match="only ever made smaller"):
+        image_picture((64, 64), processor, min_pixels=100)
+    with pytest.raises(UserError, match="200 times the other"):
+        image_picture((4000, 4), processor)
+
+
+@every_kind
+def test_a_saved_processor_is_read_again(kind, tmp_path):
+    processor = made(kind)
+    processor.save(tmp_path)
+    result = load_processor(tmp_path)
+    for name in ("image_token_id", "patch_size", "image_size", "pad_id", "bos_id", "eos_id", "newline_id", "family",
+                 "num_image_tokens", "reads_whole", "vision_start_id", "vision_end_id", "tokenizer_hash"):  # fmt: skip
+        assert getattr(result, name) == getattr(processor, name), name
+    (of_ours, ours), (of_theirs, theirs) = (read(one, (90, 20)) for one in (processor, result))
+    assert of_ours == of_theirs and torch.equal(ours, theirs)
+
+
+def read(processor, size):
+    layouts = (image_picture(size, processor),)
+    (pixels,) = processor.picture_family.pixels([picture(size)], layouts, processor, Resizing())
+    return layouts, pixels
+
+
+@every_kind
+def test_a_prompt_is_the_published_template_with_the_pictures_tokens_in_it(kind):
+    processor = made(kind)
+    (layout,), _ = read(processor, (90, 20))
+    form = PromptFormat(template="internvl" if kind == "internvl" else "mistral")
+    encoded = encode(ASKED, form, processor, pictures=[layout])
+    if kind == "internvl":
+        shown = f"<img>{'<IMG_CONTEXT>' * layout.num_tokens}</img>"
+        asked = f"<|im_start|>user\n{shown}\nWhich picture?<|im_end|>\n<|im_start|>assistant\n"
+        answer, behind = "It is 1.<|im_end|>", "\n"
+    else:
+        _, rows, columns = layout.whole.of_tokens
+        shown = "[IMG_BREAK]".join(["[IMG]" * columns] * rows) + "[IMG_END]"
+        asked, answer, behind = f"[INST]{shown}Which picture?[/INST]", "It is 1.</s>", ""
+    first = [processor.bos_id]  # of this tokenizer
+    expected = [*first, *ids_of(processor, asked + answer + behind)]
+    assert encoded.ids == expected
+    assert [m for m in encoded.modality if m != TEXT] == [IMAGE] * layout.num_tokens
+    assert [i for i, m in zip(encoded.ids, encoded.modality, strict=True) if m == IMAGE] == [
+        processor.image_token_id
+    ] * layout.num_tokens
+    supervised = [i for i, kept in zip(encoded.ids, encoded.loss_mask, strict=True) if kept]
+    assert processor.tokenizer.decode(supervised).strip() == answer and supervised[-1] == processor.eos_id
+    prompt = encode(ASKED[:1], form, processor, pictures=[layout], open_ended=True)
+    assert prompt.ids == [*first, *ids_of(processor, asked)]
+
+
+@every_kind
+def test_several_pictures_and_marks_that_do_not_match(kind):
+    processor = made(kind)
+    (one,), _ = read(processor, (90, 20))
+    (two,), _ = read(processor, (16, 40))
+    form = PromptFormat(template="internvl" if kind == "internvl" else "mistral", image_rule="next", system="Be brief.")
+    both = [{"from": "human", "value": "<image> or <image>?"}]
+    encoded = encode(both, form, processor, pictures=[one, two], open_ended=True)
+    assert sum(m == IMAGE for m in encoded.modality) == one.num_tokens + two.num_tokens
+    assert "Be brief." in encoded.text
+    for pictures, numbers in (([one], "2 <image> marks for 1"), ([one, two, two], "2 <image> marks for 3")):
+        with pytest.raises(UserError) as refused:
+            encode(both, form, processor, pictures=pictures, open_ended=True)
+        assert kind != "internvl" or numbers in str(refused.value)
+        assert "<image> marks for" in str(refused.value)
+    other = PromptFormat(template="qwen" if kind == "internvl" else "v1")
+    with pytest.raises(UserError, match=f"use template: {form.template}"):
+        encode(both, other, processor, pictures=[one, two])
+
+
+def test_frames_of_a_clip_are_numbered_tiles():
+    processor, clip = internvl(), Picture(2, 3, VIDEO)
+    form = PromptFormat(template="internvl")
+    asked = [{"from": "human", "value": "<video>\nWhat happens?"}]
+    encoded = encode(asked, form, processor, pictures=[clip], open_ended=True)
+    run = "<IMG_CONTEXT>" * 4
+    frames = "\n".join(f"Frame{n}: <img>{run}</img>" for n in (1, 2, 3))
+    text = f"<|im_start|>user\n{frames}\nWhat happens?<|im_end|>\n<|im_start|>assistant\n"
+    assert encoded.ids == [processor.bos_id, *ids_of(processor, text)]
+    assert [m for m in encoded.modality if m != TEXT] == [VIDEO] * 12
+
+
+@every_kind
+def test_records_are_read_by_the_familys_own_rule_whatever_the_aspect(kind, folder):
+    processor = made(kind)
+    Image.new("RGB", (90, 20)).save(folder / "images" / "wide.png")
+    record = {"image": "wide.png", "conversations": ASKED}
+    for aspect in ("pad", "square", "anyres"):
+        reader = ImageReader(processor, aspect, "hf", VideoSettings())
+        media = reader.media(record, folder / "images", folder)
+        pixels = media.pixels()
+        assert len(pixels) == sum(p.num_tiles for p in media.pictures)
+        assert media.pictures == read(processor, (90, 20))[0]
+
+
+def test_clips_are_refused_where_images_alone_are_read():
+    with pytest.raises(UserError, match="read images alone"):
+        clip_pictures(None, VideoSettings(), pixtral(2))
+
+
+def test_a_system_sentence_needs_its_tokens():
+    processor = pixtral(1)
+    form = PromptFormat(template="mistral", system="Be brief.")
+    text = encode(ASKED[:1], form, processor, pictures=[image_picture((8, 8), processor)], open_ended=True).text
+    assert text.startswith("[SYSTEM_PROMPT]Be brief.[/SYSTEM_PROMPT][INST]")
+    processor.tokenizer.get_vocab = lambda: {"[INST]": 1}
+    with pytest.raises(UserError, match=r"no \[SYSTEM_PROMPT\] token"):
+        encode(ASKED[:1], form, processor, pictures=[image_picture((8, 8), processor)], open_ended=True)

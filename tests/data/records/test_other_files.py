@@ -1,0 +1,152 @@
+"""Files that other people take for records: each is read right, or told as what it is, with what to do."""
+
+import gzip
+import io
+import json
+import tarfile
+import zipfile
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from draftsmith.core.errors import UserError
+from draftsmith.core.files import read_json, read_text
+from draftsmith.data.records.record import check_record
+from draftsmith.data.records.records import open_records
+from draftsmith.data.records.scan import check_kind
+from draftsmith.data.records.table_records import TableRecords
+
+TURNS = [{"from": "human", "value": "What?"}, {"from": "gpt", "value": "A café."}]
+ROWS = [{"id": str(number), "conversations": TURNS} for number in range(3)]
+LIST = json.dumps(ROWS, ensure_ascii=False)
+LINES = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS)
+
+
+def table() -> bytes:
+    data = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), data)
+    return data.getvalue()
+
+
+def zipped() -> bytes:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        archive.writestr("a.json", LIST)
+    return data.getvalue()
+
+
+def tar() -> bytes:
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as archive:
+        info = tarfile.TarInfo("0.json")
+        info.size = 2
+        archive.addfile(info, io.BytesIO(b"{}"))
+    return data.getvalue()
+
+
+READ = {
+    "with a byte order mark.json": LIST.encode("utf-8-sig"),
+    "with a byte order mark.jsonl": LINES.encode("utf-8-sig"),
+    "lines of Windows.jsonl": LINES.replace("\n", "\r\n").encode(),
+    "a list of Windows.json": json.dumps(ROWS, indent=1).replace("\n", "\r\n").encode(),
+    "a list by the name of lines.jsonl": LIST.encode(),
+    "lines by the name of a list.json": LINES.encode(),
+    "a comma too many.json": (LIST[:-1] + ",]").encode(),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_what_is_records_is_read_whatever_wrote_it(tmp_path, name):
+    path = tmp_path / name
+    path.write_bytes(READ[name])
+    file = open_records(path, tmp_path / "cache")
+    assert len(file) == 3 and not file.problems and [file.read(n) for n in range(3)] == ROWS
+
+
+# Name -> bytes, what the message says it is, and a part of the hint.
+TOLD = {
+    "utf16.json": (LIST.encode("utf-16"), "UTF-16 text", "iconv -f UTF-16"),
+    "utf16.jsonl": (LINES.encode("utf-16"), "UTF-16 text", "iconv"),
+    "utf16le.json": (LIST.encode("utf-16-le"), "UTF-16 text", "UTF-16LE"),
+    "utf16be.jsonl": (LINES.encode("utf-16-be"), "UTF-16 text", "UTF-16BE"),
+    "utf32.json": (LIST.encode("utf-32"), "UTF-32 text", "iconv"),
+    "latin1.json": (LIST.encode("latin-1"), "not UTF-8", "iconv -f LATIN1"),
+    "latin1.jsonl": (LINES.encode("latin-1"), "not UTF-8", "iconv -f LATIN1"),
+    "data.json": (json.dumps({"data": ROWS}).encode(), "its key 'data' holds", """jq '.["data"]'"""),
+    "lines of it.json": (json.dumps({"version": 1, "rows": ROWS}, indent=1).encode(), "its key 'rows' holds", "jq"),
+    "by name.json": (json.dumps({"a": ROWS[0], "b": ROWS[1]}).encode(), "an object of records by name", "jq '[.[]]'"),
+    "one.json": (json.dumps(ROWS[0], indent=1).encode(), "JSON objects over several lines", "jq -c"),
+    "some.jsonl": ("\n".join(json.dumps(r, indent=1) for r in ROWS).encode(), "over several lines", "jq -c"),
+    "carriage.jsonl": (LINES.replace("\n", "\r").encode(), "carriage returns alone", "tr "),
+    "two lists.jsonl": ((LIST + "\n" + LIST).encode(), "more follows the end of the list", "one record in each line"),
+    "packed.json": (gzip.compress(LIST.encode()), "compressed with gzip", "gunzip"),
+    "table.json": (table(), "a Parquet table", "kind: datasets"),
+    "zip.json": (zipped(), "a zip archive", "unzip"),
+    "tar.json": (tar(), "a tar archive", "kind: webdataset"),
+    "csv.json": (b"id,question\n1,What?\n", "a table of text (CSV, TSV), which begins 'id,question'", "JSON lines"),
+    "tsv.jsonl": (b"id\tquestion\n1\tWhat?\n", "a table of text", "JSON lines"),
+    "yaml.json": (b"- id: 1\n", "text that is no JSON, which begins '- id: 1'", "JSON lines"),
+    "zeros.jsonl": (LINES.encode() + b"\0" * 4096, "zero bytes", "fetch it again"),
+    "zeros far in.jsonl": (LINES.encode() * 60 + b"\0\n", "zero bytes", "repair"),
+    "zeros far in.json": (json.dumps(ROWS * 60).encode() + b"\0", "zero bytes", "repair"),
+    "page.json": (b"<!DOCTYPE html><html>404</html>", "a web page", "download"),
+    "pointer.json": (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "a pointer of Git LFS", "git lfs"),
+    "pickle.json": (b"\x80\x04\x95\x10\0\0", "a Python pickle, which is not opened", "JSON lines"),
+    "picture.json": (b"\x89PNG\r\n\x1a\n", "a picture", "name the file of records"),
+    "empty.json": (b"", "no records", "a JSON list"),
+    "cut.json": (LIST.encode()[:-40], "not valid JSON", "repair"),
+}
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_another_kind_of_file_is_told_as_what_it_is(tmp_path, name):
+    data, kind, cure = TOLD[name]
+    path = tmp_path / name
+    path.write_bytes(data)
+    with pytest.raises(UserError) as caught:
+        open_records(path, tmp_path / "cache")
+    assert kind in caught.value.problem and cure in caught.value.hint and str(path) in str(caught.value.where)
+
+
+def test_records_of_other_layouts_are_told_by_what_they_hold(tmp_path):
+    assert "a list of 3 items" in check_record(ROWS)
+    messages = {"messages": [{"role": "user", "content": "a"}]}
+    assert check_record(messages) == "no conversations, but messages: a chat log, which `draftsmith logs` reads"
+    assert check_record({"instruction": "a", "output": "b"}) == "no conversations (it has instruction, output)"
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    assert "role and content" in check_record({"conversations": turns}) and "from" in check_record(
+        {"conversations": turns}
+    )
+    path = tmp_path / "log.jsonl"
+    path.write_text(json.dumps(messages) + "\n")
+    assert "draftsmith logs" in open_records(path, tmp_path / "cache").problems[0], "a log of one line is no wrapper"
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        ("{}".encode("utf-16"), "UTF-16 text"),
+        (table(), "Parquet"),
+        (gzip.compress(b"{}", mtime=0), "gzip"),
+        (b"\xe9", "not UTF-8: byte 0xe9"),
+    ],
+)
+def test_small_files_are_told_as_what_they_are_too(tmp_path, data, kind):
+    path = tmp_path / "index.json"
+    path.write_bytes(data)
+    for reader in (lambda: read_json(path, dict, hint="h"), lambda: read_text(path, hint="h")):
+        with pytest.raises(UserError, match=kind):
+            reader()
+
+
+def test_a_table_by_another_name_is_told(tmp_path):
+    path = tmp_path / "rows.json"
+    path.write_bytes(table())
+    with pytest.raises(UserError, match=r"a Parquet table, and the name ends in \.json"):
+        TableRecords(kind="datasets", path=str(path)).open(tmp_path / "cache")
+
+
+def test_good_files_are_of_no_other_kind(tmp_path):
+    for name, data in READ.items():
+        (tmp_path / name).write_bytes(data)
+        check_kind(tmp_path / name)

@@ -1,0 +1,92 @@
+"""Mixtures of the package: read under data/NAME.yaml where the user has none, with the user's files behind them."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from draftsmith.core.errors import UserError
+from draftsmith.data.records import shipped
+from draftsmith.data.records.mixture import (
+    Selection,
+    are_present,
+    expand,
+    identities,
+    missing_files,
+    missing_hint,
+)
+
+NAME = "data/sharegpt-68k.yaml"
+FILE = "data/ShareGPT/ShareGPT_V4.3_unfiltered_cleaned_split.json"
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder where a run starts, without data."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def records(path: Path, count: int) -> None:
+    turns = [{"from": "human", "value": "Which?"}, {"from": "gpt", "value": "The first."}]
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps([{"id": f"t{n}", "conversations": turns} for n in range(count)]))
+
+
+def test_what_is_missing_is_the_file_behind_it_with_the_command_that_fetches_it(place):
+    assert not are_present([NAME]) and missing_files([NAME]) == [FILE]
+    fetch = missing_hint([NAME])
+    assert fetch.startswith("hf download Aeala/ShareGPT") and fetch.endswith(f"--local-dir {Path(FILE).parent}")
+    with pytest.raises(UserError, match="1 of 1 data files") as refused:
+        expand([NAME])
+    assert FILE in refused.value.where and refused.value.hint == fetch
+
+
+def test_relative_paths_start_where_the_recipe_names_it(place):
+    records(place / FILE, 5)
+    assert are_present([NAME])
+    (share,) = expand([NAME])
+    assert (share.source.path, share.strategy) == (Path(FILE), "random:68000")
+    assert len(Selection([NAME], cache=place / "cache", seed=42).places()) == 5
+
+
+def test_a_file_of_the_users_wins_and_other_places_are_not_looked_up(place):
+    records(place / FILE, 5)
+    (place / NAME).write_text("datasets:\n- {json_path: own.json}\n")
+    assert missing_files([NAME]) == ["data/own.json"] and missing_hint([NAME]) is None
+    (place / NAME).unlink()
+    for name in ("sharegpt-68k.yaml", str(place / NAME), "elsewhere/data/sharegpt-68k.yaml", "data/sharegpt.yaml"):
+        assert not are_present([name]) and missing_hint([name]) is None
+        with pytest.raises(UserError, match="mixture not found"):
+            expand([name])
+
+
+def test_the_record_of_a_stage_follows_what_it_says_and_not_its_comments(place, monkeypatch):
+    records(place / FILE, 5)
+    before = identities([NAME])
+    assert len(before) == 2 and "absent" not in before
+    own = Path(shutil.copytree(shipped.FOLDER, place / "mixtures"))
+    monkeypatch.setattr(shipped, "FOLDER", own)
+    text = (own / "sharegpt-68k.yaml").read_text()
+    (own / "sharegpt-68k.yaml").write_text("# Of a later version.\n" + text)
+    assert identities([NAME]) == before
+    (own / "sharegpt-68k.yaml").write_text(text.replace("68000", "68001"))
+    assert identities([NAME])[0] != before[0] and identities([NAME])[1] == before[1]
+
+
+def test_each_says_how_its_data_is_fetched():
+    files = sorted(shipped.FOLDER.glob("*.yaml"))
+    assert files
+    for path in files:
+        commands = shipped.fetch_commands(path)
+        assert commands and all(command.split()[0] in ("hf", "unzip") for command in commands), path
+
+
+@pytest.mark.parametrize("name", ["LLaVA-Pretrain/blip_laion_cc_sbu_558k.json", "llava_v1_5_mix665k.json"])
+def test_published_files_that_recipes_name_say_how_they_are_fetched(name, tmp_path, monkeypatch):
+    """`check` promised commands, and had none for the first LLaVA recipe."""
+    monkeypatch.chdir(tmp_path)
+    hint = missing_hint([Path("data") / name])
+    assert hint.startswith("hf download liuhaotian/LLaVA-") and f" {Path(name).name} " in hint
+    assert f"--local-dir {(Path('data') / name).parent}" in hint, "they arrive where the recipe reads them"
+    assert missing_hint([tmp_path / name]) is None and missing_hint([Path("data/mine.json")]) is None

@@ -1,0 +1,116 @@
+"""Passes that begin in the middle of a tar: the same items as a whole pass, and few headers read to get there."""
+
+import io
+import itertools
+import random
+import tarfile
+from pathlib import Path
+
+import pytest
+from draftsmith.data.captioned import TarSource, num_items, read
+from draftsmith.data.records import tars
+
+
+def write(path: Path, members: list[tuple[str, bytes]], form: int = tarfile.GNU_FORMAT) -> Path:
+    with tarfile.open(path, "w", format=form) as file:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            if name.endswith("/"):
+                info.type = tarfile.DIRTYPE
+            file.addfile(info, io.BytesIO(data))
+    return path
+
+
+def pairs(count: int) -> list[tuple[str, bytes]]:
+    return [member for n in range(count) for member in ((f"{n:05d}.jpg", b"x"), (f"{n:05d}.txt", b"line %d" % n))]
+
+
+def source(*paths: Path) -> TarSource:
+    return TarSource(kind="webdataset", path=[str(path) for path in paths])
+
+
+@pytest.fixture
+def headers(monkeypatch):
+    """A list that grows by one with each header that is parsed."""
+    parsed: list[int] = []
+    real = tarfile.TarInfo.frombuf
+
+    def counting(*arguments):
+        parsed.append(1)
+        return real(*arguments)
+
+    monkeypatch.setattr(tarfile.TarInfo, "frombuf", counting)
+    return parsed
+
+
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_pass_may_begin_at_any_item(tmp_path, monkeypatch, form, seed):
+    """Refused members before, in and after samples, a member twice, folders, names that take headers of their own."""
+    monkeypatch.setattr(tars, "NEAREST", 2)
+    monkeypatch.setattr(tars, "MOST_PLACES", 5)
+    dice, members = random.Random(seed), []
+    for n in range(40):
+        stem = f"{n:03d}" + "long" * 40 * dice.randrange(2)
+        result = [(f"{stem}.jpg", b"x" * dice.randrange(1200)), (f"{stem}.txt", b"line %d" % n)]
+        extra = [(f"{n}.pkl", b"x"), (f"folder{n}/", b""), (f"{stem}.txt", b"again"), (f"../{n}.jpg", b"x")]
+        for member in dice.sample(extra, dice.randrange(3)):
+            result.insert(dice.randrange(3), member)
+        members += result
+    path = write(tmp_path / "mixed.tar", members, form)
+    index, items = tars.tar_index(path), list(tars.samples(path))
+    assert index.num_items == len(items) > 40 and 2 <= len(index.numbers) <= 5
+    for number, offset in zip(index.numbers, index.offsets, strict=True):
+        assert list(tars.samples(path, start=offset)) == items[number:]
+    given = source(path, write(tmp_path / "behind.tar", pairs(2)))
+    whole = list(read(given))
+    for start in range(len(whole) + 2):
+        assert list(read(given, start)) == whole[start:]
+
+
+def test_shards_do_not_read_a_tars_headers_again_and_again(tmp_path, headers):
+    """As `encode` goes through a source: counting, then one pass for each output shard."""
+    first, second = write(tmp_path / "a.tar", pairs(2000)), write(tmp_path / "b.tar", pairs(500))
+    given, size = source(first, second), 25
+    total = num_items(given)
+    assert total == 2500 and len(headers) == 2 * total, "each header once"
+    headers.clear()
+    keys = [item.key for start in range(0, total, size) for item in itertools.islice(read(given, start), size)]
+    assert keys == [f"{n:05d}" for n in (*range(2000), *range(500))]
+    # Beside its own 25 samples and the header after them, a pass reads those after the place it begins at.
+    apart = max(numbers[1] - numbers[0] for path in (first, second) if (numbers := tars.tar_index(path).numbers))
+    assert apart <= 64 and len(headers) <= total // size * (2 * size + 1 + 2 * apart)
+    assert len(headers) < 6 * total, "from the beginning each time it would be about 70 times"
+
+
+def test_few_places_are_remembered_however_long_the_tar(tmp_path):
+    for count in (10, 3000, 12_000):
+        index = tars.tar_index(write(tmp_path / f"{count}.tar", pairs(count)))
+        assert index.num_items == count and len(index.numbers) == len(index.offsets) <= tars.MOST_PLACES
+        gaps = [b - a for a, b in itertools.pairwise([*index.numbers, count])]
+        assert max(gaps) <= max(tars.NEAREST, 4 * count // tars.MOST_PLACES)
+
+
+def test_a_tar_that_was_written_anew_is_scanned_anew(tmp_path):
+    path = write(tmp_path / "a.tar", pairs(30))
+    assert next(read(source(path), 20)).key == "00020"
+    write(path, pairs(60)[40:])
+    assert next(read(source(path), 20)).key == "00040"
+
+
+def test_a_member_of_a_kind_that_nobody_knows_is_passed_with_its_data(tmp_path):
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as file:
+        for name, data in [*pairs(1), ("volume", b"!" * 700), *pairs(2)[2:]]:
+            info = tarfile.TarInfo(name)
+            info.size, info.type = len(data), b"Z" if name == "volume" else tarfile.REGTYPE
+            file.addfile(info, io.BytesIO(data))
+    assert {item.key for item in read(source(path))} == {"00000", "volume", "00001"}, "and told as refused"
+
+
+def test_an_empty_tar_is_passed_over(tmp_path):
+    paths = [write(tmp_path / f"{n}.tar", pairs(count)) for n, count in enumerate((3, 0, 4))]
+    whole = list(read(source(*paths)))
+    assert len(whole) == 7
+    assert all(list(read(source(*paths), start)) == whole[start:] for start in range(9))

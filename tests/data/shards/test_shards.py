@@ -1,0 +1,440 @@
+"""Shards are the same bytes whoever writes them, are whole or not there, and no edit of them goes unnoticed."""
+
+import errno
+import fcntl
+import json
+import multiprocessing
+import os
+import pickle
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+import webdataset
+from draftsmith.core.errors import UserError
+from draftsmith.data.records import duplicates, tars
+from draftsmith.data.records.duplicates import Duplicates, find_duplicates, next_number
+from draftsmith.data.shards import shards
+from draftsmith.data.shards.shard_files import FORMAT
+from draftsmith.data.shards.shards import ShardReader, claim, finish, finished, write_shard
+
+IDENTITY = {"source": {"path": "x", "max_samples": 7}, "target": "tiny", "size": 256}
+
+
+def sample(number: int) -> tuple[str, dict, dict]:
+    """Ragged tensors of several types; one is a view, as rows of a batch are."""
+    generator = torch.Generator().manual_seed(number)
+    batch = torch.randn(4, 3 + number % 3, 8, generator=generator)
+    tensors = {
+        "codes": torch.arange(5 + number % 4).to(torch.uint16),
+        "row": batch[number % 4],
+        "turned": batch[0].T,
+        "half": batch[1].to(torch.bfloat16),
+    }
+    return f"{number:09d}", tensors, {"caption": f"naïve picture {number}", "label": number, "nested": [1, {"a": None}]}
+
+
+def write(folder: Path, index: int, numbers: range, counts: dict | None = None) -> shards.Shard:
+    claim(folder, IDENTITY)
+    return write_shard(folder, index, map(sample, numbers), counts or {})
+
+
+def same(read: tuple, number: int) -> bool:
+    key, tensors, info = sample(number)
+    close = all(
+        torch.equal(read[1][name], tensor) and read[1][name].dtype == tensor.dtype for name, tensor in tensors.items()
+    )
+    return read[0] == key and read[1].keys() == tensors.keys() and read[2] == info and close
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """17 samples in four shards of 6, 4, 0 and 7."""
+    for index, numbers in enumerate([range(6), range(6, 10), range(0), range(10, 17)]):
+        write(tmp_path / "set", index, numbers, {"no caption": index, "image too small": 1})
+    finish(tmp_path / "set", IDENTITY, num_shards=4)
+    return tmp_path / "set"
+
+
+def test_every_sample_comes_back_by_its_global_index(folder):
+    reader = ShardReader(folder)
+    assert len(reader) == 17
+    assert all(same(reader[i], i) for i in np.random.default_rng(0).permutation(17).tolist())
+    assert all(same(got, i) for i, got in enumerate(reader))
+    for index in (17, -1):
+        with pytest.raises(IndexError):
+            reader[index]
+    reader.verify()
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert reader.identity == IDENTITY and reader.refused == {"no caption": 6, "image too small": 4}
+    assert manifest["num_samples"] == 17 and manifest["bytes"] == sum(p.stat().st_size for p in folder.glob("*.tar"))
+    assert [s["num_samples"] for s in manifest["shards"]] == [6, 4, 0, 7]
+    assert not list(folder.glob("*.partial"))
+
+
+def test_bytes_do_not_depend_on_when_and_by_whom(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("time.time", lambda: 12345.0)
+    fork = multiprocessing.get_context("fork")
+    ranks = [
+        fork.Process(
+            target=write, args=(tmp_path / "other", index, numbers, {"image too small": 1, "no caption": index})
+        )
+        for index, numbers in enumerate([range(6), range(6, 10), range(0), range(10, 17)])
+    ]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    finish(tmp_path / "other", IDENTITY)
+    names = sorted(p.name for p in folder.iterdir())
+    assert names == sorted(p.name for p in (tmp_path / "other").iterdir())
+    assert all((folder / name).read_bytes() == (tmp_path / "other" / name).read_bytes() for name in names)
+
+
+def test_webdataset_reads_our_tars_with_a_decoder_that_unpickles_nothing(folder):
+    decoders = {"safetensors": safetensors.torch.load, "json": json.loads}
+    urls = [str(path) for path in sorted(folder.glob("*.tar"))]
+    stream = webdataset.WebDataset(urls, shardshuffle=False, empty_check=False, nodesplitter=None)
+    result = [
+        (raw["__key__"], *(decoders[suffix](raw[suffix]) for suffix in ("safetensors", "json"))) for raw in stream
+    ]
+    assert len(result) == 17 and all(same(got, i) for i, got in enumerate(result))
+
+
+def test_our_reader_of_strangers_tars_reads_our_tars(folder):
+    suffixes = tars.SUFFIXES | tars.SAFETENSORS
+    result = list(tars.samples(folder / "shard-000001.tar", suffixes=suffixes))
+    assert [s.key for s in result] == [f"{n:09d}" for n in range(6, 10)]
+    member = result[2].members["safetensors"]
+    tensors = safetensors.torch.load(tars.content(folder / "shard-000001.tar", member.offset, member.size))
+    assert torch.equal(tensors["row"], sample(8)[1]["row"])
+
+
+def identity_collate(batch: list) -> list:
+    return batch
+
+
+def test_workers_and_pickles_read_the_same(folder):
+    reader = ShardReader(folder)
+    assert same(reader[3], 3), "opened before the fork"
+    loader = torch.utils.data.DataLoader(reader, batch_size=5, num_workers=2, collate_fn=identity_collate)
+    assert all(same(got, i) for i, got in enumerate(got for batch in loader for got in batch))
+    assert same(pickle.loads(pickle.dumps(reader))[12], 12)
+
+
+def test_a_stopped_writer_leaves_nothing_that_counts_and_goes_on(folder, tmp_path):
+    torn = tmp_path / "torn"
+    counts = {}
+
+    def stops():
+        yield sample(0)
+        counts["no caption"] = 1  # what is counted while the samples are made
+        raise KeyboardInterrupt
+
+    claim(torn, IDENTITY)
+    with pytest.raises(KeyboardInterrupt):
+        write_shard(torn, 0, stops(), counts)
+    assert not finished(torn, 0) and not (torn / "shard-000000.tar").exists()
+    again = write(torn, 0, range(6), {"no caption": 0, "image too small": 1})
+    assert finished(torn, 0) and again.num_samples == 6
+    assert (torn / "shard-000000.tar").read_bytes() == (folder / "shard-000000.tar").read_bytes()
+    (torn / "shard-000000.json").write_text("{")
+    assert not finished(torn, 0)
+    write(torn, 0, range(6))
+    with open(torn / "shard-000000.tar", "ab") as file:
+        file.write(b"x")
+    assert not finished(torn, 0)
+    write(torn, 0, range(6))
+    with pytest.raises(KeyboardInterrupt):
+        write_shard(torn, 0, stops(), counts)
+    assert not finished(torn, 0), "written anew, the old mark does not hold"
+
+
+@pytest.mark.parametrize("size", [10, 100_000], ids=["at the end", "at once"])
+def test_a_full_disk_is_told_by_the_shards_name_and_given_back(tmp_path, size):
+    claim(tmp_path, IDENTITY)
+    write(tmp_path, 0, range(3))
+    aside = tmp_path / "shard-000001.tar.partial"
+    aside.symlink_to("/dev/full")
+    samples = [("a", {"states": torch.zeros(size)}, {})]
+    with pytest.raises(UserError, match=r"No space left(.|\n)*shard-000001\.tar(.|\n)*make room"):
+        write_shard(tmp_path, 1, iter(samples), {})
+    assert not aside.is_symlink() and finished(tmp_path, 0) and not finished(tmp_path, 1)
+    write_shard(tmp_path, 1, iter(samples), {})
+    finish(tmp_path, IDENTITY, num_shards=2)
+
+
+def test_ranks_of_two_nodes_with_one_process_id_claim_a_folder(tmp_path, monkeypatch):
+    """The second writes and renames while the first is about to rename."""
+    rename, others = os.replace, []
+
+    def late(source, target):
+        if not others:
+            others.append(1)
+            shards.write_whole(tmp_path / "identity.json", b"{}")
+        rename(source, target)
+
+    monkeypatch.setattr("os.replace", late)
+    shards.write_whole(tmp_path / "identity.json", b"{}")
+    assert [path.name for path in tmp_path.iterdir()] == ["identity.json"] and others
+
+
+def test_counts_are_read_after_the_last_sample(tmp_path):
+    counts = {}
+
+    def counting():
+        for n in range(3):
+            counts["too small"] = n
+            yield sample(n)
+
+    claim(tmp_path, IDENTITY)
+    assert write_shard(tmp_path, 0, counting(), counts).refused == {"too small": 2}
+
+
+def test_no_manifest_while_a_shard_is_missing(tmp_path):
+    with pytest.raises(UserError, match="0 of 0 shards"):
+        finish(tmp_path, IDENTITY)
+    write(tmp_path, 0, range(2))
+    write(tmp_path, 2, range(2, 4))
+    for expected, problem in [(None, "1 of 3 shards are missing or cut, first shard-000001.tar"), (4, "2 of 4")]:
+        with pytest.raises(UserError, match=problem):
+            finish(tmp_path, IDENTITY, num_shards=expected)
+    with pytest.raises(UserError, match="no manifest"):
+        ShardReader(tmp_path)
+    write(tmp_path, 1, range(2))
+    with pytest.raises(UserError, match=r"shard-000002\.tar is more than the 2 shards"):
+        finish(tmp_path, IDENTITY, num_shards=2)
+    finish(tmp_path, IDENTITY)
+    assert len(ShardReader(tmp_path)) == 6
+
+
+def test_a_folder_belongs_to_one_identity(folder, tmp_path):
+    claim(folder, json.loads(json.dumps(IDENTITY)))
+    for other, field in [
+        (IDENTITY | {"size": 512}, "size: 256, now 512"),
+        (IDENTITY | {"source": {"path": "x", "max_samples": 8}}, r"source\.max_samples: 7, now 8"),
+        (IDENTITY | {"new": 1}, "new: None, now 1"),
+        ({k: v for k, v in IDENTITY.items() if k != "target"}, "target: 'tiny', now None"),
+    ]:
+        for refused in (claim, finish):
+            with pytest.raises(UserError, match=field) as caught:
+                refused(folder, other)
+            assert caught.value.where == str(folder / "identity.json")
+    (folder / "identity.json").write_text(json.dumps(IDENTITY | {"size": 512}))
+    with pytest.raises(UserError, match="size: 256, now 512"):
+        claim(folder, IDENTITY | {"size": 512})  # the manifest says otherwise
+    (folder / "identity.json").unlink()
+    with pytest.raises(UserError, match=r"shards without identity(.|\n)*restart=STAGE"):
+        claim(folder, IDENTITY)
+
+
+def edit(path: Path, place: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+
+
+def test_missing_cut_and_edited_shards_are_told_by_name(folder):
+    tar, sidecar = folder / "shard-000001.tar", folder / "shard-000001.json"
+    whole, summary = tar.read_bytes(), sidecar.read_bytes()
+    reader = ShardReader(folder)
+    for place in (700, len(whole) - 1500):  # in the first sample, in the last one
+        edit(tar, place)
+        fresh = ShardReader(folder)
+        with pytest.raises(UserError, match=r"edited(.|\n)*shard-000001\.tar"):
+            [fresh[i] for i in range(6, 10)]
+        with pytest.raises(UserError, match=r"edited(.|\n)*shard-000001\.tar"):
+            fresh.verify()
+        assert same(fresh[5], 5) and same(fresh[10], 10), "other shards are as good as before"
+        tar.write_bytes(whole)
+    edit(tar, len(whole) - 1)  # nobody reads the end
+    with pytest.raises(UserError, match=r"checksum(.|\n)*shard-000001\.tar"):
+        ShardReader(folder).verify()
+    tar.write_bytes(whole)
+    edit(sidecar, len(summary) // 2)
+    with pytest.raises(UserError, match=r"checksum(.|\n)*shard-000001\.json"):
+        ShardReader(folder)[6]
+    sidecar.write_bytes(summary)
+    tar.write_bytes(whole[:1000])
+    with pytest.raises(UserError, match=r"shard of 1000 bytes(.|\n)*shard-000001\.tar"):
+        ShardReader(folder)
+    with pytest.raises(UserError, match=r"ends before(.|\n)*shard-000001\.tar"):
+        reader[9]
+    tar.unlink()
+    with pytest.raises(UserError, match=r"missing shard(.|\n)*shard-000001\.tar"):
+        ShardReader(folder)
+    with pytest.raises(UserError, match=r"missing shard(.|\n)*shard-000001\.tar"):
+        reader[6]
+    for text, problem in [
+        ("{", "not valid JSON"),
+        ("[]", "expected a valid dictionary"),
+        (json.dumps({"format": FORMAT}), "identity"),
+    ]:
+        (folder / "manifest.json").write_text(text)
+        with pytest.raises(UserError, match=rf"{problem}(.|\n)*manifest\.json"):
+            ShardReader(folder)
+
+
+def test_a_shard_whose_json_was_changed_is_written_again_before_there_is_a_manifest(folder):
+    """A value that changed while the stage was stopped went into the manifest, and nothing told it from then on."""
+    (folder / "manifest.json").unlink()
+    sidecar = folder / "shard-000001.json"
+    whole = json.loads(sidecar.read_text())
+    assert finished(folder, 1) and whole["check"]
+    others = [{key: value for key, value in whole.items() if key != gone} | {f"{gone}?": 1} for gone in whole]
+    others += [whole | {key: None} for key in whole] + [whole | {"refused": {"broken": 1}}, whole | {"starts": [0]}]
+    for other in others:
+        sidecar.write_text(json.dumps(other))
+        assert not finished(folder, 1), other
+    # One of before the checksum.
+    sidecar.write_text(json.dumps({key: value for key, value in whole.items() if key != "check"}))
+    assert finished(folder, 1)
+
+
+def peak(work) -> int:
+    """Most bytes that were held at once, above those at the beginning."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_reader_holds_an_index_and_no_samples(tmp_path):
+    peaks = []
+    for count in (4, 40):
+        folder = tmp_path / str(count)
+        claim(folder, IDENTITY)
+        for index in range(count):
+            tensors = {"states": torch.zeros(2000)}
+            write_shard(folder, index, ((f"{index}-{n}", tensors, {}) for n in range(50)), {})
+        finish(folder, IDENTITY)
+        peaks.append(peak(lambda folder=folder: sum(1 for _ in ShardReader(folder))))
+    assert peaks[1] - peaks[0] < 36 * 4000, peaks  # a shard costs its entry and 50 x 12 bytes; its samples are 400 kB
+
+
+# Duplicates
+
+
+def bytes_of(number: int) -> bytes:
+    """Every third picture is a copy of number // 6."""
+    return b"picture %d" % (number // 6 if number % 3 == 0 else number)
+
+
+def expected(count: int) -> dict[int, str]:
+    first, result = {}, {}
+    for n in range(count):
+        if first.setdefault(bytes_of(n), n) != n:
+            result[n] = f"file {first[bytes_of(n)]}"
+    return result
+
+
+def items(start: int, stop: int, then: type[BaseException] | None = None):
+    for n in range(start, stop):
+        yield n, f"file {n}", bytes_of(n)
+    if then is not None:
+        raise then
+
+
+def found_in(database: Path, count: int) -> dict[int, str]:
+    known = Duplicates(database)
+    assert len(known) == len(expected(count))
+    return {n: known.first(n) for n in range(count) if n in known}
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_the_first_of_equal_pictures_wins_also_after_a_stop(tmp_path, monkeypatch, goes_on):
+    database = tmp_path / "d" / "duplicates.sqlite"
+    monkeypatch.setattr(duplicates, "_COMMIT_EVERY", 10)
+    assert next_number(database) == 0
+    with pytest.raises(KeyboardInterrupt):
+        find_duplicates(items(0, 47, KeyboardInterrupt), database)
+    assert next_number(database) == 40
+    with pytest.raises(UserError, match=r"no finished search(.|\n)*duplicates\.sqlite"):
+        Duplicates(database)
+    assert find_duplicates(items(40 if goes_on else 0, 100), database) == len(expected(100))
+    assert found_in(database, 100) == expected(100)
+    assert find_duplicates(items(0, 1, AssertionError), database) == len(expected(100)), "not looked at again"
+
+
+def test_duplicates_cross_forks_and_pickles(tmp_path):
+    find_duplicates(items(0, 50), tmp_path / "d")
+    known = Duplicates(tmp_path / "d")
+    assert 0 not in known and 3 in known
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        assert pool.map(known.first, range(50)) == [expected(50).get(n) for n in range(50)]
+    assert 3 in pickle.loads(pickle.dumps(known))
+
+
+_LOCKED = """
+import fcntl, sys
+with open(sys.argv[1], "r+b") as file:
+    fcntl.lockf(file, fcntl.LOCK_EX)
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_duplicates_need_no_locks_of_the_file_system(tmp_path, monkeypatch):
+    """SQLite's own fail where there are none ("database is locked"), as they do here, where another holds them."""
+
+    def flock(handle, operation):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    database = tmp_path / "d.sqlite"
+    with pytest.raises(KeyboardInterrupt):
+        find_duplicates(items(0, 20, KeyboardInterrupt), database)
+    command = [sys.executable, "-c", _LOCKED, str(database)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "locked\n"
+        assert find_duplicates(items(next_number(database), 50), database) == len(expected(50))
+        assert 3 in Duplicates(database)
+        other.stdin.close()
+
+
+def test_one_pass_waits_for_another(tmp_path):
+    """Two writers would write over each other where SQLite does not lock."""
+    database, begun, both = tmp_path / "d.sqlite", threading.Event(), []
+
+    def slow():
+        for item in items(0, 50):
+            begun.set()
+            time.sleep(0.005)
+            yield item
+
+    threads = [threading.Thread(target=lambda source=source: both.append(find_duplicates(source, database)))
+               for source in (slow(), items(0, 50))]  # fmt: skip
+    threads[0].start()
+    assert begun.wait(10)
+    threads[1].start()
+    for thread in threads:
+        thread.join()
+    assert both == [len(expected(50))] * 2 and found_in(database, 50) == expected(50)
+
+
+def test_a_broken_database_is_told_by_name(tmp_path):
+    path = tmp_path / "d.sqlite"
+    path.write_bytes(b"not a database" * 100)
+    for work in (Duplicates, next_number, lambda path: find_duplicates(items(0, 3), path)):
+        with pytest.raises(UserError, match=r"d\.sqlite"):
+            work(path)
+    with pytest.raises(UserError, match="no finished search"):
+        Duplicates(tmp_path / "none")
+    sqlite3.connect(tmp_path / "empty").execute("CREATE TABLE t (x)")
+    with pytest.raises(UserError, match="no finished search"):
+        Duplicates(tmp_path / "empty")
+
+
+def test_the_pass_holds_no_pictures(tmp_path):
+    peaks = [peak(lambda n=n: find_duplicates(items(0, n), tmp_path / str(n))) for n in (2000, 20_000)]
+    assert peaks[1] < peaks[0] + 10_000, peaks
