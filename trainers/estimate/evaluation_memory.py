@@ -174,8 +174,7 @@ def _captioner(plan: Any, target: Any) -> tuple[float, float] | None:
     if not isinstance(section, LvlmCaptions):
         count = num_published(section)
         return None if count is None else (float(count * BYTES[held_dtype(section, key="captioner")]), 0.0)
-    maker = plan.recipe.stages[plan.inputs["captioner"]]
-    config = (maker.drafter or plan.recipe.drafter).config_beside(target)
+    config = plan.recipe.drafter.config_beside(target)
     vision = config.vision_config
     pictures = max(1, plan.stage.capacity // (vision.image_size // vision.patch_size) ** 2)
     # As many pictures as a prompt can have, each with its caption: rows of one batch.
