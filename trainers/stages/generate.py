@@ -298,7 +298,7 @@ def _counting(context: Context) -> Callable[[], None]:
 
 
 def _processor(stage: GenerateStage, kind: str, tokenizer: Any) -> Processor:
-    """As the recipe's target reads: a Qwen-VL reads whole pictures, at most as large as they are drawn."""
+    """The processor of the recipe's target: a Qwen-VL's takes whole pictures, at most as large as drawn."""
     pixels: dict[str, Any] = {"image_mean": IMAGE_MEAN, "image_std": IMAGE_STD}
     if kind in QWEN:
         least = (2 * stage.patch_size) ** 2

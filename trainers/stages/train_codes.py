@@ -77,7 +77,7 @@ class TrainCodes(TrainHead):
         return "add it to `write` of an encode stage before this one" if thing == "codes" else super().mend(thing)
 
     def memory(self, plan: Planned) -> Memory | None:
-        """Of its fullest GPU; None: of an image tokenizer or a reader, which demos train."""
+        """The memory of its fullest GPU; None for an image tokenizer or a reader, which demos train."""
         return image_head_memory(self, plan.recipe)
 
     def lines(self, plan: Planned) -> list[str]:

@@ -198,7 +198,7 @@ def _nothing(sample: ShardSample) -> Tensor:
 
 
 def _tokenizer(context: Context) -> Any:
-    """Of the captions, for a text encoder that is trained along: the recipe's, or the synthetic dataset's."""
+    """The captions' tokenizer, for a text encoder that is trained along: the recipe's, or the synthetic dataset's."""
     source = context.target.tokenizer or context.inputs["tokenizer"] / TOKENIZER
     where, hint = "key target.tokenizer", "give a Hub id or a tokenizer's folder"
     with reading_pretrained(source, "cannot load the tokenizer", where=where, hint=hint, weights=False):
