@@ -72,7 +72,7 @@ class Block:
 
 
 def _chance(owed: float, weight: float) -> float:
-    """Of a prefix that is not the whole chain. Where nothing is owed, the block never ends."""
+    """The chance of a prefix that is not the whole chain. Where nothing is owed, the block never ends."""
     return owed / (owed + 1.0 - weight) if owed > 0 else 0.0
 
 

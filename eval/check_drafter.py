@@ -249,7 +249,7 @@ class _Checks:
         return f"{count} calls returned distributions over {self.target.vocab_size} tokens{reads}"
 
     def _deep(self) -> None:
-        """As many levels as it says that it has."""
+        """Checks that it has as many levels as it says."""
         watched = self._drafter()
         try:
             self._decode(watched, Chain(_DEEP), Warp())

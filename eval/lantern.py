@@ -150,7 +150,7 @@ class Lantern:
         return Verified(path, tuple(tokens[node] for node in path), bonus, scores)
 
     def _sampling(self, tree: Tree, p: Distributions, uniforms: Sequence[float]) -> Verified:
-        """As `Sampling`, with the mass of A in the place of p(x)."""
+        """Verifies as `Sampling` does, with the mass of A in the place of p(x)."""
         draws = iter(uniforms)
         (ids, above), probs, tokens = _on_device(tree, p.device), tree.draft_probs, tree.tokens.tolist()
         members, known = self._members(ids)

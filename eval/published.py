@@ -72,7 +72,7 @@ class Answer:
 
     @property
     def origins(self) -> list[Origin]:
-        """Of each generated token, in their order."""
+        """The origin of each generated token, in their order."""
         origins: list[Origin] = ["prefill"]
         for cycle in self.generation.cycles:
             accepted = min(cycle.num_accepted, cycle.num_emitted)

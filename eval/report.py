@@ -83,7 +83,7 @@ class Report:
 
 
 def _nulls(value: Any) -> Any:
-    """With null, which JSON has, for NaN, which it has not."""
+    """The value with null, which JSON has, for NaN, which it has not."""
     if isinstance(value, Mapping):
         return {name: _nulls(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
@@ -191,7 +191,7 @@ def parts(report: Report, drawn: Sequence[Figure]) -> list[Part]:
 
 
 def title(report: Report) -> str:
-    """Of both pages: whose run, which target, on what, when, as far as `about` says."""
+    """The title of both pages: whose run, which target, on what, when, as far as `about` says."""
     about = {key: str(value) for key, value in report.about.items()}
     what = "speculative decoding" if report.cells else "quality of drawn pictures"
     target = about.get("target", "")

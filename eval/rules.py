@@ -139,7 +139,7 @@ def _child_with(tree: Tree, node: int, token: int, tokens: Sequence[int]) -> int
 
 
 def _at_tokens(tree: Tree, p: Distributions) -> tuple[list[int], list[tuple[float, float]]]:
-    """Of each node: its token, and p and q of the token as its first sibling meets them (none where p is read row by
+    """Each node's token, and p and q of the token as its first sibling meets them (none where p is read row by
     row).
     """
     if p.one_by_one or not tree.num_nodes:

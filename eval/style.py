@@ -26,7 +26,7 @@ Drawing = ParamSpec("Drawing")
 
 
 def styled(draw: Callable[Drawing, None]) -> Callable[Drawing, None]:
-    """With `STYLE` while a figure is drawn: matplotlib's own settings stay as they were.
+    """Draws a figure with `STYLE`: matplotlib's own settings stay as they were.
 
     matplotlib is imported here and in `panel_grid`: sections of recipes stand beside figures, and a dry run draws none.
     """

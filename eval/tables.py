@@ -112,7 +112,7 @@ class Table:
         return " ".join(note for note in notes if note)
 
     def marks(self) -> list[list[Mark]]:
-        """Of each value. Lines of plain decoding are what others are compared with, and have none."""
+        """The marks of each value. Lines of plain decoding are what others are compared with, and have none."""
         marks: list[list[Mark]] = [[""] * len(self.columns) for _ in self.rows]
         if self.compared is None:
             return marks

@@ -60,7 +60,7 @@ class Draw:
         return (best.values if self.sampled else self.warp.cut(best.values)), best.indices
 
     def seeded(self, generator: torch.Generator | None, device: torch.device) -> Draw:
-        """With a generator of its own, where q is, that follows from the request's on the CPU."""
+        """A draw with a generator of its own, where q is, that follows from the request's on the CPU."""
         if not self.sampled or self.generator is not None:
             return self
         seed = int(torch.randint(2**62, (), generator=generator))

@@ -118,7 +118,7 @@ class Lag(NamedTuple):
 
 
 def entropy_autocorrelation(requests: Iterable[Sequence[Reached]]) -> list[Lag]:
-    """Of the entropy at the root from cycle to cycle (Figure 2); pairs of one request each, pooled.
+    """The autocorrelation of the root's entropy from cycle to cycle (Figure 2); pairs of one request each, pooled.
 
     A lag without two different values has no correlation and is left out.
     """

@@ -159,7 +159,7 @@ def _values(summary: Summary, numbers: Sequence[Number]) -> list[float | None]:
 
 
 def _plain_values(rows: Sequence[Row], numbers: Sequence[Number]) -> list[float | None]:
-    """Of plain decoding, which each row holds beside its method's: each request counts once."""
+    """Values of plain decoding, which each row holds beside its method's: each request counts once."""
     if not rows:
         return [None] * len(numbers)
     once = summarize({(row.request, row.benchmark, row.budget, row.max_new_tokens): row for row in rows}.values())

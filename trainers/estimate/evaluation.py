@@ -61,5 +61,5 @@ def _untimed_lines(stage: Any) -> list[str]:
 
 
 def _num_parameters(section: Any) -> int:
-    """Of a published model that reads pictures."""
+    """The number of parameters of a published model that reads pictures."""
     return sum(parameter_counts(target_config(section, None, network=False)).values())

@@ -60,7 +60,7 @@ class Memory:
         return hardware is None or self.total <= hardware.memory_gb * _GIB
 
     def lines(self, hardware: Hardware | None) -> list[str]:
-        """Of a dry run."""
+        """The lines of a dry run."""
         each = ", ".join(f"{name} {size / _GIB:.1f}" for name, size in self.parts.items() if size >= 0.05 * _GIB)
         line = f"  memory of the fullest GPU about {self.total / _GIB:.1f} GiB: {each or 'models under 0.1'}, CUDA 2.0"
         if self.uncounted:
@@ -74,7 +74,7 @@ class Memory:
 
 
 def evaluation_memory(plan: Any) -> Memory:
-    """Of an evaluation of a language target.
+    """The memory of an evaluation of a language target.
 
     Raises:
         UserError: the target cannot be cut over its ranks.
@@ -119,7 +119,7 @@ def evaluation_memory(plan: Any) -> Memory:
 
 
 def target_memory(plan: Any) -> Memory | None:
-    """Of a stage that runs a language target alone: a pass over `batch_size` rows of `data.max_length`, and its cache.
+    """The memory of a stage that runs a language target alone: a pass over `batch_size` rows of `data.max_length`.
 
     None: an engine runs it.
     """
@@ -174,8 +174,7 @@ def _captioner(plan: Any, target: Any) -> tuple[float, float] | None:
     if not isinstance(section, LvlmCaptions):
         count = num_published(section)
         return None if count is None else (float(count * BYTES[held_dtype(section, key="captioner")]), 0.0)
-    maker = plan.recipe.stages[plan.inputs["captioner"]]
-    config = (maker.drafter or plan.recipe.drafter).config_beside(target)
+    config = plan.recipe.drafter.config_beside(target)
     vision = config.vision_config
     pictures = max(1, plan.stage.capacity // (vision.image_size // vision.patch_size) ** 2)
     # As many pictures as a prompt can have, each with its caption: rows of one batch.

@@ -17,7 +17,7 @@ TOKENIZER, T5_XL = 72_000_000, 1_220_000_000
 
 
 def drawing_memory(plan: Any) -> Memory:
-    """Of an evaluation: pictures drawn one by one, or side by side where they are scored alone."""
+    """The memory of an evaluation: pictures drawn one by one, or side by side where they are scored alone."""
     stage, recipe = plan.stage, plan.recipe
     section, width, shape = recipe.target, held_bytes(recipe.target), mirrored_shape(recipe)
     untimed = stage.drawing.untimed

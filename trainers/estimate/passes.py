@@ -71,7 +71,7 @@ def moment(config: PreTrainedConfig, section: Any, dtype: str, asked: Pass) -> f
 
 
 def tower_moment(config: PreTrainedConfig, section: Any, dtype: str, positions: int) -> float:
-    """Of the tower and the projector over pictures that fill so many positions; 0: there is no tower."""
+    """Bytes of the tower and the projector over pictures that fill so many positions; 0: there is no tower."""
     if config_value(config, "vision_config") is None:
         return 0.0
     model, picture = _Model.of(config, section, dtype), fill_with_pictures(config, positions)[0][0]
@@ -109,7 +109,7 @@ class _Model:
 
 @functools.lru_cache(256)
 def _prompt(model: _Model, length: int, chunk: int | None, attention: bool) -> float:
-    """Of a prompt of just this length, beside its cache."""
+    """Bytes of a prompt of just this length, beside its cache."""
     config = shallow(model.config)
     decoder = model.decoder(config)
     return most_bytes(lambda: _run(decoder, length, chunk, attention)) - cache_bytes(config, model.dtype, length)
@@ -127,7 +127,7 @@ def _run(decoder: CachedDecoder, length: int, chunk: int | None, attention: bool
 
 @functools.lru_cache(256)
 def _tower(model: _Model, positions: int) -> float:
-    """Of pictures that take just so many positions."""
+    """Bytes of pictures that take just so many positions."""
     config = shallow(model.config)
     decoder = model.decoder(config)
     pictures, pixels = fill_with_pictures(config, positions)

@@ -55,7 +55,7 @@ class Proposal:
 
 
 def proposals(plan: Any, wanted: Callable[[Method], bool] = lambda method: True) -> list[Proposal]:
-    """Of an evaluation's methods, members of ensembles among them."""
+    """The proposals of an evaluation's methods, members of ensembles among them."""
     opened = []
     for name, method in plan.stage.methods.items():
         if wanted(method):
@@ -123,7 +123,7 @@ class Sizes:
 
 
 def sizes_of(one: Proposal, stage: Any, config: Any, section: Any) -> Sizes:
-    """Of a proposal beside a language target.
+    """The sizes of a proposal beside a language target.
 
     Args:
         config: the target's model config.

@@ -72,7 +72,7 @@ def caching(plan: Planned, drafter: Any, target: PreTrainedConfig, output: str |
 
 
 def summary(size: Size, store: StatesStore) -> str:
-    """Of a cache: bytes a sample, in all, and shards."""
+    """A cache in words: bytes a sample, in all, and shards."""
     per_shard = samples_per_shard(size, store.shard_bytes)
     return (
         f"{shown(size.sample_bytes)} a sample, {shown(size.total_bytes)} in all, "

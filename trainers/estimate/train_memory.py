@@ -40,7 +40,7 @@ _RUN = 64  # of a conversation's tokens the last quarter of each so many is supe
 
 
 def num_ranks(recipe: Any) -> int:
-    """Of a training: a GPU each, but for a target that one rank spreads over all."""
+    """Ranks of a training: one for each GPU, but for a target that one rank spreads over all."""
     if recipe.target.draws_images or getattr(recipe.target, "device_map", None) in (None, "cpu"):
         return recipe.hardware.gpus if recipe.hardware else ranks.world_size()
     return 1
@@ -52,7 +52,7 @@ def micro_of(stage: Any, recipe: Any) -> int:
 
 
 def number_type(recipe: Any) -> torch.dtype:
-    """Of a weight in a forward of training."""
+    """The type of a weight in a forward of training."""
     return torch.float32 if engine_precision(recipe) == "fp32" else torch.bfloat16
 
 
@@ -75,7 +75,7 @@ def engine_parts(total: int, trained: int, stage: Any, recipe: Any) -> dict[str,
 
 
 def lvlm_parts(stage: Any, recipe: Any, config: PreTrainedConfig, trained: int, patches: int) -> dict[str, float]:
-    """Of a draft LVLM, a captioner or a tiny target.
+    """Bytes of a draft LVLM's training, a captioner's or a tiny target's, by what holds them.
 
     Args:
         config: of the model that trains.
@@ -149,7 +149,7 @@ def _run_lvlm(module: Any, config: Any, rows: int, length: int, patches: int, ke
 
 
 def head_memory(stage: Any, recipe: Any, max_length: int | None) -> Memory:
-    """Of a hidden-state head of a language model.
+    """The memory of training a hidden-state head of a language model.
 
     Args:
         max_length: of its samples; None: nobody knows, and activations are left out.
@@ -181,7 +181,7 @@ def head_memory(stage: Any, recipe: Any, max_length: int | None) -> Memory:
 
 
 def image_head_memory(stage: Any, recipe: Any) -> Memory | None:
-    """Of a head of an image generator; None: of its tokenizer, its reader, or itself, which only demos train."""
+    """Memory of training an image generator's head; None for its tokenizer, its reader and itself, as in demos."""
     if stage.model != "drafter":
         return None
     config, shape, section = stage.drafter or recipe.drafter, mirrored_shape(recipe), recipe.target
@@ -208,7 +208,7 @@ def _rows(stage: Any, recipe: Any, max_length: int | None) -> tuple[int, int]:
 
 
 def _frozen_bytes(recipe: Any, weights: int) -> float:
-    """Of the frozen target on a rank."""
+    """Bytes of the frozen target on a rank."""
     section = recipe.target
     spread = recipe.hardware.gpus if recipe.hardware and section.device_map not in (None, "cpu") else 1
     return held_bytes(section) * weights / spread
@@ -283,7 +283,7 @@ def _states(taps: Taps, width: int, dtype: str, batch: Any, length: int) -> Targ
 
 
 def _kept(supervised: int, count: int) -> TargetStates:
-    """Of a regenerate stage that kept so many tokens' log-probabilities."""
+    """What a regenerate stage gives that kept so many tokens' log-probabilities."""
     ids = torch.ones(supervised, count, dtype=torch.int64)
     return TargetStates(kept=KeptScores(ids, ids.float(), ids[:, 0].float()).to(META))
 

@@ -156,7 +156,7 @@ def _where(target: Any) -> str:
 
 
 def lvlm_memory(plan: Planned) -> Memory:
-    """Of a draft LVLM's stage, its captioner's, or its target's."""
+    """The memory of training a draft LVLM, its captioner or its target."""
     config, image_reader = _lvlm_of(plan)
     trained = sum(trainable_counts(plan.stage, config).values())
     return Memory(lvlm_parts(plan.stage, plan.recipe, config, trained, most_patches(plan.stage.data, image_reader)))

@@ -102,7 +102,7 @@ class SetsBenchmark(SuiteBenchmark):
 
     @property
     def names(self) -> list[str] | None:
-        """Of the sets, as tables have them: published ones answer to other names, too. None: those of the directory.
+        """Names of the sets, as tables have them: published ones have other names, too. None: those of the directory.
 
         Raises:
             UserError: no published set is called so.
@@ -150,7 +150,7 @@ class TabedBenchmark(SuiteBenchmark):
 
     @property
     def names(self) -> list[str] | None:
-        """Of the sets; None: those of the directory."""
+        """Names of the sets; None: those of the directory."""
         return [*BENCHMARK, *OOD] if self.sets is None and self.on_hub else self.sets
 
     def lines(self) -> list[str]:

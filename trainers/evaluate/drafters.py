@@ -50,7 +50,7 @@ class Drafting:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Of the drafting mode: what a draft LVLM is shown, row by row."""
+        """The members of the drafting mode: what a draft LVLM is shown, row by row."""
         mode = self.config.drafting_mode
         return () if mode is None else mode.members
 

@@ -331,11 +331,11 @@ class EvaluateSettings(Stage):
 
     @property
     def prompts(self) -> PromptSource:
-        """Of an image generator."""
+        """The prompts of an image generator."""
         return self.drawing.prompts
 
     def with_count(self, count: int) -> Self:
-        """Of an image generator: with so many prompts."""
+        """The same evaluation of an image generator with so many prompts."""
         prompts = self.prompts.model_copy(update={"max_samples": count})
         drawing = self.drawing.model_copy(update={"prompts": prompts})
         return self.model_copy(update={"benchmarks": dict.fromkeys(self.benchmarks, drawing)})
@@ -367,7 +367,7 @@ class EvaluateSettings(Stage):
         return self.format if writes and not self.draws else None
 
     def is_drawn(self, method: Method) -> bool:
-        """Of an image generator: whether its pictures are drawn; a table of quality alone needs no exact method's."""
+        """Whether a method's pictures are drawn; a table of quality alone needs no exact method's."""
         untimed = self.drawing.untimed
         return untimed is None or untimed.exact_methods or not method.is_exact
 

@@ -41,7 +41,7 @@ class Drawn(Sequence[np.ndarray]):
 
 
 class Judge:
-    """Of one evaluation: the same prompts, real pictures and networks for every method.
+    """Judges one evaluation: the same prompts, real pictures and networks for every method.
 
     Args:
         config: published metrics; null: none.

@@ -135,7 +135,7 @@ def identity_of(stage: EvaluateSettings, context: Context, temperature: float, d
 
 
 def _stamp(folder: Path) -> str:
-    """Of a stage's results: names, sizes and times of its weights and manifests. Trained anew they are others."""
+    """Names, sizes and times of a stage's weights and manifests, which change with a training."""
     files = sorted(path for pattern in ("*.safetensors", "*.json") for path in folder.glob(pattern))
     stamps = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     return hashlib.sha256(json.dumps(stamps).encode()).hexdigest()[:16]

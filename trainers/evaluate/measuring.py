@@ -162,7 +162,7 @@ class Measuring:
         return [_measured(values, stem) for values, stem in zip(kept, stems, strict=True)]
 
     def stem(self, requests: RequestSet, temperature: float, max_new_tokens: int) -> Path:
-        """Of the resume log's files."""
+        """The beginning of the names of the resume log's files."""
         parts = [requests.turn, requests.budget, f"T{temperature:g}", str(max_new_tokens)]
         return self.context.folder / "rows" / requests.benchmark / "-".join(part for part in parts if part)
 
@@ -255,7 +255,7 @@ class Measuring:
         return torch.Generator().manual_seed(self.seed(index))
 
     def seed(self, index: int) -> int:
-        """Of the draws of request `index`."""
+        """The seed of the draws of request `index`."""
         return self.context.seed * 1_000_003 + index
 
     def warp(self, temperature: float) -> Warp:

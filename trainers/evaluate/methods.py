@@ -107,7 +107,7 @@ class Method(Section):
 
     @property
     def members(self) -> list[Any]:
-        """Of an ensemble: names (of methods, of drafters), and sections."""
+        """The members of an ensemble: names (of methods, of drafters), and sections."""
         return members_of(self.drafter) if isinstance(self.drafter, MixedConfig) else []
 
     @property
@@ -163,11 +163,11 @@ class Method(Section):
         )
 
     def exact_rule(self, temperature: float) -> Rule:
-        """Of any rule but LANTERN's, which needs the target's codebook."""
+        """The rule at a temperature, for any but LANTERN's, which needs the target's codebook."""
         return self.rule.build(temperature)
 
     def line(self, drafters: Collection[str]) -> str:
-        """Of a dry run. The evaluation names `drafters`; stages train all others."""
+        """The line of a dry run. The evaluation names `drafters`; stages train all others."""
         if self.names:
             what = ", ".join(name if name in drafters else f"drafter of stage {name}" for name in self.names)
         else:

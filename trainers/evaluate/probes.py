@@ -120,7 +120,7 @@ class Probing:
         return ReportSection("Confidence and acceptance", tuple(content))
 
     def _shares(self, sets: Sequence[ConversationSet], data: dict[str, Any]) -> list[ReportSection]:
-        """Of every head, on the first set of clips, at each of its lengths."""
+        """The sections of every head, on the first set of clips, at each of its lengths."""
         first = next(part.benchmark for part in sets if part.medium == "video")
         shares: dict[str, dict[str, float]] = {}
         for name, drafting in self.drafting.items():

@@ -65,7 +65,7 @@ class ConversationSet:
 
     @property
     def name(self) -> str:
-        """As messages call it."""
+        """The name in messages."""
         at = f" at {self.budget}" if self.budget else ""
         return f"{self.benchmark}{at}" + (f" ({self.turn})" if self.turn else "")
 
@@ -87,7 +87,7 @@ class ConversationSet:
         return Opened(request, answer, len(seen.ids), int((seen.modality != TEXT).sum()))
 
     def request(self, index: int, target: Any) -> Request | None:
-        """As the target reads it."""
+        """The request as the target reads it."""
         opened = self.open(index, target)
         return None if opened is None else target.view(opened.request)
 
@@ -105,7 +105,7 @@ class PromptSet:
 
     @property
     def name(self) -> str:
-        """As messages call it: the benchmark's name."""
+        """The name in messages: the benchmark's."""
         return self.benchmark
 
     def __len__(self) -> int:
@@ -221,7 +221,7 @@ def written(data: ConversationData, records: Sequence[dict[str, Any]], suite: Su
 
 
 def digest(*values: Any) -> str:
-    """Of what a folder of published sets holds, for its name."""
+    """A digest of what a folder of published sets holds, for its name."""
     return hashlib.sha256(repr(values).encode()).hexdigest()[:12]
 
 

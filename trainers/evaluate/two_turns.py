@@ -32,7 +32,7 @@ def open_tabed(section: TabedBenchmark, context: Context) -> Suite:
 
 
 def _larger(a: int | None, b: int | None) -> int | None:
-    """Of two numbers of rows, None being all."""
+    """The larger of two numbers of rows, None being all."""
     return None if a is None or b is None else max(a, b)
 
 

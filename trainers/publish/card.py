@@ -55,7 +55,7 @@ class Evaluated:
 
 
 def read_evaluation(folder: Path, drafter: str) -> Evaluated:
-    """Of an `evaluate` stage's folder, without places.
+    """Reads an `evaluate` stage's folder, without places.
 
     Args:
         drafter: as its rows name it.

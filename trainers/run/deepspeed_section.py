@@ -42,7 +42,7 @@ class EngineConfig(Section):
         return self
 
     def on(self, device: torch.device, *, target_dtype: str = "float32") -> EngineConfig:
-        """With `auto` resolved for a device.
+        """The section with `auto` resolved for a device.
 
         Args:
             target_dtype: in which the target is held: float32, bfloat16 or float16.

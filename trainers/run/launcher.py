@@ -21,7 +21,7 @@ STOPPED = 143
 
 
 class Heard(logging.Filter):
-    """Of DeepSpeed's logger: lets through what is no mere progress, and notes that the launcher was asked to stop."""
+    """A filter of DeepSpeed's logger: lets through what is no mere progress, and notes that a stop was asked for."""
 
     asked_to_stop = False
 

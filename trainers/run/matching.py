@@ -115,7 +115,7 @@ def _may_be_as_read(planned: Planned, thing: str, recorded: Mapping[str, str]) -
 
 
 def _is_data_here(planned: Planned) -> bool:
-    """Of a stage and of all that it builds on."""
+    """Whether the data of a stage, and of all that it builds on, is on this machine."""
     makers = [planned.earlier[maker] for maker in planned.inputs.values() if maker in planned.earlier]
     return ABSENT not in planned.settings.get("data", ()) and all(map(_is_data_here, makers))
 

@@ -85,7 +85,7 @@ def compare(planned: Planned, folder: Path, broken: Broken, say: Callable[[str],
 
 
 def _unlike_the_list(folder: Path, shards: str) -> list[Fault]:
-    """Of the two files that bind the shards together, those that are not as `done.json` has them."""
+    """Those of the two files that bind the shards together that are not as `done.json` has them."""
     mark = read_mark(folder / DONE)
     names = [f"{shards}/{name}" for name in (IDENTITY, MANIFEST)]
     listed = {} if mark is None or mark.files is None else {n: mark.files[n] for n in names if n in mark.files}

@@ -234,7 +234,7 @@ def clock(seconds: float) -> str:
 
 
 def _memory_gib() -> float:
-    """Of this rank: the GPU's peak where there is one, else what the process holds."""
+    """The memory of this rank: the GPU's peak where there is one, else what the process holds."""
     import torch  # not for a line that shows no training
 
     if torch.cuda.is_available():

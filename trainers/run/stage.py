@@ -68,7 +68,7 @@ class Stage(Section):
         return set()
 
     def misfits(self, thing: str, makers: Sequence[Planned], inputs: Mapping[str, Planned]) -> dict[str, str]:
-        """Of the stages that make a `thing`, those whose this one cannot mean -> why, after "which".
+        """Stages that make a `thing` which this one cannot mean -> why, after "which".
 
         Args:
             inputs: thing -> the stage that makes it, of those that are settled by now.

@@ -135,7 +135,7 @@ def check_layers(engine: str, layers: Sequence[int], config: Any) -> None:
 
 
 def _pictures(batch: Batch) -> tuple[Picture, ...]:
-    """Of all rows; tiles without a description are plain pictures."""
+    """The pictures of all rows; tiles without a description are plain pictures."""
     count = 0 if batch.pixels is None else len(batch.pixels) - batch.num_dummy_images
     if batch.pictures or not count:
         return batch.pictures

@@ -95,7 +95,7 @@ def open_samples(
 
 
 def count_samples(samples: StatesSamples, context: Context) -> Counts:
-    """Of all samples; the ranks count each their share."""
+    """Counts all samples; each rank counts its share."""
     path = context.folder / "cache" / "counts"
     line = context.progress
     line.count("sample counted", len(ranks.share(len(samples))), is_share=True, is_all=False)
@@ -224,7 +224,7 @@ class Builder:
         return stop.watch(batches(numbers, self.counts, self.batch_size), "inside a shard; finished ones are kept")
 
     def size(self, indices: np.ndarray, width: int) -> Size:
-        """Of the records of these samples; exact but for a few hundred bytes of each."""
+        """The size of these samples' records; exact but for a few hundred bytes of each."""
         dtype, counts = self.store.dtype, self.counts
         # Three rows of positions at the most.
         each = (

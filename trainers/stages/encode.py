@@ -98,7 +98,7 @@ class EncodeStage(Stage):
         return lines
 
     def _sample_bytes(self, target: Any) -> tuple[int, int]:
-        """Of a sample without a caption's features, and with the longest caption's."""
+        """Bytes of a sample without a caption's features, and with the longest caption's."""
         least = 3 * target.image_size**2 * ("pixels" in self.write) + 4 * target.num_codes * ("codes" in self.write)
         if "features" not in self.write or target.condition != "text":
             return least, least

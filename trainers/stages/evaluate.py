@@ -82,7 +82,7 @@ class EvaluateStage(EvaluateSettings):
             text.run(self, context)
 
     def memory(self, plan: Planned) -> Memory | None:
-        """Of its fullest GPU."""
+        """The memory of its fullest GPU."""
         return drawing_memory(plan) if self.draws else evaluation_memory(plan)
 
     def describe(self, plan: Planned) -> list[str]:

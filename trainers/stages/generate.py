@@ -297,7 +297,7 @@ def _family(kind: str) -> PictureFamily:
 
 
 def _processor(stage: GenerateStage, kind: str, tokenizer: Any) -> Processor:
-    """As the recipe's target reads."""
+    """The processor of the recipe's target."""
     return _family(kind).new(
         tokenizer, kind, image_size=stage.image_size, patch_size=stage.patch_size, image_mean=IMAGE_MEAN,
         image_std=IMAGE_STD,

@@ -9,10 +9,11 @@ trainers/train/loop.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
+from ...core.errors import did_you_mean
 from ...core.refused import Refused
 from ...models.drafters import AnyDrafter
 from ...models.drafters.base import DrafterConfig
@@ -27,6 +28,13 @@ from ..train.loop import Training
 from ..train.validate import HeadValidation, Validation
 
 
+class Chosen(dict[str, Any]):
+    """A `train` stage's section as written, what it trains on, and keys that other ways of training read."""
+
+    way: str
+    foreign: frozenset[str]
+
+
 class TrainStage(FitSettings):
     """What all ways of training have."""
 
@@ -38,6 +46,19 @@ class TrainStage(FitSettings):
     # Whose weights are trained; everything else is frozen.
     model: str = "drafter"
     validation: Validation | None = None
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _of_this_way(cls, section: Any, parse: Callable[[Any], Self]) -> Self:
+        """Keys of another way of training are refused once all others are right."""
+        foreign = [key for key in section if key in section.foreign] if isinstance(section, Chosen) else []
+        stage = parse({key: value for key, value in section.items() if key not in foreign} if foreign else section)
+        if foreign:
+            known = sorted(field.alias or name for name, field in cls.model_fields.items())
+            raise Refused(
+                foreign[0], f"nothing reads it: this stage trains on {cls.way}", did_you_mean(foreign[0], known)
+            )
+        return stage
 
     @property
     def purpose(self) -> str:
@@ -137,6 +158,8 @@ class TrainHead(TrainStage):
 
     @model_validator(mode="after")
     def _measured(self) -> TrainHead:
+        if self.model != "drafter" and (self.validation or self.decoding or self.select != "last"):
+            raise ValueError("validation, decoding and select are for heads (model: drafter)")
         if self.drafter is not None and self.from_stage is None:
             raise ValueError("a drafter of its own starts from: scratch, or from a stage that trained such a head")
         if self.select in ("top1", "top3") and self.validation is None:

@@ -47,11 +47,8 @@ class TrainCodes(TrainHead):
     def _of_its_model(self) -> TrainCodes:
         if self.revive_every and self.model != "vq":
             raise ValueError("revive_every is for image tokenizers (model: vq)")
-        if self.model != "drafter":
-            if self.outside is not None:
-                raise Refused("from.path", f"is a head's, and this stage trains the {self.model}", "give target.path")
-            if self.validation or self.decoding or self.select != "last":
-                raise ValueError("validation, decoding and select are for heads (model: drafter)")
+        if self.model != "drafter" and self.outside is not None:
+            raise Refused("from.path", f"is a head's, and this stage trains the {self.model}", "give target.path")
         return self
 
     def makes(self) -> set[str]:
@@ -77,7 +74,7 @@ class TrainCodes(TrainHead):
         return "add it to `write` of an encode stage before this one" if thing == "codes" else super().mend(thing)
 
     def memory(self, plan: Planned) -> Memory | None:
-        """Of its fullest GPU; None: of an image tokenizer or a reader, which demos train."""
+        """The memory of its fullest GPU; None for an image tokenizer or a reader, which demos train."""
         return image_head_memory(self, plan.recipe)
 
     def lines(self, plan: Planned) -> list[str]:

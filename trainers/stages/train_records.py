@@ -139,7 +139,7 @@ class TrainRecords(TrainStage):
         return self.model != "target" or drafter is None or drafter.base_kind == "lvlm"
 
     def memory(self, plan: Planned) -> Memory | None:
-        """Of its fullest GPU; None: of a tiny target, which demos train."""
+        """The memory of its fullest GPU; None for a tiny target, which demos train."""
         return lvlm_memory(plan) if self._is_of_drafts(plan) else None
 
     def lines(self, plan: Planned) -> list[str]:

@@ -78,7 +78,7 @@ class TrainStates(TrainHead):
 
     @property
     def reads_tables(self) -> bool:
-        """Of the target its embedding and LM head alone: it does not run in this process."""
+        """Whether it loads the target's embedding and LM head alone: the target does not run in this process."""
         is_elsewhere = isinstance(self.source, CachedStates) or self._engine is not None
         return is_elsewhere and self.decoding is None
 

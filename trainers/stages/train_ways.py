@@ -11,19 +11,13 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Tag, TypeAdapter, ValidationError
 
-from ...core.errors import did_you_mean
 from ...core.refused import Refused
 from ...models.drafters import AnyDrafter
 from ...models.drafters.base import DrafterConfig
+from .train import Chosen
 from .train_codes import TrainCodes
 from .train_records import TrainRecords
 from .train_states import TrainStates
-
-
-class Chosen(dict[str, Any]):
-    """A `train` stage's section as written, and what it trains on."""
-
-    way: str
 
 
 def _way(section: Any) -> str | None:
@@ -50,14 +44,11 @@ def chosen(section: dict[str, Any], target: Any, drafter: DrafterConfig | None, 
         context: of pydantic's validation.
 
     Raises:
-        Refused: nothing trains this model, or a key is of another way of training.
+        Refused: nothing trains this model.
     """
     result = Chosen(section)
     result.way = _trains_on(section, target, drafter, context)
-    known = _KEYS[result.way]
-    for key in section:
-        if key not in known and any(key in keys for keys in _KEYS.values()):
-            raise Refused(key, f"nothing reads it: this stage trains on {result.way}", did_you_mean(key, sorted(known)))
+    result.foreign = frozenset[str]().union(*_KEYS.values()) - _KEYS[result.way]
     return result
 
 

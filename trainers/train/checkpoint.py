@@ -234,7 +234,7 @@ def _random(rank: int) -> str:
 
 
 def random_state() -> dict[str, Any]:
-    """Of all generators of this process, in plain tensors and numbers only, so that it loads with weights_only."""
+    """The state of all generators of this process, in plain tensors and numbers, so that weights_only loads it."""
     version, words, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {

@@ -49,7 +49,7 @@ class DecodingCheck(Section):
 
 
 class TextCheck(DecodingCheck):
-    """Of a language model."""
+    """The check of a language model's drafter."""
 
     # Records, each up to its last answer; max_samples keeps them few.
     data: ConversationData
@@ -70,7 +70,7 @@ class TextCheck(DecodingCheck):
 
 
 class PicturesCheck(DecodingCheck):
-    """Of an image generator: also the pictures that come out."""
+    """The check of an image generator's drafter, which also keeps the pictures that come out."""
 
     prompts: PromptSource
 

@@ -322,7 +322,7 @@ class _EpochShards:
         return StatesReader([folder])
 
     def _numbers(self, index: int) -> np.ndarray:
-        """Of the samples whose states shard `index` holds."""
+        """Numbers of the samples whose states shard `index` holds."""
         loader = self.loader
         assert loader.order is not None
         group, rank = divmod(index, loader.world_size)

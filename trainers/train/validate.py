@@ -38,7 +38,7 @@ class Validation(Section):
 
 
 class RecordsValidation(Validation):
-    """Of draft LVLMs."""
+    """Validation of draft LVLMs."""
 
     # The held-out records.
     data: ConversationData
@@ -48,7 +48,7 @@ class RecordsValidation(Validation):
 
 
 class HeadValidation(Validation):
-    """Of heads, which hold out a share of their own samples (`held_out`)."""
+    """Validation of heads, which hold out a share of their own samples (`held_out`)."""
 
     # The largest number of samples.
     max_samples: int | None = Field(None, ge=1)

@@ -12,7 +12,7 @@ from draftsmith_jobs import InTurn, asked, reason, serve
 
 
 def answers(engine, name, requests, pictures):
-    """Of one job."""
+    """The answers of one job."""
     images = {"image_data": [shown or None for shown in pictures]} if any(pictures) else {}
     outputs = engine.generate(
         input_ids=[request["ids"] for request in requests],
