@@ -81,7 +81,7 @@ class _Live(TorchDispatchMode):
 
 
 def _outputs(func: Any, args: Any, kwargs: Any) -> Any:
-    """What `func` makes. Passes repeat few shapes and meta kernels are slow: those of a shape that was seen are remade."""
+    """What `func` makes. Meta kernels are slow and passes repeat few shapes: results of known shapes are made again."""
     given = _spec((args, tuple(kwargs.items())))
     if given is None or any(part.alias_info for part in (*func._schema.arguments, *func._schema.returns)):
         return func(*args, **kwargs)
