@@ -7,6 +7,7 @@ Letters: F nodes, V vocabulary.
 
 from __future__ import annotations
 
+import functools
 import sys
 import tempfile
 import traceback
@@ -199,7 +200,7 @@ class _Checks:
 
     def _answer(self) -> Batch:
         """The prompt and the target's own greedy answer, which is supervised."""
-        ids = torch.cat([self.request.ids, torch.tensor(self.plain().tokens)])[None]
+        ids = torch.cat([self.request.ids, torch.tensor(self.plain.tokens)])[None]
         mask, supervised = torch.ones_like(ids, dtype=torch.bool), torch.zeros_like(ids, dtype=torch.bool)
         supervised[:, _PROMPT:] = True
         positions = torch.arange(ids.shape[1])[None, None]
@@ -207,6 +208,7 @@ class _Checks:
         batch = Batch(ids, mask, supervised, modality, positions, None, ("check",), seeds=(0,))
         return batch.to(self.target.device)
 
+    @functools.cached_property
     def plain(self) -> Generation:
         return self._decode(None, Chain(1), Warp())
 
@@ -268,7 +270,7 @@ class _Checks:
 
     def greedy(self) -> str:
         for policy in (Chain(_LEVELS), Static(_TREE)):
-            if self._decode(self._drafter(), policy, Warp()).tokens != self.plain().tokens:
+            if self._decode(self._drafter(), policy, Warp()).tokens != self.plain.tokens:
                 raise UserError(f"with tree {policy.name} the output is not plain decoding's")
         return "output is plain decoding's, in a chain and a tree"
 

@@ -1,8 +1,5 @@
 """A PEFT adapter where a model is expected: named as one, with the command that merges it."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from draftsmith.core.errors import UserError
@@ -23,11 +20,12 @@ def adapter(tmp_path_factory):
     return folder / "lora", model
 
 
-def test_the_command_of_the_message_merges_it(adapter, tmp_path):
+def test_the_command_of_the_message_merges_it(adapter, tmp_path, monkeypatch):
     folder, model = adapter
     with pytest.raises(UserError, match="PEFT adapter") as refusal:
         read_config(str(folder), key="target.path")
     command = refusal.value.hint.split("python -c '")[1].split("', then")[0]
-    subprocess.run([sys.executable, "-c", command], cwd=tmp_path, check=True, capture_output=True)
+    monkeypatch.chdir(tmp_path)
+    exec(command, {})
     merged, ids = LlamaForCausalLM.from_pretrained(tmp_path / "merged"), torch.arange(8)[None]
     torch.testing.assert_close(merged(ids).logits, model(ids).logits)

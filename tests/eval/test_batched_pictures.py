@@ -37,29 +37,30 @@ TARGETS = {
 }
 
 
+@pytest.mark.covering
+@pytest.mark.parametrize("warp", WARPS, ids=["greedy", "sampled", "top-k, top-p"])
 @pytest.mark.parametrize("name", TARGETS)
-def test_tokens_do_not_depend_on_the_batch(name):
+def test_tokens_do_not_depend_on_the_batch(name, warp):
     """Those of 1, 3 and 8 at a time, and of another order, are the decoding loop's own."""
     target, requests = TARGETS[name]()
     assert name.startswith("class") or len({len(r.condition) for r in requests}) > 3
     seeds = [100 + n for n in range(8)]
-    for warp in WARPS:
-        decoding = Decoding(
-            Chain(1), RULES["greedy" if warp.greedy else "sampling"], Draw("top-k"), warp, target.num_codes, ()
-        )
-        alone = [
-            generate(target, None, asked, decoding, torch.Generator().manual_seed(seed)).tokens
-            for asked, seed in zip(requests, seeds, strict=True)
-        ]
-        assert len(set(map(tuple, alone))) > 3, "the targets say different things, or this would say little"
-        for size in (1, 3, 8):
-            drawn = []
-            for some in even_batches(range(8), size):
-                drawn += draw_pictures(target, [requests[n] for n in some], warp, seeds=[seeds[n] for n in some])
-            assert drawn == alone, (name, warp, size)
-        order = [5, 2, 7, 0]
-        drawn = draw_pictures(target, [requests[n] for n in order], warp, seeds=[seeds[n] for n in order])
-        assert drawn == [alone[n] for n in order]
+    decoding = Decoding(
+        Chain(1), RULES["greedy" if warp.greedy else "sampling"], Draw("top-k"), warp, target.num_codes, ()
+    )
+    alone = [
+        generate(target, None, asked, decoding, torch.Generator().manual_seed(seed)).tokens
+        for asked, seed in zip(requests, seeds, strict=True)
+    ]
+    assert len(set(map(tuple, alone))) > 3, "the targets say different things, or this would say little"
+    for size in (1, 3, 8):
+        drawn = []
+        for some in even_batches(range(8), size):
+            drawn += draw_pictures(target, [requests[n] for n in some], warp, seeds=[seeds[n] for n in some])
+        assert drawn == alone, (name, warp, size)
+    order = [5, 2, 7, 0]
+    drawn = draw_pictures(target, [requests[n] for n in order], warp, seeds=[seeds[n] for n in order])
+    assert drawn == [alone[n] for n in order]
 
 
 @pytest.mark.parametrize("name", ["class", "text", "anole"])

@@ -19,7 +19,7 @@ FORKS = multiprocessing.get_context("forkserver")
 # The optimizers of `muon_optimizer` are compiled by torch, whose compiler takes two seconds to import; every ZeRO stage
 # looks whether the optimizer is one of them.
 FORKS.set_forkserver_preload(
-    ["deepspeed", "deepspeed.runtime.zero.muon.muon_optimizer", "peft", "draftsmith.recipes.commands.cli",
+    ["no_garbage", "deepspeed", "deepspeed.runtime.zero.muon.muon_optimizer", "peft", "draftsmith.recipes.commands.cli",
      "draftsmith.recipes.launch", "draftsmith.recipes.schema", "draftsmith.trainers.run.run", "training"]
 )  # fmt: skip
 MAIN = "import sys; from draftsmith.recipes.commands.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -73,6 +73,7 @@ def run_recipe(world_size: int, *arguments: str, cwd: Path, **environment: str) 
 
 def _rank(script: str, arguments: tuple[str, ...], cwd: str, environment: dict[str, str], log: str) -> None:
     gc.freeze()  # DeepSpeed collects garbage often, and what was imported is none
+    gc.enable()
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(cwd)

@@ -26,6 +26,7 @@ from PIL import Image
 from rows import a_row
 from visual_run import METHODS, SHAPE, SIDE, TREE, VQ, context
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 SAMPLED = {"sampled chain", "sampled chain, block rule"}
 CONTRASTS = {
     "adaptive tree": ["ADT-Tree", "EAGLE-2"], "relaxed rule": ["LANTERN", "EAGLE-2"],

@@ -29,6 +29,7 @@ from draftsmith.trainers.publish.card import read_evaluation
 from heads_run import loaded, run
 from stages_run import list_anew
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 METHODS = ["Sparrow", "Sparrow without VATA", "MSD", "SpecVLM"]
 
 

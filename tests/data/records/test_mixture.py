@@ -229,6 +229,9 @@ def test_braces_are_bounded(tmp_path, name):
     for names in (lambda: expand([tmp_path / f"{name}.json"]), lambda: expand_paths(str(tmp_path / f"{name}.tar"))):
         with pytest.raises(UserError, match=r"braces that do not expand.* names, and at most 200,000 are read"):
             names()
+
+
+def test_files_of_several_names_are_bounded_together(tmp_path):
     with pytest.raises(UserError, match=r"more than 200,000 files"):
         expand([tmp_path / f"{n}{{0..99999}}.json" for n in range(3)])
 

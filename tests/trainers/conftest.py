@@ -1,0 +1,17 @@
+"""What the tests of this folder share."""
+
+import io
+
+import pytest
+from matplotlib.figure import Figure
+from PIL import Image
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Figures are files of one dot: drawing them is half of the time of a small evaluation that is run again. Those of
+    module fixtures, which are made before, are drawn.
+    """
+    dot = io.BytesIO()
+    Image.new("RGB", (1, 1)).save(dot, "png")
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **how: path.write_bytes(dot.getvalue()))
