@@ -117,7 +117,8 @@ class Run:
 
     def drafts(self, target: LlavaConfig) -> dict[str, CachedDecoder]:
         """The drafts that fit in memory, by label."""
-        drafts, ids, shape = {}, target.image_token_index, self.sizes.shape
+        drafts: dict[str, CachedDecoder] = {}
+        ids, shape = target.image_token_index, self.sizes.shape
         for name, pinned in DRAFTS.items():
             config = draft_config(pinned, target, shape)
             build = partial(LlavaForConditionalGeneration, config)
