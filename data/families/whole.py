@@ -53,7 +53,7 @@ class WholeFamily(PictureFamily, ABC):
         return [self.clip_pixels([image], picture, processor) for image, picture in zip(images, layouts, strict=True)]
 
     def clip_layout(self, clip: Clip, settings: VideoSettings, processor: Processor) -> tuple[Picture, ...]:
-        raise UserError(f"the record has a clip, and targets of {self.name} read images alone",
+        raise UserError(f"the record has a clip, and processors of {self.name} read images alone",
                         hint="use records without clips, or a target that reads them")  # fmt: skip
 
     def clip_pixels(self, frames: Sequence[Image.Image], layout: Picture, processor: Processor) -> Tensor:
