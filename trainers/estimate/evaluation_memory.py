@@ -105,7 +105,8 @@ def evaluation_memory(plan: Any) -> Memory:
             held.add(one.weights)
             parts[sizes.name] = parts.get(sizes.name, 0.0) + sizes.weights
         cache = sizes.cache / (spread if sizes.is_targets else 1)
-        parts["drafters' caches"] = parts.get("drafters' caches", 0.0) + cache
+        if cache:
+            parts["drafters' caches"] = parts.get("drafters' caches", 0.0) + cache
         moments.append(sizes.moment)
     uncounted = list(dict.fromkeys(str(one.config.path) for one in opened if one.is_unknown))
     if stage.captioner is not None:

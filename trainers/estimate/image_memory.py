@@ -58,4 +58,4 @@ def _drafter(config: Any, shape: Any, places: int, width: int) -> tuple[float, f
     if config.base_kind == "dflash":
         made = config.shape(shape)
         return weights, 2.0 * made.num_layers * made.layer.num_kv_heads * made.layer.head_dim * places * width
-    return weights, 0.0 if config.base_kind == "medusa" else 2.0 * shape.hidden_size * places * width
+    return weights, 0.0 if config.base_kind in ("medusa", "jacobi") else 2.0 * shape.hidden_size * places * width
