@@ -11,6 +11,7 @@ from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.load import load, recipe_names
 from draftsmith.recipes.plan import plan
 from draftsmith.trainers.estimate import data as describe_data
+from draftsmith.trainers.stages.train_records import TrainRecords
 from PIL import Image
 
 REAL = ["llava-ov-68m", "llava-ov-160m", "llava-ov-68m-anyres"]
@@ -50,7 +51,7 @@ def test_the_vision_tower_trains_at_one_fifth_wherever_it_trains():
         if recipe.drafter is None or recipe.drafter.kind != "lvlm":
             continue
         for stage in recipe.stages.values():
-            if stage.kind == "train" and stage.model == "drafter" and "vision_tower" in (stage.trainable or []):
+            if isinstance(stage, TrainRecords) and stage.model == "drafter" and "vision_tower" in stage.trainable:
                 assert stage.optim.lr_by_part == {"vision_tower": pytest.approx(stage.optim.lr / 5)}, name
                 checked += 1
     assert checked >= 3 * len(REAL) + 6
