@@ -16,6 +16,7 @@ from draftsmith.trainers.estimate import data as describe_data
 from draftsmith.trainers.estimate.counted import META, _attend
 from draftsmith.trainers.estimate.train_memory import lvlm_parts
 from draftsmith.trainers.estimate.train_stage import _lvlm_of
+from draftsmith.trainers.stages.train_records import TrainRecords
 from PIL import Image
 from torch.nn import functional as F
 from transformers import SiglipVisionConfig
@@ -58,7 +59,7 @@ def test_the_vision_tower_trains_at_one_fifth_wherever_it_trains():
         if recipe.drafter is None or recipe.drafter.kind != "lvlm":
             continue
         for stage in recipe.stages.values():
-            if stage.kind == "train" and stage.model == "drafter" and "vision_tower" in (stage.trainable or []):
+            if isinstance(stage, TrainRecords) and stage.model == "drafter" and "vision_tower" in stage.trainable:
                 assert stage.optim.lr_by_part == {"vision_tower": pytest.approx(stage.optim.lr / 5)}, name
                 checked += 1
     assert checked >= 3 * len(REAL) + 6

@@ -209,9 +209,8 @@ def test_tau_is_measured_in_a_real_decoding_run(made, tmp_path):
             cycles += generate(target, proposal, dataset.request(number)[0], check, uniforms).cycles
         assert taus[f"tau_T{temperature:g}"] == sum(c.num_emitted for c in cycles) / len(cycles)
     # Text has no rows of codes: said before anything trains, not at the first measurement.
-    rows = stage(made, steps=2, decoding=decoding | {"tree": {"kind": "adt", "preset": "anole"}})
-    with pytest.raises(Refused, match="adt"):
-        rows.check(asked.target, SPARROW)
+    with pytest.raises(ValidationError, match="tree: adt follows the rows of an image"):
+        stage(made, steps=2, decoding=decoding | {"tree": {"kind": "adt", "preset": "anole"}})
 
 
 def test_a_second_stage_goes_on_from_the_first(made, runs, tmp_path):

@@ -16,6 +16,7 @@ from draftsmith.models.drafters.sparrow import SparrowConfig
 from draftsmith.trainers.train.checkpoint import CheckpointConfig
 from draftsmith.trainers.train.loop import train
 from draftsmith.trainers.train.optim import OptimConfig
+from pydantic import ValidationError
 from ranks_run import run_ranks
 from states_run import cached, context, losses, stage, synthetic
 from training import BATCH, Samples, engine, module, run, training_of, weights
@@ -136,10 +137,11 @@ def test_heads_learn_alike_from_packed_rows(name, made, tmp_path):
         (PACKED | {"source": {"kind": "cached_on_first_epoch"}}, "packing"),
     ],
 )
-def test_what_cannot_be_packed_is_refused_by_its_key(settings, key, made, tmp_path):
-    with pytest.raises(Refused) as caught:
-        stage(made, **settings).check(context(made, tmp_path).target, HEADS["sparrow"])
-    assert caught.value.key == key
+def test_what_cannot_be_packed_is_refused_by_its_key(settings, key, made):
+    with pytest.raises(ValidationError) as caught:
+        stage(made, **settings)
+    (error,) = caught.value.errors()
+    assert isinstance(error["ctx"]["error"], Refused) and error["ctx"]["error"].key == key
 
 
 def test_a_cached_sample_that_fits_no_row_is_refused(made, tmp_path):

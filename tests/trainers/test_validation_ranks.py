@@ -14,11 +14,12 @@ from draftsmith.data.collate import ConversationCollate
 from draftsmith.trainers.train import on_codes as codes
 from draftsmith.trainers.train import on_records as conversations
 from draftsmith.trainers.train import on_states as heads_on_states
-from draftsmith.trainers.train.validate import RecordsValidation
+from draftsmith.trainers.train.validate import HeadValidation, RecordsValidation
 from training import Samples
 
 COUNT, SIZE = 11, 3
-SETTINGS = RecordsValidation(every=1, micro_batch_size=2, against_target=False)
+RECORDS = RecordsValidation(every=1, micro_batch_size=2, data={"path": "held_out.json"}, against_target=False)
+SETTINGS = HeadValidation(every=1, micro_batch_size=2)
 STAGE = SimpleNamespace(model="drafter", validation=SETTINGS, decoding=None, window=None, data=None, format=None)
 DRAFTER = SimpleNamespace(context=SimpleNamespace(stop=None), keep_best=lambda *values: None)
 
@@ -45,7 +46,7 @@ def of_conversations(monkeypatch):
     monkeypatch.setattr(conversations.records, "open_records", lambda *asked, **more: Samples(COUNT))
     processor = SimpleNamespace(pad_id=3, image_size=16)
     context = SimpleNamespace(name="stage", stop=None)
-    return conversations._validation(SETTINGS, STAGE, context, processor, None)
+    return conversations._validation(RECORDS, STAGE, context, processor, None)
 
 
 def of_heads(monkeypatch):
