@@ -102,7 +102,7 @@ def ending(made, common, tmp_path):
     return ending
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize("count", [1, *(pytest.param(count, marks=pytest.mark.slow) for count in (2, 3)), 4])
 def test_answers_are_those_of_transformers_and_nothing_is_drafted_behind_an_end(ending, asked, count):
     made, ends = ending(count)
     folder = made.folder / "target"

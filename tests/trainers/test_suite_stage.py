@@ -15,6 +15,8 @@ from stages_run import list_anew
 from suite_run import BEFORE, loaded, run
 from transformers import AutoTokenizer
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
