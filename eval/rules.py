@@ -67,7 +67,9 @@ class Greedy:
 
 
 class Sampling:
-    """Speculative sampling over a tree: the output is distributed as the target for any proposal.
+    """Speculative sampling over a tree: the output is distributed as the target for any proposal whose children are
+    chosen without a draw, or drawn from q in this order and none dropped by its token (`check_combination` of
+    `policies/base.py` refuses others; enumerated in `tests/eval/test_exactness.py`).
 
     Where proposals are deterministic, each visited node draws its next token once, from p: a child with that token is
     accepted, and a token without a child is the bonus. Each child is so accepted with probability p, as if all had been

@@ -1,7 +1,7 @@
 """The interface of a drafter: a section of a recipe with its verbs, and the proposal that the decoding loop calls.
 
-A new drafter is one file with three things to learn: its config (`DrafterConfig`), its loss (`objective`) and its
-proposal (`drafter`). See docs/adding-a-drafter.md.
+A new drafter is one file with three things to learn: its config (`DrafterConfig`), its loss
+(`training_objective`) and its proposal (`drafter`). See docs/adding-a-drafter.md.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Drafter(Protocol):
     """
 
     taps: Taps
-    # Levels that it can propose; None: any; 0: it has nothing to propose. Read after `root`, which may set it for the
-    # cycle: before any token is drawn.
+    # Levels that it can propose; None: any; 0: nothing in this cycle, which is then a step of plain decoding (n-grams
+    # without a match). Read after `root`, which may set it for the cycle: before any token is drawn.
     max_levels: int | None
 
     def start(self, request: Any, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:

@@ -36,6 +36,7 @@ class Eagle3Config(HeadConfig):
     """An EAGLE-3 head."""
 
     kind: Literal["eagle3"]
+    # Passes after the first of the training-time test: 6 are EAGLE-3's seven.
     mtp_steps: int = Field(6, ge=0, le=64)
     mtp_attention: Literal["full", "ttt"] = "ttt"
     # Layers whose states are joined; null: 2, half, and all but 3 of the target's.

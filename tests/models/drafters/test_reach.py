@@ -1,6 +1,6 @@
 """How far a reader has to go: files that one training forward and backward enter, and calls from the loop to the sums.
 
-The numbers are bounds of the project (issue 14): a reader who knows EAGLE-3 finds its arithmetic in a handful of files.
+The numbers are bounds of the project: a reader who knows EAGLE-3 finds its arithmetic in a handful of files.
 """
 
 import sys
