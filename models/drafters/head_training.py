@@ -132,9 +132,9 @@ class HeadTraining(nn.Module):
     ) -> list[Tensor]:
         """Outputs [B,N,D] of every pass, all with a gradient; of a packed `row` of all inputs [1,M,D].
 
-        EAGLE-3's code shifts tokens and targets left at each step. Here they stay and states move: input i of pass s > 0
-        reads the output of pass s - 1 at i - 1, and every pass is compared with the same goal at i. What a pass attends
-        to is in `models/training_passes.py`.
+        EAGLE-3's code shifts tokens and targets left at each step. Here they stay and states move: input i of pass
+        s > 0 reads the output of pass s - 1 at i - 1, and every pass is compared with the same goal at i. What a pass
+        attends to is in `models/training_passes.py`.
 
         Args:
             skipped: first inputs of each row that later passes leave out, and no outputs are returned of.
