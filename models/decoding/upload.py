@@ -41,11 +41,12 @@ def upload_tokens(device: torch.device, tokens: Tensor, *arrays: np.ndarray) -> 
 def upload_tree(
     device: torch.device, tree: Tree, root: int, first: int, *, always_mask: bool = True
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """What the pass over a tree reads: ids [N+1], places [N+1] and who sees whom [N+1,N+1] bool, the root first.
+    """What the pass over a tree reads: ids [N+1], positions [N+1] and who sees whom [N+1,N+1] bool, the root first.
 
     Args:
         root: its token.
-        first: the root's place; a node stands where its depth puts it.
+        first: the root's position (the cache's length, plus M-RoPE's delta); a node's is its depth further, alike in
+            all coordinates.
         always_mask: False leaves the mask of a chain out (None), which attention knows without one.
     """
     arrays = [np.array([first, *(first + depth for depth in tree.depths)])]

@@ -12,6 +12,7 @@ from draftsmith.core.refused import Refused
 from draftsmith.models.inline import new_config
 from draftsmith.models.inline_keys import ROPE_KEYS
 from draftsmith.models.targets.qwen.section import QwenTargetConfig
+from draftsmith.models.targets.qwen35.section import Qwen35TargetConfig
 from draftsmith.recipes.load import RUN_OPTIONS, checked, find_recipe, load
 from draftsmith.recipes.messages import Asked
 from draftsmith.recipes.origins import resolved
@@ -111,7 +112,8 @@ def test_a_misspelt_key_is_refused_at_every_level_with_the_nearest(name):
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"])
 def test_the_sections_themselves_are_taken(name):
     section = SECTIONS[name][2]
-    assert QwenTargetConfig(**section).vision_tower == section["vision_tower"]
+    made = (Qwen35TargetConfig if name.startswith("qwen3_5") else QwenTargetConfig)(**section)
+    assert made.vision_tower == section["vision_tower"]
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen2_vl_text", "qwen3_vl"])

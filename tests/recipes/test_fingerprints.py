@@ -42,6 +42,7 @@ RECIPES = (
     ("demo/dflash",),
     ("demo/adapt",),
     ("peagle-qwen2.5-vl-7b",),
+    ("eagle3-qwen3.5-9b",),
     ("adapt-eagle3-qwen2.5-vl-7b",),
     ("eagle3-qwen2.5-vl-7b", "stages.text.source={kind: online, engine: {kind: vllm}}",
      "stages.text.decoding={every: 4000, data: {path: a.json}, tree: {kind: chain, gamma: 3}}"),

@@ -67,7 +67,7 @@ REFUSED = {
     "her_package.others:Two": "is no DrafterConfig",
     "her_package.broken:A": r"importing her_package.broken fails: OSError: no licence\n(?s:.*)line 2",
     "her_package.needy:A": "importing her_package.needy fails: ModuleNotFoundError: No module named 'not_there_at_all'",
-    "hydra": r"'hydra' is no kind; kinds are 'lvlm', (?s:.*)kind: write one of these; a class .* is MODULE:CLASS",
+    "bcdfg": r"'bcdfg' is no kind; kinds are 'lvlm', (?s:.*)kind: write one of these; a class .* is MODULE:CLASS",
     "her package:A": "write MODULE:CLASS",
     "draftsmith.models.drafters.eagle:EagleConfig": "has the kind 'eagle' of its own",
 }

@@ -224,7 +224,7 @@ def test_own_answers_are_drawn_anew_in_each_step_from_ids_that_have_a_token():
     writer = distill.DraftWriter(samples, SimpleNamespace(num_token_ids=TOKENS, image_token_id=mark), (EOS,), 3)
     requests = [replace(request(0, 1), name=f"r{number}") for number in range(4)]
     asked = SimpleNamespace(requests=requests, filled=lambda ids: ids)
-    engine = SimpleNamespace(module=SimpleNamespace(llava=draft, train=draft.train))
+    engine = SimpleNamespace(module=SimpleNamespace(model=draft, train=draft.train))
 
     def answers(step: int) -> list[list[int]]:
         return writer(engine, StepBatches(step, 0, [asked])).micro[0]

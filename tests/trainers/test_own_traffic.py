@@ -116,7 +116,7 @@ def test_a_log_becomes_a_head_that_is_measured_beside_the_one_it_was(folder, tmp
     assert adapted[0] < base[0] and adapted[-1] < base[-1], "and the next training goes on where it was"
     report = json.loads((folder / "runs/adapted/evaluate/report.json").read_text())
     assert {cell["method"]: cell["requests"] for cell in report["cells"]} == {
-        "adapted": 3, "as it was": 3, "adapted, chain of 5": 3,
+        "adapted": 3, "as it was": 3, "adapted, chain of 5": 3, "prompt lookup": 3, "suffix lookup": 3,
     }  # fmt: skip
     assert "Greedy outputs are identical to plain decoding" in capsys.readouterr().out
 
