@@ -1,7 +1,8 @@
 """Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5: pictures read whole, two frames of a clip in one patch.
 
 Sides are rounded to what becomes one token, within limits of pixels (`rounded`: 640 x 480 becomes 644 x 476 in
-Qwen2.5-VL, 23 x 17 tokens of 28 x 28 pixels); a clip's frames have limits of their own and share one for the whole clip.
+Qwen2.5-VL, 23 x 17 tokens of 28 x 28 pixels); a clip's frames have limits of their own and share one for the
+whole clip.
 """
 
 from __future__ import annotations
