@@ -50,7 +50,8 @@ class Block:
             return Verified((), (), inverse_cdf(p[0], float(next(draws))), p)
         rows = torch.arange(n, device=p.device)
         q = tree.draft_probs[torch.tensor(tree.parent_rows, device=p.device)]  # [N,V] row i: what node i was drawn from
-        drawn = torch.stack([tree.tokens.double(), p[rows, tree.tokens].double(), q[rows, tree.tokens].double()])
+        ids = tree.tokens.to(p.device)
+        drawn = torch.stack([ids.double(), p[rows, ids].double(), q[rows, ids].double()])
         tokens, target, draft = drawn.tolist()
         weights = [1.0]
         for i in range(n):

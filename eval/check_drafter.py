@@ -127,7 +127,9 @@ class _Watched:
         self.inner.begin(first)
 
     def root(self) -> Tensor:
-        q = self._seen("root", self.inner.root())
+        q = self.inner.root()
+        if self.inner.max_levels != 0:  # 0: it has nothing to propose in this cycle
+            q = self._seen("root", q)
         self.roots.append(q.clone())
         self._paths = []
         return q

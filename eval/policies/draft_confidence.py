@@ -20,11 +20,12 @@ from .base import Draw, Expand
 def confidence(probs: Tensor) -> Tensor:
     """[...,k] probabilities -> [...]: 1 where one token has all of them, 0 where all k have the same.
 
-    The entropy is that of the renormalised k, over its largest value ln k.
+    The entropy is that of the renormalised k, over its largest value ln k. Where nothing is proposed, it is 0.
     """
     share = probs.double()
-    share = share / share.sum(-1, keepdim=True)
-    return (1.0 - torch.special.entr(share).sum(-1) / math.log(share.shape[-1])).clamp(0.0, 1.0)
+    total = share.sum(-1, keepdim=True)
+    share = share / total.where(total > 0, 1.0)
+    return (total[..., 0] > 0) * (1.0 - torch.special.entr(share).sum(-1) / math.log(share.shape[-1])).clamp(0.0, 1.0)
 
 
 class Drafted:

@@ -106,8 +106,6 @@ class DrafterConfig(Kinded):
     # Which targets it drafts for: those that answer in words, those that draw images.
     for_language: ClassVar[bool] = True
     for_images: ClassVar[bool] = False
-    # Whether it drafts trees that branch, or chains alone.
-    drafts_trees: ClassVar[bool] = True
 
     @property
     def display_name(self) -> str:
@@ -246,6 +244,9 @@ class DrafterConfig(Kinded):
             other = "language models" if draws_images else "image generators"
             problem = f"nothing reads it: it is of {self.kind} heads for {other}"
             raise Refused(name, problem, did_you_mean(name, known))
+
+    def check_method(self, tree: str, rule: str) -> None:
+        """Raise `Refused` where it cannot draft a tree of this kind, or be verified by a rule of this kind."""
 
     def unread(self, draws_images: bool) -> frozenset[str]:
         """Settings that nothing reads where the target draws images, or where it does not."""

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from ...core.batch import ImageRequest
 from ...core.errors import UserError
+from ...core.refused import Refused
 from ...core.states import Taps
 from ..decoding.expansions import Expansions
 from ..decoding.warp import Warp
@@ -33,7 +34,6 @@ class JacobiConfig(DrafterConfig):
     kind: Literal["jacobi"]
     for_language: ClassVar[bool] = False
     for_images: ClassVar[bool] = True
-    drafts_trees: ClassVar[bool] = False
 
     # How a code is drawn anew where one stood. maximal: it stays with probability min(1, q_new / q_old), as often as a
     # coupling can; gumbel: each place has its own Gumbel noise, kept from pass to pass; independent: SJD's own draw.
@@ -57,6 +57,14 @@ class JacobiConfig(DrafterConfig):
 
     def drafter(self, module: nn.Module, target: Target, options: DraftingOptions = PLAIN) -> JacobiProposal:
         return JacobiProposal(self, target.shape.grid, target.vocab_size)
+
+    def check_method(self, tree: str, rule: str) -> None:
+        """Refuse trees that branch; couplings with `rule: block`, which looks at the codes behind a rejected one."""
+        if tree != "chain":
+            raise Refused("tree", f"jacobi drafts a chain, and {tree} is none", "write tree: {kind: chain, gamma: 16}")
+        if rule == "block" and self.coupling != "independent":
+            problem = f"block is not exact with the coupling {self.coupling}"
+            raise Refused("rule", problem, "write rule: exact, or coupling: independent")
 
     def lines(self, shape: Any, config: Any) -> list[str]:
         return [f"  no weights, no training; {self.coupling} coupling, new places begin as {self.initial}"]
@@ -100,9 +108,10 @@ class JacobiProposal:
         """Draw the code [1,1] of the next place from q [1,V], coupled with the one that stood there.
 
         A code depends on the one that stood at its place and on nothing behind it, so that it has distribution q given
-        all that its acceptance looks at.
+        all that its acceptance looks at: where codes are accepted one by one, not as a block.
         """
-        assert count == 1, "a chain"
+        if count > 1:
+            raise _branches()
         level, self._drawn = self._drawn, self._drawn + 1
         if self._config.coupling == "gumbel":
             place = len(self._codes) + level

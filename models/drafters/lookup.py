@@ -1,9 +1,10 @@
 """Drafting without a model: what followed the same words before, in the prompt, the answer, or earlier answers.
 
-`ngram` is prompt lookup (Saxena 2023, "Prompt lookup decoding"; `prompt_lookup_num_tokens` of transformers, `ngram` of
-vLLM): the tokens after the most recent match of the last few. `suffix` is SuffixDecoding (Oliaro et al. 2025, arXiv
-2411.04975, section 3): the longest match of any length, and its continuations by how often they came. Tokens that stand
-for pictures are never matched and never proposed. Nothing is trained, and nothing of the target's is read.
+`ngram` is prompt lookup (Saxena 2023, "Prompt lookup decoding"; `prompt_lookup_num_tokens` of transformers and `ngram`
+of vLLM, which take the earliest match): the tokens after the most recent match of the last few. `suffix` is
+SuffixDecoding (Oliaro et al. 2025, arXiv 2411.04975, section 3): the longest match, and its continuations by how often
+they came. Tokens that stand for pictures are never matched and never proposed. Nothing is trained, and nothing of the
+target's is read.
 Letters: E ends of matches, F nodes, V vocabulary.
 """
 
@@ -73,7 +74,7 @@ class NgramConfig(LookupConfig):
         own = (f'{{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": {self.max_match}, '
                f'"prompt_lookup_min": {self.min_match}}}')  # fmt: skip
         how = f"vllm serve TARGET --speculative-config '{own}'" if engine == "vllm" else "see its documentation"
-        return [f"an n-gram drafter has no weights to export, and engines have their own: {how}"]
+        return [f"an n-gram drafter has no weights to export, and engines look up in their own way: {how}"]
 
 
 class SuffixConfig(LookupConfig):
@@ -82,14 +83,16 @@ class SuffixConfig(LookupConfig):
     kind: Literal["suffix"]
     # Fewest tokens of a match; nothing is drafted where there is none.
     min_match: int = Field(1, ge=1, le=1024)
+    # Most tokens of a match: longer ones are not told apart, and a text that repeats one token has very long ones.
+    max_match: int = Field(64, ge=1, le=1024)
     # Levels drafted for each token of the match (alpha of the paper): a long match is trusted further.
     levels_per_match: float = Field(1.0, gt=0, le=64)
     # A token is drafted where its path has this much of the match's continuations.
     min_prob: float = Field(0.1, ge=0, le=1)
     # frequencies: q is how often each token followed; one_hot: all of q on the most frequent one.
     proposal: Literal["frequencies", "one_hot"] = "frequencies"
-    # Earlier answers of the run that are matched, too, the latest ones. Rows then depend on the order of the requests
-    # and on the number of ranks, each of which remembers its own.
+    # Answers to other prompts of the run that are matched, too, the latest ones. Rows then depend on the order of the
+    # requests, on the number of ranks, each of which remembers its own, and on where a stopped run went on.
     earlier_answers: int = Field(0, ge=0, le=100_000)
 
     def drafter(self, module: nn.Module, target: Target, options: DraftingOptions = PLAIN) -> SuffixProposal:
@@ -97,8 +100,11 @@ class SuffixConfig(LookupConfig):
 
     def exports(self, engine: str) -> list[str]:
         """There is nothing to export: engines look up by themselves."""
-        how = 'vllm serve TARGET --speculative-config \'{"method": "suffix"}\'' if engine == "vllm" else "it has none"
-        return [f"a suffix drafter has no weights to export: {how}"]
+        own = (f'{{"method": "suffix", "suffix_decoding_max_spec_factor": {self.levels_per_match:g}, '
+               f'"suffix_decoding_min_token_prob": {self.min_prob:g}, '
+               f'"suffix_decoding_max_cached_requests": {self.earlier_answers}}}')  # fmt: skip
+        how = f"vllm serve TARGET --speculative-config '{own}'" if engine == "vllm" else "it has none"
+        return [f"a suffix drafter has no weights to export, and engines look up in their own way: {how}"]
 
 
 class _Node(NamedTuple):
@@ -118,11 +124,13 @@ class LookupProposal:
 
     may_pass: ClassVar[bool] = True  # rows of zeros, and `max_levels` 0, where nothing was found
 
-    def __init__(self, vocab_size: int, *, min_match: int, max_match: int | None, earlier_answers: int = 0):
+    def __init__(self, vocab_size: int, *, min_match: int, max_match: int, earlier_answers: int = 0):
         self.taps = Taps()
         self.max_levels: int | None = 0
+        self._most: int | None = None  # levels of this cycle
         self._vocab_size, self._min, self._max = vocab_size, min_match, max_match
-        self._earlier_answers, self._earlier = earlier_answers, list[np.ndarray]()
+        self._earlier_answers, self._earlier = earlier_answers, dict[bytes, np.ndarray]()  # prompt -> answer
+        self._prompt = b""
         self._text, self._length, self._begins = np.empty(0, dtype=np.int64), 0, 0
         self._nodes: list[_Node] = []
         self._root = _Node((), np.empty(0, dtype=np.int64))
@@ -130,11 +138,14 @@ class LookupProposal:
     def start(self, request: Request, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
         """Take the prompt; earlier answers stand before it."""
         if self._earlier_answers and self._length > self._begins:
-            answer = self._text[self._begins : self._length].copy()
-            self._earlier = [*self._earlier, answer][-self._earlier_answers :]
+            self._earlier.pop(self._prompt, None)
+            self._earlier[self._prompt] = self._text[self._begins : self._length].copy()
+            self._earlier = dict([*self._earlier.items()][-self._earlier_answers :])
         prompt = request.ids.cpu().numpy().copy()
+        self._prompt = prompt.tobytes()
         visual = (request.modality != TEXT).cpu().numpy()
-        before = [part for answer in self._earlier for part in (answer, [-1])]
+        others = (answer for asked, answer in self._earlier.items() if asked != self._prompt)
+        before = [part for answer in others for part in (answer, [-1])]
         self._text = np.concatenate([*before, prompt, np.zeros(capacity + 1)]).astype(np.int64)
         self._begins = self._length = len(self._text) - capacity - 1
         self._text[self._begins - len(prompt) : self._begins][visual] = -1
@@ -148,9 +159,9 @@ class LookupProposal:
     def root(self) -> Tensor:
         """q [V] after the longest match; zeros, with `max_levels` 0, where there is none."""
         length, ends = self._matches()
-        self._root, self._nodes = _Node((), ends), []
+        self._root, self._nodes, self._most = _Node((), ends), [], None
         q = self._q([self._root])[0]
-        self.max_levels = self._levels(length) if q.any() else 0
+        self._most, self.max_levels = self._levels(length), None if q.any() else 0
         return q
 
     def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
@@ -173,7 +184,7 @@ class LookupProposal:
     def _matches(self) -> tuple[int, np.ndarray]:
         """The longest match's tokens, and the places [E] behind each place that it ends at, latest first."""
         text = self._text[: self._length]
-        longest = min(self._max or self._length, self._length - 1)
+        longest = min(self._max, self._length - 1)
         ends = np.flatnonzero(text[:-1] == text[-1])  # a match is anywhere but at the end itself
         length = 1 if len(ends) else 0
         while 0 < length < longest:
@@ -200,6 +211,8 @@ class LookupProposal:
     def _q(self, nodes: Sequence[_Node]) -> Tensor:
         q = np.zeros((len(nodes), self._vocab_size), dtype=np.float32)
         for row, node in zip(q, nodes, strict=True):
+            if self._most is not None and len(node.path) >= self._most:
+                continue
             tokens = self._following(node)
             ids, weights = self._weighed(node, tokens[tokens >= 0])
             if len(ids):
@@ -236,7 +249,7 @@ class SuffixProposal(LookupProposal):
 
     def __init__(self, config: SuffixConfig, vocab_size: int):
         earlier = config.earlier_answers
-        super().__init__(vocab_size, min_match=config.min_match, max_match=None, earlier_answers=earlier)
+        super().__init__(vocab_size, min_match=config.min_match, max_match=config.max_match, earlier_answers=earlier)
         self._config = config
 
     def _levels(self, length: int) -> int | None:
@@ -244,7 +257,7 @@ class SuffixProposal(LookupProposal):
 
     def _weighed(self, node: _Node, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         ids, counts = np.unique(tokens, return_counts=True)
-        kept = node.share * counts >= self._config.min_prob * len(tokens)
+        kept = node.share * counts >= self._config.min_prob * len(node.ends)
         ids, counts = ids[kept], counts[kept]
         if self._config.proposal == "one_hot" and len(ids):
             best = counts.argmax()

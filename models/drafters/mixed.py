@@ -109,15 +109,19 @@ class MixedProposal:
     def _mixed(self, each: Sequence[Tensor]) -> Tensor:
         """[F,V] of the members' [F,V]. Drafts may have fewer rows of the vocabulary than the target, or more."""
         weights = self.weights.current()
-        cut = [part[:, : self.vocab_size].to(weights.device) for part in each]
+        is_on_cpu = all(part.device.type == "cpu" for part in each)  # of drafters that look their tokens up
+        device = torch.device("cpu") if is_on_cpu else weights.device
+        cut = [part[:, : self.vocab_size].to(device) for part in each]
         q = torch.stack([F.pad(part, (0, self.vocab_size - part.shape[-1])) for part in cut])
         if self.weights.adaptive:
-            self._drafted.append(q)
-        mixed = mixture(weights, q)
+            self._drafted.append(q.to(weights.device))
+        mixed = mixture(weights.to(device), q)
         if not self._may_pass:
             return mixed
-        total = mixed.sum(-1, keepdim=True)  # the others share the weight of a member with nothing to say
-        return mixed / total.where(total > 0, 1.0)
+        # The others share the weight of a member with nothing to say, equally where they have none.
+        total, equal = mixed.sum(-1, keepdim=True), q.mean(0)
+        equal = equal / equal.sum(-1, keepdim=True).clamp(min=torch.finfo(q.dtype).tiny)
+        return torch.where(total > 0, mixed / total.where(total > 0, 1.0), equal)
 
     def _observe(self, verified: Any) -> None:
         """Hand the weights p and q at the accepted positions and at the first rejected one (TABED, section 5)."""

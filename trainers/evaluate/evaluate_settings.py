@@ -242,6 +242,11 @@ class EvaluateSettings(Stage):
         for name, method in self.methods.items():
             if method.drafter is None and method.drafters is None and drafter is not None:
                 _check_settings(name, method, drafter)
+        for key, section in self._own_drafters():
+            try:
+                section.check_settings(target.draws_images)
+            except Refused as refused:
+                raise refused.under(key) from refused
         if target.draws_images:
             self._check_codebook(target.codebook_size)
 
@@ -375,6 +380,9 @@ class EvaluateSettings(Stage):
 def _check_settings(name: str, method: Method, drafter: Any) -> None:
     try:
         decoding_with(drafter, method.settings, "")
+        drafter.check_method(method.tree.kind, method.rule.kind)
+    except Refused as refused:
+        raise refused.under(f"methods.{name}") from refused
     except UserError as error:
         raise Refused(f"methods.{name}", error.problem, error.hint) from error
 

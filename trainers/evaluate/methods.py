@@ -13,7 +13,6 @@ from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 from ...core.errors import UserError
 from ...core.fields import Temperature
 from ...core.import_paths import OrImported
-from ...core.refused import Refused
 from ...core.section import Section
 from ...eval.block import BlockConfig
 from ...eval.lantern import LanternConfig
@@ -92,9 +91,8 @@ class Method(Section):
         if self.drafters is not None and len({*self.drafters}) < len(self.drafters):
             raise ValueError(f"drafters name one twice: {', '.join(self.drafters)}")
         if isinstance(self.drafter, DrafterConfig):
-            if not self.drafter.drafts_trees and self.tree.kind != "chain":
-                problem = f"{self.drafter.kind} drafts a chain alone, and {self.tree.kind} is none"
-                raise Refused("tree", problem, "write tree: {kind: chain, gamma: 16}")
+            for section in (self.drafter, *(m for m in self.members if isinstance(m, DrafterConfig))):
+                section.check_method(self.tree.kind, self.rule.kind)
             decoding_with(self.drafter, self.settings, "this method")
         if isinstance(self.drafter, MixedConfig):
             members_of(self.drafter, info.context)  # sections among them are checked here
