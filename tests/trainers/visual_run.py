@@ -76,11 +76,8 @@ FEW = [
 ]
 
 
-def run(output: Path, *settings: str, stages=None, restart=None) -> list[str]:
+def run(output: Path, *settings: str, stages=None, restart=None, recipe="demo/visual-ar") -> list[str]:
     """Stages of the tiny demo; returns what was said."""
-    output.parent.mkdir(parents=True, exist_ok=True)
-    recipe = output.parent / "visual-ar.yaml"
-    recipe.write_text(RECIPE)
     loaded = load([f"recipe={recipe}", f"output={output}", *FEW, *settings])
     return run_loaded(loaded, output, stages=stages, restart=restart)
 
