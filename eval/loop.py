@@ -224,9 +224,8 @@ class _Run:
         if looks is not None:
             looks.see("root", root)
         choose = getattr(drafter, "choose", None)
-        if choose is not None or getattr(drafter, "may_pass", False):
-            pass  # first guesses, and what is looked up, may well be alike
-        elif self.looks is not None and not self.looks.again(root):
+        may_repeat = choose is not None or getattr(drafter, "may_pass", False)  # first guesses, what is looked up
+        if self.looks is not None and not may_repeat and not self.looks.again(root):
             self.looks = None
         # Read now: a drafter may say in each cycle how much of what it drafted is worth a verification. The target adds
         # one token itself, so the last positions need no draft.

@@ -268,6 +268,24 @@ class DrafterConfig(Kinded):
         )  # fmt: skip
 
 
+class WeightlessDrafter(DrafterConfig):
+    """Drafters without weights, which need no stage."""
+
+    def provides(self) -> set[str]:
+        return {"drafter"}
+
+    def load(
+        self,
+        folder: Path | None,
+        target: Target,
+        *,
+        dtype: torch.dtype | None = None,
+        identity: TargetIdentity | None = None,
+    ) -> nn.Module:
+        """A module without weights: there are none."""
+        return nn.Module()
+
+
 class PublishedDrafter(DrafterConfig):
     """Drafters that are trained, and published as folders."""
 

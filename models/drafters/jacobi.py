@@ -11,7 +11,6 @@ Letters: K known levels, V vocabulary, W window.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -25,10 +24,10 @@ from ...core.states import Taps
 from ..decoding.expansions import Expansions
 from ..decoding.warp import Warp
 from ..targets.base import Target, TargetStep
-from .base import PLAIN, DrafterConfig, DraftingOptions, TargetIdentity
+from .base import PLAIN, DraftingOptions, WeightlessDrafter
 
 
-class JacobiConfig(DrafterConfig):
+class JacobiConfig(WeightlessDrafter):
     """No weights. Takes `tree: {kind: chain, gamma: W}`; above temperature 0, `draw: sample`."""
 
     kind: Literal["jacobi"]
@@ -40,20 +39,6 @@ class JacobiConfig(DrafterConfig):
     coupling: Literal["maximal", "gumbel", "independent"] = "maximal"
     # What stands at new places of the window: the code above in the picture, the code to the left, or a random code.
     initial: Literal["above", "left", "random"] = "above"
-
-    def provides(self) -> set[str]:
-        return {"drafter"}
-
-    def load(
-        self,
-        folder: Path | None,
-        target: Target,
-        *,
-        dtype: torch.dtype | None = None,
-        identity: TargetIdentity | None = None,
-    ) -> nn.Module:
-        """A module without weights: there are none."""
-        return nn.Module()
 
     def drafter(self, module: nn.Module, target: Target, options: DraftingOptions = PLAIN) -> JacobiProposal:
         return JacobiProposal(self, target.shape.grid, target.vocab_size)

@@ -11,7 +11,6 @@ Letters: E ends of matches, F nodes, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -25,25 +24,11 @@ from ...core.states import Taps
 from ..decoding.tree import ROOT
 from ..decoding.warp import Warp
 from ..targets.base import Target, TargetStep
-from .base import PLAIN, DrafterConfig, DraftingOptions, TargetIdentity
+from .base import PLAIN, DraftingOptions, WeightlessDrafter
 
 
-class LookupConfig(DrafterConfig):
+class LookupConfig(WeightlessDrafter):
     """What both kinds share: no weights, no states, any target that answers in words."""
-
-    def provides(self) -> set[str]:
-        return {"drafter"}
-
-    def load(
-        self,
-        folder: Path | None,
-        target: Target,
-        *,
-        dtype: torch.dtype | None = None,
-        identity: TargetIdentity | None = None,
-    ) -> nn.Module:
-        """A module without weights: there are none."""
-        return nn.Module()
 
     def lines(self, shape: Any, config: Any) -> list[str]:
         return ["  no weights, no training; drafts what followed the same tokens before"]
