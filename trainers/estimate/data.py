@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -172,26 +171,26 @@ def _too_long(data: ConversationData, form: PromptFormat, files: OnDisk, visual:
     )
 
 
-def generated(plan: Planned, *, only: Collection[str] | None = None) -> int | None:
+def generated(plan: Planned, *, text_alone: bool = False) -> int | None:
     """Records of the splits and mixtures that an earlier stage will write; None: the data is from elsewhere.
 
     Args:
-        only: kinds of scenario that are counted; about, where a mixture or max_samples takes a part of a split.
+        text_alone: without those that show pictures; about, where a mixture or max_samples takes a part of a split.
     """
     maker = plan.maker("data")
     # Another section of the stage, its validation say, may take data from a stage where `data` names files.
     if maker is None or plan.stage.data.from_stage is None:
         return None
     source, data = maker.stage, plan.stage.data
-    counts = {split: sum(kinds.values()) for split, kinds in source.splits.items()}
+    counts = {split: sum(kinds.values()) for split, kinds in source.records.items()}
     total = counted = 0.0
     for name in _names(data):
         parts = source.mixtures[path.stem] if is_mixture(path := Path(str(name))) else {str(name): "all"}
         for split, strategy in parts.items():
             taken = Share(JsonFile(Path(split)), strategy).count(counts[split]) / max(1, counts[split])
-            kinds = {kind: n for kind, n in source.splits[split].items() if data.kinds is None or kind in data.kinds}
+            kinds = {kind: n for kind, n in source.records[split].items() if data.kinds is None or kind in data.kinds}
             total += taken * sum(kinds.values())
-            counted += taken * sum(n for kind, n in kinds.items() if only is None or kind in only)
+            counted += taken * sum(n for kind, n in kinds.items() if not text_alone or kind in source.kinds_of_text)
     return round(counted * min(1.0, (data.max_samples or total) / total)) if total else 0
 
 

@@ -124,13 +124,18 @@ def target_memory(plan: Any) -> Memory | None:
 
     None: an engine runs it.
     """
-    stage, recipe = plan.stage, plan.recipe
-    section = recipe.target
-    if section.draws_images or isinstance(stage.engine, ServedEngine):
+    stage = plan.stage
+    if plan.recipe.target.draws_images or isinstance(stage.engine, ServedEngine):
         return None
+    return memory_of_rows(plan.recipe, stage.batch_size, stage.data.max_length)
+
+
+def memory_of_rows(recipe: Any, rows: int, length: int) -> Memory:
+    """The memory of a language target's pass over `rows` of `length` ids each."""
+    section = recipe.target
     config, size, dtype = target_shape(recipe), section.tensor_parallel_size, held_dtype(section)
     spread = recipe.hardware.gpus if recipe.hardware and section.device_map not in (None, "cpu") else 1
-    rows, length, chunk = stage.batch_size, stage.data.max_length, section.prefill_chunk
+    chunk = section.prefill_chunk
     parts = {f"target's {name.replace('_', ' ')}": weights / spread
              for name, weights in weight_bytes(config, dtype, size).items()}  # fmt: skip
     parts["key-value cache"] = rows * cache_bytes(config, dtype, length, size) / spread

@@ -36,7 +36,7 @@ def caching(plan: Planned, drafter: Any, target: PreTrainedConfig, output: str |
     """The same for one drafter and target.
 
     Args:
-        drafter: the section whose states are kept.
+        drafter: the section whose states are kept; None: `drafters` alone say what is.
         target: its whole config.
         output: the run's folder, whose disk is looked at.
     """
@@ -45,7 +45,8 @@ def caching(plan: Planned, drafter: Any, target: PreTrainedConfig, output: str |
     text = target.get_text_config()
     heads = [drafter, *stage.drafters] if stage.kind == "cache" else [stage.drafter or drafter]
     shape = language_shape(text)
-    keeps = functools.reduce(operator.or_, (head.taps_for(shape, training=True) for head in heads))
+    readers = [head for head in heads if head is not None and head.trains_on == "states"]
+    keeps = functools.reduce(operator.or_, (head.taps_for(shape, training=True) for head in readers))
     files = on_disk(stage.data)
     number, how = samples(plan, files)
     counted = None if number is None else token_counts(stage, number, files, target)

@@ -52,6 +52,14 @@ class Stage(Section):
         """Things that later stages may take: data, processor, target, drafter, answers, states, codes, ..."""
         raise NotImplementedError
 
+    def written(self, is_suite: bool) -> list[str]:
+        """Names of splits and files that other stages can take from its `data` by `path`; none where it makes none.
+
+        Args:
+            is_suite: directories of benchmark sets; else splits and mixtures, or of captioned pictures their tars.
+        """
+        return []
+
     def needs(self) -> dict[str, str | None]:
         """Thing -> the stage that it must come from; None: the latest stage that makes it, or published weights.
 

@@ -51,18 +51,21 @@ def open_records(
     )
 
 
-def check_fit(context: Context, dataset: ConversationDataset, decoder: CachedDecoder, *, as_cut: bool) -> None:
+def check_fit(
+    context: Context, dataset: ConversationDataset, decoder: CachedDecoder, *, as_cut: bool, section: str = "data"
+) -> None:
     """That the target can read the data: past its positions it says noise, and in decoding it wants its own tiles.
 
     Args:
         as_cut: pictures are read as the data cuts them; False: as requests, whose further tiles are taken away for a
             target of single ones.
+        section: of the stage, that has the keys; empty: they are the stage's own.
     """
-    data, where = dataset.config, f"key stages.{context.name}.data"
+    data, where = dataset.config, ".".join(filter(None, ("key stages", context.name, section)))
     if decoder.max_positions is not None and data.max_length > decoder.max_positions:
         raise UserError(
-            f"data.max_length is {data.max_length} and the target has {decoder.max_positions} positions", where=where,
-            hint=f"set data.max_length to {decoder.max_positions} or less",
+            f"max_length is {data.max_length} and the target has {decoder.max_positions} positions", where=where,
+            hint=f"set max_length to {decoder.max_positions} or less",
         )  # fmt: skip
     in_tiles = context.target.reads_tiles
     if in_tiles in (None, data.aspect.startswith("anyres")) or not dataset.column("images").any():
@@ -70,7 +73,7 @@ def check_fit(context: Context, dataset: ConversationDataset, decoder: CachedDec
     if not in_tiles and not as_cut:
         return
     raise UserError(
-        f"data.aspect is {data.aspect} and the target reads pictures in {'tiles' if in_tiles else 'single tiles'}",
+        f"aspect is {data.aspect} and the target reads pictures in {'tiles' if in_tiles else 'single tiles'}",
         where=where,
         hint="set aspect: anyres (LLaVA-NeXT) or anyres_max_9 (LLaVA-OneVision), or target.anyres: false"
         if in_tiles
