@@ -46,13 +46,15 @@ def caching(plan: Planned, drafter: Any, target: PreTrainedConfig, output: str |
     heads = [drafter, *stage.drafters] if stage.kind == "cache" else [stage.drafter or drafter]
     shape = language_shape(text)
     keeps = functools.reduce(operator.or_, (head.taps_for(shape, training=True) for head in heads))
-    files = on_disk(stage.data)
+    files = on_disk(stage)
     number, how = samples(plan, files)
     counted = None if number is None else token_counts(stage, number, files, target)
     lines = [f"  keeps {described(keeps)} in {store.dtype}"]
     if number is None or counted is None:
         missing = "expected.samples" if number is None else "expected.text_tokens"
         return [*lines, f"  size unknown: the data is not on disk and the recipe declares no {missing}"]
+    if not number:
+        return [*lines, "  size unknown: no record of the data can be used"]
     text_tokens, visual_tokens, known = counted
     sizes = {
         dtype: declared_size(
