@@ -25,7 +25,7 @@ from .media import ImageReader, Media
 from .pictures.tiles import Convention, Size
 from .pictures.videos import VideoSettings
 from .records.missing import Look
-from .records.mixture import Name, RecordSources, Selection, identities
+from .records.mixture import CURES, Name, RecordSources, Selection, identities
 from .records.record import with_end, without_marks
 from .records.records import RecordFile, id_of, id_problems, name_of
 from .records.skipped import TEXT_KEPT, SkippedLog
@@ -99,6 +99,7 @@ class ConversationDataset:
         cache: folder for indices.
         drafter_processor: of a draft with its own image processor, whose view is added to every request; None: it
             shares the target's.
+        learned: the records' own answers are; False: records may be questions alone.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class ConversationDataset:
         skipped_log: Path | None,
         cache: Path,
         drafter_processor: Processor | None = None,
+        learned: bool = True,
     ):
         if form.template == "chat":
             check_template(form, processor)  # a mistake in the recipe, not in each record
@@ -127,7 +129,7 @@ class ConversationDataset:
             )
         self.log = SkippedLog(skipped_log)
         self._paths = files
-        self.selection = Selection(files, cache=cache, seed=config.mixture_seed)
+        self.selection = Selection(files, cache=cache, seed=config.mixture_seed, learned=learned)
         self.records: list[RecordFile] = self.selection.files
         self.places = self._usable()
         self.lengths = self.column("lengths")
@@ -158,7 +160,8 @@ class ConversationDataset:
         places = places[: self.config.max_samples]
         self.log.add(notes)
         if not len(places):
-            raise UserError("no usable records", where=", ".join(map(str, self.records)), hint="see above")
+            hint = CURES.get(notes[0]["reason"] if notes else "", "see above")
+            raise UserError("no usable records", where=", ".join(map(str, self.records)), hint=hint)
         return places
 
     def __len__(self) -> int:
@@ -313,8 +316,8 @@ class ConversationDataset:
 
     def request(
         self, index: int, *, originals: bool = False, pixels: bool = True, most: int | None = None
-    ) -> tuple[Request, str]:
-        """The prompt up to the last answer, and that answer as the data has it; with `originals` for a captioner.
+    ) -> tuple[Request, str | None]:
+        """The prompt up to the last answer, and that answer if the data has it; with `originals` for a captioner.
 
         Without `pixels` it can only be counted. A prompt of far more than `most` ids is refused before it is tokenized.
         """
@@ -333,7 +336,7 @@ class ConversationDataset:
             raise self.too_long(error.at_least or 0) from error
         except UserError as error:
             raise self._named(index, error) from error
-        return request, turns[-1]["value"]
+        return request, turns[-1]["value"] if turns[-1]["from"] == "gpt" else None
 
     def _asked(
         self,
@@ -377,7 +380,8 @@ class ConversationDataset:
         where = f"{file.file_of(index)}, {name_of(file, index)}"
         if cause is not None and cause.where:
             where += f", {cause.where}"
-        hint = (cause and cause.hint) or "fix or remove the record, or set on_error: skip to leave such records out"
+        usual = "fix or remove the record, or set on_error: skip to leave such records out"
+        hint = (cause and cause.hint) or CURES.get(problem, usual)
         return UserError(problem, where=where, hint=hint)
 
     def _named(self, index: int, error: UserError) -> UserError:

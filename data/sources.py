@@ -21,7 +21,7 @@ from ..core.section import Section
 from ..core.states import KeptScores, TargetStates
 from .answers import Answers
 from .collate import Sample, collate, empty_sample
-from .dataset import ConversationDataset
+from .dataset import ConversationData, ConversationDataset
 
 Source = Literal["data", "target", "draft"]
 
@@ -70,6 +70,14 @@ class AnswersConfig(Section):
             if draw < 0:
                 return source
         return "draft" if self.share("draft") else max(self.shares, key=self.share)
+
+
+def learns_records(answers: AnswersConfig | None, data: ConversationData | None) -> bool:
+    """Whether a record without an answer is unusable. Of mixed sources that skip it keeps its place: the target's
+    answers are told by theirs.
+    """
+    own = 1.0 if answers is None else answers.share("data")
+    return own == 1 or (own > 0 and data is not None and data.on_error == "strict")
 
 
 @dataclass(frozen=True)

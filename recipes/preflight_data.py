@@ -21,6 +21,7 @@ from ..core.words import counted
 from ..data.captioned import Captioned, CaptionedSource, Refused, class_labels, read
 from ..data.captioned.items import Source
 from ..data.captioned.prompts import ImagePrompt, PromptSource, read_prompts
+from ..data.collate import Sample
 from ..data.dataset import ConversationData, ConversationDataset
 from ..data.families.processor import Processor
 from ..data.pictures.media_files import BadMedia, MediaFile, is_there, located
@@ -28,9 +29,11 @@ from ..data.records.mixture import Name, Selection, are_present, missing_files, 
 from ..data.records.record import paths
 from ..data.records.skipped import Listed
 from ..data.records.table_records import TableRecords
+from ..data.sources import answered
 from ..data.stage_folders import DATASET_FOLDER
 from ..data.suites.suite import read_index
 from ..eval.quality import QualityConfig, check
+from ..trainers.estimate.data import learns_answers
 from ..trainers.evaluate.benchmarks import HUB, SetsBenchmark, TabedBenchmark
 from ..trainers.run.context import Context
 from ..trainers.run.stage_records import data_files
@@ -52,19 +55,23 @@ class Found:
     form: Any  # the prompt format around it, or None
     maker: str | None  # the stage that writes what it names
     is_suite: bool = False  # a directory of benchmark sets
+    learned: bool = False  # each record has to bring an answer
 
 
-def sections(section: Any, key: str = "", form: Any = None, maker: str | None = None) -> Iterator[Found]:
+def sections(
+    section: Any, key: str = "", form: Any = None, maker: str | None = None, learned: bool = False
+) -> Iterator[Found]:
     """Every data section inside a stage."""
     if isinstance(section, ConversationData | PromptSource | Source):
-        yield Found(key, section, form, dict(section).get("from_stage", maker))
+        yield Found(key, section, form, dict(section).get("from_stage", maker), learned=learned)
     elif isinstance(section, SetsBenchmark | TabedBenchmark):
         yield Found(f"{key}.data", section.data, form, section.data.from_stage, is_suite=True)
     elif isinstance(section, Section):
         values, fields = dict(section), type(section).model_fields
         form, maker = values.get("format", form), values.get("from_stage")
         for name, value in values.items():
-            yield from sections(value, f"{key}.{fields[name].alias or name}".lstrip("."), form, maker)
+            place = f"{key}.{fields[name].alias or name}".lstrip(".")
+            yield from sections(value, place, form, maker, learns_answers(section))
     elif isinstance(section, Mapping):
         for name, value in section.items():
             yield from sections(value, f"{key}.{name}", form, maker)
@@ -138,9 +145,9 @@ def _look(subject: str, data: Found, stage: Any, context: Context, finished: set
     processor = _processor(stage, context, finished)
     if form is None or isinstance(processor, str):
         why = "no prompt format is around it" if form is None else str(processor)
-        usable, finding = _files(subject, section, files, why, count)
+        usable, finding = _files(subject, data, files, why, count)
     else:
-        usable, finding = _encoded(subject, section, form, files, processor, count)
+        usable, finding = _encoded(subject, data, files, processor, count)
     findings = [finding]
     expected = getattr(stage, "expected", None)
     if data.key == "data" and expected is not None and abs(usable - expected.samples) > TOLERANCE * expected.samples:
@@ -212,28 +219,44 @@ def _suite(subject: str, path: str, source: Path | None, context: Context) -> Fi
     return ok(subject, f"{len(names)} sets: {', '.join(names)}")
 
 
-def _encoded(subject: str, section: ConversationData, form: Any, files: list[Name], processor: Processor,
-             count: int) -> tuple[int, Finding]:  # fmt: skip
+def _encoded(subject: str, data: Found, files: list[Name], processor: Processor, count: int) -> tuple[int, Finding]:
     """How many records can be used, and what some of them become."""
+    section = data.section
     with tempfile.TemporaryDirectory() as cache:
         log = Path(cache) / "skipped.jsonl"
-        dataset = ConversationDataset(section, form, processor, files=files, skipped_log=log, cache=Path(cache))
+        dataset = ConversationDataset(
+            section, data.form, processor, files=files, skipped_log=log, cache=Path(cache), learned=data.learned
+        )
         looked = range(0, len(dataset), max(1, -(-len(dataset) // count)))
-        samples = [dataset[index] for index in looked]
+        samples = [dataset[index] if data.learned else _prompt(dataset, index, data) for index in looked]
         listed = dataset.log.listed()
-    kept = [sample for sample in samples if any(sample.loss_mask)]
+    kept = [sample for sample in samples if sample is not None and (any(sample.loss_mask) or not data.learned)]
     about = f"{counted(len(dataset), 'usable record')}, {len(samples)} read{_question_end(section)}"
     why = "; ".join(f"{number} times {reason}" for reason, number in list(listed.reasons.items())[:3])
     if not kept:
-        return len(dataset), fault(subject, f"{about}: none can be learned from: {why}", "fix the records")
+        use = "learned from" if data.learned else "asked"
+        return len(dataset), fault(subject, f"{about}: none can be {use}: {why}", "fix the records")
     ids, supervised = (sum(map(of, kept)) for of in (lambda s: len(s.ids), lambda s: sum(s.loss_mask)))
     shown = render(kept[0], processor)
     shown = shown if len(shown) <= SHOWN_IDS else shown[:SHOWN_IDS] + " ..."
-    about += f": {ids / len(kept):,.0f} ids each, {supervised / len(kept):,.0f} of them supervised\n  [[ ]]: {shown}"
+    of = f"{supervised / len(kept):,.0f} of them supervised\n  [[ ]]" if data.learned else "up to the answer\n  prompt"
+    about += f": {ids / len(kept):,.0f} ids each, {of}: {shown}"
     if listed != Listed():
         return len(dataset), warning(subject, f"{listed} ({why or 'see ids and over_length'}); {about}",
                                      "fix them, or set on_error: strict to stop at the first")  # fmt: skip
     return len(dataset), ok(subject, about)
+
+
+def _prompt(dataset: ConversationDataset, index: int, data: Found) -> Sample | None:
+    """A record up to its last answer; None: it cannot be used, and is left out."""
+    try:
+        request, _ = dataset.request(index)
+        if data.key == "data" and len(request.ids) >= dataset.config.max_length:
+            raise dataset.too_long(len(request.ids) + 1)
+        return answered(request, [], request.name)
+    except UserError as error:
+        dataset.leave_out(index, error)
+        return None
 
 
 def _question_end(section: ConversationData) -> str:
@@ -242,10 +265,11 @@ def _question_end(section: ConversationData) -> str:
     return f"; each question ends with {end!r} (question_end, which null takes away)" if end else ""
 
 
-def _files(subject: str, section: ConversationData, files: list[Name], why: str, count: int) -> tuple[int, Finding]:
+def _files(subject: str, data: Found, files: list[Name], why: str, count: int) -> tuple[int, Finding]:
     """How many records can be used, and the files that some of them name, without a processor."""
+    section = data.section
     with tempfile.TemporaryDirectory() as cache:
-        chosen = Selection(files, cache=Path(cache), seed=section.mixture_seed)
+        chosen = Selection(files, cache=Path(cache), seed=section.mixture_seed, learned=data.learned)
         problems = list(chosen.problems())
     places = chosen.places()[: section.max_samples]
     looked = places[:: max(1, -(-len(places) // count))].tolist()

@@ -69,7 +69,7 @@ class _Plain(Template):
     """LLaVA's alignment."""
 
     def render(self, pairs: Pairs, system: str, open_ended: bool, marks: re.Pattern[str]) -> Rendered:
-        if len(pairs) != 2 or (mark := marks.search(pairs[0][1])) is None:
+        if len(pairs) != 2 - (open_ended and len(pairs) == 1) or (mark := marks.search(pairs[0][1])) is None:
             raise UserError(
                 "the plain template takes a question with <image> and one answer",
                 hint="use template: v1 for this data",

@@ -1,6 +1,7 @@
 """Logs of an OpenAI-style server as records to train on: JSONL of requests with `messages`, and their answers.
 
-Every line is one request. Its answer is the last message, or each choice of its `response`. A record keeps all that the
+Every line is one request. Its answer is the last message, or each choice of its `response`; without one it is a
+question alone, which the target may answer. A record keeps all that the
 target's chat template writes: the system message, tools, calls and reasoning. Pictures are `data:` URLs or local files;
 nothing is fetched from a network.
 """
@@ -22,7 +23,7 @@ from ..families.prompt_templates import SYSTEM_ROLES
 from ..pictures.picture_marks import IMAGE_MARK
 from .log_lines import MOST_BYTES, lines
 from .logged_pictures import PICTURES, LoggedPictures, Unusable
-from .record import check_record
+from .record import check_record, num_learned
 
 RECORDS, HELD_OUT, SKIPPED = "records.jsonl", "held-out.jsonl", "skipped.jsonl"
 _ROLES = {"user": "human", "assistant": "gpt", "tool": "tool"} | {role: role for role in SYSTEM_ROLES}
@@ -49,6 +50,7 @@ class Converted:
     held_out: int = 0
     pictures: int = 0
     answers: int = 0
+    questions: int = 0  # records without an answer to learn
     skipped: Counter[str] = field(default_factory=Counter)
     has: Counter[str] = field(default_factory=Counter)
 
@@ -105,12 +107,16 @@ def _usable(
     try:
         whole = _parsed(line)
         asked, choices = _halves(whole)
+        if not choices:
+            yield _record(asked, None, f"{log.stem}-{number}", pictures)
         for place, choice in enumerate(choices):
             name = f"{log.stem}-{number}" + (f".{place + 1}" if place else "")
             if (cut := _cut(choice)) is not None:
                 yield cut
                 continue
-            yield _record(asked, choice.get("message"), name, pictures)
+            if not isinstance(answer := choice.get("message"), dict):
+                raise Unusable("no answer", "log answers, too, or let the target write them: a regenerate stage")
+            yield _record(asked, answer, name, pictures)
     except Unusable as error:
         if not skip:
             hint = error.cure or "fix the line, or leave such lines out: --skip"
@@ -161,9 +167,9 @@ def _halves(line: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]
         raise Unusable(f"a request with {key}", "no record can say what the server made of it")
     choices = next((found for keys in _ANSWERED if isinstance(found := _at(line, keys), list) and found), None)
     if choices is None:
-        if not messages or messages[-1].get("role") != "assistant":
-            raise Unusable("no answer", "log answers, too, or let the target write them: a regenerate stage")
-        return asked | {"messages": messages[:-1]}, [{**line, "message": messages[-1]}]
+        if messages and messages[-1].get("role") == "assistant":
+            return asked | {"messages": messages[:-1]}, [{**line, "message": messages[-1]}]
+        choices = []
     asked |= {"messages": [m | {"weight": 0} if m.get("role") == "assistant" else m for m in messages]}
     if not all(isinstance(choice, dict) for choice in choices):
         raise Unusable("a choice is no JSON object")
@@ -182,15 +188,18 @@ def _cut(choice: dict[str, Any]) -> Unusable | None:
     return None
 
 
-def _record(asked: dict[str, Any], answer: Any, name: str, pictures: LoggedPictures) -> dict[str, Any]:
-    if not isinstance(answer, dict):
-        raise Unusable("no answer", "log answers, too, or let the target write them: a regenerate stage")
+def _record(
+    asked: dict[str, Any], answer: dict[str, Any] | None, name: str, pictures: LoggedPictures
+) -> dict[str, Any]:
+    """Args:
+    answer: None: the request is a question alone.
+    """
     images: list[str] = []
-    messages = [*asked["messages"], {"role": "assistant"} | answer]
+    messages = [*asked["messages"], *([] if answer is None else [{"role": "assistant"} | answer])]
     turns = [_turn(message, number, pictures, images) for number, message in enumerate(messages)]
-    if turns[-1]["from"] != "gpt":
+    if answer is not None and turns[-1]["from"] != "gpt":
         raise Unusable("no answer", "log answers, too, or let the target write them: a regenerate stage")
-    if not turns[-1]["value"].strip() and "tool_calls" not in turns[-1]:
+    if answer is not None and not turns[-1]["value"].strip() and "tool_calls" not in turns[-1]:
         raise Unusable("an empty answer")
     shown = {} if not images else {"image": images[0] if len(images) == 1 else images}
     more = {key: asked[key] for key in ("tools", "chat_template_kwargs") if asked.get(key)}
@@ -262,6 +271,7 @@ def _value(content: Any, role: str, pictures: LoggedPictures, images: list[str])
 
 def _count(record: dict[str, Any], found: Converted) -> None:
     turns = record["conversations"]
+    found.questions += not num_learned(record)
     found.answers += sum(turn["from"] == "gpt" and "weight" not in turn for turn in turns)
     found.has["a system message"] += turns[0]["from"] in SYSTEM_ROLES
     found.has["tools"] += "tools" in record

@@ -311,6 +311,14 @@ def _check_strategy(strategy: Any, where: str) -> None:
         raise UserError(f"sampling_strategy {strategy!r} is none of this format", where=where, hint=STRATEGIES)
 
 
+# What is wrong with a question alone where answers are learned.
+NO_ANSWER = "no answer to train on"
+CURES = {
+    NO_ANSWER: "give the record an answer, or let the target write it: a stage of kind regenerate before this one, and "
+    "answers: {from: THAT_STAGE} here"
+}
+
+
 class Selection:
     """Indexed files and the records of each that take part; nothing of a record is held but numbers.
 
@@ -318,29 +326,31 @@ class Selection:
         names: data files, brace patterns and mixtures, or sections that name tables or tars.
         cache: folder for indices.
         seed: of the draws of `random:` in mixtures.
+        learned: a record without an answer to learn is unusable; else it may be a question alone.
 
     Raises:
         UserError: a file that is missing or no list of records, or a mixture that cannot be read.
     """
 
-    def __init__(self, names: Sequence[Name], *, cache: Path, seed: int):
+    def __init__(self, names: Sequence[Name], *, cache: Path, seed: int, learned: bool = True):
         self.shares = expand(names)
         opened = {source: source.open(cache) for source in dict.fromkeys(share.source for share in self.shares)}
         self.files: list[RecordFile] = [opened[share.source] for share in self.shares]
         self._picked = [s.pick(len(f), seed=seed) for s, f in zip(self.shares, self.files, strict=True)]
+        self._problems = [_problems(file, learned) for file in self.files]
 
     def problems(self) -> Iterator[tuple[RecordFile, int, str]]:
         """(file, record, what is wrong with it) of those that take part."""
-        for file, picked in zip(self.files, self._picked, strict=True):
-            bad = np.array(list(file.problems), dtype=np.int64)
+        for file, picked, problems in zip(self.files, self._picked, self._problems, strict=True):
+            bad = np.array(list(problems), dtype=np.int64)
             for index in bad[np.isin(bad, picked)].tolist():
-                yield file, index, file.problems[index]
+                yield file, index, problems[index]
 
     def places(self) -> np.ndarray:
         """[n,2] int32 (file, record) of those that take part and can be used, file by file."""
         places = []
-        for number, (file, picked) in enumerate(zip(self.files, self._picked, strict=True)):
-            good = picked[~np.isin(picked, np.array(list(file.problems), dtype=np.int64))] if file.problems else picked
+        for number, (picked, problems) in enumerate(zip(self._picked, self._problems, strict=True)):
+            good = picked[~np.isin(picked, np.array(list(problems), dtype=np.int64))] if problems else picked
             places.append(np.stack([np.full_like(good, number), good], axis=1).astype(np.int32))
         return np.concatenate(places)
 
@@ -370,6 +380,14 @@ class Selection:
         in_part = "" if not partial else ", in part" if partial == len(self.shares) else f", {partial} of them in part"
         line = f"{files}{in_part}: {f'{kept:,} of ' if partial else ''}{counted(there, 'record')}"
         return line + (f"; nothing of {', '.join(empty)}" if empty else "")
+
+
+def _problems(file: RecordFile, learned: bool) -> dict[int, str]:
+    """Record -> what is wrong with it, in the file's order."""
+    if not learned:
+        return file.problems
+    unanswered = np.flatnonzero(file.columns["answers"] == 0).tolist()
+    return dict(sorted((dict.fromkeys(unanswered, NO_ANSWER) | file.problems).items()))
 
 
 def fewest_ids(words: np.ndarray, images: np.ndarray, *, tokens_per_image: int) -> np.ndarray:

@@ -52,7 +52,7 @@ def _without_turns(record: dict[str, Any]) -> str:
 
 def _check_turns(turns: list[Any], images: int, clips: int) -> str | None:
     """One loop: at 665k records most of the time of a first start goes here."""
-    expected, marks, answers, before = "human", 0, 0, ""
+    expected, marks, asks, before = "human", 0, False, ""
     for place, turn in enumerate(turns):
         role = turn.get("from") if isinstance(turn, dict) else None
         if not isinstance(role, str) or role not in _EVERY_ROLE:  # a list has no hash
@@ -80,11 +80,11 @@ def _check_turns(turns: list[Any], images: int, clips: int) -> str | None:
             return "a turn's weight is neither 0 (read, not learned) nor 1"
         if role == "gpt" and (not text or text.isspace()) and not calls:
             return "empty answer"
-        answers += role == "gpt"
+        asks |= role != "gpt"
         marks += text.count(IMAGE_MARK) + (text.count(VIDEO_MARK) if clips else 0)
         before = role
-    if not answers:
-        return "no answer to train on"
+    if not asks:
+        return "no question"
     if marks == images + clips:
         return None
     return f"{marks} <image> marks for {images} images" + (f" and {clips} clips" if clips else "")
@@ -105,6 +105,13 @@ def _are_calls(calls: Any) -> bool:
 
 # JSON's "\ud83d" without its other half, which neither a tokenizer nor a file takes.
 _BROKEN = "has half a character (a lone surrogate)"
+
+
+def num_learned(record: dict[str, Any]) -> int:
+    """Answers that can be learned: those of weight 0, and an opening one, which templates drop, cannot."""
+    turns = record["conversations"]
+    first = next(place for place, turn in enumerate(turns) if turn["from"] != "gpt")
+    return sum(turn["from"] == "gpt" and turn.get("weight") != 0 for turn in turns[first:])
 
 
 def num_images(record: dict[str, Any]) -> int:

@@ -26,10 +26,10 @@ from ...core.files import open_data, parse_json
 from ...core.locks import Lock
 from . import scan
 from .kept_arrays import read_arrays, write_arrays
-from .record import check_record, num_clips, num_images, num_words
+from .record import check_record, num_clips, num_images, num_learned, num_words
 from .workers import num_processes, quiet_worker
 
-_FORMAT = 6  # of a kept index and of the checks it holds: count up when either changes
+_FORMAT = 7  # of a kept index and of the checks it holds: count up when either changes
 
 
 # What an index holds of each record, and the type of the array.
@@ -39,6 +39,7 @@ COLUMNS: dict[str, type[np.generic]] = {
     "lengths": np.int32,  # words over all turns, negative for text-only records
     "images": np.int16,  # pictures that a record names
     "clips": np.int16,
+    "answers": np.int32,  # to learn; 0: a question alone
 }
 
 
@@ -269,14 +270,15 @@ def scan_part(entries: Iterable[scan.Entry]) -> Part:
     for number, (offset, size, record) in enumerate(entries):
         if problem := check_record(record):
             problems[number] = problem
-            rows.append((offset, size, 0, 0, 0, 0))
+            rows.append((offset, size, 0, 0, 0, 0, 0))
             continue
         words = num_words(" ".join([turn["value"] for turn in record["conversations"]]))
         images, clips, name = num_images(record), num_clips(record), record.get("id")
         kinds.setdefault(type(name).__name__, number)
         # Python's own hash differs from process to process, but not between forked ones.
         id_hash = 0 if name is None else hash(str(name))
-        rows.append((offset, size, words if images or clips else -words, images, clips, id_hash))
+        lengths = words if images or clips else -words
+        rows.append((offset, size, lengths, images, clips, num_learned(record), id_hash))
     table = np.array(rows, dtype=np.int64).reshape(-1, len(COLUMNS) + 1)
     types = COLUMNS | {"id_hashes": np.int64}
     columns = {name: table[:, place].astype(kind) for place, (name, kind) in enumerate(types.items())}

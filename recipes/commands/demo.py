@@ -1,4 +1,4 @@
-"""`draftsmith demo`: a demo recipe through the DeepSpeed launcher, on a CPU; the one of a real model fetches it first."""
+"""`draftsmith demo`: a demo recipe through the DeepSpeed launcher, on a CPU; a real model is fetched first."""
 
 from __future__ import annotations
 

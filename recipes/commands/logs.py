@@ -31,6 +31,8 @@ def _run(options: argparse.Namespace) -> int:
     say(f"         {destination / PICTURES}: {counted(found.pictures, 'different picture')}")
     has = "".join(f"; {count:,} with {what}" for what, count in found.has.items() if count)
     say(f"         {counted(found.answers, 'answer')} to learn{has}")
+    if found.questions:
+        say(f"         {counted(found.questions, 'record')} without one, for a stage of kind regenerate to answer")
     for reason, count in found.skipped.most_common():
         say(f"left out {count:,}: {reason}")
     if found.skipped:
@@ -50,8 +52,9 @@ COMMAND = Command(
     summary="turn a log of chat completions into records to train on",
     description="Write a JSONL log of an OpenAI-style server (requests with messages, and their answers) as records\n"
     "and pictures that recipes read. System messages, tools, calls and reasoning are kept for each record, and\n"
-    "each choice becomes one; answers that the server cut are left out. Pictures are data: URLs or local files;\n"
-    "nothing is fetched. The recipe's sections are printed.\n"
+    "each choice becomes one; answers that the server cut are left out. A request without one becomes a question\n"
+    "that a stage of kind regenerate answers. Pictures are data: URLs or local files; nothing is fetched.\n"
+    "The recipe's sections are printed.\n"
     f"{page('tutorials/chat-log-to-vllm.md')} goes on from there.",
     examples=(
         ("draftsmith logs traffic.jsonl data/traffic", "stops at the first line that cannot be used"),

@@ -40,17 +40,23 @@ class OnDisk:
         return len(self.words)
 
 
-def on_disk(data: ConversationData) -> OnDisk | None:
-    """The data, indexed, where all of it is on disk."""
+def on_disk(stage: Any) -> OnDisk | None:
+    """A stage's data, indexed, where all of it is on disk."""
+    data = stage.data
     names = _names(data)
     if data.from_stage is not None or not are_present(names, opens_fast=True):
         return None
     with tempfile.TemporaryDirectory() as cache:
-        chosen = Selection(names, cache=Path(cache), seed=data.mixture_seed)
+        chosen = Selection(names, cache=Path(cache), seed=data.mixture_seed, learned=learns_answers(stage))
     places = chosen.places()[: data.max_samples]
     columns = (chosen.column(name, places) for name in ("lengths", "images", "clips"))
     words, images, clips = columns
     return OnDisk(abs(words), images.astype(np.int64), clips.astype(np.int64), chosen.files, places, chosen.summary())
+
+
+def learns_answers(section: Any) -> bool:
+    """Whether a section with data learns the records' own answers, so that each has to bring one."""
+    return getattr(section, "learns_answers", False)
 
 
 def samples(plan: Planned, files: OnDisk | None) -> tuple[int | None, str]:

@@ -47,13 +47,15 @@ def caching(plan: Planned, drafter: Any, target: PreTrainedConfig, output: str |
     shape = language_shape(text)
     readers = [head for head in heads if head is not None and head.trains_on == "states"]
     keeps = functools.reduce(operator.or_, (head.taps_for(shape, training=True) for head in readers))
-    files = on_disk(stage.data)
+    files = on_disk(stage)
     number, how = samples(plan, files)
     counted = None if number is None else token_counts(stage, number, files, target)
     lines = [f"  keeps {described(keeps)} in {store.dtype}"]
     if number is None or counted is None:
         missing = "expected.samples" if number is None else "expected.text_tokens"
         return [*lines, f"  size unknown: the data is not on disk and the recipe declares no {missing}"]
+    if not number:
+        return [*lines, "  size unknown: no record of the data can be used"]
     text_tokens, visual_tokens, known = counted
     sizes = {
         dtype: declared_size(

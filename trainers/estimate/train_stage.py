@@ -52,7 +52,7 @@ def describe_target(plan: Planned) -> list[str]:
     """A demo's target, of a recipe whose drafter is a hidden-state head."""
     stage = plan.stage
     trained = trainable_counts(stage, target_shape(plan.recipe))
-    number, how = samples(plan, on_disk(stage.data))
+    number, how = samples(plan, on_disk(stage))
     lines = [f"  trains {', '.join(f'{part} {count:,}' for part, count in trained.items())}"]
     if number is not None:
         lines += [f"  samples {number:,} ({how})", f"  steps {stage.num_steps(number):,} at batch {stage.batch_size}"]
@@ -80,7 +80,7 @@ def trainable_counts(stage: Any, config: PreTrainedConfig) -> dict[str, int]:
 
 
 def _lvlm(plan: Planned, config: PreTrainedConfig, image_reader: ImageReader) -> list[str]:
-    stage, files = plan.stage, on_disk(plan.stage.data)
+    stage, files = plan.stage, on_disk(plan.stage)
     counts, trained = parameter_counts(config), trainable_counts(stage, config)
     number, how = samples(plan, files)
     steps = stage.steps if number is None else stage.num_steps(number)
@@ -224,7 +224,7 @@ def stage_samples(plan: Planned) -> tuple[tuple[int, int], str] | None:
 
 
 def _counted(plan: Planned) -> tuple[tuple[int, int], str] | None:
-    files = on_disk(plan.stage.data)
+    files = on_disk(plan.stage)
     if files is not None:
         visual = int(((files.images > 0) | (files.clips > 0)).sum())
         return (len(files) - visual, visual), "measured"

@@ -148,7 +148,9 @@ class Opening:
     ) -> ConversationDataset:
         """The records of `files` in `form` (None: the stage's), with the draft's own image processor if it has one."""
         form, eyes = form or self.form, self.context.own_image_processor()
-        return open_records(data, form, self.context, self.processor, files=files, drafter_processor=eyes)
+        return open_records(
+            data, form, self.context, self.processor, files=files, drafter_processor=eyes, learned=False
+        )
 
     def _at_lengths(self, name: str, data: ConversationData, files: Sequence[Name]) -> list[ConversationSet]:
         first = self.dataset(data, files)

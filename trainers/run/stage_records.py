@@ -32,6 +32,7 @@ def open_records(
     log: str = "skipped",
     files: Sequence[Name] | None = None,
     drafter_processor: Processor | None = None,
+    learned: bool = True,
 ) -> ConversationDataset:
     """The records of a data section; what is left out is listed in the stage's folder.
 
@@ -39,6 +40,7 @@ def open_records(
         log: name of that list, a .jsonl file.
         files: None: those of the section.
         drafter_processor: of a draft with an image processor of its own.
+        learned: the records' own answers are; False: records may be questions alone.
     """
     return ConversationDataset(
         data,
@@ -48,6 +50,7 @@ def open_records(
         skipped_log=context.folder / f"{log}.jsonl",
         cache=context.folder / "cache",
         drafter_processor=drafter_processor,
+        learned=learned,
     )
 
 

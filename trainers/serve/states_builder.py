@@ -30,7 +30,7 @@ from ...data.answers import Answers
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
 from ...data.families.processor import Processor
-from ...data.sources import AnsweredSamples, AnswersConfig
+from ...data.sources import AnsweredSamples, AnswersConfig, learns_records
 from ...data.states.dtypes import DTYPES, StatesDtype, decode, encode
 from ...data.states.estimate import Size, check_disk, record_bytes
 from ...data.states.identity import states_identity, weights_identity
@@ -87,7 +87,7 @@ def open_samples(
     processor: Processor,
 ) -> StatesSamples:
     """The sequences of a data section, with the answers that are asked for."""
-    dataset = open_records(data, form, context, processor)
+    dataset = open_records(data, form, context, processor, learned=learns_records(answers, data))
     if answers is None or not answers.share("target"):
         return StatesSamples(dataset, None)
     folder = Path(answers.path) if answers.path else context.inputs["answers"] / ANSWERS

@@ -43,7 +43,7 @@ class Texts:
         self.stage, self.context = stage, context
         self.processor = context.processor()
         self.ends = end_ids(self.processor, stage.format)
-        self.dataset = open_records(stage.data, stage.format, context, self.processor)
+        self.dataset = open_records(stage.data, stage.format, context, self.processor, learned=False)
         engine = stage.engine
         self.target = open_target(context, self.processor, tables_only=isinstance(engine, ServedEngine))
         check_fit(context, self.dataset, self.target.decoder, as_cut=False)

@@ -17,7 +17,7 @@ from ...core.words import counted
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
 from ...data.shards.shards import ShardReader, claim, finish, finished, tar_path, unfinished
-from ...data.sources import AnswersConfig
+from ...data.sources import AnswersConfig, learns_records
 from ...data.stage_folders import STATES
 from ...data.states.estimate import samples_per_shard, shown
 from ...data.states.samples import SeededCollate
@@ -71,6 +71,11 @@ class CacheStage(Stage):
     def _one_source(self) -> CacheStage:
         check_answers(self.answers)
         return self
+
+    @property
+    def learns_answers(self) -> bool:
+        """Whether each record has to bring an answer of its own."""
+        return learns_records(self.answers, self.data)
 
     @property
     def shards(self) -> str:

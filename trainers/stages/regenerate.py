@@ -168,7 +168,7 @@ class RegenerateStage(Stage):
             pictures = f"{self.prompts.max_samples or '?'} prompts x {self.repeats} pictures"
             return [f"  up to {pictures}, in batches of {self.batch_size}"]
         assert self.data is not None
-        number, how = samples(plan, on_disk(self.data))
+        number, how = samples(plan, on_disk(self))
         shown = "unknown: the data is not on disk" if number is None else f"{number:,} ({how})"
         kept = "" if self.keep_logprobs is None else f"; {self.keep_logprobs} log-probabilities kept at each token"
         by = f" by {self.engine.name}" if isinstance(self.engine, ServedEngine) else ""

@@ -10,7 +10,7 @@ from ...core.refused import Refused
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
 from ...data.packing import PackingConfig
-from ...data.sources import AnswersConfig
+from ...data.sources import AnswersConfig, learns_records
 from ...models.drafters.base import DrafterConfig
 from ...models.drafters.distillation import CrossEntropyObjective, DistillObjective
 from ...models.lora import LoraConfig
@@ -58,6 +58,11 @@ class TrainRecords(TrainStage):
     gradient_checkpointing: bool = False
     # Train low-rank adapters in place of the language model's own weights.
     lora: LoraConfig | None = None
+
+    @property
+    def learns_answers(self) -> bool:
+        """Whether each record has to bring an answer of its own."""
+        return learns_records(self.answers, self.data)
 
     @property
     def trained(self) -> str:

@@ -11,7 +11,7 @@ from ...core.refused import Refused
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
 from ...data.packing import PackingConfig
-from ...data.sources import AnswersConfig
+from ...data.sources import AnswersConfig, learns_records
 from ...models.drafters.base import DrafterConfig
 from ...models.drafters.head_objective import HeadObjective
 from ..estimate.evaluation_memory import Memory
@@ -60,6 +60,11 @@ class TrainStates(TrainHead):
     # Samples of a step one after another in rows without padding, in place of micro_batch_size padded ones; null: none.
     # Loss and gradients are those of padded batches.
     packing: PackingConfig | None = None
+
+    @property
+    def learns_answers(self) -> bool:
+        """Whether each record has to bring an answer of its own."""
+        return learns_records(self.answers, self.data)
 
     @property
     def share_held_out(self) -> float:

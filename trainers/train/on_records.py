@@ -43,7 +43,7 @@ from .validate import validate
 def open_records(stage: Any, context: Context, seed: int) -> Training:
     """A draft LVLM, a tiny target or a captioner on conversations: next tokens, or distillation."""
     processor = context.processor_of(stage.model)
-    dataset = records.open_records(stage.data, stage.format, context, processor)
+    dataset = records.open_records(stage.data, stage.format, context, processor, learned=stage.learns_answers)
     model = _start_weights(stage, context, processor, seed)
     positions = _set_positions(model, stage)
     check_positions(positions, stage)

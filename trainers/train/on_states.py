@@ -178,7 +178,7 @@ def _requests(stage: Any, context: Context, processor: Processor) -> Requests | 
     check = stage.decoding
     if check is None:
         return None
-    dataset = open_records(check.data, stage.format, context, processor, log="skipped-decoding")
+    dataset = open_records(check.data, stage.format, context, processor, log="skipped-decoding", learned=False)
     if not len(dataset):
         raise UserError("no request to decode", where=f"key stages.{context.name}.decoding.data", hint="check the data")
     return Requests(

@@ -7,6 +7,7 @@ the loss against the record's own answer says less about that.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -39,6 +40,9 @@ class Validation(Section):
 
 class RecordsValidation(Validation):
     """Validation of draft LVLMs."""
+
+    # Each held-out record has to bring an answer.
+    learns_answers: ClassVar[bool] = True
 
     # The held-out records.
     data: ConversationData

@@ -285,10 +285,9 @@ def test_nothing_is_read_until_memory_ends(tmp_path, monkeypatch):
         ("[1]", "no JSON object", "one JSON object"),
         ({"prompt": "x"}, "no messages", "a line has `messages`"),
         ({"messages": ["x"]}, "a message is no JSON object", ""),
-        ({"messages": USUAL["messages"][:1]}, "no answer", "regenerate"),
         ({"messages": [said("user", "x"), said("assistant", "  ")]}, "an empty answer", ""),
         ({"messages": [said("user", "x"), said("user", "y"), said("assistant", "z")]}, "do not alternate", ""),
-        ({"messages": [said("assistant", "z")]}, "no answer to train on", ""),
+        ({"messages": [said("assistant", "z")]}, "no question", ""),
         ({"messages": [said("user", "x"), said("assistant", None, tool_calls=[{}])]}, "a tool call without", ""),
         ({"messages": [said("user", "x"), said("tool", "3"), said("assistant", "z")]}, "do not alternate", ""),
         ({"messages": [said("user", "x"), said("system", "y"), said("assistant", "z")]}, "must alternate", ""),
@@ -328,6 +327,19 @@ def test_a_line_that_cannot_be_used_is_named_or_left_out(tmp_path, line, problem
     assert problem in json.loads((tmp_path / "out" / "skipped.jsonl").read_text())["problem"]
 
 
+def test_a_request_without_an_answer_is_a_question(tmp_path):
+    """Of the answers before it each was logged with a request of its own."""
+    before = [said("user", "What is red?"), said("assistant", "A colour.")]
+    log = written(tmp_path, USUAL, {"request": {"messages": [*before, said("user", "And blue?")]}},
+                  {"messages": USUAL["messages"][:1], "choices": []})  # fmt: skip
+    found = convert(log, tmp_path / "out")
+    assert (found.records, found.answers, found.questions) == (3, 1, 2) and not found.skipped
+    assert [turn.get("weight") for turn in records(tmp_path / "out")[1]["conversations"]] == [None, 0, None]
+    named = [str(tmp_path / "out" / "records.jsonl")]
+    sizes = [len(Selection(named, cache=tmp_path / "cache", seed=0, learned=learned).places()) for learned in (0, 1)]
+    assert sizes == [3, 1], "a stage that learns the log's own answers takes those with one"
+
+
 def test_large_pictures_are_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr(logged_pictures, "MOST_BYTES", 20)
     (tmp_path / "a.png").write_bytes(png())
@@ -338,8 +350,8 @@ def test_large_pictures_are_left_out(tmp_path, monkeypatch):
 
 
 def test_a_log_without_a_usable_line(tmp_path):
-    with pytest.raises(UserError, match="no line can be used: no answer"):
-        convert(written(tmp_path, {"messages": USUAL["messages"][:1]}), tmp_path / "out", skip=True)
+    with pytest.raises(UserError, match="no line can be used: no question"):
+        convert(written(tmp_path, {"messages": [said("assistant", "z")]}), tmp_path / "out", skip=True)
     with pytest.raises(UserError, match="no line can be used: the file has no lines"):
         convert(written(tmp_path), tmp_path / "out")
     with pytest.raises(UserError, match="cannot be read"):

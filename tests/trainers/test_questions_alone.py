@@ -1,0 +1,72 @@
+"""Records of a question alone: whoever lets the target answer takes them, and whoever learns their answers says so."""
+
+import json
+
+import pytest
+import yaml
+from draftsmith.core.errors import UserError
+from draftsmith.data.shards.shards import ShardReader
+from draftsmith.recipes.commands.cli import main
+from text_run import FORMAT, QUESTIONS, STEPS, made, recipe, run
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return made(tmp_path_factory.mktemp("questions"))
+
+
+@pytest.fixture(scope="module")
+def finished(folder):
+    output = folder / "run"
+    return output, run(recipe(folder), output)
+
+
+def test_from_questions_to_a_report(finished):
+    output, _ = finished
+    answers = ShardReader(output / "answers" / "answers")
+    assert len(answers) == QUESTIONS == len(ShardReader(output / "states" / "states"))
+    asked = [info["conversations"][-1]["from"] for _, _, info in answers]
+    assert asked == ["human"] * QUESTIONS, "the question is kept whole"
+    report = json.loads((output / "evaluate" / "report.json").read_text())
+    assert {cell["requests"] for cell in report["cells"]} == {3}
+
+
+@pytest.mark.parametrize("changes", [
+    {"states": {"answers": None}}, {"train": {"source": {"kind": "online"}, "data": True}},
+    {"states": {"answers": {"shares": {"data": 1.0}}}},
+])  # fmt: skip
+def test_who_learns_the_records_answers_says_so(folder, tmp_path, changes):
+    source = recipe(folder)
+    (name, change), = changes.items()  # fmt: skip
+    data = source["stages"]["answers"]["data"]
+    stage = source["stages"][name] | change
+    stage |= {"data": data} if stage.get("data") is True else {}
+    source["stages"] = {name: stage}
+    with pytest.raises(UserError) as error:
+        run(source, tmp_path / "run")
+    assert error.value.problem == "no answer to train on" and "questions.jsonl, record 0" in error.value.where
+    assert "regenerate" in error.value.hint and "answers: {from:" in error.value.hint
+
+
+def test_online_states_take_the_targets_answers(finished, folder):
+    source = recipe(folder)
+    data = source["stages"]["answers"]["data"]
+    source["stages"]["online"] = {
+        "kind": "train", "format": FORMAT, "data": data, "answers": {"from": "answers"}, "steps": 1, "from": "scratch",
+        **STEPS,
+    }  # fmt: skip
+    output, _ = finished
+    assert any("saved" in line or "online" in line for line in run(source, output, stages=["online"]))
+
+
+def test_check_reads_the_prompts_where_the_target_answers(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    source = recipe(folder) | {"output": "run"}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(source, sort_keys=False))
+    assert main(["check", "recipe=recipe.yaml"]) == 0
+    said = capsys.readouterr().out
+    assert said.count(f"{QUESTIONS} usable records") == 2 and "up to the answer" in said
+    source["stages"]["states"]["answers"] = None
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(source, sort_keys=False))
+    assert main(["check", "recipe=recipe.yaml"]) != 0
+    assert "no answer to train on" in capsys.readouterr().out
