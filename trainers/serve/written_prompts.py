@@ -87,7 +87,7 @@ class Prompts:
         ranks.barrier()
         self.most = target.decoder.max_positions or 1 << 24
         data = ConversationData(path=str(file), images=pictures, aspect=aspect, max_length=self.most)
-        self.dataset = open_records(data, form, context, self.processor, files=[file])
+        self.dataset = open_records(data, form, context, self.processor, files=[file], learned=False)
         check_fit(context, self.dataset, target.decoder, as_cut=False, section="")
 
     def texts(self, numbers: range) -> list[str | None]:
