@@ -77,7 +77,7 @@ class Prompts:
         self.max_new_tokens, self.batch_size = max_new_tokens, batch_size
         self.processor = context.processor()
         self.ends = end_ids(self.processor, form)
-        self.special = {*self.processor.tokenizer.all_special_ids}
+        self.special = special_ids(self.processor)
         self.behind = {one.begin: _behind(one.begin, form, self.processor) for one in begun}
         # The dataset reads pictures and renders as it does for everyone, so the turns are written as records.
         file = context.folder / "cache" / f"begun-{split}.json"
@@ -125,6 +125,12 @@ class Prompts:
         elif any(token in self.special for token in ids):
             return None
         return f"{begin} {text.strip()}".strip() if ended and text.strip() else None
+
+
+def special_ids(processor: Processor) -> set[int]:
+    """Ids that stand for no text: a turn with one of them is not what a user writes."""
+    added = processor.tokenizer.added_tokens_decoder
+    return {*processor.tokenizer.all_special_ids, *(token for token, entry in added.items() if entry.special)}
 
 
 def _turn(begin: str, text: str) -> str:

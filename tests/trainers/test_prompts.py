@@ -1,0 +1,199 @@
+"""Prompts that a target writes itself: users' turns that ended, each once, of topics that no other split has."""
+
+import json
+import shutil
+
+import pytest
+from draftsmith.core import ranks
+from draftsmith.core.errors import UserError
+from draftsmith.core.files import write_whole
+from draftsmith.data.conversations import PromptFormat, encode
+from draftsmith.data.processor_files import load_processor
+from draftsmith.models.decoding.batched import Written
+from draftsmith.trainers.serve import written_prompts
+from draftsmith.trainers.serve.written_prompts import Begun, _behind, special_ids
+from draftsmith.trainers.stages import prompts as stages
+from text_run import FORMAT, run, target
+from transformers import GenerationConfig
+
+BEGINS = ["About {topic}:", "Which {topic}"]
+SPLITS = {"train": {"count": 9, "topics": ["one", "two", "three"]}, "held_out": {"count": 4, "topics": ["four"]}}
+
+
+def recipe(folder, **settings):
+    stage = {
+        "kind": "prompts", "format": FORMAT, "begins": BEGINS, "splits": SPLITS, "max_new_tokens": 60,
+        "temperature": 2.0, "top_p": 1.0, "batch_size": 4, "samples_per_shard": 5,
+    } | settings  # fmt: skip
+    return {"target": {"kind": "causal_lm", "path": str(folder / "target")}, "stages": {"prompts": stage}}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A target that ends at one of twenty tokens, so that most of what it writes ends."""
+    folder = tmp_path_factory.mktemp("prompts")
+    target(folder / "target")
+    GenerationConfig(eos_token_id=[*range(40, 60)]).save_pretrained(folder / "target")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(folder):
+    run(recipe(folder), folder / "run")
+    return folder / "run"
+
+
+def records(output, split):
+    return json.loads((output / "prompts" / "world" / f"{split}.json").read_text())
+
+
+def texts(output, split="train"):
+    return [record["conversations"][0]["value"] for record in records(output, split)]
+
+
+def test_each_prompt_is_a_user_turn_about_a_topic_of_its_split(made):
+    for split, settings in SPLITS.items():
+        assert len(records(made, split)) == settings["count"]
+        for record in records(made, split):
+            (turn,) = record["conversations"]
+            begins = [begin.replace("{topic}", record["topic"]) for begin in BEGINS]
+            assert turn["from"] == "human" and record["topic"] in settings["topics"]
+            assert any(turn["value"].startswith(f"{begin} ") for begin in begins), turn
+    said = [" ".join(text.casefold().split()) for split in SPLITS for text in texts(made, split)]
+    assert len({*said}) == len(said)
+
+
+def test_they_are_what_the_target_says_there(folder, made, monkeypatch):
+    """The ids that it was asked with are the template's, up to the turn's first words."""
+    asked = []
+    write = written_prompts.write_answers
+
+    def noted(decoder, requests, warp, **settings):
+        asked.extend(request.ids.tolist() for request in requests)
+        return write(decoder, requests, warp, **settings)
+
+    monkeypatch.setattr(written_prompts, "write_answers", noted)
+    run(recipe(folder), folder / "noted")
+    tokenizer = load_processor(folder / "target", text_only=True).tokenizer
+    bos = tokenizer.bos_token_id
+    for ids in asked:
+        text = tokenizer.decode([token for token in ids if token != bos]).rstrip()
+        assert text.startswith("<|im_start|>user\n") and text.endswith(("one", "two", "three", "four", ":")), text
+    assert texts(folder / "noted") == texts(made)
+
+
+@pytest.mark.parametrize("settings", [{"batch_size": 7}, {"samples_per_shard": 64}])
+def test_how_they_are_written_changes_none(folder, made, tmp_path, settings):
+    """But for the tries of the last shard, which is larger."""
+    run(recipe(folder, **settings), tmp_path / "run")
+    assert [texts(tmp_path / "run", split) for split in SPLITS] == [texts(made, split) for split in SPLITS]
+
+
+def test_another_seed_writes_others(folder, made, tmp_path):
+    run(recipe(folder) | {"seed": 1}, tmp_path / "run")
+    assert not {*texts(tmp_path / "run")} & {*texts(made)}
+
+
+def test_a_killed_run_goes_on_behind_its_shards(folder, made, tmp_path, monkeypatch):
+    written = []
+
+    def dies(path, data):
+        if path.parent.parent.name == stages._TRIED:
+            if len(written) == 1:
+                raise KeyboardInterrupt
+            written.append(path)
+        return write_whole(path, data)
+
+    output = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(stages, "write_whole", dies)
+        with pytest.raises(KeyboardInterrupt):
+            run(recipe(folder), output)
+    kept = written[0].stat().st_mtime_ns
+    run(recipe(folder), output)
+    assert written[0].stat().st_mtime_ns == kept and texts(output) == texts(made)
+
+
+def test_two_ranks_try_what_one_does(folder, made, tmp_path, monkeypatch):
+    """Each its own shards; the barrier of `together` is where one waits for the other's."""
+    source, mine = [], {}
+    for rank in (0, 1):
+        with monkeypatch.context() as patch:
+            patch.setattr(ranks, "rank", lambda rank=rank: rank)
+            patch.setattr(ranks, "world_size", lambda: 2)
+            mine[rank] = [*ranks.share(5)]
+    assert sorted(mine[0] + mine[1]) == [*range(5)]
+    # What is tried next is a function of the texts so far alone, so a shard has the same prompts whoever writes it.
+    first, second = (tmp_path / name for name in ("first", "second"))
+    run(recipe(folder), first)
+    shutil.copytree(first, second)
+    for path in sorted((second / "prompts" / stages._TRIED / "train").glob("0*.json"))[::2]:
+        source.append((path, path.read_bytes()))
+        path.unlink()
+    (second / "prompts" / "done.json").unlink()
+    run(recipe(folder), second)
+    assert all(path.read_bytes() == data for path, data in source) and texts(second) == texts(made)
+
+
+def test_what_does_not_end_is_no_prompt(folder, tmp_path):
+    with pytest.raises(
+        UserError, match=r"36 tries gave 0 of 9 prompts: the others did not end within 1 token"
+    ) as caught:
+        run(recipe(folder, max_new_tokens=1), tmp_path / "run")
+    assert caught.value.where == "key stages.prompts.splits.train" and "max_new_tokens" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"temperature": 0}, "a greedy target writes the same prompt each time"),
+        ({"begins": ["Hello"]}, "'Hello' has no {topic}, and splits.train has topics"),
+        ({"splits": {"train": {"count": 1}}}, "has a {topic}, and splits.train has none"),
+        ({"splits": SPLITS | {"third": {"count": 1, "topics": ["TWO"]}}}, "topic 'two' is of train as well"),
+        ({"splits": {"a": {"count": 1, "topics": ["x", "X"]}}}, "topics name one twice"),
+        ({"splits": {"a": {"count": 1, "pictures": "p"}}, "begins": [""]}, "the target reads text alone"),
+        ({"format": {"template": "plain"}}, "the plain template takes a question with <image>"),
+    ],
+)
+def test_what_makes_no_prompts_is_refused(folder, tmp_path, changed, message):
+    with pytest.raises(UserError, match=message.replace("{", r"\{")):
+        run(recipe(folder, **changed), tmp_path / "run")
+
+
+@pytest.mark.parametrize("form", [{"template": "chat"}, {"template": "v1"}, {"template": "v1", "system": "Be brief."}])
+@pytest.mark.parametrize("begin", ["", "About one:"])
+def test_a_turn_is_cut_where_the_target_goes_on(folder, form, begin):
+    """Before the first token that differs between two turns, and never inside the head of the turn."""
+    processor, form = load_processor(folder / "target", text_only=True), PromptFormat(**form)
+    if form.template == "v1":
+        processor.tokenizer.eos_token = "</s>"
+    count, behind = _behind(begin, form, processor)
+    whole = encode([{"from": "human", "value": f"{begin} Q".strip()}], form, processor, open_ended=True)
+    text = processor.tokenizer.decode(whole.ids[: len(whole.ids) - count]).rstrip()
+    assert text.endswith(begin or ("USER:" if form.template == "v1" else "user"))
+    assert behind == ("ASSISTANT:" if form.template == "v1" else "<|im_end|>\n<|im_start|>assistant")
+
+
+class Said(written_prompts.Prompts):
+    """Reads what a target wrote, without one."""
+
+    def __init__(self, processor, behind):
+        self.processor, self.ends, self.special = processor, (50,), special_ids(processor)
+        self.begun, self.behind = [Begun("Tell me", None, None)], {"Tell me": (1, behind)}
+
+
+def test_a_turn_ends_at_an_end_token_or_where_the_answer_would_begin(folder):
+    """And one that opens another turn by a special token is none."""
+    processor = load_processor(folder / "target", text_only=True)
+    said = Said(processor, "ASSISTANT:")
+    words = processor.tokenizer(" which one", add_special_tokens=False).input_ids
+    answer = processor.tokenizer(" ASSISTANT: this one", add_special_tokens=False).input_ids
+    opens = processor.tokenizer.convert_tokens_to_ids("<|im_start|>")
+
+    def text(ids, stop):
+        return said._text(0, Written(ids, stop, None))
+
+    assert text([*words, 50], "eos") == "Tell me which one"
+    assert text([*words, *answer], "length") == "Tell me which one"
+    assert text(words, "length") is None and text([50], "eos") is None
+    assert text([*words, opens, *words, 50], "eos") is None
