@@ -52,6 +52,7 @@ class Eagle3Config(HeadConfig):
     draft_vocab_size: int | None = Field(None, ge=1)
 
     decoding_settings: ClassVar[frozenset[str]] = frozenset({"positions", "vata"})
+    beside_states: ClassVar[frozenset[str]] = HeadConfig.beside_states | {"vata", "draft_vocab_size"}
     own_loss: ClassVar[HeadObjective] = EAGLE3_LOSS
     is_eagle3: ClassVar[bool] = True
 

@@ -65,6 +65,10 @@ class HeadSettings(PublishedDrafter):
     objective: HeadObjective | None = None
 
     decoding_settings: ClassVar[frozenset[str]] = frozenset({"positions"})
+    beside_states: ClassVar[frozenset[str]] = PublishedDrafter.beside_states | {
+        "kv_heads", "qkv_bias", "intermediate_size", "norm_eps", "rope_theta", "rope", "positions", "gap_share", "gap",
+        "blind_share", "mtp_steps", "mtp_attention", "replace", "objective",
+    }  # fmt: skip
     trains_on: ClassVar[str | None] = "states"
     takes_objective: ClassVar[bool] = True
     own_loss: ClassVar[HeadObjective] = EAGLE_LOSS

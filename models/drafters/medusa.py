@@ -46,6 +46,7 @@ class MedusaConfig(ModuleDrafter):
     num_layers: int = Field(1, ge=1, le=32)
     loss: MedusaLoss = MedusaLoss()
 
+    beside_states: ClassVar[frozenset[str]] = ModuleDrafter.beside_states | {"num_heads", "num_layers", "loss"}
     for_images: ClassVar[bool] = True
 
     def shape(self, target: TargetShape) -> MedusaShape:

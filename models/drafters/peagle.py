@@ -63,6 +63,7 @@ class PeagleConfig(Eagle3Config):
     # What is trained for.
     loss: PeagleLoss = PeagleLoss()
 
+    beside_states: ClassVar[frozenset[str]] = Eagle3Config.beside_states | {"parallel_tokens", "mask_token_id", "loss"}
     takes_objective: ClassVar[bool] = False
 
     def check_settings(self, draws_images: bool) -> None:

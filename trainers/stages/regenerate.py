@@ -87,6 +87,9 @@ class RegenerateStage(Stage):
         # Pictures alone, whose fingerprints never had it; those of texts stay as they were.
         return {"batch_size"} if self.data is None else set()
 
+    def reads_of_drafter(self, drafter: Any) -> None:
+        """Nothing: answers and pictures are the target's alone."""
+
     @property
     def answer_format(self) -> PromptFormat | None:
         return None if self.data is None else self.format
