@@ -82,7 +82,7 @@ class FusedHeadConfig(HeadConfig):
         return mirrored_layer(self, shape.text, input_norm=self.input_norm)
 
     def module(self, layer: LayerShape, draft_ids: Tensor | None) -> StateHead:
-        return FusedHead(layer, fc_bias=self.fc_bias)
+        return FusedHead(layer, draft_ids, fc_bias=self.fc_bias)
 
 
 class DirectHeadConfig(FusedHeadConfig):

@@ -126,7 +126,8 @@ class PeagleHead(Eagle3Head):
 
     def fresh(self) -> PeagleHead:
         """Return another head of the same shape and draft vocabulary, with weights of its own."""
-        return PeagleHead(self.shape, self.draft_ids.cpu(), learns_mask=self.mask_embedding is not None)
+        assert self.ids_of_fresh is not None
+        return PeagleHead(self.shape, self.ids_of_fresh, learns_mask=self.mask_embedding is not None)
 
     def masks(self, rows: int, count: int, embedding: Tensor, mask_token_id: int | None) -> tuple[Tensor, Tensor]:
         """Embeddings and fused states [B,count,D] of masked entries; `embedding` [V,D] is the target's."""
