@@ -145,14 +145,14 @@ def _check_written(name: str, stage: Any, earlier: dict[str, Planned], path: Pat
 
 def _settings(recipe: Recipe, name: str, inputs: dict[str, str], earlier: list[Planned]) -> dict[str, Any]:
     """Everything that a stage's result depends on, under the keys of a recipe. Tracking, paths and the number of ranks
-    are left out, and the engine where no weights are trained.
+    are left out, the engine where no weights are trained, and of target and drafter what the stage does not read.
     """
     stage = recipe.stages[name]
     section = _without_places(stage.model_dump(mode="json", context=FINGERPRINT))
     for harmless in ("log_every", "num_workers", "checkpoints", "expected", "about", *stage.harmless()):
         section.pop(harmless, None)
-    drafter = _without_places(recipe.drafter.model_dump(mode="json")) if recipe.drafter else None
-    target = _without_places(recipe.target.model_dump(mode="json"))
+    drafter = _without_places(stage.reads_of_drafter(recipe.drafter))
+    target = _without_places(stage.reads_of_target(recipe.target.model_dump(mode="json")))
     by_name = {p.name: p.fingerprint for p in earlier}
     return {
         "version": FINGERPRINTS,

@@ -46,6 +46,7 @@ def write_answers(
     eos_ids: Collection[int],
     keep: Callable[[Tensor], KeptScores] | None = None,
     prefill_chunk: int | None = None,
+    watch: Callable[[int], None] | None = None,
 ) -> list[Written]:
     """Continue each request until an end token or its own limit of tokens (at least 1).
 
@@ -53,6 +54,7 @@ def write_answers(
         seeds: of each request's draws; unused where `warp` is greedy.
         keep: unwarped scores [R,V] -> what is kept of them.
         prefill_chunk: places of the prompts that are run at once; None: all.
+        watch: is told after each step how many tokens it wrote.
     """
     assert min(limits) >= 1, limits
     ids: list[list[int]] = [[] for _ in requests]
@@ -64,6 +66,7 @@ def write_answers(
         # Negative where a row's scores are not finite: read with the tokens.
         draws = torch.stack([uniforms[n][min(step, limits[n] - 1)] for n in rows.numbers])
         tokens, of_step = _pick(scores, warp, draws), None if keep is None else keep(scores).to("cpu")
+        before = sum(map(len, ids))
         for row, (n, token) in enumerate(zip(rows.numbers, tokens.tolist(), strict=True)):
             if _goes_on(ids[n], limits[n], eos_ids):
                 if token < 0:
@@ -71,6 +74,8 @@ def write_answers(
                 ids[n].append(token)
                 if of_step is not None:
                     kept[n].append((of_step.ids[row], of_step.log_probs[row], of_step.log_rest[row]))
+        if watch is not None:
+            watch(sum(map(len, ids)) - before)
         going = [row for row, n in enumerate(rows.numbers) if _goes_on(ids[n], limits[n], eos_ids)]
         if not going:
             break

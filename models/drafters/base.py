@@ -103,6 +103,8 @@ class DrafterConfig(Kinded):
     trains_on: ClassVar[str | None] = None
     # Whether a `train` stage's `objective` (the terms of a head's loss) takes the place of the section's own loss.
     takes_objective: ClassVar[bool] = False
+    # Settings that say nothing of which states it reads in training: a cache serves every value of them.
+    beside_states: ClassVar[frozenset[str]] = frozenset({"path", "revision"})
     # Which targets it drafts for: those that answer in words, those that draw images.
     for_language: ClassVar[bool] = True
     for_images: ClassVar[bool] = False
@@ -326,3 +328,8 @@ class PublishedDrafter(DrafterConfig):
     def provides(self) -> set[str]:
         """Return {"drafter"} where `path` names trained weights, else an empty set."""
         return set() if self.path is None else {"drafter"}
+
+
+def states_settings(drafter: DrafterConfig) -> dict[str, Any]:
+    """As plain values, the settings of a drafter that say which of the target's states it reads in training."""
+    return {key: value for key, value in drafter.model_dump(mode="json").items() if key not in drafter.beside_states}

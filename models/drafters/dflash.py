@@ -23,7 +23,6 @@ from ..decoding.cache import Cache
 from ..decoding.expansions import Expansions
 from ..decoding.warp import Warp
 from ..targets.base import Target, TargetShape, TargetStep
-from ..targets.language import LanguageTarget
 from .base import PLAIN, CountTokens, Drafter, DraftingOptions, TargetIdentity
 from .dflash_confidence import kept_levels
 from .dflash_files import dflash_manifest, load_dflash, save_dflash
@@ -31,7 +30,7 @@ from .dflash_images import DflashImageProposal, DflashImageTraining
 from .dflash_module import DflashHead
 from .dflash_settings import DflashSettings
 from .dflash_training import DflashTraining
-from .eagle3 import likeliest_ids
+from .draft_vocabulary import drafted_ids
 from .made_for import image_head_manifest
 
 PIECE = 4096  # states of a prompt that are read at once
@@ -44,14 +43,8 @@ class DflashConfig(DflashSettings):
         """An own LM head begins with the target's rows of the ids that the training data has most often, a trained
         mask's vector with the mean of the embedding.
         """
-        ids = None
-        if self.draft_vocab_size is not None:
-            assert count_tokens is not None, "a reduced vocabulary needs to know how often each id comes"
-            never = target.scores(target.embedding.new_zeros(1, target.shape.hidden_size))[0].isneginf().cpu()
-            ids = likeliest_ids(count_tokens(), self.draft_vocab_size, never)
-        head = DflashHead(self.shape(target.shape), ids)
-        if head.lm_head is not None and ids is not None:
-            head.lm_head.weight.data = lm_head_rows(target, ids)
+        head = DflashHead(self.shape(target.shape), drafted_ids(self.draft_vocab_size, target, count_tokens))
+        head.begin_as(target)
         if head.mask_embedding is not None:
             head.mask_embedding.data = target.embedding.float().mean(0).cpu()
         return head
@@ -88,16 +81,6 @@ class DflashConfig(DflashSettings):
 
     def exports(self, engine: str) -> list[str]:
         return []
-
-
-def lm_head_rows(target: Target, ids: Tensor) -> Tensor:
-    """Rows [V',D] float32 on the CPU of the target's LM head at `ids` [V'], read from the scores of unit vectors."""
-    width, step = target.shape.hidden_size, 256
-    units = torch.eye(width, dtype=target.embedding.dtype, device=target.embedding.device)
-    # Scores may be capped, which is not linear.
-    project = target.decoder.projected if isinstance(target, LanguageTarget) else target.scores
-    columns = [project(units[start : start + step])[:, ids.to(units.device)] for start in range(0, width, step)]
-    return torch.cat(columns).T.float().cpu().contiguous()
 
 
 class DflashProposal:

@@ -19,8 +19,8 @@ from torch.nn import functional as F
 
 from ..decoding.head_layer import GatedFeedForward, HeadAttention, RMSNorm, Rotary
 from ..layer import LayerShape
-from ..losses import ChunkedHead, FrozenHead
 from .dflash_confidence import ConfidenceHead
+from .draft_vocabulary import OwnVocabulary
 
 # (layer's number, queries [B,H,Q,E], keys and values [B,G,C+Q,E] of states and blocks) -> [B,H,Q,E]
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -99,7 +99,7 @@ class BlockLayer(nn.Module):
         return blocks + self.mlp(self.post_attention_layernorm(blocks))
 
 
-class DflashHead(nn.Module):
+class DflashHead(OwnVocabulary):
     """The draft.
 
     Args:
@@ -115,11 +115,7 @@ class DflashHead(nn.Module):
         self.layers = nn.ModuleList(BlockLayer(layer) for _ in range(shape.num_layers))
         self.norm = RMSNorm(width, layer.norm_eps)
         self.mask_embedding = nn.Parameter(torch.zeros(width)) if shape.mask_token_id is None else None
-        self.lm_head: nn.Linear | None = None
-        if draft_ids is not None:
-            self.lm_head = nn.Linear(width, len(draft_ids), bias=False)
-            # As in EAGLE-3's files: the target's id is i + d2t[i].
-            self.register_buffer("d2t", draft_ids - torch.arange(len(draft_ids), device=draft_ids.device))
+        self.score_ids(width, layer.vocab_size, draft_ids)
         self.rotary = Rotary(layer)
         # Last, so that the weights before it are drawn alike with and without it.
         self.confidence_head = ConfidenceHead(width) if shape.confidence else None
@@ -129,18 +125,9 @@ class DflashHead(nn.Module):
         """The dtype of the weights, read from `fc`."""
         return self.fc.weight.dtype
 
-    @property
-    def draft_ids(self) -> Tensor | None:
-        """[V'] int64 ascending; None: the whole vocabulary."""
-        if self.lm_head is None:
-            return None
-        offsets: Any = self.d2t
-        return offsets + torch.arange(len(offsets), device=offsets.device)
-
     def fresh(self) -> DflashHead:
         """Another head of the same shape and vocabulary in float32, with weights of its own."""
-        ids = self.draft_ids
-        return DflashHead(self.shape, None if ids is None else ids.cpu())
+        return DflashHead(self.shape, self.ids_of_fresh)
 
     def context(self, states: Tensor) -> Tensor:
         """True states [B,C,J*D] -> what every layer makes keys and values of, [B,C,D]."""
@@ -164,20 +151,6 @@ class DflashHead(nn.Module):
             # Bound now: a later layer has another number.
             blocks = layer(blocks, context, rope, lambda q, k, v, number=number: attend(number, q, k, v))
         return self.norm(blocks)
-
-    def lm_head_of(self, scores: Scores, chunk: int, dtype: torch.dtype) -> nn.Module:
-        """The LM head under a loss, as of `StateHead.lm_head_of`."""
-        return FrozenHead(scores, chunk, dtype) if self.lm_head is None else ChunkedHead(self.lm_head, chunk)
-
-    def draft_scores(self, outputs: Tensor, scores: Scores, dtype: torch.dtype) -> Tensor:
-        """Outputs [N,D] -> [N,V] float32 over the target's vocabulary: minus infinity for ids that are not drafted."""
-        ids = self.draft_ids
-        if self.lm_head is None or ids is None:
-            return scores(outputs.to(dtype))
-        own = self.lm_head(outputs).float()
-        whole = own.new_full((*own.shape[:-1], self.shape.layer.vocab_size), float("-inf"))
-        whole[..., ids] = own
-        return whole
 
 
 def even_taps(num_layers: int, count: int) -> tuple[int, ...]:

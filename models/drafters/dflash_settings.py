@@ -85,6 +85,10 @@ class DflashSettings(PublishedDrafter):
     # Published drafts have Qwen3's layer for every target: no biases.
     qkv_bias: ClassVar[bool | None] = False
     decoding_settings: ClassVar[frozenset[str]] = frozenset({"positions", "vata", "cut_below"})
+    beside_states: ClassVar[frozenset[str]] = PublishedDrafter.beside_states | {
+        "block_size", "mask_token_id", "sliding_window", "draft_vocab_size", "vata", "blind_share", "positions",
+        "kv_heads", "intermediate_size", "norm_eps", "rope_theta", "rope", "loss", "confidence", "cut_below",
+    }  # fmt: skip
     for_images: ClassVar[bool] = True
     trains_on: ClassVar[str | None] = "states"
 

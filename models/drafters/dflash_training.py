@@ -27,6 +27,7 @@ from ..targets.base import Target
 from .dflash_confidence import DflashConfidence, acceptance, confidence_loss
 from .dflash_module import DflashHead
 from .dflash_settings import DflashSettings
+from .draft_vocabulary import entries
 from .head_training import is_blind
 
 BLOCKS = 64  # blocks whose attention is computed at once, so that its mask grows with their number and not its square
@@ -265,9 +266,7 @@ class Places:
         theirs = None if self.name == "ce" else theirs
         known = torch.ones_like(right, dtype=torch.bool)
         if self.ids is not None:
-            entry = torch.searchsorted(self.ids, right).clamp(max=len(self.ids) - 1)
-            known = self.ids[entry] == right
-            right = entry
+            right, known = entries(self.ids, right)
             theirs = None if theirs is None else theirs[:, self.ids]
         if theirs is None:
             terms = F.cross_entropy(ours, right, reduction="none")

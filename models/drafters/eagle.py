@@ -97,7 +97,7 @@ class EagleConfig(FusedHeadConfig):
         )  # fmt: skip
 
     def module(self, layer: LayerShape, draft_ids: Tensor | None) -> FusedHead:
-        return FusedHead(layer, fc_bias=self.fc_bias)
+        return FusedHead(layer, draft_ids, fc_bias=self.fc_bias)
 
     def taps_for(self, shape: TargetShape, *, training: bool) -> Taps:
         """Ask an image generator for the feature; with `loss.guided`, training also runs without the condition."""
@@ -108,7 +108,7 @@ class EagleConfig(FusedHeadConfig):
     def build(self, target: Target, *, count_tokens: CountTokens | None = None) -> FusedHead:
         """Give the head of an image generator a float32 copy of the target's embedding, frozen."""
         if not target.shape.draws_images:
-            return self.module(self.layer(target.shape), None)
+            return cast(FusedHead, super().build(target, count_tokens=count_tokens))
         head = ImageEagleHead(self.layer(target.shape))
         # A copy: the rounded rows of a head that trained in bfloat16 are loaded into it, and must not reach the target.
         head.share_embedding(target.embedding.to(torch.float32, copy=True))

@@ -19,10 +19,10 @@ from ...core.errors import UserError
 from ..decoding.cache import Cache
 from ..decoding.head_layer import GatedFeedForward, HeadAttention, RMSNorm, Rotary, through
 from ..layer import LayerShape
-from ..losses import ChunkedHead
 from ..targets.base import Target, TargetShape
 from ..training_passes import TrainingPasses
 from .base import CountTokens
+from .draft_vocabulary import drafted_ids
 from .head_config import HeadConfig
 from .head_inputs import Image, Reads, Visual
 from .head_module import StateHead
@@ -48,10 +48,9 @@ class Eagle3Config(HeadConfig):
     image: Image = "placeholder"
     # Text-only window in decoding, independent of what training had at visual tokens.
     vata: bool = False
-    # The likeliest tokens, which the draft's own head scores; null: the whole vocabulary.
-    draft_vocab_size: int | None = Field(None, ge=1)
 
     decoding_settings: ClassVar[frozenset[str]] = frozenset({"positions", "vata"})
+    beside_states: ClassVar[frozenset[str]] = HeadConfig.beside_states | {"vata"}
     own_loss: ClassVar[HeadObjective] = EAGLE3_LOSS
     is_eagle3: ClassVar[bool] = True
 
@@ -100,11 +99,7 @@ class Eagle3Config(HeadConfig):
 
     def build(self, target: Target, *, count_tokens: CountTokens | None = None) -> StateHead:
         """A reduced vocabulary takes the ids that the training data has most often: `count_tokens` says how often."""
-        ids = None
-        if self.draft_vocab_size is not None:
-            assert count_tokens is not None, "a reduced vocabulary needs to know how often each id comes"
-            never = target.scores(target.embedding.new_zeros(1, target.shape.hidden_size))[0].isneginf().cpu()
-            ids = likeliest_ids(count_tokens(), self.draft_vocab_size, never)
+        ids = drafted_ids(self.draft_vocab_size, target, count_tokens)
         return self.module(self.layer(target.shape), ids)
 
     def exports(self, engine: str) -> list[str]:
@@ -119,29 +114,6 @@ class Eagle3Config(HeadConfig):
                 hint="give token, l1 or listmle",
             )  # fmt: skip
         return super().training_objective(module, target, settings)
-
-    def _any_ids(self) -> Tensor | None:
-        return None if self.draft_vocab_size is None else torch.arange(self.draft_vocab_size)
-
-
-def likeliest_ids(counts: Tensor, size: int, never: Tensor | None = None) -> Tensor:
-    """The `size` most frequent ids in ascending order (equal counts: the smaller id), [V] -> [size] int64.
-
-    Args:
-        counts: [V] how often the target's answers hold each id.
-        never: [V] bool, ids that cannot come.
-
-    Raises:
-        UserError: fewer ids can come than are asked for.
-    """
-    ranked = counts.double()
-    if never is not None:
-        ranked = ranked.masked_fill(never, -1.0)
-    if size > int((ranked >= 0).sum()):
-        raise UserError(
-            f"drafter.draft_vocab_size is {size}, and {int((ranked >= 0).sum())} ids can come", hint="make it smaller"
-        )
-    return ranked.sort(descending=True, stable=True).indices[:size].sort().values
 
 
 class Eagle3Head(StateHead):
@@ -160,12 +132,9 @@ class Eagle3Head(StateHead):
         self.fc = nn.Linear(3 * width, width, bias=False)
         self.midlayer = JoinedLayer(shape)
         self.norm = RMSNorm(width, shape.norm_eps)
-        self.lm_head = nn.Linear(width, len(draft_ids), bias=False)
-        self.d2t: Tensor
+        self.score_ids(width, shape.vocab_size, draft_ids)
         known = torch.zeros(shape.vocab_size, dtype=torch.bool, device=device)
         known[draft_ids] = True
-        # Servers read an offset: the target's id is i + d2t[i].
-        self.register_buffer("d2t", draft_ids - torch.arange(len(draft_ids), device=device))
         self.register_buffer("t2d", known)
         self.rotary = Rotary(shape)
 
@@ -176,12 +145,8 @@ class Eagle3Head(StateHead):
 
     def fresh(self) -> Eagle3Head:
         """Return another head of the same shape and draft vocabulary, with weights of its own."""
-        return Eagle3Head(self.shape, self.draft_ids.cpu())
-
-    @property
-    def draft_ids(self) -> Tensor:  # type: ignore[override]
-        """Return the target's id of each entry of the draft's vocabulary, [V'] int64 ascending."""
-        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+        assert self.ids_of_fresh is not None
+        return Eagle3Head(self.shape, self.ids_of_fresh)
 
     def fuse(self, states: Tensor) -> Tensor:
         """[B,N,3*D] -> [B,N,D]."""
@@ -211,21 +176,9 @@ class Eagle3Head(StateHead):
         """Apply the head's final norm to outputs [...,D]."""
         return self.norm(outputs)
 
-    def lm_head_of(self, scores: Callable[[Tensor], Tensor], chunk: int, dtype: torch.dtype) -> nn.Module:
-        """Use the head's own LM head, over V' ids; `scores` and `dtype` are not read."""
-        return ChunkedHead(self.lm_head, chunk)
-
     def draft_scores(self, outputs: Tensor, scores: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Tensor:
         """Score outputs [N,D] with the head's own LM head: [N,V], minus infinity for ids that are not the draft's."""
-        return self.vocabulary(self.lm_head(self.norm(outputs)))
-
-    def vocabulary(self, scores: Tensor) -> Tensor:
-        """[...,V'] of `lm_head` -> [..., the target's vocabulary]: minus infinity for all other ids."""
-        if scores.shape[-1] == self.shape.vocab_size:  # ids ascend, so all of them are in order
-            return scores.float()
-        whole = scores.new_full((*scores.shape[:-1], self.shape.vocab_size), float("-inf"), dtype=torch.float32)
-        whole[..., self.draft_ids] = scores.float()
-        return whole
+        return super().draft_scores(self.norm(outputs), scores, dtype)
 
 
 class JoinedLinear(nn.Linear):

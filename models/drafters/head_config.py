@@ -63,6 +63,8 @@ class FusedHeadConfig(HeadConfig):
     # (Sparrow's text says second-to-last). The head's output is a feature in both cases.
     state: Literal["feature", -2] = "feature"
 
+    beside_states: ClassVar[frozenset[str]] = HeadConfig.beside_states | {"fc_bias", "input_norm"}
+
     def reads(self, shape: TargetShape, *, training: bool) -> Reads:
         """Join one state; layer 0 gives visual tokens their embedding where `image_input` is "projected"."""
         image = 0 if self.image_input(training=training) == "projected" else None
@@ -80,7 +82,7 @@ class FusedHeadConfig(HeadConfig):
         return mirrored_layer(self, shape.text, input_norm=self.input_norm)
 
     def module(self, layer: LayerShape, draft_ids: Tensor | None) -> StateHead:
-        return FusedHead(layer, fc_bias=self.fc_bias)
+        return FusedHead(layer, draft_ids, fc_bias=self.fc_bias)
 
 
 class DirectHeadConfig(FusedHeadConfig):

@@ -7,7 +7,6 @@ Letters: B rows, N inputs, D width, S joined states, K positions seen, V vocabul
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,11 +15,11 @@ from torch import Tensor, nn
 from ..decoding.cache import Cache
 from ..decoding.head_layer import DecoderLayer, Rotary
 from ..layer import LayerShape
-from ..losses import FrozenHead
+from .draft_vocabulary import OwnVocabulary
 
 
-class StateHead(nn.Module):
-    """What training and proposals ask of any head; its output goes to the target's LM head as it is.
+class StateHead(OwnVocabulary):
+    """What training and proposals ask of any head; its output goes to the LM head as it is.
 
     `forward` is that of `FusedHead`.
     """
@@ -29,8 +28,6 @@ class StateHead(nn.Module):
     # ViSpec's queries and HiViS' step vectors, which config.json names for every head; 0: none.
     num_queries: int = 0
     num_steps: int = 0
-    # The target's ids that it scores, [V'] int64 ascending; None: the target's whole vocabulary.
-    draft_ids: Tensor | None = None
 
     shape: LayerShape
     fc: nn.Linear
@@ -53,33 +50,21 @@ class StateHead(nn.Module):
         """Outputs [...,D] as the LM head reads them."""
         return outputs
 
-    def lm_head_of(self, scores: Callable[[Tensor], Tensor], chunk: int, dtype: torch.dtype) -> nn.Module:
-        """The LM head under a loss: (hidden [S,D], `Compare`) -> loss and sums, `chunk` inputs at a time.
-
-        Args:
-            scores: [...,D] -> [...,V], the target's frozen head.
-            dtype: the target's.
-        """
-        return FrozenHead(scores, chunk, dtype)
-
-    def draft_scores(self, outputs: Tensor, scores: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Tensor:
-        """Outputs [N,D] -> scores [N,V] over the target's vocabulary."""
-        return scores(outputs.to(dtype))
-
 
 class FusedHead(StateHead):
     """`fc` joins a token's embedding with the state before it: Sparrow, MSD and EAGLE; ViSpec and HiViS add to that."""
 
-    def __init__(self, shape: LayerShape, *, fc_bias: bool = True):
+    def __init__(self, shape: LayerShape, draft_ids: Tensor | None = None, *, fc_bias: bool = True):
         super().__init__()
         self.shape = shape
         self.fc = nn.Linear(2 * shape.hidden_size, shape.hidden_size, bias=fc_bias)
         self.layers = nn.ModuleList([DecoderLayer(shape)])
+        self.score_ids(shape.hidden_size, shape.vocab_size, draft_ids)
         self.rotary = Rotary(shape)
 
     def fresh(self) -> StateHead:
         """Another head of the same shape in float32, with weights of its own."""
-        return type(self)(self.shape, fc_bias=self.fc.bias is not None)
+        return type(self)(self.shape, self.ids_of_fresh, fc_bias=self.fc.bias is not None)
 
     def joined(self, embeds: Tensor, states: Tensor, image: Tensor | None, depths: Tensor | None) -> Tensor:
         """What enters the layer, [B,N,D]; arguments as of `forward`."""

@@ -19,6 +19,7 @@ from ..families.table import text_of
 from ..layer import LayerShape
 from ..targets.base import Target, TargetShape
 from .base import CountTokens, PublishedDrafter
+from .draft_vocabulary import OwnVocabulary, drafted_ids
 from .head_inputs import Image, Reads, Visual
 from .head_module import StateHead
 from .head_objective import HeadObjective
@@ -61,10 +62,16 @@ class HeadSettings(PublishedDrafter):
     mtp_attention: Literal["full", "ttt"] = "full"
     # Which states a further pass replaces: after_text those after a text token, all every one but the first.
     replace: Literal["after_text", "all"] = "after_text"
+    # The likeliest tokens, which an LM head of its own scores; null: the whole vocabulary.
+    draft_vocab_size: int | None = Field(None, ge=1)
     # What is trained for; null: the kind's own loss.
     objective: HeadObjective | None = None
 
     decoding_settings: ClassVar[frozenset[str]] = frozenset({"positions"})
+    beside_states: ClassVar[frozenset[str]] = PublishedDrafter.beside_states | {
+        "kv_heads", "qkv_bias", "intermediate_size", "norm_eps", "rope_theta", "rope", "positions", "gap_share", "gap",
+        "blind_share", "mtp_steps", "mtp_attention", "replace", "objective", "draft_vocab_size",
+    }  # fmt: skip
     trains_on: ClassVar[str | None] = "states"
     takes_objective: ClassVar[bool] = True
     own_loss: ClassVar[HeadObjective] = EAGLE_LOSS
@@ -157,7 +164,11 @@ class HeadSettings(PublishedDrafter):
         return "last"
 
     def build(self, target: Target, *, count_tokens: CountTokens | None = None) -> StateHead:
-        return self.module(self.layer(target.shape), None)
+        """An LM head of its own begins with the target's rows."""
+        head = self.module(self.layer(target.shape), drafted_ids(self.draft_vocab_size, target, count_tokens))
+        if isinstance(head, OwnVocabulary):
+            head.begin_as(target)
+        return head
 
     def copy_of(self, module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
         assert isinstance(module, StateHead)
@@ -175,7 +186,7 @@ class HeadSettings(PublishedDrafter):
 
     def _any_ids(self) -> Tensor | None:
         """Draft ids of the right number, for counting."""
-        return None
+        return None if self.draft_vocab_size is None else torch.arange(self.draft_vocab_size)
 
     def written_settings(self) -> dict[str, Any]:
         """Settings whose other value is another head; the manifest names them."""

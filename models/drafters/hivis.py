@@ -30,7 +30,7 @@ class HivisConfig(FusedHeadConfig):
         return "none"
 
     def module(self, layer: LayerShape, draft_ids: Tensor | None) -> StateHead:
-        return HivisHead(layer, fc_bias=self.fc_bias, num_steps=self.num_steps)
+        return HivisHead(layer, draft_ids, fc_bias=self.fc_bias, num_steps=self.num_steps)
 
     def written_settings(self) -> dict[str, Any]:
         return super().written_settings() | {"num_steps": self.num_steps}
@@ -48,15 +48,15 @@ class HivisConfig(FusedHeadConfig):
 class HivisHead(FusedHead):
     """Adds a learned vector for each step after the last true state."""
 
-    def __init__(self, shape: LayerShape, *, fc_bias: bool = True, num_steps: int = 0):
-        super().__init__(shape, fc_bias=fc_bias)
+    def __init__(self, shape: LayerShape, draft_ids: Tensor | None = None, *, fc_bias: bool = True, num_steps: int = 0):
+        super().__init__(shape, draft_ids, fc_bias=fc_bias)
         self.num_steps = num_steps
         if num_steps:
             self.steps = nn.Embedding(num_steps, shape.hidden_size)
             nn.init.zeros_(self.steps.weight)
 
     def fresh(self) -> HivisHead:
-        return HivisHead(self.shape, fc_bias=self.fc.bias is not None, num_steps=self.num_steps)
+        return HivisHead(self.shape, self.ids_of_fresh, fc_bias=self.fc.bias is not None, num_steps=self.num_steps)
 
     def joined(self, embeds: Tensor, states: Tensor, image: Tensor | None, depths: Tensor | None) -> Tensor:
         """Add the step vector of each input's depth, if there are any; larger depths take the last vector."""

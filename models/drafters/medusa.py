@@ -23,9 +23,10 @@ from ...core.section import Section
 from ...core.states import Taps, TargetStates, at_places, places_of, uploaded
 from ..decoding.expansions import Expansions
 from ..decoding.warp import Warp
-from ..losses import Divergence, FrozenHead, divergence
+from ..losses import Divergence, divergence
 from ..targets.base import Target, TargetShape, TargetStep
 from .base import PLAIN, CountTokens, Drafter, DraftingOptions
+from .draft_vocabulary import OwnVocabulary, drafted_ids, entries
 from .plain_module import ModuleDrafter
 
 
@@ -44,8 +45,17 @@ class MedusaConfig(ModuleDrafter):
     num_heads: int = Field(5, ge=1, le=64)
     # Residual blocks of a head (LANTERN's baseline: two linear layers, of which the LM head is one).
     num_layers: int = Field(1, ge=1, le=32)
+    # Language models: the likeliest tokens, which one LM head for all levels scores in the target's place; null: the
+    # whole vocabulary.
+    draft_vocab_size: int | None = Field(None, ge=1)
     loss: MedusaLoss = MedusaLoss()
 
+    beside_states: ClassVar[frozenset[str]] = ModuleDrafter.beside_states | {
+        "num_heads",
+        "num_layers",
+        "draft_vocab_size",
+        "loss",
+    }
     for_images: ClassVar[bool] = True
 
     def shape(self, target: TargetShape) -> MedusaShape:
@@ -56,19 +66,32 @@ class MedusaConfig(ModuleDrafter):
         """Ask for the feature alone, in training and in decoding."""
         return Taps(feature=True)
 
+    def unread(self, draws_images: bool) -> frozenset[str]:
+        """Return the draft vocabulary where the target draws images."""
+        return frozenset({"draft_vocab_size"}) if draws_images else frozenset()
+
     def build(self, target: Target, *, count_tokens: CountTokens | None = None) -> MedusaHead:
-        return MedusaHead(self.shape(target.shape))
+        """An LM head of their own begins with the target's rows."""
+        ids = drafted_ids(self.draft_vocab_size, target, count_tokens)
+        head = MedusaHead(self.shape(target.shape), target.shape.vocab_size, ids)
+        head.begin_as(target)
+        return head
 
     def sizes(self, module: nn.Module) -> dict[str, Any]:
-        return {"model_type": "medusa", **asdict(cast(MedusaHead, module).shape)}
+        head = cast(MedusaHead, module)
+        own = {} if head.draft_ids is None else {"draft_vocab_size": len(head.draft_ids)}
+        return {"model_type": "medusa", **asdict(head.shape), **own}
 
     def training_objective(self, module: nn.Module, target: Target, settings: Any = None) -> nn.Module:
         """Use the section's own loss; `settings` is not read."""
         training = MedusaImageTraining if target.shape.draws_images else MedusaTraining
-        return training(module, target, self.loss)
+        return training(cast(MedusaHead, module), target, self.loss)
 
     def drafter(self, module: nn.Module, target: Target, options: DraftingOptions = PLAIN) -> Drafter:
-        return MedusaProposal(cast(MedusaHead, module), target.guided)
+        head = cast(MedusaHead, module)
+        if head.draft_ids is None:
+            return MedusaProposal(head, target.guided)
+        return MedusaProposal(head, lambda rows, _: head.draft_scores(rows[0], target.scores, target.embedding.dtype))
 
     def exports(self, engine: str) -> list[str]:
         return ["vLLM 0.33 has no Medusa any more, SGLang never lists it"]
@@ -95,12 +118,17 @@ class ResidualBlock(nn.Module):
         return states + F.silu(self.linear(states))
 
 
-class MedusaHead(nn.Module):
-    """[...,D] -> [L,...,D]: features whose scores the target's LM head gives."""
+class MedusaHead(OwnVocabulary):
+    """[...,D] -> [L,...,D]: features whose scores the target's LM head gives, or one over `draft_ids` [V'].
 
-    def __init__(self, shape: MedusaShape):
+    Args:
+        vocab_size: the target's.
+    """
+
+    def __init__(self, shape: MedusaShape, vocab_size: int, draft_ids: Tensor | None = None):
         super().__init__()
         self.shape = shape
+        self.score_ids(shape.hidden_size, vocab_size, draft_ids)
         self.heads = nn.ModuleList(
             nn.Sequential(*(ResidualBlock(shape.hidden_size) for _ in range(shape.num_layers)))
             for _ in range(shape.num_heads)
@@ -130,9 +158,9 @@ class MedusaTraining(_Training):
 
     metrics = ("top1", "top3", "token_loss")
 
-    def __init__(self, head: nn.Module, target: Target, config: MedusaLoss, chunk: int = 256):
+    def __init__(self, head: MedusaHead, target: Target, config: MedusaLoss, chunk: int = 256):
         super().__init__(head, target, config)
-        self.lm = FrozenHead(target.scores, chunk, target.embedding.dtype)
+        self.lm, self.ids = head.lm_head_of(target.scores, chunk, target.embedding.dtype), head.draft_ids
 
     def forward(self, batch: Batch, states: TargetStates) -> StepLoss:
         """Sums over supervised tokens; top1 and top3 are hits of the first level on the target's best token.
@@ -161,15 +189,24 @@ class MedusaTraining(_Training):
     def _compare(self, goal: Tensor, labels: Tensor, piece: slice, ours: Tensor) -> tuple[Tensor, Tensor]:
         """The loss summed over a piece, with the level's scores [C,V] there, and the metrics' sums [3].
 
+        With a part of the vocabulary the target's distribution is the one over its ids, and tokens outside (the label,
+        or the target's likeliest) count nothing, as in EAGLE-3.
+
         Args:
             goal: [S,D] features that score the tokens `labels` [S].
         """
-        theirs = self.target.scores(goal[piece].to(self.target.embedding.dtype))
+        with torch.no_grad():
+            theirs = self.target.scores(goal[piece].to(self.target.embedding.dtype)).to(ours)
+        best, answer = theirs.argmax(-1), labels[piece]
+        best_known = answer_known = torch.ones_like(best, dtype=torch.bool)
+        if self.ids is not None:
+            (best, best_known), (answer, answer_known) = entries(self.ids, best), entries(self.ids, answer)
+            theirs = theirs[:, self.ids]
         if self.config.token_divergence == "ce":
-            loss = F.cross_entropy(ours, labels[piece], reduction="sum")
+            loss = F.cross_entropy(ours, answer.masked_fill(~answer_known, -100), reduction="sum", ignore_index=-100)
         else:
-            loss = divergence(self.config.token_divergence, theirs, ours).sum()
-        right = ours.topk(min(3, ours.shape[-1]), dim=-1).indices == theirs.argmax(-1, keepdim=True)
+            loss = (divergence(self.config.token_divergence, theirs, ours) * best_known).sum()
+        right = (ours.topk(min(3, ours.shape[-1]), dim=-1).indices == best[:, None]) & best_known[:, None]
         return loss, torch.stack([right[:, 0].sum(), right.any(-1).sum(), loss.detach()]).float()
 
 

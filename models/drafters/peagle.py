@@ -63,6 +63,7 @@ class PeagleConfig(Eagle3Config):
     # What is trained for.
     loss: PeagleLoss = PeagleLoss()
 
+    beside_states: ClassVar[frozenset[str]] = Eagle3Config.beside_states | {"parallel_tokens", "mask_token_id", "loss"}
     takes_objective: ClassVar[bool] = False
 
     def check_settings(self, draws_images: bool) -> None:
@@ -125,7 +126,8 @@ class PeagleHead(Eagle3Head):
 
     def fresh(self) -> PeagleHead:
         """Return another head of the same shape and draft vocabulary, with weights of its own."""
-        return PeagleHead(self.shape, self.draft_ids.cpu(), learns_mask=self.mask_embedding is not None)
+        assert self.ids_of_fresh is not None
+        return PeagleHead(self.shape, self.ids_of_fresh, learns_mask=self.mask_embedding is not None)
 
     def masks(self, rows: int, count: int, embedding: Tensor, mask_token_id: int | None) -> tuple[Tensor, Tensor]:
         """Embeddings and fused states [B,count,D] of masked entries; `embedding` [V,D] is the target's."""

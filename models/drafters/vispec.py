@@ -43,7 +43,7 @@ class VispecConfig(FusedHeadConfig):
         return 0  # also where no vector stands at an image: the global one is made of it
 
     def module(self, layer: LayerShape, draft_ids: Tensor | None) -> StateHead:
-        return VispecHead(layer, fc_bias=self.fc_bias, num_queries=self.num_queries)
+        return VispecHead(layer, draft_ids, fc_bias=self.fc_bias, num_queries=self.num_queries)
 
     def written_settings(self) -> dict[str, Any]:
         return super().written_settings() | {"num_queries": self.num_queries}
@@ -52,8 +52,10 @@ class VispecConfig(FusedHeadConfig):
 class VispecHead(FusedHead):
     """Joins each state with the global vector of the last image before it."""
 
-    def __init__(self, shape: LayerShape, *, fc_bias: bool = True, num_queries: int = 2):
-        super().__init__(shape, fc_bias=fc_bias)
+    def __init__(
+        self, shape: LayerShape, draft_ids: Tensor | None = None, *, fc_bias: bool = True, num_queries: int = 2
+    ):
+        super().__init__(shape, draft_ids, fc_bias=fc_bias)
         self.num_queries, width = num_queries, shape.hidden_size
         self.imadpt = ImageAdaptor(shape, num_queries)
         self.img_fc = nn.Linear(2 * width, width)
@@ -62,7 +64,8 @@ class VispecHead(FusedHead):
             self.img_fc.bias.zero_()
 
     def fresh(self) -> VispecHead:
-        return VispecHead(self.shape, fc_bias=self.fc.bias is not None, num_queries=self.num_queries)
+        bias = self.fc.bias is not None
+        return VispecHead(self.shape, self.ids_of_fresh, fc_bias=bias, num_queries=self.num_queries)
 
     def joined(self, embeds: Tensor, states: Tensor, image: Tensor | None, depths: Tensor | None) -> Tensor:
         """Join the states with the global vectors `image` [B,N,D] by `img_fc` first."""

@@ -83,6 +83,9 @@ def _layer(engine: Engine, source: Source, config: HeadConfig) -> list[str]:
         if shape.qkv_bias:
             reasons.append("queries, keys and values have biases, and a head of EAGLE-3 has none")
         return reasons
+    if source.head.draft_ids is not None:
+        reasons.append("its own LM head scores a part of the vocabulary (drafter.draft_vocab_size), and a head of "
+                       "EAGLE-1 is served with the target's")  # fmt: skip
     if engine == "speculators":
         return reasons
     if getattr(config, "state", "feature") != "feature":

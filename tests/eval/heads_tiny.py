@@ -29,6 +29,7 @@ SETTINGS = {
     "vispec": {"kind": "vispec", "num_queries": 3},
     "hivis": {"kind": "hivis", "num_steps": 2},
     "eagle": {"kind": "eagle"},
+    "eagle-own": {"kind": "eagle", "draft_vocab_size": 20},
     "eagle-placeholder": {"kind": "eagle", "image": "placeholder"},
     "eagle3": {"kind": "eagle3", "mtp_steps": 2},
     "eagle3-middle": {"kind": "eagle3", "mtp_steps": 1, "visual_slots": "middle", "image": "projected"},

@@ -4,7 +4,7 @@ import json
 
 import torch
 from draftsmith.models.drafters.base import TargetIdentity
-from draftsmith.models.drafters.eagle3 import likeliest_ids
+from draftsmith.models.drafters.draft_vocabulary import likeliest_ids
 from draftsmith.models.drafters.head_files import manifest_of
 from draftsmith.models.targets.base import language_shape
 from heads_tiny import config_of, head_of, text_config

@@ -14,7 +14,7 @@ from draftsmith.eval.policies import Chain, Draw, Dynamic, Product, Static
 from draftsmith.eval.rules import Sampling
 from draftsmith.models.decoding.tree import chain
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.drafters.eagle3 import likeliest_ids
+from draftsmith.models.drafters.draft_vocabulary import likeliest_ids
 from draftsmith.models.drafters.pruned import PrunedConfig, PrunedProposal
 from draftsmith.models.targets.base import Taps
 from draftsmith.models.targets.llava.section import LlavaTarget
@@ -42,6 +42,10 @@ DRAFTERS = {
     "eagle": {"kind": "eagle"},
     "eagle, placeholders": {"kind": "eagle", "image": "placeholder"},
     "eagle with vata": {"kind": "eagle", "vata": True},
+    "eagle, its own vocabulary": {"kind": "eagle", "draft_vocab_size": EMITTED - 2},
+    "vispec, its own vocabulary": {"kind": "vispec", "num_queries": 3, "draft_vocab_size": EMITTED - 2},
+    "hivis, its own vocabulary": {"kind": "hivis", "num_steps": 2, "draft_vocab_size": EMITTED - 2},
+    "medusa, its own vocabulary": {"kind": "medusa", "num_heads": 4, "draft_vocab_size": EMITTED - 2},
     "eagle3": TAPS,
     "eagle3, one tap at pictures": TAPS | {"visual_slots": "middle", "image": "projected"},
     "eagle3, all taps": TAPS | {"visual_slots": "read"},
@@ -89,7 +93,7 @@ def drafter_of(name, big):
     if config.kind in ("eagle3", "peagle"):
         never = big.scores(big.embedding[:1])[0].isneginf()
         ids = likeliest_ids(torch.arange(big.vocab_size).float(), EMITTED - 2, never)
-    if config.kind == "dflash":
+    if config.kind in ("dflash", "medusa") or getattr(config, "draft_vocab_size", None):
         head = config.build(big, count_tokens=lambda: torch.arange(big.vocab_size))
     else:
         head = head_of(config, big.shape, ids)

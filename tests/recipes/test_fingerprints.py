@@ -20,6 +20,7 @@ from draftsmith.data.captioned.sources import TarSource
 from draftsmith.data.records.table_records import TableRecords
 from draftsmith.data.records.tar_records import TarRecords
 from draftsmith.eval.quality.measure import QualityConfig
+from draftsmith.models.drafters.base import DrafterConfig
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import _outside, _settings, plan
 from draftsmith.recipes.schema import Recipe
@@ -30,6 +31,7 @@ from draftsmith.trainers.run.finished_stages import NAMES_WEIGHTS, named_weights
 from draftsmith.trainers.run.matching import ABSENT, HIDDEN
 from draftsmith.trainers.run.run import pending_restart, run_stages
 from draftsmith.trainers.run.stage import Stage
+from draftsmith.trainers.stages.cache import CacheStage
 from draftsmith.trainers.train.checkpoint import CheckpointConfig
 from draftsmith.trainers.train.fit import Expected
 from safetensors.torch import save_file
@@ -152,9 +154,9 @@ def another(value: Any) -> Any:
     return "other" if value is None else {"kind": "other"}
 
 
-def covered(recipe: Recipe, stage: str) -> str:
-    """What the fingerprint of a stage is the hash of."""
-    return json.dumps(_settings(recipe, stage, {}, []), sort_keys=True)
+def covered(recipe: Recipe, *stages: str) -> str:
+    """What the fingerprints of stages are hashes of."""
+    return json.dumps([_settings(recipe, stage, {}, []) for stage in stages], sort_keys=True)
 
 
 @pytest.fixture(scope="module")
@@ -162,25 +164,25 @@ def recipes() -> list[Recipe]:
     return [load([f"recipe={name}", *settings]).recipe for name, *settings in RECIPES]
 
 
-def roots(recipe: Recipe) -> Iterator[tuple[str, Any, Put]]:
-    """(stage, section, how to put another) of each stage, and of target and drafter as the first stage has them."""
+def roots(recipe: Recipe) -> Iterator[tuple[list[str], Any, Put]]:
+    """(stages, section, how to put another) of each stage, and of target and drafter as all of them have it."""
     for name, stage in recipe.stages.items():
-        yield name, stage, lambda new, name=name: recipe.model_copy(update={"stages": recipe.stages | {name: new}})
+        yield [name], stage, lambda new, name=name: recipe.model_copy(update={"stages": recipe.stages | {name: new}})
     for top in ("target", "drafter"):
-        yield next(iter(recipe.stages)), getattr(recipe, top), lambda new, top=top: recipe.model_copy(update={top: new})
+        yield [*recipe.stages], getattr(recipe, top), lambda new, top=top: recipe.model_copy(update={top: new})
 
 
 def test_every_field_that_changes_a_result_changes_the_fingerprint(recipes):
     seen: dict[str, tuple[str, bool]] = {}  # section and field -> field, whether the fingerprint followed
     met = set()
     for recipe in recipes:
-        for stage, root, put in roots(recipe):
-            before = covered(recipe, stage)
+        for stages, root, put in roots(recipe):
+            before = covered(recipe, *stages)
             for section, field, value, put_other in walk(root, put):
                 met.add(type(section))
                 key = f"{type(section).__name__}.{field}"
-                if key not in seen and key not in READ_AGAIN:
-                    seen[key] = field, covered(put_other(another(value)), stage) != before
+                if not seen.get(key, (field, False))[1] and key not in READ_AGAIN:  # a cache reads less of a drafter
+                    seen[key] = field, covered(put_other(another(value)), *stages) != before
     followed = {key for key, (_, follows) in seen.items() if follows}
     harmless = {key for key, (field, _) in seen.items() if field in HARMLESS} | ELSEWHERE.keys()
     assert seen.keys() - followed == harmless, seen.keys() - followed ^ harmless
@@ -202,15 +204,23 @@ def prints(recipe: Recipe) -> dict[str, str]:
 
 
 def test_what_stands_beside_the_stages(recipe):
-    """Seed, target and drafter are every stage's; the engine is of those that train, and of what builds on them."""
+    """The seed is every stage's, the target all others' than the dataset's, the drafter is of those that train or
+    measure it; the engine is of those that train. Each is of what builds on them, too.
+    """
     base, trained = prints(recipe), {name for name, stage in recipe.stages.items() if stage.trains}
+    equal = {}
     for top, value in {
         "seed": 1,
         "target": recipe.target.model_copy(update={"cfg_scale": 7}),
         "drafter": recipe.drafter.model_copy(update={"kind": "other"}),
     }.items():
         changed = prints(recipe.model_copy(update={top: value}))
-        assert not {name for name in base if changed[name] == base[name]}, top
+        equal[top] = {name for name in base if changed[name] == base[name]}
+    assert equal["seed"] == set() and equal["target"] == {"world"}
+    assert {recipe.stages[name].kind for name in equal["drafter"]} == {"generate", "encode", "train"}
+    assert {recipe.stages[name].model for name in equal["drafter"] if name in trained} == {"vq", "target", "reader"}
+    kinds = {recipe.stages[name].kind for name in base.keys() - equal["drafter"]}
+    assert {"train", "evaluate"} <= kinds and not kinds & {"generate", "encode"}
     for field in EngineConfig.model_fields:
         engine = recipe.engine.model_copy(update={field: "other"})
         changed = prints(recipe.model_copy(update={"engine": engine}))
@@ -297,15 +307,18 @@ def test_every_key_that_names_weights_is_looked_at(recipes, tmp_path):
     expected = weights_identity(folder)
     met = set()
     for recipe in recipes:
-        for stage, root, put in roots(recipe):
+        for stages, root, put in roots(recipe):
             for section, field, _, put_other in walk(root, put):
+                if isinstance(section, DrafterConfig) and isinstance(root, CacheStage):
+                    continue  # whose states are kept, from the target alone
                 reads_records = "from_stage" in type(section).model_fields or isinstance(section, RECORDS)
                 is_judge = field == "weights" and isinstance(section, QualityConfig)
                 if not is_judge and (field not in NAMES_WEIGHTS or reads_records):
                     continue
                 other = {"clip": str(folder)} if is_judge else str(folder)
-                outside = _settings(put_other(other), stage, {}, [])["outside"]
-                assert expected in outside.values(), (type(section), field)
+                changed = put_other(other)
+                outside = [value for stage in stages for value in _settings(changed, stage, {}, [])["outside"].values()]
+                assert expected in outside, (type(section), field)
                 met.add(f"{type(section).__name__}.{field}")
     assert {"SiblingConfig.path", "LlamaGenTargetConfig.vq", "LlamaGenTargetConfig.text_encoder", "BlipCaptions.path",
             "AnoleTargetConfig.vq_path", "QualityConfig.weights", "Eagle3Config.path"} <= met, met  # fmt: skip

@@ -22,7 +22,8 @@ from draftsmith.eval.rules import Greedy, Sampling
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.dflash import DflashConfig
-from draftsmith.models.drafters.eagle3 import Eagle3Config, likeliest_ids
+from draftsmith.models.drafters.draft_vocabulary import likeliest_ids
+from draftsmith.models.drafters.eagle3 import Eagle3Config
 from draftsmith.models.drafters.head_training import HeadTraining, is_blind
 from draftsmith.models.drafters.medusa import MedusaConfig
 from draftsmith.models.drafters.peagle import PeagleConfig

@@ -12,8 +12,9 @@ from draftsmith.core.errors import UserError
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.dflash_training import DflashTraining
+from draftsmith.models.drafters.draft_vocabulary import likeliest_ids
 from draftsmith.models.drafters.eagle import EagleConfig
-from draftsmith.models.drafters.eagle3 import Eagle3Config, likeliest_ids
+from draftsmith.models.drafters.eagle3 import Eagle3Config
 from draftsmith.models.drafters.eagle_images import ImageEagleTraining
 from draftsmith.models.drafters.head_training import HeadTraining
 from draftsmith.models.drafters.medusa import MedusaConfig

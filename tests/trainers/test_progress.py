@@ -191,6 +191,25 @@ def test_without_a_terminal_there_are_sparse_lines(time_of, capsys):
     assert re.fullmatch(r"pretrain 1/40 loss 0.5000 accuracy 0.250 10.0 samples/s 200 tokens/s \d+\.\d GiB", lines[0])
 
 
+def test_without_a_terminal_other_stages_say_how_far_they_are(time_of, capsys):
+    """Every half a minute, whatever moves on: answers, or the tokens inside a batch of them."""
+    line = StageLine("answers", live=False)
+    line.count("answer", 100)
+    line.note("12 tokens")
+    time_of[0] += 31
+    line.note("4,000 tokens", "190 tokens/s")
+    time_of[0] += 9
+    line.advance(32)
+    time_of[0] += 31
+    line.advance(64)
+    time_of[0] += 3
+    line.advance(100)
+    assert capsys.readouterr().out.splitlines() == [
+        "answers answer 0/100 · 0:31 · 4,000 tokens · 190 tokens/s",
+        "answers answer 64/100 · 0:40 left · 4,000 tokens · 190 tokens/s",
+    ]
+
+
 def test_times():
     assert [clock(s) for s in (0, 59.6, 250, 3600, 11229)] == ["0:00", "1:00", "4:10", "1:00:00", "3:07:09"]
 

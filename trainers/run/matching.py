@@ -15,11 +15,12 @@ from typing import Any
 from ...core.errors import UserError
 from ...core.results import BEGUN, DONE, Mark, read_mark, write_mark
 from ...core.secrets import shortened
+from ...data.shards.shards import IDENTITY
 from .finished_stages import unreadable
 from .stage import Planned
 
 # Counts up when fingerprints begin to cover other things, so that no folder of before is taken for a changed one.
-FINGERPRINTS = 5
+FINGERPRINTS = 6
 # Identity of data and weights that are not on this machine.
 ABSENT = "absent"
 # Key of stored settings: hash of the settings as they were written, since secrets are hidden in what is stored.
@@ -58,12 +59,32 @@ def begun(folder: Path) -> Mark | None:
 
 def made_nothing(folder: Path) -> bool:
     """Whether a stage has begun, and has left no file that it or another stage would go on from."""
-    files = (Path(place, name).relative_to(folder) for place, _, names in os.walk(folder) for name in names)
     return begun(folder) is not None and all(
-        path.name.startswith(".") or path.parts[0].startswith("wandb") or str(path) in (BEGUN, _SAMPLE)
-        or path.suffix in (".lock", ".partial")
-        for path in files
+        path.name.startswith(".") or path.parts[0].startswith("wandb") or str(path) == BEGUN or _is_made_again(path)
+        for path in _files(folder)
+    )
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (Path(place, name).relative_to(folder) for place, _, names in os.walk(folder) for name in names)
+
+
+def _is_made_again(path: Path) -> bool:
+    """Whether each start writes a file anew: a sample for people, an index of the data, whose shards would lie here."""
+    return (
+        str(path) == _SAMPLE or path.parts[0] == "cache" or path.suffix in (".lock", ".partial")
+        or path.name == IDENTITY or (path.name.startswith("skipped") and path.suffix == ".jsonl")
     )  # fmt: skip
+
+
+def begin_anew(planned: Planned, folder: Path) -> None:
+    """Begin a stage that made nothing as it is now: what was fixed since is what it reads."""
+    mark = begun(folder)
+    if mark is not None and mark.fingerprint != planned.fingerprint:
+        for path in [*_files(folder)]:
+            if _is_made_again(path):
+                (folder / path).unlink()
+    write_begun(planned, folder)
 
 
 def write_begun(planned: Planned, folder: Path) -> None:

@@ -23,7 +23,8 @@ from ...core import ranks
 from ...core.secrets import redact
 
 STEP = "step"  # what trainings count
-_EVERY_S = 10.0  # between two lines where nobody watches
+_EVERY_S = 10.0  # between two lines of a training where nobody watches
+_TOLD_S = 30.0  # and of other stages
 _LOOKED_S = 3.0  # that a stage must have worked before its rate is told
 _Item = TypeVar("_Item")
 # Seconds of an optimizer step, in a training that has a rate -> seconds of later stages that are known, and how many
@@ -59,7 +60,7 @@ class StageLine:
         self._first, self._counted_from = 0, self._began  # what was done before this process counted, and since when
         self._advanced = self._began  # when the last one was done
         self._notes: list[str] = []  # the latest numbers, the most important first
-        self._printed = 0.0
+        self._printed, self._told = 0.0, self._began
 
     @contextmanager
     def shown(self) -> Iterator[StageLine]:
@@ -104,6 +105,7 @@ class StageLine:
         self._done = self._done + 1 if done is None else done
         self._advanced = time.monotonic()
         ranks.pulse().advance(f"{self._unit} {self._done} of {self._total}")
+        self._tell()
 
     def log(self, values: dict[str, float], step: int) -> None:
         """Numbers of a training. Values without a loss are a validation's and are printed at once."""
@@ -125,8 +127,16 @@ class StageLine:
             print(f"{self.name} {step}/{self._total} {' '.join(self._notes)}", flush=True)
 
     def note(self, *numbers: str) -> None:
-        """The latest numbers of a stage that trains nothing, for the terminal alone."""
+        """The latest numbers of a stage that trains nothing."""
         self._notes = [*numbers]
+        self._tell()
+
+    def _tell(self) -> None:
+        """Where nobody watches, print how far a stage that trains nothing is, if it was long ago."""
+        is_told = not self._is_live and ranks.is_main() and self._unit not in ("", STEP)
+        if is_told and time.monotonic() - self._told > _TOLD_S:
+            self._told = time.monotonic()
+            print(f"{self.name} {' · '.join([*self._far(), *self._notes])}", flush=True)
 
     def rows(self, width: int) -> list[str]:
         """One row until something is counted, then two, each in at most `width` cells of a terminal. Of the first what
@@ -137,8 +147,7 @@ class StageLine:
         head, gone = f"stage {number} of {of} · {self.name}", time.monotonic() - self._began
         if not self._unit:
             return [self._first_row(head, clock(gone), width)]
-        far = f"{self._unit} {self._done:,}/{self._total:,}" if self._total else f"{self._unit} {self._done:,}"
-        short = f"{clock(left)} left" if left else clock(gone)
+        far, short = self._far()
         long = f"{short} of about {clock(gone + left)}" if left else short
         # Loss and accuracy are missed more than the stage's whole time, and the rest less.
         notes, most = self._notes, min(2, len(self._notes))
@@ -146,6 +155,12 @@ class StageLine:
         seconds = [" · ".join([far, how_long, *notes[:count]]) for how_long, count in forms]
         second = next((row for row in seconds if cell_len(row) <= width), None) or _cut(seconds[-1], width)
         return [self._first_row(head, self._of_run(left), width), second]
+
+    def _far(self) -> tuple[str, str]:
+        """How many are done, and the time left, or gone."""
+        left = self._left()
+        far = f"{self._unit} {self._done:,}/{self._total:,}" if self._total else f"{self._unit} {self._done:,}"
+        return far, f"{clock(left)} left" if left else clock(time.monotonic() - self._began)
 
     def _first_row(self, head: str, tail: str, width: int) -> str:
         ends = f" · {tail}" if tail and cell_len(head) + 3 + cell_len(tail) <= width else ""

@@ -19,6 +19,7 @@ from .context import Context
 from .finished_stages import InputCheck, unreadable, write_done
 from .matching import (
     FINGERPRINTS,
+    begin_anew,
     begun,
     done,
     input_problem,
@@ -193,7 +194,7 @@ def _begin(planned: Planned, folder: Path, say: Callable[[str], None]) -> None:
             f"known: it is kept in {kept}, and the stage begins anew")  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     if made_nothing(folder):
-        write_begun(planned, folder)  # as it is now: what was fixed since is what the stage reads
+        begin_anew(planned, folder)
     _write_begun(planned, folder, say)
 
 

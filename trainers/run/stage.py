@@ -138,6 +138,14 @@ class Stage(Section):
         """Fields that change no result and stay out of the fingerprint: a run may go on with other values."""
         return set()
 
+    def reads_of_target(self, target: dict[str, Any]) -> dict[str, Any]:
+        """Of the recipe's target, as plain values, what its results depend on."""
+        return target
+
+    def reads_of_drafter(self, drafter: Any) -> dict[str, Any] | None:
+        """Of the recipe's drafter, a section or None, what its results depend on; None: nothing."""
+        return None if drafter is None else drafter.model_dump(mode="json")
+
     @model_validator(mode="after")
     def _all_read(self) -> Self:
         self._refuse(self.unread())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -37,8 +38,6 @@ class Texts:
         stage: its section.
     """
 
-    per_shard = 512  # where the recipe names no number
-
     def __init__(self, stage: Any, context: Context):
         self.stage, self.context = stage, context
         self.processor = context.processor()
@@ -61,6 +60,10 @@ class Texts:
                 )),
                 self.processor, self._warp, self.ends, self.target.decoder.banned,
             )  # fmt: skip
+        # Where the recipe names no number: what a killed process loses. An engine is handed a whole shard at once.
+        self.per_shard = 512 if self.served else max(64, stage.batch_size)
+        self._ends: Counter[str] = Counter()  # why the answers of this process stopped -> how many
+        self._tokens, self._since = 0, time.monotonic()
         self.name = (
             f"{shipped_name(context.target.path or 'inline')}@{context.target.revision or context.fingerprint[:12]}"
         )
@@ -83,9 +86,19 @@ class Texts:
         asked = [self._batch(part) for part in parts] if self.served else map(self._batch, parts)
         answers: list[Answer] = []
         for finish, part in zip(self.context.stop.watch(asked, STOPPED), parts, strict=True):
-            answers += finish()
+            answers += (written := [*finish()])
+            self._ends.update(answer.stop for answer in written)
+            if self.served:
+                self._wrote(sum(len(answer.ids) for answer in written))
             self.context.progress.add(len(part))
         return sorted(answers, key=lambda a: a.number)
+
+    def _wrote(self, tokens: int) -> None:
+        """Show what this process has written so far."""
+        self._tokens += tokens
+        rate = self._tokens / max(time.monotonic() - self._since, 1e-3)
+        ended = f"{self._ends['eos']:,} ended, {self._ends['length']:,} cut"
+        self.context.progress.note(f"{self._tokens:,} tokens", ended, f"{rate:,.0f} tokens/s")
 
     def finish(self, reader: ShardReader) -> str:
         """A line about the finished shards. Raises `UserError` where no record was answered."""
@@ -131,7 +144,7 @@ class Texts:
         keep = functools.partial(keep_scores, count=stage.keep_logprobs) if stage.keep_logprobs else None
         return functools.partial(
             write_answers, self.target.decoder, requests, self._warp, limits=limits, seeds=seeds,
-            eos_ids=self.ends, keep=keep, prefill_chunk=self.target.prefill_chunk,
+            eos_ids=self.ends, keep=keep, prefill_chunk=self.target.prefill_chunk, watch=self._wrote,
         )  # fmt: skip
 
     def _request(self, number: int) -> Request | None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, SerializationInfo, SerializerFunctionWrapHandler, field_serializer, model_validator
 
 from ...core import ranks
 from ...core.refused import Refused
+from ...core.section import FINGERPRINT
 from ...core.words import counted
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
@@ -23,7 +24,7 @@ from ...data.states.estimate import samples_per_shard, shown
 from ...data.states.samples import SeededCollate
 from ...data.states.writer import Deal
 from ...models.drafters import AnyDrafter
-from ...models.drafters.base import DrafterConfig
+from ...models.drafters.base import DrafterConfig, states_settings
 from ..estimate.evaluation_memory import Memory, target_memory
 from ..estimate.states_size import describe_states
 from ..run.context import Context
@@ -76,6 +77,14 @@ class CacheStage(Stage):
     def learns_answers(self) -> bool:
         """Whether each record has to bring an answer of its own."""
         return learns_records(self.answers, self.data)
+
+    def reads_of_drafter(self, drafter: Any) -> dict[str, Any] | None:
+        """Which states it reads."""
+        return None if drafter is None or drafter.trains_on != "states" else states_settings(drafter)
+
+    @field_serializer("drafters", mode="wrap")
+    def _reads(self, drafters: list[Any], write: SerializerFunctionWrapHandler, info: SerializationInfo) -> Any:
+        return [*map(states_settings, drafters)] if info.context == FINGERPRINT else write(drafters)
 
     @property
     def shards(self) -> str:

@@ -84,6 +84,9 @@ class EncodeStage(Stage):
             wanted["text"] = None
         return wanted
 
+    def reads_of_drafter(self, drafter: Any) -> None:
+        """Nothing: codes and features are of the target's parts alone."""
+
     def describe(self, plan: Planned) -> list[str]:
         """Samples, and how large their shards get."""
         least, most = self._sample_bytes(plan.recipe.target)

@@ -217,6 +217,13 @@ class GenerateStage(Stage):
                     problem = f"pictures have {dict(self)[key]}, and target.vision_tower reads {tower[key]}"
                     raise Refused(key, problem, "write the same in both")
 
+    def reads_of_target(self, target: dict[str, Any]) -> dict[str, Any]:
+        """Of which family it is, for the processor, and where that lies."""
+        return {key: target[key] for key in ("kind", "path", "revision") if key in target}
+
+    def reads_of_drafter(self, drafter: Any) -> None:
+        """Nothing."""
+
     def makes(self) -> set[str]:
         return {"data", "processor" if self.writes_conversations else "tokenizer"}
 

@@ -50,7 +50,8 @@ class RegenerateStage(Stage):
     temperature: float | None = Field(None, ge=0)
     top_k: TopK = 0
     top_p: TopP = 1.0
-    # Answers of one output shard: what a killed run does again at most, on each rank. null: 512 texts or 100 pictures.
+    # Answers of one output shard: what a killed run does again at most, on each rank. null: 64 texts, or batch_size if
+    # that is more; 512 with an engine; 100 pictures.
     samples_per_shard: int | None = Field(None, ge=1)
 
     # Requests that each rank answers side by side: memory for speed. The cache of a guided picture takes 1.1 GB with
@@ -86,6 +87,9 @@ class RegenerateStage(Stage):
     def harmless(self) -> set[str]:
         # Pictures alone, whose fingerprints never had it; those of texts stay as they were.
         return {"batch_size"} if self.data is None else set()
+
+    def reads_of_drafter(self, drafter: Any) -> None:
+        """Nothing: answers and pictures are the target's alone."""
 
     @property
     def answer_format(self) -> PromptFormat | None:

@@ -104,6 +104,11 @@ class TrainStage(FitSettings):
         training = self.opens(context, seed)
         training.finish(fit(self, context, training))
 
+    def reads_of_drafter(self, drafter: Any) -> dict[str, Any] | None:
+        """Nothing, where it trains another model, or a drafter of its own; a captioner is built as the draft is."""
+        is_read = self.model in ("drafter", "captioner") and self.own_drafter is None
+        return super().reads_of_drafter(drafter) if is_read else None
+
     def alike(self) -> tuple[str, ...]:
         """What trainings must have in common, beside model and kind of drafter, for rows to take about as long."""
         return ()

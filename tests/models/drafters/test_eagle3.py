@@ -3,7 +3,8 @@
 import pytest
 import torch
 from draftsmith.core.errors import UserError
-from draftsmith.models.drafters.eagle3 import Eagle3Config, Eagle3Head, likeliest_ids
+from draftsmith.models.drafters.draft_vocabulary import likeliest_ids
+from draftsmith.models.drafters.eagle3 import Eagle3Config, Eagle3Head
 from draftsmith.models.layer import LayerShape
 from heads_tiny import built, case_for, outputs, tables
 from torch.nn import functional as F

@@ -1,12 +1,14 @@
 """What hidden-state heads read of a target, the layer that mirrors it, and settings that do not fit."""
 
 import json
+from typing import get_args
 
 import pytest
 import torch
 from draftsmith.core.errors import UserError
 from draftsmith.core.states import Taps
 from draftsmith.models.decoding.head_layer import Rotary
+from draftsmith.models.drafters.base import states_settings
 from draftsmith.models.drafters.head_objective import HeadObjective
 from draftsmith.models.layer import LayerShape
 from draftsmith.models.targets.base import language_shape
@@ -50,6 +52,37 @@ def test_rotations_that_a_layer_does_not_know():
     with pytest.raises(UserError, match=r"by longrope.*\n.*drafter.rope: plain"):
         config_of(kind="msd").layer(language_shape(long))
     assert config_of(kind="msd", rope="plain").layer(language_shape(long)).rope_scaling is None
+
+
+SECTIONS = {"loss", "objective", "confidence"}
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "peagle", "msd", "vispec", "sparrow", "hivis", "dflash", "medusa"])
+def test_settings_beside_the_states_change_none(kind):
+    """What a cache of states may keep when a recipe changes: it is made again for every other setting."""
+    config, shape = config_of(kind=kind), language_shape(text_config())
+    wanted = config.taps_for(shape, training=True)
+    assert config.beside_states <= {*type(config).model_fields}, "no setting of another kind"
+    for name in config.beside_states:
+        was, field = getattr(config, name), type(config).model_fields[name]
+        choices = [value for value in get_args(field.annotation) if isinstance(value, str) and value != was]
+        other = (
+            choices[0]
+            if choices
+            else not was
+            if isinstance(was, bool)
+            else None
+            if name in SECTIONS
+            else (was or 1) + 1
+        )
+        changed = config.model_copy(update={name: other})
+        assert changed.taps_for(shape, training=True) == wanted, name
+        assert states_settings(changed) == states_settings(config), name
+    read = {"eagle3": {"taps": (1, 2, 3)}, "dflash": {"taps": (1, 2)}, "eagle": {"vata": True},
+            "sparrow": {"middle_layer": 2}}.get(kind)  # fmt: skip
+    if read is not None:
+        changed = config.model_copy(update=read)
+        assert changed.taps_for(shape, training=True) != wanted and states_settings(changed) != states_settings(config)
 
 
 def test_what_each_kind_wants():

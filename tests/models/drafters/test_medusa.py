@@ -6,10 +6,13 @@ import pytest
 import torch
 from draftsmith.core.batch import Batch, Request
 from draftsmith.core.errors import UserError
+from draftsmith.core.refused import Refused
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Static
 from draftsmith.eval.rules import Greedy
 from draftsmith.models.decoding.warp import Warp
+from draftsmith.models.drafters.base import TargetIdentity
+from draftsmith.models.drafters.draft_vocabulary import OwnVocabulary, likeliest_ids
 from draftsmith.models.drafters.medusa import (
     MedusaConfig,
     MedusaHead,
@@ -45,6 +48,29 @@ def setting(condition="text", *, num_heads=3, num_layers=1, seed=0):
     for weight in head.parameters():
         nn.init.normal_(weight, std=0.2)
     return model, head, batch
+
+
+def test_a_vocabulary_of_their_own_is_the_likeliest_ids_with_the_targets_rows(tmp_path):
+    """Before a step the heads say what the target's own head does; files keep ids and rows."""
+    big, counts = language(llava(0)), torch.arange(64)
+    config = MedusaConfig(kind="medusa", num_heads=2, draft_vocab_size=9)
+    head = config.build(big, count_tokens=lambda: counts)
+    assert head.draft_ids.tolist() == likeliest_ids(counts, 9, big.scores(big.embedding[:1])[0].isneginf()).tolist()
+    features = torch.randn(3, 32)
+    scores = head.draft_scores(head(features)[1], big.scores, big.embedding.dtype)
+    close(scores[:, head.draft_ids], big.scores(features)[:, head.draft_ids], 1e-5)
+    assert scores.isneginf().sum() == 3 * (64 - 9) and set(dict(head.named_parameters())) > {"lm_head.weight"}
+    nn.init.normal_(head.lm_head.weight)
+    config.save(head, tmp_path, config.manifest(big, TargetIdentity({})))
+    assert json.loads((tmp_path / "config.json").read_text())["draft_vocab_size"] == 9
+    read = config.load(tmp_path, big)
+    assert torch.equal(read.draft_ids, head.draft_ids) and torch.equal(read.lm_head.weight, head.lm_head.weight)
+    with pytest.raises(UserError, match=r"lm_head"):
+        MedusaConfig(kind="medusa", num_heads=2).load(tmp_path, big)
+    whole, part = (c.empty(big.shape) for c in (MedusaConfig(kind="medusa", num_heads=2), config))
+    assert sum(p.numel() for p in part.parameters()) - sum(p.numel() for p in whole.parameters()) == 9 * 32
+    with pytest.raises(Refused, match="draft_vocab_size"):
+        config.check_settings(draws_images=True)
 
 
 @pytest.mark.parametrize("num_layers", [1, 2])
@@ -103,11 +129,12 @@ def test_the_loss_by_hand(kind, condition):
     assert int(result.metrics["top3"]) == sum(rank < 3 for rank in ranks) > 0
 
 
-class Shifted(nn.Module):
+class Shifted(OwnVocabulary):
     """Answers level i with the states i + `by` places on."""
 
     def __init__(self, by: int, levels: int = 3):
         super().__init__()
+        self.score_ids(32, 64, None)
         self.by, self.levels, self.unused = by, levels, nn.Parameter(torch.zeros(()))
 
     def forward(self, features):
@@ -168,7 +195,7 @@ def test_levels_are_numbered_from_the_token_behind_the_last_committed():
         asked.append(list(steps))
         return generator.guided(feature, steps)
 
-    head = MedusaHead(MedusaShape(32, 3, 1))
+    head = MedusaHead(MedusaShape(32, 3, 1), 40)
     proposal = MedusaProposal(head, guided)
     _, step = generator.prefill(request(model), Taps(feature=True), capacity=9)
     proposal.start(request(model), step, Warp(), capacity=9)
@@ -242,24 +269,32 @@ def spoken(*rows: str, big=None, seed=0):
     return big, batch, big.states(batch, Taps(feature=True))
 
 
-def loud(levels: int, num_layers: int = 1):
+def loud(levels: int, num_layers: int = 1, ids=None):
     torch.manual_seed(3)
-    head = MedusaHead(MedusaShape(32, levels, num_layers))
+    head = MedusaHead(MedusaShape(32, levels, num_layers), 64, ids)
     for weight in head.parameters():
         nn.init.normal_(weight, std=0.3)
     return head
 
 
 @pytest.mark.parametrize("kind", ["ce", "kl", "tvd", "lk_hybrid"])
-def test_the_loss_over_language_by_hand(kind):
-    """Row by row, level by level and token by token; the second row answers twice, and no level reaches across."""
+@pytest.mark.parametrize("size", [None, 25])
+def test_the_loss_over_language_by_hand(kind, size):
+    """Row by row, level by level and token by token; the second row answers twice, and no level reaches across. With a
+    vocabulary of their own the target's distribution is the one over it, and what lies outside counts nothing.
+    """
     big, batch, states = spoken("tttaaaaa", "taaattaa", "ttttttta")
-    head, config = loud(3), MedusaConfig(kind="medusa", num_heads=3, loss={"token_divergence": kind, "decay": 0.5})
+    own_ids = None if size is None else torch.arange(5, 5 + 2 * size, 2)
+    ids = torch.arange(64) if own_ids is None else own_ids
+    head, config = (
+        loud(3, ids=own_ids),
+        MedusaConfig(kind="medusa", num_heads=3, loss={"token_divergence": kind, "decay": 0.5}),
+    )
     training = config.training_objective(head, big)
     training.lm.chunk = 2
     actual = training(batch, states)
     actual.loss_sum.backward()
-    total, first, ranks, count = 0.0, 0.0, [], 0
+    total, first, ranks, count, left_out = 0.0, 0.0, [], 0, 0
     for row, marks in enumerate(batch.sample_ids):
         for index in range(len(marks) - 1):
             if marks[index + 1] != "a":
@@ -269,19 +304,27 @@ def test_the_loss_over_language_by_hand(kind):
                 goal = index + 2 + level
                 if not set(marks[index + 1 : goal + 1]) <= {"a"} or goal >= len(marks):
                     continue
-                scores = big.scores(head(states.feature[row, index])[level])
+                outputs = head(states.feature[row, index])[level]
+                scores = big.scores(outputs) if size is None else head.lm_head(outputs)
                 there = big.scores(states.feature[row, goal - 1])
-                word = batch.ids[row, goal]
-                own = F.cross_entropy(scores, word) if kind == "ce" else divergence(kind, there[None], scores[None])[0]
+                word, best = batch.ids[row, goal], there.argmax()
+                there, entry = there[ids], {int(token): place for place, token in enumerate(ids)}
+                counts = int(word if kind == "ce" else best) in entry
+                if kind == "ce":
+                    own = F.cross_entropy(scores, torch.tensor(entry[int(word)])) if counts else torch.zeros(())
+                else:
+                    own = divergence(kind, there[None], scores[None])[0] * counts
                 total = total + 0.5**level * own
+                left_out += not counts
                 if level == 0:
                     first += float(own.detach())
-                    ranks.append(int((scores > scores[there.argmax()]).sum()))
+                    ranks.append(int((scores > scores[entry[int(best)]]).sum()) if int(best) in entry else 99)
     expected = torch.autograd.grad(total, [*head.parameters()])
     torch.testing.assert_close(actual.loss_sum, total.detach(), rtol=1e-5, atol=1e-4)
     for weight, gradient in zip(head.parameters(), expected, strict=True):
         torch.testing.assert_close(weight.grad, gradient, rtol=1e-4, atol=1e-5)
     assert int(actual.num_tokens) == batch.num_supervised == count == 11
+    assert (left_out > 0) == (size is not None)
     assert int(actual.metrics["top1"]) == ranks.count(0) and int(actual.metrics["top3"]) == sum(r < 3 for r in ranks)
     assert float(actual.metrics["token_loss"]) == pytest.approx(first, rel=1e-5)
 
@@ -302,11 +345,12 @@ def test_batches_without_a_level_make_the_same_calls():
         }  # fmt: skip
 
 
-class Foresees(nn.Module):
+class Foresees(OwnVocabulary):
     """In place of heads: level i answers with the target's true feature i + 1 tokens on, found by decoding it."""
 
     def __init__(self, big, asked, answer, levels):
         super().__init__()
+        self.score_ids(32, 64, None)
         self.shape, self.unused = MedusaShape(32, levels, 1), nn.Parameter(torch.zeros(()))
         ids = torch.cat([asked.ids, torch.tensor(answer)])
         modality = F.pad(asked.modality, (0, len(answer)))
@@ -338,11 +382,12 @@ def test_heads_that_are_right_are_accepted_at_every_level(images, policy):
     assert late.tokens == answer[:16] and any(cycle.num_accepted < cycle.num_drafted for cycle in late.cycles)
 
 
-class Late(nn.Module):
+class Late(OwnVocabulary):
     """The same heads, each of them one token late."""
 
     def __init__(self, oracle):
         super().__init__()
+        self.score_ids(32, 64, None)
         self.oracle, self.shape, self.unused = oracle, oracle.shape, nn.Parameter(torch.zeros(()))
 
     def forward(self, features):

@@ -20,7 +20,7 @@ from draftsmith.models.decoding.batched import write_answers
 from draftsmith.models.decoding.removal import unseen_from
 from draftsmith.models.decoding.tree import Tree
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.drafters.dflash import lm_head_rows
+from draftsmith.models.drafters.draft_vocabulary import lm_head_rows
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.drafters.pruned import PrunedConfig
 from draftsmith.models.families.load import build_target, check_kind, load_target

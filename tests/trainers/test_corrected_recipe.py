@@ -1,0 +1,75 @@
+"""A recipe that is corrected after a run has begun: what stays, and what may begin with the new settings."""
+
+import pytest
+from draftsmith.core.errors import UserError
+from draftsmith.core.results import BEGUN, DONE
+from draftsmith.trainers.serve import states_builder, written_texts
+from text_run import made, recipe, run
+
+ANSWERED = ["answers", "states"]
+
+
+class Lost(Exception):
+    pass
+
+
+def fails(*_, **__):
+    raise Lost
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return made(tmp_path_factory.mktemp("corrected"))
+
+
+def test_answers_and_states_do_not_depend_on_how_the_drafter_is_trained(folder):
+    output = folder / "kept"
+    run(recipe(folder), output, stages=ANSWERED)
+    for settings in (
+        ["drafter.mtp_steps=3", "drafter.draft_vocab_size=50"],
+        ["drafter=null", "drafter={kind: eagle3}"],
+    ):
+        told = run(recipe(folder), output, *settings, stages=ANSWERED)
+        assert told == [f"stage {name}: finished before, same inputs" for name in ANSWERED]
+    with pytest.raises(UserError, match=r"stage states was run .*drafter\.taps was null, is now"):
+        run(recipe(folder), output, "drafter.taps=[1,2,3]", stages=ANSWERED)
+    other = run(recipe(folder), output, "drafter.taps=[1,2,3]", stages=["answers"])
+    assert other == ["stage answers: finished before, same inputs"]
+
+
+@pytest.mark.parametrize(("stage", "module", "name", "setting"), [
+    ("answers", written_texts, "write_answers", "stages.answers.max_new_tokens=5"),
+    ("states", states_builder.Builder, "write", "stages.states.answers.shares={target: 1.0}"),
+    ("states", states_builder.Builder, "write", "stages.states.states={dtype: int8}"),
+])  # fmt: skip
+def test_what_wrote_nothing_begins_with_the_corrected_recipe(
+    folder, tmp_path, monkeypatch, stage, module, name, setting
+):
+    output, source = tmp_path / "run", recipe(folder)
+    before = ANSWERED[: ANSWERED.index(stage)]
+    run(source, output, stages=before)
+    with monkeypatch.context() as patched:
+        patched.setattr(module, name, fails)
+        with pytest.raises(Lost):
+            run(source, output, stages=[stage])
+    assert (output / stage / BEGUN).exists() and not (output / stage / DONE).exists()
+    run(source, output, setting, stages=[stage])
+    assert (output / stage / DONE).exists()
+
+
+def test_what_wrote_a_shard_is_refused(folder, tmp_path, monkeypatch):
+    """Its first answers are of the old recipe."""
+    output, source, write = tmp_path / "run", recipe(folder), written_texts.write_answers
+    source["stages"]["answers"]["samples_per_shard"] = 4
+    calls = []
+
+    def second_fails(*arguments, **settings):
+        calls.append(1)
+        return write(*arguments, **settings) if len(calls) < 2 else fails()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(written_texts, "write_answers", second_fails)
+        with pytest.raises(Lost):
+            run(source, output, stages=["answers"])
+    with pytest.raises(UserError, match=r"stage answers was run \(or begun\) .*max_new_tokens was 6, is now 5"):
+        run(source, output, "stages.answers.max_new_tokens=5", stages=["answers"])
