@@ -181,6 +181,7 @@ class Measuring:
             for drafting, decoding in decodings.items():
                 drafted[drafting].append(self._generate(index, drafting, opened, decoding, embedded))
                 logs[drafting] = drafting.details(opened, common["max_new_tokens"])
+                logs[drafting] |= drafted[drafting][0].visual_skips(decoding.visual_skip)
         about = self._about_plain(plain[0].tokens, opened)
         rows = [measure(plain, plain, method=PLAIN, details=about, **common)]
         for drafting, generations in drafted.items():
@@ -272,7 +273,7 @@ class Measuring:
         return {
             drafting: Decoding(
                 drafting.policy, drafting.rule(temperature), Draw(drafting.method.draw), self.warp(temperature),
-                max_new_tokens, self.eos_ids,
+                max_new_tokens, self.eos_ids, drafting.method.visual_skip,
             )
             for drafting in self.drafting
             if drafting.method.allowed(temperature)
