@@ -59,13 +59,11 @@ class Generation:
     stop: Literal["eos", "length"]
     pruning_s: float = 0.0  # of the draft's prefill, what a drafter that prunes the prompt chose with
 
-    def visual_skips(self, skip: float | None) -> dict[str, Any]:
+    def visual_skips(self, skip: float) -> dict[str, Any]:
         """Of ViSkip at threshold `skip`: how many cycles drafted nothing for it, and the mean attention on the picture,
-        as details of a row; none without a threshold.
+        as details of a row.
         """
         shares = [cycle.visual_attention for cycle in self.cycles if cycle.visual_attention is not None]
-        if skip is None:
-            return {}
         mean = sum(shares) / len(shares) if shares else 0.0
         return {"skipped_cycles": sum(share >= skip for share in shares), "visual_attention": mean}
 

@@ -227,7 +227,7 @@ def described(info: MethodInfo) -> str:
     parts = [info.drafter and f"drafter {info.drafter}", info.mode and f"mode {info.mode}",
              info.tree and f"tree {info.tree}", info.rule != "exact" and f"rule {info.rule}",
              info.draw != "top-k" and f"draws by {info.draw}",
-             info.visual_skip is not None and f"no draft at {info.visual_skip:g} of the attention on pictures"]  # fmt: skip
+             info.visual_skip is not None and f"no draft at {info.visual_skip:g} on pictures"]  # fmt: skip
     return ", ".join(part for part in parts if part)
 
 
