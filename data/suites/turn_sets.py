@@ -25,12 +25,14 @@ class TurnSet:
         images: the folder, beside the file, of the pictures that `image` names; None: texts alone.
         placeholder: how a turn begins whose text its authors may not hand on.
         cure: how to get the set, or whole rows of it.
+        size: what dry runs say of it.
     """
 
     medium: Medium
     files: str
     labels: Mapping[str, str]
     cure: str
+    size: str
     id: str = "id"
     images: str | None = None
     repository: str | None = None
@@ -43,12 +45,14 @@ TURN_SETS: dict[str, TurnSet] = {
     "MMSpec": TurnSet(
         "image", "mmspec.jsonl", {"category": "topic", "sub_category": "category"}, images="images",
         cure="clone github.com/killthefullmoon/MMSpec, and give its folder dataset/MMSpec/test (or testmini) as path",
+        size="600 conversations, 723 turns",
     ),
     "SPEED-Bench": TurnSet(
         "text", "*.parquet", {name: name for name in LABELS}, id="question_id",
         repository="nvidia/SPEED-Bench", config="qualitative", placeholder="FULL BENCHMARK DATA SHOULD BE FETCHED",
         cure="write whole rows with examples/specdec_bench/prepare_data.py of NVIDIA's Model-Optimizer (--dataset "
         "speed --config qualitative), and give the folder that it writes as path",
+        size="880 conversations in the qualitative split",
     ),
 }  # fmt: skip
 

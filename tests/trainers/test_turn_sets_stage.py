@@ -1,4 +1,4 @@
-"""Sets of conversations in an evaluate stage: turns behind the target's answers, resumed runs, tables, ViSkip's rows."""
+"""Sets of conversations in an evaluate stage: turns behind the target's answers, resumed runs, tables, ViSkip rows."""
 
 import json
 import shutil

@@ -123,9 +123,10 @@ class SetsBenchmark(SuiteBenchmark):
 
     def lines(self) -> list[str]:
         names = ", ".join(self.names or ["the sets that it has"])
-        if self.names is not None and any(name in TURN_SETS for name in self.names):
-            names += " (further turns after the target's own answers)"
         rows = self.data.max_samples or (f"all (papers: {SAMPLES})" if self.on_hub else "all")
+        talks = [f"{name} ({TURN_SETS[name].size})" for name in self.names or () if name in TURN_SETS]
+        if talks and len(talks) == len(self.names or ()):
+            return [f"  {' and '.join(talks)} of {self.data.path}; {rows} rows; each turn after the target's answers"]
         return [f"  suite {self.data.path}: {names}; {rows} rows of each set; {self.convention} prompts"]
 
 
