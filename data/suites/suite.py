@@ -118,8 +118,10 @@ class Suite:
         """A `Group`. Raises `UserError` where neither the directory nor the name says it."""
         published = (("benchmark", BENCHMARK), ("ood", OOD), ("quality", QUALITY))
         group: str | None = self._set(name).group or next((g for g, names in published if name in names), None)
-        if group is None and name in (known := {**BENCHMARK_SETS, **TURN_SETS}):
-            group = known[name].medium
+        if group is None and name in BENCHMARK_SETS:
+            group = BENCHMARK_SETS[name].medium
+        if group is None and name in TURN_SETS:
+            group = TURN_SETS[name].medium
         if group is None:
             raise UserError(f"set {name!r} is in no group", where=str(self.folder / INDEX),
                             hint=f"give it a group: {', '.join(get_args(Group))}")  # fmt: skip
