@@ -230,7 +230,7 @@ def _published(subject: str, name: str, path: Path) -> Finding:
     folder = published_files(name, path)[0].parent
     pictures = [folder / Path(picture).relative_to(PUBLISHED) for r in records for picture in r.get("image", ())]
     if gone := [str(picture) for picture in pictures if not picture.is_file()]:
-        return fault(subject, f"{len(gone)} of {counted(len(pictures), 'picture')} are missing, the first: {gone[0]}",
+        return fault(subject, f"pictures missing: {len(gone)} of {len(pictures)}, the first {gone[0]}",
                      TURN_SETS[name].cure)  # fmt: skip
     return ok(subject, f"{counted(len(records), 'conversation')} of {name}")
 
