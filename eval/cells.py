@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from .measured_rows import PLAIN, Medium, Row, grouped
@@ -28,6 +28,11 @@ class MethodInfo:
     temperatures: tuple[float, ...] | None = None  # None: all of the stage
     adaptive: bool = False  # the tree's shape follows the drafter's confidence (SAGE)
     parts: Mapping[str, bool] | None = None  # of a hidden-state head: which of Sparrow's parts are on
+    visual_skip: float | None = None  # ViSkip's threshold
+
+    def to_json(self) -> dict[str, Any]:
+        """Field name -> value; ViSkip's threshold only where it is on."""
+        return {name: value for name, value in asdict(self).items() if name != "visual_skip" or value is not None}
 
     @property
     def relaxed(self) -> bool:
@@ -222,6 +227,8 @@ def cycles_table(cells: Sequence[Cell]) -> Table:
         (Column("drafter, ms"), lambda c: c.summary.drafter_ms),
         (Column("whole cycle, ms"), lambda c: c.summary.cycle_ms),
     ]
+    if any(cell.summary.skipped is not None for cell in cells):
+        columns.append((Column("skipped by ViSkip", ".1%"), lambda c: c.summary.skipped))
     lines = tuple(tuple(value(cell) for _, value in columns) for cell in cells)
     note = (
         "Depths and nodes are means over cycles, times are medians of a cycle. Planned depth: the levels that a tree "

@@ -43,6 +43,8 @@ class Cycle:
     update_s: float = 0.0  # what the tree's policy makes of the outcome
     # Levels that the policy set out to draft (gamma, ADT-Tree's d), as far as the drafter has them; 0: none drafted.
     num_planned: int = 0
+    # ViSkip: attention on the picture where the token before this cycle came from; None: nobody looked.
+    visual_attention: float | None = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,14 @@ class Generation:
     stop: Literal["eos", "length"]
     pruning_s: float = 0.0  # of the draft's prefill, what a drafter that prunes the prompt chose with
 
+    def visual_skips(self, skip: float) -> dict[str, Any]:
+        """Of ViSkip at threshold `skip`: how many cycles drafted nothing for it, and the mean attention on the picture,
+        as details of a row.
+        """
+        shares = [cycle.visual_attention for cycle in self.cycles if cycle.visual_attention is not None]
+        mean = sum(shares) / len(shares) if shares else 0.0
+        return {"skipped_cycles": sum(share >= skip for share in shares), "visual_attention": mean}
+
 
 @dataclass(frozen=True)
 class Decoding:
@@ -68,6 +78,9 @@ class Decoding:
     warp: Warp
     max_new_tokens: int
     eos_ids: Collection[int]
+    # ViSkip (MMSpec): a cycle drafts nothing where its last token came from a place that gave the picture at least this
+    # share of its attention. Exact with any drafter, tree and rule: see `_Run._hangs_on_picture`.
+    visual_skip: float | None = None
 
     def with_length(self, max_new_tokens: int) -> Decoding:
         """A copy with this `max_new_tokens`."""
@@ -159,6 +172,12 @@ class _Run:
         self.clock, self.tokens = clock, list[int]()
         # Of the first cycles.
         self.looks = None if drafter is None else FirstProposals(drafter, target.vocab_size)
+        self.watches = drafter is not None and decoding.visual_skip is not None
+        self.visual_attention: float | None = None  # where the last committed token came from
+
+    @property
+    def _seeing(self) -> SeeingTarget:
+        return cast(SeeingTarget, self.target)
 
     @property
     def room(self) -> int:
@@ -177,8 +196,11 @@ class _Run:
         capacity = self.decoding.max_new_tokens + 1 + most_nodes
         more = {} if embedded is None else {"embedded": embedded}
         taps = drafter.taps if drafter else Taps()
+        taps = self._seeing.watched(taps) if self.watches else taps
         self.session, step = self.target.prefill(request, taps, capacity=capacity, **more)
         self.tokens.append(_pick(warp(step.logits[-1]), warp, self.generator))
+        if self.watches:
+            self.visual_attention = self._seeing.visual_attention(self.session, step)
         begin = self.clock()
         if drafter is not None:
             drafter.start(request, step, warp, capacity=capacity)
@@ -203,11 +225,13 @@ class _Run:
         verified = replace(verified, step=kept, tree=tree, scores=step.logits)
         checked = clock()
         self.target.commit(self.session, verified.path)
-        update_s = 0.0
+        update_s, attention = 0.0, self.visual_attention
         if drafter is not None:
             drafter.accept(verified)
             told = clock()
             policy.observe(verified)
+            if self.watches:
+                self.visual_attention = self._seeing.visual_attention(self.session, kept)
             update_s = clock() - told
         self.tokens += [*verified.tokens, verified.bonus]
         most = tree.planned if drafter is None or drafter.max_levels is None else drafter.max_levels
@@ -215,11 +239,24 @@ class _Run:
             num_drafted=tree.num_levels, num_nodes=tree.num_nodes, num_accepted=verified.num_accepted,
             num_emitted=verified.num_accepted + 1, num_planned=min(tree.planned, most), draft_s=drafted - begin,
             verify_s=checked - drafted, rule_s=checked - scored, update_s=update_s, total_s=clock() - begin,
+            visual_attention=attention,
         )  # fmt: skip
+
+    @property
+    def _hangs_on_picture(self) -> bool:
+        """Whether this cycle is a step of plain decoding, by ViSkip (MMSpec, arXiv 2603.14989, and its released code).
+
+        Exact at every temperature: what is compared is a function of the prompt and the committed tokens. It is known
+        before this cycle's first draw, so given them the choice is made, and with a tree or without one the rule emits
+        tokens distributed as the target's. A choice that looked at the draft, or at the draws that accept it, would
+        not be exact. The drafter's `root` has run: it reads the newest tokens there in every cycle.
+        """
+        skip, attention = self.decoding.visual_skip, self.visual_attention
+        return skip is not None and attention is not None and attention >= skip
 
     def _drafted(self, drafter: Drafter) -> Tree:
         looks, root = self.looks if len(self.tokens) == 1 else None, drafter.root()
-        if drafter.max_levels == 0:
+        if drafter.max_levels == 0 or self._hangs_on_picture:
             return no_tree()
         if looks is not None:
             looks.see("root", root)

@@ -9,7 +9,7 @@ import functools
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ class Report:
         values = {
             "version": VERSION,
             "about": dict(self.about),
-            "methods": {name: asdict(info) for name, info in self.methods.items()},
+            "methods": {name: info.to_json() for name, info in self.methods.items()},
             "findings": list(self.findings),
             "cells": [cell.to_json() for cell in self.cells],
             "quality": {f"{t:g}": dict(methods) for t, methods in self.quality.items()},
@@ -226,7 +226,8 @@ def described(info: MethodInfo) -> str:
     """A method in a line."""
     parts = [info.drafter and f"drafter {info.drafter}", info.mode and f"mode {info.mode}",
              info.tree and f"tree {info.tree}", info.rule != "exact" and f"rule {info.rule}",
-             info.draw != "top-k" and f"draws by {info.draw}"]  # fmt: skip
+             info.draw != "top-k" and f"draws by {info.draw}",
+             info.visual_skip is not None and f"no draft at {info.visual_skip:g} on pictures"]  # fmt: skip
     return ", ".join(part for part in parts if part)
 
 

@@ -105,6 +105,7 @@ class Summary:
     differences: tuple[Mapping[str, Any], ...] = ()  # of the others and of these, the widest gap first
     rejected_somewhere: bool = False
     beyond_positions: int = 0  # requests that go beyond the draft's positions
+    skipped: float | None = None  # share of the cycles that drafted nothing by ViSkip; None: it was off
 
     @property
     def is_measured(self) -> bool:
@@ -112,9 +113,10 @@ class Summary:
         return self.calls > 0
 
     def to_json(self) -> dict[str, Any]:
-        """Field name -> value of every field; what explains differences only where there are some."""
-        values = asdict(self)
-        return values if self.differences else {k: v for k, v in values.items() if k not in ("ties", "differences")}
+        """Field name -> value of every field; what explains differences, and ViSkip's, only where there are some."""
+        left_out = {"ties", "differences"} if not self.differences else set()
+        left_out |= {"skipped"} if self.skipped is None else set()
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
 
 
 def summarize(rows: Iterable[Row]) -> Summary:
@@ -181,6 +183,7 @@ def summarize(rows: Iterable[Row]) -> Summary:
         first_different=next((row.request for row in rows if not row.identical), None),
         **_differences(rows),
         beyond_positions=sum(bool(row.details.get("beyond_positions", False)) for row in rows),
+        skipped=_skipped(rows),
     )
 
 
@@ -233,6 +236,11 @@ def _differences(rows: Sequence[Row]) -> dict[str, Any]:
     known = [{"request": r.request, **r.details["difference"]} for r in rows if "difference" in r.details]
     known.sort(key=lambda d: (d["tie"], -math.inf if d["ulps"] is None else -d["ulps"]))
     return {"ties": sum(d["tie"] for d in known), "differences": tuple(known)}
+
+
+def _skipped(rows: Sequence[Row]) -> float | None:
+    known = [row for row in rows if "skipped_cycles" in row.details]
+    return ratio(sum(r.details["skipped_cycles"] for r in known), sum(r.num_cycles for r in known)) if known else None
 
 
 def _time_shares(rows: Sequence[Row]) -> dict[str, float]:

@@ -19,6 +19,7 @@ from ..data.records.mixture import identities
 from ..data.records.records import file_identity
 from ..data.records.tars import expand_paths
 from ..data.suites.suite import INDEX, suite_identity
+from ..data.suites.turn_sets import TURN_SETS
 from ..models.shipped import shipped_folder
 from ..trainers.run.finished_stages import named_weights
 from ..trainers.run.matching import ABSENT, FINGERPRINTS, HIDDEN, RULED
@@ -224,17 +225,21 @@ def _data_identity(section: Any) -> list[str]:
         if section["from_stage"] is not None or section["path"] is None:
             return []
         names = section["path"] if isinstance(section["path"], list) else [section["path"]]
-        suites = any(isinstance(name, str) and (Path(name) / INDEX).is_file() for name in names)
-        if "mixture_seed" in section and not suites:
+        folders = any(isinstance(name, str) and Path(name).is_dir() for name in names)  # of benchmark sets
+        if "mixture_seed" in section and not folders:
             return identities(names)
         return [_path_identity(Path(name)) for name in names]
     return [identity for value in section.values() for identity in _data_identity(value)]
 
 
 def _path_identity(path: Path) -> str:
-    """Of a file, its content; of a folder of shards, its manifest's; of a suite's, that of its records."""
+    """Of a file, its content; of a folder of shards, its manifest's; of a suite's, that of its records; of one with a
+    published set of conversations, that of the set's files.
+    """
     if (path / INDEX).is_file():
         return suite_identity(path)
+    if path.is_dir() and (files := [f for about in TURN_SETS.values() for f in sorted(path.rglob(about.files))]):
+        return hashlib.sha256("/".join(map(file_identity, files)).encode()).hexdigest()
     path = path / "manifest.json" if path.is_dir() else path
     return file_identity(path) if path.is_file() else ABSENT
 

@@ -32,6 +32,8 @@ from ..data.records.table_records import TableRecords
 from ..data.sources import answered
 from ..data.stage_folders import DATASET_FOLDER
 from ..data.suites.suite import read_index
+from ..data.suites.turn_files import PUBLISHED, published_files, published_records
+from ..data.suites.turn_sets import TURN_SETS
 from ..eval.quality import QualityConfig, check
 from ..trainers.estimate.data import learns_answers
 from ..trainers.evaluate.benchmarks import HUB, SetsBenchmark, TabedBenchmark
@@ -55,6 +57,7 @@ class Found:
     form: Any  # the prompt format around it, or None
     maker: str | None  # the stage that writes what it names
     is_suite: bool = False  # a directory of benchmark sets
+    published: str | None = None  # the set of conversations whose own files stand in its place
     learned: bool = False  # each record has to bring an answer
 
 
@@ -65,7 +68,8 @@ def sections(
     if isinstance(section, ConversationData | PromptSource | Source):
         yield Found(key, section, form, dict(section).get("from_stage", maker), learned=learned)
     elif isinstance(section, SetsBenchmark | TabedBenchmark):
-        yield Found(f"{key}.data", section.data, form, section.data.from_stage, is_suite=True)
+        published = section.published if isinstance(section, SetsBenchmark) else None
+        yield Found(f"{key}.data", section.data, form, section.data.from_stage, True, published)
     elif isinstance(section, Section):
         values, fields = dict(section), type(section).model_fields
         form, maker = values.get("format", form), values.get("from_stage")
@@ -115,6 +119,12 @@ def missing_data(name: str, stage: Any, context: Context) -> list[Finding]:
 def _missing(subject: str, data: Found, context: Context) -> Finding | None:
     """Of data that no stage writes; None: it is there, or the stage itself will fetch it."""
     section = data.section
+    if data.published is not None:
+        try:
+            published_files(data.published, Path(section.path))
+        except UserError as error:
+            return _absent(subject, [str(error.where)], context, error.hint)
+        return None
     if data.is_suite:
         index = Path(section.path) / "suite.json"
         return None if section.path == HUB or index.is_file() else _absent(subject, [str(index)], context)
@@ -135,6 +145,8 @@ def _look(subject: str, data: Found, stage: Any, context: Context, finished: set
         return _captioned(subject, resolved(section, folder), stage, count, context)  # type: ignore[arg-type]
     if folder is None and (missing := _missing(subject, data, context)) is not None:
         return [missing]
+    if data.published is not None:
+        return [_published(subject, data.published, Path(section.path))]
     if data.is_suite:
         return [_suite(subject, str(section.path), folder, context)]
     if isinstance(section, PromptSource):
@@ -217,6 +229,17 @@ def _suite(subject: str, path: str, source: Path | None, context: Context) -> Fi
     except UserError as error:
         return fault(subject, f"{folder / 'suite.json'}: {error.problem}", f"{page('evaluation.md')} has the layout")
     return ok(subject, f"{len(names)} sets: {', '.join(names)}")
+
+
+def _published(subject: str, name: str, path: Path) -> Finding:
+    """A set of conversations as its authors publish it, and its pictures."""
+    records = published_records(name, path)
+    folder = published_files(name, path)[0].parent
+    pictures = [folder / Path(picture).relative_to(PUBLISHED) for r in records for picture in r.get("image", ())]
+    if gone := [str(picture) for picture in pictures if not picture.is_file()]:
+        return fault(subject, f"pictures missing: {len(gone)} of {len(pictures)}, the first {gone[0]}",
+                     TURN_SETS[name].cure)  # fmt: skip
+    return ok(subject, f"{counted(len(records), 'conversation')} of {name}")
 
 
 def _encoded(subject: str, data: Found, files: list[Name], processor: Processor, count: int) -> tuple[int, Finding]:

@@ -20,6 +20,8 @@ from ..pictures.picture_marks import IMAGE_MARK, VIDEO_MARK
 from .benchmark_sets import BENCHMARK_SETS, LETTERS, SAMPLES, SEED, BenchmarkSet, set_name
 from .suite import INDEX
 from .suite_hub import CHANGED, NO_REFERENCE, load_rows, row_of, save_pictures, write_set
+from .turn_files import PUBLISHED, hub_records, published_files, published_records
+from .turn_sets import turn_set
 
 MEDIA = "media"  # in the suite's folder, a link to the folder of media
 _ENDINGS = (".mp4", ".MP4", ".mkv", ".webm", ".avi")  # which most names leave out
@@ -54,11 +56,34 @@ def fetch_benchmarks(
         if media is not None:
             (aside / MEDIA).symlink_to(media.resolve(), target_is_directory=True)
         sets = {}
-        for name in dict.fromkeys(called if called in published else set_name(called) for called in names):
+        for called in dict.fromkeys(names):
+            if (talked := turn_set(called)) is not None:
+                sets[talked] = {"file": write_set(aside, talked, _drawn(hub_records(talked), samples, seed))}
+                continue
+            name = called if called in published else set_name(called)
             records = _records(name, published[name], aside, samples=samples, seed=seed)
             sets[name] = {"file": write_set(aside, name, records)}
         (aside / INDEX).write_text(json.dumps({"sets": sets}, indent=1))
     return folder
+
+
+def read_published(folder: Path, name: str, path: Path, *, samples: int | None = None, seed: int = SEED) -> Path:
+    """Writes a suite directory with a set of conversations that lies at `path` as its authors publish it; pictures stay
+    where they are. An existing directory is used as it is. Raises `UserError` as `published_records`.
+    """
+    if folder.is_dir():
+        return folder
+    with new_folder(folder) as aside:
+        file = write_set(aside, name, _drawn(published_records(name, path), samples, seed))
+        beside = published_files(name, path)[0].parent
+        (aside / PUBLISHED).symlink_to(beside.resolve(), target_is_directory=True)
+        (aside / INDEX).write_text(json.dumps({"sets": {name: {"file": file}}}, indent=1))
+    return folder
+
+
+def _drawn(records: Sequence[dict[str, Any]], samples: int | None, seed: int) -> list[dict[str, Any]]:
+    """Those that count, in the set's own order."""
+    return [records[place] for place in sorted(chosen(len(records), samples, seed))]
 
 
 def chosen(total: int, samples: int | None, seed: int) -> list[int]:

@@ -25,6 +25,7 @@ from ..pictures.picture_marks import IMAGE_MARK, MARKS, VIDEO_MARK
 from ..records.record import paths
 from ..records.records import file_identity, open_records
 from .benchmark_sets import BENCHMARK_SETS, DESCRIBE, EXPLAIN, Ask, Medium, wording
+from .turn_sets import LABELS, TURN_SETS
 
 BENCHMARK = ("LLaVA-W", "DocVQA", "POPE", "MMVet", "IEdit", "MB", "Spot")
 OOD = ("PSV", "VIST")  # five pictures: beyond what the drafts of LLaVA-1.5 were trained on
@@ -69,7 +70,8 @@ class SetFile(Section):
     """One set of a directory."""
 
     # LLaVA JSON or JSONL beside suite.json. Of a record the first question counts, and as references `references`
-    # (a list of texts) or the answer to that question.
+    # (a list of texts) or the answer to that question. `turns` (a list of texts) are asked after it, `category`,
+    # `sub_category` and `difficulty` are what results are grouped by.
     file: Place
     # Which average it belongs to; null: that of the published set of this name.
     group: Group | None = None
@@ -118,6 +120,8 @@ class Suite:
         group: str | None = self._set(name).group or next((g for g, names in published if name in names), None)
         if group is None and name in BENCHMARK_SETS:
             group = BENCHMARK_SETS[name].medium
+        if group is None and name in TURN_SETS:
+            group = TURN_SETS[name].medium
         if group is None:
             raise UserError(f"set {name!r} is in no group", where=str(self.folder / INDEX),
                             hint=f"give it a group: {', '.join(get_args(Group))}")  # fmt: skip
@@ -171,6 +175,30 @@ class Suite:
             records.append(record | ({"image": pictures} if pictures else {}))
         return records
 
+    def has_turns(self, name: str) -> bool:
+        """Whether it is a set of conversations: further questions may follow the first ones."""
+        return any("turns" in row for row in self.rows(name))
+
+    def next_turns(self, before: Sequence[dict[str, Any]], turn: int, answers: Sequence[str]) -> list[dict[str, Any]]:
+        """Records that ask question number `turn` (2 is the first further one) of the conversations that have it.
+
+        Args:
+            before: records of the turn before.
+            answers: the target's to these, as decoded. Without an answer a conversation ends.
+        """
+        records = []
+        for record, answer in zip(before, answers, strict=True):
+            questions, answer_text = record.get("turns", ()), clean(answer)
+            if len(questions) < turn - 1 or not answer_text:
+                continue
+            conversation = [
+                *record["conversations"][:-1], _turn("gpt", answer_text), _turn("human", questions[turn - 2]),
+                _turn("gpt", "(open)"),
+            ]  # fmt: skip
+            first = record["id"].partition("/turn-")[0]
+            records.append(record | {"id": f"{first}/turn-{turn}", "conversations": conversation})
+        return records
+
     def _first(self, name: str, row: dict[str, Any], convention: Convention, number: int) -> dict[str, Any]:
         question = next(turn["value"] for turn in row["conversations"] if turn["from"] == "human")
         references = row.get("references") or [turn["value"] for turn in row["conversations"] if turn["from"] == "gpt"]
@@ -187,7 +215,8 @@ class Suite:
             "references": references,
         }
         # `letter`: the right one of a row's options, for scoring.
-        record |= {"letter": row["letter"]} if "letter" in row else {}
+        record |= {key: row[key] for key in ("letter", "turns", *LABELS) if key in row}
+        record |= {"row_id": str(row.get("id", number))} if "turns" in row else {}
         return record | ({"image": pictures} if pictures else {}) | ({"video": clips} if clips else {})
 
     def _asked(self, name: str, row: dict[str, Any], question: str, convention: Convention) -> str:
@@ -196,6 +225,8 @@ class Suite:
         way: Ask | None = about.describe if convention == "describe" else about.stock
         if way is None and published is not None:
             way = published.describe if convention == "describe" else published.stock
+        if way is None and name in TURN_SETS:
+            way = "own"
         if way is None:
             raise UserError(f"convention {convention!r} has no prompt for set {name!r}",
                             where=str(self.folder / INDEX),
@@ -242,7 +273,8 @@ def read_index(folder: Path) -> SuiteFile:
     path = folder / INDEX
     if not path.is_file():
         raise UserError("no suite here", where=str(path),
-                        hint="give a directory with suite.json, or `hub` for the published sets")  # fmt: skip
+                        hint="give a directory with suite.json, `hub` for the published sets, or the published files "
+                        f"of one set of conversations, with `sets` [{' or '.join(TURN_SETS)}]")  # fmt: skip
     return read_json(path, SuiteFile, hint=f"fix the file: {page('evaluation.md')} has the layout")
 
 

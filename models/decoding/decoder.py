@@ -259,7 +259,7 @@ class CachedDecoder:
         self, embeds: Tensor, cache: Cache, positions: Tensor, full: Tensor | None, layers: Sequence[int],
         attention: Sequence[int] = (), more: Mapping[str, Any] | None = None,
     ) -> DecoderStates:  # fmt: skip
-        places = self._coordinates(positions)
+        places = self.coordinates(positions)
         plain = None if attention or more or self.always_masks else unwrapped.layers_of(self.language_model)
         if plain is not None:
             feature, states = unwrapped.run(self.language_model, plain, embeds, cache, places, full, layers)
@@ -307,7 +307,7 @@ class CachedDecoder:
         """The mask as the model takes it."""
         return full
 
-    def _coordinates(self, positions: Tensor) -> Tensor:
+    def coordinates(self, positions: Tensor) -> Tensor:
         """Positions in the number of coordinates that the model takes: [R,N], or [3,R,N] under M-RoPE."""
         return positions[0] if positions.dim() == 3 else positions
 

@@ -153,6 +153,14 @@ class SeeingTarget(Target, Protocol):
         """As every target's; None embeds the request anew."""
         ...
 
+    def watched(self, taps: Taps) -> Taps:
+        """`taps` with what `visual_attention` reads."""
+        ...
+
+    def visual_attention(self, session: Any, step: TargetStep) -> float:
+        """Share of its attention that the last committed place, where `step` ends, gives to the pictures."""
+        ...
+
 
 class DrawingTarget(Target, DrawsSideBySide, Protocol):
     """An image generator, which also draws B pictures side by side: R rows (2 under guidance) for each of them."""

@@ -19,6 +19,7 @@ from ...core.states import Taps, TargetStates, feature_places, visual_places
 from ..decoding.cache import Cache
 from ..decoding.captured import PassGraphs
 from ..decoding.decoder import CachedDecoder, DecoderStates, PromptRows, packed_prompts
+from ..decoding.end_attention import check_end_attention, end_attention
 from ..decoding.parallel import whole
 from ..decoding.rows import Guidance
 from ..decoding.tree import Tree
@@ -45,6 +46,7 @@ class LanguageSession:
     taps: Taps
     # How far positions run before places: M-RoPE's delta, which the prompt fixes for all that is decoded after it.
     rope_delta: int = 0
+    visual: Tensor | None = None  # [T] bool: the prompt's visual tokens; None: it has none
 
 
 class LanguageTarget:
@@ -134,7 +136,8 @@ class LanguageTarget:
         assert embedded.request is request, "embedded for another request, whose pictures may be others"
         ids, modality, prompts = embedded.ids, embedded.modality, embedded.rows
         new_cache = self.decoder.new_cache if self.graphs is None else self.graphs.new_cache
-        session = LanguageSession(new_cache(ids.shape[1] + capacity), taps, prompts.rope_delta)
+        visual = modality[0] != TEXT if request.pixels is not None else None
+        session = LanguageSession(new_cache(ids.shape[1] + capacity), taps, prompts.rope_delta, visual)
         states = self.decoder.run(
             prompts,
             session.cache,
@@ -173,6 +176,27 @@ class LanguageTarget:
     @torch.inference_mode()
     def commit(self, session: LanguageSession, path: Sequence[int]) -> None:
         session.cache.commit([0, *(node + 1 for node in path)])
+
+    def watched(self, taps: Taps) -> Taps:
+        """`taps` with what `visual_attention` reads. Raises `UserError` for a model that does not tell it."""
+        check_end_attention(self.decoder.language_model)
+        return replace(taps, text_layers=tuple(sorted({*taps.text_layers, self.decoder.num_layers - 1})))
+
+    @torch.inference_mode()
+    def visual_attention(self, session: LanguageSession, step: TargetStep) -> float:
+        """Share of its attention that the last committed place gives to the prompt's visual tokens, in the last layer,
+        the mean over heads: how much the token after it hangs on the picture. 0 where the prompt has none.
+
+        Args:
+            step: that ends with this place; its taps are `watched`.
+        """
+        if session.visual is None:
+            return 0.0
+        decoder, place = self.decoder, session.cache.length - 1 + session.rope_delta
+        state = step.layers[decoder.num_layers - 1][:, -1:]
+        places = decoder.coordinates(torch.full((1, 1), place, device=state.device))
+        weights = end_attention(decoder.language_model, state, session.cache, places)
+        return float(weights[:, : len(session.visual)][:, session.visual.to(weights.device)].sum(-1).mean())
 
     # No inference mode: the backward pass of a head cannot use tensors that were created in it.
     @torch.no_grad()

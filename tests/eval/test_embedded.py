@@ -117,7 +117,8 @@ def test_what_has_no_picture_is_not_kept():
 class Drafting:
     """A method of an evaluation."""
 
-    drafter_name, mode, members, method = "draft", "M", ("M",), SimpleNamespace(draw="top-k", allowed=lambda t: True)
+    drafter_name, mode, members = "draft", "M", ("M",)
+    method = SimpleNamespace(draw="top-k", visual_skip=None, allowed=lambda t: True)
 
     def __init__(self, name, drafter):
         self.name, self.drafter, self.policy = name, drafter, POLICIES[name]

@@ -283,6 +283,22 @@ def test_states_that_do_not_fit_and_sets_that_are_fetched(capsys, monkeypatch, t
     assert "1 sets: POPE" in line(text, "stages.images.benchmarks.sets.data") and "stages.text_states" not in text
 
 
+def test_a_set_of_conversations_is_looked_at_as_it_is_published(capsys, tmp_path):
+    key, mine = "stages.mmspec.benchmarks.mmspec.data", tmp_path / "MMSpec"
+    ask = ["mmspec-qwen2.5-vl-7b", "stages=[mmspec]", f"output={tmp_path / 'run'}", f"{key}.path={mine}"]
+    code, text = check(capsys, *ask)
+    assert code == FAULTS and "not on disk" in line(text, key) and "killthefullmoon/MMSpec" in text
+    (mine / "images").mkdir(parents=True)
+    row = {"id": "m", "image": "m.png", "turns": ["Is it red?"], "category": "default", "topic": "general vqa"}
+    (mine / "mmspec.jsonl").write_text(json.dumps(row))
+    assert "pictures missing: 1 of 1, the first" in line(check(capsys, *ask)[1], key)
+    Image.new("RGB", (4, 4)).save(mine / "images" / "m.png")
+    assert "1 conversation of MMSpec" in line(check(capsys, *ask)[1], key)
+    (mine / "mmspec.jsonl").write_text(json.dumps(row | {"turns": 3}))
+    told = line(check(capsys, *ask)[1], key)
+    assert told.startswith("fault") and "'turns' is no list of questions" in told and "row 1" in told
+
+
 @pytest.mark.parametrize(
     ("recipe", "keys"),
     [

@@ -31,6 +31,8 @@ EXPECTED = {
     "sparrow-qwen3-vl-8b": ["8,767,123,696", "226,504,960", "layer 18 at visual tokens"],
     "msd-llava-ov-7b": [HEAD, "layer 0 at visual tokens", "steps 161,520", "MSD + VATA"],
     "msd-qwen2.5-vl-7b": [HEAD, "samples 136,000 (declared), 6,800 of them held out; 68,000 with pictures"],
+    "mmspec-llava15-7b": ["7,063,427,072", "723 turns", "MSD + ViSkip: kind msd", "no draft at 0.35"],
+    "mmspec-qwen2.5-vl-7b": ["8,292,166,656", "ViSpec + ViSkip: kind vispec", "880 conversations", "at most 29 nodes"],
     "vispec-llava-ov-7b": ["345,017,344", "ViSpec: drafter of stage pictures"],
     "vispec-qwen2.5-vl-7b": ["345,017,344", "layer 0 at visual tokens", "clips of MVBench at 13k visual tokens",
                              "ViSpec (orig): kind vispec, JLKang/ViSpec-Qwen2.5-VL-7B-Instruct; tree"],

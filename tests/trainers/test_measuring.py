@@ -23,7 +23,7 @@ class Drafting:
 
     name, drafter_name, mode, members = "M", "draft", "M", ("M",)
     drafter, policy = object(), Chain(2)
-    method = SimpleNamespace(draw="top-k", allowed=lambda temperature: True)
+    method = SimpleNamespace(draw="top-k", visual_skip=None, allowed=lambda temperature: True)
 
     def rule(self, temperature):
         return measuring.RULES["sampling" if temperature else "greedy"]

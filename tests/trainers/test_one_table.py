@@ -84,6 +84,9 @@ REFUSED = {
         {"drafters": {"mine": {"kind": "lvlm", "path": "x"}}}, "drafters.mine drafts in no method"
     ),
     "answers of an image generator": (DRAWN | {"max_new_tokens": 8}, "max_new_tokens.*image generators have no use"),
+    "ViSkip of an image generator": (
+        DRAWN | {"methods": {"M": {"visual_skip": 0.3}}}, "attention on the prompt's pictures"
+    ),
     "a preset for text": ({"preset": "adt"}, "follows the rows of an image|have no use"),
     "probes of answers, drawn": (DRAWN | {"probes": {"states": True}}, "probes.states: nothing reads it"),
     "probes of pictures, said": ({"probes": {"analysis": True}}, "probes.analysis: nothing reads it"),

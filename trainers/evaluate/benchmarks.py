@@ -15,6 +15,7 @@ from ...data.dataset import ConversationData
 from ...data.suites.benchmark_sets import SAMPLES, names_of, set_name
 from ...data.suites.suite import BENCHMARK, INDEX, OOD, QUALITY, TASKS, Convention, Task, read_index
 from ...data.suites.suite_hub import PUBLISHED
+from ...data.suites.turn_sets import TURN_SETS, turn_set
 from ...eval.quality import QualityConfig
 
 HUB = "hub"
@@ -90,8 +91,8 @@ class SetsBenchmark(SuiteBenchmark):
 
     kind: Literal["sets"]
     # How pictures and clips are read; max_samples limits the rows of each set (100 as drawn with seed 42 of `hub`).
-    # `path` is `hub` (the published sets), a directory with suite.json, or with `from` the folder of one in a generated
-    # world (video_suite).
+    # `path` is `hub` (the published sets), a directory with suite.json, with `from` the folder of one in a generated
+    # world (video_suite), or of MMSpec and SPEED-Bench the folder or file of the set as its authors publish it.
     data: ConversationData
     # null: those that the directory has; of `hub` all sets of clips.
     sets: list[str] | None = Field(None, min_length=1)
@@ -108,12 +109,24 @@ class SetsBenchmark(SuiteBenchmark):
             UserError: no published set is called so.
         """
         if not self.on_hub:
-            return self.sets
-        return names_of("video") if self.sets is None else [set_name(called) for called in self.sets]
+            return self.sets if self.published is None else [self.published]
+        if self.sets is None:
+            return names_of("video")
+        return [turn_set(called) or set_name(called) for called in self.sets]
+
+    @property
+    def published(self) -> str | None:
+        """The set of conversations whose own files `path` has; None: it is a directory of sets, or `hub`."""
+        if self.on_hub or self.data.from_stage is not None or (Path(str(self.data.path)) / INDEX).is_file():
+            return None
+        return turn_set(self.sets[0]) if self.sets is not None and len(self.sets) == 1 else None
 
     def lines(self) -> list[str]:
         names = ", ".join(self.names or ["the sets that it has"])
         rows = self.data.max_samples or (f"all (papers: {SAMPLES})" if self.on_hub else "all")
+        talks = [f"{name} ({TURN_SETS[name].size})" for name in self.names or () if name in TURN_SETS]
+        if talks and len(talks) == len(self.names or ()):
+            return [f"  {' and '.join(talks)} of {self.data.path}; {rows} rows; each turn after the target's answers"]
         return [f"  suite {self.data.path}: {names}; {rows} rows of each set; {self.convention} prompts"]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ...core.errors import UserError
+from ...core.states import Taps
 from ...eval.pair import Pair, trained_section
 from ...eval.policies import TreePolicy
 from ...eval.rules import Rule
@@ -145,6 +146,8 @@ class Drafters:
     def open(self, name: str, method: Method, rule: Callable[[float], Rule], policy: TreePolicy) -> list[Drafting]:
         """The method with each of its drafters."""
         options = self._options(method, policy)
+        if method.visual_skip is not None:
+            self.pair.target.watched(Taps())  # refused where the target does not tell its attention
         opened = []
         for source in self.sources(name, method):
             config = decoding_with(source.config, method.settings, self._where(name))

@@ -140,7 +140,7 @@ class Measuring:
                 "max_new_tokens": max_new_tokens, "medium": requests.medium, "budget": requests.budget,
                 "turn": requests.turn, "prompt_tokens": opened.prompt_tokens, "visual_tokens": opened.visual_tokens,
             }  # fmt: skip
-            rows = self._rows(index, opened, decodings, common)
+            rows = self._rows(index, opened, decodings, common, requests.labels(index))
             for row in rows[1:]:  # the first is plain decoding's
                 emitted, cycles = so_far.get(row.method, (0, 0))
                 so_far[row.method] = emitted + row.num_emitted, cycles + row.num_cycles
@@ -163,11 +163,16 @@ class Measuring:
 
     def stem(self, requests: RequestSet, temperature: float, max_new_tokens: int) -> Path:
         """The beginning of the names of the resume log's files."""
-        parts = [requests.turn, requests.budget, f"T{temperature:g}", str(max_new_tokens)]
+        parts = [requests.turn or requests.part, requests.budget, f"T{temperature:g}", str(max_new_tokens)]
         return self.context.folder / "rows" / requests.benchmark / "-".join(part for part in parts if part)
 
     def _rows(
-        self, index: int, opened: Opened, decodings: Mapping[Drafting, Decoding], common: Mapping[str, Any]
+        self,
+        index: int,
+        opened: Opened,
+        decodings: Mapping[Drafting, Decoding],
+        common: Mapping[str, Any],
+        labels: Mapping[str, Any],
     ) -> list[Row]:
         """Plain decoding's row, and one for each method and drafter."""
         plain: list[Generation] = []
@@ -181,7 +186,9 @@ class Measuring:
             for drafting, decoding in decodings.items():
                 drafted[drafting].append(self._generate(index, drafting, opened, decoding, embedded))
                 logs[drafting] = drafting.details(opened, common["max_new_tokens"])
-        about = self._about_plain(plain[0].tokens, opened)
+                if decoding.visual_skip is not None:
+                    logs[drafting] |= drafted[drafting][0].visual_skips(decoding.visual_skip)
+        about = self._about_plain(plain[0].tokens, opened) | dict(labels)
         rows = [measure(plain, plain, method=PLAIN, details=about, **common)]
         for drafting, generations in drafted.items():
             row = measure(
@@ -272,7 +279,7 @@ class Measuring:
         return {
             drafting: Decoding(
                 drafting.policy, drafting.rule(temperature), Draw(drafting.method.draw), self.warp(temperature),
-                max_new_tokens, self.eos_ids,
+                max_new_tokens, self.eos_ids, drafting.method.visual_skip,
             )
             for drafting in self.drafting
             if drafting.method.allowed(temperature)

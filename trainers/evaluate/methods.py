@@ -81,6 +81,9 @@ class Method(Section):
     share_layer: int | None = Field(None, ge=0)
     # Of a DFlash draft with a confidence head: blocks end where the chance that all is accepted falls below this.
     cut_below: float | None = Field(None, gt=0, lt=1)
+    # ViSkip: draft nothing in cycles whose last token came from a place that gave the pictures at least this share of
+    # the last layer's attention (MMSpec's code: 0.35). Any drafter of a language model; outputs stay exact. null: off.
+    visual_skip: float | None = Field(None, gt=0, le=1)
     # Of a smaller LlamaGen: its guidance.
     cfg_scale: float | None = Field(None, ge=0)
 
@@ -151,6 +154,11 @@ class Method(Section):
                 "rule: lantern lends mass between similar image codes, and words have no such neighbours",
                 hint="use rule: exact, which speculative decoding of text keeps to",
             )
+        if medium == "drawn" and self.visual_skip is not None:
+            raise UserError(
+                "visual_skip follows the target's attention on the prompt's pictures, and here are none",
+                hint="leave visual_skip out",
+            )
         policy = self.policy(grid=1)  # of any side
         check_combination(
             temperature=temperature,
@@ -176,7 +184,8 @@ class Method(Section):
         policy = self.policy(grid=1)
         shape = f"tree {policy.name}, {policy.num_levels} levels, at most {self.num_nodes} nodes"
         rule = "" if self.rule.kind == "exact" else f", rule {self.rule.kind}"
-        return f"{what}{mode}; {shape}{rule}{', sampled draws' if self.draw == 'sample' else ''}"
+        skip = "" if self.visual_skip is None else f", no draft at {self.visual_skip:g} of the attention on the picture"
+        return f"{what}{mode}; {shape}{rule}{', sampled draws' if self.draw == 'sample' else ''}{skip}"
 
     @property
     def num_nodes(self) -> int:

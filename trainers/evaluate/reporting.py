@@ -120,6 +120,7 @@ def infos(drafting: Sequence[Drafting]) -> dict[str, MethodInfo]:
             temperatures=None if method.temperatures is None else tuple(method.temperatures),
             adaptive=policy.name == "sage",
             parts=one.config.parts,
+            visual_skip=method.visual_skip,
         )
     return by_method
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,12 @@ from ...data.pictures.tiles import Size
 from ...data.pictures.videos import VideoSettings
 from ...data.pictures.visual_budget import label, visual_tokens
 from ...data.records.mixture import Name
-from ...data.suites.benchmark_hub import fetch_benchmarks
+from ...data.records.records import file_identity
+from ...data.suites.benchmark_hub import fetch_benchmarks, read_published
 from ...data.suites.benchmark_sets import SEED
 from ...data.suites.suite import Suite, write_records
+from ...data.suites.turn_files import published_files
+from ...data.suites.turn_sets import LABELS
 from ...eval.measured_rows import Medium
 from ...models.families.generators import Generator
 from ..run.context import Context
@@ -54,6 +57,8 @@ class ConversationSet:
         budget: visual tokens that the language model sees, as `visual_budget.label` has them; "": no clips, or as they
             come.
         turn: of suites: first, or the task of the second turn.
+        part: of a set of conversations: its turn after the first, whose rows stand with those of the first.
+        records: of a set of conversations, whose labels go into its rows.
     """
 
     benchmark: str
@@ -62,12 +67,20 @@ class ConversationSet:
     dataset: ConversationDataset
     turn: str = ""
     originals: bool = False  # with the pictures as they are on disk, for a captioner
+    part: str = ""
+    records: Sequence[Mapping[str, Any]] = ()
 
     @property
     def name(self) -> str:
         """The name in messages."""
-        at = f" at {self.budget}" if self.budget else ""
-        return f"{self.benchmark}{at}" + (f" ({self.turn})" if self.turn else "")
+        at, turn = (f" at {self.budget}" if self.budget else ""), self.turn or self.part
+        return f"{self.benchmark}{at}" + (f" ({turn})" if turn else "")
+
+    def labels(self, index: int) -> dict[str, Any]:
+        """What tables group the rows of request `index` by: details of its rows."""
+        record = self.records[index] if self.records else {}
+        turn = {"turn": int(self.part.removeprefix("turn-") or 1)} if self.records else {}
+        return {label: record[label] for label in ("row_id", *LABELS) if label in record} | turn
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -102,11 +115,16 @@ class PromptSet:
     medium: Medium = "drawn"
     budget: str = ""
     turn: str = ""
+    part: str = ""
 
     @property
     def name(self) -> str:
         """The name in messages: the benchmark's."""
         return self.benchmark
+
+    def labels(self, index: int) -> dict[str, Any]:
+        """None: pictures have no categories."""
+        return {}
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -137,8 +155,10 @@ class Opening:
 
     def sets(self, section: SetsBenchmark) -> Iterator[ConversationSet]:
         """The suite's sets that the section names (all without names), each at every length where it has clips."""
-        suite = self._suite(section)
+        suite = self.suite(section)
         for name in section.names or list(suite.about.sets):
+            if suite.has_turns(name):
+                continue  # `many_turns.py` measures it
             records = suite.first_turns(name, section.convention, section.data.max_samples)
             file = self.context.folder / "suite" / f"{name}.json"
             yield from self._at_lengths(name, written(section.data, records, suite, file), [file])
@@ -174,8 +194,15 @@ class Opening:
             sets.append(ConversationSet(name, "video", budget, dataset, originals=self.originals))
         return sets
 
-    def _suite(self, section: SetsBenchmark) -> Suite:
+    def suite(self, section: SetsBenchmark) -> Suite:
+        """The suite's directory; published sets are written into one, once for all stages of a run."""
         names, most = section.names, section.data.max_samples
+        if (published := section.published) is not None:
+            path = Path(str(section.data.path))
+            key = f"turns-{digest(published, most, *map(file_identity, published_files(published, path)))}"
+            return made_suite(
+                self.context, key, [published], lambda folder: read_published(folder, published, path, samples=most)
+            )
         media = None if section.media is None else Path(section.media)
         key = f"video-suite-{digest(sorted(names or ()), most, section.media)}"
 
@@ -201,6 +228,11 @@ def open_suite(
         return Suite(context.inputs["data"] / "world" / name, cache)
     if not section.on_hub:
         return Suite(Path(name), cache)
+    return made_suite(context, key, names, fetch)
+
+
+def made_suite(context: Context, key: str, names: Sequence[str], fetch: Callable[[Path], object]) -> Suite:
+    """A suite's directory that `fetch` writes; arguments as of `open_suite`."""
     folder, failed = context.folder.parent / f".{key}", None
     if ranks.is_main():
         context.say(f"suite: published sets {', '.join(names)} in {folder}")
@@ -210,7 +242,7 @@ def open_suite(
             failed = error
     if (failed := ranks.broadcast(failed)) is not None:
         raise failed
-    return Suite(folder, cache)
+    return Suite(folder, context.folder / "cache")
 
 
 def written(data: ConversationData, records: Sequence[dict[str, Any]], suite: Suite, file: Path) -> ConversationData:

@@ -26,6 +26,7 @@ from ...eval.studies.ensemble_weights import (
     weights_over_time,
     weights_section,
 )
+from ...eval.studies.turns import turns_section
 from ...eval.studies.video import video_sections
 from ...eval.studies.video_figures import HeldVisual
 from ...eval.tables import ReportSection
@@ -38,6 +39,7 @@ from .captioning import substitutes_of
 from .drafters import Drafters
 from .evaluate_settings import EvaluateSettings
 from .graphs import about_graphs, capture_heads, capture_target
+from .many_turns import turn_runs
 from .measuring import Measuring
 from .reporting import Reporting, infos
 from .requests import ConversationSet, Opening
@@ -55,7 +57,8 @@ def run(stage: EvaluateSettings, context: Context) -> None:
     opening = Opening(context, processor, stage.format, stage.lengths, originals=stage.captioner is not None)
     sets = _sets(stage, opening)
     suites = [(b, open_tabed(b, context)) for b in stage.benchmarks.values() if isinstance(b, TabedBenchmark)]
-    refuse_twice(context.name, {part.benchmark for part in sets}, suites)
+    talks = turn_runs([b for b in stage.benchmarks.values() if isinstance(b, SetsBenchmark)], opening)
+    refuse_twice(context.name, {part.benchmark for part in sets} | {talk.name for talk in talks}, suites)
     scorers = {id(b): text_quality.scorers(b.quality.sets) for b, _ in suites if b.quality is not None}
     pair = open_pair(context.target, context.inputs, device=context.device(), processor=processor)
     target = pair.target
@@ -65,7 +68,7 @@ def run(stage: EvaluateSettings, context: Context) -> None:
     measuring = Measuring(stage, context, target, drafters.all(), ends, tokenizer=processor.tokenizer)
     capture_target(stage.graphs, target, measuring.drafting, stage.capacity)
     capture_heads(stage.graphs, target, measuring.drafting, stage.capacity)
-    measuring.announce(sets, others=bool(suites))
+    measuring.announce(sets, others=bool(suites or talks))
     rows: list[Row] = []
     # The lengths of a benchmark follow each other.
     for _, at_lengths in itertools.groupby(sets, key=lambda requests: requests.benchmark):
@@ -74,6 +77,10 @@ def run(stage: EvaluateSettings, context: Context) -> None:
     bound = None if binding is None else probes.binding(binding, opening, measuring, processor)
     runs = [TabedRun(section, suite, opening, measuring) for section, suite in suites]
     notes: list[str] = []
+    early: list[str] = []
+    for talk in talks:
+        some, said = talk.measure(measuring)
+        rows, early, sets = rows + some, early + said, sets + talk.first_turns
     for suite_run in runs:
         some, said = suite_run.measure()
         rows, notes = rows + some, notes + said
@@ -83,7 +90,7 @@ def run(stage: EvaluateSettings, context: Context) -> None:
                         hint="check the folders of pictures and clips")  # fmt: skip
     with context.stop.together():
         if ranks.is_main():
-            _report(stage, context, measuring, runs, sets, rows, notes, bound)
+            _report(stage, context, measuring, runs, sets, rows, notes, early, bound)
         elif context.is_in_step:
             _decode_along(stage, context, measuring, sets, rows)
     for suite_run in runs:
@@ -101,6 +108,7 @@ def _report(
     sets: list[ConversationSet],
     rows: list[Row],
     notes: list[str],
+    early: list[str],
     bound: dict[str, Any] | None,
 ) -> None:
     """The report, by rank 0 alone, and then the probes."""
@@ -114,6 +122,7 @@ def _report(
         video_sections(context.folder, rows, infos(measuring.drafting), held=_held(measuring)) if published else []
     )
     sections += [suite_run.report(rows, notes) for suite_run in runs]
+    sections += [section for section in [turns_section(rows, early)] if section is not None]
     reporting.write(*sections, binding=bound)
     # Runs after the report is written, so that a failing probe loses no measurements.
     drawn = [part for requests in sets for part in record_weights(measuring, requests, stage.record_weights)]

@@ -57,6 +57,6 @@ class QwenDecoder(CachedDecoder):
         chosen = uploaded(number, prompts.embeds.device)
         return added_behind([part.index_select(0, chosen) for part in prompts.deepstack], here)
 
-    def _coordinates(self, positions: Tensor) -> Tensor:
+    def coordinates(self, positions: Tensor) -> Tensor:
         """[3,R,N]: what stands after a prompt is text, and counts alike in all three."""
         return positions if positions.dim() == 3 else positions[None].expand(3, -1, -1)

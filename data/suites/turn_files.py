@@ -1,0 +1,91 @@
+"""Reads the sets of `turn_sets.py` as their authors publish them, from files or the Hub, into records of a suite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import UserError, first_line
+from ...core.files import read_json_lines
+from ..pictures.picture_marks import IMAGE_MARK, MARKS
+from .suite_hub import NO_REFERENCE, load_rows
+from .turn_sets import TURN_SETS
+
+PUBLISHED = "published"  # in the suite's folder, a link to the folder of the set's file
+
+
+def published_files(name: str, path: Path) -> list[Path]:
+    """The files of set `name` at `path`: a file, or a folder that holds them. Raises `UserError` where none is."""
+    files = [path] if path.is_file() else sorted(path.rglob(TURN_SETS[name].files)) if path.is_dir() else []
+    if not files:
+        raise UserError(f"no {TURN_SETS[name].files} of {name} here", where=str(path), hint=TURN_SETS[name].cure)
+    return files
+
+
+def published_records(name: str, path: Path) -> list[dict[str, Any]]:
+    """The records of set `name` in its published files; pictures lie below `PUBLISHED`, which stands for the first
+    file's folder.
+
+    Raises:
+        UserError: a file is missing or damaged, or a row has no such turns or labels; it names file, row and key.
+    """
+    records: list[dict[str, Any]] = []
+    for file in published_files(name, path):
+        rows = _parquet(name, file) if file.suffix == ".parquet" else _lines(file)
+        records += [record(name, row, where=f"{file}, row {number}") for number, row in enumerate(rows, 1)]
+    return records
+
+
+def hub_records(name: str) -> list[dict[str, Any]]:
+    """The records of set `name` on the Hub. Raises `UserError` as `published_records`, and where it is out of reach."""
+    about = TURN_SETS[name]
+    if about.repository is None:
+        raise UserError(f"{name} is not on the Hub", where="key data.path", hint=about.cure)
+    rows = load_rows(name, about.repository, about.config, about.split)
+    return [record(name, row, where=f"{about.repository}, row {number}") for number, row in enumerate(rows, 1)]
+
+
+def record(name: str, row: Mapping[str, Any], *, where: str) -> dict[str, Any]:
+    """A row as LLaVA JSON with its first question, the further ones under `turns`, and its labels.
+
+    Args:
+        where: the row's place, for errors.
+    """
+    about = TURN_SETS[name]
+    if missing := [key for key in (about.id, "turns", *about.labels.values()) if key not in row]:
+        raise UserError(f"no key {missing[0]!r}; the row has {', '.join(map(str, row))}", where=where, hint=about.cure)
+    turns = row["turns"]
+    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
+        raise UserError("key 'turns' is no list of questions", where=where, hint="fix or remove the row")
+    if about.placeholder is not None and any(turn.startswith(about.placeholder) for turn in turns):
+        raise UserError("key 'turns' has a placeholder: the text is another data set's", where=where, hint=about.cure)
+    fields: dict[str, Any] = {"id": str(row[about.id])}
+    marks = ""
+    if about.images is not None:
+        fields["image"], marks = [_picture(about.images, row.get("image"), where)], f"{IMAGE_MARK}\n"
+    first, *further = [MARKS[True].sub("", turn).strip() for turn in turns]  # what reads like a mark is a word here
+    conversation = [{"from": "human", "value": marks + first}, {"from": "gpt", "value": NO_REFERENCE}]
+    labels = {label: str(row[key]) for label, key in about.labels.items() if row[key] not in (None, "")}
+    return fields | {"conversations": conversation, "references": [NO_REFERENCE], "turns": further} | labels
+
+
+def _picture(folder: str, called: Any, where: str) -> str:
+    if not isinstance(called, str) or not called or called.startswith("/") or ".." in Path(called).parts:
+        raise UserError(f"key 'image' names no picture of the set: {called!r}", where=where,
+                        hint=f"give the name of a file in {folder}/ beside the set's file")  # fmt: skip
+    return f"{PUBLISHED}/{folder}/{called}"
+
+
+def _lines(file: Path) -> Iterable[Mapping[str, Any]]:
+    return read_json_lines(file, dict[str, Any], hint="one JSON object in each line, as the set's authors publish it")
+
+
+def _parquet(name: str, file: Path) -> Iterable[Mapping[str, Any]]:
+    from pyarrow import parquet  # takes half a second
+
+    try:
+        return parquet.read_table(file).to_pylist()  # type: ignore[no-any-return]
+    except (OSError, ValueError) as error:
+        raise UserError(f"no parquet file: {first_line(error)}", where=str(file),
+                        hint=f"fetch the set again: {TURN_SETS[name].cure}") from error  # fmt: skip
