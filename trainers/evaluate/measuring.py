@@ -97,13 +97,9 @@ class Measuring:
         return Rows(row for one_set in zip(*measured, strict=True) for part in one_set for row in part.rows)
 
     def announce(self, sets: Sequence[RequestSet], *, others: bool = False) -> None:
-        """Tell how many requests this rank will decode; `others`: and more, which are not known yet."""
-        each = sum(len(self._share(requests)) for requests in sets)
-        total = 0 if others else each * len(self.stage.temperatures) * len(self.lengths)
-        self._line.count("request", total, is_share=not self.context.stop.in_step)
-
-    def _share(self, requests: RequestSet) -> range:
-        return ranks.share(len(requests), in_step=self.context.stop.in_step)
+        """Tell how many requests all ranks will decode; `others`: and more, which are not known yet."""
+        total = 0 if others else sum(map(len, sets)) * len(self.stage.temperatures) * len(self.lengths)
+        self._line.count("request", total)
 
     @property
     def _line(self) -> StageLine:
@@ -151,7 +147,7 @@ class Measuring:
             return [row.to_json() for row in rows]
 
         def before(part: int, left: Sequence[int]) -> None:
-            self._line.skip(len(self._share(sets[part])) - len(left))
+            self._line.skip(len(sets[part]) - len(left))
             self._warm_up(sets[part], left, decodings, temperature)
 
         kept = resumed_in_turn(
@@ -160,6 +156,8 @@ class Measuring:
             decode,
             self.context.stop,
             before=before,
+            expected=lambda part, index: sets[part].expected(index),
+            others=self._line.add,
         )
         return [_measured(values, stem) for values, stem in zip(kept, stems, strict=True)]
 
