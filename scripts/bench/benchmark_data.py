@@ -224,8 +224,8 @@ def main() -> None:
                 process = timing.fresh_process("--samples", options.samples, "--measure", path)
                 several.append(json.loads(timing.answer_of(process)))
             found = {key: statistics.median(one[key] for one in several) for key in several[0]}
-            timing.row(name, *(timing.spread([one[key] for one in several], 2, unit=" s") for key in ("open_s", "cpu_s")),
-                       f"{found['order_s']:.2f} s",
+            opening, used = (timing.spread([one[key] for one in several], 2, unit=" s") for key in ("open_s", "cpu_s"))
+            timing.row(name, opening, used, f"{found['order_s']:.2f} s",
                        *(f"{found[key]:.0f} MiB" for key in ("open_mib", "tenth_mib", "rest_mib")),
                        f"{found['samples_per_s']:,.0f}",
                        *(f"{found[key]:.0f} MiB" for key in ("peak_rss_mib", "reader_peak_rss_mib")))  # fmt: skip
