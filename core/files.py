@@ -69,6 +69,20 @@ def _check_regular(mode: int) -> None:
         raise NotRegular(_KINDS.get(stat.S_IFMT(mode), "something else"))
 
 
+@contextmanager
+def _opened(path: Path, hint: str) -> Iterator[BinaryIO]:
+    """`open_regular`, whose errors, and those of reading, are the user's."""
+    try:
+        with open_regular(path) as file:
+            yield file
+    except FileNotFoundError as error:
+        raise UserError("file not found", where=str(path), hint=hint) from error
+    except NotRegular as error:
+        raise UserError(f"not a regular file: {error}", where=str(path), hint=hint) from error
+    except OSError as error:
+        raise UserError(f"cannot be read: {error.strerror or error}", where=str(path), hint=hint) from error
+
+
 def read_small(path: Path, *, hint: str, max_bytes: int = SMALL_BYTES) -> bytes:
     """The whole file: the one way in which a file of another process, or of an earlier one, is read.
 
@@ -78,19 +92,16 @@ def read_small(path: Path, *, hint: str, max_bytes: int = SMALL_BYTES) -> bytes:
     Raises:
         UserError: it is missing, no regular file (a pipe would be waited for), too large, or cannot be read.
     """
-    try:
-        with open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            data = b"" if size > max_bytes else file.read(max_bytes + 1)  # it may grow meanwhile
-    except FileNotFoundError as error:
-        raise UserError("file not found", where=str(path), hint=hint) from error
-    except NotRegular as error:
-        raise UserError(f"not a regular file: {error}", where=str(path), hint=hint) from error
-    except OSError as error:
-        raise UserError(f"cannot be read: {error.strerror or error}", where=str(path), hint=hint) from error
-    if max(size, len(data)) > max_bytes:
-        raise UserError(f"larger than {max_bytes:,} bytes, the limit for such a file", where=str(path), hint=hint)
+    with _opened(path, hint) as file:
+        size = os.fstat(file.fileno()).st_size
+        data = b"" if size > max_bytes else file.read(max_bytes + 1)  # it may grow meanwhile
+    _check_size(path, max(size, len(data)), max_bytes, hint)
     return data
+
+
+def _check_size(path: Path, size: int, max_bytes: int, hint: str) -> None:
+    if size > max_bytes:
+        raise UserError(f"larger than {max_bytes:,} bytes, the limit for such a file", where=str(path), hint=hint)
 
 
 def read_end(path: Path, max_bytes: int = 1 << 20) -> str:
@@ -143,10 +154,12 @@ def read_json(
 
 def read_json_lines(
     path: Path, schema: type[T] | TypeAdapter[T], *, hint: str, max_bytes: int = LOG_BYTES, once: bool = False
-) -> list[T]:
-    """One value for each line. Raises `UserError` as `read_json`; it names the line."""
-    lines = enumerate(read_small(path, hint=hint, max_bytes=max_bytes).splitlines(), start=1)
-    return [parse_json(line, schema, where=f"{path}, line {number}", hint=hint, once=once) for number, line in lines]
+) -> Iterator[T]:
+    """One value for each line, which are read one by one. Raises `UserError` as `read_json`; it names the line."""
+    with _opened(path, hint) as file:
+        _check_size(path, os.fstat(file.fileno()).st_size, max_bytes, hint)
+        for number, line in enumerate(file, start=1):
+            yield parse_json(line, schema, where=f"{path}, line {number}", hint=hint, once=once)
 
 
 def read_yaml(path: Path, schema: type[T] | TypeAdapter[T], *, hint: str) -> T:

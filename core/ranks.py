@@ -135,6 +135,17 @@ def was_told(what: str) -> bool:
         return False
 
 
+def draw(what: str) -> int:
+    """How many draws of `what` came before this one, of any rank: 0, 1, 2, ... A number too large for any list where
+    rank 0, which holds the store, has ended: the next meeting says so.
+    """
+    try:
+        with pulse().asking():
+            return int(_store().add(_key(what), 1)) - 1
+    except RuntimeError:
+        return sys.maxsize
+
+
 def any_rank(value: bool) -> bool:
     """Whether the value is true on any rank; all ranks call."""
     if not _running() or world_size() == 1:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .measured_rows import PLAIN, Medium, Row, grouped
+from .measured_rows import PLAIN, Medium, Row
+from .row_columns import Rows
 from .summary import Summary, summarize
 from .tables import Column, Table, Value, text
 
@@ -64,8 +65,10 @@ class Cell:
 
 def labels(rows: Sequence[Row] | Sequence[Cell]) -> Label:
     """What rows were measured on, with as much as tells them apart: "clips at 25k, T = 1"."""
-    hot = len({row.temperature for row in rows}) > 1
-    long = len({row.max_new_tokens for row in rows}) > 1
+    hot, long = (
+        len(rows.distinct(name) if isinstance(rows, Rows) else {getattr(row, name) for row in rows}) > 1
+        for name in ("temperature", "max_new_tokens")
+    )
 
     def label(row: Any) -> str:
         name = row.benchmark + (f" ({row.turn})" if row.turn else "") + (f" at {row.budget}" if row.budget else "")
@@ -77,15 +80,16 @@ def labels(rows: Sequence[Row] | Sequence[Cell]) -> Label:
 
 def cells_of(rows: Sequence[Row], methods: Mapping[str, MethodInfo]) -> tuple[Cell, ...]:
     """Every method on every set of requests, in the order of the tables. Plain decoding is not listed as a method."""
-    rows = [row for row in rows if row.method != PLAIN]
+    rows = Rows(rows)
+    rows = rows.where(~rows.has("method", PLAIN))
     order = {name: number for number, name in enumerate(methods)}
     names = ("temperature", "max_new_tokens", "benchmark", "turn", "budget", "method")
-    places = list(grouped(rows, *names[:-1]))
+    places = list(rows.grouped(*names[:-1]))
     cells = []
-    for (*place, method), some in grouped(rows, *names).items():
+    for (*place, method), some in rows.grouped(*names).items():
         temperature, new, benchmark, turn, budget = place
         info = methods.get(method, MethodInfo())
-        drafters = tuple(sorted({row.drafter for row in some}))
+        drafters = tuple(sorted(some.distinct("drafter")))
         exact = temperature == 0 and not info.relaxed
         cell = Cell(
             benchmark=benchmark, turn=turn, budget=budget, temperature=temperature, max_new_tokens=new,

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 from ..core.section import Section
 from .intervals import student_half_width
 from .measured_rows import Row
+from .row_columns import Rows
 from .summary import (
     Difference,
     SeedDifference,
@@ -42,33 +43,25 @@ class Comparison(Section):
         return self
 
 
-def of(rows: Iterable[Row], name: str) -> list[Row]:
+def of(rows: Rows, name: str) -> Rows:
     """The rows of one drafter, or of one method."""
-    return [row for row in rows if name in (row.drafter, row.method)]
+    return rows.where(rows.has("drafter", name) | rows.has("method", name))
 
 
-def by(rows: Iterable[Row], key: Label) -> dict[str, list[Row]]:
-    """Key -> its rows, in the order in which the keys first occur."""
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(key(row), []).append(row)
-    return groups
-
-
-def drafters_table(rows: Sequence[Row], label: Label) -> Table | None:
+def drafters_table(rows: Rows, label: Label) -> Table | None:
     """tau of each drafter in each method by place; None where every method is of one drafter.
 
     Args:
         label: what a row was measured on.
     """
-    drafters = {method: sorted({r.drafter for r in some}) for method, some in by(rows, lambda r: r.method).items()}
+    drafters = {method: sorted(some.distinct("drafter")) for (method,), some in rows.grouped("method").items()}
     if all(len(names) < 2 for names in drafters.values()):
         return None
-    places = list(by(rows, label))
+    places = list(rows.by(label))
     lines = []
     for method, names in drafters.items():
         for name in names:
-            mine = by((r for r in rows if (r.method, r.drafter) == (method, name)), label)
+            mine = rows.where(rows.has("method", method) & rows.has("drafter", name)).by(label)
             summaries = {place: summarize(some) for place, some in mine.items()}
             taus = [(s.tau, *s.tau_interval) if (s := summaries.get(place)) else None for place in places]
             beyond = sum(s.beyond_positions for s in summaries.values())
@@ -89,25 +82,24 @@ class Contrast:
     result: Difference
 
 
-def contrasts_of(rows: Sequence[Row], contrasts: Contrasts, label: Label) -> list[Contrast]:
+def contrasts_of(rows: Rows, contrasts: Contrasts, label: Label) -> list[Contrast]:
     """Every contrast in every place and mode (of draft LVLMs) that both sides were measured in."""
     results = []
     for name, (first, second) in contrasts.items():
         sides = of(rows, first), of(rows, second)
         key = _mode_of(sides)
-        for mode in dict.fromkeys(map(key, sides[0])):
-            one, other = (by((r for r in side if key(r) == mode), label) for side in sides)
+        for mode in sides[0].distinct(key):
+            one, other = (side.where(side.has(key, mode)).by(label) for side in sides)
             results += [Contrast(name, mode, p, paired_difference(one[p], other[p])) for p in one if p in other]
     return results
 
 
-def _mode_of(sides: Iterable[Sequence[Row]]) -> Label:
-    """The mode, or the method where a drafter is in several methods of one mode."""
+def _mode_of(sides: Iterable[Rows]) -> str:
+    """The field that tells modes apart: `mode`, or `method` where a drafter is in several methods of one mode."""
     for side in sides:
-        methods = {(r.mode, r.method) for r in side}
-        if len(methods) > len({mode for mode, _ in methods}):
-            return lambda row: row.method
-    return lambda row: row.mode
+        if len(side.grouped("mode", "method")) > len(side.distinct("mode")):
+            return "method"
+    return "mode"
 
 
 def contrasts_table(contrasts: Sequence[Contrast], order: Sequence[str] = ()) -> Table:
@@ -144,17 +136,17 @@ class TrainingComparison:
         return asdict(self.difference) | {k: v for k, v in asdict(self).items() if k != "difference"}
 
 
-def compare_trainings(rows: Sequence[Row], settings: Comparison) -> TrainingComparison:
+def compare_trainings(rows: Rows, settings: Comparison) -> TrainingComparison:
     """tau of the first stages minus tau of the second in one place and mode, with Student's 95% interval over pairs."""
     pairs = {f"{a} - {b}": (of(rows, a), of(rows, b)) for a, b in zip(settings.first, settings.second, strict=True)}
     difference = seed_difference(pairs)
     assert difference is not None, "two pairs at least"
-    first, second = ([row for pair in pairs.values() for row in pair[side]] for side in (0, 1))
+    first, second = (mine[0].joined(*mine[1:]) for mine in zip(*pairs.values(), strict=True))
     depths = {
         name: tuple(depth.share_of_reached for depth in summarize(some).accepted_by_depth)
         for name, some in (("first", first), ("second", second))
     }
-    same = statistics.fmean(float(row.details.get("plain_is_data", False)) for row in first)
+    same = statistics.fmean(float(details.get("plain_is_data", False)) for details in first.details())
     is_shown = difference.interval[0] > 0 or math.isnan(difference.mean)
     why = () if is_shown else tuple(_why(difference, depths, same))
     return TrainingComparison(difference, depths, same, why)
@@ -233,33 +225,33 @@ class Differences:
         return lines + [sentence(place, comparison) for place, comparison in self.trainings.items()]
 
 
-def mode_differences(rows: Sequence[Row], label: Label) -> dict[str, tuple[Difference, SeedDifference | None]]:
+def mode_differences(rows: Rows, label: Label) -> dict[str, tuple[Difference, SeedDifference | None]]:
     """tau of a draft LVLM that sees the pictures minus that of the same draft without them."""
     differences = {}
-    for place, some in by(rows, label).items():
-        seeing, blind = ([row for row in some if row.mode == mode] for mode in ("M", "T"))
+    for place, some in rows.by(label).items():
+        seeing, blind = (some.where(some.has("mode", mode)) for mode in ("M", "T"))
         if not seeing or not blind or not _unique(seeing) or not _unique(blind):
             continue
-        names = sorted({row.drafter for row in seeing} & {row.drafter for row in blind})
-        pairs = {n: ([r for r in seeing if r.drafter == n], [r for r in blind if r.drafter == n]) for n in names}
+        names = sorted({*seeing.distinct("drafter")} & {*blind.distinct("drafter")})
+        pairs = {n: (seeing.where(seeing.has("drafter", n)), blind.where(blind.has("drafter", n))) for n in names}
         differences[place] = paired_difference(seeing, blind), seed_difference(pairs)
     return differences
 
 
-def _unique(rows: Sequence[Row]) -> bool:
+def _unique(rows: Rows) -> bool:
     """Whether each drafter decoded each request once, that is, no two methods share drafter and mode (with another
     tree, say).
     """
-    return len({(row.drafter, row.request) for row in rows}) == len(rows)
+    return len(rows.grouped("drafter", "request")) == len(rows)
 
 
-def trainings_of(rows: Sequence[Row], settings: Comparison | None, label: Label) -> dict[str, TrainingComparison]:
+def trainings_of(rows: Rows, settings: Comparison | None, label: Label) -> dict[str, TrainingComparison]:
     """Place and mode (or method) -> comparison of the two trainings; empty without `settings`."""
     if settings is None:
         return {}
     named = [of(rows, name) for name in (*settings.first, *settings.second)]
     comparisons, key = {}, _mode_of(named)
-    for place, some in by([row for side in named for row in side], label).items():
-        for mode, mine in by(some, key).items():
+    for place, some in named[0].joined(*named[1:]).by(label).items():
+        for (mode,), mine in some.grouped(key).items():
             comparisons[f"{place}, mode {mode}" if mode else place] = compare_trainings(mine, settings)
     return comparisons

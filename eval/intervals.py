@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -60,8 +60,10 @@ def verdict(interval: Interval) -> Verdict:
     return "above 0" if low > 0 else "below 0" if high < 0 else "includes 0"
 
 
-def ratio(numerator: float, denominator: float) -> float:
-    """NaN where there is nothing to divide by."""
+def ratio(numerator: Any, denominator: Any) -> Any:
+    """Of numbers, or of columns of them; NaN where there is nothing to divide by."""
+    if np.ndim(denominator):
+        return numerator / denominator.where(denominator > 0)
     return numerator / denominator if denominator > 0 else math.nan
 
 

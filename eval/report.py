@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,8 @@ from .contrasts import (
 )
 from .findings import binding_sentence, cautions, findings
 from .html_page import html_page, outside_pictures
-from .measured_rows import PLAIN, Row, write_rows
+from .measured_rows import PLAIN, Row
+from .row_columns import Rows, write_rows
 from .summary import Summary
 from .tables import (
     Figure,
@@ -92,7 +93,7 @@ def _nulls(value: Any) -> Any:
 
 
 def build(
-    rows: Sequence[Row],
+    rows: Iterable[Row],
     *,
     about: Mapping[str, Any],
     methods: Mapping[str, MethodInfo],
@@ -116,10 +117,11 @@ def build(
         sections: of studies and probes.
         warnings: of settings that mislead; findings, too.
     """
+    rows = Rows(rows)
     cells = cells_of(rows, methods)
     assert cells, "nothing was drafted"
     label = labels(rows)
-    single = [row for row in rows if not row.turn and row.method != PLAIN]  # of suites their own tables say more
+    single = rows.where(rows.has("turn", "") & ~rows.has("method", PLAIN))  # of suites their own tables say more
     differences = Differences(
         modes=mode_differences(single, label),
         contrasts=tuple(contrasts_of(single, contrasts or {}, label)),

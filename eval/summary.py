@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ from .intervals import (
     verdict,
 )
 from .measured_rows import Row
+from .row_columns import COUNTS, KEY, PER_CYCLE, TIMES, Rows
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -121,7 +122,7 @@ class Summary:
 
 def summarize(rows: Iterable[Row]) -> Summary:
     """The numbers of some rows, which may come from any number of ranks, in any order."""
-    rows = ordered(rows)
+    rows = Rows(rows).ordered()
     assert rows, "no request to summarize"
     requests, cycles = frames(rows)
     totals, of_cycle = requests.sum(numeric_only=True), cycles.mean()
@@ -135,7 +136,7 @@ def summarize(rows: Iterable[Row]) -> Summary:
     planned_depth = cycles.planned[cycles.planned > 0].mean()  # gamma of a chain, whatever ended its answers
     relative = ratio(t_q, t_p)
     kept_cost, planned_cost = (depth * relative if len(drafting) else 0.0 for depth in (kept_depth, planned_depth))
-    (dsr, esr), of_each = _speedups(totals), [_speedups(request) for request in requests.itertuples()]
+    (dsr, esr), (dsr_of_each, esr_of_each) = _speedups(totals), _speedups(requests)
     numbers = {
         "requests": len(requests),
         "tau": tau,
@@ -177,42 +178,34 @@ def summarize(rows: Iterable[Row]) -> Summary:
         tau_interval=bootstrap(requests.num_emitted, requests.num_cycles),
         accepted_by_depth=_by_depth(cycles),
         accepted_histogram=tuple(np.bincount(cycles.accepted, minlength=1).tolist()),
-        DSR_spread=quartiles([dsr for dsr, _ in of_each]),
-        ESR_spread=quartiles([esr for _, esr in of_each]),
+        DSR_spread=quartiles(dsr_of_each.tolist()),
+        ESR_spread=quartiles(esr_of_each.tolist()),
         time_shares=_time_shares(rows),
-        first_different=next((row.request for row in rows if not row.identical), None),
+        first_different=next(iter(rows.where(~rows.numbers("identical")).texts("request")), None),
         **_differences(rows),
-        beyond_positions=sum(bool(row.details.get("beyond_positions", False)) for row in rows),
+        beyond_positions=sum(bool(details.get("beyond_positions", False)) for details in rows.details()),
         skipped=_skipped(rows),
     )
 
 
-def frames(rows: Sequence[Row]) -> tuple[DataFrame, DataFrame]:
+def frames(rows: Rows) -> tuple[DataFrame, DataFrame]:
     """Two tables in the order of `rows`: a line for each request, and a line for each cycle after a prefill."""
     from pandas import DataFrame  # takes a second, which nobody is to pay who makes no report
 
-    requests = [
-        vars(row)
-        | {
-            "num_cycles": row.num_cycles,
-            "num_emitted": row.num_emitted,
-            "num_drafted": sum(row.drafted),
-            "num_accepted": sum(row.accepted),
-            # The first token comes from the prefill: it is generated, and in no cycle.
-            "generated": row.num_emitted + 1,
-            "plain_decoded": row.plain_tokens - 1,
-            "decode_s": row.total_s - row.prefill_s,
-            "plain_decode_s": row.plain_total_s - row.plain_prefill_s,
-        }
-        for row in rows
-    ]
-    per_cycle = ("planned", "drafted", "nodes", "accepted", "emitted")
-    cycles = {name: [value for row in rows for value in getattr(row, name)] for name in per_cycle}
-    return DataFrame(requests), DataFrame(cycles, dtype=int)
+    requests = DataFrame({name: rows.numbers(name) for name in (*COUNTS, *TIMES)})
+    requests["num_cycles"] = rows.num_cycles()
+    for name in ("emitted", "drafted", "accepted"):
+        requests[f"num_{name}"] = rows.sums(name)
+    # The first token comes from the prefill: it is generated, and in no cycle.
+    requests["generated"] = requests.num_emitted + 1
+    requests["plain_decoded"] = requests.plain_tokens - 1
+    requests["decode_s"] = requests.total_s - requests.prefill_s
+    requests["plain_decode_s"] = requests.plain_total_s - requests.plain_prefill_s
+    return requests, DataFrame({name: rows.cycles(name) for name in PER_CYCLE})
 
 
-def _speedups(of: Any) -> tuple[float, float]:
-    """DSR and ESR of a request of `frames`, or of the sums of several: seconds a token of plain decoding over those of
+def _speedups(of: Any) -> tuple[Any, Any]:
+    """DSR and ESR of the requests of `frames`, or of their sums: seconds a token of plain decoding over those of
     drafting, without the prefill and with it. Of equal answers the tokens cancel.
     """
     return (
@@ -231,33 +224,29 @@ def _by_depth(cycles: DataFrame) -> tuple[Depth, ...]:
     return tuple(Depth(d, n, hits / n, hits / tried if tried else None) for d, (n, hits, tried) in per_depth)
 
 
-def _differences(rows: Sequence[Row]) -> dict[str, Any]:
+def _differences(rows: Rows) -> dict[str, Any]:
     """The fields of `Summary` that explain answers that are not plain decoding's, as far as rows say."""
-    known = [{"request": r.request, **r.details["difference"]} for r in rows if "difference" in r.details]
+    named = zip(rows.texts("request"), rows.details(), strict=True)
+    known = [{"request": name, **details["difference"]} for name, details in named if "difference" in details]
     known.sort(key=lambda d: (d["tie"], -math.inf if d["ulps"] is None else -d["ulps"]))
     return {"ties": sum(d["tie"] for d in known), "differences": tuple(known)}
 
 
-def _skipped(rows: Sequence[Row]) -> float | None:
-    known = [row for row in rows if "skipped_cycles" in row.details]
-    return ratio(sum(r.details["skipped_cycles"] for r in known), sum(r.num_cycles for r in known)) if known else None
+def _skipped(rows: Rows) -> float | None:
+    known = [(n, d["skipped_cycles"]) for n, d in zip(rows.num_cycles(), rows.details(), strict=True)
+             if "skipped_cycles" in d]  # fmt: skip
+    return ratio(sum(skipped for _, skipped in known), sum(int(n) for n, _ in known)) if known else None
 
 
-def _time_shares(rows: Sequence[Row]) -> dict[str, float]:
-    names = dict.fromkeys(name for row in rows for name in row.parts_s)
-    sums = {name: sum(row.parts_s.get(name, 0.0) for row in rows) for name in names}
+def _time_shares(rows: Rows) -> dict[str, float]:
+    sums = {name: sum(seconds.tolist()) for name, seconds in rows.parts().items()}
     return {name: ratio(seconds, sum(sums.values())) for name, seconds in sums.items()}
-
-
-def ordered(rows: Iterable[Row]) -> list[Row]:
-    """By request first, so that the bootstrap resamples the same requests for every method."""
-    return sorted(rows, key=lambda row: (row.request, *map(str, row.key)))
 
 
 def tau_of(rows: Iterable[Row]) -> float:
     """Tokens of all cycles over cycles; NaN without a cycle."""
-    rows = list(rows)
-    return ratio(sum(r.num_emitted for r in rows), sum(r.num_cycles for r in rows))
+    rows = Rows(rows)
+    return ratio(int(rows.sums("emitted").sum()), int(rows.num_cycles().sum()))
 
 
 @dataclass(frozen=True)
@@ -278,9 +267,10 @@ def paired_difference(first: Iterable[Row], second: Iterable[Row]) -> Difference
     of their names.
     """
     nothing = Difference(math.nan, (math.nan, math.nan), "not measured", 0)
-    if not (first := list(first)) or not (second := list(second)):
+    first, second = Rows(first), Rows(second)
+    if not first or not second:
         return nothing
-    sides = [frames(rows)[0] for rows in (first, second)]
+    sides = [frames(rows)[0].assign(**{name: rows.texts(name) for name in KEY}) for rows in (first, second)]
     names = [set(side.drafter) for side in sides]
     if names[0] != names[1]:
         assert len(names[0]) == len(names[1]), "a request stands twice on one side"

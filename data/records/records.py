@@ -26,7 +26,7 @@ from ...core.files import open_data, parse_json
 from ...core.locks import Lock
 from . import scan
 from .kept_arrays import read_arrays, write_arrays
-from .record import check_record, num_clips, num_images, num_learned, num_words
+from .record import check_record, num_clips, num_images, num_learned, num_words, usual_text
 from .workers import num_processes, quiet_worker
 
 _FORMAT = 7  # of a kept index and of the checks it holds: count up when either changes
@@ -41,6 +41,7 @@ COLUMNS: dict[str, type[np.generic]] = {
     "clips": np.int16,
     "answers": np.int32,  # to learn; 0: a question alone
 }
+_TYPES = COLUMNS | {"id_hashes": np.int64}
 
 
 class Reader(Protocol):
@@ -239,18 +240,22 @@ def joined(reader: Reader, parts: list[Part], hint: str) -> RecordFile:
 
 
 def _scan_pieces(path: Path) -> list[Part] | None:
-    """The parts of a large file, by several processes; None where that does not help or a cut was wrong."""
-    if num_processes() < 2 or path.stat().st_size < 4 * scan.CHUNK:
-        return None
+    """The parts of a file, of a large one by several processes; None where a cut was wrong, or the file is broken."""
     cuts = scan.cuts(path)
-    return by_processes(functools.partial(_scan_piece, path), cuts[:-1], cuts[1:])
+    scan_piece = functools.partial(_scan_piece, path)
+    if num_processes() > 1 and path.stat().st_size >= 4 * scan.CHUNK:
+        return by_processes(scan_piece, cuts[:-1], cuts[1:])
+    return _all_of(list(map(scan_piece, cuts[:-1], cuts[1:])))
 
 
 def by_processes(scan_piece: Callable[..., Part | None], *arguments: Iterable[Any]) -> list[Part] | None:
     """The parts of all pieces in their order; None where one of them is None."""
     fork = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(num_processes(), mp_context=fork, initializer=quiet_worker, initargs=(0,)) as pool:
-        parts = list(pool.map(scan_piece, *arguments))
+        return _all_of(list(pool.map(scan_piece, *arguments)))
+
+
+def _all_of(parts: list[Part | None]) -> list[Part] | None:
     whole = [part for part in parts if part is not None]
     return whole if len(whole) == len(parts) else None
 
@@ -264,25 +269,39 @@ def _scan_piece(path: Path, start: int, stop: int) -> Part | None:
 
 def scan_part(entries: Iterable[scan.Entry]) -> Part:
     """What an index holds of records that come one by one."""
-    rows: list[tuple[int, ...]] = []  # in the order of `COLUMNS`, and the id's hash
+    rows: list[int] = []  # of record after record
+    words: list[np.ndarray] = []
+    texts: list[bytes] = []  # whose words are counted together, a few at a time
     problems: dict[int, str] = {}
     kinds: dict[str, int] = {}
     for number, (offset, size, record) in enumerate(entries):
-        if problem := check_record(record):
+        if len(texts) == 256:
+            words.append(num_words(texts))
+            texts.clear()
+        text = usual_text(record)
+        if text is None and (problem := check_record(record)):
             problems[number] = problem
-            rows.append((offset, size, 0, 0, 0, 0, 0))
+            texts.append(b"")
+            rows += (offset, size, 0, 0, 0, 0, 0)
             continue
-        words = num_words(" ".join([turn["value"] for turn in record["conversations"]]))
-        images, clips, name = num_images(record), num_clips(record), record.get("id")
-        kinds.setdefault(type(name).__name__, number)
+        if text is None:
+            text = " ".join([turn["value"] for turn in record["conversations"]]).encode()
+            images, clips = num_images(record), num_clips(record)
+        else:
+            images, clips = bool(record.get("image")), 0
+        texts.append(text)
+        name = record.get("id")
+        kind = type(name).__name__
+        if kind not in kinds:
+            kinds[kind] = number
         # Python's own hash differs from process to process, but not between forked ones.
         id_hash = 0 if name is None else hash(str(name))
-        lengths = words if images or clips else -words
-        rows.append((offset, size, lengths, images, clips, num_learned(record), id_hash))
-    table = np.array(rows, dtype=np.int64).reshape(-1, len(COLUMNS) + 1)
-    types = COLUMNS | {"id_hashes": np.int64}
-    columns = {name: table[:, place].astype(kind) for place, (name, kind) in enumerate(types.items())}
-    return Part(columns, problems, kinds)
+        rows += (offset, size, 1 if images or clips else -1, images, clips, num_learned(record), id_hash)
+    table = np.array(rows, dtype=np.int64).reshape(-1, len(_TYPES))
+    table[:, 2] *= np.concatenate([*words, num_words(texts)])
+    return Part(
+        {name: table[:, place].astype(kind) for place, (name, kind) in enumerate(_TYPES.items())}, problems, kinds
+    )
 
 
 def duplicates(hashes: np.ndarray) -> np.ndarray:

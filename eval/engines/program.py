@@ -150,7 +150,7 @@ def run_program(
     if not answers.exists():
         raise UserError("the engine ended and wrote no answers", where=str(log), hint="read its log")
     hint = f"read its log ({log}); the disk may be full: run it again"
-    return read_json_lines(answers, dict[str, Any], hint=hint, max_bytes=SMALL_BYTES, once=True)
+    return list(read_json_lines(answers, dict[str, Any], hint=hint, max_bytes=SMALL_BYTES, once=True))
 
 
 def ended(code: int) -> str:

@@ -17,6 +17,8 @@ import json
 import os
 import random
 import resource
+import shutil
+import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -192,6 +194,7 @@ def main() -> None:
     parser = timing.options(__doc__)
     parser.add_argument("--records", type=int, default=665000)
     parser.add_argument("--samples", type=int, default=20000, help="read at random after opening")
+    parser.add_argument("--rounds", type=int, default=5, help="fresh processes for each line")
     parser.add_argument("--suffix", choices=(".json", ".jsonl"), default=".json")
     parser.add_argument("--loader", action="store_true", help="compare with a plain DataLoader instead")
     parser.add_argument("--pairs", type=int, default=15, help="of --loader")
@@ -207,15 +210,22 @@ def main() -> None:
             timing.header(f"4,000 records, {options.pairs} pairs")
             return time_loaders(path.with_suffix(".json"), options.pairs)
         generate(path, options.records)
-        timing.header(f"{options.records} records, {path.stat().st_size / 1e6:.0f} MB of {options.suffix}")
+        size = f"{options.records} records, {path.stat().st_size / 1e6:.0f} MB of {options.suffix}"
+        timing.header(f"{size}, seed 0, n {options.rounds}")
         few, many = options.samples // 10, options.samples
         timing.table("start", "opening the data", "CPU", "grouping by modality", "memory after opening",
                      f"added by {few:,} samples", f"added by {many:,}", "samples a second", "peak RSS",
                      "peak RSS of an index reader")  # fmt: skip
         for name in ("cold (two processes build the index)", "warm (the index exists)"):
-            process = timing.fresh_process("--samples", options.samples, "--measure", path)
-            found = json.loads(timing.answer_of(process))
-            timing.row(name, f"{found['open_s']:.2f} s", f"{found['cpu_s']:.1f} s", f"{found['order_s']:.2f} s",
+            several = []
+            for _ in range(options.rounds):
+                if name.startswith("cold"):
+                    shutil.rmtree(path.parent / "cache", ignore_errors=True)
+                process = timing.fresh_process("--samples", options.samples, "--measure", path)
+                several.append(json.loads(timing.answer_of(process)))
+            found = {key: statistics.median(one[key] for one in several) for key in several[0]}
+            opening, used = (timing.spread([one[key] for one in several], 2, unit=" s") for key in ("open_s", "cpu_s"))
+            timing.row(name, opening, used, f"{found['order_s']:.2f} s",
                        *(f"{found[key]:.0f} MiB" for key in ("open_mib", "tenth_mib", "rest_mib")),
                        f"{found['samples_per_s']:,.0f}",
                        *(f"{found[key]:.0f} MiB" for key in ("peak_rss_mib", "reader_peak_rss_mib")))  # fmt: skip

@@ -35,10 +35,11 @@ from draftsmith.data.captioned.prompts import ImagePrompt
 from draftsmith.eval import tables
 from draftsmith.eval.lantern import LanternConfig, lantern
 from draftsmith.eval.loop import Decoding, generate
-from draftsmith.eval.measured_rows import PLAIN, Row, grouped, read_rows
+from draftsmith.eval.measured_rows import PLAIN, Row, grouped
 from draftsmith.eval.pair import open_pair
 from draftsmith.eval.policies import Draw
 from draftsmith.eval.quality import LOWER_IS_BETTER
+from draftsmith.eval.row_columns import read_rows
 from draftsmith.eval.rules import RULES
 from draftsmith.eval.studies.drawn.method_figures import TradeOff, trade_off
 from draftsmith.models.decoding.warp import Warp

@@ -103,7 +103,7 @@ def test_lines(tmp_path: Path) -> None:
     with open(path, "ab") as file:
         file.write(b'{"bytes": 3, "sh')
     with pytest.raises(UserError, match="not valid JSON") as error:
-        files.read_json_lines(path, Entry, hint="")
+        list(files.read_json_lines(path, Entry, hint=""))
     assert error.value.where == f"{path}, line 3"
 
 

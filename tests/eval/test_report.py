@@ -6,8 +6,8 @@ import re
 
 import pytest
 from draftsmith.core.errors import UserError
-from draftsmith.eval.measured_rows import read_rows
 from draftsmith.eval.report import Comparison, build, write
+from draftsmith.eval.row_columns import read_rows
 from draftsmith.eval.tables import Column, Figure, ReportSection, Table, markdown
 from markdown_it import MarkdownIt
 from PIL import Image

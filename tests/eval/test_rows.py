@@ -6,8 +6,10 @@ import random
 
 import pytest
 from draftsmith.core.errors import UserError
+from draftsmith.eval.generation_rows import measure, time_parts
 from draftsmith.eval.loop import Cycle, Generation
-from draftsmith.eval.measured_rows import PLAIN, Row, grouped, measure, read_rows, time_parts, write_rows
+from draftsmith.eval.measured_rows import PLAIN, Row, grouped
+from draftsmith.eval.row_columns import read_rows, write_rows
 
 from .rows import a_row, random_rows
 

@@ -9,7 +9,7 @@ import torch
 from draftsmith.core.batch import ImageRequest
 from draftsmith.core.errors import UserError
 from draftsmith.eval.policies import Chain
-from draftsmith.trainers.evaluate import measuring, resume_log
+from draftsmith.trainers.evaluate import measuring
 from draftsmith.trainers.evaluate.clock import clock_of
 from draftsmith.trainers.evaluate.measuring import Measuring
 from draftsmith.trainers.run.progress import StageLine
@@ -196,26 +196,3 @@ def test_lengths_measured_alone_and_in_turn_are_kept_alike(decoded, tmp_path):
     assert together == apart
     # Two temperatures, two lengths of answers: of eight cells one was there.
     assert opened.count(("36", 0)) == 3 and opened.count(("288", 0)) == 4
-
-
-def test_each_log_is_shared_out_as_if_it_stood_alone(monkeypatch, tmp_path):
-    """By any number of ranks: so a run resumes with another number of them."""
-    monkeypatch.setattr(resume_log.ranks, "share", lambda count, in_step: range(1, count, 2))
-    left, done = [], []
-
-    def work(part, index):
-        done.append((part, index))
-        return index
-
-    def finish(value):
-        for part, count in enumerate((5, 2)):  # the other rank's
-            log = resume_log.ResumeLog(tmp_path / f"log-{part}")
-            for index in range(0, count, 2):
-                log.add(str(index), index)
-        return [value]
-
-    monkeypatch.setattr(resume_log.ranks, "gather", finish)
-    stems = [tmp_path / "log-0", tmp_path / "log-1"]
-    values = resume_log.resumed_in_turn(stems, [5, 2], work, Stop(), before=lambda *about: left.append(about))
-    assert left == [(0, [1, 3]), (1, [1])] and done == [(0, 1), (1, 1), (0, 3)]
-    assert values == [[0, 1, 2, 3, 4], [0, 1]]

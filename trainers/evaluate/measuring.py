@@ -18,9 +18,11 @@ from ...core import ranks
 from ...core.errors import UserError
 from ...data.lengths import count_long
 from ...eval.first_difference import first_difference
+from ...eval.generation_rows import measure
 from ...eval.loop import Clock, Decoding, EmbeddedRequest, Generation, embed_once, generate
-from ...eval.measured_rows import PLAIN, Row, measure
+from ...eval.measured_rows import PLAIN, Row
 from ...eval.policies import Chain, Draw
+from ...eval.row_columns import Rows
 from ...eval.rules import RULES
 from ...models.decoding.warp import Warp
 from ..run.context import Context
@@ -52,7 +54,7 @@ class Measured:
         plain: plain decoding's of each request, in their order; None where the request is left out.
     """
 
-    rows: list[Row]
+    rows: Rows
     plain: list[Row | None]
 
     @property
@@ -81,7 +83,7 @@ class Measuring:
     left_out: dict[str, str] = field(default_factory=dict)  # set -> how many of how many requests cannot be read
     _warm: Counter[Any] = field(default_factory=Counter)
 
-    def all(self, sets: Sequence[RequestSet]) -> list[Row]:
+    def all(self, sets: Sequence[RequestSet]) -> Rows:
         """Rows of all ranks, at every temperature and length of answers.
 
         Args:
@@ -92,16 +94,12 @@ class Measuring:
         measured = [self.at(sets, t, length) for t in self.stage.temperatures for length in self.lengths]
         for requests, last in zip(sets, measured[-1], strict=True):
             self.tell(requests, last)
-        return [row for one_set in zip(*measured, strict=True) for part in one_set for row in part.rows]
+        return Rows(row for one_set in zip(*measured, strict=True) for part in one_set for row in part.rows)
 
     def announce(self, sets: Sequence[RequestSet], *, others: bool = False) -> None:
-        """Tell how many requests this rank will decode; `others`: and more, which are not known yet."""
-        each = sum(len(self._share(requests)) for requests in sets)
-        total = 0 if others else each * len(self.stage.temperatures) * len(self.lengths)
-        self._line.count("request", total, is_share=not self.context.stop.in_step)
-
-    def _share(self, requests: RequestSet) -> range:
-        return ranks.share(len(requests), in_step=self.context.stop.in_step)
+        """Tell how many requests all ranks will decode; `others`: and more, which are not known yet."""
+        total = 0 if others else sum(map(len, sets)) * len(self.stage.temperatures) * len(self.lengths)
+        self._line.count("request", total)
 
     @property
     def _line(self) -> StageLine:
@@ -149,7 +147,7 @@ class Measuring:
             return [row.to_json() for row in rows]
 
         def before(part: int, left: Sequence[int]) -> None:
-            self._line.skip(len(self._share(sets[part])) - len(left))
+            self._line.skip(len(sets[part]) - len(left))
             self._warm_up(sets[part], left, decodings, temperature)
 
         kept = resumed_in_turn(
@@ -158,6 +156,8 @@ class Measuring:
             decode,
             self.context.stop,
             before=before,
+            expected=lambda part, index: sets[part].expected(index),
+            others=self._line.add,
         )
         return [_measured(values, stem) for values, stem in zip(kept, stems, strict=True)]
 
@@ -314,5 +314,5 @@ class Measuring:
 
 
 def _measured(kept: Sequence[list[dict[str, Any]] | None], stem: Path) -> Measured:
-    each = [[Row.from_json(value, where=stem) for value in values or ()] for values in kept]
-    return Measured([row for rows in each for row in rows], [rows[0] if rows else None for rows in each])
+    plain = [Row.from_json(values[0], where=stem) if values else None for values in kept]
+    return Measured(Rows(Row.from_json(value, where=stem) for values in kept for value in values or ()), plain)

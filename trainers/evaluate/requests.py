@@ -85,6 +85,10 @@ class ConversationSet:
     def __len__(self) -> int:
         return len(self.dataset)
 
+    def expected(self, index: int) -> float:
+        """How long a request takes beside others: the words of its conversation, the data's own answer among them."""
+        return abs(int(self.dataset.lengths[index]))
+
     def open(self, index: int, target: Any) -> Opened | None:
         """Request `index`, or None where its files cannot be read and `on_error: skip` leaves it out (and lists it).
 
@@ -128,6 +132,10 @@ class PromptSet:
 
     def __len__(self) -> int:
         return len(self.prompts)
+
+    def expected(self, index: int) -> float:
+        """All pictures have the same number of tokens."""
+        return 0.0
 
     def open(self, index: int, target: Any) -> Opened | None:
         """Prompt `index` as a request. It is never left out, and `target` is not read."""

@@ -7,9 +7,11 @@ a checksum: a changed digit is valid JSON still.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-from collections.abc import Callable, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,9 @@ class ResumeLog:
         self.values[key] = value
 
 
+Unit = list[tuple[int, int]]  # items (number of the log, index) that one rank does one after the other
+
+
 def resumed(
     stem: Path,
     count: int,
@@ -82,7 +87,7 @@ def resumed(
     Args:
         stem: of the log's files.
         work: index -> a value of JSON types; None: the item is left out, and tried again by the next run.
-        before: is told the items of this rank that are left to do.
+        before: is told the items that are left to do.
 
     Raises:
         Stopped: on all ranks, where one was asked to stop: after the item in hand, which is kept.
@@ -97,31 +102,35 @@ def resumed_in_turn(
     stop: Stop,
     *,
     before: Callable[[int, Sequence[int]], None] = lambda part, left: None,
+    expected: Callable[[int, int], float] = lambda part, index: 0.0,
+    others: Callable[[int], None] = lambda count: None,
 ) -> list[list[Any]]:
     """`resumed` for several logs whose items are worked on in turn: item 0 of each log, then item 1 of each.
 
-    A rank has the items of a log that it would have if the log stood alone.
+    Several ranks draw from one queue, the longest first, so that all end at nearly the same time.
 
     Args:
         counts: items of each log.
         work: (number of the log, index) -> a value of JSON types, or None.
-        before: is told, log by log and before any item, what this rank has left to do.
+        before: is told, log by log and before any item, what is left to do.
+        expected: (number of the log, index) -> how long an item takes, in any unit.
+        others: is told how many items other ranks have taken, whenever this one draws.
 
     Returns:
         The values of each log.
     """
     logs = [ResumeLog(stem) for stem in stems]
     _agree(logs, stop)
-    left = [
-        [index for index in ranks.share(count, in_step=stop.in_step) if str(index) not in log.values]
-        for log, count in zip(logs, counts, strict=True)
-    ]
+    # Another rank may see a file a moment later: all draw from what rank 0 has read.
+    left: list[list[int]] = ranks.broadcast(
+        [[index for index in range(n) if str(index) not in log.values] for log, n in zip(logs, counts, strict=True)]
+    )
     nowhere: list[tuple[int, int]] = []
     stopped: str | None = None
     try:
         for part, indices in enumerate(left):
             before(part, indices)
-        for index, part in sorted((index, part) for part, indices in enumerate(left) for index in indices):
+        for part, index in dealt(units(left, expected), others, in_step=stop.in_step):
             log = logs[part]
             stop.check(f"in {stems[part].name}, {len(log.values):,} of {counts[part]:,} are kept")
             value = work(part, index)
@@ -131,7 +140,7 @@ def resumed_in_turn(
                 log.add(str(index), value)
     except Stopped as asked:
         stopped = str(asked).removeprefix("stopped ")
-    # Ranks have different numbers of items left: all meet here, and all stop where one was asked to.
+    # Ranks have done different numbers of items: all meet here, and all stop where one was asked to.
     each = ranks.gather((stopped, nowhere))
     stop.settle(place for place, _ in each)
     left_out = {item for _, its in each for item in its}
@@ -144,6 +153,32 @@ def resumed_in_turn(
         [None if (part, index) in left_out else log.values[str(index)] for index in range(count)]
         for part, (log, count) in enumerate(zip(logs, counts, strict=True))
     ]
+
+
+def units(left: Sequence[Sequence[int]], expected: Callable[[int, int], float]) -> list[Unit]:
+    """The items of one index in each log that has it left, by index.
+
+    With several ranks by expected time, the longest first; the short ones at the end fill what is uneven.
+    """
+    at: dict[int, Unit] = {}
+    for index, part in sorted((index, part) for part, indices in enumerate(left) for index in indices):
+        at.setdefault(index, []).append((part, index))
+    several = ranks.world_size() > 1
+    return sorted(at.values(), key=lambda unit: -sum(expected(*item) for item in unit) if several else 0)
+
+
+def dealt(queue: Sequence[Unit], others: Callable[[int], None], *, in_step: bool) -> Iterator[tuple[int, int]]:
+    """The items that this rank has to do: all of one that is alone, and of ranks in step; else those that it draws."""
+    if in_step or ranks.world_size() == 1:
+        yield from itertools.chain(*queue)
+        return
+    name = ranks.broadcast(uuid.uuid4().hex)
+    place = 0
+    while (drawn := min(ranks.draw(name), len(queue))) < len(queue):
+        others(sum(map(len, queue[place:drawn])))
+        yield from queue[drawn]
+        place = drawn + 1
+    others(sum(map(len, queue[place:])))
 
 
 def _agree(logs: Sequence[ResumeLog], stop: Stop) -> None:

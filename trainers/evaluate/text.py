@@ -16,8 +16,8 @@ from ...core.errors import UserError
 from ...data.end_tokens import end_ids
 from ...data.suites.suite import Suite
 from ...eval import text_quality
-from ...eval.measured_rows import Row
 from ...eval.pair import open_pair
+from ...eval.row_columns import Rows
 from ...eval.studies.ensemble_weights import (
     WeightsFigure,
     as_data,
@@ -69,10 +69,10 @@ def run(stage: EvaluateSettings, context: Context) -> None:
     capture_target(stage.graphs, target, measuring.drafting, stage.capacity)
     capture_heads(stage.graphs, target, measuring.drafting, stage.capacity)
     measuring.announce(sets, others=bool(suites or talks))
-    rows: list[Row] = []
+    rows = Rows()
     # The lengths of a benchmark follow each other.
     for _, at_lengths in itertools.groupby(sets, key=lambda requests: requests.benchmark):
-        rows += measuring.all([*at_lengths])
+        rows.extend(measuring.all([*at_lengths]))
     binding = stage.probes.binding
     bound = None if binding is None else probes.binding(binding, opening, measuring, processor)
     runs = [TabedRun(section, suite, opening, measuring) for section, suite in suites]
@@ -80,10 +80,12 @@ def run(stage: EvaluateSettings, context: Context) -> None:
     early: list[str] = []
     for talk in talks:
         some, said = talk.measure(measuring)
-        rows, early, sets = rows + some, early + said, sets + talk.first_turns
+        rows.extend(some)
+        early, sets = early + said, sets + talk.first_turns
     for suite_run in runs:
         some, said = suite_run.measure()
-        rows, notes = rows + some, notes + said
+        rows.extend(some)
+        notes += said
         sets = sets + suite_run.first_turns
     if not rows:
         raise UserError("no request of any set could be read", where=str(context.folder / "skipped.jsonl"),
@@ -106,7 +108,7 @@ def _report(
     measuring: Measuring,
     runs: list[TabedRun],
     sets: list[ConversationSet],
-    rows: list[Row],
+    rows: Rows,
     notes: list[str],
     early: list[str],
     bound: dict[str, Any] | None,
@@ -133,7 +135,7 @@ def _report(
 
 
 def _decode_along(
-    stage: EvaluateSettings, context: Context, measuring: Measuring, sets: list[ConversationSet], rows: list[Row]
+    stage: EvaluateSettings, context: Context, measuring: Measuring, sets: list[ConversationSet], rows: Rows
 ) -> None:
     """What `_report` decodes, on a rank that holds a part of the target. Its figures and numbers are thrown away."""
     with tempfile.TemporaryDirectory() as folder:
@@ -148,14 +150,14 @@ def _held(measuring: Measuring) -> dict[str, HeldVisual]:
     return {one.name: one.held_visual for one in measuring.drafting if one.held_visual is not None}
 
 
-def _about(stage: EvaluateSettings, rows: list[Row]) -> dict[str, Any]:
+def _about(stage: EvaluateSettings, rows: Rows) -> dict[str, Any]:
     tower = "runs once for each request and repeat; its time counts in every method's prefill, also in plain decoding's"
     prompts = {b.convention for b in stage.benchmarks.values() if isinstance(b, SetsBenchmark)}
     return {
         "max_new_tokens": stage.max_new_tokens,
         "answers": "end at the end token" if stage.stop_at_end else "go on after the end token",
         **({"prompts": ", ".join(sorted(prompts))} if prompts else {}),
-        **({"vision tower": tower} if any(row.visual_tokens for row in rows) else {}),
+        **({"vision tower": tower} if rows.numbers("visual_tokens").any() else {}),
     }
 
 
@@ -201,7 +203,7 @@ def _draft_models(stage: EvaluateSettings, drafters: Drafters) -> dict[str, Any]
 
 
 def _probe(
-    stage: EvaluateSettings, context: Context, measuring: Measuring, sets: list[ConversationSet], rows: list[Row]
+    stage: EvaluateSettings, context: Context, measuring: Measuring, sets: list[ConversationSet], rows: Rows
 ) -> list[ReportSection]:
     """The report's sections on what the probes read; at the lowest temperature, where most methods can be used."""
     settings = stage.probes
@@ -212,7 +214,7 @@ def _probe(
         return []
     decoding = measuring.plainly(temperature, max(measuring.lengths))
     probing = probes.Probing(settings, context, measuring.target, labelled, decoding)
-    return probing.report(sets, [row for row in rows if row.temperature == temperature], watched=watched)
+    return probing.report(sets, rows.where(rows.has("temperature", temperature)), watched=watched)
 
 
 def record_weights(measuring: Measuring, requests: ConversationSet, count: int) -> list[WeightsFigure]:

@@ -11,6 +11,7 @@ from ...data.dataset import ConversationDataset
 from ...data.suites.suite import BENCHMARK, DEPENDENT, OOD, QUESTIONS, Suite
 from ...data.suites.suite_hub import fetch
 from ...eval.measured_rows import Medium, Row
+from ...eval.row_columns import Rows
 from ...eval.studies.tabed import FIRST, Plan, SetInfo, tabed_section
 from ...eval.tables import ReportSection
 from ..run.context import Context
@@ -55,14 +56,14 @@ class TabedRun:
         self.tasks = list(section.tasks) if section.turns == 2 else []
         self.first_turns: list[ConversationSet] = []
 
-    def measure(self) -> tuple[list[Row], list[str]]:
+    def measure(self) -> tuple[Rows, list[str]]:
         """Rows of every request and method, and what is to be said of them."""
-        rows: list[Row] = []
+        rows = Rows()
         notes: list[str] = []
         for temperature in self.measuring.stage.temperatures:
             for length in self.measuring.lengths:
                 some, silent = self._at(temperature, length)
-                rows += some
+                rows.extend(some)
                 notes += [
                     f"Rows without a second turn, because the target's first answer is empty or its record cannot be "
                     f"read: {name} {count}."
@@ -70,9 +71,9 @@ class TabedRun:
                 ]
         return rows, list(dict.fromkeys(notes))
 
-    def _at(self, temperature: float, max_new_tokens: int) -> tuple[list[Row], dict[str, int]]:
+    def _at(self, temperature: float, max_new_tokens: int) -> tuple[Rows, dict[str, int]]:
         limit, convention = self.section.data.max_samples, self.section.convention
-        rows: list[Row] = []
+        rows = Rows()
         silent: dict[str, int] = {}
         # Second turns follow the answers, which differ with temperature and length.
         place = self.folder / f"T{temperature:g}-{max_new_tokens}"
@@ -82,7 +83,7 @@ class TabedRun:
             first = self._turn(name, FIRST, records, self.form, self.folder / name)
             self.first_turns.append(first)
             measured = self._measure(first, temperature, max_new_tokens)
-            rows += measured.rows
+            rows.extend(measured.rows)
             answers = ["" if row is None else self.measuring.text(row.tokens, special=True) for row in measured.plain]
             for task in self.tasks if info.group == "benchmark" else ():
                 records = self.suite.second_turns(name, task, convention, limit, answers)
@@ -90,7 +91,7 @@ class TabedRun:
                     silent[name] = len(answers) - len(records)
                 if records:
                     second = self._turn(name, task, records, self._second_form(), place / name)
-                    rows += self._measure(second, temperature, max_new_tokens).rows
+                    rows.extend(self._measure(second, temperature, max_new_tokens).rows)
         return rows, silent
 
     def _measure(self, requests: ConversationSet, temperature: float, max_new_tokens: int) -> Measured:

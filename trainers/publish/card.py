@@ -16,9 +16,9 @@ from ...core.markdown import Markup, block, cell, code, label, plain, sentence
 from ...core.templates import filled
 from ...eval.cells import RELAXED, MethodInfo, cells_of
 from ...eval.findings import own_findings
-from ...eval.measured_rows import read_rows
 from ...eval.published_section import PublishedSection
 from ...eval.report import described
+from ...eval.row_columns import read_rows
 from ...eval.run_tables import overview
 from ...eval.tables import Items, items_markdown, markdown
 from .folder import REPORT

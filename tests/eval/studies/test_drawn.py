@@ -8,9 +8,10 @@ from draftsmith.core.batch import ImageRequest
 from draftsmith.core.errors import UserError
 from draftsmith.data.shards.codes import ShardData, ShardSamples
 from draftsmith.data.shards.shards import claim, finish, write_shard
+from draftsmith.eval.generation_rows import measure
 from draftsmith.eval.lantern import LanternConfig
 from draftsmith.eval.loop import Decoding, generate
-from draftsmith.eval.measured_rows import PLAIN, measure
+from draftsmith.eval.measured_rows import PLAIN
 from draftsmith.eval.policies import Draw, DynamicTree
 from draftsmith.eval.rules import RULES
 from draftsmith.eval.studies.drawn import AnalysisConfig, encoded_pictures, read_pictures
