@@ -3,10 +3,10 @@
 
     scripts/bench/benchmark_identity.py weights/smollm2 PROMPTS.json --count 20
 
-Prompt look-up drafts for each prompt. Where an answer parts from plain decoding's, both tokens are scored by the target's
-own weights in float64. Three kinds of target: its scores rounded to 16 bits as its LM head makes them, the same head
-computed in float32, and all of it in float32. A second table compares the bits of a product over one row with those over
-several, for the sizes of the target's layers: rows that differ there are why answers part.
+Prompt look-up drafts for each prompt. Where an answer parts from plain decoding's, both tokens are scored by the
+target's own weights in float64. Three kinds of target: its scores rounded to 16 bits as its LM head makes them, the
+same head computed in float32, and all of it in float32. A second table compares the bits of a product over one row with
+those over several, for the sizes of the target's layers: rows that differ there are why answers part.
 """
 
 import argparse
