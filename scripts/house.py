@@ -43,7 +43,7 @@ EXTRAS = {
         "trainers/serve/workers/", "eval/engines/", "recipes/commands/verify_engine.py",
     ),
     "studies": ("eval/studies/",),
-    "shapes": ("data/shapes/",),
+    "shapes": ("data/shapes/", "trainers/stages/generate.py"),
 }  # fmt: skip
 # Words by which code names a family; files with the word in their path are the family's own.
 FAMILIES = ("llava", "qwen", "llamagen", "anole", "gemma", "internvl", "mistral")

@@ -99,6 +99,7 @@ UNIONS = {
     "models/drafters/__init__.py",
     "models/families/table.py",
     "recipes/commands/cli.py",
+    "recipes/schema.py",
 }
 
 FAMILIES = ("anole", "causal", "gemma", "internvl", "llamagen", "llava", "mistral", "qwen", "qwen35")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -172,11 +171,11 @@ def _too_long(data: ConversationData, form: PromptFormat, files: OnDisk, visual:
     )
 
 
-def generated(plan: Planned, *, only: Collection[str] | None = None) -> int | None:
+def generated(plan: Planned, *, without_pictures: bool = False) -> int | None:
     """Records of the splits and mixtures that an earlier stage will write; None: the data is from elsewhere.
 
     Args:
-        only: kinds of scenario that are counted; about, where a mixture or max_samples takes a part of a split.
+        without_pictures: count these alone; about, where a mixture or max_samples takes a part of a split.
     """
     maker = plan.maker("data")
     # Another section of the stage, its validation say, may take data from a stage where `data` names files.
@@ -191,7 +190,8 @@ def generated(plan: Planned, *, only: Collection[str] | None = None) -> int | No
             taken = Share(JsonFile(Path(split)), strategy).count(counts[split]) / max(1, counts[split])
             kinds = {kind: n for kind, n in source.splits[split].items() if data.kinds is None or kind in data.kinds}
             total += taken * sum(kinds.values())
-            counted += taken * sum(n for kind, n in kinds.items() if only is None or kind in only)
+            wanted = source.without_pictures if without_pictures else kinds.keys()
+            counted += taken * sum(kinds[kind] for kind in kinds.keys() & wanted)
     return round(counted * min(1.0, (data.max_samples or total) / total)) if total else 0
 
 

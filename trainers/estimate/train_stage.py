@@ -14,7 +14,6 @@ from ...data.dataset import ConversationData
 from ...data.families.llava import is_tiled
 from ...data.loader import steps_per_epoch
 from ...data.media import ImageReader
-from ...data.shapes.scenarios import WITHOUT_PICTURES
 from ...models.families.sizes import empty_model, parameter_counts
 from ...models.families.table import training_of
 from ...models.formats.start import is_own
@@ -234,7 +233,7 @@ def _counted(plan: Planned) -> tuple[tuple[int, int], str] | None:
         return None
     if how == "declared":
         return _declared(plan.stage.expected)
-    text = generated(plan, only=WITHOUT_PICTURES) or 0
+    text = generated(plan, without_pictures=True) or 0
     return (text, number - text), how
 
 

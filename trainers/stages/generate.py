@@ -24,7 +24,7 @@ from ...data.families.processor import PictureFamily, Processor
 from ...data.families.table import family_of
 from ...data.records.mixture import STRATEGIES, is_strategy
 from ...data.shapes.captioned import HELD_OUT, write_captioned
-from ...data.shapes.scenarios import KINDS
+from ...data.shapes.scenarios import KINDS, WITHOUT_PICTURES
 from ...data.shapes.scene import IMAGE_MEAN, IMAGE_STD
 from ...data.shapes.suites import CLIPS, SETS, num_suite_records, num_video_suite_records
 from ...data.shapes.textures import Textures
@@ -60,6 +60,8 @@ Frames = Annotated[int, Field(ge=2, le=10**5)]
 class GenerateStage(Stage):
     holds_models: ClassVar[bool] = False
     usual_purpose: ClassVar[str] = "draws the synthetic dataset"
+    # Kinds of scenario whose records have no picture.
+    without_pictures: ClassVar[frozenset[str]] = WITHOUT_PICTURES
 
     kind: Literal["generate"]
     # Side of the pictures in pixels.
