@@ -100,6 +100,7 @@ UNIONS = {
     "models/families/table.py",
     "recipes/commands/cli.py",
     "recipes/schema.py",
+    "trainers/serve/engines.py",
 }
 
 FAMILIES = ("anole", "causal", "gemma", "internvl", "llamagen", "llava", "mistral", "qwen", "qwen35")

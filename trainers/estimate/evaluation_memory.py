@@ -20,7 +20,6 @@ from ...models.hub import has_windows, recurrent_layers
 from ...models.targets.base import language_shape
 from ...models.targets.parallel import check_cut
 from ...models.targets.verification import NODES, lengths_up_to
-from ..serve.engine_section import ServedEngine
 from .auto_dtypes import held_dtype
 from .models import target_shape
 from .passes import Pass, moment
@@ -126,7 +125,7 @@ def target_memory(plan: Any) -> Memory | None:
     """
     stage, recipe = plan.stage, plan.recipe
     section = recipe.target
-    if section.draws_images or isinstance(stage.engine, ServedEngine):
+    if section.draws_images or stage.engine.is_served:
         return None
     config, size, dtype = target_shape(recipe), section.tensor_parallel_size, held_dtype(section)
     spread = recipe.hardware.gpus if recipe.hardware and section.device_map not in (None, "cpu") else 1
