@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,34 +10,27 @@ from pathlib import Path
 from typing import Any
 
 from ...core import ranks
-from ...core.batch import Request
 from ...core.errors import UserError
 from ...data.end_tokens import end_ids
 from ...data.suites.suite import Suite
 from ...eval import text_quality
+from ...eval.held_visual import HeldVisual
 from ...eval.measured_rows import Row
 from ...eval.pair import open_pair
-from ...eval.studies.ensemble_weights import (
-    WeightsFigure,
-    as_data,
-    plot_weights,
-    trace_weights,
-    weights_over_time,
-    weights_section,
-)
+from ...eval.studies.ensemble_weights import weights_section
 from ...eval.studies.video import video_sections
-from ...eval.studies.video_figures import HeldVisual
-from ...eval.tables import ReportSection
 from ...models.drafters.base import DraftingOptions
 from ..run.context import Context
-from . import probes
 from .answer_quality import measure_quality
 from .benchmarks import FilesBenchmark, SetsBenchmark, TabedBenchmark
+from .binding import binding as binding_of
 from .captioning import substitutes_of
 from .drafters import Drafters
 from .evaluate_settings import EvaluateSettings
 from .graphs import about_graphs, capture_heads, capture_target
 from .measuring import Measuring
+from .probes import probe
+from .recorded_weights import record_weights
 from .reporting import Reporting, infos
 from .requests import ConversationSet, Opening
 from .two_turns import TabedRun, open_tabed, suite_names
@@ -71,7 +63,7 @@ def run(stage: EvaluateSettings, context: Context) -> None:
     for _, at_lengths in itertools.groupby(sets, key=lambda requests: requests.benchmark):
         rows += measuring.all([*at_lengths])
     binding = stage.probes.binding
-    bound = None if binding is None else probes.binding(binding, opening, measuring, processor)
+    bound = None if binding is None else binding_of(binding, opening, measuring, processor)
     runs = [TabedRun(section, suite, opening, measuring) for section, suite in suites]
     notes: list[str] = []
     for suite_run in runs:
@@ -118,7 +110,7 @@ def _report(
     # Runs after the report is written, so that a failing probe loses no measurements.
     drawn = [part for requests in sets for part in record_weights(measuring, requests, stage.record_weights)]
     more = [weights_section(drawn)] if drawn else []
-    more += _probe(stage, context, measuring, sets, rows)
+    more += probe(stage, context, measuring, sets, rows)
     if more:
         reporting.write(*sections, *more, binding=bound, again=True)
 
@@ -131,7 +123,7 @@ def _decode_along(
         context = replace(context, folder=Path(folder), say=lambda text: None)
         for requests in sets:
             record_weights(replace(measuring, context=context), requests, stage.record_weights)
-        _probe(stage, context, measuring, sets, rows)
+        probe(stage, context, measuring, sets, rows)
 
 
 def _held(measuring: Measuring) -> dict[str, HeldVisual]:
@@ -189,55 +181,3 @@ def _draft_models(stage: EvaluateSettings, drafters: Drafters) -> dict[str, Any]
         for called, method in stage.methods.items()
         for name, model in drafters.modules(method, called, kind="lvlm").items()
     }
-
-
-def _probe(
-    stage: EvaluateSettings, context: Context, measuring: Measuring, sets: list[ConversationSet], rows: list[Row]
-) -> list[ReportSection]:
-    """The report's sections on what the probes read; at the lowest temperature, where most methods can be used."""
-    settings = stage.probes
-    temperature = min(stage.temperatures)
-    labelled = probes.by_label([d for d in measuring.drafting if d.method.allowed(temperature)])
-    watched = probes.watched(labelled, settings)
-    if not watched and not settings.states and settings.importance is None:
-        return []
-    decoding = measuring.plainly(temperature, max(measuring.lengths))
-    probing = probes.Probing(settings, context, measuring.target, labelled, decoding)
-    return probing.report(sets, [row for row in rows if row.temperature == temperature], watched=watched)
-
-
-def record_weights(measuring: Measuring, requests: ConversationSet, count: int) -> list[WeightsFigure]:
-    """The first `count` requests of a set, decoded once more by each ensemble of modes, after all that is timed.
-
-    Writes `weights/SET-DRAFTER-METHOD.json` and `.png` in the stage's folder; none where `count` is 0.
-    """
-    if not count:
-        return []
-    folder = measuring.context.folder / "weights"
-    folder.mkdir(parents=True, exist_ok=True)
-    temperature = min(measuring.stage.temperatures)
-    figures: list[WeightsFigure] = []
-    for drafting, decoding in measuring.decodings(temperature, max(measuring.lengths)).items():
-        if len(drafting.members) < 2:
-            continue
-        traces = {}
-        numbers = range(min(count, len(requests)))
-        for index in measuring.context.stop.watch(numbers, "while weights were recorded, after the report"):
-            opened = requests.open(index, measuring.target)
-            if opened is None or not isinstance(opened.request, Request):
-                continue
-            uniforms = measuring.uniforms(index)
-            traces[opened.request.name] = trace_weights(
-                measuring.target, drafting.drafter, opened.request, decoding, uniforms
-            )
-        if not traces:
-            continue
-        method = drafting.name.replace("*", "-adaptive")
-        parts = requests.benchmark, requests.turn, requests.budget, drafting.drafter_name, method
-        name = "-".join(part for part in parts if part).replace("/", "-")
-        (folder / f"{name}.json").write_text(json.dumps({k: as_data(t) for k, t in traces.items()}))
-        curves = {f"{k}, {drafting.name}": weights_over_time(t) for k, t in traces.items()}
-        plot_weights(folder / f"{name}.png", curves)
-        place = ", ".join(part for part in (requests.benchmark, requests.turn, requests.budget) if part)
-        figures.append(WeightsFigure(f"weights/{name}.png", place, drafting.drafter_name, drafting.name, curves))
-    return figures

@@ -11,7 +11,7 @@ from ...data.dataset import ConversationDataset
 from ...data.suites.suite import BENCHMARK, DEPENDENT, OOD, QUESTIONS, Suite
 from ...data.suites.suite_hub import fetch
 from ...eval.measured_rows import Medium, Row
-from ...eval.studies.tabed import FIRST, Plan, SetInfo, tabed_section
+from ...eval.tabed_tables import FIRST, Plan, SetInfo, tabed_section
 from ...eval.tables import ReportSection
 from ..run.context import Context
 from .benchmarks import TabedBenchmark
