@@ -100,6 +100,8 @@ UNIONS = {
     "models/families/table.py",
     "recipes/commands/cli.py",
     "recipes/schema.py",
+    "trainers/evaluate/probe_settings.py",
+    "trainers/evaluate/studies.py",
     "trainers/serve/engines.py",
 }
 

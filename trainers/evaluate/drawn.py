@@ -20,15 +20,15 @@ from ...models.families.generators import Generator
 from ..run.context import Context
 from ..run.stopping import Stop
 from .drafters import Drafters, Drafting
-from .drawn_analysis import analyse, eagle_head
-from .drawn_tokens import codes_of, drawn_tokens
 from .evaluate_settings import EvaluateSettings
 from .judge import Drawn, Judge
 from .kept_pictures import KeptPicture, identity_of, keep
 from .measuring import Measuring
 from .methods import Method
+from .pictures_of_rows import PicturesOfRows, codes_of, drawn_tokens
 from .reporting import Reporting, picture_grids
 from .requests import PromptSet
+from .studies import CHECKS_OF_PICTURES, OF_PICTURES
 from .untimed import Untimed, scores_table
 
 
@@ -56,10 +56,8 @@ def run(stage: EvaluateSettings, context: Context) -> None:
     if benchmark.untimed is not None:
         _scored(stage, context, generator, prompts, judge, Measuring(stage, context, generator.target, drafting, ()))
         return
-    analysis = stage.probes.analysis
-    if analysis is not None:
-        analysis.check(len(generator.codebook), generator.target.grid)
-        eagle_head(drafting)
+    for check in CHECKS_OF_PICTURES:
+        check(stage, generator, drafting)
     measuring = Measuring(stage, context, generator.target, drafting, ())
     (name,) = stage.benchmarks
     requests = PromptSet(name, prompts, generator)
@@ -72,10 +70,10 @@ def run(stage: EvaluateSettings, context: Context) -> None:
             reporting = Reporting(stage, context, measuring, rows, _about(stage, context, prompts, judge))
             grids = picture_grids(context.folder, shown, prompts)
             reporting.write(grids, quality=quality)
-            # Runs after the report is written, so that a failing analysis loses no measurements.
-            if analysis is not None:
-                more = analyse(stage, analysis, context, generator, prompts, drafting, rows, shown, quality)
-                reporting.write(grids, more, quality=quality, again=True)
+            # Runs after the report is written, so that a failing study loses no measurements.
+            pictures = PicturesOfRows(measuring, generator, prompts, rows, shown, quality)
+            if more := [section for study in OF_PICTURES for section in study(pictures)]:
+                reporting.write(grids, *more, quality=quality, again=True)
 
 
 def _scored(

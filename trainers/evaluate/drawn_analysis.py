@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from ...core.errors import UserError
-from ...data.captioned.prompts import ImagePrompt
 from ...data.stage_folders import CODES
 from ...eval.lantern import LanternConfig
-from ...eval.measured_rows import PLAIN, Row
-from ...eval.studies.drawn import AnalysisConfig, CellStatistics, encoded_pictures, read_pictures
+from ...eval.measured_rows import PLAIN
+from ...eval.studies.drawn import CellStatistics, encoded_pictures, read_pictures
 from ...eval.studies.drawn.places import contrasts
 from ...eval.tables import ReportSection
 from ...models.decoding.warp import Warp
 from ...models.families.generators import Generator
-from ..run.context import Context
 from .drafters import Drafting
-from .drawn_tokens import codes_of, drawn_tokens
 from .evaluate_settings import EvaluateSettings
+from .pictures_of_rows import PicturesOfRows, codes_of, drawn_tokens
 
 
 def eagle_head(drafting: Sequence[Drafting]) -> Any:
@@ -34,25 +32,26 @@ def eagle_head(drafting: Sequence[Drafting]) -> Any:
     return head
 
 
-def analyse(
-    stage: EvaluateSettings,
-    config: AnalysisConfig,
-    context: Context,
-    generator: Generator,
-    prompts: Sequence[ImagePrompt],
-    drafting: Sequence[Drafting],
-    rows: Sequence[Row],
-    shown: Mapping[float, Mapping[str, Tensor]],
-    quality: Mapping[float, Mapping[str, Mapping[str, Any]]],
-) -> ReportSection:
+def check_analysis(stage: EvaluateSettings, generator: Generator, drafting: Sequence[Drafting]) -> None:
+    """Raises `UserError` for settings beyond the codebook or the grid, and for a first method without an EAGLE head."""
+    if (config := stage.probes.analysis) is not None:
+        config.check(len(generator.codebook), generator.target.grid)
+        eagle_head(drafting)
+
+
+def analysis(pictures: PicturesOfRows) -> list[ReportSection]:
     """What target and head make of the pictures that were drawn plainly, at every temperature."""
-    target, head = generator.target, eagle_head(drafting)
+    measuring, generator, prompts, rows = pictures.measuring, pictures.generator, pictures.prompts, pictures.rows
+    stage, context, config = measuring.stage, measuring.context, measuring.stage.probes.analysis
+    if config is None:
+        return []
+    target, head = generator.target, eagle_head(measuring.drafting)
     codebook = generator.codebook.to(target.device)
     table = config.table(codebook, offset=generator.first_id, folder=context.folder / "neighbours")
 
-    def read(pictures: list[tuple[Tensor, Tensor]], temperature: float) -> CellStatistics:
+    def read(drawn: list[tuple[Tensor, Tensor]], temperature: float) -> CellStatistics:
         warp = Warp(temperature, stage.top_k, stage.top_p)
-        return read_pictures(config, target, head, pictures, warp, table, seed=context.seed)
+        return read_pictures(config, target, head, drawn, warp, table, seed=context.seed)
 
     conditions = [generator.request(p.caption, p.label, p.key).condition for p in prompts[: config.pictures]]
     by_temperature = {}
@@ -75,7 +74,8 @@ def analyse(
     }
     from ...eval.studies.drawn.report_section import drawn_section  # and with it matplotlib
 
-    return drawn_section(
-        context.folder, config, by_temperature, rows, shown, captions, rules=rules, quality=quality, encoded=encoded,
-        contrast=contrast,
+    section = drawn_section(
+        context.folder, config, by_temperature, rows, pictures.shown, captions, rules=rules, quality=pictures.quality,
+        encoded=encoded, contrast=contrast,
     )  # fmt: skip
+    return [section]

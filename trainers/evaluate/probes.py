@@ -32,7 +32,6 @@ from ...eval.tables import Figure, ReportSection
 from ...models.decoding.warp import Warp
 from ..run.context import Context
 from .drafters import Drafting
-from .evaluate_settings import EvaluateSettings
 from .measuring import Measuring
 from .probe_settings import Importance, Probes
 from .requests import ConversationSet
@@ -208,18 +207,16 @@ class Probing:
         return self.context.folder / name
 
 
-def probe(
-    stage: EvaluateSettings, context: Context, measuring: Measuring, sets: list[ConversationSet], rows: list[Row]
-) -> list[ReportSection]:
+def probe(measuring: Measuring, sets: Sequence[ConversationSet], rows: Sequence[Row]) -> list[ReportSection]:
     """The report's sections on what the probes read; at the lowest temperature, where most methods can be used."""
-    settings = stage.probes
-    temperature = min(stage.temperatures)
+    settings = measuring.stage.probes
+    temperature = min(measuring.stage.temperatures)
     labelled = by_label([d for d in measuring.drafting if d.method.allowed(temperature)])
     methods = watched(labelled, settings)
     if not methods and not settings.states and settings.importance is None:
         return []
     decoding = measuring.plainly(temperature, max(measuring.lengths))
-    probing = Probing(settings, context, measuring.target, labelled, decoding)
+    probing = Probing(settings, measuring.context, measuring.target, labelled, decoding)
     return probing.report(sets, [row for row in rows if row.temperature == temperature], watched=methods)
 
 

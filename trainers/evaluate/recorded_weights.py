@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 from ...core.batch import Request
-from ...eval.studies.ensemble_weights import WeightsFigure, as_data, plot_weights, trace_weights, weights_over_time
+from ...eval.measured_rows import Row
+from ...eval.studies.ensemble_weights import (
+    WeightsFigure,
+    as_data,
+    plot_weights,
+    trace_weights,
+    weights_over_time,
+    weights_section,
+)
+from ...eval.tables import ReportSection
 from .measuring import Measuring
 from .requests import ConversationSet
+
+
+def recorded_weights(measuring: Measuring, sets: Sequence[ConversationSet], rows: Sequence[Row]) -> list[ReportSection]:
+    """A section with the figures, where `record_weights` asks for them; `rows` are not read."""
+    count = measuring.stage.record_weights
+    drawn = [figure for requests in sets for figure in record_weights(measuring, requests, count)]
+    return [weights_section(drawn)] if drawn else []
 
 
 def record_weights(measuring: Measuring, requests: ConversationSet, count: int) -> list[WeightsFigure]:

@@ -14,11 +14,8 @@ from ...core.errors import UserError
 from ...data.end_tokens import end_ids
 from ...data.suites.suite import Suite
 from ...eval import text_quality
-from ...eval.held_visual import HeldVisual
 from ...eval.measured_rows import Row
 from ...eval.pair import open_pair
-from ...eval.studies.ensemble_weights import weights_section
-from ...eval.studies.video import video_sections
 from ...models.drafters.base import DraftingOptions
 from ..run.context import Context
 from .answer_quality import measure_quality
@@ -29,10 +26,9 @@ from .drafters import Drafters
 from .evaluate_settings import EvaluateSettings
 from .graphs import about_graphs, capture_heads, capture_target
 from .measuring import Measuring
-from .probes import probe
-from .recorded_weights import record_weights
-from .reporting import Reporting, infos
+from .reporting import Reporting
 from .requests import ConversationSet, Opening
+from .studies import OF_ROWS, OF_TEXT
 from .two_turns import TabedRun, open_tabed, suite_names
 
 
@@ -77,7 +73,7 @@ def run(stage: EvaluateSettings, context: Context) -> None:
         if ranks.is_main():
             _report(stage, context, measuring, runs, sets, rows, notes, bound)
         elif context.is_in_step:
-            _decode_along(stage, context, measuring, sets, rows)
+            _decode_along(context, measuring, sets, rows)
     for suite_run in runs:
         quality = suite_run.section.quality
         if quality is not None:
@@ -95,40 +91,26 @@ def _report(
     notes: list[str],
     bound: dict[str, Any] | None,
 ) -> None:
-    """The report, by rank 0 alone, and then the probes."""
+    """The report, by rank 0 alone, and then the studies that decode again."""
     about = _about(stage, rows) | about_graphs(stage.graphs, measuring.target, measuring.drafting)
     for suite_run in runs:
         about |= suite_run.about()
     reporting = Reporting(stage, context, measuring, rows, about)
-    # The papers' own tables are of the papers' kind of sets, and of clips at several lengths.
-    published = stage.lengths or any(isinstance(b, SetsBenchmark) for b in stage.benchmarks.values())
-    sections = (
-        video_sections(context.folder, rows, infos(measuring.drafting), held=_held(measuring)) if published else []
-    )
+    sections = [section for study in OF_ROWS for section in study(measuring, rows)]
     sections += [suite_run.report(rows, notes) for suite_run in runs]
     reporting.write(*sections, binding=bound)
-    # Runs after the report is written, so that a failing probe loses no measurements.
-    drawn = [part for requests in sets for part in record_weights(measuring, requests, stage.record_weights)]
-    more = [weights_section(drawn)] if drawn else []
-    more += probe(stage, context, measuring, sets, rows)
+    # Runs after the report is written, so that a failing study loses no measurements.
+    more = [section for study in OF_TEXT for section in study(measuring, sets, rows)]
     if more:
         reporting.write(*sections, *more, binding=bound, again=True)
 
 
-def _decode_along(
-    stage: EvaluateSettings, context: Context, measuring: Measuring, sets: list[ConversationSet], rows: list[Row]
-) -> None:
+def _decode_along(context: Context, measuring: Measuring, sets: list[ConversationSet], rows: list[Row]) -> None:
     """What `_report` decodes, on a rank that holds a part of the target. Its figures and numbers are thrown away."""
     with tempfile.TemporaryDirectory() as folder:
         context = replace(context, folder=Path(folder), say=lambda text: None)
-        for requests in sets:
-            record_weights(replace(measuring, context=context), requests, stage.record_weights)
-        probe(stage, context, measuring, sets, rows)
-
-
-def _held(measuring: Measuring) -> dict[str, HeldVisual]:
-    """Method -> the visual input that its head holds."""
-    return {one.name: one.held_visual for one in measuring.drafting if one.held_visual is not None}
+        for study in OF_TEXT:
+            study(replace(measuring, context=context), sets, rows)
 
 
 def _about(stage: EvaluateSettings, rows: list[Row]) -> dict[str, Any]:

@@ -1,14 +1,35 @@
-"""The pictures of an evaluation's rows, as tokens and as codes."""
+"""The pictures of an evaluation's rows: as tokens, as codes, and with all that was found of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...data.captioned.prompts import ImagePrompt
 from ...eval.measured_rows import Row, grouped
 from ...models.families.generators import Generator
+from .measuring import Measuring
+
+
+@dataclass(frozen=True)
+class PicturesOfRows:
+    """What an evaluation drew and found.
+
+    Args:
+        shown: temperature -> method -> the first pictures, uint8 [B,3,S,S].
+        quality: temperature -> method -> metric -> its value and what is said of it.
+    """
+
+    measuring: Measuring
+    generator: Generator
+    prompts: Sequence[ImagePrompt]
+    rows: Sequence[Row]
+    shown: Mapping[float, Mapping[str, Tensor]]
+    quality: Mapping[float, Mapping[str, Mapping[str, Any]]]
 
 
 def drawn_tokens(rows: Sequence[Row]) -> dict[float, dict[str, list[tuple[int, ...]]]]:
