@@ -311,3 +311,9 @@ def seed_difference(pairs: Mapping[str, tuple[Iterable[Row], Iterable[Row]]]) ->
         return SeedDifference(each, mean, (mean, mean), "not measured")
     half = student_half_width(statistics.stdev(each.values()), len(each))
     return SeedDifference(each, mean, (mean - half, mean + half), verdict((mean - half, mean + half)))
+
+
+def mean(values: Sequence[float | None]) -> float | None:
+    """None where a value is missing: an average over other sets would not compare."""
+    known = [value for value in values if value is not None and not math.isnan(value)]
+    return statistics.fmean(known) if known and len(known) == len(values) else None

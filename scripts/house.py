@@ -42,8 +42,11 @@ EXTRAS = {
         *(f"trainers/serve/{n}.py" for n in ("rank_engine", "served")), "trainers/serve/engine_",
         "trainers/serve/workers/", "eval/engines/", "recipes/commands/verify_engine.py",
     ),
-    "studies": ("eval/studies/",),
-    "shapes": ("data/shapes/",),
+    "studies": (
+        "eval/studies/",
+        *(f"trainers/evaluate/{n}.py" for n in ("clip_tables", "drawn_analysis", "probes", "recorded_weights")),
+    ),
+    "shapes": ("data/shapes/", "trainers/stages/generate.py"),
 }  # fmt: skip
 # Words by which code names a family; files with the word in their path are the family's own.
 FAMILIES = ("llava", "qwen", "llamagen", "anole", "gemma", "internvl", "mistral")

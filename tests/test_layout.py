@@ -99,6 +99,10 @@ UNIONS = {
     "models/drafters/__init__.py",
     "models/families/table.py",
     "recipes/commands/cli.py",
+    "recipes/schema.py",
+    "trainers/evaluate/probe_settings.py",
+    "trainers/evaluate/studies.py",
+    "trainers/serve/engines.py",
 }
 
 FAMILIES = ("anole", "causal", "gemma", "internvl", "llamagen", "llava", "mistral", "qwen", "qwen35")

@@ -5,7 +5,6 @@ Sources: Sparrow, tables 2 to 6 and 8, figure 1; SAGE, tables 1 to 6 and figure 
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,12 +12,13 @@ from pathlib import Path
 
 from ...data.pictures.visual_budget import visual_tokens
 from ..cells import MethodInfo
+from ..held_visual import HeldVisual
 from ..intervals import ratio
 from ..measured_rows import PLAIN, Row, grouped
 from ..style import COLORS
-from ..summary import Summary, summarize
+from ..summary import Summary, mean, summarize
 from ..tables import Column, Figure, ReportSection, Table, Value, text
-from .video_figures import HeldVisual, tau_by_visual_share, tau_by_visual_tokens
+from .video_figures import tau_by_visual_share, tau_by_visual_tokens
 
 TAU_NOTE = (
     "tau: tokens emitted after the prefill divided by verification passes, bonus token included; plain decoding has 1. "
@@ -169,12 +169,6 @@ def _plain_values(rows: Sequence[Row], numbers: Sequence[Number]) -> list[float 
 def _line(groups: Sequence[Sequence[float | None]], average: bool) -> list[float | None]:
     values = [value for group in groups for value in group]
     return values + [mean(column) for column in zip(*groups, strict=True)] if average else values
-
-
-def mean(values: Sequence[float | None]) -> float | None:
-    """None where a value is missing: an average over other sets would not compare."""
-    known = [value for value in values if value is not None and not math.isnan(value)]
-    return statistics.fmean(known) if known and len(known) == len(values) else None
 
 
 def of_benchmark(row: Row) -> str:

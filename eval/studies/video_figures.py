@@ -6,10 +6,10 @@ They are Sparrow's figures 1, 2, 3, 5 and 6, for whatever was measured, in the s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from ..held_visual import HeldVisual
 from ..style import (
     BLUE,
     COLORS,
@@ -59,21 +59,6 @@ def tau_by_visual_tokens(path: Path, methods: Mapping[str, Sequence[Summary]], *
     if title:
         figure.suptitle(title)
     save(figure, path)
-
-
-@dataclass(frozen=True)
-class HeldVisual:
-    """The visual input that a head holds while it decodes.
-
-    Args:
-        drafter: whose head it is.
-        share: of the visual tokens.
-        by: whose attention chooses them, where some are left out.
-    """
-
-    drafter: str
-    share: float
-    by: Literal["last", "text"] | None = None
 
 
 @styled

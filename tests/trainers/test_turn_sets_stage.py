@@ -7,7 +7,7 @@ import pytest
 from draftsmith.data.suites.suite import clean
 from draftsmith.eval.measured_rows import PLAIN
 from draftsmith.eval.row_columns import read_rows
-from draftsmith.eval.studies.turns import walltime_ratio
+from draftsmith.eval.turns import walltime_ratio
 from draftsmith.recipes.plan import plan
 from draftsmith.trainers.evaluate.resume_log import ResumeLog
 from PIL import Image

@@ -177,11 +177,11 @@ def _too_long(data: ConversationData, form: PromptFormat, files: OnDisk, visual:
     )
 
 
-def generated(plan: Planned, *, text_alone: bool = False) -> int | None:
+def generated(plan: Planned, *, without_pictures: bool = False) -> int | None:
     """Records of the splits and mixtures that an earlier stage will write; None: the data is from elsewhere.
 
     Args:
-        text_alone: without those that show pictures; about, where a mixture or max_samples takes a part of a split.
+        without_pictures: count these alone; about, where a mixture or max_samples takes a part of a split.
     """
     maker = plan.maker("data")
     # Another section of the stage, its validation say, may take data from a stage where `data` names files.
@@ -196,7 +196,8 @@ def generated(plan: Planned, *, text_alone: bool = False) -> int | None:
             taken = Share(JsonFile(Path(split)), strategy).count(counts[split]) / max(1, counts[split])
             kinds = {kind: n for kind, n in source.records[split].items() if data.kinds is None or kind in data.kinds}
             total += taken * sum(kinds.values())
-            counted += taken * sum(n for kind, n in kinds.items() if not text_alone or kind in source.kinds_of_text)
+            wanted = source.without_pictures if without_pictures else kinds.keys()
+            counted += taken * sum(kinds[kind] for kind in kinds.keys() & wanted)
     return round(counted * min(1.0, (data.max_samples or total) / total)) if total else 0
 
 

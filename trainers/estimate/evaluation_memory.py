@@ -20,7 +20,6 @@ from ...models.hub import has_windows, recurrent_layers
 from ...models.targets.base import language_shape
 from ...models.targets.parallel import check_cut
 from ...models.targets.verification import NODES, lengths_up_to
-from ..serve.engine_section import ServedEngine
 from .auto_dtypes import held_dtype
 from .models import target_shape
 from .passes import Pass, moment
@@ -125,7 +124,7 @@ def target_memory(plan: Any) -> Memory | None:
     None: an engine runs it.
     """
     stage = plan.stage
-    if plan.recipe.target.draws_images or isinstance(stage.engine, ServedEngine):
+    if plan.recipe.target.draws_images or stage.engine.is_served:
         return None
     return memory_of_rows(plan.recipe, stage.batch_size, stage.data.max_length)
 

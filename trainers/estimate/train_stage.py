@@ -233,7 +233,7 @@ def _counted(plan: Planned) -> tuple[tuple[int, int], str] | None:
         return None
     if how == "declared":
         return _declared(plan.stage.expected)
-    text = generated(plan, text_alone=True) or 0
+    text = generated(plan, without_pictures=True) or 0
     return (text, number - text), how
 
 

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 from ...core.errors import UserError
 from ...core.states import Taps
+from ...eval.held_visual import HeldVisual
 from ...eval.pair import Pair, trained_section
 from ...eval.policies import TreePolicy
 from ...eval.rules import Rule
-from ...eval.studies.video_figures import HeldVisual
 from ...models.drafters import members_of
 from ...models.drafters.base import PLAIN, Drafter, DrafterConfig, DraftingOptions
 from ...models.drafters.head_config import HeadConfig

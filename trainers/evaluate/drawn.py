@@ -7,21 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ...core import ranks
-from ...core.errors import UserError
 from ...data.captioned.prompts import ImagePrompt, read_prompts
-from ...data.stage_folders import CODES, DATASET_FOLDER
+from ...data.stage_folders import DATASET_FOLDER
 from ...eval.lantern import LanternConfig, lantern
-from ...eval.measured_rows import PLAIN, Row, grouped
+from ...eval.measured_rows import Row, grouped
 from ...eval.pair import open_pair
 from ...eval.rules import Rule
-from ...eval.studies.drawn import AnalysisConfig, CellStatistics, encoded_pictures, read_pictures
-from ...eval.studies.drawn.places import contrasts
-from ...eval.tables import ReportSection
-from ...models.decoding.warp import Warp
 from ...models.families.generators import Generator
 from ..run.context import Context
 from ..run.stopping import Stop
@@ -31,8 +25,10 @@ from .judge import Drawn, Judge
 from .kept_pictures import KeptPicture, identity_of, keep
 from .measuring import Measuring
 from .methods import Method
+from .pictures_of_rows import PicturesOfRows, codes_of, drawn_tokens
 from .reporting import Reporting, picture_grids
 from .requests import PromptSet
+from .studies import CHECKS_OF_PICTURES, OF_PICTURES
 from .untimed import Untimed, scores_table
 
 
@@ -60,10 +56,8 @@ def run(stage: EvaluateSettings, context: Context) -> None:
     if benchmark.untimed is not None:
         _scored(stage, context, generator, prompts, judge, Measuring(stage, context, generator.target, drafting, ()))
         return
-    analysis = stage.probes.analysis
-    if analysis is not None:
-        analysis.check(len(generator.codebook), generator.target.grid)
-        eagle_head(drafting)
+    for check in CHECKS_OF_PICTURES:
+        check(stage, generator, drafting)
     measuring = Measuring(stage, context, generator.target, drafting, ())
     (name,) = stage.benchmarks
     requests = PromptSet(name, prompts, generator)
@@ -76,10 +70,10 @@ def run(stage: EvaluateSettings, context: Context) -> None:
             reporting = Reporting(stage, context, measuring, rows, _about(stage, context, prompts, judge))
             grids = picture_grids(context.folder, shown, prompts)
             reporting.write(grids, quality=quality)
-            # Runs after the report is written, so that a failing analysis loses no measurements.
-            if analysis is not None:
-                more = _analysis(stage, analysis, context, generator, prompts, drafting, rows, shown, quality)
-                reporting.write(grids, more, quality=quality, again=True)
+            # Runs after the report is written, so that a failing study loses no measurements.
+            pictures = PicturesOfRows(measuring, generator, prompts, rows, shown, quality)
+            if more := [section for study in OF_PICTURES for section in study(pictures)]:
+                reporting.write(grids, *more, quality=quality, again=True)
 
 
 def _scored(
@@ -143,19 +137,6 @@ def _rule(generator: Generator, context: Context, method: Method) -> Callable[[f
     return lambda temperature: made(greedy=temperature == 0)
 
 
-def drawn_tokens(rows: Sequence[Row]) -> dict[float, dict[str, list[tuple[int, ...]]]]:
-    """temperature -> method (plain decoding first) -> the tokens of each picture, in the order of the prompts.
-
-    Of a method with several drafters those of the first one by name: a picture for each prompt is judged.
-    """
-    tokens_by: dict[float, dict[str, list[tuple[int, ...]]]] = {}
-    first = {method: min(row.drafter for row in its) for (method,), its in grouped(rows, "method").items()}
-    for row in rows:
-        if row.drafter == first[row.method]:
-            tokens_by.setdefault(row.temperature, {}).setdefault(row.method, []).append(row.tokens)
-    return tokens_by
-
-
 def _about(stage: EvaluateSettings, context: Context, prompts: Sequence[ImagePrompt], judge: Judge) -> dict[str, Any]:
     real, source, distance = judge.score_of_real(), stage.prompts, judge.fid_of_real()
     fid = "" if distance is None else f"; their FID on its features is {distance:.3g}"
@@ -170,65 +151,3 @@ def _about(stage: EvaluateSettings, context: Context, prompts: Sequence[ImagePro
 def _drawn(generator: Generator, tokens: Sequence[Sequence[int]], stop: Stop) -> Drawn:
     decode = stop.checked(generator.pictures, "while pictures were judged; all of them are kept")
     return Drawn(decode, codes_of(generator, tokens))
-
-
-def codes_of(generator: Generator, tokens: Sequence[Sequence[int]]) -> Tensor:
-    """Pictures' tokens as codes [B,n] of the image tokenizer."""
-    return torch.stack([generator.target.codes(list(row)) for row in tokens])
-
-
-def eagle_head(drafting: Sequence[Drafting]) -> Any:
-    """The head of the first method. Raises `UserError` where it is none of EAGLE's."""
-    head = getattr(drafting[0].drafter, "head", None)
-    if drafting[0].config.base_kind != "eagle" or head is None:
-        raise UserError("probes.analysis reads an EAGLE head, and the first method drafts with another",
-                        where="probes.analysis",
-                        hint="put a method with an eagle drafter first, or leave analysis out")  # fmt: skip
-    return head
-
-
-def _analysis(
-    stage: EvaluateSettings,
-    config: AnalysisConfig,
-    context: Context,
-    generator: Generator,
-    prompts: Sequence[ImagePrompt],
-    drafting: Sequence[Drafting],
-    rows: Sequence[Row],
-    shown: Mapping[float, Mapping[str, Tensor]],
-    quality: Mapping[float, Mapping[str, Mapping[str, Any]]],
-) -> ReportSection:
-    """What target and head make of the pictures that were drawn plainly, at every temperature."""
-    target, head = generator.target, eagle_head(drafting)
-    codebook = generator.codebook.to(target.device)
-    table = config.table(codebook, offset=generator.first_id, folder=context.folder / "neighbours")
-
-    def read(pictures: list[tuple[Tensor, Tensor]], temperature: float) -> CellStatistics:
-        warp = Warp(temperature, stage.top_k, stage.top_p)
-        return read_pictures(config, target, head, pictures, warp, table, seed=context.seed)
-
-    conditions = [generator.request(p.caption, p.label, p.key).condition for p in prompts[: config.pictures]]
-    by_temperature = {}
-    for temperature, by_method in drawn_tokens(rows).items():
-        codes = [target.codes(list(row)) for row in by_method[PLAIN][: len(conditions)]]
-        by_temperature[temperature] = read(list(zip(conditions, codes, strict=True)), temperature)
-    encoded = {}
-    if config.head_data is not None:
-        data = config.head_data
-        folder = Path(data.path) if data.path else context.inputs["codes"] / CODES
-        for name, samples in encoded_pictures(config, folder, context.target.sample_condition()).items():
-            encoded[name] = read(samples, stage.temperatures[0])
-    relaxed = {name: (m.tree, m.rule) for name, m in stage.methods.items() if isinstance(m.rule, LanternConfig)}
-    tree = next((tree for tree, _ in relaxed.values()), None)
-    rules = {name: rule for name, (its, rule) in relaxed.items() if its == tree}
-    captions = [p.caption for p in prompts]
-    contrast = {
-        t: {m: contrasts(generator.pictures(codes_of(generator, codes)), target.grid) for m, codes in by.items()}
-        for t, by in drawn_tokens(rows).items()
-    }
-    from ...eval.studies.drawn.report_section import drawn_section  # and with it matplotlib
-
-    return drawn_section(
-        context.folder, config, by_temperature, rows, shown, captions, rules=rules, quality=quality, encoded=encoded,
-        contrast=contrast,
-    )  # fmt: skip

@@ -9,21 +9,17 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ...core import ranks
 from ...core.batch import Request
 from ...core.errors import UserError, did_you_mean
-from ...data.families.processor import Processor
 from ...data.pictures.visual_budget import visual_tokens as num_visual_tokens
-from ...eval.intervals import ratio
 from ...eval.loop import Decoding, generate
 from ...eval.measured_rows import Row
 from ...eval.policies import Draw
@@ -34,16 +30,13 @@ from ...eval.studies.planner import Costs, Plan, plan
 from ...eval.style import COLORS
 from ...eval.tables import Figure, ReportSection
 from ...models.decoding.warp import Warp
-from ...models.drafters.modes import without_pictures
 from ..run.context import Context
-from ..run.stage_records import data_files
 from .drafters import Drafting
 from .measuring import Measuring
-from .probe_settings import Binding, Importance, Probes
-from .requests import ConversationSet, Opening
+from .probe_settings import Importance, Probes
+from .requests import ConversationSet
 
 PROBING = "while probing, after the report"
-_NAMED_WITHIN = 16  # tokens of an answer in which its key word is looked for
 _WIDTH = 10  # ranks that a planned tree may have
 
 
@@ -214,6 +207,19 @@ class Probing:
         return self.context.folder / name
 
 
+def probe(measuring: Measuring, sets: Sequence[ConversationSet], rows: Sequence[Row]) -> list[ReportSection]:
+    """The report's sections on what the probes read; at the lowest temperature, where most methods can be used."""
+    settings = measuring.stage.probes
+    temperature = min(measuring.stage.temperatures)
+    labelled = by_label([d for d in measuring.drafting if d.method.allowed(temperature)])
+    methods = watched(labelled, settings)
+    if not methods and not settings.states and settings.importance is None:
+        return []
+    decoding = measuring.plainly(temperature, max(measuring.lengths))
+    probing = Probing(settings, measuring.context, measuring.target, labelled, decoding)
+    return probing.report(sets, [row for row in rows if row.temperature == temperature], watched=methods)
+
+
 def planned(rates: Sequence[Sequence[float | None]], rows: Sequence[Row]) -> Plan | None:
     """The planner's tree for measured rates and the median times of `rows`; what was not offered is not grown. None
     without a row that has a cycle.
@@ -236,49 +242,6 @@ def watched(drafting: Mapping[str, Drafting], settings: Probes) -> list[str]:
     """Whose confidence is probed."""
     every = settings.confidence
     return [name for name, one in drafting.items() if (one.policy.name == "sage" if every is None else every)]
-
-
-def binding(probe: Binding, opening: Opening, measuring: Measuring, processor: Processor) -> dict[str, Any]:
-    """Share of questions whose answer names the record's key word, with the picture and without it."""
-    dataset = opening.dataset(probe.data, data_files(probe.data, opening.context))
-    questions = ConversationSet("binding", "image", "", dataset)
-    decoding = measuring.plainly(min(measuring.stage.temperatures), _NAMED_WITHIN)
-    words = {str(dataset.record(i)["answer"]) for i in range(len(dataset))}
-
-    def named(index: int, request: Request) -> str | None:
-        tokens = generate(measuring.target, None, request, decoding, torch.Generator()).tokens
-        turns = dataset.record(index)["conversations"]
-        asked_last = next(turn["value"] for turn in reversed(turns) if turn["from"] == "human")
-        return key_word(measuring.text(tokens), asked_last, words)
-
-    asked = right = blind = 0
-    stop = measuring.context.stop
-    with stop.together():
-        for index in stop.watch(ranks.share(len(dataset), in_step=stop.in_step), "while probing binding"):
-            opened = questions.open(index, measuring.target)
-            if opened is None:
-                continue
-            request, answer = opened.request, str(dataset.record(index)["answer"])
-            assert isinstance(request, Request)
-            asked += 1
-            right += named(index, request) == answer
-            blind += named(index, without_pictures(request, processor.newline_id)) == answer
-    each = [(asked, right, blind)] if stop.in_step else ranks.gather((asked, right, blind))
-    asked, right, blind = (sum(counts) for counts in zip(*each, strict=True))
-    return {"questions": asked, "accuracy": ratio(right, asked), "blind_accuracy": ratio(blind, asked)}
-
-
-def key_word(answer: str, question: str, words: Collection[str]) -> str | None:
-    """Which of `words` an answer gives, whatever its wording; None: none of them.
-
-    It is the last one in the first clause that names one which the question does not: "You can see that the circle is
-    red, as ..." gives red where the circle was asked for, and "I see a red circle, ..." does, too.
-    """
-    asked = set(re.findall(r"\w+", question))
-    for clause in re.split(r"[,.;:]", answer):
-        if said := [word for word in clause.split() if word in words and word not in asked]:
-            return said[-1]
-    return None
 
 
 def _longest(sets: Sequence[ConversationSet]) -> list[ConversationSet]:

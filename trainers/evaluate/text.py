@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,38 +10,27 @@ from pathlib import Path
 from typing import Any
 
 from ...core import ranks
-from ...core.batch import Request
 from ...core.errors import UserError
 from ...data.end_tokens import end_ids
 from ...data.suites.suite import Suite
 from ...eval import text_quality
 from ...eval.pair import open_pair
 from ...eval.row_columns import Rows
-from ...eval.studies.ensemble_weights import (
-    WeightsFigure,
-    as_data,
-    plot_weights,
-    trace_weights,
-    weights_over_time,
-    weights_section,
-)
-from ...eval.studies.turns import turns_section
-from ...eval.studies.video import video_sections
-from ...eval.studies.video_figures import HeldVisual
-from ...eval.tables import ReportSection
+from ...eval.turns import turns_section
 from ...models.drafters.base import DraftingOptions
 from ..run.context import Context
-from . import probes
 from .answer_quality import measure_quality
 from .benchmarks import FilesBenchmark, SetsBenchmark, TabedBenchmark
+from .binding import binding as binding_of
 from .captioning import substitutes_of
 from .drafters import Drafters
 from .evaluate_settings import EvaluateSettings
 from .graphs import about_graphs, capture_heads, capture_target
 from .many_turns import turn_runs
 from .measuring import Measuring
-from .reporting import Reporting, infos
+from .reporting import Reporting
 from .requests import ConversationSet, Opening
+from .studies import OF_ROWS, OF_TEXT
 from .two_turns import TabedRun, open_tabed, suite_names
 
 
@@ -74,7 +62,7 @@ def run(stage: EvaluateSettings, context: Context) -> None:
     for _, at_lengths in itertools.groupby(sets, key=lambda requests: requests.benchmark):
         rows.extend(measuring.all([*at_lengths]))
     binding = stage.probes.binding
-    bound = None if binding is None else probes.binding(binding, opening, measuring, processor)
+    bound = None if binding is None else binding_of(binding, opening, measuring, processor)
     runs = [TabedRun(section, suite, opening, measuring) for section, suite in suites]
     notes: list[str] = []
     early: list[str] = []
@@ -94,7 +82,7 @@ def run(stage: EvaluateSettings, context: Context) -> None:
         if ranks.is_main():
             _report(stage, context, measuring, runs, sets, rows, notes, early, bound)
         elif context.is_in_step:
-            _decode_along(stage, context, measuring, sets, rows)
+            _decode_along(context, measuring, sets, rows)
     for suite_run in runs:
         quality = suite_run.section.quality
         if quality is not None:
@@ -113,41 +101,27 @@ def _report(
     early: list[str],
     bound: dict[str, Any] | None,
 ) -> None:
-    """The report, by rank 0 alone, and then the probes."""
+    """The report, by rank 0 alone, and then the studies that decode again."""
     about = _about(stage, rows) | about_graphs(stage.graphs, measuring.target, measuring.drafting)
     for suite_run in runs:
         about |= suite_run.about()
     reporting = Reporting(stage, context, measuring, rows, about)
-    # The papers' own tables are of the papers' kind of sets, and of clips at several lengths.
-    published = stage.lengths or any(isinstance(b, SetsBenchmark) for b in stage.benchmarks.values())
-    sections = (
-        video_sections(context.folder, rows, infos(measuring.drafting), held=_held(measuring)) if published else []
-    )
+    sections = [section for study in OF_ROWS for section in study(measuring, rows)]
     sections += [suite_run.report(rows, notes) for suite_run in runs]
     sections += [section for section in [turns_section(rows, early)] if section is not None]
     reporting.write(*sections, binding=bound)
-    # Runs after the report is written, so that a failing probe loses no measurements.
-    drawn = [part for requests in sets for part in record_weights(measuring, requests, stage.record_weights)]
-    more = [weights_section(drawn)] if drawn else []
-    more += _probe(stage, context, measuring, sets, rows)
+    # Runs after the report is written, so that a failing study loses no measurements.
+    more = [section for study in OF_TEXT for section in study(measuring, sets, rows)]
     if more:
         reporting.write(*sections, *more, binding=bound, again=True)
 
 
-def _decode_along(
-    stage: EvaluateSettings, context: Context, measuring: Measuring, sets: list[ConversationSet], rows: Rows
-) -> None:
+def _decode_along(context: Context, measuring: Measuring, sets: list[ConversationSet], rows: Rows) -> None:
     """What `_report` decodes, on a rank that holds a part of the target. Its figures and numbers are thrown away."""
     with tempfile.TemporaryDirectory() as folder:
         context = replace(context, folder=Path(folder), say=lambda text: None)
-        for requests in sets:
-            record_weights(replace(measuring, context=context), requests, stage.record_weights)
-        _probe(stage, context, measuring, sets, rows)
-
-
-def _held(measuring: Measuring) -> dict[str, HeldVisual]:
-    """Method -> the visual input that its head holds."""
-    return {one.name: one.held_visual for one in measuring.drafting if one.held_visual is not None}
+        for study in OF_TEXT:
+            study(replace(measuring, context=context), sets, rows)
 
 
 def _about(stage: EvaluateSettings, rows: Rows) -> dict[str, Any]:
@@ -200,55 +174,3 @@ def _draft_models(stage: EvaluateSettings, drafters: Drafters) -> dict[str, Any]
         for called, method in stage.methods.items()
         for name, model in drafters.modules(method, called, kind="lvlm").items()
     }
-
-
-def _probe(
-    stage: EvaluateSettings, context: Context, measuring: Measuring, sets: list[ConversationSet], rows: Rows
-) -> list[ReportSection]:
-    """The report's sections on what the probes read; at the lowest temperature, where most methods can be used."""
-    settings = stage.probes
-    temperature = min(stage.temperatures)
-    labelled = probes.by_label([d for d in measuring.drafting if d.method.allowed(temperature)])
-    watched = probes.watched(labelled, settings)
-    if not watched and not settings.states and settings.importance is None:
-        return []
-    decoding = measuring.plainly(temperature, max(measuring.lengths))
-    probing = probes.Probing(settings, context, measuring.target, labelled, decoding)
-    return probing.report(sets, rows.where(rows.has("temperature", temperature)), watched=watched)
-
-
-def record_weights(measuring: Measuring, requests: ConversationSet, count: int) -> list[WeightsFigure]:
-    """The first `count` requests of a set, decoded once more by each ensemble of modes, after all that is timed.
-
-    Writes `weights/SET-DRAFTER-METHOD.json` and `.png` in the stage's folder; none where `count` is 0.
-    """
-    if not count:
-        return []
-    folder = measuring.context.folder / "weights"
-    folder.mkdir(parents=True, exist_ok=True)
-    temperature = min(measuring.stage.temperatures)
-    figures: list[WeightsFigure] = []
-    for drafting, decoding in measuring.decodings(temperature, max(measuring.lengths)).items():
-        if len(drafting.members) < 2:
-            continue
-        traces = {}
-        numbers = range(min(count, len(requests)))
-        for index in measuring.context.stop.watch(numbers, "while weights were recorded, after the report"):
-            opened = requests.open(index, measuring.target)
-            if opened is None or not isinstance(opened.request, Request):
-                continue
-            uniforms = measuring.uniforms(index)
-            traces[opened.request.name] = trace_weights(
-                measuring.target, drafting.drafter, opened.request, decoding, uniforms
-            )
-        if not traces:
-            continue
-        method = drafting.name.replace("*", "-adaptive")
-        parts = requests.benchmark, requests.turn, requests.budget, drafting.drafter_name, method
-        name = "-".join(part for part in parts if part).replace("/", "-")
-        (folder / f"{name}.json").write_text(json.dumps({k: as_data(t) for k, t in traces.items()}))
-        curves = {f"{k}, {drafting.name}": weights_over_time(t) for k, t in traces.items()}
-        plot_weights(folder / f"{name}.png", curves)
-        place = ", ".join(part for part in (requests.benchmark, requests.turn, requests.budget) if part)
-        figures.append(WeightsFigure(f"weights/{name}.png", place, drafting.drafter_name, drafting.name, curves))
-    return figures

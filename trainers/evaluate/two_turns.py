@@ -12,7 +12,7 @@ from ...data.suites.suite import BENCHMARK, DEPENDENT, OOD, QUESTIONS, Suite
 from ...data.suites.suite_hub import fetch
 from ...eval.measured_rows import Medium, Row
 from ...eval.row_columns import Rows
-from ...eval.studies.tabed import FIRST, Plan, SetInfo, tabed_section
+from ...eval.tabed_tables import FIRST, Plan, SetInfo, tabed_section
 from ...eval.tables import ReportSection
 from ..run.context import Context
 from .benchmarks import TabedBenchmark

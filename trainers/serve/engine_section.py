@@ -1,119 +1,61 @@
-"""A stage's `engine` section: which program runs the target that answers, or whose hidden states are kept."""
+"""The serving engines, as a stage's `engine` section names them: in a process of their own beside each rank."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field, SerializationInfo, SerializerFunctionWrapHandler, model_serializer
-
-from ...core.fields import Place
-from ...core.refused import Refused
-from ...core.section import FINGERPRINT, Section
+from ...core.states import Taps
+from ...data.families.processor import Processor
+from ...data.states.samples import StatesSamples
 from ...models.decoding.warp import Warp
-from ...models.families.table import FAMILIES
+from ...models.hub import read_config
+from ..run.context import Context
+from .engine_settings import ServedSettings
+from .rank_engine import engine_process, identity_of_engine
+from .served import ServedAnswers, ServedStates, check_layers, layers_for
 
 
-class TransformersEngine(Section):
-    """The target runs in this process, by our own passes."""
+class ServedEngine(ServedSettings):
+    """A serving engine at work."""
 
-    kind: Literal["transformers"] = "transformers"
+    def installed_identity(self, key: str) -> dict[str, Any]:
+        return identity_of_engine(self, key)
 
+    def side_by_side(self, batch_size: int) -> int:
+        return self.max_num_seqs
 
-class ServedEngine(Section):
-    """A serving engine in a process of its own beside each rank. What it writes differs in the last bits, and its
-    version is part of the shards' identity.
-    """
+    def open_answers(
+        self,
+        context: Context,
+        processor: Processor,
+        warp: Warp,
+        ends: Sequence[int],
+        never: Collection[int],
+        *,
+        max_length: int,
+        most_pictures: int,
+    ) -> ServedAnswers:
+        process = context.opened.enter_context(engine_process(
+            self, context, key="engine", layers=None, max_length=max_length, most_pictures=most_pictures
+        ))  # fmt: skip
+        return ServedAnswers(self, process, processor, warp, ends, never)
 
-    # Targets whose hidden states it hands out.
-    # The engine whose classes hand out states of targets; "": none does.
-    states_of: ClassVar[str] = ""
-    # Arguments of the engine that follow from the recipe.
-    ours: ClassVar[tuple[str, ...]] = ()
-
-    # Interpreter of the environment that it is installed in; null: DRAFTSMITH_VLLM_PYTHON (vLLM), else this Python.
-    python: Place | None = None
-    # GPUs that hold the target; above 1 the run has one rank, which starts the engine on all of them.
-    tensor_parallel_size: int = Field(1, ge=1)
-    # The engine's name of a quantisation (fp8, awq, ...); null: as the weights' config says.
-    quantization: str | None = None
-    # Share of a GPU's memory that the engine takes. Beside a head that trains on the same GPU, well below 1.
-    gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
-    # Requests that it runs together.
-    max_num_seqs: int = Field(64, ge=1)
-    # Folder of requests and answers on their way; null: in the stage's folder. /dev/shm/NAME keeps them in memory.
-    scratch: Place | None = None
-    # Batches that it works ahead of the training or the shard that reads its hidden states.
-    ahead: int = Field(4, ge=1)
-    # Seconds without a sign of it, loading included, after which it is taken for hung and started again.
-    timeout_s: float = Field(3600.0, gt=0)
-    # Further arguments of the engine, such as enforce_eager or max_num_batched_tokens.
-    options: dict[str, Any] = Field(default_factory=dict)
-
-    @model_serializer(mode="wrap")
-    def _written(self, write: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
-        """A stage's fingerprint holds its identity: a run goes on with another Python, folder or share of memory."""
-        return self.identity if info.context == FINGERPRINT else write(self)
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What of this section changes the last bits of what it writes."""
-        return {"kind": self.name, "quantization": self.quantization, "options": self.options}
-
-    @property
-    def name(self) -> str:
-        """Its `kind`."""
-        return str(getattr(self, "kind"))  # noqa: B009 (each engine has its own literal)
-
-    def settings(self, model: str, dtype: str, max_length: int, most_pictures: int, *, on_gpu: bool) -> dict[str, Any]:
-        """Arguments of the engine.
-
-        Args:
-            max_length: tokens of a prompt and its answer, at most.
-            most_pictures: of a request.
-        """
-        raise NotImplementedError
-
-    def sampling(
-        self, warp: Warp, *, seed: int, limit: int, ends: Sequence[int], never: Mapping[int, float]
-    ) -> dict[str, Any]:
-        """How an answer is drawn, in the engine's words.
-
-        Args:
-            ends: ids of the end tokens; the answer holds the one that ends it.
-            never: id -> what is added to its score.
-        """
-        raise NotImplementedError
-
-    def check(self, target: Any, *, states: bool, aspect: str) -> None:
-        """Refuse what this engine cannot do as our own passes do it.
-
-        Args:
-            target: the recipe's section.
-            states: hidden states are wanted.
-            aspect: of the data section.
-
-        Raises:
-            Refused: names the setting, and what can be used in its place.
-        """
-        own, name = "engine: {kind: transformers} does", self.name
-        if taken := sorted(set(self.options) & set(self.ours)):
-            raise Refused(f"engine.options.{taken[0]}", "it follows from the recipe", "leave it out")
-        tapped = sorted(
-            {f.kind for f in FAMILIES.values() if f.is_compared and "eagle3" in f.engines.get(self.states_of, ())}
-        )
-        if states and target.base_kind not in tapped:
-            known = f", only of {', '.join(tapped)}" if tapped else ""
-            raise Refused("engine.kind", f"{name} hands out no hidden states of a {target.kind}{known}", own)
-        if target.family is not None and not target.family.is_compared:
-            problem = f"nobody has compared here how {name} expands the pictures of a {target.kind}"
-            raise Refused("engine.kind", problem, own)
-        if target.family is not None and target.family.shares_pictures and aspect.startswith("anyres"):
-            problem = f"{name} cuts a picture into tiles by itself, which may not be those that the data section cuts"
-            raise Refused("engine.kind", problem, f"{own}, or set aspect: square or pad")
-        if target.tensor_parallel_size > 1 or target.device_map is not None:
-            raise Refused("engine.kind", "target.tensor_parallel_size and device_map spread a target of this process",
-                          "leave them out, and set engine.tensor_parallel_size")  # fmt: skip
+    def open_states(
+        self, context: Context, samples: StatesSamples, target: Any, processor: Processor, wanted: Taps, *, key: str
+    ) -> ServedStates:
+        target.check(wanted)
+        data = samples.dataset
+        most_pictures, layers = int(data.column("images").max()), layers_for(wanted, target.decoder.num_layers)
+        if most_pictures:
+            source = context.target_source()
+            check_layers(self.name, layers, read_config(str(source), key="target", revision=context.target.revision))
+        process = context.opened.enter_context(engine_process(
+            self, context, key=key, layers=layers, max_length=data.config.max_length, most_pictures=most_pictures
+        ))  # fmt: skip
+        with context.stop.together():  # and not inside a step, which a stop does not end
+            process.start()
+        return ServedStates(process, target, processor, wanted, layers, self.ahead)
 
 
 class VllmEngine(ServedEngine):
@@ -173,6 +115,3 @@ class SglangEngine(ServedEngine):
             "max_new_tokens": limit, "ignore_eos": True, "stop_token_ids": list(ends), "skip_special_tokens": False,
             "logit_bias": {str(token): value for token, value in never.items()} or None,
         }  # fmt: skip
-
-
-EngineSection = Annotated[TransformersEngine | VllmEngine | SglangEngine, Field(discriminator="kind")]

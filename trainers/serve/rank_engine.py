@@ -17,14 +17,14 @@ from ...eval.engines.program import find_python, version_of
 from ...models.formats.target import export_target, vllm_reads
 from ..run.context import Context
 from .engine_process import EngineProcess
-from .engine_section import ServedEngine
+from .engine_settings import ServedSettings
 
 _TARGET = "served-target"
 _WHOLE = 8192  # tokens of a pass at least, where prompts are computed in one piece
 
 
-def identity_of_engine(section: Any, key: str = "engine") -> dict[str, Any] | None:
-    """What identifies the engine in what it writes; None: our own passes.
+def identity_of_engine(section: ServedSettings, key: str = "engine") -> dict[str, Any]:
+    """What identifies the engine in what it writes.
 
     Args:
         key: that names the section, for errors.
@@ -32,15 +32,13 @@ def identity_of_engine(section: Any, key: str = "engine") -> dict[str, Any] | No
     Raises:
         UserError: it is not installed in the interpreter that the section names.
     """
-    if not isinstance(section, ServedEngine):
-        return None
     python = find_python(section.python, section.name, key=f"{key}.python")
     return section.identity | {"version": version_of(section.name, python)}
 
 
 @contextmanager
 def engine_process(
-    section: ServedEngine,
+    section: ServedSettings,
     context: Context,
     *,
     key: str,
@@ -78,7 +76,7 @@ def engine_process(
             yield process
 
 
-def _check_ranks(section: ServedEngine, key: str) -> None:
+def _check_ranks(section: ServedSettings, key: str) -> None:
     if section.tensor_parallel_size > 1 and ranks.world_size() > 1:
         raise UserError(
             f"engine.tensor_parallel_size is {section.tensor_parallel_size}, and each of {ranks.world_size()} ranks "
@@ -88,7 +86,7 @@ def _check_ranks(section: ServedEngine, key: str) -> None:
 
 
 @contextmanager
-def _place(section: ServedEngine, context: Context, key: str) -> Iterator[Path]:
+def _place(section: ServedSettings, context: Context, key: str) -> Iterator[Path]:
     """Where this stage's engines work: in its own folder, or in one of `scratch` that is removed at the end."""
     place = context.folder / "cache" if section.scratch is None else _own(Path(section.scratch), context.folder)
     try:

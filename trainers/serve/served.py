@@ -26,7 +26,7 @@ from ...models.targets.language import kept_states
 from .engine_answers import Asked, Job
 from .engine_pictures import shown
 from .engine_process import EngineProcess
-from .engine_section import ServedEngine
+from .engine_settings import ServedSettings
 
 
 class ServedAnswers:
@@ -34,7 +34,7 @@ class ServedAnswers:
 
     def __init__(
         self,
-        section: ServedEngine,
+        section: ServedSettings,
         process: EngineProcess,
         processor: Processor,
         warp: Warp,

@@ -38,15 +38,12 @@ from ...data.states.samples import Chosen, Counts, SeededCollate, StatesSamples,
 from ...data.states.writer import StatesWriting, batches
 from ...models.drafters.base import DrafterConfig
 from ...models.families.load import load_target
-from ...models.hub import read_config
 from ...models.losses import log_probs
 from ...models.targets.base import TargetShape
 from ..run.context import Context
 from ..run.stage_records import open_records
 from ..run.stopping import Stop
-from .engine_section import EngineSection, ServedEngine
-from .rank_engine import engine_process, identity_of_engine
-from .served import ServedStates, check_layers, layers_for
+from .target_engine import StatesElsewhere, TargetEngine
 
 _Item = TypeVar("_Item")
 
@@ -128,7 +125,7 @@ def identity_of(
     data: ConversationData | None,
     wanted: Taps,
     dtype: StatesDtype | None,
-    engine: EngineSection | None = None,
+    engine: TargetEngine | None = None,
 ) -> dict[str, Any]:
     """What the states depend on, as `states_identity` has it; what only says where things lie is left out.
 
@@ -140,7 +137,7 @@ def identity_of(
     weights = weights_identity(context.target_source(), path=section.path, revision=section.revision)
     return states_identity(
         target=settings | weights, processor=processor, form=form, data=data, wanted=wanted, dtype=dtype,
-        engine=None if engine is None else identity_of_engine(engine, f"stages.{context.name}.engine"),
+        engine=None if engine is None else engine.installed_identity(f"stages.{context.name}.engine"),
     )  # fmt: skip
 
 
@@ -171,7 +168,7 @@ class Builder:
     folder: Path
     collate: SeededCollate
     batch_size: int
-    served: ServedStates | None = None
+    served: StatesElsewhere | None = None
 
     @property
     def writing(self) -> StatesWriting:
@@ -289,39 +286,6 @@ def looked_ahead(items: Iterable[_Item], count: int) -> Iterator[_Item]:
         if len(waiting) > count:
             yield waiting.popleft()
     yield from waiting
-
-
-def open_served(
-    engine: EngineSection,
-    context: Context,
-    samples: StatesSamples,
-    target: Any,
-    processor: Processor,
-    wanted: Taps,
-    *,
-    key: str,
-) -> ServedStates | None:
-    """The engine that a stage names, loaded beside this rank (all ranks call); None: the target runs here.
-
-    Args:
-        key: of the section in the stage's own.
-        target: its tables.
-    """
-    if not isinstance(engine, ServedEngine):
-        return None
-    target.check(wanted)
-    data = samples.dataset
-    most_pictures, layers = int(data.column("images").max()), layers_for(wanted, target.decoder.num_layers)
-    if most_pictures:
-        source = context.target_source()
-        check_layers(engine.name, layers, read_config(str(source), key="target", revision=context.target.revision))
-    process = context.opened.enter_context(engine_process(
-        engine, context, key=key, layers=layers, max_length=data.config.max_length,
-        most_pictures=most_pictures,
-    ))  # fmt: skip
-    with context.stop.together():  # and not inside a step, which a stop does not end
-        process.start()
-    return ServedStates(process, target, processor, wanted, layers, engine.ahead)
 
 
 _PLACES = 128  # whose scores are compared at once: five copies of 152,000 of them for each

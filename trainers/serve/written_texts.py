@@ -23,10 +23,8 @@ from ...models.drafters.distillation import keep_scores
 from ...models.shipped import shipped_name
 from ..run.context import Context
 from ..run.stage_records import check_fit, open_records
-from .engine_section import ServedEngine
-from .rank_engine import engine_process, identity_of_engine
-from .served import ServedAnswers
 from .states_builder import open_target
+from .target_engine import TargetEngine
 
 STOPPED = "inside a shard of answers; the finished shards are kept"
 
@@ -43,23 +41,16 @@ class Texts:
         self.processor = context.processor()
         self.ends = end_ids(self.processor, stage.format)
         self.dataset = open_records(stage.data, stage.format, context, self.processor, learned=False)
-        engine = stage.engine
-        self.target = open_target(context, self.processor, tables_only=isinstance(engine, ServedEngine))
+        engine: TargetEngine = stage.engine
+        self.target = open_target(context, self.processor, tables_only=engine.is_served)
         check_fit(context, self.dataset, self.target.decoder, as_cut=False)
         _check_kept(stage.keep_logprobs, self.processor.num_token_ids)
-        self.engine = identity_of_engine(engine, f"stages.{context.name}.engine")
-        self.side_by_side: int = stage.batch_size
-        self.served: ServedAnswers | None = None
-        if isinstance(engine, ServedEngine):
-            self.side_by_side = engine.max_num_seqs
-            self.served = ServedAnswers(
-                engine,
-                context.opened.enter_context(engine_process(
-                    engine, context, key="engine", layers=None, max_length=stage.data.max_length,
-                    most_pictures=int(self.dataset.column("images").max()),
-                )),
-                self.processor, self._warp, self.ends, self.target.decoder.banned,
-            )  # fmt: skip
+        self.engine = engine.installed_identity(f"stages.{context.name}.engine")
+        self.side_by_side = engine.side_by_side(stage.batch_size)
+        self.served = engine.open_answers(
+            context, self.processor, self._warp, self.ends, self.target.decoder.banned,
+            max_length=stage.data.max_length, most_pictures=int(self.dataset.column("images").max()),
+        )  # fmt: skip
         # Where the recipe names no number: what a killed process loses. An engine is handed a whole shard at once.
         self.per_shard = 512 if self.served else max(64, stage.batch_size)
         self._ends: Counter[str] = Counter()  # why the answers of this process stopped -> how many

@@ -30,7 +30,7 @@ from ..estimate.states_size import describe_states
 from ..run.context import Context
 from ..run.stage import Planned, Stage
 from ..run.stage_records import check_fit
-from ..serve.engine_section import EngineSection, ServedEngine, TransformersEngine
+from ..serve.engines import EngineSection
 from ..serve.states_builder import (
     Builder,
     StatesStore,
@@ -40,11 +40,11 @@ from ..serve.states_builder import (
     count_samples,
     identity_of,
     open_samples,
-    open_served,
     open_target,
     sample_needs,
     wanted_taps,
 )
+from ..serve.target_engine import TransformersEngine
 from ..train.engine import init_distributed
 from ..train.fit import Expected
 
@@ -108,8 +108,7 @@ class CacheStage(Stage):
         if not readers:
             of = "none" if drafter is None else drafter.kind
             raise Refused("kind", f"cache keeps hidden states, which drafter {of} of a {target.kind} does not read")
-        if isinstance(self.engine, ServedEngine):
-            self.engine.check(target, states=True, aspect=self.data.aspect)
+        self.engine.check(target, states=True, aspect=self.data.aspect)
         for number, other in enumerate(self.drafters):
             if other.trains_on != "states":
                 raise Refused(f"drafters.{number}.kind", f"{other.kind} reads no hidden states", "name heads")
@@ -128,14 +127,14 @@ class CacheStage(Stage):
         processor = context.processor()
         samples = open_samples(self.data, self.format, self.answers, context, processor)
         counts = count_samples(samples, context)
-        target = open_target(context, processor, tables_only=isinstance(self.engine, ServedEngine))
+        target = open_target(context, processor, tables_only=self.engine.is_served)
         check_fit(context, samples.dataset, target.decoder, as_cut=True)
         folder, store = context.folder / STATES, self.states
         wanted = wanted_taps(context, target.shape, self.drafters)
         builder = Builder(
             samples, counts, target, wanted, store, folder,
             SeededCollate(processor.pad_id, processor.image_size, seed=0), self.batch_size,
-            open_served(self.engine, context, samples, target, processor, wanted, key="engine"),
+            self.engine.open_states(context, samples, target, processor, wanted, key="engine"),
         )  # fmt: skip
         size = builder.size(np.arange(len(samples)), target.config.hidden_size)
         deal = Deal(len(samples), samples_per_shard(size, store.shard_bytes))

@@ -60,7 +60,8 @@ Frames = Annotated[int, Field(ge=2, le=10**5)]
 class GenerateStage(Stage):
     holds_models: ClassVar[bool] = False
     usual_purpose: ClassVar[str] = "draws the synthetic dataset"
-    kinds_of_text: ClassVar[frozenset[str]] = WITHOUT_PICTURES
+    # Kinds of scenario whose records have no picture.
+    without_pictures: ClassVar[frozenset[str]] = WITHOUT_PICTURES
 
     kind: Literal["generate"]
     # Side of the pictures in pixels.

@@ -61,7 +61,7 @@ class PromptSplit(Section):
 class PromptsStage(Stage):
     loads_target: ClassVar[bool] = True
     usual_purpose: ClassVar[str] = "the target writes prompts for itself"
-    kinds_of_text: ClassVar[frozenset[str]] = frozenset({"text"})
+    without_pictures: ClassVar[frozenset[str]] = frozenset({"text"})
     working: ClassVar[tuple[str, ...]] = (*Stage.working, _TRIED)
 
     kind: Literal["prompts"]

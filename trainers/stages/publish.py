@@ -25,8 +25,6 @@ from ...core.pretrained import RESTORE
 from ...core.refused import Refused
 from ...core.secrets import as_written, redact_tree, variables_of
 from ...core.section import Section
-from ...data.shapes.scene import draw
-from ...data.shapes.write import sample
 from ...eval.published import assemble
 from ...eval.published_section import PublishedSection, UserRequest
 from ...eval.stored_prompt import measure
@@ -47,8 +45,8 @@ from ..run.stage import Planned, Stage
 from .evaluate import EvaluateStage
 
 REPOSITORY, RESULT = "repository", "published.json"
-# Side of the stored picture in pixels; a multiple of 3, as its board wants it.
-_SIDE = 336
+# A scene of the synthetic dataset (figures on a board), 336 pixels square.
+_SCENE = Path(folders.__file__).with_name(PICTURE)
 
 
 class StoredPrompt(Section):
@@ -345,7 +343,7 @@ def _store_prompt(asked: StoredPrompt, context: Context, folder: Path) -> UserRe
         return UserRequest(text=asked.text or "Explain how a bicycle stays upright.")
     kept.mkdir()
     if not asked.pictures:
-        draw(sample(0, "published", "caption", 0).scenes[0], _SIDE).save(kept / PICTURE)
+        shutil.copyfile(_SCENE, kept / PICTURE)
         return UserRequest(text=asked.text or "Describe the picture.", pictures=[f"{folders.CHECK}/{PICTURE}"])
     names = []
     for number, name in enumerate(asked.pictures):

@@ -27,7 +27,8 @@ from ..run.context import Context
 from ..run.progress import of_shards
 from ..run.stage import Planned, Stage
 from ..serve.drawn_pictures import Pictures
-from ..serve.engine_section import EngineSection, ServedEngine, TransformersEngine
+from ..serve.engines import EngineSection
+from ..serve.target_engine import TransformersEngine
 from ..serve.written_texts import Texts
 from ..train.engine import init_distributed
 from ..train.fit import Expected
@@ -108,9 +109,9 @@ class RegenerateStage(Stage):
             raise Refused("data", f"target {target.kind} draws pictures and answers no questions", "give prompts")
         if not target.draws_images and self.data is None:
             raise Refused("prompts", f"target {target.kind} answers questions and draws no pictures", "give data")
-        if isinstance(self.engine, ServedEngine) and self.data is not None:
+        if self.data is not None:
             self.engine.check(target, states=False, aspect=self.data.aspect)
-            if self.keep_logprobs is not None:
+            if self.engine.is_served and self.keep_logprobs is not None:
                 raise Refused("keep_logprobs", f"{self.engine.name}'s log-probabilities count ids that never come",
                               "leave it out, or engine: {kind: transformers}")  # fmt: skip
 
@@ -175,7 +176,7 @@ class RegenerateStage(Stage):
         number, how = samples(plan, on_disk(self))
         shown = "unknown: the data is not on disk" if number is None else f"{number:,} ({how})"
         kept = "" if self.keep_logprobs is None else f"; {self.keep_logprobs} log-probabilities kept at each token"
-        by = f" by {self.engine.name}" if isinstance(self.engine, ServedEngine) else ""
+        by = f" by {self.engine.name}" if self.engine.is_served else ""
         lines = [f"  answers {shown}{by}, each of up to {self.max_new_tokens} tokens{kept}"]
         if number is not None:
             most = number * self.max_new_tokens * (4 + 8 * (self.keep_logprobs or 0))

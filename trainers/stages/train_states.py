@@ -18,8 +18,8 @@ from ..estimate.evaluation_memory import Memory
 from ..estimate.train_memory import head_memory
 from ..estimate.train_stage import describe_head, head_length
 from ..run.stage import Planned, TrainingLength
-from ..serve.engine_section import ServedEngine
 from ..serve.states_builder import check_answers, sample_needs
+from ..serve.target_engine import TargetEngine
 from ..train.drafter import TextCheck
 from ..train.fit import FitSettings
 from ..train.on_states import open_heads, training_order
@@ -76,10 +76,10 @@ class TrainStates(TrainHead):
         return (self.epochs or 0) // 2 if self.text_epochs is None else self.text_epochs
 
     @property
-    def _engine(self) -> ServedEngine | None:
+    def _engine(self) -> TargetEngine | None:
         """The serving engine that computes the target's states in each step."""
         source = self.source
-        return source.engine if isinstance(source, OnlineStates) and isinstance(source.engine, ServedEngine) else None
+        return source.engine if isinstance(source, OnlineStates) and source.engine.is_served else None
 
     @property
     def reads_tables(self) -> bool:

@@ -34,7 +34,6 @@ from ..serve.states_builder import (
     count_samples,
     identity_of,
     open_samples,
-    open_served,
     open_target,
     wanted_taps,
 )
@@ -117,7 +116,7 @@ def open_states(stage: Any, context: Context, processor: Processor, target: Any,
         context.folder / STATES, SeededCollate(processor.pad_id, processor.image_size, seed), stage.micro,
     )  # fmt: skip
     if isinstance(source, OnlineStates):
-        served = open_served(source.engine, context, samples, target, processor, taps, key="source.engine")
+        served = source.engine.open_states(context, samples, target, processor, taps, key="source.engine")
         return Online(replace(builder, served=served))
     measured = ranks.broadcast(builder.measure() if ranks.is_main() else None)
     known = identity_of(context, processor, stage.format, stage.data, taps, source.states.dtype)

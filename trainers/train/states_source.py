@@ -28,8 +28,9 @@ from ...data.states.identity import Acceptable
 from ...data.states.memory import prefetched
 from ...data.states.reader import CachedCollate, CachedSamples, StatesReader
 from ..run.stopping import Stop
-from ..serve.engine_section import EngineSection, TransformersEngine
+from ..serve.engines import EngineSection
 from ..serve.states_builder import Builder, Measured, StatesStore, as_measured, check_room, chosen, looked_ahead
+from ..serve.target_engine import TransformersEngine
 
 
 class OnlineStates(Section):

@@ -14,6 +14,7 @@ from draftsmith.data.shapes.clips import INTRODUCTION
 from draftsmith.data.shapes.scenarios import FACTS, KINDS, NAMES, NUMBERS, TEXT_ONLY, TRAITS, WORDS, Scenario
 from draftsmith.data.shapes.scene import BACKGROUND, COLORS, COLUMNS, ROWS, SHAPES, Object, Scene, draw, sample_scene
 from draftsmith.data.shapes.write import sample, write_dataset
+from draftsmith.trainers.publish import folder as published
 from PIL import Image, ImageChops, ImageStat
 
 SIZE, CELL = 48, 16
@@ -27,6 +28,12 @@ def synthetic(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("shapes") / "world"
     write_dataset(folder, seed=5, image_size=SIZE, splits={"train": ALL, "test": ALL})
     return folder
+
+
+def test_the_scene_that_publishing_stores_is_one_of_these():
+    drawn = draw(sample(0, "published", "caption", 0).scenes[0], 336)
+    with Image.open(Path(published.__file__).with_name("picture.png")) as stored:
+        assert ImageChops.difference(stored, drawn).getbbox() is None
 
 
 def content(folder: Path) -> dict[str, bytes]:

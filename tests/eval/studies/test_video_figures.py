@@ -1,9 +1,9 @@
 """Figures of the video track are drawn from rows and analyses as they come."""
 
 from draftsmith.eval.cells import MethodInfo
+from draftsmith.eval.held_visual import HeldVisual
 from draftsmith.eval.studies import video, video_figures
 from draftsmith.eval.studies.video import by_visual_tokens
-from draftsmith.eval.studies.video_figures import HeldVisual
 from PIL import Image
 
 from ..rows import a_row

@@ -27,7 +27,7 @@ from draftsmith.trainers.serve import engine_process as process
 from draftsmith.trainers.serve import rank_engine as opened
 from draftsmith.trainers.serve import served
 from draftsmith.trainers.serve.engine_pictures import shown
-from draftsmith.trainers.serve.engine_section import EngineSection
+from draftsmith.trainers.serve.engines import EngineSection
 from draftsmith.trainers.serve.states_builder import looked_ahead
 from draftsmith.trainers.stages.cache import CacheStage
 from draftsmith.trainers.stages.regenerate import RegenerateStage

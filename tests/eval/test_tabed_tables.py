@@ -4,14 +4,14 @@ import dataclasses
 
 import numpy as np
 import pytest
+from draftsmith.eval import tabed_tables as tabed
 from draftsmith.eval.measured_rows import PLAIN
 from draftsmith.eval.report import build
-from draftsmith.eval.studies import tabed
-from draftsmith.eval.studies.tabed import FIRST, Plan, SetInfo, tabed_section, tables
 from draftsmith.eval.summary import summarize
+from draftsmith.eval.tabed_tables import FIRST, Plan, SetInfo, tabed_section, tables
 from draftsmith.eval.tables import Table, section_markdown
 
-from ..rows import a_row
+from .rows import a_row
 
 SETS = {name: SetInfo("benchmark") for name in ("LLaVA-W", "DocVQA", "POPE", "MMVet", "IEdit", "MB", "Spot")}
 SETS |= {name: SetInfo("ood", "story") for name in ("PSV", "VIST")}

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..measured_rows import PLAIN, Row, grouped
-from ..style import BLUE, panel_grid, save, styled
-from ..summary import summarize, tau_of
-from ..tables import Column, Figure, Mark, ReportSection, Table, Value, text
-from .video import mean
+from .measured_rows import PLAIN, Row, grouped
+from .style import BLUE, panel_grid, save, styled
+from .summary import mean, summarize, tau_of
+from .tables import Column, Figure, Mark, ReportSection, Table, Value, text
 
 FIRST = "first"
 AVERAGE = "Avg."

@@ -1,0 +1,118 @@
+"""What stages ask of their `engine` section, which says where the target runs; and its first kind, our own passes.
+
+Serving engines, which run it in a process of their own, are extras: `engines.py` has the union.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, ClassVar, Literal, Protocol
+
+from ...core.batch import Batch, Request
+from ...core.section import Section
+from ...core.states import Taps, TargetStates
+from ...data.families.processor import Processor
+from ...data.states.samples import StatesSamples
+from ...models.decoding.batched import Written
+from ...models.decoding.warp import Warp
+from ..run.context import Context
+
+
+class AnswersElsewhere(Protocol):
+    """Writes answers outside this process."""
+
+    def begin(
+        self, requests: Sequence[Request], limits: Sequence[int], seeds: Sequence[int]
+    ) -> Callable[[], Sequence[Written]]:
+        """Ask, and return what waits for the answers."""
+        ...
+
+
+class StatesElsewhere(Protocol):
+    """Computes the target's hidden states outside this process."""
+
+    @property
+    def ahead(self) -> int:
+        """Batches that are asked for before the first one is read."""
+        ...
+
+    def begin(self, batch: Batch) -> Callable[[], TargetStates]:
+        """Ask for the states of a batch on the CPU, and return what waits for them."""
+        ...
+
+
+class TargetEngine(Section):
+    """The answers of our own passes, in this process."""
+
+    # Whether the target's layers run in another process: this one then holds its embedding and LM head alone.
+    is_served: ClassVar[bool] = False
+
+    @property
+    def name(self) -> str:
+        """Its `kind`."""
+        return str(getattr(self, "kind"))  # noqa: B009 (each engine has its own literal)
+
+    def check(self, target: Any, *, states: bool, aspect: str) -> None:
+        """Refuse what this engine cannot do as our own passes do it.
+
+        Args:
+            target: the recipe's section.
+            states: hidden states are wanted.
+            aspect: of the data section.
+
+        Raises:
+            Refused: names the setting, and what can be used in its place.
+        """
+
+    def installed_identity(self, key: str) -> dict[str, Any] | None:
+        """What identifies the engine in what it writes; None: our own passes.
+
+        Args:
+            key: that names the section, for errors.
+
+        Raises:
+            UserError: it is not installed in the interpreter that the section names.
+        """
+        return None
+
+    def side_by_side(self, batch_size: int) -> int:
+        """Requests that run together, where the stage asks for `batch_size`."""
+        return batch_size
+
+    def open_answers(
+        self,
+        context: Context,
+        processor: Processor,
+        warp: Warp,
+        ends: Sequence[int],
+        never: Collection[int],
+        *,
+        max_length: int,
+        most_pictures: int,
+    ) -> AnswersElsewhere | None:
+        """What writes the stage's answers beside this rank; None: the target in this process.
+
+        Args:
+            ends: ids of the end tokens.
+            never: ids that no answer has.
+            max_length: tokens of a prompt and its answer, at most.
+            most_pictures: of a request.
+        """
+        return None
+
+    def open_states(
+        self, context: Context, samples: StatesSamples, target: Any, processor: Processor, wanted: Taps, *, key: str
+    ) -> StatesElsewhere | None:
+        """What computes the target's states beside this rank (all ranks call); None: the target in this process.
+
+        Args:
+            target: its tables.
+            key: of the section in the stage's own.
+        """
+        return None
+
+
+class TransformersEngine(TargetEngine):
+    """The target runs in this process, by our own passes."""
+
+    kind: Literal["transformers"] = "transformers"
