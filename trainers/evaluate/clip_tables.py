@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from ...eval.measured_rows import Row
+from ...eval.row_columns import Rows
 from ...eval.studies.video import video_sections
 from ...eval.tables import ReportSection
 from .benchmarks import SetsBenchmark
@@ -12,7 +10,7 @@ from .measuring import Measuring
 from .reporting import infos
 
 
-def clip_tables(measuring: Measuring, rows: Sequence[Row]) -> list[ReportSection]:
+def clip_tables(measuring: Measuring, rows: Rows) -> list[ReportSection]:
     """Those that were measured; figures go to the stage's folder."""
     stage, drafting = measuring.stage, measuring.drafting
     if not stage.lengths and not any(isinstance(b, SetsBenchmark) for b in stage.benchmarks.values()):

@@ -67,8 +67,8 @@ def run(stage: EvaluateSettings, context: Context) -> None:
     notes: list[str] = []
     early: list[str] = []
     for talk in talks:
-        some, said = talk.measure(measuring)
-        rows.extend(some)
+        of_turns, said = talk.measure(measuring)
+        rows.extend(of_turns)
         early, sets = early + said, sets + talk.first_turns
     for suite_run in runs:
         some, said = suite_run.measure()

@@ -118,7 +118,8 @@ class Prompts:
     def _text(self, number: int, written: Written) -> str | None:
         begin = self.begun[number].begin
         ids = [token for token in written.ids if token not in self.ends]
-        text, ended, behind = self.processor.tokenizer.decode(ids), written.stop == "eos", self.behind[begin][1]
+        text = str(self.processor.tokenizer.decode(ids))
+        ended, behind = written.stop == "eos", self.behind[begin][1]
         if not ended and behind in text:
             # A template whose turns have no end token: this one ends where the answer would begin.
             text, ended = text.partition(behind)[0], True
@@ -147,7 +148,7 @@ def _behind(begin: str, form: PromptFormat, processor: Processor) -> tuple[int, 
     one, other = (encode(turn, form, processor, open_ended=True) for turn in turns)
     same = _num_same(one.ids, other.ids)
     behind = one.text[len(one.text) - _num_same(one.text[::-1], other.text[::-1]) :].strip()
-    cut = processor.tokenizer.decode(one.ids[same:]).strip()
+    cut = str(processor.tokenizer.decode(one.ids[same:])).strip()
     if not behind or not cut.startswith(_ANYTHING[0]):
         raise UserError(f"template {form.template} writes no user's turn that a target can go on with",
                         hint="name a template with turns: format: {template: chat}, v1, qwen, ...")  # fmt: skip

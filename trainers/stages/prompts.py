@@ -189,7 +189,9 @@ class PromptsStage(Stage):
 
     def _begun(self, name: str, split: PromptSplit) -> list[Begun]:
         """How each try begins: topics change fastest, then first words; pictures go round by themselves."""
-        pictures = [None] if split.pictures is None else _pictures(split.pictures, f"splits.{name}.pictures")
+        pictures: list[str | None] = (
+            [None] if split.pictures is None else _pictures(split.pictures, f"splits.{name}.pictures")
+        )
         ways = [
             (begin.replace(_TOPIC, topic or ""), topic) for begin in self.begins for topic in split.topics or [None]
         ]
