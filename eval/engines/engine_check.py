@@ -162,7 +162,10 @@ class _Side:
         length = longest + self.max_new_tokens + self.exported.num_drafted + 1
         most = max(1, *(len(asked.pictures) for asked in self.requests))
         pictures = {"limit_mm_per_prompt": {"image": most}} if self.exported.pictures else {}
-        return {"dtype": "float32", "max_model_len": length} | pictures
+        shape = self.exported.target.shape
+        # Medusa's proposer looks for the vocabulary at the top of a config, and those of multimodal models lack it.
+        over = {"hf_overrides": {"vocab_size": shape.vocab_size}} if self.exported.kind == "medusa" else {}
+        return {"dtype": "float32", "max_model_len": length} | pictures | over
 
 
 def _lengths(requests: Sequence[Asked], drafted: Mapping[str, Drafted]) -> list[tuple[str, str]]:

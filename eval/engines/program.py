@@ -50,6 +50,8 @@ def find_python(asked: str | None = None, engine: str = "vllm", *, key: str = "-
         UserError: it does not exist, or the engine is not installed there, or is older than what was tried.
     """
     python = asked or (os.environ.get(PYTHON) if engine == "vllm" else None) or sys.executable
+    if os.sep in python:  # programs run in folders of their own; links stay, which are how an environment is found
+        python = os.path.abspath(python)
     version, name = _look(engine, python, key), _NAMES[engine]
     if not version:
         raise UserError(f"{name} is not installed in this Python", where=python, hint=_set_up(engine, key))
