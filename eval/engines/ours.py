@@ -17,6 +17,8 @@ from ...models.decoding.tree import Tree
 from ...models.decoding.warp import Warp
 from ...models.drafters.manifest import MANIFEST, read_manifest
 from ...models.families.load import TargetConfig
+from ...models.folders import read_values
+from ...models.formats.plugin import SECTION
 from ...models.formats.source import named_target
 from ...models.formats.start import load_start
 from ...models.hub import read_config
@@ -90,6 +92,11 @@ class Exported:
     def pictures(self) -> bool:
         """Whether the export promises prompts with pictures."""
         return self.export.get("prompts") == "all" and self.processor.reads_pictures
+
+    @property
+    def needs_plugin(self) -> bool:
+        """Whether a class of our plugin for vLLM serves it."""
+        return SECTION in read_values(self.folder)
 
     @property
     def speculative(self) -> dict[str, Any]:

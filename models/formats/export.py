@@ -25,6 +25,7 @@ from ..folders import write_folder
 from ..hub import config_value, target_embedding, target_lm_head
 from . import dflash, eagle, eagle3, lvlm, medusa
 from .expressible import ENGINES, Engine, Prompts, check_expressible
+from .plugin import INSTALL, SECTION
 from .source import CHAIN, Files, Source, Target, find_target, kind_of, named_target, read_source, shipped_target
 from .vispec import without_pictures
 
@@ -125,8 +126,10 @@ def _head(
         tied = bool(config_value(whose.text, "tie_word_embeddings", False))
         embedding = target_lm_head(weights, where="target", tied=tied)
         notes += [_COPIED.format("LM head"), "vLLM 0.32 drafts with Medusa under runner V1; 0.33 was read without it"]
-    values, state = lay_out(engine, source, embedding)
-    if engine == "vllm" and source.layout == "eagle" and "fc.bias" in source.head.state_dict():
+    values, state = lay_out(engine, source, embedding, pictures=prompts == "all" and whose.sees)
+    if SECTION in values:
+        notes.append(INSTALL)
+    elif engine == "vllm" and source.layout == "eagle" and "fc.bias" in source.head.state_dict():
         notes.append("vLLM's fc has no bias: it moved into the attention's biases, which gives the same numbers")
     notes += _of_pictures(whose, prompts, engine, source.layout)
     with new_folder(destination) as aside:
@@ -142,14 +145,15 @@ def _head(
     return replace(made, chain=chain, parallel=parallel is not None)
 
 
-def lay_out(engine: Engine, source: Source, embedding: Tensor | None = None) -> Files:
+def lay_out(engine: Engine, source: Source, embedding: Tensor | None = None, *, pictures: bool = False) -> Files:
     """`config.json` and tensors of a head or draft that `check_expressible` has let through.
 
     Args:
         embedding: the target's [V,D]; for EAGLE-1 in EAGLE's own layout, which holds a copy. Of Medusa, the LM head.
+        pictures: prompts may have some.
     """
     if source.layout == "eagle":
-        return eagle.from_ours(engine, source, embedding)
+        return eagle.from_ours(engine, source, embedding, pictures=pictures)
     if source.layout == "medusa":
         assert embedding is not None
         return medusa.from_ours(source, embedding)

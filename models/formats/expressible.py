@@ -117,6 +117,8 @@ def _pictures(engine: Engine, source: Source, config: HeadConfig) -> list[str]:
     if engine == "eagle":
         return ["the code reads text alone"]
     held = config.visual(training=True)
+    if engine == "vllm" and config.kind == "msd":
+        return []  # a class of our plugin
     if held != "read":
         what = {
             "none": "no input stands at a picture (text-only window), and the engine makes one for every token",
