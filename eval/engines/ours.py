@@ -18,6 +18,7 @@ from ...models.decoding.warp import Warp
 from ...models.drafters.manifest import MANIFEST, read_manifest
 from ...models.families.load import TargetConfig
 from ...models.folders import read_values
+from ...models.formats import lvlm
 from ...models.formats.plugin import SECTION
 from ...models.formats.source import named_target
 from ...models.formats.start import load_start
@@ -87,6 +88,8 @@ class Exported:
         self.target, self.processor, self._identity = pair.target, pair.processor, pair.identity
         self.config = trained_section(folder, hint="export it anew")
         self.kind = "draft_model" if self.config is None else self.config.kind
+        if self.kind == "lvlm" and not self.needs_plugin:  # its language model alone
+            self.kind = "draft_model"
 
     @property
     def pictures(self) -> bool:
@@ -128,8 +131,10 @@ class Exported:
         return answers
 
     def _drafter(self) -> Any:
-        if self.config is None:
+        if self.config is None or self.kind == "draft_model":
             raise UserError("a draft model is no head: its chains are not compared", where=str(self.folder),
                             hint="serve it, and read the accepted tokens in the engine's metrics")  # fmt: skip
+        if self.kind == "lvlm":
+            return self.config.drafter(lvlm.from_plugin(self.folder, self.target.decoder.model), self.target)
         module = load_start(self.config, self.folder, self.target, self._identity)
         return self.config.drafter(module.eval(), self.target)

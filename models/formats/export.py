@@ -201,6 +201,12 @@ V1_FAULT = (
 def _text(
     folder: Path, destination: Path, engine: Engine, whose: Target, prompts: Prompts, target: str | None, kind: str
 ) -> Exported:
+    if kind == "lvlm" and engine == "vllm" and prompts == "all" and lvlm.is_served(folder):
+        values, state = lvlm.for_plugin(folder, whose)
+        with new_folder(destination) as aside:
+            write_folder(aside, values, state)
+            _write_manifest(aside, read_manifest(folder), engine, prompts, [INSTALL])
+        return Exported(destination, engine, "eagle", whose.name or target, (INSTALL,))
     draft, notes = lvlm.from_ours(folder, engine, prompts, whose, sees=kind == "lvlm")
     with new_folder(destination) as aside:
         name_accelerator()
