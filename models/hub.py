@@ -183,31 +183,45 @@ _NAMES = (
 )
 
 
+_SCORES = ("lm_head.weight", "language_model.lm_head.weight")
+
+
 def target_embedding(source: str | None, *, where: str, revision: str | None = None) -> Tensor:
     """[V,D] of a directory, or of a Hub id, of which only the file that holds it is fetched.
 
     Raises:
         UserError: there is none, or it cannot be read.
     """
+    return _table(source, _NAMES, where=where, revision=revision)
+
+
+def target_lm_head(source: str | None, *, where: str, tied: bool) -> Tensor:
+    """[V,D] that scores a target's tokens: where its tables are tied, the embedding. Raises as `target_embedding`."""
+    return _table(source, _NAMES if tied else _SCORES, where=where, revision=None)
+
+
+def _table(source: str | None, names: tuple[str, ...], *, where: str, revision: str | None) -> Tensor:
+    """The table of one of these names."""
+    what = "token embedding" if names is _NAMES else "LM head"
     if source is None:
-        raise UserError("the target's embedding is needed, and its weights are not named", where=where,
+        raise UserError(f"the target's {what} is needed, and its weights are not named", where=where,
                         hint="give the target's folder: --target")  # fmt: skip
     try:
         index = fetch_file(source, INDEX, revision)
         files = read_json(index, Index, hint=RESTORE).weight_map if index else None
-        name = next((n for n in _NAMES if files is not None and n in files), None)
+        name = next((n for n in names if files is not None and n in files), None)
         path = fetch_file(source, files[name] if files and name else SINGLE, revision)
         if path is None:
             raise UserError(f"{SINGLE} is missing", where=str(source), hint="pickles of targets are not read; convert")
         with reading_safetensors(path), safe_open(path, "pt") as file:
             held = set(file.keys())
-            held_name = next((n for n in _NAMES if n in held), None)
+            held_name = next((n for n in names if n in held), None)
             if held_name is None:
-                raise UserError(f"no token embedding among {len(held)} tensors", where=str(path),
+                raise UserError(f"no {what} among {len(held)} tensors", where=str(path),
                                 hint="give the target that the head was trained for")  # fmt: skip
             embedding = file.get_tensor(held_name)
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot read the embedding of {source!r}: {first_line(error)}", where=where,
+        raise UserError(f"cannot read the {what} of {source!r}: {first_line(error)}", where=where,
                         hint="check the name and the network, or give a directory") from error  # fmt: skip
     check_weights({held_name: embedding}, path)
     return embedding

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core.batch import Request
+from ..core.errors import UserError
 from ..core.pictures import TEXT, Picture, TileGrid
 
 
@@ -55,6 +56,18 @@ def flat_view(request: Request) -> Request:
         tiles += range(first, first + picture.flat.num_tiles)
         first += picture.num_tiles
     return with_pictures(request, pictures, request.pixels[torch.tensor(tiles, device=request.pixels.device)])
+
+
+def without_first(request: Request) -> Request:
+    """The request without its first token, for drafts that are trained so.
+
+    Raises:
+        UserError: that token is of a picture.
+    """
+    if int(request.modality[0]) != TEXT:
+        raise UserError("a prompt begins with a picture, and this draft leaves out a prompt's first token",
+                        where=request.name, hint="use a template that begins with text")  # fmt: skip
+    return replace(request, ids=request.ids[1:], modality=request.modality[1:])
 
 
 def pooled_view(request: Request, pool: int) -> Request:

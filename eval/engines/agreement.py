@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...models.families.table import family_named
-from .engine_prompts import ONE, RESIZED, TEXT, TWO, Asked
+from .engine_prompts import ONE, PIECES, RESIZED, TEXT, TOGETHER, TWO, Asked
 from .ours import Drafted
 
 BOUND = 0.02  # share of chains that may differ in a cell
@@ -136,8 +136,10 @@ def faults(cells: Sequence[Cell], engine: Engine, *, kind: str, target: str, lay
     by_group = {cell.group: cell for cell in cells}
     text_good = TEXT not in by_group or by_group[TEXT].good
     found = []
+    alone_good = all(cell.good for cell in cells if cell.group not in (TOGETHER, PIECES, RESIZED))
     for cell in cells:
-        if cell.plain < cell.requests:
+        again = cell.group in (TOGETHER, PIECES)
+        if cell.plain < cell.requests and not again:
             found.append(_other_target(cell, by_group))
         if cell.same < cell.requests:
             found.append((
@@ -145,8 +147,10 @@ def faults(cells: Sequence[Cell], engine: Engine, *, kind: str, target: str, lay
                 "verification must not change an answer: near-ties in low precision do (compare in float32), or a "
                 "fault of the engine",
             ))  # fmt: skip
-        if cell.off > BOUND:
-            what = f"{cell.group}: {cell.chains - cell.equal} of {cell.chains} chains differ"
+        what = f"{cell.group}: {cell.chains - cell.equal} of {cell.chains} chains differ"
+        if cell.off > BOUND and again:
+            found += [(what, _together(cell, by_group, kind))] if alone_good else []  # else the same difference again
+        elif cell.off > BOUND:
             found.append((what, _other_chains(cell, engine, kind=kind, target=target, layers=layers, text=text_good)))
     return found
 
@@ -164,6 +168,22 @@ def _other_target(cell: Cell, by_group: Mapping[str, Cell]) -> tuple[str, str]:
     if cell.group in (ONE, TWO):
         return problem, "the engine reads other pixels: another picture, or another image processor of the target"
     return problem, "the engine runs another target: its weights, their names or its rotary positions"
+
+
+def _together(cell: Cell, by_group: Mapping[str, Cell], kind: str) -> str:
+    """Of requests that draft as here when each is alone and whole."""
+    if cell.group == TOGETHER or by_group.get(TOGETHER, cell).off > BOUND:
+        return "alone they draft as here: the engine, or the drafter's class in it, mixes up requests of a batch"
+    if kind in _UNPAIRED:
+        return "whole prompts draft as here: the engine reads a prompt's later pieces otherwise"
+    return (
+        "the engine's fault: with chunked prefill vLLM pairs the last state of each piece with the prompt's last "
+        "token, and not with the next one. Our plugin repairs it (pip install ./serving/draftsmith-vllm); without it "
+        "let a pass take whole prompts: --max-num-batched-tokens"
+    )
+
+
+_UNPAIRED = ("dflash", "medusa")  # pair no state with the token after it
 
 
 def _other_chains(cell: Cell, engine: Engine, *, kind: str, target: str, layers: int, text: bool) -> str:

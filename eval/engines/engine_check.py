@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,11 +12,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from ...core.errors import UserError
 from ...core.files import checked
 from .agreement import Cell, Engine, by_start, compare, faults
-from .engine_prompts import Asked, make_requests
+from .engine_prompts import PIECES, RESIZED, TOGETHER, Asked, make_requests
 from .ours import Drafted, Exported
-from .program import TIMEOUT_S, VLLM, run_program
+from .program import TIMEOUT_S, VLLM, check_plugin, run_program
 
 MAX_NEW_TOKENS = 48
+_AT_ONCE = 3
 _CURE = "the engine or its program is at fault: read log.txt beside it"
 
 
@@ -46,20 +47,27 @@ def verify_engine(
         python: of vLLM's environment.
         target: Hub id or directory; None: as the manifest names it.
         without_known_faults: patch the engine's known faults in its process: is the export right without them?
-        timeout_s: of each of its two starts, after which it is taken for hung.
+        timeout_s: of each of its three starts, after which it is taken for hung.
 
     Raises:
         UserError: no such export, no target, or the engine stopped.
     """
     exported = Exported(folder, target)
+    if exported.needs_plugin:
+        check_plugin(python)
     requests = make_requests(exported.processor, scratch, pictures=exported.pictures)
     ours = exported.decode(requests, max_new_tokens)
-    side = _Side(exported, requests, scratch, python, max_new_tokens, timeout_s)
+    side = _Side(exported, requests, scratch, python, max_new_tokens, timeout_s, without_known_faults)
     _, plain = side.answers(None)
-    about, drafted = side.answers(exported.speculative, without_known_faults=without_known_faults)
-    cells = compare(requests, ours, {name: answer.tokens for name, answer in plain.items()}, drafted)
+    about, drafted = side.answers(exported.speculative, (1, _AT_ONCE))
+    _, cut = side.answers(exported.speculative, (_AT_ONCE,), in_pieces=True)
+    tokens = {name: answer.tokens for name, answer in plain[1].items()}
+    cells = compare(requests, ours, tokens, drafted[1])
+    again = [asked for asked in requests if asked.group != RESIZED]
+    for group, answers in ((TOGETHER, drafted[_AT_ONCE]), (PIECES, cut[_AT_ONCE])):
+        cells += compare([replace(asked, group=group) for asked in again], ours, tokens, answers)
     layers = getattr(exported.config, "num_layers", 1)
-    found = _lengths(requests, drafted) + faults(
+    found = _lengths(requests, drafted[1]) + faults(
         cells, about, kind=exported.kind, target=exported.model_type, layers=layers
     )
     return Verification(about, cells, found)
@@ -85,6 +93,7 @@ class _Line(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     name: str
+    together: int
     prompt_tokens: Annotated[int, Field(ge=1)]
     tokens: list[_Id]
     chains: list[list[_Id]] | None
@@ -100,12 +109,22 @@ class _Side:
     python: str
     max_new_tokens: int
     timeout_s: float
+    without_known_faults: bool
 
-    def answers(self, speculative: Any, *, without_known_faults: bool = False) -> tuple[Engine, dict[str, Drafted]]:
-        """To all requests; `speculative` is vLLM's speculative_config, None for plain decoding."""
+    def answers(
+        self, speculative: Any, together: Sequence[int] = (1,), *, in_pieces: bool = False
+    ) -> tuple[Engine, dict[int, dict[str, Drafted]]]:
+        """To all requests, by number of them that are asked at once.
+
+        Args:
+            speculative: vLLM's speculative_config; None: plain decoding.
+            in_pieces: a pass takes fewer tokens than a batch's prompts have.
+        """
+        settings = self._settings | (self._pieces(max(together)) if in_pieces else {})
         asked = {
-            "model": self._model, "engine": self._settings, "speculative": speculative,
-            "max_new_tokens": self.max_new_tokens, "without_known_faults": without_known_faults,
+            "model": self._model, "engine": settings, "speculative": speculative, "together": list(together),
+            "max_new_tokens": self.max_new_tokens,
+            "without_known_faults": self.without_known_faults and speculative is not None,
             "requests": [{"name": a.name, "ids": a.ids, "pictures": a.pictures} for a in self.requests],
         }  # fmt: skip
         written = run_program(VLLM, self.scratch, asked, python=self.python, timeout_s=self.timeout_s)
@@ -113,17 +132,18 @@ class _Side:
             raise self._wrong("the engine wrote no line")
         first, *lines = written
         about = checked(first, _About, where=f"{self._file}, line 1", hint=_CURE)
-        answers: dict[str, Drafted] = {}
+        answers: dict[int, dict[str, Drafted]] = {number: {} for number in together}
         for number, value in enumerate(lines, 2):
             line = checked(value, _Line, where=f"{self._file}, line {number}", hint=_CURE)
-            if line.name in answers:
-                raise self._wrong(f"the engine answered {line.name!r} twice", number)
-            answers[line.name] = self._answer(line, number, drafts=speculative is not None)
+            if line.name in answers.get(line.together, (line.name,)):
+                raise self._wrong(f"the engine answered {line.name!r} twice, or was not asked it so", number)
+            answers[line.together][line.name] = self._answer(line, number, drafts=speculative is not None)
         names = [asked.name for asked in self.requests]
-        if missing := [name for name in names if name not in answers]:
-            raise self._wrong(f"the engine left {len(missing)} requests unanswered: {', '.join(missing[:3])}")
-        if unknown := [name for name in answers if name not in names]:
-            raise self._wrong(f"the engine answered {unknown[0]!r}, and was not asked it")
+        for answered in answers.values():
+            if missing := [name for name in names if name not in answered]:
+                raise self._wrong(f"the engine left {len(missing)} requests unanswered: {', '.join(missing[:3])}")
+            if unknown := [name for name in answered if name not in names]:
+                raise self._wrong(f"the engine answered {unknown[0]!r}, and was not asked it")
         return Engine(about.vllm, about.device, about.runner), answers
 
     @property
@@ -159,10 +179,20 @@ class _Side:
     @property
     def _settings(self) -> dict[str, Any]:
         longest = max(asked.prompt_tokens for asked in self.requests)
-        length = longest + self.max_new_tokens + self.exported.num_drafted + 1
+        # Where a request of a batch comes near the engine's end, vLLM drafts for none of them.
+        length = longest + self.max_new_tokens + 4 * (self.exported.num_drafted + 1)
         most = max(1, *(len(asked.pictures) for asked in self.requests))
         pictures = {"limit_mm_per_prompt": {"image": most}} if self.exported.pictures else {}
-        return {"dtype": "float32", "max_model_len": length} | pictures
+        shape = self.exported.target.shape
+        # Medusa's proposer looks for the vocabulary at the top of a config, and those of multimodal models lack it.
+        over = {"hf_overrides": {"vocab_size": shape.vocab_size}} if self.exported.kind == "medusa" else {}
+        return {"dtype": "float32", "max_model_len": length} | pictures | over
+
+    def _pieces(self, together: int) -> dict[str, Any]:
+        """Passes shorter than a batch's prompts, in which the drafted tokens of all its requests still have room."""
+        shortest = min(asked.prompt_tokens for asked in self.requests)
+        room = together * (self.exported.num_drafted + 1)
+        return {"max_num_batched_tokens": max(room, shortest // 2), "enable_chunked_prefill": True}
 
 
 def _lengths(requests: Sequence[Asked], drafted: Mapping[str, Drafted]) -> list[tuple[str, str]]:

@@ -22,6 +22,8 @@ TEXTS = (
     "Write a short story about a lighthouse.",
 )
 TEXT, ONE, TWO, RESIZED = "text", "one picture", "two pictures", "resized picture"
+# All but the resized ones again: three at once, and three at once whose prompts are read in pieces (chunked prefill).
+TOGETHER, PIECES = "three at once", "prompts in pieces"
 _PER_GROUP = 4
 
 

@@ -17,6 +17,9 @@ from ...models.decoding.tree import Tree
 from ...models.decoding.warp import Warp
 from ...models.drafters.manifest import MANIFEST, read_manifest
 from ...models.families.load import TargetConfig
+from ...models.folders import read_values
+from ...models.formats import lvlm
+from ...models.formats.plugin import SECTION
 from ...models.formats.source import named_target
 from ...models.formats.start import load_start
 from ...models.hub import read_config
@@ -85,6 +88,8 @@ class Exported:
         self.target, self.processor, self._identity = pair.target, pair.processor, pair.identity
         self.config = trained_section(folder, hint="export it anew")
         self.kind = "draft_model" if self.config is None else self.config.kind
+        if self.kind == "lvlm" and not self.needs_plugin:  # its language model alone
+            self.kind = "draft_model"
 
     @property
     def pictures(self) -> bool:
@@ -92,19 +97,26 @@ class Exported:
         return self.export.get("prompts") == "all" and self.processor.reads_pictures
 
     @property
+    def needs_plugin(self) -> bool:
+        """Whether a class of our plugin for vLLM serves it."""
+        return SECTION in read_values(self.folder)
+
+    @property
     def speculative(self) -> dict[str, Any]:
         """vLLM's speculative_config for this folder."""
-        method = {"peagle": "eagle3", "eagle3": "eagle3", "dflash": "dflash", "draft_model": "draft_model"}
+        method = {"peagle": "eagle3", **{kind: kind for kind in ("eagle3", "dflash", "draft_model", "medusa")}}
         asked = {"method": method.get(self.kind, "eagle"), "model": str(self.folder.resolve())}
         parallel = {"parallel_drafting": True} if self.kind == "peagle" else {}
         return asked | parallel | {"num_speculative_tokens": self.num_drafted}
 
     @property
     def num_drafted(self) -> int:
-        """Tokens drafted in a cycle: a block's masks, or `NUM_DRAFTED`."""
+        """Tokens drafted in a cycle: a block's masks, Medusa's heads, or `NUM_DRAFTED`."""
         config: Any = self.config
         if self.kind == "dflash":
             return int(config.block_size) - 1
+        if self.kind == "medusa":
+            return int(config.num_heads)
         return int(config.parallel_tokens) if self.kind == "peagle" else NUM_DRAFTED
 
     def decode(self, requests: Sequence[Asked], max_new_tokens: int) -> dict[str, Drafted]:
@@ -119,8 +131,10 @@ class Exported:
         return answers
 
     def _drafter(self) -> Any:
-        if self.config is None:
+        if self.config is None or self.kind == "draft_model":
             raise UserError("a draft model is no head: its chains are not compared", where=str(self.folder),
                             hint="serve it, and read the accepted tokens in the engine's metrics")  # fmt: skip
+        if self.kind == "lvlm":
+            return self.config.drafter(lvlm.from_plugin(self.folder, self.target.decoder.model), self.target)
         module = load_start(self.config, self.folder, self.target, self._identity)
         return self.config.drafter(module.eval(), self.target)

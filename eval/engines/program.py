@@ -20,6 +20,7 @@ from typing import Any
 from ...core.errors import UserError
 from ...core.files import SMALL_BYTES, read_end, read_json_lines
 from ...core.pages import page
+from ...models.formats.plugin import MODULE, PACKAGE
 
 PYTHON = "DRAFTSMITH_VLLM_PYTHON"
 VLLM = Path(__file__).with_name("vllm_program.py")
@@ -50,6 +51,8 @@ def find_python(asked: str | None = None, engine: str = "vllm", *, key: str = "-
         UserError: it does not exist, or the engine is not installed there, or is older than what was tried.
     """
     python = asked or (os.environ.get(PYTHON) if engine == "vllm" else None) or sys.executable
+    if os.sep in python:  # programs run in folders of their own; links stay, which are how an environment is found
+        python = os.path.abspath(python)
     version, name = _look(engine, python, key), _NAMES[engine]
     if not version:
         raise UserError(f"{name} is not installed in this Python", where=python, hint=_set_up(engine, key))
@@ -62,6 +65,13 @@ def find_python(asked: str | None = None, engine: str = "vllm", *, key: str = "-
             hint=f'install "{engine}>={wanted}" there, or name another Python: {key}',
         )  # fmt: skip
     return python
+
+
+def check_plugin(python: str) -> None:
+    """Raises `UserError` where our plugin for vLLM is not installed in an interpreter of `find_python`."""
+    if not _look(MODULE, python, "--python"):
+        raise UserError(f"{PACKAGE} is not installed in this Python, and the export names a class of it", where=python,
+                        hint=f"{python} -m pip install ./serving/{PACKAGE} (in a checkout of draftsmith)")  # fmt: skip
 
 
 def version_of(engine: str, python: str) -> str:

@@ -3,11 +3,12 @@
     python vllm_program.py FOLDER
 
 FOLDER/asked.json: `model`, `engine` (further arguments of vllm.LLM), `speculative` (its speculative_config, or null),
-`max_new_tokens`, `without_known_faults` (whether they are patched here) and `requests`, each with `name`, `ids` (one
-placeholder for a picture) and `pictures` (files).
-FOLDER/answers.jsonl: first a line about the engine (`vllm`, `torch`, `device`, `runner`), then one for each request:
-`name`, `prompt_tokens` as the engine counts them, `tokens`, and `chains`, the drafted tokens of each cycle in order;
-null where this runner shows none.
+`max_new_tokens`, `without_known_faults` (whether they are patched here), `together` (how many requests are asked at
+once; for each number all are asked again) and `requests`, each with `name`, `ids` (one placeholder for a picture) and
+`pictures` (files).
+FOLDER/answers.jsonl: first a line about the engine (`vllm`, `torch`, `device`, `runner`), then for each of `together`
+one for each request: `name`, `together`, `prompt_tokens` as the engine counts them, `tokens`, and `chains`, the drafted
+tokens of each cycle in order; null where this runner shows none.
 """
 
 import json
@@ -23,17 +24,20 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
-def watch() -> list:
-    """A list that gets every proposal of the V1 runner from now on, as lists of ids."""
+def watch() -> dict:
+    """A dict that gets every proposal of the V1 runner from now on: name of the request -> lists of ids."""
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    seen, original = [], GPUModelRunner.propose_draft_token_ids
+    seen, original = {}, GPUModelRunner.propose_draft_token_ids
 
-    def propose(self, *arguments, **named):
-        drafted = original(self, *arguments, **named)
+    def propose(self, scheduled, *arguments, **named):
+        names = list(self.input_batch.req_ids)
+        ends = {name: self.requests[name].num_computed_tokens + scheduled.num_scheduled_tokens[name] for name in names}
+        drafted = original(self, scheduled, *arguments, **named)
         rows = drafted.tolist() if hasattr(drafted, "tolist") else drafted
-        assert len(rows) == 1, "one request at a time"
-        seen.append([int(token) for token in rows[0]])
+        for name, row in zip(names, rows, strict=True):
+            if ends[name] >= self.requests[name].num_prompt_tokens:  # what is drafted within a prompt is thrown away
+                seen.setdefault(name, []).append([int(token) for token in row])
         return drafted
 
     GPUModelRunner.propose_draft_token_ids = propose
@@ -61,9 +65,15 @@ def without_known_faults() -> None:
         positions = given["target_positions"]
         if positions.dim() == 2:
             count, metadata = given["target_token_ids"].shape[0], given["common_attn_metadata"]
-            assert metadata.num_reqs == 1, "one request at a time"
-            end = int(metadata.seq_lens[0])
-            flat = torch.arange(end - count, end, device=positions.device)
+            starts = metadata.query_start_loc_cpu.tolist()
+            ends = metadata.seq_lens.tolist()
+            flat = torch.cat(
+                [
+                    torch.arange(end - (b - a), end, device=positions.device)
+                    for a, b, end in zip(starts[:-1], starts[1:], ends, strict=True)
+                ]
+            )
+            assert len(flat) == count, "every token belongs to a request"
             given["target_positions"] = flat.expand(positions.shape[0], count)
         return propose(*bound.args, **bound.kwargs)
 
@@ -87,9 +97,20 @@ def main(folder: Path) -> None:
     if asked["without_known_faults"]:
         without_known_faults()
     chains = watch()
-    # One request at a time and no reuse of prefixes: every cycle stands for itself.
-    settings = {"enforce_eager": True, "max_num_seqs": 1, "enable_prefix_caching": False, "seed": 0}
+    # No reuse of prefixes: every request stands for itself.
+    settings = {
+        "enforce_eager": True,
+        "max_num_seqs": max(asked["together"]),
+        "enable_prefix_caching": False,
+        "seed": 0,
+    }
     engine = LLM(model=asked["model"], speculative_config=asked["speculative"], **(settings | asked["engine"]))
+
+    def prompt_of(request):
+        prompt = {"prompt_token_ids": request["ids"]}
+        pictures = [ImageOps.exif_transpose(Image.open(folder / name)).convert("RGB") for name in request["pictures"]]
+        return prompt | ({"multi_modal_data": {"image": pictures}} if pictures else {})
+
     sampling = SamplingParams(temperature=0.0, max_tokens=asked["max_new_tokens"], ignore_eos=True)
     about = {
         "vllm": vllm.__version__,
@@ -99,22 +120,22 @@ def main(folder: Path) -> None:
     }
     with (folder / "answers.jsonl").open("w") as file:
         print(json.dumps(about), file=file)
-        for request in asked["requests"]:
-            prompt = {"prompt_token_ids": request["ids"]}
-            pictures = [
-                ImageOps.exif_transpose(Image.open(folder / name)).convert("RGB") for name in request["pictures"]
-            ]
-            if pictures:
-                prompt["multi_modal_data"] = {"image": pictures}
-            chains.clear()
-            (answer,) = engine.generate([prompt], sampling, use_tqdm=False)
-            line = {
-                "name": request["name"],
-                "prompt_tokens": len(answer.prompt_token_ids),
-                "tokens": [int(token) for token in answer.outputs[0].token_ids],
-                "chains": list(chains) if asked["speculative"] is not None and chains else None,
-            }
-            print(json.dumps(line), file=file, flush=True)
+        for together in asked["together"]:
+            for start in range(0, len(asked["requests"]), together):
+                requests = asked["requests"][start : start + together]
+                chains.clear()
+                answers = engine.generate([prompt_of(request) for request in requests], sampling, use_tqdm=False)
+                for request, answer in zip(requests, answers, strict=True):
+                    # The engine's core adds to a request's name: 3-8ab2 is request 3.
+                    own = [c for name, c in chains.items() if name.partition("-")[0] == answer.request_id]
+                    line = {
+                        "name": request["name"],
+                        "together": together,
+                        "prompt_tokens": len(answer.prompt_token_ids),
+                        "tokens": [int(token) for token in answer.outputs[0].token_ids],
+                        "chains": own[0] if asked["speculative"] is not None and own else None,
+                    }
+                    print(json.dumps(line), file=file, flush=True)
 
 
 if __name__ == "__main__":

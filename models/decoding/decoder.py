@@ -108,6 +108,11 @@ class CachedDecoder:
         return self.core is not self.language_model
 
     @property
+    def reads_first(self) -> bool:
+        """Whether it reads a prompt's first token: drafts for engines may be trained without."""
+        return True
+
+    @property
     def reads_newlines(self) -> bool:
         """Whether it can read tiled pictures, whose rows end with a learned newline embedding."""
         return False

@@ -21,7 +21,7 @@ from ..decoding.expansions import Expansions, accepted_expansions
 from ..decoding.rows import Places
 from ..decoding.upload import upload, upload_tokens
 from ..decoding.warp import Warp
-from ..pictures import flat_view
+from ..pictures import flat_view, without_first
 from ..targets.base import Taps, TargetStep
 from .modes import ImageSubstitutes, Mode, View
 
@@ -58,7 +58,8 @@ class IndependentProposal:
         """The request in the draft's own tiles, where they are not the target's, and as far as it can read them."""
         if (view := request.drafter_view) is not None:
             request = replace(view, originals=view.originals or request.originals)
-        return request if self.decoder.reads_newlines else flat_view(request)
+        request = request if self.decoder.reads_newlines else flat_view(request)
+        return request if self.decoder.reads_first else without_first(request)
 
     def _views_of(self, request: Request) -> tuple[View, ...]:
         """The request as each row sees it."""

@@ -25,13 +25,14 @@ from ...core.section import Section, torch_dtype
 from ..families.load import load_lvlm
 from ..families.sizes import parameter_lines
 from ..folders import find_folder
-from ..hub import load_language_model, load_vision_tower, read_config, rope_of, vision_half
+from ..hub import config_value, load_language_model, load_vision_tower, read_config, rope_of, vision_half
 from ..inline import InlineModel
 from ..parts import TokenIds
 from ..targets.base import Target, TargetShape
 from ..targets.llava.decoder import LlavaDecoder
 from ..targets.llava.model import assemble, llava_config
 from ..targets.llava.section import LlavaTarget
+from ..targets.llava.served import ProjectorInput, Reading
 from .base import PLAIN, CountTokens, Drafter, DraftingOptions, PublishedDrafter, TargetIdentity
 from .ensemble import DraftingMode, EnsembleConfig, EnsembleProposal, preset
 from .graph import GraphedChain
@@ -73,6 +74,11 @@ class LvlmConfig(PublishedDrafter):
     # the first tile); own: its tower has another resolution or other statistics, and it gets tiles of its own.
     pictures: Literal["target", "own"] = "target"
     rope_scaling: RopeScaling | None = None
+    # tower: its projector reads the tower's states; projected: what the target's projector makes of them, which is all
+    # that a serving engine hands a draft. Of a published draft (path) its folder says.
+    projector_input: ProjectorInput = "tower"
+    # Whether it reads a prompt's first token. vLLM's EAGLE path leaves it out, so that a draft for it learns without.
+    first_token: bool = True
     # What it is shown in decoding: M, T, C, P, T-text, T-raw; MT, MTCP (equal weights), MT*, MTCP* (adaptive); or
     # {name, members, weights}.
     mode: DraftingMode = preset("M")
@@ -102,6 +108,10 @@ class LvlmConfig(PublishedDrafter):
             raise ValueError("dtype is of a published draft (path); a stage trains in float32")
         if self.pictures == "own" and self.vision_tower == "target":
             raise ValueError("pictures: own is for another tower than the target's, and vision_tower is target")
+        if self.projector_input == "projected" and (self.vision_tower not in (None, "target") or self.newline):
+            raise ValueError(
+                "projector_input: projected reads the target's own features: it wants vision_tower: target, no newline"
+            )
         return self
 
     def check(self, shape: TargetShape) -> None:
@@ -202,13 +212,28 @@ def drafter_config(config: LvlmConfig, target: PreTrainedConfig, ids: TokenIds, 
         layer = target.vision_feature_layer if shares else -2
     if config.rope_scaling is not None:
         scale_positions(text, config.rope_scaling)
-    return llava_config(
+    draft = llava_config(
         text,
         vision,
         ids,
         vision_feature_layer=layer,
         family=config.family,
     )
+    _reading(config, target).write(draft)
+    return draft
+
+
+def _reading(config: LvlmConfig, target: PreTrainedConfig) -> Reading:
+    """What the draft is made for. Raises `UserError` for features of a target that are no LLaVA-1.5's."""
+    if config.projector_input == "tower":
+        return Reading(first_token=config.first_token)
+    if target.model_type != "llava" or config_value(target, "projector_hidden_act") != "gelu":
+        where = "key drafter.projector_input"
+        raise UserError(
+            f"the projected features of a {target.model_type} are read by no draft", where=where,
+            hint="LLaVA-1.5's are; for other targets use projector_input: tower",
+        )  # fmt: skip
+    return Reading("projected", config.first_token, target.text_config.hidden_size)
 
 
 def scale_positions(text: PreTrainedConfig, scaling: RopeScaling) -> None:
@@ -247,8 +272,11 @@ def build_drafter(
         tower = None
     else:
         tower = load_vision_tower(config.vision_tower, joined.vision_config, key="drafter.vision_tower", revision=None)
+    projector = target.model.multi_modal_projector if config.projector_input == "projected" else None  # type: ignore[union-attr]
     generator = torch.Generator().manual_seed(seed)
-    return assemble(joined, language_model=language_model, vision_tower=tower, generator=generator)
+    return assemble(
+        joined, language_model=language_model, vision_tower=tower, target_projector=projector, generator=generator
+    )
 
 
 def save_lvlm(model: PreTrainedModel, folder: Path, manifest: Mapping[str, Any]) -> None:

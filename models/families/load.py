@@ -130,4 +130,4 @@ def load_lvlm(
             f"{key}: {str(source)!r} is of model_type {config.model_type!r}, expected {' or '.join(known)}",
             hint=did_you_mean(config.model_type, known),
         )
-    return load_weights(family.model, source, revision=revision, dtype=dtype, key=key, **held)
+    return load_weights(family.class_of(config), source, revision=revision, dtype=dtype, key=key, **held)

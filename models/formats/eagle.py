@@ -13,22 +13,27 @@ from torch import Tensor
 from ...core.errors import UserError
 from .expressible import Engine
 from .llama_layer import llama_values
+from .plugin import served_by_plugin
 from .published_head import State
 from .source import Files, Source
 
 LAYER = "layers.0."
 
 
-def from_ours(engine: Engine, source: Source, embedding: Tensor | None) -> Files:
+def from_ours(engine: Engine, source: Source, embedding: Tensor | None, *, pictures: bool = False) -> Files:
     """`config.json` and tensors.
 
     Args:
         embedding: the target's [V,D]; for EAGLE's own layout, which holds a copy.
+        pictures: MSD with pictures, whose class in vLLM is our plugin's; without, it is an EAGLE head.
     """
     head, text = source.head, source.target.text
     state, shape = dict(head.state_dict()), head.shape
     values = {"architectures": ["LlamaForCausalLM"], **llama_values(shape, text), "torch_dtype": source.dtype}
-    if engine == "vllm":
+    if engine == "vllm" and source.config.kind == "msd" and pictures:  # what enters the layer at pictures has no bias
+        values = served_by_plugin(values, "msd", fc_bias="fc.bias" in state)
+        values["attention_bias"] = shape.qkv_bias
+    elif engine == "vllm":
         if "fc.bias" in state:
             state = fold_fc_bias(state)
             values["attention_bias"] = True

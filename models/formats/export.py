@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,11 @@ from ..drafters.manifest import MANIFEST, read_manifest
 from ..drafters.peagle import PeagleConfig
 from ..families.table import family_of
 from ..folders import write_folder
-from ..hub import target_embedding
-from . import dflash, eagle, eagle3, lvlm
+from ..hub import config_value, target_embedding, target_lm_head
+from . import dflash, eagle, eagle3, lvlm, medusa
 from .expressible import ENGINES, Engine, Prompts, check_expressible
-from .source import CHAIN, Files, Source, Target, find_target, kind_of, read_source, shipped_target
+from .plugin import INSTALL, SECTION
+from .source import CHAIN, Files, Source, Target, find_target, kind_of, named_target, read_source, shipped_target
 from .vispec import without_pictures
 
 # What is read of a folder: held against the list of the stage that wrote it, or against its checksums as published.
@@ -47,6 +49,8 @@ class Exported:
     notes: tuple[str, ...]
     chain: int = CHAIN  # tokens of a cycle
     parallel: bool = False  # drafted in one pass by a head of EAGLE-3's layer (P-EAGLE)
+    runner: int | None = None  # vLLM's model runner that it needs; None: either
+    overrides: Mapping[str, Any] = field(default_factory=dict)  # of the target's config, for vLLM alone
 
     @property
     def command(self) -> str:
@@ -55,8 +59,9 @@ class Exported:
         if self.engine == "vllm":
             asked = {"method": self.method, "model": path, "num_speculative_tokens": self.chain}
             asked |= {"parallel_drafting": True} if self.parallel else {}
-            runner = "VLLM_USE_V2_MODEL_RUNNER=1 " if V1_FAULT in self.notes else ""
-            return f"{runner}vllm serve {target} --speculative-config '{json.dumps(asked)}'"
+            runner = "" if self.runner is None else f"VLLM_USE_V2_MODEL_RUNNER={self.runner - 1} "
+            over = f"--hf-overrides '{json.dumps(dict(self.overrides))}' " if self.overrides else ""
+            return f"{runner}vllm serve {target} {over}--speculative-config '{json.dumps(asked)}'"
         if self.engine == "speculators":
             return f"vllm serve {path}"
         if self.engine == "sglang":
@@ -113,30 +118,45 @@ def _head(
         source, notes = _whole_blocks(source, source.config)
     _check_named(engine, whose)
     embedding: Tensor | None = None
+    weights = named_target(folder, target)[1]
     if engine == "eagle" and source.layout == "eagle":
-        embedding = target_embedding(target or whose.name, where="target")
-        notes.append("holds a copy of the target's embedding, as this layout wants it: the target's licence applies")
-    values, state = lay_out(engine, source, embedding)
-    if engine == "vllm" and source.layout == "eagle" and "fc.bias" in source.head.state_dict():
+        embedding = target_embedding(weights, where="target")
+        notes.append(_COPIED.format("embedding"))
+    if source.layout == "medusa":
+        tied = bool(config_value(whose.text, "tie_word_embeddings", False))
+        embedding = target_lm_head(weights, where="target", tied=tied)
+        notes += [_COPIED.format("LM head"), "vLLM 0.32 drafts with Medusa under runner V1; 0.33 was read without it"]
+    values, state = lay_out(engine, source, embedding, pictures=prompts == "all" and whose.sees)
+    if SECTION in values:
+        notes.append(INSTALL)
+    elif engine == "vllm" and source.layout == "eagle" and "fc.bias" in source.head.state_dict():
         notes.append("vLLM's fc has no bias: it moved into the attention's biases, which gives the same numbers")
-    notes += _of_pictures(whose, prompts, engine)
+    notes += _of_pictures(whose, prompts, engine, source.layout)
     with new_folder(destination) as aside:
         write_folder(aside, values, state)
         _write_manifest(aside, source.manifest, engine, prompts, notes)
     parallel = source.config.parallel_tokens if isinstance(source.config, PeagleConfig) else None
-    chain = source.head.shape.num_masks if source.layout == "dflash" else parallel or CHAIN
-    named = whose.name or target
-    return Exported(destination, engine, source.layout, named, tuple(notes), chain, parallel=parallel is not None)
+    shape, named = source.head.shape, whose.name or target
+    made = Exported(destination, engine, source.layout, named, tuple(notes), runner=2 if V1_FAULT in notes else None)
+    if source.layout == "medusa":
+        overrides = {"vocab_size": whose.text.vocab_size} if whose.sees else {}  # vLLM looks for it at the top
+        return replace(made, chain=shape.num_heads, runner=1, overrides=overrides)
+    chain = shape.num_masks if source.layout == "dflash" else parallel or CHAIN
+    return replace(made, chain=chain, parallel=parallel is not None)
 
 
-def lay_out(engine: Engine, source: Source, embedding: Tensor | None = None) -> Files:
+def lay_out(engine: Engine, source: Source, embedding: Tensor | None = None, *, pictures: bool = False) -> Files:
     """`config.json` and tensors of a head or draft that `check_expressible` has let through.
 
     Args:
-        embedding: the target's [V,D]; for EAGLE-1 in EAGLE's own layout, which holds a copy.
+        embedding: the target's [V,D]; for EAGLE-1 in EAGLE's own layout, which holds a copy. Of Medusa, the LM head.
+        pictures: prompts may have some.
     """
     if source.layout == "eagle":
-        return eagle.from_ours(engine, source, embedding)
+        return eagle.from_ours(engine, source, embedding, pictures=pictures)
+    if source.layout == "medusa":
+        assert embedding is not None
+        return medusa.from_ours(source, embedding)
     return (dflash if source.layout == "dflash" else eagle3).from_ours(engine, source)
 
 
@@ -162,15 +182,16 @@ def _check_named(engine: Engine, whose: Target) -> None:
         raise UserError("the speculators format names the target by its Hub id", hint="give it: --target ORG/NAME")
 
 
-def _of_pictures(whose: Target, prompts: Prompts, engine: Engine) -> list[str]:
+def _of_pictures(whose: Target, prompts: Prompts, engine: Engine, layout: str) -> list[str]:
     """What its reader must know of prompts with pictures."""
     if prompts == "text" and whose.sees:
         return ["for prompts without pictures: at a picture the engine runs something else than this head"]
-    if family_of(whose.config).is_misplaced_in_v1 and engine in _VLLM:
+    if family_of(whose.config).is_misplaced_in_v1 and engine in _VLLM and layout != "medusa":
         return [V1_FAULT]
     return []
 
 
+_COPIED = "holds a copy of the target's {}, as this layout wants it: the target's licence applies"
 _VLLM = ("vllm", "speculators")
 V1_FAULT = (
     "vLLM's model runner V1 drafts wrongly after a Qwen-VL picture (a bug of its cache slots); serve with runner V2"
@@ -180,6 +201,12 @@ V1_FAULT = (
 def _text(
     folder: Path, destination: Path, engine: Engine, whose: Target, prompts: Prompts, target: str | None, kind: str
 ) -> Exported:
+    if kind == "lvlm" and engine == "vllm" and prompts == "all" and lvlm.is_served(folder):
+        values, state = lvlm.for_plugin(folder, whose)
+        with new_folder(destination) as aside:
+            write_folder(aside, values, state)
+            _write_manifest(aside, read_manifest(folder), engine, prompts, [INSTALL])
+        return Exported(destination, engine, "eagle", whose.name or target, (INSTALL,))
     draft, notes = lvlm.from_ours(folder, engine, prompts, whose, sees=kind == "lvlm")
     with new_folder(destination) as aside:
         name_accelerator()

@@ -13,6 +13,7 @@ from ...core.pages import page
 from ..drafters.dflash import DflashConfig
 from ..drafters.eagle3 import Eagle3Config
 from ..drafters.head_config import HeadConfig
+from ..drafters.medusa import MedusaConfig
 from ..families.table import family_of
 from ..hub import num_deepstack
 from .source import Source
@@ -40,6 +41,9 @@ def check_expressible(engine: Engine, source: Source, prompts: Prompts) -> None:
         pictures = _dflash_at_pictures(source, config) if asked and not reasons else []
         refused = f"--to {engine} cannot express this draft"
         hint = f"train it with settings that the engine knows ({page('exports.md')}), or decode with our own loop"
+    elif isinstance(config, MedusaConfig):  # reads the target's own state of the last token alone: no picture enters it
+        reasons, pictures = config.exports(engine), []
+        refused, hint = f"--to {engine} cannot express Medusa heads", "export it --to vllm, or decode with our own loop"
     else:
         reasons = [
             *_target(engine, source), *config.exports(engine), *_layer(engine, source, config), *_taps(engine, source)
@@ -116,6 +120,8 @@ def _pictures(engine: Engine, source: Source, config: HeadConfig) -> list[str]:
     if engine == "eagle":
         return ["the code reads text alone"]
     held = config.visual(training=True)
+    if engine == "vllm" and config.kind == "msd":
+        return []  # a class of our plugin
     if held != "read":
         what = {
             "none": "no input stands at a picture (text-only window), and the engine makes one for every token",

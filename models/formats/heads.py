@@ -1,7 +1,7 @@
 """Published heads of language models: settings read off their weights, and what no file says asked for.
 
 EAGLE-1/2 (`yuhuili/EAGLE-*`), EAGLE-3 (EAGLE's own, SpecForge's, SGLang's, vLLM's and the speculators format), MSD
-(`lucylyn/*`), ViSpec (`JLKang/*`) and DFlash (`z-lab/*-DFlash` and the speculators format).
+(`lucylyn/*`), ViSpec (`JLKang/*`), DFlash (`z-lab/*-DFlash` and the speculators format) and Medusa (vLLM's layout).
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from torch import Tensor
 
 from ...core.errors import UserError
 from ..drafters import AnyDrafter
-from ..drafters.dflash import DflashConfig
 from ..drafters.head_config import HeadConfig
 from ..drafters.head_inputs import Image
 from ..drafters.head_module import StateHead
 from ..drafters.made_for import OtherTarget
+from ..drafters.medusa import MedusaConfig
 from ..folders import check_shapes, shapes_of
 from ..hub import usual_heads
 from ..targets.base import language_shape
-from . import dflash, eagle, eagle3
+from . import dflash, eagle, eagle3, medusa
 from .llama_layer import layer_settings
 from .published_head import State, read_published
-from .source import read_beside
+from .source import ReadConfig, read_beside
 
-LanguageHead = Literal["eagle", "eagle3", "peagle", "msd", "vispec", "dflash"]
+LanguageHead = Literal["eagle", "eagle3", "peagle", "msd", "vispec", "dflash", "medusa"]
 LANGUAGE_HEADS: tuple[LanguageHead, ...] = get_args(LanguageHead)
 _OF_EAGLE3 = ("eagle3", "peagle")
 _TABLES = ("embed_tokens.weight", "lm_head.weight", "verifier_lm_head.weight", "verifier_norm.weight")
@@ -41,8 +41,8 @@ class ImportedHead:
     notes: what was decided, and what nobody can know.
     """
 
-    head: Any  # StateHead | DflashHead
-    config: HeadConfig | DflashConfig
+    head: Any  # StateHead | DflashHead | MedusaHead
+    config: ReadConfig
     settings: dict[str, Any]
     notes: tuple[str, ...]
 
@@ -73,6 +73,9 @@ def import_head(
     if kind == "dflash":
         draft, section, decided = dflash.to_ours(values, state, text, folder)
         return ImportedHead(read_beside(draft, folder, text), draft, section, tuple(decided))
+    if kind == "medusa":
+        levels, own, decided = medusa.to_ours(values, state, text, str(folder))
+        return ImportedHead(levels, own, _section(own), tuple(decided))
     where, notes = str(folder), list[str]()
     _check_kind(kind, state, where)
     is_eagle3 = kind in _OF_EAGLE3
@@ -102,7 +105,12 @@ def import_head(
     head = _load(config, state, text, where)
     if "norm_eps" in of_layer:
         notes.append(f"norms add {of_layer['norm_eps']:g}, the target's {text.rms_norm_eps:g}: kept as norm_eps")
-    return ImportedHead(head, config, config.model_dump(mode="json", exclude_defaults=True), tuple(notes))
+    return ImportedHead(head, config, _section(config), tuple(notes))
+
+
+def _section(config: HeadConfig | MedusaConfig) -> dict[str, Any]:
+    """As a recipe's `drafter` says it."""
+    return config.model_dump(mode="json", exclude_defaults=True)
 
 
 def _check_kind(kind: str, state: State, where: str) -> None:

@@ -1,11 +1,13 @@
 """Draft LVLMs: TABED's (`mjbooo/lvlm68m`, ...) into ours, and a draft's language model as engines take draft models.
 
 TABED's are LLaVAs of transformers 4 with ids that are not to be trusted. Engines' draft models have no vision tower: a
-draft LVLM's language model reads a placeholder's own row at a picture, which it was never trained on.
+draft LVLM's language model reads a placeholder's own row at a picture, which it was never trained on. With pictures our
+plugin for vLLM serves drafts that are made for it.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -15,12 +17,17 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from ...core.errors import UserError
+from ...core.pretrained import read_safetensors
 from ..families.load import load_lvlm
-from ..hub import config_value, rope_of
+from ..folders import WEIGHTS, check_shapes, read_values, shapes_of
+from ..hub import config_value, read_config, rope_of, usual_heads
 from ..parts import grow_vocabulary, language_model_of
+from ..targets.llava.model import assemble
+from ..targets.llava.served import Reading, own_projector, reading_of
 from ..targets.loading import load_weights
 from .expressible import Engine, Prompts
-from .source import Target
+from .plugin import SECTION, served_by_plugin
+from .source import Files, Target
 
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _LEFT_OUT = ("architectures", "dtype", "torch_dtype", "transformers_version", "_name_or_path")
@@ -46,17 +53,77 @@ def from_ours(
         raise UserError(
             "no engine lets a draft model read pictures: vLLM stops with an error, and SGLang's drafts read ids alone",
             where=where,
-            hint="its language model alone drafts on prompts of text: --prompts text; with pictures use our own loop, "
-            "or transformers with draftsmith.models.assistant.sees",
+            hint="with pictures vLLM serves drafts that are trained for it: drafter.projector_input: projected and "
+            "drafter.first_token: false; the language model alone drafts on prompts of text: --prompts text",
         )
-    held: dict[str, Any] = {"revision": None, "dtype": "auto", "key": "drafter", "whole": True}
-    model = load_lvlm(folder, **held) if sees else load_weights(AutoModelForCausalLM, folder, **held)
+    model = load_lvlm(folder, **_HELD) if sees else load_weights(AutoModelForCausalLM, folder, **_HELD)
+    if not reading_of(model.config).first_token:
+        raise UserError(
+            "the draft was trained without a prompt's first token, which a draft model is shown", where=where,
+            hint="export it with pictures: without --prompts text, --to vllm",
+        )  # fmt: skip
     added = target.text.vocab_size - model.config.get_text_config().vocab_size
     draft = _text_draft(model, target, where=where)
     notes = ["its language model alone: for prompts without pictures"] if sees else []
     if added:
         notes.append(f"{added} rows added near the mean, up to the target's vocabulary")
     return draft, notes
+
+
+_HELD: dict[str, Any] = {"revision": None, "dtype": "auto", "key": "drafter", "whole": True}
+_PROJECTOR = "multi_modal_projector."
+
+
+def is_served(folder: Path) -> bool:
+    """Whether a draft LVLM is made for an engine's EAGLE path: on projected features, without the first token."""
+    reading = reading_of(read_config(str(folder), key="drafter"))
+    return reading.projector_input == "projected" and not reading.first_token
+
+
+def for_plugin(folder: Path, target: Target) -> Files:
+    """`config.json` and tensors of a draft LVLM as our plugin for vLLM reads them. The tower and the target's projector
+    stay behind: the engine has them.
+
+    Raises:
+        UserError: it was made for a target of another width or vocabulary.
+    """
+    model = load_lvlm(folder, **_HELD)
+    text, theirs, width = model.config.text_config, target.text, reading_of(model.config).target_width
+    if (width, text.vocab_size) != (theirs.hidden_size, theirs.vocab_size):
+        raise UserError(
+            f"the draft was made for a target of width {width} and {text.vocab_size} rows of vocabulary; this one has "
+            f"{theirs.hidden_size} and {theirs.vocab_size}", where=str(folder), hint="name its own target: --target",
+        )  # fmt: skip
+    own = {key: value for key, value in text.to_dict().items() if key not in _LEFT_OUT}
+    # The engine's buffer of states has the target's width, that of embeddings the draft's.
+    kv_heads, head_dim = usual_heads(theirs)
+    outer = own | {
+        "model_type": "llama", "hidden_size": width, "projection_dim": text.hidden_size,
+        "torch_dtype": str(model.dtype).removeprefix("torch."), "num_attention_heads": theirs.num_attention_heads,
+        "num_key_value_heads": kv_heads, "head_dim": head_dim,
+        **{name: config_value(theirs, name) for name in _IDS},
+    }  # fmt: skip
+    state = {f"model.{name}": value for name, value in language_model_of(model).state_dict().items()}
+    state |= {"lm_head.weight": model.lm_head.weight.detach().clone()}
+    state |= {f"{_PROJECTOR}{name}": value for name, value in own_projector(model).state_dict().items()}
+    return served_by_plugin(outer, "lvlm", language_model=own), state
+
+
+def from_plugin(folder: Path, target: PreTrainedModel) -> PreTrainedModel:
+    """The draft of an export for our plugin, beside its LLaVA, whose tower and projector it takes over."""
+    values, held = read_values(folder), read_safetensors(folder / WEIGHTS)
+    config = copy.deepcopy(target.config)
+    config.text_config = type(config.text_config)(**values[SECTION]["language_model"])
+    Reading("projected", False, target.config.text_config.hidden_size).write(config)
+    draft = assemble(
+        config, vision_tower=target.model.vision_tower, target_projector=target.model.multi_modal_projector
+    )
+    pieces = {"model.": language_model_of(draft), "lm_head.": draft.lm_head, _PROJECTOR: own_projector(draft)}
+    for prefix, module in pieces.items():
+        state = {name.removeprefix(prefix): value for name, value in held.items() if name.startswith(prefix)}
+        check_shapes(shapes_of(state), shapes_of(module.state_dict()), where=str(folder / WEIGHTS))
+        module.load_state_dict(state)
+    return draft.to(target.device).eval()
 
 
 def _text_draft(model: PreTrainedModel, target: Target, *, where: str) -> PreTrainedModel:

@@ -15,17 +15,20 @@ from transformers import PreTrainedConfig
 from ...core.errors import UserError
 from ...core.files import checked
 from ...core.generation_config import generation_ends
+from ...core.pretrained import CPU
 from ..drafters import AnyDrafter
 from ..drafters.dflash import DflashConfig
 from ..drafters.head_config import HeadConfig
 from ..drafters.head_files import head_state
 from ..drafters.manifest import MANIFEST, read_manifest
+from ..drafters.medusa import MedusaConfig
 from ..families.table import IMAGE_KINDS, family_named
 from ..folders import read_values
 from ..hub import read_config
 from ..shipped import PREFIX, opened_target
 from ..targets.base import TargetShape, language_shape
 
+ReadConfig = HeadConfig | DflashConfig | MedusaConfig  # of drafters that read states
 Files = tuple[dict[str, Any], dict[str, Tensor]]  # config.json, model.safetensors
 # Drafted tokens that the speculators format names as its default.
 CHAIN = 5
@@ -57,29 +60,31 @@ class Target:
 
 @dataclass(frozen=True)
 class Source:
-    """A head or DFlash draft that reads a language model's states.
+    """A head (Medusa's levels included) or DFlash draft that reads a language model's states.
 
     Args:
         config: as it was trained.
     """
 
     folder: Path
-    config: HeadConfig | DflashConfig
-    head: Any  # StateHead | DflashHead
+    config: ReadConfig
+    head: Any  # StateHead | DflashHead | MedusaHead
     target: Target
     manifest: dict[str, Any]
 
     @property
-    def layout(self) -> Literal["eagle", "eagle3", "dflash"]:
+    def layout(self) -> Literal["eagle", "eagle3", "dflash", "medusa"]:
         """Which file of this folder writes it; vLLM calls the methods so, too."""
         if isinstance(self.config, DflashConfig):
             return "dflash"
+        if isinstance(self.config, MedusaConfig):
+            return "medusa"
         return "eagle3" if self.config.is_eagle3 else "eagle"
 
     @property
     def dtype(self) -> str:
         """Of its weights, as configs name it."""
-        return str(self.head.dtype).removeprefix("torch.")
+        return str(next(self.head.parameters()).dtype).removeprefix("torch.")
 
 
 def kind_of(folder: Path) -> str:
@@ -172,14 +177,14 @@ def read_source(folder: Path, target: Target) -> Source:
     return Source(folder, config, read_beside(config, folder, target.text), target, manifest)
 
 
-def read_beside(config: HeadConfig | DflashConfig, folder: Path, text: Any) -> Any:
+def read_beside(config: ReadConfig, folder: Path, text: Any) -> Any:
     """The module in a folder: shapes and settings are compared with the target's, none of whose weights is needed."""
     stored = next(value.dtype for value in head_state(folder).values() if value.is_floating_point())
-    beside: Any = SimpleNamespace(shape=language_shape(text), embedding=torch.empty(0, text.hidden_size))
+    beside: Any = SimpleNamespace(shape=language_shape(text), embedding=torch.empty(0, text.hidden_size), device=CPU)
     return config.read(folder, beside, stored, None).eval()
 
 
-def _trained_config(manifest: dict[str, Any], folder: Path) -> HeadConfig | DflashConfig:
+def _trained_config(manifest: dict[str, Any], folder: Path) -> ReadConfig:
     written, hint = manifest.get("drafter"), "train it with this version, or import it again"
     if manifest.get("method") == "dflash":
         return checked(written, DflashConfig, where=f"{folder / MANIFEST}, drafter", hint=hint)
@@ -190,7 +195,7 @@ def _trained_config(manifest: dict[str, Any], folder: Path) -> HeadConfig | Dfla
             f"{MANIFEST} does not hold the head's settings: {error.errors()[0]['msg']}", where=str(folder / MANIFEST),
             hint=f"{hint} with draftsmith import",
         ) from error  # fmt: skip
-    if not isinstance(config, HeadConfig):
+    if not isinstance(config, HeadConfig | MedusaConfig):
         raise UserError(
             "no engine can express this head:\n" + "\n".join(f"  - {why}" for why in config.exports("")),
             where=str(folder), hint="decode with our own loop",

@@ -17,7 +17,7 @@ from ..drafters.base import DrafterConfig, TargetIdentity
 from ..drafters.dflash import DflashConfig
 from ..drafters.eagle import EagleConfig
 from ..drafters.head_config import FusedHeadConfig, HeadConfig
-from ..drafters.head_files import check_manifest
+from ..drafters.head_files import check_identity, check_manifest
 from ..drafters.made_for import OtherTarget
 from ..drafters.manifest import MANIFEST, read_manifest
 from ..drafters.medusa import MedusaConfig
@@ -72,9 +72,15 @@ def _load(
     if config.kind not in LANGUAGE_HEADS or target.shape.draws_images:
         raise UserError(
             f"published heads that are read are EAGLE, EAGLE-3, P-EAGLE, MSD, ViSpec, DFlash, "
-            f"LANTERN's; this is {config.kind}",
+            f"Medusa, LANTERN's; this is {config.kind}",
             where=str(folder), hint=f"give a folder that draftsmith wrote (it has {MANIFEST})",
         )  # fmt: skip
+    if isinstance(config, MedusaConfig):
+        check_identity(folder, config.kind, identity)
+        levels = import_head("medusa", str(folder), target.shape.text, embedding=None)
+        if levels.head.shape != config.shape(target.shape):
+            _refuse("sizes", levels.head.shape, config.shape(target.shape), levels.settings, str(folder))
+        return levels.head.float().to(target.embedding.device).train()
     assert isinstance(config, HeadConfig)
     check_manifest(config, folder, target.shape, identity)
     kind = cast(LanguageHead, config.kind)

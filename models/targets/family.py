@@ -88,8 +88,13 @@ class Family:
 
     def new(self, config: PreTrainedConfig) -> PreTrainedModel:
         """A model with random weights in the default type."""
-        made: PreTrainedModel = getattr(self.model, "from_config", self.model)(config)
+        maker = self.class_of(config)
+        made: PreTrainedModel = getattr(maker, "from_config", maker)(config)
         return made
+
+    def class_of(self, config: PreTrainedConfig) -> Any:
+        """The class that holds the weights of a config."""
+        return self.model
 
 
 def tower_type(config: Any) -> str | None:

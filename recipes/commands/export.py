@@ -31,12 +31,12 @@ def _run(options: argparse.Namespace) -> int:
     say(f"written  {export.folder} ({export.engine}, {export.method})")
     for note in export.notes:
         say(f"note     {note}")
-    say(f"serve    {export.command}")
     if export.engine == "vllm" and export.method != "draft_model":
         whose = f" --target {target}" if target else ""
         # Chains can be read from the V1 runner alone, so its known fault is patched there.
         patched = " --without-known-faults" if V1_FAULT in export.notes else ""
         say(f"check    draftsmith verify-engine {export.folder}{whose}{patched}")
+    say(f"serve    {export.command}")
     return OK
 
 

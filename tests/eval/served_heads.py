@@ -1,14 +1,18 @@
 """Heads with drawn weights beside a target on disk, loud enough that every part of them shows in what they draft."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.dflash_files import dflash_manifest
 from draftsmith.models.drafters.dflash_module import DflashHead
+from draftsmith.models.drafters.eagle import EagleConfig
 from draftsmith.models.drafters.eagle3 import Eagle3Config
 from draftsmith.models.drafters.head_files import manifest_of, save_head
+from draftsmith.models.drafters.medusa import MedusaConfig
+from draftsmith.models.drafters.msd import MsdConfig
 from draftsmith.models.drafters.peagle import PeagleConfig
 from draftsmith.models.hub import read_config
 from draftsmith.models.targets.base import language_shape
@@ -18,7 +22,7 @@ _READ = {"taps": TAPS, "visual_slots": "read", "image": "placeholder"}
 
 
 def save_drawn(kind: str, target: Path, folder: Path, num_layers: int = 1) -> None:
-    """A head of `kind` (eagle3, peagle or dflash) for the target in a folder, in our own layout."""
+    """A head of `kind` (msd, eagle, eagle3, peagle, dflash or medusa) for the target in a folder, in our own layout."""
     config = read_config(str(target), key="target")
     shape = language_shape(config.get_text_config())
     identity = TargetIdentity({"kind": "llava" if config.model_type == "llava" else "qwen2_5_vl", "path": str(target)})
@@ -27,6 +31,24 @@ def save_drawn(kind: str, target: Path, folder: Path, num_layers: int = 1) -> No
         head = _drawn(DflashHead(section.shape(shape), None))
         drafter = section.model_dump(mode="json")
         section.save(head, folder, dflash_manifest(section, shape, identity, drafter=drafter))
+        return
+    if kind == "medusa":
+        section = MedusaConfig(kind=kind, num_heads=3, num_layers=2)
+        head = _drawn(section.build(SimpleNamespace(shape=shape)))
+        for value in head.parameters():
+            value.data *= 0.2
+        section.save(head, folder, section.manifest(SimpleNamespace(shape=shape), identity))
+        return
+    if kind in ("msd", "eagle"):
+        section = MsdConfig(kind=kind) if kind == "msd" else EagleConfig(kind=kind, image="placeholder")
+        head = _drawn(section.module(section.layer(shape), None))
+        with torch.no_grad():  # a quiet layer on the state: drafts that the target often accepts
+            width = shape.hidden_size
+            head.fc.weight[:, :width] += 4 * torch.eye(width)
+            head.fc.bias.mul_(0.2)
+            head.layers[0].self_attn.o_proj.weight.mul_(0.12)
+            head.layers[0].mlp.down_proj.weight.mul_(0.06)
+        save_head(head, folder, manifest_of(section, shape, identity, drafter=section.model_dump(mode="json")))
         return
     section = Eagle3Config(kind=kind, **_READ) if kind == "eagle3" else \
         PeagleConfig(kind=kind, parallel_tokens=4, mask_token_id=0, **_READ)  # fmt: skip

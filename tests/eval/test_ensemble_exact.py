@@ -39,7 +39,9 @@ class TableEnsemble(EnsembleProposal):
     """The ensemble over tables in place of models."""
 
     def __init__(self, tables, weights):
-        scores = SimpleNamespace(device=torch.device("cpu"), logits=lambda feature: feature, reads_newlines=False)
+        scores = SimpleNamespace(
+            device=torch.device("cpu"), logits=lambda feature: feature, reads_newlines=False, reads_first=True
+        )
         super().__init__(scores, ("M", "T", "P", "T-raw")[: len(tables)], weights, newline_id=5)
         self.tables = tables
 

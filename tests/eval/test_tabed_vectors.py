@@ -55,7 +55,7 @@ class Finished(Exception):
 
 
 class ScriptedDecoder:
-    device, reads_newlines = torch.device("cpu"), True
+    device, reads_newlines, reads_first = torch.device("cpu"), True, True
 
     def logits(self, feature):
         return feature

@@ -263,7 +263,7 @@ def test_a_stretched_rotation_travels(tmp_path, engine, kind):
         ("sglang", "llava", READ, "its class of llava hands no states to a head of EAGLE-3"),
         ("vllm", "qwen2_5_vl", READ | {"positions": "mrope"}, "turns by three"),
         ("vllm", "llava", READ | {"taps": (2, 4, 8)}, "taps after the last layer"),
-        ("vllm", "llava", {"kind": "msd"}, "a picture enters its layer directly"),
+        ("sglang", "llava", {"kind": "msd"}, "a picture enters its layer directly"),
         ("vllm", "qwen2_5_vl", {"kind": "msd"}, "norms its input"),
         ("vllm", "llava", {"kind": "sparrow"}, "norms its input"),
         ("vllm", "llava", {"kind": "vispec"}, "a few vectors stand for a picture"),
@@ -473,7 +473,10 @@ def test_commands_there_and_back(tmp_path, capsys):
     assert f"path: {tmp_path / 'back'}" in said and "kind: msd" in said
     result = load_file(tmp_path / "back" / "model.safetensors")
     assert all(torch.equal(value, head.state_dict()[name]) for name, value in result.items())
-    assert main(["export", str(tmp_path / "back"), str(tmp_path / "no"), "--to", "vllm"]) == 2
+    assert main(["export", str(tmp_path / "back"), str(tmp_path / "served"), "--to", "vllm"]) == 0
+    *_, note, check, serve = capsys.readouterr().out.splitlines()
+    assert "pip install ./serving/draftsmith-vllm" in note and "verify-engine" in check and "vllm serve" in serve
+    assert main(["export", str(tmp_path / "back"), str(tmp_path / "no"), "--to", "sglang"]) == 2
     assert "a picture enters its layer directly" in capsys.readouterr().err
 
 

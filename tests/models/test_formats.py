@@ -2,17 +2,22 @@
 
 import pytest
 import torch
+from draftsmith.core.errors import UserError
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.dflash_files import dflash_manifest
 from draftsmith.models.drafters.dflash_module import DflashHead
+from draftsmith.models.drafters.medusa import MedusaConfig
+from draftsmith.models.drafters.plain_module import ShapeAlone
 from draftsmith.models.folders import write_folder
-from draftsmith.models.formats import import_head
+from draftsmith.models.formats import export_drafter, import_head
 from draftsmith.models.formats.export import lay_out
 from draftsmith.models.formats.expressible import check_expressible
 from draftsmith.models.formats.source import Target, read_source
 from draftsmith.models.targets.base import language_shape
-from published_tiny import VOCAB, WIDTH, head_folder, target_config, target_folder
+from published_tiny import VOCAB, WIDTH, exported, head_folder, target_config, target_folder
+from safetensors.torch import load_file
+from torch.nn.functional import linear, silu
 
 ROWS = torch.randn(VOCAB, WIDTH, generator=torch.Generator().manual_seed(9))
 EAGLE3 = {"kind": "eagle3", "visual_slots": "read", "draft_vocab_size": 20, "image": "placeholder"}
@@ -32,6 +37,7 @@ EAGLE = {"kind": "eagle", "image": "placeholder"}
         ("speculators", "llava", EAGLE3), ("speculators", "llama_long", EAGLE3 | OTHER), ("eagle", "llama", EAGLE3),
         ("vllm", "llava", PEAGLE), ("speculators", "llava", PEAGLE),
         ("vllm", "llava", EAGLE), ("vllm", "llava", EAGLE | {"fc_bias": False}), ("vllm", "llama", EAGLE | OTHER),
+        ("vllm", "llava", {"kind": "msd"}), ("vllm", "llava", {"kind": "msd", "fc_bias": False}),
         ("sglang", "llama", EAGLE), ("eagle", "llama", EAGLE | OTHER), ("eagle", "llama", EAGLE | {"fc_bias": False}),
         ("eagle", "llava", {"kind": "msd"}), ("eagle", "qwen2_5_vl", {"kind": "msd"}),
         ("eagle", "qwen2_5_vl", {"kind": "vispec", "num_queries": 4}), ("eagle", "llava", {"kind": "vispec"} | OTHER),
@@ -42,8 +48,10 @@ def test_a_head_comes_back_bit_for_bit(tmp_path, engine, family, settings, dtype
     target, config = target_folder(tmp_path / "target", family), target_config(family)
     head_folder(tmp_path / "head", target, dtype=dtype, **settings)
     source = read_source(tmp_path / "head", Target(config, "org/name"))
-    check_expressible(engine, source, "text")
-    write_folder(tmp_path / "there", *lay_out(engine, source, ROWS if engine == "eagle" else None))
+    pictures = settings["kind"] == "msd"  # for our plugin; without, an EAGLE head is written
+    check_expressible(engine, source, "all" if pictures else "text")
+    copied = ROWS if engine == "eagle" else None
+    write_folder(tmp_path / "there", *lay_out(engine, source, copied, pictures=pictures))
     text, image = config.get_text_config(), settings.get("image")
     back = import_head(settings["kind"], str(tmp_path / "there"), text, embedding=ROWS, image=image)
     ours, theirs = source.head.state_dict(), back.head.state_dict()
@@ -79,3 +87,48 @@ def test_a_dflash_draft_comes_back_bit_for_bit(tmp_path, engine, settings):
     theirs = back.head.state_dict()
     assert head.state_dict().keys() == theirs.keys()
     assert all(torch.equal(value, theirs[name]) for name, value in head.state_dict().items())
+
+
+@pytest.mark.parametrize("family", ["llava", "llama"])
+def test_medusa_heads_come_back_bit_for_bit(tmp_path, family):
+    """In vLLM's layout, whose own arithmetic (blocks by level, one LM head) scores as ours."""
+    target = target_folder(tmp_path / "target", family, weights=True)
+    text = target_config(family).get_text_config()
+    head = medusa_folder(tmp_path / "head", target, family, dtype=torch.bfloat16)
+    made = export_drafter(tmp_path / "head", tmp_path / "there", "vllm")
+    values, state = exported(tmp_path / "there")
+    assert values["architectures"] == ["MedusaModel"] and (values["num_heads"], values["num_hidden_layers"]) == (3, 2)
+    assert ("--hf-overrides" in made.command) == (family == "llava") and made.chain == 3
+    assert made.command.startswith("VLLM_USE_V2_MODEL_RUNNER=0 vllm serve")
+    scores = load_file(target / "model.safetensors")
+    assert torch.equal(state["lm_head.weight"], next(v for n, v in scores.items() if "lm_head" in n).bfloat16())
+    x = hidden = torch.randn(5, WIDTH, dtype=torch.bfloat16)
+    for layer in range(2):
+        x = x + silu(linear(x, state[f"blocks.1.layers.{layer}.weight"], state[f"blocks.1.layers.{layer}.bias"]))
+    assert torch.equal(x, head(hidden)[1])
+    back = import_head("medusa", str(tmp_path / "there"), text, embedding=None)
+    assert back.config.num_heads == 3 and back.config.num_layers == 2
+    assert all(torch.equal(value, back.head.state_dict()[name]) for name, value in head.state_dict().items())
+    write_folder(tmp_path / "own", values, state | {"lm_heads.0.weight": ROWS})
+    with pytest.raises(UserError, match="LM heads or a vocabulary of their own"):
+        import_head("medusa", str(tmp_path / "own"), text, embedding=None)
+    write_folder(tmp_path / "lost", values, {n: v for n, v in state.items() if n != "blocks.0.layers.1.weight"})
+    with pytest.raises(UserError, match=r"not Medusa heads for this target(.|\n)*heads.0.1.linear.weight is missing"):
+        import_head("medusa", str(tmp_path / "lost"), text, embedding=None)
+    with pytest.raises(UserError, match="alone has Medusa"):
+        export_drafter(tmp_path / "head", tmp_path / "sglang", "sglang")
+
+
+def medusa_folder(folder, target, family, dtype):
+    """Loud heads, as a stage leaves them."""
+    config, beside = (
+        MedusaConfig(kind="medusa", num_heads=3, num_layers=2),
+        ShapeAlone(language_shape(target_config(family).get_text_config())),
+    )
+    torch.manual_seed(0)
+    head = config.build(beside).to(dtype)
+    for value in head.parameters():
+        value.data.normal_(0, 0.2)
+    identity = TargetIdentity({"kind": "llava" if family == "llava" else "causal_lm", "path": str(target)})
+    config.save(head, folder, config.manifest(beside, identity))
+    return head

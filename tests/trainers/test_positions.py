@@ -115,7 +115,7 @@ def test_drafts_that_see_are_known_by_their_members_not_by_their_name(open_pictu
     warned = {}
     for name, members in (("best", ("T", "M")), ("My words", ("T", "T-text"))):
         lines: list[str] = []
-        drafter = SimpleNamespace(decoder=SimpleNamespace(max_positions=16, reads_newlines=False))
+        drafter = SimpleNamespace(decoder=SimpleNamespace(max_positions=16, reads_newlines=False, reads_first=True))
         drafting = SimpleNamespace(drafter_name="68M", drafter=drafter, members=members)
         stage, target = (
             SimpleNamespace(max_new_tokens=[10]),

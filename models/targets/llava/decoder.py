@@ -15,6 +15,7 @@ from ....core.pictures import Picture
 from ...decoding.decoder import CachedDecoder
 from .model import pool_features, selected_features
 from .packing import newline_of, pack
+from .served import reading_of
 
 _TILES = 32  # that a tower reads at once
 
@@ -26,6 +27,11 @@ class LlavaDecoder(CachedDecoder):
     def reads_newlines(self) -> bool:
         """Whether it can read tiled pictures, whose rows end with a learned newline embedding."""
         return newline_of(self.core) is not None
+
+    @property
+    def reads_first(self) -> bool:
+        """As its config says."""
+        return reading_of(self.model.config).first_token
 
     def selected(self, pixels: Tensor) -> Tensor:
         """The tower's states [I,P,C] that the projector reads of tiles [I,3,S,S]."""

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..family import Family, Pictures
 from .decoder import LlavaDecoder
-from .model import MODELS
+from .model import MODELS, model_class
 from .training import LlavaTraining
+
+
+class LlavaFamily(Family):
+    """Drafts among them may read a target's projected features."""
+
+    def class_of(self, config: Any) -> Any:
+        return model_class(config)
+
 
 # Engines cut the pictures of LLaVA-NeXT and OneVision into tiles by themselves, and hand no states to heads.
 _ENGINES = {"llava": {"vllm": ("eagle", "eagle3", "dflash"), "sglang": ("eagle",)}}
 # model_type -> record.
-FAMILIES = {
-    name: Family(
+FAMILIES: dict[str, Family] = {
+    name: LlavaFamily(
         name, model, LlavaTraining, LlavaDecoder, Pictures(), shares_pictures=True, engines=_ENGINES.get(name, {})
     )
     for name, model in MODELS.items()

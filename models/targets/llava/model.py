@@ -26,6 +26,7 @@ from transformers import (
 from ....core.errors import UserError
 from ...hub import config_value
 from ...parts import TokenIds, _vocabulary_weights, grow_vocabulary
+from .served import LlavaOnProjected, reading_of
 
 LlavaKind = Literal["llava", "llava_next", "llava_onevision"]
 # model_type -> class.
@@ -90,7 +91,12 @@ def llava_config(
 
 def new_model(config: PreTrainedConfig) -> PreTrainedModel:
     """A model of the config's family with random weights."""
-    return MODELS[config.model_type](config)
+    return model_class(config)(config)
+
+
+def model_class(config: Any) -> type[PreTrainedModel]:
+    """The class that holds the weights of a config: transformers', but for drafts on a target's projected features."""
+    return MODELS[config.model_type] if reading_of(config).is_plain else LlavaOnProjected
 
 
 def assemble(
@@ -98,6 +104,7 @@ def assemble(
     *,
     language_model: PreTrainedModel | None = None,
     vision_tower: nn.Module | None = None,
+    target_projector: nn.Module | None = None,
     generator: torch.Generator | None = None,
 ) -> PreTrainedModel:
     """A float32 LLaVA whose halves are taken over where given; a vocabulary that grows gets rows near the mean.
@@ -105,6 +112,7 @@ def assemble(
     Args:
         language_model: a causal language model of the config's shape, with at most the config's vocabulary.
         vision_tower: a tower of the config's shape.
+        target_projector: of a draft that reads the target's projected features.
         generator: draws the new vocabulary rows.
     """
     model = new_model(config).float()
@@ -115,6 +123,8 @@ def assemble(
         model.lm_head.load_state_dict(language_model.lm_head.state_dict())
     if vision_tower is not None:
         model.model.vision_tower.load_state_dict(vision_tower.state_dict())
+    if target_projector is not None:
+        model.model.multi_modal_projector.target.load_state_dict(target_projector.state_dict())
     return model
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from ....core.batch import TEXT, Batch
@@ -16,6 +18,15 @@ from ...parts import Part
 from ...training import ModelTraining
 from .model import selected_features
 from .packing import Packing
+from .served import own_projector, reading_of
+
+
+def _without_first(batch: Batch) -> Batch:
+    """What a decoder asks of a batch, without the first token of each row."""
+    cut = {name: batch.on_host(name)[..., 1:] for name in ("ids", "attention_mask", "loss_mask", "modality")}
+    device = batch.attention_mask.device
+    bare = replace(batch, **cut, positions=batch.on_host("positions")[..., 1:] - 1, pixels=None, states=None)
+    return bare if device.type == "cpu" else bare.to(device)
 
 
 class LlavaTraining(ModelTraining):
@@ -32,7 +43,7 @@ class LlavaTraining(ModelTraining):
         return {
             "vision_tower": core.vision_tower,
             # The newline comes between tokens of pictures: it learns with what makes those.
-            "projector": core.multi_modal_projector
+            "projector": own_projector(model)
             if newline.image_newline is None
             else nn.ModuleList([core.multi_modal_projector, newline]),
             # The LM head belongs to the language model.
@@ -52,7 +63,11 @@ class LlavaTraining(ModelTraining):
             embeds = put_at(embeds, places_of(batch.on_host("modality") != TEXT, embeds.device), real)
             # A dummy image keeps the projector in every rank's graph and changes nothing.
             embeds = embeds + 0.0 * features[count:].sum().to(embeds)
-        return last_states(core.language_model, batch, embeds, batch.positions[0])
+        if reading_of(self.model.config).first_token:
+            return last_states(core.language_model, batch, embeds, batch.positions[0])
+        # No first token is supervised, so that the state in its place is read by nobody.
+        later = last_states(core.language_model, _without_first(batch), embeds[:, 1:], batch.positions[0, :, 1:] - 1)
+        return F.pad(later, (0, 0, 1, 0))
 
     def selected_features(self, pixels: Tensor) -> Tensor:
         """The tower's states that the projector reads, [I,P,C]."""

@@ -7,7 +7,7 @@ import torch
 from draftsmith.core.batch import TEXT as WORDS
 from draftsmith.core.batch import Request
 from draftsmith.eval.engines.agreement import Cell, Engine, accepted, by_start, compare, faults
-from draftsmith.eval.engines.engine_prompts import ONE, RESIZED, TEXT, TWO, Asked
+from draftsmith.eval.engines.engine_prompts import ONE, PIECES, RESIZED, TEXT, TOGETHER, TWO, Asked
 from draftsmith.eval.engines.ours import Drafted
 
 GOOD = Cell(TEXT, 4, plain=4, same=4, chains=100, equal=100, first=100, accepted=(70, 70))
@@ -68,6 +68,28 @@ PICTURE = replace(GOOD, group=ONE)
 def test_what_a_difference_points_at(cells, options, words):
     ((_, hint),) = found(*cells, **options)
     assert words in hint
+
+
+AT_ONCE, CUT = replace(GOOD, group=TOGETHER), replace(GOOD, group=PIECES)
+WRONG_CUT = replace(CUT, equal=90)
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind", "words"),
+    [
+        ([GOOD, AT_ONCE, WRONG_CUT], "eagle", "last state of each piece"),
+        ([GOOD, AT_ONCE, WRONG_CUT], "dflash", "reads a prompt's later pieces otherwise"),
+        ([GOOD, replace(AT_ONCE, equal=90), CUT], "eagle", "mixes up requests"),
+    ],
+)
+def test_what_only_batches_or_pieces_show(cells, kind, words):
+    ((_, hint),) = found(*cells, kind=kind)
+    assert words in hint
+
+
+def test_what_differs_alone_is_named_once():
+    ((_, hint),) = found(replace(GOOD, equal=10, first=12, plain=3), WRONG_CUT)[1:]
+    assert "tapped layers" in hint
 
 
 def test_engine_faults_are_named_where_they_are_and_nowhere_else():

@@ -1,13 +1,17 @@
 """verify-engine, whole: against an engine that is our own loop, and against one that strays from it."""
 
+import itertools
 import json
 import shutil
+import sys
 
 import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.eval.engines import engine_check as verify
 from draftsmith.eval.engines.ours import Exported
+from draftsmith.models.formats import export_drafter
 from draftsmith.recipes.commands.cli import main
+from served_heads import save_drawn
 from served_pair import build
 
 TOKENS = 8
@@ -37,10 +41,14 @@ class Engine:
     def __call__(self, program, scratch, asked, *, python, timeout_s):
         self.asked.append(asked)
         assert asked["max_new_tokens"] == TOKENS
+        shortest = min(self.drafted[request["name"]].prompt_tokens for request in asked["requests"])
+        # A pass takes fewer tokens than a batch's prompts have: later ones are read in pieces.
+        assert (asked["engine"].get("max_num_batched_tokens", 999) < 3 * shortest) == (len(self.asked) % 3 == 0)
         lines = [{"vllm": "0.32.0", "torch": "2.13.0", "device": "cpu", "runner": "V1"}]
-        for request in asked["requests"]:
+        for together, request in itertools.product(asked["together"], asked["requests"]):
             drafted = self.drafted[request["name"]]
-            line = {"name": request["name"], "prompt_tokens": drafted.prompt_tokens, "tokens": list(drafted.tokens)}
+            line = {"name": request["name"], "together": together, "prompt_tokens": drafted.prompt_tokens}
+            line["tokens"] = list(drafted.tokens)
             line["chains"] = list(drafted.chains.values()) if asked["speculative"] else None
             self.stray(line, asked["speculative"] is not None)
             lines.append(line)
@@ -64,10 +72,12 @@ def run(pair, drafted, tmp_path, monkeypatch):
 def test_an_engine_that_is_our_loop_agrees_everywhere(pair, run, tmp_path):
     engine, found = run()
     assert not found.faults and [cell.group for cell in found.cells] == [
-        "text", "one picture", "two pictures", "resized picture",
+        "text", "one picture", "two pictures", "resized picture", "three at once", "prompts in pieces",
     ]  # fmt: skip
     assert all(cell.good and cell.chains > 8 and cell.accepted[0] == cell.accepted[1] for cell in found.cells)
-    plain, drafted = engine.asked
+    plain, drafted, cut = engine.asked
+    assert [asked["together"] for asked in (plain, drafted, cut)] == [[1], [1, 3], [3]]
+    assert cut["engine"]["enable_chunked_prefill"] and cut["engine"]["max_num_batched_tokens"] == 15
     assert plain["speculative"] is None and drafted["speculative"]["method"] == "eagle3"
     placeholder = Exported(pair / "eagle3").processor.image_token_id
     for request in drafted["requests"]:
@@ -86,6 +96,27 @@ def test_other_chains_and_other_prompts_are_faults(run):
     problems = " | ".join(problem for problem, _ in found.faults)
     assert "one picture: the prompt has" in problems and "text: " in problems and "chains differ" in problems
     assert len(found.faults) == 2
+
+
+def test_what_goes_wrong_in_a_batch_alone_or_in_pieces_alone_is_named(run):
+    def stray(line, drafts):
+        if drafts and line["together"] == 3:
+            line["chains"] = [[(token + 1) % 300 for token in chain] for chain in line["chains"]]
+
+    _, found = run(stray)
+    assert [problem.partition(":")[0] for problem, _ in found.faults] == ["three at once", "prompts in pieces"]
+    assert all("mixes up requests" in hint for _, hint in found.faults)
+
+
+def test_an_export_for_the_plugin_wants_it_installed(pair, tmp_path, monkeypatch):
+    save_drawn("msd", pair / "target", tmp_path / "head")
+    made = export_drafter(tmp_path / "head", tmp_path / "msd", "vllm")
+    assert any("pip install ./serving/draftsmith-vllm" in note for note in made.notes)
+    with pytest.raises(UserError, match=r"draftsmith-vllm is not installed(.|\n)*names a class of it"):
+        verify.verify_engine(tmp_path / "msd", tmp_path, python=sys.executable, max_new_tokens=TOKENS)
+    text = export_drafter(tmp_path / "head", tmp_path / "text", "vllm", prompts="text")
+    assert not any("plugin" in note for note in text.notes)
+    assert not Exported(tmp_path / "text").needs_plugin and Exported(tmp_path / "msd").needs_plugin
 
 
 def test_a_runner_that_shows_no_chains_is_no_agreement(run):
@@ -116,6 +147,8 @@ WRONG = {
     "an empty chain": ({"chains": [[]]}, "a chain has 0 tokens"),
     "too many chains": ({"chains": [[5]] * (TOKENS + 1)}, f"{TOKENS + 1} chains for {TOKENS} tokens"),
     "a name twice": ({"name": "text 2"}, "answered 'text 2' twice"),
+    "a batch that nobody asked for": ({"together": 7}, "or was not asked it so"),
+    "a batch of text": ({"together": "1"}, "together"),
     "a name of a number": ({"name": 3}, "name"),
     "a key too many": ({"logprobs": []}, "logprobs"),
 }
@@ -125,7 +158,7 @@ WRONG = {
 def side(pair, tmp_path_factory):
     scratch, exported = tmp_path_factory.mktemp("side"), Exported(pair / "eagle3")
     requests = verify.make_requests(exported.processor, scratch, pictures=False)
-    return verify._Side(exported, requests, scratch, "python", TOKENS, 60.0)
+    return verify._Side(exported, requests, scratch, "python", TOKENS, 60.0, False)
 
 
 @pytest.mark.parametrize("damage", WRONG)
@@ -173,7 +206,7 @@ def test_the_command_prints_the_table_and_exits_with_3_for_a_fault(pair, drafted
     monkeypatch.setattr(verify, "run_program", Engine(drafted))
     assert main([*words, "--keep", str(tmp_path / "kept")]) == 0
     shown = capsys.readouterr().out
-    assert "vLLM 0.32.0 on cpu, runner V1" in shown and "resized picture  4/4" in shown and "0 fault(s)" in shown
+    assert "vLLM 0.32.0 on cpu, runner V1" in shown and "resized picture    4/4" in shown and "0 fault(s)" in shown
     assert (tmp_path / "kept" / "two-pictures-0-1.png").is_file()
     assert main([*words, "--keep", str(tmp_path / "kept")]) == 2, "what is kept is not written over"
     monkeypatch.setattr(verify, "run_program", Engine(drafted, lambda line, drafts: line["tokens"].reverse()))

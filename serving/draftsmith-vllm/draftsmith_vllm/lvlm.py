@@ -1,0 +1,58 @@
+"""A draft LVLM on vLLM's EAGLE path: a Llama with a projector of its own on the target's projected picture features.
+
+The EAGLE path hands over ids one further on, so the draft never sees a prompt's first token: it is trained without
+(`first_token: false`). Positions are relative, so that they count from one changes nothing. The path's states are not
+read, and are handed back as they came. N inputs, E the target's width, D the draft's.
+"""
+
+from copy import copy
+
+import torch
+from torch import nn
+from transformers import LlamaConfig
+from vllm.model_executor.models.interfaces import SupportsEagle
+from vllm.model_executor.models.llama import LlamaForCausalLM
+
+from . import section, versions
+
+versions.check()
+
+
+class _Projector(nn.Module):
+    """[P,E] -> [P,D]: linear, GELU, linear, as LLaVA's."""
+
+    def __init__(self, inputs: int, width: int):
+        super().__init__()
+        self.linear_1, self.linear_2 = nn.Linear(inputs, width), nn.Linear(width, width)
+
+    def forward(self, features):
+        return self.linear_2(nn.functional.gelu(self.linear_1(features)))
+
+
+class Lvlm(LlamaForCausalLM, SupportsEagle):
+    """The embedding and the LM head are its own."""
+
+    supports_multimodal_embeddings = True
+    has_own_embed_tokens = has_own_lm_head = True
+
+    def __init__(self, *, vllm_config, prefix: str = ""):
+        given = vllm_config.speculative_config.draft_model_config
+        about = section.read(given.hf_config, "lvlm")
+        draft = copy(vllm_config)
+        draft.model_config = copy(given)
+        # The outer keys give the engine's buffers the target's width; the Llama is the section's.
+        draft.model_config.hf_config = LlamaConfig(**about.language_model)
+        super().__init__(vllm_config=draft, prefix="draft_model")
+        self.multi_modal_projector = _Projector(given.get_hidden_size(), self.config.hidden_size)
+
+    def embed_input_ids(self, input_ids, multimodal_embeddings=None, is_multimodal=None):
+        """[N] ids to [N,D], with projected pictures at their places."""
+        embeds = self.model.embed_input_ids(input_ids)
+        if multimodal_embeddings is not None and len(multimodal_embeddings):
+            features = torch.cat([rows.flatten(0, -2) for rows in multimodal_embeddings])
+            embeds[is_multimodal] = self.multi_modal_projector(features.to(embeds.dtype))
+        return embeds
+
+    def forward(self, input_ids, positions, hidden_states, inputs_embeds=None):
+        """States [N,D] for the scores, and [N,E] for the next step, which does not read them."""
+        return self.model(input_ids, positions, None, inputs_embeds=inputs_embeds), hidden_states

@@ -1,0 +1,85 @@
+"""MSD (Speculative Decoding Reimagined for Multimodal Large Language Models, arXiv 2505.14260) on vLLM's EAGLE path.
+
+The engine pairs token j + 1 with the target's state of token j, as MSD does. Where token j + 1 is of a picture, its
+projected feature enters the layer directly, in place of fc's output. N inputs, D width.
+"""
+
+import torch
+from torch import nn
+from vllm.model_executor.layers.linear import ReplicatedLinear
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.models.interfaces import SupportsEagle
+from vllm.model_executor.models.llama_eagle import LlamaDecoderLayer
+from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
+
+from . import section, versions
+
+versions.check()
+
+_FUSED = WeightsMapper(
+    orig_to_new_prefix={"": "model."},
+    orig_to_new_stacked={
+        ".q_proj": (".qkv_proj", "q"), ".k_proj": (".qkv_proj", "k"), ".v_proj": (".qkv_proj", "v"),
+        ".gate_proj": (".gate_up_proj", 0), ".up_proj": (".gate_up_proj", 1),
+    },
+)  # fmt: skip
+
+
+class _Layer(nn.Module):
+    """Embedding (the target's), fc, and one Llama layer without its first norm."""
+
+    def __init__(self, vllm_config, config, fc_bias: bool):
+        super().__init__()
+        width = config.hidden_size
+        self.embed_tokens = VocabParallelEmbedding(config.vocab_size, width)
+        self.fc = ReplicatedLinear(
+            2 * width, width, bias=fc_bias, return_bias=False, params_dtype=vllm_config.model_config.dtype
+        )
+        # Attention layers are known by number: the target's come first.
+        number = vllm_config.model_config.get_num_layers(vllm_config.parallel_config)
+        self.layers = nn.ModuleList([
+            LlamaDecoderLayer(vllm_config, True, prefix=f"model.layers.{number}", config=config)
+        ])  # fmt: skip
+
+
+class Msd(nn.Module, SupportsEagle):
+    """The embedding and the LM head are the target's, which vLLM puts in their places."""
+
+    supports_multimodal_embeddings = True
+    has_own_embed_tokens = has_own_lm_head = False
+
+    def __init__(self, *, vllm_config, prefix: str = ""):
+        super().__init__()
+        self.config = vllm_config.speculative_config.draft_model_config.hf_config
+        about = section.read(self.config, "msd")
+        self.model = _Layer(vllm_config, self.config, about.fc_bias)
+        self.logits_processor = LogitsProcessor(self.config.vocab_size)
+        count = vllm_config.scheduler_config.max_num_batched_tokens + vllm_config.scheduler_config.max_num_seqs
+        # Which inputs of this pass are of pictures: a buffer of fixed place, as compiled passes need.
+        self.register_buffer("of_pictures", torch.zeros(count, 1, dtype=torch.bool), persistent=False)
+
+    def embed_input_ids(self, input_ids, multimodal_embeddings=None, is_multimodal=None):
+        """[N] ids to [N,D], with projected pictures at their places."""
+        count, embeds = len(input_ids), self.model.embed_tokens(input_ids)
+        self.of_pictures[:count] = False
+        if multimodal_embeddings is not None and len(multimodal_embeddings):
+            embeds[is_multimodal] = torch.cat([rows.flatten(0, -2) for rows in multimodal_embeddings]).to(embeds.dtype)
+            self.of_pictures[:count, 0] = is_multimodal.to(embeds.device)
+        return embeds
+
+    def forward(self, input_ids, positions, hidden_states, inputs_embeds=None):
+        """States [N,D], twice: for the scores, and for the next step."""
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_input_ids(input_ids)
+        joined = self.model.fc(torch.cat([inputs_embeds, hidden_states], -1))
+        entering = torch.where(self.of_pictures[: len(joined)], inputs_embeds, joined)
+        hidden, residual = self.model.layers[0](positions, entering, None)
+        hidden = hidden + residual
+        return hidden, hidden
+
+    def compute_logits(self, hidden_states):
+        return self.logits_processor(self.lm_head, hidden_states)
+
+    def load_weights(self, weights):
+        return AutoWeightsLoader(self).load_weights(weights, mapper=_FUSED)
