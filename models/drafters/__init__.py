@@ -9,6 +9,7 @@ from pydantic import Field, TypeAdapter
 from ...core.import_paths import OrImported
 from .base import DrafterConfig
 from .dflash import DflashConfig
+from .dspark import DsparkConfig
 from .eagle import EagleConfig
 from .eagle3 import Eagle3Config
 from .hivis import HivisConfig
@@ -35,6 +36,7 @@ AnyDrafter = Annotated[
     | HivisConfig
     | MedusaConfig
     | DflashConfig
+    | DsparkConfig
     | PeagleConfig
     | PrunedConfig
     | NgramConfig

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,6 @@ from ...core.pictures import TEXT
 from ...core.states import uploaded
 from ..attention import attend_all
 from ..decoding.cache import Cache
-from ..decoding.expansions import Expansions
 from ..decoding.warp import Warp
 from ..targets.base import Target, TargetShape, TargetStep
 from ..targets.language import LanguageTarget
@@ -31,6 +30,7 @@ from .dflash_images import DflashImageProposal, DflashImageTraining
 from .dflash_module import DflashHead
 from .dflash_settings import DflashSettings
 from .dflash_training import DflashTraining
+from .dflash_walk import answers_of, likeliest_before
 from .eagle3 import likeliest_ids
 from .made_for import image_head_manifest
 
@@ -39,6 +39,8 @@ PIECE = 4096  # states of a prompt that are read at once
 
 class DflashConfig(DflashSettings):
     """A DFlash draft, for a language model or an image generator."""
+
+    head_class: ClassVar[type[DflashHead]] = DflashHead
 
     def build(self, target: Target, *, count_tokens: CountTokens | None = None) -> DflashHead:
         """An own LM head begins with the target's rows of the ids that the training data has most often, a trained
@@ -49,7 +51,7 @@ class DflashConfig(DflashSettings):
             assert count_tokens is not None, "a reduced vocabulary needs to know how often each id comes"
             never = target.scores(target.embedding.new_zeros(1, target.shape.hidden_size))[0].isneginf().cpu()
             ids = likeliest_ids(count_tokens(), self.draft_vocab_size, never)
-        head = DflashHead(self.shape(target.shape), ids)
+        head = self.head_class(self.shape(target.shape), ids)
         if head.lm_head is not None and ids is not None:
             head.lm_head.weight.data = lm_head_rows(target, ids)
         if head.mask_embedding is not None:
@@ -57,7 +59,7 @@ class DflashConfig(DflashSettings):
         return head
 
     def read(self, folder: Path, target: Target, dtype: torch.dtype, identity: TargetIdentity | None) -> DflashHead:
-        return load_dflash(self, folder, target, dtype, identity)
+        return load_dflash(self, self.head_class, folder, target, dtype, identity)
 
     def copy_of(self, module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
         copy = cast(DflashHead, module).fresh()
@@ -65,7 +67,7 @@ class DflashConfig(DflashSettings):
         return copy
 
     def save(self, module: nn.Module, folder: Path, manifest: Mapping[str, Any]) -> None:
-        save_dflash(cast(DflashHead, module), folder, manifest)
+        save_dflash(self.kind, cast(DflashHead, module), folder, manifest)
 
     def manifest(self, target: Target, identity: TargetIdentity, **training: Any) -> dict[str, Any]:
         if target.shape.draws_images:
@@ -84,7 +86,7 @@ class DflashConfig(DflashSettings):
     def empty(self, shape: TargetShape) -> nn.Module:
         with torch.device("meta"):
             ids = None if self.draft_vocab_size is None else torch.arange(self.draft_vocab_size)
-            return DflashHead(self.shape(shape), ids)
+            return self.head_class(self.shape(shape), ids)
 
     def exports(self, engine: str) -> list[str]:
         return []
@@ -101,12 +103,12 @@ def lm_head_rows(target: Target, ids: Tensor) -> Tensor:
 
 
 class DflashProposal:
-    """Drafts one block a cycle; `expand` answers by level. Of the target its embedding and LM head are used."""
+    """Drafts one block a cycle. Of the target its embedding and LM head are used."""
 
     def __init__(self, head: DflashHead, target: Target, config: DflashConfig):
         self.head, self.target, self.config = head.eval(), target, config
         self.taps = config.taps_for(target.shape, training=False)
-        self.max_levels: int | None = head.shape.num_masks
+        self.max_levels: int | None = head.shape.num_drafts
         self._within = torch.arange(head.shape.block_size, device=target.embedding.device)
 
     @property
@@ -120,7 +122,7 @@ class DflashProposal:
         prompt = prefill.prompt
         assert prompt is not None and prompt.modality is not None, "this target does not tell what it prefilled"
         assert len(prompt.ids) == 1, "drafts of language models read one row"
-        self._warp, kept = warp, prompt.mask[0]
+        self._warp, self._guidance, kept = warp, prompt.guidance, prompt.mask[0]
         if self.config.visual(training=False) == "none":
             kept = kept & (prompt.modality[0] == TEXT)
         index = kept.nonzero()[:, 0]
@@ -143,18 +145,19 @@ class DflashProposal:
         """Draft a block from the last committed token; return q [V] of its first mask."""
         count, device = self._states.shape[1], self.target.embedding.device
         places = self._next - count + torch.arange(count + self.head.shape.block_size, device=device)
-        hidden = self._pass(self._states, places, uploaded(self._last, device))
+        first = uploaded(self._last, device)
+        hidden = self._pass(self._states, places, first)[:, self.head.shape.first :]
         self._states = self._states[:, :0]
-        scores = self.head.draft_scores(hidden[0, 1:], self.target.scores, self.target.embedding.dtype)
-        self._levels, self._expansions = self._warp.apply_temperature(scores), Expansions()  # [K,V]
+        scores = self.head.draft_scores(hidden[0], self.target.scores, self.target.embedding.dtype)
+        self._answers = answers_of(self.head, scores, hidden, self._warp, first[0], self._guidance)
         if self.config.cut_below is not None:
-            assert self.head.confidence_head is not None
-            self.max_levels = kept_levels(self.head.confidence_head(hidden[0, 1:]), self.config.cut_below)
-        return self._levels[0]
+            before = likeliest_before(self.head, scores, hidden, first[0], self._guidance)
+            self.max_levels = kept_levels(self.head.confidence(hidden[0], before), self.config.cut_below)
+        return self._answers.root()
 
     def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
-        """Return q [F,V] by the depth of each node; `tokens` are not read."""
-        return self._levels[self._expansions.take(parents)]
+        """Return q [F,V] of nodes, by their depth alone where no place reads the token before it."""
+        return self._answers.expand(parents, tokens)
 
     def accept(self, verified: Any) -> None:
         """True states of the last committed token and of the accepted path; the bonus token begins the next block."""

@@ -46,11 +46,11 @@ def dflash_manifest(
     }
 
 
-def save_dflash(head: DflashHead, folder: Path, manifest: Mapping[str, Any]) -> None:
+def save_dflash(kind: str, head: DflashHead, folder: Path, manifest: Mapping[str, Any]) -> None:
     """Write `model.safetensors`, `config.json` and the manifest."""
     ids = head.draft_ids
     values = {
-        "model_type": "dflash",
+        "model_type": kind,
         **head.shape.to_dict(),
         "draft_vocab_size": head.shape.layer.vocab_size if ids is None else len(ids),
     }
@@ -59,8 +59,9 @@ def save_dflash(head: DflashHead, folder: Path, manifest: Mapping[str, Any]) -> 
 
 
 def load_dflash(
-    config: DflashSettings, folder: Path, target: Target, dtype: torch.dtype, identity: TargetIdentity | None
-) -> DflashHead:
+    config: DflashSettings, head_class: type[DflashHead], folder: Path, target: Target, dtype: torch.dtype,
+    identity: TargetIdentity | None,
+) -> DflashHead:  # fmt: skip
     """A trained draft, ours or a published one in its native layout, on the target's device.
 
     Raises:
@@ -84,7 +85,7 @@ def load_dflash(
         state.pop("lm_head.weight", None)  # the target's, repeated
     state.pop("t2d", None)
     with without_storage(device):
-        head = DflashHead(shape, ids)
+        head = head_class(shape, ids)
     check_shapes(
         shapes_of(state), shapes_of(head.state_dict()), where=str(weights_file(folder)),
         what="the draft does not fit this target and its settings: ",

@@ -90,7 +90,7 @@ def _speculators(source: Source, vocabulary: int) -> dict[str, Any]:
         "sample_from_anchor": False,
         "tie_word_embeddings": False,
         "torch_dtype": source.dtype,
-        "speculators_config": proposals("dflash", shape.num_masks, source.target),
+        "speculators_config": proposals("dflash", shape.num_drafts, source.target),
     }
 
 

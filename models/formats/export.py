@@ -124,7 +124,7 @@ def _head(
         write_folder(aside, values, state)
         _write_manifest(aside, source.manifest, engine, prompts, notes)
     parallel = source.config.parallel_tokens if isinstance(source.config, PeagleConfig) else None
-    chain = source.head.shape.num_masks if source.layout == "dflash" else parallel or CHAIN
+    chain = source.head.shape.num_drafts if source.layout == "dflash" else parallel or CHAIN
     named = whose.name or target
     return Exported(destination, engine, source.layout, named, tuple(notes), chain, parallel=parallel is not None)
 
@@ -142,7 +142,7 @@ def lay_out(engine: Engine, source: Source, embedding: Tensor | None = None) -> 
 
 def _whole_blocks(source: Source, config: DflashConfig) -> tuple[Source, list[str]]:
     """A DFlash draft as engines run it, and what the reader of the export must know."""
-    notes = [f"the engine drafts {source.head.shape.num_masks} tokens a cycle, as the block was trained"]
+    notes = [f"the engine drafts {source.head.shape.num_drafts} tokens a cycle, as the block was trained"]
     if config.confidence is not None:
         source = dflash.without_confidence(source)
         notes.append("its confidence head is left out: the engine verifies whole blocks")
