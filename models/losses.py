@@ -146,7 +146,7 @@ class ChunkedHead(nn.Module):
     call, and ranks with different numbers of supervised tokens still make the same collectives.
 
     Args:
-        added: [V,N] weights of a further product that is added to the scores, of N numbers behind each state; None: none.
+        added: [V,N] weights of a further product that the scores take, of N numbers behind each state; None: none.
     """
 
     def __init__(self, head: nn.Linear, chunk: int, added: nn.Parameter | None = None):

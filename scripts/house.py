@@ -47,7 +47,8 @@ EXTRAS = {
 }  # fmt: skip
 # Words by which code names a family; files with the word in their path are the family's own.
 FAMILIES = ("llava", "qwen", "llamagen", "anole", "gemma", "internvl", "mistral")
-METHODS = ("dflash", "dspark", "eagle", "eagle3", "hivis", "lantern", "lvlm", "medusa", "msd", "peagle", "sparrow", "vispec")
+METHODS = ("dflash", "dspark", "eagle", "eagle3", "hivis", "lantern", "lvlm", "medusa", "msd", "peagle", "sparrow",
+           "vispec")  # fmt: skip
 # Names of files that mean the same in each room: what its classes derive from, its section of a recipe, its settings,
 # its files on disk, what opens it, its loop.
 IN_EACH_ROOM = ("base", "section", "config", "settings", "files", "load", "loop")

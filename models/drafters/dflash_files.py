@@ -24,6 +24,8 @@ from .made_for import check_made_for, tested_with
 from .manifest import MANIFEST
 
 # Tables of the target that some published files repeat; the target's own are used.
+# What a draft's `config.json` says of heads that read the token before a place.
+WALKS = ("sample_from_anchor", "markov_rank", "markov_head_type", "markov_above")
 _REPEATED = ("embed_tokens.weight", "verifier_lm_head.weight", "verifier_norm.weight", "rotary_emb.inv_freq")
 
 
@@ -107,7 +109,7 @@ def _check_config(folder: Path, shape: DflashShape) -> None:
     for name, value in settings_of(values, path).items():
         if value is None and name not in ("mask_token_id", "sliding_window"):
             continue  # the file does not say
-        if value != expected[name]:
+        if name in expected and value != expected[name]:
             _refuse(name, value, expected[name], path)
     if "zeros_before" in values:  # ours has the whole layer
         different = shape.layer.differs_from(values)
@@ -154,6 +156,7 @@ def settings_of(values: dict[str, Any], path: Path) -> dict[str, Any]:
         "taps": None if taps is None else [tap + 1 for tap in taps],
         "intermediate_size": values.get("intermediate_size"),
         "sliding_window": values.get("sliding_window") if windows else None,
+        **{name: values[name] for name in WALKS if name in values},
     }
 
 

@@ -2,8 +2,8 @@
 
 A block stands where a cycle of decoding could: after an anchor, a token of the answer. It sees the target's states
 before its anchor and itself, never another block nor a state from its anchor on, which decoding does not have yet.
-Letters: B rows, T tokens, A blocks of a row, K places of a block that answer, Q places of all blocks, S trained places, C
-places of a piece, D width, V vocabulary.
+Letters: B rows, T tokens, A blocks of a row, K places of a block that answer, Q places of all blocks, S trained
+places, C places of a piece, D width, V vocabulary.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """DSpark: DFlash's block with heads that read the token before each place (arXiv 2607.05147; deepseek-ai/DeepSpec).
 
-To the scores of a place a Markov head adds a bias of low rank that the token before it decides: alone (vanilla), through
-a gate of the backbone's output there (gated), or with a state that is carried along the block (rnn). Training knows the
-true tokens; decoding runs the backbone once and then walks the places, each with its exact q. A confidence head may
-read the same embedding. With rank 0 it is DFlash.
-Image generators (ours): the token before a place is its left neighbour along the raster row, and the code above it can be
-read beside that. Biases of the rows with and without the condition are joined as their scores are.
+To the scores of a place a Markov head adds a bias of low rank that the token before it decides: alone (vanilla),
+through a gate of the backbone's output there (gated), or with a state that is carried along the block (rnn). Training
+knows the true tokens; decoding runs the backbone once and then walks the places, each with its exact q. A confidence
+head may read the same embedding. With rank 0 it is DFlash.
+Image generators (ours): the token before a place is its left neighbour along the raster row, and the code above it can
+be read beside that. Biases of the rows with and without the condition are joined as their scores are.
 Letters: R rows, F nodes, A blocks, K places, D width, N rank, V vocabulary, V' the draft's.
 """
 

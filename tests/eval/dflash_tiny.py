@@ -1,16 +1,16 @@
-"""A small DFlash draft with loud weights, and batches with states for it."""
+"""A small block draft with loud weights, and batches with states for it."""
 
 import torch
 from draftsmith.core.batch import Batch
 from draftsmith.core.states import TargetStates
-from draftsmith.models.drafters.dflash import DflashConfig
+from heads_tiny import config_of
 
 SMALL = {"kind": "dflash", "block_size": 5, "num_layers": 2, "taps": [1, 2, 4]}
 
 
 def draft(big, seed=0, **settings):
     """(config, head) with loud weights."""
-    config = DflashConfig.model_validate(SMALL | settings)
+    config = config_of(**SMALL | settings)
     torch.manual_seed(seed)
     head = config.build(big, count_tokens=lambda: torch.arange(big.vocab_size))
     for parameter in head.parameters():
