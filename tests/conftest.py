@@ -23,7 +23,7 @@ EXTRAS = (
     "models/test_gguf.py",
     "models/test_imports.py", "models/test_speculators.py", "models/test_delta_rule.py", "models/test_tiled_drafts.py",
     "models/test_windows.py",
-    "models/drafters/test_dflash.py", "models/drafters/test_dflash_confidence.py",
+    "models/drafters/test_dflash.py", "models/drafters/test_dflash2.py", "models/drafters/test_dflash_confidence.py",
     "models/drafters/test_dflash_images.py", "models/drafters/test_dspark.py", "models/drafters/test_msd.py",
     "models/drafters/test_peagle.py", "models/drafters/test_pruned.py", "models/drafters/test_vispec.py",
     "models/targets/test_gemma.py", "models/targets/test_hybrid.py", "models/targets/test_towers.py",

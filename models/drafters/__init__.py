@@ -9,6 +9,7 @@ from pydantic import Field, TypeAdapter
 from ...core.import_paths import OrImported
 from .base import DrafterConfig
 from .dflash import DflashConfig
+from .dflash2 import Dflash2Config
 from .dspark import DsparkConfig
 from .eagle import EagleConfig
 from .eagle3 import Eagle3Config
@@ -37,6 +38,7 @@ AnyDrafter = Annotated[
     | MedusaConfig
     | DflashConfig
     | DsparkConfig
+    | Dflash2Config
     | PeagleConfig
     | PrunedConfig
     | NgramConfig

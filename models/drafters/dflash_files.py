@@ -25,7 +25,8 @@ from .manifest import MANIFEST
 
 # Tables of the target that some published files repeat; the target's own are used.
 # What a draft's `config.json` says of heads that read the token before a place.
-WALKS = ("sample_from_anchor", "markov_rank", "markov_head_type", "markov_above")
+WALKS = ("sample_from_anchor", "markov_rank", "markov_head_type", "markov_above", "conv_group_size",
+         "selector_rank", "selector_top_k")  # fmt: skip
 _REPEATED = ("embed_tokens.weight", "verifier_lm_head.weight", "verifier_norm.weight", "rotary_emb.inv_freq")
 
 
@@ -156,7 +157,7 @@ def settings_of(values: dict[str, Any], path: Path) -> dict[str, Any]:
         "taps": None if taps is None else [tap + 1 for tap in taps],
         "intermediate_size": values.get("intermediate_size"),
         "sliding_window": values.get("sliding_window") if windows else None,
-        **{name: values[name] for name in WALKS if name in values},
+        **{name: (values | draft)[name] for name in WALKS if name in values | draft},
     }
 
 

@@ -19,6 +19,7 @@ from draftsmith.eval.rules import Greedy
 from draftsmith.models.decoding.expansions import Expansions
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.dflash_training import draw_blocks
+from draftsmith.models.drafters.dflash_walk import Before
 from draftsmith.models.targets.causal.section import CausalTarget
 from heads_tiny import config_of
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
@@ -33,6 +34,7 @@ DRAFTERS = {
     "dspark": DSPARK,
     "dspark, gated": DSPARK | {"markov_head_type": "gated", "sample_from_anchor": False},
     "dspark, rnn": DSPARK | {"markov_head_type": "rnn", "draft_vocab_size": 40},
+    "dflash2": DFLASH | {"kind": "dflash2", "conv_group_size": 8, "selector_rank": 6, "selector_top_k": 4},
     "peagle": PEAGLE | {"image": "projected"},
     "peagle, text alone": PEAGLE | {"visual_slots": "none", "positions": "compact"},
 }
@@ -101,7 +103,12 @@ def trained(config, head, target, batch):
         outputs = training.outputs(rows, states, blocks).unflatten(1, (-1, config.block_size))[:, :, -count:]
         read, found = head.for_loss(outputs, rows.before(blocks.anchors, count))[0], []
         training.lm(read.flatten(0, 1), lambda piece, ours: (found.append(ours), (ours.sum(), torch.zeros(())))[1])
-        scores = head.spread(torch.cat(found), float("-inf")).unflatten(0, read.shape[:2])
+        scores = head.spread(torch.cat(found), float("-inf"))
+        if config.kind == "dflash2":
+            before = rows.before(blocks.anchors, count)
+            given = Before(before.tokens[0].flatten())
+            scores, _ = head.conditioned(scores, outputs.flatten(1, 2), given, None, lambda added: added[0])
+        scores = scores.unflatten(0, read.shape[:2])
     return dict(zip(blocks.anchors[0].tolist(), scores.softmax(-1), strict=True))
 
 

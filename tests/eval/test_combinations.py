@@ -59,8 +59,9 @@ DRAFTERS = {
     "dspark, gated, its own vocabulary": DSPARK | {"markov_head_type": "gated", "draft_vocab_size": EMITTED - 1},
     "dspark, rnn, masks alone": DSPARK | {"markov_head_type": "rnn", "sample_from_anchor": False},
     "dspark, cut by confidence": DSPARK | {"confidence": {}, "cut_below": 0.3},
+    "dflash2": DFLASH | {"kind": "dflash2", "conv_group_size": 8, "selector_rank": 5, "selector_top_k": 4},
 }
-BLOCKS = ("dflash", "dspark")
+BLOCKS = ("dflash", "dspark", "dflash2")
 TREES = {
     "chain": lambda: Chain(3),
     "static": lambda: Static(FORK),
@@ -203,6 +204,7 @@ def test_two_sampled_tokens_are_distributed_as_the_targets(big, name):
         ("dflash, cut by confidence", "chain"),
         ("dspark, rnn, masks alone", "chain"),
         ("dspark, cut by confidence", "chain"),
+        ("dflash2", "chain"),
         *(pytest.param(*pair, marks=pytest.mark.slow)
           for pair in itertools.product(("sparrow", "eagle3", "pruned sibling", "dspark"), FIXED)),
     ],
@@ -282,6 +284,7 @@ def test_a_walk_that_says_another_q_than_it_draws_from_is_not_exact(big):
         ("vispec", "sage online", "top-k"), ("eagle3, all taps", "sage dynamic", "top-k"),
         ("eagle3", "chain", "sample"), ("dflash, cut by confidence", "chain", "sample"),
         ("dspark, rnn, masks alone", "chain", "sample"), ("dspark, cut by confidence", "chain", "sample"),
+        ("dflash2", "chain", "sample"),
     ],
 )  # fmt: skip
 def test_end_to_end(big, name, tree_name, draw):

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from dflash_tiny import ROWS, SMALL, draft, rows_of
+from dflash_tiny import ROWS, SMALL, decoded, draft, rows_of
 from draftsmith.core.errors import UserError
 from draftsmith.core.refused import Refused
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Product
-from draftsmith.eval.rules import Greedy, Sampling
+from draftsmith.eval.rules import Greedy
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.dflash import DflashConfig
@@ -131,13 +131,6 @@ def test_the_loss_by_hand(big, name, loss):
         torch.testing.assert_close(gradient, other, rtol=2e-3, atol=2e-4, msg=n)
         assert gradient.any(), n
     assert float(actual.metrics["accepted"]) == pytest.approx(accepted, rel=1e-4, abs=1e-5)
-
-
-def decoded(config, head, big, policy, warp=None, seed=0):
-    rule = (Greedy(), Draw("top-k"), Warp()) if warp is None else (Sampling(), Draw("sample"), warp)
-    decoding = Decoding(policy, *rule, 16, ())
-    result = generate(big, config.drafter(head, big), ask(3, 1), decoding, torch.Generator().manual_seed(seed))
-    return result.tokens, [(c.num_drafted, c.num_accepted) for c in result.cycles]
 
 
 def test_rank_0_is_dflash(big):
