@@ -32,8 +32,10 @@ from .dflash_settings import DflashSettings
 from .dflash_training import DflashTraining
 from .dflash_walk import answers_of, likeliest_before
 from .eagle3 import likeliest_ids
+from .head_files import head_state
 from .made_for import image_head_manifest
 
+CONFIDENCE = "confidence_head."
 PIECE = 4096  # states of a prompt that are read at once
 
 
@@ -60,6 +62,24 @@ class DflashConfig(DflashSettings):
 
     def read(self, folder: Path, target: Target, dtype: torch.dtype, identity: TargetIdentity | None) -> DflashHead:
         return load_dflash(self, self.head_class, folder, target, dtype, identity)
+
+    def grown(self, folder: Path, target: Target, identity: TargetIdentity | None) -> DflashHead:
+        """A draft in float32 with the weights of a DFlash draft in `folder`, ours or published, and whatever is this
+        kind's own untrained: its first loss is DFlash's.
+
+        Raises:
+            UserError: as `load`.
+        """
+        shared = {name: value for name, value in self.model_dump().items() if name in DflashConfig.model_fields}
+        state = head_state(folder, torch.device("cpu"))
+        own = {"kind": "dflash", "loss": {}, "cut_below": None}
+        own["confidence"] = {} if any(name.startswith(CONFIDENCE) for name in state) else None
+        start = DflashConfig.model_validate(shared | own).read(folder, target, torch.float32, identity)
+        ids = start.draft_ids
+        head = self.head_class(self.shape(target.shape), None if ids is None else ids.cpu())
+        kept = {name: value for name, value in start.state_dict().items() if not name.startswith(CONFIDENCE)}
+        head.load_state_dict(kept, strict=False)
+        return head.to(target.embedding.device)
 
     def copy_of(self, module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
         copy = cast(DflashHead, module).fresh()

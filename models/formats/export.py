@@ -126,7 +126,8 @@ def _head(
     parallel = source.config.parallel_tokens if isinstance(source.config, PeagleConfig) else None
     chain = source.head.shape.num_drafts if source.layout == "dflash" else parallel or CHAIN
     named = whose.name or target
-    return Exported(destination, engine, source.layout, named, tuple(notes), chain, parallel=parallel is not None)
+    method = source.config.kind if source.layout == "dflash" else source.layout
+    return Exported(destination, engine, method, named, tuple(notes), chain, parallel=parallel is not None)
 
 
 def lay_out(engine: Engine, source: Source, embedding: Tensor | None = None) -> Files:
@@ -143,7 +144,9 @@ def lay_out(engine: Engine, source: Source, embedding: Tensor | None = None) -> 
 def _whole_blocks(source: Source, config: DflashConfig) -> tuple[Source, list[str]]:
     """A DFlash draft as engines run it, and what the reader of the export must know."""
     notes = [f"the engine drafts {source.head.shape.num_drafts} tokens a cycle, as the block was trained"]
-    if config.confidence is not None:
+    if config.kind == "dspark":
+        notes.append("no engine's walk was compared with ours")
+    elif config.confidence is not None:
         source = dflash.without_confidence(source)
         notes.append("its confidence head is left out: the engine verifies whole blocks")
     if source.head.shape.num_layers > 1:

@@ -1,5 +1,6 @@
 """DSpark drafts: heads written out, losses by hand, rank 0 and the start are DFlash, pictures, settings and files."""
 
+import json
 import math
 from dataclasses import replace
 from types import SimpleNamespace
@@ -15,11 +16,21 @@ from draftsmith.eval.rules import Greedy
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.dflash import DflashConfig
+from draftsmith.models.drafters.dflash_files import dflash_manifest
 from draftsmith.models.drafters.dflash_images import above_next
 from draftsmith.models.drafters.dflash_training import draw_blocks
 from draftsmith.models.drafters.dflash_walk import Before
 from draftsmith.models.drafters.dspark import DsparkConfig
+from draftsmith.models.folders import write_folder
+from draftsmith.models.formats.export import lay_out
+from draftsmith.models.formats.expressible import check_expressible
+from draftsmith.models.formats.heads import import_head
+from draftsmith.models.formats.source import Target, read_source
+from draftsmith.models.formats.start import load_start
 from draftsmith.models.losses import divergence
+from draftsmith.models.targets.base import language_shape
+from heads_tiny import config_of
+from published_tiny import target_config
 from tiny import llava
 from tiny import request as ask
 from tiny import target as language
@@ -347,3 +358,87 @@ def test_settings_that_contradict_each_other(big):
     above.check_settings(draws_images=True)
     with pytest.raises(UserError, match="a pass drafts 7 codes and a row has 4"):
         above.check(target(llamagen("class")).shape)
+
+
+@pytest.mark.parametrize("layout", ["ours", "native", "speculators"])
+@pytest.mark.parametrize("kind", ["dspark", "dflash2"])
+def test_a_dflash_draft_is_a_start(big, tmp_path, kind, layout):
+    """Its first loss is DFlash's, whoever wrote the folder; what is new is untrained."""
+    mask = {"mask_token_id": 61, "confidence": {} if layout == "ours" else None}
+    plain_config, dflash = draft(big, **mask)
+    identity, folder = TargetIdentity({"kind": "llava"}), tmp_path / "dflash"
+    if layout == "ours":
+        plain_config.save(dflash, folder, plain_config.manifest(big, identity))
+    else:
+        layer = {"num_hidden_layers": 2, "intermediate_size": dflash.shape.layer.intermediate_size}
+        values = {"architectures": ["DFlashDraftModel"], "block_size": 5, **layer,
+                  "dflash_config": {"mask_token_id": 61, "target_layer_ids": [0, 1, 3]}}  # fmt: skip
+        if layout == "speculators":
+            values = {"speculators_model_type": "dflash", "transformer_layer_config": layer, "block_size": 5,
+                      "mask_token_id": 61, "aux_hidden_state_layer_ids": [1, 2, 4]}  # fmt: skip
+        write_folder(folder, values, dflash.state_dict())
+    own = {"dspark": DSPARK | {"sample_from_anchor": False, "markov_head_type": "rnn", "loss": PLAIN_CE},
+           "dflash2": {"kind": "dflash2", "conv_group_size": 8}}[kind]  # fmt: skip
+    config = config_of(**SMALL | {"mask_token_id": 61} | own)
+    head = load_start(config, folder, big, identity)
+    batch, states = rows_of(big, *ROWS)
+    without = plain_config.model_copy(update={"confidence": None})
+    wanted = without.training_objective(dflash, big)(batch, states).loss_sum
+    training = config.training_objective(head, big)
+    if kind == "dflash2":
+        training.further = lambda *_: (0.0, (torch.zeros(()),))
+    torch.testing.assert_close(training(batch, states).loss_sum, wanted, rtol=1e-6, atol=1e-6)
+    other = config_of(**SMALL | {"mask_token_id": 60} | own)
+    with pytest.raises(UserError, match="mask_token_id is 61, expected 60"):
+        load_start(other, folder, big, identity)
+
+
+PLAIN_CE = {"token_divergence": "ce", "weight": 1.0, "ce_weight": 0.0}
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"markov_head_type": "rnn", "draft_vocab_size": 20, "sample_from_anchor": False},
+                 {"markov_head_type": "gated", "confidence": {}}, {"confidence": {"with_markov": False}}],
+)  # fmt: skip
+def test_speculators_layout_comes_back_bit_for_bit(tmp_path, settings):
+    beside = target_config()
+    shape = language_shape(beside.get_text_config())
+    section = {"kind": "dspark", "block_size": 4, "num_layers": 2, "taps": (2, 5), "mask_token_id": 41}
+    config = DsparkConfig(**section | {"markov_rank": 6} | settings)
+    torch.manual_seed(0)
+    ids = None if config.draft_vocab_size is None else torch.arange(config.draft_vocab_size) * 2
+    head = config.head_class(config.shape(shape), ids)
+    written = config.model_dump(mode="json")
+    config.save(head, tmp_path / "head", dflash_manifest(config, shape, TargetIdentity({}), drafter=written))
+    source = read_source(tmp_path / "head", Target(beside, "org/name"))
+    check_expressible("speculators", source, "all")
+    with pytest.raises(UserError, match="no layout for DSpark drafts that was read here; --to speculators has one"):
+        check_expressible("vllm", source, "all")
+    write_folder(tmp_path / "there", *lay_out("speculators", source))
+    values = json.loads((tmp_path / "there" / "config.json").read_text())
+    assert values["architectures"] == ["DSparkSpeculator"] and values["markov_rank"] == 6
+    assert values["sample_from_anchor"] is config.sample_from_anchor
+    assert values["enable_confidence_head"] is (config.confidence is not None)
+    back = import_head("dspark", str(tmp_path / "there"), beside.get_text_config(), embedding=None)
+    assert back.config.shape(shape) == config.shape(shape)
+    theirs = back.head.state_dict()
+    assert head.state_dict().keys() == theirs.keys()
+    assert all(torch.equal(value, theirs[name]) for name, value in head.state_dict().items())
+    with pytest.raises(UserError, match="a draft of kind dspark, and dflash is asked for"):
+        import_head("dflash", str(tmp_path / "there"), beside.get_text_config(), embedding=None)
+
+
+def test_deepspecs_layout_is_read(big, tmp_path):
+    """Its keys stand at the top of config.json; it repeats the target's tables, and always drafts at the anchor."""
+    config, head = draft(big, **DSPARK, mask_token_id=61, confidence={})
+    values = {"architectures": ["Qwen3DSparkModel"], "num_hidden_layers": 2, "block_size": 5, "markov_rank": 6,
+              "intermediate_size": head.shape.layer.intermediate_size, "markov_head_type": "vanilla",
+              "mask_token_id": 61, "target_layer_ids": [0, 1, 3], "enable_confidence_head": True,
+              "confidence_head_with_markov": True, "layer_types": ["full_attention"] * 2}  # fmt: skip
+    tables = {"embed_tokens.weight": torch.zeros(64, 32), "lm_head.weight": torch.zeros(64, 32)}
+    write_folder(tmp_path / "theirs", values, head.state_dict() | tables)
+    again = config.load(tmp_path / "theirs", big)
+    assert all(torch.equal(again.state_dict()[name], value) for name, value in head.state_dict().items())
+    masks = DsparkConfig.model_validate(config.model_dump() | {"sample_from_anchor": False})
+    with pytest.raises(UserError, match="sample_from_anchor is True, expected False"):
+        masks.load(tmp_path / "theirs", big)
