@@ -144,17 +144,21 @@ class ChunkedHead(nn.Module):
 
     It shares the head's parameter and reads it in one module call for all chunks: ZeRO-3 gathers the weight for that
     call, and ranks with different numbers of supervised tokens still make the same collectives.
+
+    Args:
+        added: [V,N] weights of a further product that the scores take, of N numbers behind each state; None: none.
     """
 
-    def __init__(self, head: nn.Linear, chunk: int):
+    def __init__(self, head: nn.Linear, chunk: int, added: nn.Parameter | None = None):
         super().__init__()
         assert head.bias is None, "LM heads of the Llama family have no bias"
         self.weight: nn.Parameter = head.weight
-        self.chunk: int = chunk
+        self.added, self.chunk = added, chunk
 
     def forward(self, hidden: Tensor, compare: Compare) -> tuple[Tensor, Tensor]:
-        """States [S,D] -> the loss summed over all positions, and the further sums."""
-        return _Chunked.apply(hidden, self.weight, compare, self.chunk, torch.is_grad_enabled())
+        """States [S,D+N] -> the loss summed over all positions, and the further sums."""
+        weight = self.weight if self.added is None else torch.cat([self.weight, self.added], dim=1)
+        return _Chunked.apply(hidden, weight, compare, self.chunk, torch.is_grad_enabled())
 
 
 class _Chunked(torch.autograd.Function):
@@ -197,19 +201,23 @@ class _Chunked(torch.autograd.Function):
 
 
 class FrozenHead(nn.Module):
-    """The target's LM head as `ChunkedHead` is a draft's: gradients flow to the states alone.
+    """The target's LM head as `ChunkedHead` is a draft's: gradients flow to the states, and to `added`.
 
     Args:
         scores: [...,D] -> [...,V] float32.
+        added: as of `ChunkedHead`.
     """
 
-    def __init__(self, scores: Callable[[Tensor], Tensor], chunk: int, dtype: torch.dtype):
+    def __init__(
+        self, scores: Callable[[Tensor], Tensor], chunk: int, dtype: torch.dtype, added: nn.Parameter | None = None
+    ):
         super().__init__()
-        self.scores, self.chunk, self.dtype = scores, chunk, dtype
+        self.scores, self.chunk, self.dtype, self.added = scores, chunk, dtype, added
 
     def forward(self, hidden: Tensor, compare: Compare) -> tuple[Tensor, Tensor]:
-        """States [S,D] -> the loss summed over them, and the further sums."""
-        return _Frozen.apply(hidden, self.scores, compare, self.chunk, self.dtype, torch.is_grad_enabled())
+        """States [S,D+N] -> the loss summed over them, and the further sums."""
+        learns = torch.is_grad_enabled()
+        return _Frozen.apply(hidden, self.added, self.scores, compare, self.chunk, self.dtype, learns)
 
 
 class _Frozen(torch.autograd.Function):
@@ -217,26 +225,39 @@ class _Frozen(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, scores: Callable[[Tensor], Tensor], compare: Compare, chunk: int,
-        dtype: torch.dtype, learns: bool,
+        ctx: Any, hidden: Tensor, added: Tensor | None, scores: Callable[[Tensor], Tensor], compare: Compare,
+        chunk: int, dtype: torch.dtype, learns: bool,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         ctx.gradient = torch.zeros_like(hidden) if learns else None
+        ctx.d_added, width = None, hidden.shape[1]
+        if added is not None:
+            added, width = added.detach().requires_grad_(learns), width - added.shape[1]
+            ctx.d_added = torch.zeros_like(added, dtype=wide) if learns else None
         loss, sums = hidden.new_zeros((), dtype=wide), torch.zeros((), device=hidden.device)
         # Without positions one empty chunk runs, so that the sums have the right shape.
         for start in range(0, max(1, len(hidden)), chunk):
             piece = slice(start, min(start + chunk, len(hidden)))
             with torch.set_grad_enabled(learns):
                 states = hidden[piece].detach().requires_grad_(learns)
-                value, counts = compare(piece, scores(states.to(dtype)))
+                ours = scores(states[:, :width].to(dtype))
+                if added is not None:
+                    ours = ours + F.linear(states[:, width:], added).to(ours)
+                value, counts = compare(piece, ours)
             loss, sums = loss + value.detach(), sums + counts
             if learns:
-                ctx.gradient[piece] = torch.autograd.grad(value, states)[0]
+                found = torch.autograd.grad(value, [states] if added is None else [states, added])
+                ctx.gradient[piece] = found[0]
+                if added is not None:
+                    ctx.d_added += found[1]
+        ctx.dtype = None if added is None else added.dtype
         ctx.mark_non_differentiable(sums)
         return loss, sums
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_loss: Tensor, d_sums: Tensor) -> tuple[Tensor | None, ...]:
-        gradient, ctx.gradient = ctx.gradient, None
-        return gradient * d_loss.to(gradient), None, None, None, None, None
+        gradient, d_added = ctx.gradient, ctx.d_added
+        ctx.gradient = ctx.d_added = None
+        d_added = None if d_added is None else d_added.mul_(d_loss).to(ctx.dtype)
+        return gradient * d_loss.to(gradient), d_added, None, None, None, None, None

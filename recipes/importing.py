@@ -93,7 +93,7 @@ def _head(options: ImportOptions, folder: Path) -> tuple[dict[str, Any], Any]:
     text = config.get_text_config()
     sees = text is not config
     embedding = None
-    if kind not in ("dflash", "medusa") and not options.no_weights:
+    if kind not in ("dflash", "dspark", "medusa") and not options.no_weights:
         embedding = target_embedding(options.target, where="--target", revision=revision)
     imported = import_head(kind, options.source, text, embedding=embedding, image=options.image, sees=sees,
                            revision=options.revision)  # fmt: skip

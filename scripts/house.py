@@ -32,8 +32,9 @@ EXTRAS = {
     "baseline drafters": tuple(
         f"models/drafters/{n}.py"
         for n in (
-            "dflash", "dflash_confidence", "dflash_files", "dflash_images", "dflash_module", "dflash_training",
-            "dflash_settings", "hivis", "msd", "peagle", "pruned", "sibling", "vispec",
+            "dflash", "dflash2", "dflash_confidence", "dflash_files", "dflash_images", "dflash_module",
+            "dflash_training", "dflash_settings", "dflash_walk", "dspark", "hivis", "msd", "peagle", "pruned",
+            "sibling", "vispec",
         )
     ),
     "formats": ("models/formats/", "recipes/importing.py", "recipes/commands/export.py",
@@ -50,7 +51,8 @@ EXTRAS = {
 }  # fmt: skip
 # Words by which code names a family; files with the word in their path are the family's own.
 FAMILIES = ("llava", "qwen", "llamagen", "anole", "gemma", "internvl", "mistral")
-METHODS = ("dflash", "eagle", "eagle3", "hivis", "lantern", "lvlm", "medusa", "msd", "peagle", "sparrow", "vispec")
+METHODS = ("dflash", "dflash2", "dspark", "eagle", "eagle3", "hivis", "lantern", "lvlm", "medusa", "msd", "peagle",
+           "sparrow", "vispec")  # fmt: skip
 # Names of files that mean the same in each room: what its classes derive from, its section of a recipe, its settings,
 # its files on disk, what opens it, its loop.
 IN_EACH_ROOM = ("base", "section", "config", "settings", "files", "load", "loop")

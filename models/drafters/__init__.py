@@ -9,6 +9,8 @@ from pydantic import Field, TypeAdapter
 from ...core.import_paths import OrImported
 from .base import DrafterConfig
 from .dflash import DflashConfig
+from .dflash2 import Dflash2Config
+from .dspark import DsparkConfig
 from .eagle import EagleConfig
 from .eagle3 import Eagle3Config
 from .hivis import HivisConfig
@@ -35,6 +37,8 @@ AnyDrafter = Annotated[
     | HivisConfig
     | MedusaConfig
     | DflashConfig
+    | DsparkConfig
+    | Dflash2Config
     | PeagleConfig
     | PrunedConfig
     | NgramConfig

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,6 @@ from ...core.pictures import TEXT
 from ...core.states import uploaded
 from ..attention import attend_all
 from ..decoding.cache import Cache
-from ..decoding.expansions import Expansions
 from ..decoding.warp import Warp
 from ..targets.base import Target, TargetShape, TargetStep
 from .base import PLAIN, CountTokens, Drafter, DraftingOptions, TargetIdentity
@@ -30,27 +29,50 @@ from .dflash_images import DflashImageProposal, DflashImageTraining
 from .dflash_module import DflashHead
 from .dflash_settings import DflashSettings
 from .dflash_training import DflashTraining
+from .dflash_walk import answers_of, likeliest_before
 from .draft_vocabulary import drafted_ids
+from .head_files import head_state
 from .made_for import image_head_manifest
 
+CONFIDENCE = "confidence_head."
 PIECE = 4096  # states of a prompt that are read at once
 
 
 class DflashConfig(DflashSettings):
     """A DFlash draft, for a language model or an image generator."""
 
+    head_class: ClassVar[type[DflashHead]] = DflashHead
+
     def build(self, target: Target, *, count_tokens: CountTokens | None = None) -> DflashHead:
         """An own LM head begins with the target's rows of the ids that the training data has most often, a trained
         mask's vector with the mean of the embedding.
         """
-        head = DflashHead(self.shape(target.shape), drafted_ids(self.draft_vocab_size, target, count_tokens))
+        head = self.head_class(self.shape(target.shape), drafted_ids(self.draft_vocab_size, target, count_tokens))
         head.begin_as(target)
         if head.mask_embedding is not None:
             head.mask_embedding.data = target.embedding.float().mean(0).cpu()
         return head
 
     def read(self, folder: Path, target: Target, dtype: torch.dtype, identity: TargetIdentity | None) -> DflashHead:
-        return load_dflash(self, folder, target, dtype, identity)
+        return load_dflash(self, self.head_class, folder, target, dtype, identity)
+
+    def grown(self, folder: Path, target: Target, identity: TargetIdentity | None) -> DflashHead:
+        """A draft in float32 with the weights of a DFlash draft in `folder`, ours or published, and whatever is this
+        kind's own untrained: its first loss is DFlash's.
+
+        Raises:
+            UserError: as `load`.
+        """
+        shared = {name: value for name, value in self.model_dump().items() if name in DflashConfig.model_fields}
+        state = head_state(folder, torch.device("cpu"))
+        own = {"kind": "dflash", "loss": {}, "cut_below": None}
+        own["confidence"] = {} if any(name.startswith(CONFIDENCE) for name in state) else None
+        start = DflashConfig.model_validate(shared | own).read(folder, target, torch.float32, identity)
+        ids = start.draft_ids
+        head = self.head_class(self.shape(target.shape), None if ids is None else ids.cpu())
+        kept = {name: value for name, value in start.state_dict().items() if not name.startswith(CONFIDENCE)}
+        head.load_state_dict(kept, strict=False)
+        return head.to(target.embedding.device)
 
     def copy_of(self, module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
         copy = cast(DflashHead, module).fresh()
@@ -58,7 +80,7 @@ class DflashConfig(DflashSettings):
         return copy
 
     def save(self, module: nn.Module, folder: Path, manifest: Mapping[str, Any]) -> None:
-        save_dflash(cast(DflashHead, module), folder, manifest)
+        save_dflash(self.kind, cast(DflashHead, module), folder, manifest)
 
     def manifest(self, target: Target, identity: TargetIdentity, **training: Any) -> dict[str, Any]:
         if target.shape.draws_images:
@@ -77,19 +99,19 @@ class DflashConfig(DflashSettings):
     def empty(self, shape: TargetShape) -> nn.Module:
         with torch.device("meta"):
             ids = None if self.draft_vocab_size is None else torch.arange(self.draft_vocab_size)
-            return DflashHead(self.shape(shape), ids)
+            return self.head_class(self.shape(shape), ids)
 
     def exports(self, engine: str) -> list[str]:
         return []
 
 
 class DflashProposal:
-    """Drafts one block a cycle; `expand` answers by level. Of the target its embedding and LM head are used."""
+    """Drafts one block a cycle. Of the target its embedding and LM head are used."""
 
     def __init__(self, head: DflashHead, target: Target, config: DflashConfig):
         self.head, self.target, self.config = head.eval(), target, config
         self.taps = config.taps_for(target.shape, training=False)
-        self.max_levels: int | None = head.shape.num_masks
+        self.max_levels: int | None = head.shape.num_drafts
         self._within = torch.arange(head.shape.block_size, device=target.embedding.device)
 
     @property
@@ -103,7 +125,7 @@ class DflashProposal:
         prompt = prefill.prompt
         assert prompt is not None and prompt.modality is not None, "this target does not tell what it prefilled"
         assert len(prompt.ids) == 1, "drafts of language models read one row"
-        self._warp, kept = warp, prompt.mask[0]
+        self._warp, self._guidance, kept = warp, prompt.guidance, prompt.mask[0]
         if self.config.visual(training=False) == "none":
             kept = kept & (prompt.modality[0] == TEXT)
         index = kept.nonzero()[:, 0]
@@ -126,18 +148,19 @@ class DflashProposal:
         """Draft a block from the last committed token; return q [V] of its first mask."""
         count, device = self._states.shape[1], self.target.embedding.device
         places = self._next - count + torch.arange(count + self.head.shape.block_size, device=device)
-        hidden = self._pass(self._states, places, uploaded(self._last, device))
+        first = uploaded(self._last, device)
+        hidden = self._pass(self._states, places, first)[:, self.head.shape.first :]
         self._states = self._states[:, :0]
-        scores = self.head.draft_scores(hidden[0, 1:], self.target.scores, self.target.embedding.dtype)
-        self._levels, self._expansions = self._warp.apply_temperature(scores), Expansions()  # [K,V]
+        scores = self.head.draft_scores(hidden[0], self.target.scores, self.target.embedding.dtype)
+        self._answers = answers_of(self.head, scores, hidden, self._warp, first[0], self._guidance)
         if self.config.cut_below is not None:
-            assert self.head.confidence_head is not None
-            self.max_levels = kept_levels(self.head.confidence_head(hidden[0, 1:]), self.config.cut_below)
-        return self._levels[0]
+            before = likeliest_before(self.head, scores, hidden, first[0], self._guidance)
+            self.max_levels = kept_levels(self.head.confidence(hidden[0], before), self.config.cut_below)
+        return self._answers.root()
 
     def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
-        """Return q [F,V] by the depth of each node; `tokens` are not read."""
-        return self._levels[self._expansions.take(parents)]
+        """Return q [F,V] of nodes, by their depth alone where no place reads the token before it."""
+        return self._answers.expand(parents, tokens)
 
     def accept(self, verified: Any) -> None:
         """True states of the last committed token and of the accepted path; the bonus token begins the next block."""

@@ -21,9 +21,15 @@ from .dflash_module import DflashHead, DflashShape
 from .dflash_settings import DflashSettings
 from .head_files import NUMBERING, check_identity, check_vocabulary, head_state, weights_file
 from .made_for import check_made_for, tested_with
-from .manifest import MANIFEST
+from .manifest import MANIFEST, read_manifest
 
 # Tables of the target that some published files repeat; the target's own are used.
+# What a draft's `config.json` says of heads that read the token before a place.
+WALKS = ("sample_from_anchor", "markov_rank", "markov_head_type", "markov_above", "conv_group_size",
+         "selector_rank", "selector_top_k")  # fmt: skip
+# Keys of a DSpark draft at the top of its `config.json`, as published.
+DSPARK = ("sample_from_anchor", "markov_rank", "markov_head_type", "enable_confidence_head",
+          "confidence_head_with_markov")  # fmt: skip
 _REPEATED = ("embed_tokens.weight", "verifier_lm_head.weight", "verifier_norm.weight", "rotary_emb.inv_freq")
 
 
@@ -46,11 +52,11 @@ def dflash_manifest(
     }
 
 
-def save_dflash(head: DflashHead, folder: Path, manifest: Mapping[str, Any]) -> None:
+def save_dflash(kind: str, head: DflashHead, folder: Path, manifest: Mapping[str, Any]) -> None:
     """Write `model.safetensors`, `config.json` and the manifest."""
     ids = head.draft_ids
     values = {
-        "model_type": "dflash",
+        "model_type": kind,
         **head.shape.to_dict(),
         "draft_vocab_size": head.shape.layer.vocab_size if ids is None else len(ids),
     }
@@ -59,8 +65,9 @@ def save_dflash(head: DflashHead, folder: Path, manifest: Mapping[str, Any]) -> 
 
 
 def load_dflash(
-    config: DflashSettings, folder: Path, target: Target, dtype: torch.dtype, identity: TargetIdentity | None
-) -> DflashHead:
+    config: DflashSettings, head_class: type[DflashHead], folder: Path, target: Target, dtype: torch.dtype,
+    identity: TargetIdentity | None,
+) -> DflashHead:  # fmt: skip
     """A trained draft, ours or a published one in its native layout, on the target's device.
 
     Raises:
@@ -84,7 +91,7 @@ def load_dflash(
         state.pop("lm_head.weight", None)  # the target's, repeated
     state.pop("t2d", None)
     with without_storage(device):
-        head = DflashHead(shape, ids)
+        head = head_class(shape, ids)
     check_shapes(
         shapes_of(state), shapes_of(head.state_dict()), where=str(weights_file(folder)),
         what="the draft does not fit this target and its settings: ",
@@ -94,6 +101,14 @@ def load_dflash(
     if "draft_vocab_size" in config.model_fields_set:  # else decoding takes the one that is stored
         check_vocabulary(config, head, target, weights_file(folder))
     return head
+
+
+def holds_dflash(folder: Path) -> bool:
+    """Whether a folder, ours or a published one, holds a DFlash draft, no other block draft."""
+    method = read_manifest(folder).get("method")
+    if method is not None:
+        return method == "dflash"
+    return not any(name.startswith(("markov_head.", "candidate_selector.")) for name in head_state(folder))
 
 
 def _check_config(folder: Path, shape: DflashShape) -> None:
@@ -106,7 +121,7 @@ def _check_config(folder: Path, shape: DflashShape) -> None:
     for name, value in settings_of(values, path).items():
         if value is None and name not in ("mask_token_id", "sliding_window"):
             continue  # the file does not say
-        if value != expected[name]:
+        if name in expected and value != expected[name]:
             _refuse(name, value, expected[name], path)
     if "zeros_before" in values:  # ours has the whole layer
         different = shape.layer.differs_from(values)
@@ -115,23 +130,28 @@ def _check_config(folder: Path, shape: DflashShape) -> None:
 
 
 def native_values(values: dict[str, Any], path: Path) -> dict[str, Any]:
-    """A `config.json` in the native layout, also where it is in speculators', whose blocks may be causal.
+    """A `config.json` in the native layout, also where it is in DeepSpec's (DSpark) or speculators', whose blocks may
+    be causal.
 
     Raises:
-        UserError: its blocks are causal, or its anchor is drafted, too.
+        UserError: its blocks are causal, or its anchor is drafted, too, and it is no DSpark draft.
     """
-    if values.get("speculators_model_type") != "dflash":
+    kind = values.get("speculators_model_type")
+    if kind is None and "markov_rank" in values and "target_layer_ids" in values:
+        mask = {name: values.get(name) for name in ("mask_token_id", "target_layer_ids")}
+        return values | {"dflash_config": mask, "is_causal": False, "sample_from_anchor": True}
+    if kind not in ("dflash", "dspark"):
         return values
     layer = dict(values["transformer_layer_config"])
     windows = "sliding_attention" in (layer.get("layer_types") or ())
     if windows and not values.get("sliding_window_non_causal", False):
         raise UserError("its blocks are causal within a sliding window (sliding_window_non_causal is not true)",
                         where=str(path), hint="a draft whose layers are all bidirectional is read")  # fmt: skip
-    if values.get("sample_from_anchor"):
+    if kind == "dflash" and values.get("sample_from_anchor"):
         raise UserError("its pass also drafts at the last committed token (sample_from_anchor)", where=str(path),
                         hint="a draft whose masks alone answer is read")  # fmt: skip
     ids = [one - 1 for one in values["aux_hidden_state_layer_ids"]]
-    own = {name: values.get(name) for name in ("block_size", "draft_vocab_size")}
+    own = {name: values[name] for name in ("block_size", "draft_vocab_size", *DSPARK) if name in values}
     mask = {"mask_token_id": values.get("mask_token_id"), "target_layer_ids": ids}
     return layer | own | {"dflash_config": mask, "is_causal": False}
 
@@ -153,6 +173,7 @@ def settings_of(values: dict[str, Any], path: Path) -> dict[str, Any]:
         "taps": None if taps is None else [tap + 1 for tap in taps],
         "intermediate_size": values.get("intermediate_size"),
         "sliding_window": values.get("sliding_window") if windows else None,
+        **{name: (values | draft)[name] for name in WALKS if name in values | draft},
     }
 
 

@@ -19,13 +19,13 @@ from ...core.batch import CodeBatch
 from ...core.states import TargetStates, uploaded
 from ..attention import attend, attend_all
 from ..decoding.cache import Cache
-from ..decoding.expansions import Expansions
 from ..decoding.warp import Warp
 from ..layer import LayerShape
 from ..targets.base import Target, TargetStep
 from .dflash_module import DflashHead
 from .dflash_settings import DflashSettings
 from .dflash_training import DflashTraining, Sequences
+from .dflash_walk import answers_of
 
 
 def within_grid(positions: Tensor, layer: LayerShape) -> Tensor:
@@ -33,8 +33,24 @@ def within_grid(positions: Tensor, layer: LayerShape) -> Tensor:
     return positions.clamp(max=layer.zeros_before + layer.grid**2) if layer.rope == "grid" else positions
 
 
+def above_next(ids: Tensor, codes: Tensor, grid: int) -> Tensor:
+    """[B,T] the code above the one that follows each of `ids` [B,T]; -1 where that lies outside the picture.
+
+    Args:
+        codes: [T] bool on the CPU, which are codes.
+        grid: codes in a row.
+    """
+    index = torch.arange(1, len(codes) + 1) - grid
+    inside = (index >= 0) & codes[index.clamp(min=0)]
+    return torch.where(uploaded(inside, ids.device), ids[:, uploaded(index.clamp(min=0), ids.device)], -1)
+
+
 class DflashImageTraining(DflashTraining):
     """Blocks after drawn codes of each picture; its condition, or none, stands before the codes."""
+
+    def __init__(self, head: DflashHead, target: Target, config: DflashSettings):
+        super().__init__(head, target, config)
+        self.grid = target.shape.grid
 
     def sequences(self, batch: CodeBatch, states: TargetStates) -> Sequences:  # type: ignore[override]
         """The pictures with their conditions; every code is supervised."""
@@ -42,7 +58,7 @@ class DflashImageTraining(DflashTraining):
         assert ids is not None and seen is not None and states.positions is not None
         codes = torch.arange(ids.shape[1]) >= ids.shape[1] - states.num_generated
         loss_mask = batch.on_host("real")[:, None] & codes
-        return Sequences(ids, loss_mask, seen, states.positions[0], batch.seeds)
+        return Sequences(ids, loss_mask, seen, states.positions[0], batch.seeds, above_next(ids, codes, self.grid))
 
     def placed(self, positions: Tensor) -> Tensor:
         """Positions that lie on the grid, or just behind it."""
@@ -50,19 +66,19 @@ class DflashImageTraining(DflashTraining):
 
 
 class DflashImageProposal:
-    """Drafts one block a cycle, row by row as the target is guided; `expand` answers by level."""
+    """Drafts one block a cycle, row by row as the target is guided."""
 
     def __init__(self, head: DflashHead, target: Target, config: DflashSettings):
         self.head, self.target = head.eval(), target
-        self.taps = config.taps_for(target.shape, training=False)
-        self.max_levels: int | None = head.shape.num_masks
+        self.taps, self._grid = config.taps_for(target.shape, training=False), target.shape.grid
+        self.max_levels: int | None = head.shape.num_drafts
 
     @torch.inference_mode()
     def start(self, request: Any, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
         """Make keys and values of the condition's states; no attention is needed for that."""
         prompt = prefill.prompt
         assert prompt is not None, "this target does not tell what it prefilled"
-        self._warp, self._emitted, size = warp, 0, self.head.shape.block_size
+        self._warp, self._guidance, size = warp, prompt.guidance, self.head.shape.block_size
         self._cache = Cache(self.head.shape.num_layers, prompt.ids.shape[1] + capacity + size)
         # Padding of a row is held and never seen; where no row has any, no mask is needed.
         self._seen = None if bool(prompt.mask.all()) else prompt.mask  # [R,T]
@@ -72,30 +88,39 @@ class DflashImageProposal:
 
     def begin(self, first: int) -> None:
         """The first block stands after the condition."""
-        self._last, self._emitted = first, 1
+        self._codes = [first]
 
     @torch.inference_mode()
     def root(self) -> Tensor:
         """Draft a block from the last drawn code; return q [V] of its first mask."""
         count, shape, device = self._states.shape[1], self.head.shape, self._states.device
         places = self._next - count + torch.arange(count + shape.block_size, device=device)  # [R,N+Q]
-        first = uploaded(torch.tensor([[self._last]]), device).expand(len(self._states), 1)
-        hidden = self._pass(self._states, places, first)[:, 1:]
+        first, step = uploaded(torch.tensor(self._codes[-1:]), device), len(self._codes)
+        hidden = self._pass(self._states, places, first.expand(len(self._states), 1))[:, shape.first :]
         self._states = self._states[:, :0]
-        steps = range(self._emitted, self._emitted + shape.num_masks)
-        scores = self.target.guided(hidden.to(self.target.embedding.dtype), list(steps))
-        self._levels, self._expansions = self._warp.apply_temperature(scores), Expansions()  # [K,V]
-        return self._levels[0]
+        scores = self.target.guided(
+            hidden.to(self.target.embedding.dtype), list(range(step, step + shape.num_drafts))
+        )  # fmt: skip
+        self._answers = answers_of(
+            self.head, scores, hidden, self._warp, first, self._guidance, above=self._above(step), step=step
+        )
+        return self._answers.root()
 
     def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
-        """Return q [F,V] by the depth of each node; `tokens` are not read."""
-        return self._levels[self._expansions.take(parents)]
+        """Return q [F,V] of nodes, by their depth alone where no place reads the token before it."""
+        return self._answers.expand(parents, tokens)
+
+    def _above(self, step: int) -> Tensor:
+        """[K] codes above the next cells; -1 where there is none, or it is drafted in this block and not read."""
+        index = range(step - self._grid, step - self._grid + self.head.shape.num_drafts)
+        codes = [self._codes[i] if 0 <= i < step else -1 for i in index]
+        return uploaded(torch.tensor(codes), self.target.embedding.device)
 
     def accept(self, verified: Any) -> None:
         """True states of the last drawn code and of the accepted path; the bonus code begins the next block."""
-        self._states, self._last = self._joined(verified.step), verified.bonus
+        self._states = self._joined(verified.step)
         self._next = self._next + self._states.shape[1]
-        self._emitted += self._states.shape[1]
+        self._codes += [*verified.tokens, verified.bonus]
 
     def _joined(self, step: TargetStep) -> Tensor:
         """[R,N,J*D]."""

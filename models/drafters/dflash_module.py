@@ -4,7 +4,7 @@ Keys and values of each layer come from the target's states of all committed tok
 normed) and from the block itself; queries come from the block alone, and all of it sees all of it. The module holds
 neither the target's embedding nor, with its whole vocabulary, its LM head. Parameter names are the published ones.
 Letters: B rows, C committed states, Q places of blocks, J joined states, D width, H heads, G key-value heads, E head
-width, K masks of a block, V vocabulary, V' the draft's.
+width, K places of a block that answer, V vocabulary, V' the draft's.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from ..decoding.head_layer import GatedFeedForward, HeadAttention, RMSNorm, Rotary
 from ..layer import LayerShape
 from .dflash_confidence import ConfidenceHead
+from .dflash_walk import Before
 from .draft_vocabulary import OwnVocabulary
 
 # (layer's number, queries [B,H,Q,E], keys and values [B,G,C+Q,E] of states and blocks) -> [B,H,Q,E]
@@ -43,11 +44,18 @@ class DflashShape:
     sliding_window: int | None = None
     # Whether a confidence head stands beside the draft.
     confidence: bool = False
+    # Whether the last committed token's own place drafts the first token (DSpark), and not the first mask.
+    sample_from_anchor: bool = False
 
     @property
-    def num_masks(self) -> int:
+    def first(self) -> int:
+        """The first place of a block that answers."""
+        return 0 if self.sample_from_anchor else 1
+
+    @property
+    def num_drafts(self) -> int:
         """Tokens that one pass drafts, K."""
-        return self.block_size - 1
+        return self.block_size - self.first
 
     def to_dict(self) -> dict[str, Any]:
         """As `config.json` holds it; layers of the target count as the published files count them, one less."""
@@ -112,13 +120,32 @@ class DflashHead(OwnVocabulary):
         width = layer.hidden_size
         self.fc = nn.Linear(len(shape.taps) * width, width, bias=False)
         self.hidden_norm = RMSNorm(width, layer.norm_eps)
-        self.layers = nn.ModuleList(BlockLayer(layer) for _ in range(shape.num_layers))
+        self.layers = nn.ModuleList(self.made_layer() for _ in range(shape.num_layers))
         self.norm = RMSNorm(width, layer.norm_eps)
         self.mask_embedding = nn.Parameter(torch.zeros(width)) if shape.mask_token_id is None else None
         self.score_ids(width, layer.vocab_size, draft_ids)
         self.rotary = Rotary(layer)
         # Last, so that the weights before it are drawn alike with and without it.
-        self.confidence_head = ConfidenceHead(width) if shape.confidence else None
+        self.confidence_head = ConfidenceHead(width + self.confidence_reads) if shape.confidence else None
+
+    @property
+    def confidence_reads(self) -> int:
+        """Width of what the confidence head reads beside the outputs."""
+        return 0
+
+    @property
+    def num_candidates(self) -> int:
+        """How many of a place's likeliest tokens a selector chooses from; 0: there is none."""
+        return 0
+
+    @property
+    def walks(self) -> bool:
+        """Whether a place reads the token before it (`Conditional`)."""
+        return False
+
+    def made_layer(self) -> nn.Module:
+        """One of its layers."""
+        return BlockLayer(self.shape.layer)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -127,21 +154,21 @@ class DflashHead(OwnVocabulary):
 
     def fresh(self) -> DflashHead:
         """Another head of the same shape and vocabulary in float32, with weights of its own."""
-        return DflashHead(self.shape, self.ids_of_fresh)
+        return type(self)(self.shape, self.ids_of_fresh)
 
     def context(self, states: Tensor) -> Tensor:
         """True states [B,C,J*D] -> what every layer makes keys and values of, [B,C,D]."""
         return self.hidden_norm(self.fc(states.to(self.dtype)))
 
     def blocks(self, first: Tensor, embedding: Tensor) -> Tensor:
-        """Last committed tokens [B,A] of A blocks -> [B,A*(K+1),D]: each token's embedding and K masks.
+        """Last committed tokens [B,A] of A blocks of P places -> [B,A*P,D]: each token's embedding and masks.
 
         Args:
             embedding: [V,D], the target's.
         """
         known = F.embedding(first, embedding).to(self.dtype)[:, :, None]
         mask = self.mask_embedding if self.mask_embedding is not None else embedding[self.shape.mask_token_id]
-        masks = mask.to(self.dtype).expand(*first.shape, self.shape.num_masks, -1)
+        masks = mask.to(self.dtype).expand(*first.shape, self.shape.block_size - 1, -1)
         return torch.cat([known, masks], dim=2).flatten(1, 2)
 
     def forward(self, blocks: Tensor, context: Tensor, positions: Tensor, attend: Attend) -> Tensor:
@@ -151,6 +178,24 @@ class DflashHead(OwnVocabulary):
             # Bound now: a later layer has another number.
             blocks = layer(blocks, context, rope, lambda q, k, v, number=number: attend(number, q, k, v))
         return self.norm(blocks)
+
+    def for_loss(self, outputs: Tensor, before: Before) -> Tensor:
+        """Outputs [B,A,K,D] of blocks, with what the LM head under a loss reads beside them given the true tokens."""
+        return outputs
+
+    def confidence(self, outputs: Tensor, before: Before) -> Tensor:
+        """Logits [...] float32 of acceptance of what stands at places with outputs [...,D]."""
+        assert self.confidence_head is not None
+        return self.confidence_head(outputs)
+
+    def spread(self, own: Tensor, elsewhere: float) -> Tensor:
+        """[...,V'] of the draft's vocabulary -> [...,V], with `elsewhere` at ids that are not drafted."""
+        ids = self.draft_ids
+        if ids is None:
+            return own
+        whole = own.new_full((*own.shape[:-1], self.shape.layer.vocab_size), elsewhere)
+        whole[..., ids] = own
+        return whole
 
 
 def even_taps(num_layers: int, count: int) -> tuple[int, ...]:

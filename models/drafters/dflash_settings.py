@@ -33,11 +33,15 @@ class DflashLoss(Section):
     # Places whose vocabulary is projected at once.
     chunk: int = Field(512, ge=1)
 
-    def weights(self, block_size: int) -> list[float]:
-        """Of masks 1 to K; they sum to 1."""
+    def weights(self, block_size: int, count: int | None = None) -> list[float]:
+        """Of the `count` places of a block that answer (null: all but the first place); they sum to 1."""
         gamma = self.gamma or (4.0 if block_size <= 8 else 5.0 if block_size <= 10 else 7.0)
-        values = torch.exp(-torch.arange(block_size - 1, dtype=torch.float64) / gamma)
+        values = torch.exp(-torch.arange(count or block_size - 1, dtype=torch.float64) / gamma)
         return (values / values.sum()).tolist()
+
+    def shares(self) -> tuple[float, float]:
+        """Weights of the comparison, and of a cross-entropy with the answer's own tokens beside it."""
+        return 1.0, 0.0
 
 
 class DflashSettings(PublishedDrafter):

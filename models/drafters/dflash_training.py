@@ -2,8 +2,8 @@
 
 A block stands where a cycle of decoding could: after an anchor, a token of the answer. It sees the target's states
 before its anchor and itself, never another block nor a state from its anchor on, which decoding does not have yet.
-Letters: B rows, T tokens, A blocks of a row, K masks of a block, Q = A * (K + 1) places of blocks, S trained places, C
-places of a piece, D width, V vocabulary.
+Letters: B rows, T tokens, A blocks of a row, K places of a block that answer, Q places of all blocks, S trained
+places, C places of a piece, D width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +24,10 @@ from ...core.states import OnDevice, TargetStates, uploaded
 from ..attention import attend
 from ..losses import Divergence, divergence
 from ..targets.base import Target
-from .dflash_confidence import DflashConfidence, acceptance, confidence_loss
+from .dflash_confidence import acceptance, confidence_loss
 from .dflash_module import DflashHead
 from .dflash_settings import DflashSettings
+from .dflash_walk import Before
 from .draft_vocabulary import entries
 from .head_training import is_blind
 
@@ -38,11 +39,11 @@ class Blocks(OnDevice):
     """Where the blocks of a batch stand; drawn on the CPU."""
 
     anchors: Tensor  # [B,A] int64 index of each block's first token; 0 where there is no block
-    lengths: Tensor  # [B,A] int64 masks that have a label: the answer goes on so far, K at most; 0: no block
+    lengths: Tensor  # [B,A] int64 places that have a label: the answer goes on so far, K at most; 0: no block
     share: Tensor  # [B] float32: supervised tokens that each block of a row stands for
 
 
-def draw_blocks(loss_mask: Tensor, seeds: Sequence[int], most: int, num_masks: int) -> Blocks:
+def draw_blocks(loss_mask: Tensor, seeds: Sequence[int], most: int, num_drafts: int) -> Blocks:
     """At most `most` anchors of each row, from its seed; fewer are eligible in short answers, and then all are taken.
 
     An anchor is a supervised token after which another one stands.
@@ -70,7 +71,7 @@ def draw_blocks(loss_mask: Tensor, seeds: Sequence[int], most: int, num_masks: i
     width = max(1, *(len(found) for found in rows))
     anchors = torch.stack([F.pad(found, (0, width - len(found))) for found in rows])
     real = torch.arange(width) < torch.tensor([len(found) for found in rows])[:, None]
-    lengths = torch.where(real, behind.gather(1, anchors).clamp(max=num_masks), 0)
+    lengths = torch.where(real, behind.gather(1, anchors).clamp(max=num_drafts), 0)
     supervised, drawn_blocks = loss_mask[:, 1:].sum(1), real.sum(1)
     return Blocks(anchors, lengths, supervised / drawn_blocks.clamp(min=1))
 
@@ -84,6 +85,16 @@ class Sequences:
     kept: Tensor  # [B,T] bool: tokens whose states the blocks may see
     positions: Tensor  # [B,T] int64 of the tokens; a block goes on from its anchor's
     seeds: tuple[int, ...]  # B, that anchors are drawn from
+    above: Tensor | None = None  # [B,T] int64 of pictures: the code above the one that follows each, -1: none
+
+    def before(self, anchors: Tensor, count: int) -> Before:
+        """What stands before each of the `count` places of blocks after `anchors` [B,A]: [B,A,K] each."""
+        places = anchors[..., None] + torch.arange(count, device=anchors.device)
+        # Places behind the answer are not trained.
+        flat = places.clamp(max=self.ids.shape[1] - 1).flatten(1)
+        tokens, above = (None if x is None else x.gather(1, flat).view_as(places) for x in (self.ids, self.above))
+        assert tokens is not None
+        return Before(tokens, above)
 
 
 class DflashTraining(nn.Module):
@@ -96,7 +107,7 @@ class DflashTraining(nn.Module):
         self.head, self.config, self.loss = head, config, config.loss
         self.target = target  # no module: neither the optimizer nor a checkpoint sees it
         self.lm = head.lm_head_of(target.scores, self.loss.chunk, target.embedding.dtype)
-        self.weights = self.loss.weights(head.shape.block_size)
+        self.weights = self.loss.weights(head.shape.block_size, head.shape.num_drafts)
         if config.confidence is not None:
             self.metrics = (*self.metrics, "confidence_error")
 
@@ -114,36 +125,41 @@ class DflashTraining(nn.Module):
         """
         rows = self.sequences(batch, states)
         shape, device = self.head.shape, rows.ids.device
-        drawn = draw_blocks(rows.loss_mask, rows.seeds, self.loss.num_anchors, shape.num_masks)
+        drawn = draw_blocks(rows.loss_mask, rows.seeds, self.loss.num_anchors, shape.num_drafts)
         blocks = drawn.to(device)
-        outputs = self.outputs(rows, states, blocks).unflatten(1, (-1, shape.block_size))[:, :, 1:]  # [B,A,K,D]
-        trained = torch.arange(shape.num_masks) < drawn.lengths[..., None]  # [B,A,K]
-        row, block, mask = uploaded(trained.nonzero().T.contiguous(), device)  # each [S]
+        outputs = self.outputs(rows, states, blocks).unflatten(1, (-1, shape.block_size))[:, :, shape.first :]
+        before = rows.before(blocks.anchors, shape.num_drafts)
+        trained = torch.arange(shape.num_drafts) < drawn.lengths[..., None]  # [B,A,K]
+        at: Any = tuple(uploaded(trained.nonzero().T.contiguous(), device))  # row, block and place of each: [S]
+        row, block, mask = at
         places = blocks.anchors[row, block] + mask  # of the states that score them
         assert states.feature is not None
         goal, labels = states.feature[row, places], rows.ids[row, places + 1]
         weights = uploaded(torch.tensor(self.weights), device)[mask] * blocks.share[row]
         compare = Places(
             self.loss.token_divergence, self.target, self.head.draft_ids, goal, labels, weights,
-            keeps_acceptance=self.config.confidence is not None,
+            keeps_acceptance=self.config.confidence is not None, share=self.loss.shares(),
+            num_candidates=self.head.num_candidates,
         )  # fmt: skip
-        filled = outputs[row, block, mask]  # [S,D]
-        loss, _ = self.lm(filled, compare)
-        sums = compare.hits(trained.shape, (row, block, mask), blocks.share)
-        if self.config.confidence is not None:
-            more, error = self._confidence(filled, compare, weights, self.config.confidence)
-            loss, sums = loss + more, (*sums, error)
+        loss, _ = self.lm(self.head.for_loss(outputs, before)[at], compare)
+        further, errors = self.further(outputs[at], before.at(at), compare)
+        loss, sums = loss + further, (*compare.hits(trained.shape, at, blocks.share), *errors)
         count = uploaded(rows.loss_mask[:, 1:].sum(), device)
         return StepLoss(loss, count, dict(zip(self.metrics, sums, strict=True)))
 
-    def _confidence(
-        self, outputs: Tensor, compare: Places, weights: Tensor, settings: DflashConfidence
-    ) -> tuple[Tensor, Tensor]:
-        """The confidence head's loss at the trained places, and its error; `compare` has been called."""
-        assert self.head.confidence_head is not None
-        logits = self.head.confidence_head(outputs.detach() if settings.detached else outputs)
-        loss, error = confidence_loss(logits, torch.cat(compare.acceptances), weights)
-        return settings.weight * loss, error
+    def further(self, outputs: Tensor, before: Before, compare: Places) -> tuple[Tensor | float, tuple[Tensor, ...]]:
+        """The loss of what is trained beside the draft at S places, and metrics of it; `compare` has been called.
+
+        Args:
+            outputs: [S,D].
+            before: [S] each.
+        """
+        settings = self.config.confidence
+        if settings is None:
+            return 0.0, ()
+        logits = self.head.confidence(outputs.detach() if settings.detached else outputs, before)
+        loss, error = confidence_loss(logits, torch.cat(compare.acceptances), compare.weights)
+        return settings.weight * loss, (error,)
 
     def sequences(self, batch: Batch, states: TargetStates) -> Sequences:
         """The rows of a batch of texts and pictures."""
@@ -225,16 +241,20 @@ class Places:
         goal: [S,D] features that score the tokens `labels` [S].
         weights: [S].
         keeps_acceptance: `acceptances` gathers how likely each place's draft is accepted at temperature 1.
+        share: weights of the comparison itself, and of a cross-entropy with `labels` beside it.
+        num_candidates: `candidates` gathers so many of each place's likeliest entries: scores and entries, [C,k] each.
     """
 
     def __init__(
         self, name: Literal["ce"] | Divergence, target: Target, ids: Tensor | None, goal: Tensor, labels: Tensor,
-        weights: Tensor, *, keeps_acceptance: bool = False,
+        weights: Tensor, *, keeps_acceptance: bool = False, share: tuple[float, float] = (1.0, 0.0),
+        num_candidates: int = 0,
     ):  # fmt: skip
         self.name, self.scores, self.dtype = name, target.scores, target.embedding.dtype
         self.ids, self.goal, self.labels, self.weights = ids, goal, labels, weights
         self.ranks: list[Tensor] = []
         self.keeps_acceptance, self.acceptances = keeps_acceptance, list[Tensor]()
+        self.share, self.num_candidates, self.candidates = share, num_candidates, list[tuple[Tensor, Tensor]]()
 
     def hits(self, shape: torch.Size, at: tuple[Tensor, Tensor, Tensor], share: Tensor) -> tuple[Tensor, ...]:
         """Sums over blocks, after the comparison: the first place hit, was among three, and how many hit in a row.
@@ -255,25 +275,30 @@ class Places:
         With a part of the vocabulary the target's distribution is the one over its ids, and places whose right token
         lies outside count nothing, as in EAGLE-3.
         """
-        right = self.labels[piece]
-        theirs = None
+        labels, theirs = self.labels[piece], None
         if self.name != "ce" or self.keeps_acceptance:
             with torch.no_grad():
                 theirs = self.scores(self.goal[piece].to(self.dtype)).to(ours)
-                right = right if self.name == "ce" else theirs.argmax(-1)
                 if self.keeps_acceptance:
                     self.acceptances.append(acceptance(theirs, ours, self.ids))
-        theirs = None if self.name == "ce" else theirs
-        known = torch.ones_like(right, dtype=torch.bool)
-        if self.ids is not None:
-            right, known = entries(self.ids, right)
-            theirs = None if theirs is None else theirs[:, self.ids]
-        if theirs is None:
+        right, known = self.entries(labels if self.name == "ce" or theirs is None else theirs.argmax(-1))
+        if self.name == "ce" or theirs is None:
             terms = F.cross_entropy(ours, right, reduction="none")
         else:
-            assert self.name != "ce"
-            terms = divergence(self.name, theirs, ours)
+            terms = divergence(self.name, theirs if self.ids is None else theirs[:, self.ids], ours)
+        terms = self.share[0] * terms * known
+        if self.share[1]:
+            entry, inside = self.entries(labels)
+            terms = terms + self.share[1] * F.cross_entropy(ours, entry, reduction="none") * inside
         with torch.no_grad():
             better = (ours > ours.gather(1, right[:, None])).sum(-1)
             self.ranks.append(torch.where(known, better, ours.shape[-1]))
-        return (terms * self.weights[piece] * known).sum(), torch.zeros((), device=ours.device)
+            if self.num_candidates:
+                self.candidates.append(tuple(ours.topk(self.num_candidates, dim=-1)))
+        return (terms * self.weights[piece]).sum(), torch.zeros((), device=ours.device)
+
+    def entries(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Where tokens [C] of the target stand in the draft's vocabulary, and whether they are in it."""
+        if self.ids is None:
+            return tokens, torch.ones_like(tokens, dtype=torch.bool)
+        return entries(self.ids, tokens)

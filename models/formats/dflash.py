@@ -1,4 +1,5 @@
-"""DFlash drafts in their published native layout (`z-lab/*-DFlash`), which vLLM reads, and in speculators'.
+"""DFlash drafts in their published native layout (`z-lab/*-DFlash`), which vLLM reads, and in speculators'; DSpark's in
+speculators', and read in DeepSpec's.
 
 Ids of joined layers count what leaves a layer in `dflash_config` (one less than ours), and what enters one in
 speculators' layout (as ours). Blocks are bidirectional: where a layout has a default for that, it is written.
@@ -9,12 +10,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ...core.errors import UserError
-from ..drafters.dflash import DflashConfig
-from ..drafters.dflash_files import native_values, settings_of
+from ..drafters.dflash import CONFIDENCE, DflashConfig
+from ..drafters.dflash_files import DSPARK, native_values, settings_of
 from ..drafters.dflash_module import DflashHead
+from ..drafters.dspark import DsparkConfig, DsparkShape
 from ..folders import CONFIG
 from ..hub import usual_heads
 from .expressible import Engine
@@ -28,7 +30,7 @@ def without_confidence(source: Source) -> Source:
     config = source.config.model_copy(update={"confidence": None, "cut_below": None})
     head = DflashHead(replace(source.head.shape, confidence=False), source.head.draft_ids).to(source.head.dtype)
     state = source.head.state_dict()
-    head.load_state_dict({name: value for name, value in state.items() if not name.startswith("confidence_head.")})
+    head.load_state_dict({name: value for name, value in state.items() if not name.startswith(CONFIDENCE)})
     written = {"drafter": config.model_dump(mode="json")}
     return replace(source, config=config, head=head.eval(), manifest=source.manifest | written)
 
@@ -75,9 +77,13 @@ def _native(source: Source, vocabulary: int) -> dict[str, Any]:
 def _speculators(source: Source, vocabulary: int) -> dict[str, Any]:
     shape, layer = source.head.shape, _layers(source)
     del layer["rope_scaling"]
+    kind, own = source.config.kind, dict[str, Any](sample_from_anchor=shape.sample_from_anchor)
+    if isinstance(shape, DsparkShape):
+        own |= {name: shape.to_dict()[name] for name in DSPARK if name != "enable_confidence_head"}
+        own["enable_confidence_head"] = shape.confidence
     return {
-        "architectures": ["DFlashSpeculator"],
-        "speculators_model_type": "dflash",
+        "architectures": [{"dflash": "DFlashSpeculator", "dspark": "DSparkSpeculator"}[kind]],
+        "speculators_model_type": kind,
         "speculators_version": "0.9.0",
         "transformer_layer_config": layer,
         "draft_vocab_size": vocabulary,
@@ -87,27 +93,34 @@ def _speculators(source: Source, vocabulary: int) -> dict[str, Any]:
         "target_hidden_size": None,
         # Left out, the package takes a window for causal, and vLLM 0.32 every layer.
         "sliding_window_non_causal": True,
-        "sample_from_anchor": False,
+        **own,
         "tie_word_embeddings": False,
         "torch_dtype": source.dtype,
-        "speculators_config": proposals("dflash", shape.num_masks, source.target),
+        "speculators_config": proposals(kind, shape.num_drafts, source.target),
     }
 
 
 def to_ours(
-    values: dict[str, Any], state: State, text: Any, folder: Path
+    kind: Literal["dflash", "dspark"], values: dict[str, Any], state: State, text: Any, folder: Path
 ) -> tuple[DflashConfig, dict[str, Any], list[str]]:
     """The config, the recipe's section, and what was decided.
 
     Raises:
-        UserError: no DFlash draft, or one that runs otherwise.
+        UserError: no such draft, or one that runs otherwise.
     """
     where, path = str(folder), folder / CONFIG
     values = native_values(values, path)
     if "hidden_norm.weight" not in state or not values.get("dflash_config"):
-        raise UserError("no DFlash draft: hidden_norm.weight or dflash_config is missing", where=where,
+        raise UserError("no block draft: hidden_norm.weight or dflash_config is missing", where=where,
                         hint="give --as the kind that it was published as")  # fmt: skip
-    settings: dict[str, Any] = {"kind": "dflash"}
+    if ("markov_rank" in values) != (kind == "dspark"):
+        other = "dspark" if kind == "dflash" else "dflash"
+        raise UserError(f"the folder holds a draft of kind {other}, and {kind} is asked for", where=where,
+                        hint=f"read it as {other}: --as {other}")  # fmt: skip
+    settings: dict[str, Any] = {"kind": kind}
+    if any(name.startswith(CONFIDENCE) for name in state):
+        reads = values.get("confidence_head_with_markov", False)
+        settings["confidence"] = {"with_markov": reads} if kind == "dspark" else {}
     settings |= {name: value for name, value in settings_of(values, path).items() if value is not None}
     of_layer, sections = layer_settings(values, text, where)
     if sections:
@@ -120,4 +133,5 @@ def to_ours(
         del settings["intermediate_size"]
     if values.get("num_key_value_heads") not in (None, usual_heads(text)[0]):
         settings["kv_heads"] = "mha"  # compared with the weights' shapes when they are read
-    return DflashConfig.model_validate(settings), settings, notes
+    made = DsparkConfig if kind == "dspark" else DflashConfig
+    return made.model_validate(settings), settings, notes

@@ -137,11 +137,12 @@ def _head(
         _write_manifest(aside, source.manifest, engine, prompts, notes)
     parallel = source.config.parallel_tokens if isinstance(source.config, PeagleConfig) else None
     shape, named = source.head.shape, whose.name or target
-    made = Exported(destination, engine, source.layout, named, tuple(notes), runner=2 if V1_FAULT in notes else None)
+    method = source.config.kind if source.layout == "dflash" else source.layout
+    made = Exported(destination, engine, method, named, tuple(notes), runner=2 if V1_FAULT in notes else None)
     if source.layout == "medusa":
         overrides = {"vocab_size": whose.text.vocab_size} if whose.sees else {}  # vLLM looks for it at the top
         return replace(made, chain=shape.num_heads, runner=1, overrides=overrides)
-    chain = shape.num_masks if source.layout == "dflash" else parallel or CHAIN
+    chain = shape.num_drafts if source.layout == "dflash" else parallel or CHAIN
     return replace(made, chain=chain, parallel=parallel is not None)
 
 
@@ -162,8 +163,10 @@ def lay_out(engine: Engine, source: Source, embedding: Tensor | None = None, *, 
 
 def _whole_blocks(source: Source, config: DflashConfig) -> tuple[Source, list[str]]:
     """A DFlash draft as engines run it, and what the reader of the export must know."""
-    notes = [f"the engine drafts {source.head.shape.num_masks} tokens a cycle, as the block was trained"]
-    if config.confidence is not None:
+    notes = [f"the engine drafts {source.head.shape.num_drafts} tokens a cycle, as the block was trained"]
+    if config.kind == "dspark":
+        notes.append("no engine's walk was compared with ours")
+    elif config.confidence is not None:
         source = dflash.without_confidence(source)
         notes.append("its confidence head is left out: the engine verifies whole blocks")
     if source.head.shape.num_layers > 1:

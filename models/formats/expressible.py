@@ -25,6 +25,7 @@ ENGINES: tuple[Engine, ...] = get_args(Engine)
 Prompts = Literal["all", "text"]
 
 _RUNS_IN = {"vllm": "vllm", "speculators": "vllm", "sglang": "sglang"}  # layout -> the engine that reads it
+NAMES = {"dflash": "DFlash", "dspark": "DSpark", "dflash2": "DFlash 2"}
 _UNCOMPARED = "with pictures of this target its drafts and the engine's were not compared"
 # What an engine puts at pictures (`drafter.image`), where it is not the placeholder's embedding.
 _WANTED = {"sglang": "projected"}
@@ -158,8 +159,10 @@ def _added_below(first: int, source: Source) -> list[str]:
 
 
 def _dflash(engine: Engine, source: Source, config: DflashConfig) -> list[str]:
-    if engine not in ("vllm", "speculators"):
-        return ["it has no layout for DFlash drafts that was read here"]
+    layouts = {"dflash": ("vllm", "speculators"), "dspark": ("speculators",)}.get(config.kind, ())
+    if engine not in layouts:
+        other = f"; --to {layouts[0]} has one" if config.kind == "dspark" else ""
+        return [f"it has no layout for {NAMES[config.kind]} drafts that was read here{other}"]
     shape, reasons, target = source.head.shape, [], source.target.config
     if "dflash" not in family_of(target).engines.get("vllm", ()):
         reasons.append(f"its class of {target.model_type} is not known to hand states to a DFlash draft")

@@ -28,7 +28,7 @@ from .llama_layer import layer_settings
 from .published_head import State, read_published
 from .source import ReadConfig, read_beside
 
-LanguageHead = Literal["eagle", "eagle3", "peagle", "msd", "vispec", "dflash", "medusa"]
+LanguageHead = Literal["eagle", "eagle3", "peagle", "msd", "vispec", "dflash", "dspark", "medusa"]
 LANGUAGE_HEADS: tuple[LanguageHead, ...] = get_args(LanguageHead)
 _OF_EAGLE3 = ("eagle3", "peagle")
 _TABLES = ("embed_tokens.weight", "lm_head.weight", "verifier_lm_head.weight", "verifier_norm.weight")
@@ -70,8 +70,9 @@ def import_head(
         UserError: a file is missing, or the head is of another kind or target.
     """
     folder, values, state = read_published(source, revision)
-    if kind == "dflash":
-        draft, section, decided = dflash.to_ours(values, state, text, folder)
+    if kind in ("dflash", "dspark"):
+        block = cast(Literal["dflash", "dspark"], kind)
+        draft, section, decided = dflash.to_ours(block, values, state, text, folder)
         return ImportedHead(read_beside(draft, folder, text), draft, section, tuple(decided))
     if kind == "medusa":
         levels, own, decided = medusa.to_ours(values, state, text, str(folder))

@@ -195,7 +195,7 @@ def _trained_config(manifest: dict[str, Any], folder: Path) -> ReadConfig:
             f"{MANIFEST} does not hold the head's settings: {error.errors()[0]['msg']}", where=str(folder / MANIFEST),
             hint=f"{hint} with draftsmith import",
         ) from error  # fmt: skip
-    if not isinstance(config, HeadConfig | MedusaConfig):
+    if not isinstance(config, HeadConfig | DflashConfig | MedusaConfig):
         raise UserError(
             "no engine can express this head:\n" + "\n".join(f"  - {why}" for why in config.exports("")),
             where=str(folder), hint="decode with our own loop",

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ...core.errors import UserError
 from ..drafters.base import DrafterConfig, TargetIdentity
 from ..drafters.dflash import DflashConfig
+from ..drafters.dflash_files import holds_dflash
 from ..drafters.eagle import EagleConfig
 from ..drafters.head_config import FusedHeadConfig, HeadConfig
 from ..drafters.head_files import check_identity, check_manifest
@@ -65,13 +66,15 @@ def load_start(
 def _load(
     config: DrafterConfig, folder: Path, target: Target, identity: TargetIdentity, embedding: Tensor | None
 ) -> nn.Module:
+    if isinstance(config, DflashConfig) and config.kind != "dflash" and holds_dflash(folder):
+        return config.grown(folder, target, identity)
     if is_own(folder) or isinstance(config, DflashConfig):  # whose published layout is ours
         return config.load(folder, target, dtype=torch.float32, identity=identity)
     if isinstance(config, EagleConfig) and target.shape.draws_images:
         return _lantern(config, folder, target, identity)
     if config.kind not in LANGUAGE_HEADS or target.shape.draws_images:
         raise UserError(
-            f"published heads that are read are EAGLE, EAGLE-3, P-EAGLE, MSD, ViSpec, DFlash, "
+            f"published heads that are read are EAGLE, EAGLE-3, P-EAGLE, MSD, ViSpec, DFlash, DSpark, "
             f"Medusa, LANTERN's; this is {config.kind}",
             where=str(folder), hint=f"give a folder that draftsmith wrote (it has {MANIFEST})",
         )  # fmt: skip

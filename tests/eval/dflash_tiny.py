@@ -1,16 +1,21 @@
-"""A small DFlash draft with loud weights, and batches with states for it."""
+"""A small block draft with loud weights, and batches with states for it."""
 
 import torch
 from draftsmith.core.batch import Batch
 from draftsmith.core.states import TargetStates
-from draftsmith.models.drafters.dflash import DflashConfig
+from draftsmith.eval.loop import Decoding, generate
+from draftsmith.eval.policies import Draw
+from draftsmith.eval.rules import Greedy, Sampling
+from draftsmith.models.decoding.warp import Warp
+from heads_tiny import config_of
+from tiny import request as ask
 
 SMALL = {"kind": "dflash", "block_size": 5, "num_layers": 2, "taps": [1, 2, 4]}
 
 
 def draft(big, seed=0, **settings):
     """(config, head) with loud weights."""
-    config = DflashConfig.model_validate(SMALL | settings)
+    config = config_of(**SMALL | settings)
     torch.manual_seed(seed)
     head = config.build(big, count_tokens=lambda: torch.arange(big.vocab_size))
     for parameter in head.parameters():
@@ -19,6 +24,14 @@ def draft(big, seed=0, **settings):
         else:
             parameter.data += 0.2 * torch.randn_like(parameter)
     return config, head
+
+
+def decoded(config, head, big, policy, warp=None, seed=0):
+    """(tokens, drafted and accepted of each cycle): greedy, or sampled chains with a warp."""
+    rule = (Greedy(), Draw("top-k"), Warp()) if warp is None else (Sampling(), Draw("sample"), warp)
+    decoding = Decoding(policy, *rule, 16, ())
+    result = generate(big, config.drafter(head, big), ask(3, 1), decoding, torch.Generator().manual_seed(seed))
+    return result.tokens, [(c.num_drafted, c.num_accepted) for c in result.cycles]
 
 
 def rows_of(big, *rows, seeds=None):

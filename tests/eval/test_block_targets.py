@@ -1,9 +1,10 @@
-"""DFlash drafts and P-EAGLE heads beside every language target: training's blocks are those that decoding drafts.
+"""Block drafts and P-EAGLE heads beside every language target: training's blocks are those that decoding drafts.
 
 Training reads all states from one batch (`Target.states`), decoding those of a prefill and of verifications: ids,
 states, positions and pictures must stand alike in both. What comes out is plain decoding's.
 """
 
+from copy import copy
 from dataclasses import replace
 
 import pytest
@@ -15,18 +16,25 @@ from draftsmith.data.collate import Sample, collate
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Product
 from draftsmith.eval.rules import Greedy
+from draftsmith.models.decoding.expansions import Expansions
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.dflash_training import draw_blocks
+from draftsmith.models.drafters.dflash_walk import Before
 from draftsmith.models.targets.causal.section import CausalTarget
 from heads_tiny import config_of
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 LENGTH = 14
 DFLASH = {"kind": "dflash", "block_size": 4, "num_layers": 2, "taps": [1, 2, 4]}
+DSPARK = DFLASH | {"kind": "dspark", "markov_rank": 6}
 PEAGLE = {"kind": "peagle", "taps": [1, 2, 3], "parallel_tokens": 3, "visual_slots": "read"}
 DRAFTERS = {
     "dflash": DFLASH,
     "dflash, text alone": DFLASH | {"visual_slots": "none", "positions": "compact"},
+    "dspark": DSPARK,
+    "dspark, gated": DSPARK | {"markov_head_type": "gated", "sample_from_anchor": False},
+    "dspark, rnn": DSPARK | {"markov_head_type": "rnn", "draft_vocab_size": 40},
+    "dflash2": DFLASH | {"kind": "dflash2", "conv_group_size": 8, "selector_rank": 6, "selector_top_k": 4},
     "peagle": PEAGLE | {"image": "projected"},
     "peagle, text alone": PEAGLE | {"visual_slots": "none", "positions": "compact"},
 }
@@ -85,32 +93,65 @@ def trained(config, head, target, batch):
     """Anchor -> [K,V] chances of its block, as training computes them."""
     states = target.states(batch, config.taps_for(target.shape, training=True))
     training = config.training_objective(head, target).eval()
-    count = config.block_size - 1 if config.kind == "dflash" else config.parallel_tokens
-    blocks = draw_blocks(batch.loss_mask, batch.seeds, 99, count)
-    if config.kind == "dflash":
-        outputs = training.outputs(training.sequences(batch, states), states, blocks)
-        outputs = outputs.unflatten(1, (-1, config.block_size))[:, :, 1:]
+    if config.kind == "peagle":
+        blocks = draw_blocks(batch.loss_mask, batch.seeds, 99, config.parallel_tokens)
+        outputs = training.outputs(batch, states, blocks.anchors)[0]
+        scores = head.draft_scores(outputs, target.scores, target.embedding.dtype)
     else:
-        outputs = training.outputs(batch, states, blocks.anchors)
-    scores = head.draft_scores(outputs[0], target.scores, target.embedding.dtype)
+        count = head.shape.num_drafts
+        rows, blocks = training.sequences(batch, states), draw_blocks(batch.loss_mask, batch.seeds, 99, count)
+        outputs = training.outputs(rows, states, blocks).unflatten(1, (-1, config.block_size))[:, :, -count:]
+        read, found = head.for_loss(outputs, rows.before(blocks.anchors, count))[0], []
+        training.lm(read.flatten(0, 1), lambda piece, ours: (found.append(ours), (ours.sum(), torch.zeros(())))[1])
+        scores = head.spread(torch.cat(found), float("-inf"))
+        if config.kind == "dflash2":
+            before = rows.before(blocks.anchors, count)
+            given = Before(before.tokens[0].flatten())
+            scores, _ = head.conditioned(scores, outputs.flatten(1, 2), given, None, lambda added: added[0])
+        scores = scores.unflatten(0, read.shape[:2])
     return dict(zip(blocks.anchors[0].tolist(), scores.softmax(-1), strict=True))
+
+
+def walked(drafter):
+    """Tokens of the answer -> [K,V] chances of this cycle's block along them."""
+    if not hasattr(drafter, "_answers"):  # P-EAGLE
+        levels = drafter._levels
+        return lambda tokens: levels
+    kept = copy(drafter._answers)
+
+    def along(tokens):
+        answers = copy(kept)
+        answers._expansions, q = Expansions(), [answers.root()]
+        if hasattr(answers, "_states"):
+            answers._states = None
+            q = [answers.root()]
+        for place in range(1, drafter.head.shape.num_drafts):
+            if place > len(tokens):
+                break
+            q.append(answers.expand([place - 2], torch.tensor(tokens[place - 1 : place]))[0])
+        return torch.stack(q)
+
+    return along
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_training_and_decoding_agree_on_every_block(answered, name):
-    """The chances of each cycle's block beside those of training's block after the same token."""
+    """The chances of each cycle's block, walked along the answer, beside those of training's block after the same
+    token.
+    """
     target, asked, plain = answered
     config, head = draft(name, target)
     by_anchor, levels = trained(config, head, target, batch_of(asked, plain)), []
     drafter = config.drafter(head, target)
     root = drafter.root
-    drafter.root = lambda: (root(), levels.append(drafter._levels))[0]
+    drafter.root = lambda: (root(), levels.append(walked(drafter)))[0]
     result = generate(target, drafter, asked, greedy(Chain(3)))
     assert result.tokens == plain and len(levels) == len(result.cycles)
     place, compared = len(asked.ids), 0
     for cycle, found in zip(result.cycles, levels, strict=True):
         if place in by_anchor:  # the answer's last token is no anchor
-            torch.testing.assert_close(found, by_anchor[place], atol=5e-5, rtol=1e-3)
+            q = found(plain[place - len(asked.ids) + 1 :])
+            torch.testing.assert_close(q, by_anchor[place][: len(q)], atol=5e-5, rtol=1e-3)
             compared += 1
         place += cycle.num_emitted
     assert compared >= 3
@@ -118,7 +159,7 @@ def test_training_and_decoding_agree_on_every_block(answered, name):
     assert tree.tokens == plain
 
 
-@pytest.mark.parametrize("name", ["dflash", "peagle"])
+@pytest.mark.parametrize("name", ["dflash", "dspark", "peagle"])
 @pytest.mark.parametrize("answered", [kind for kind in TARGETS if kind not in TEXTS], indirect=True)
 def test_other_pictures_are_other_drafts(answered, name):
     """A draft that were blind would not notice."""

@@ -29,6 +29,7 @@ from torch.nn import functional as F
 EMITTED = 6
 TAPS = {"kind": "eagle3", "taps": [1, 3, 5]}
 DFLASH = {"kind": "dflash", "block_size": 5, "num_layers": 2, "taps": [1, 3, 5]}
+DSPARK = DFLASH | {"kind": "dspark", "block_size": 4, "markov_rank": 5}
 DRAFTERS = {
     "sparrow": {"kind": "sparrow"},
     "sparrow, second to last": {"kind": "sparrow", "state": -2},
@@ -58,7 +59,13 @@ DRAFTERS = {
     "pruned sibling": "sibling",
     "pruned target": "target",
     "dflash, cut by confidence": DFLASH | {"confidence": {}, "cut_below": 0.3},
+    "dspark": DSPARK,
+    "dspark, gated, its own vocabulary": DSPARK | {"markov_head_type": "gated", "draft_vocab_size": EMITTED - 1},
+    "dspark, rnn, masks alone": DSPARK | {"markov_head_type": "rnn", "sample_from_anchor": False},
+    "dspark, cut by confidence": DSPARK | {"confidence": {}, "cut_below": 0.3},
+    "dflash2": DFLASH | {"kind": "dflash2", "conv_group_size": 8, "selector_rank": 5, "selector_top_k": 4},
 }
+BLOCKS = ("dflash", "dspark", "dflash2")
 TREES = {
     "chain": lambda: Chain(3),
     "static": lambda: Static(FORK),
@@ -93,7 +100,7 @@ def drafter_of(name, big):
     if config.kind in ("eagle3", "peagle"):
         never = big.scores(big.embedding[:1])[0].isneginf()
         ids = likeliest_ids(torch.arange(big.vocab_size).float(), EMITTED - 2, never)
-    if config.kind in ("dflash", "medusa") or getattr(config, "draft_vocab_size", None):
+    if config.kind in BLOCKS or config.kind == "medusa" or getattr(config, "draft_vocab_size", None):
         head = config.build(big, count_tokens=lambda: torch.arange(big.vocab_size))
     else:
         head = head_of(config, big.shape, ids)
@@ -199,8 +206,11 @@ def test_two_sampled_tokens_are_distributed_as_the_targets(big, name):
     [
         ("msd with vata", "chain"),
         ("dflash, cut by confidence", "chain"),
+        ("dspark, rnn, masks alone", "chain"),
+        ("dspark, cut by confidence", "chain"),
+        ("dflash2", "chain"),
         *(pytest.param(*pair, marks=pytest.mark.slow)
-          for pair in itertools.product(("sparrow", "eagle3", "pruned sibling"), FIXED)),
+          for pair in itertools.product(("sparrow", "eagle3", "pruned sibling", "dspark"), FIXED)),
     ],
 )  # fmt: skip
 def test_sampled_proposals(big, name, tree_name):
@@ -242,6 +252,34 @@ def test_a_cut_that_reads_what_is_drawn_is_not_exact(big):
     assert float((result - cycle.wanted).abs().max()) > 1e-3
 
 
+class ForgetsWhatIsBefore(Chain):
+    """Draws a chain along a walk, and says of its second token that it was drawn whatever the first one was."""
+
+    def grow(self, root, expand, draw, *, max_levels):
+        tree = super().grow(root, expand, draw, max_levels=max_levels)
+        if tree.num_nodes < 2:
+            return tree
+        second = self.any_first(root, expand)
+        return chain(tree.tokens, torch.stack([tree.draft_probs[0], second]))
+
+    def any_first(self, root, expand):
+        return sum(root[first] * expand((-1,), torch.tensor([first]))[0] for first in range(EMITTED))
+
+
+def test_a_walk_that_says_another_q_than_it_draws_from_is_not_exact(big):
+    """The same enumeration finds a q that is right in the mean over the token before, and not given it."""
+    cycle, result, waiting = cycle_of("dspark", big), torch.zeros(EMITTED, EMITTED, dtype=torch.float64), [[]]
+    while waiting:
+        script = waiting.pop()
+        draw = Scripted(script)
+        tree, p = cycle.grow(ForgetsWhatIsBefore(2), draw)
+        if draw.open:
+            waiting += [[*script, choice] for choice in range(draw.open[0])]
+        else:
+            cycle.add(result, Sampling(), tree, p, draw.chance)
+    assert float((result - cycle.wanted).abs().max()) > 1e-3
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "tree_name", "draw"),
@@ -249,6 +287,8 @@ def test_a_cut_that_reads_what_is_drawn_is_not_exact(big):
         ("sparrow", "dynamic", "top-k"), ("sparrow", "sage template", "sample"), ("msd with vata", "static", "sample"),
         ("vispec", "sage online", "top-k"), ("eagle3, all taps", "sage dynamic", "top-k"),
         ("eagle3", "chain", "sample"), ("dflash, cut by confidence", "chain", "sample"),
+        ("dspark, rnn, masks alone", "chain", "sample"), ("dspark, cut by confidence", "chain", "sample"),
+        ("dflash2", "chain", "sample"),
     ],
 )  # fmt: skip
 def test_end_to_end(big, name, tree_name, draw):

@@ -26,7 +26,20 @@ from draftsmith.models.targets.llamagen.target import LlamaGenTarget
 from test_block import block_outcomes
 from test_exactness import NoResidual, chi_square, outcomes
 from torch import nn
-from visual_tiny import DFLASH, EAGLE, MEDUSA, anole, greedy, llamagen, plain, request, target, trained, true_features
+from visual_tiny import (
+    DFLASH,
+    DSPARK,
+    EAGLE,
+    MEDUSA,
+    anole,
+    greedy,
+    llamagen,
+    plain,
+    request,
+    target,
+    trained,
+    true_features,
+)
 
 SETTINGS = {  # name -> condition, guidance scale, interval
     "class": ("class", 1.0, -1),
@@ -62,7 +75,8 @@ def drafters():
     for name, (condition, scale, interval) in SETTINGS.items():
         generator = target(llamagen(condition, **SIZES.get(name, {})), scale, interval)
         # A block draft learns these few pictures by heart in as many steps as the others take to agree now and then.
-        heads = [(c, trained(generator, c, steps=15 if c is DFLASH else 40)[0]) for c in (EAGLE, MEDUSA, DFLASH)]
+        kinds = {EAGLE: 40, MEDUSA: 40, DFLASH: 15, DSPARK: 15}
+        heads = [(c, trained(generator, c, steps=steps)[0]) for c, steps in kinds.items()]
         proposals = {config.kind: config.drafter(head, generator) for config, head in heads}
         smaller = llamagen(condition, **SIZES.get(name, {}))
         generator_ = torch.Generator().manual_seed(1)
@@ -84,7 +98,7 @@ def check_cycles(result, length):
 
 @pytest.mark.covering
 @pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("kind", ["eagle", "medusa", "dflash", "sibling"])
+@pytest.mark.parametrize("kind", ["eagle", "medusa", "dflash", "dspark", "sibling"])
 @pytest.mark.parametrize("shape", POLICIES)
 def test_greedy_images_are_the_targets(drafters, setting, kind, shape):
     generator, proposals = drafters[setting]
@@ -103,7 +117,7 @@ def test_greedy_images_are_the_targets(drafters, setting, kind, shape):
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 7])
-@pytest.mark.parametrize("kind", ["eagle", "medusa", "dflash", "sibling"])
+@pytest.mark.parametrize("kind", ["eagle", "medusa", "dflash", "dspark", "sibling"])
 def test_a_part_of_an_image(drafters, kind, length):
     generator, proposals = drafters["guided"]
     asked = request(generator.model, 6)
@@ -112,7 +126,7 @@ def test_a_part_of_an_image(drafters, kind, length):
     check_cycles(result, length)
 
 
-@pytest.mark.parametrize("kind", ["eagle", "medusa", "dflash", "sibling"])
+@pytest.mark.parametrize("kind", ["eagle", "medusa", "dflash", "dspark", "sibling"])
 def test_a_drafter_keeps_nothing_of_the_last_request(drafters, kind):
     generator, proposals = drafters["guided"]
     alone = generate(generator, proposals[kind], request(generator.model, 7), greedy(adt(), 16))
@@ -122,7 +136,7 @@ def test_a_drafter_keeps_nothing_of_the_last_request(drafters, kind):
     assert [c.num_accepted for c in again.cycles] == [c.num_accepted for c in alone.cycles]
 
 
-@pytest.mark.parametrize("config", [EAGLE, MEDUSA, DFLASH], ids=["eagle", "medusa", "dflash"])
+@pytest.mark.parametrize("config", [EAGLE, MEDUSA, DFLASH, DSPARK], ids=["eagle", "medusa", "dflash", "dspark"])
 def test_a_float32_head_of_a_bfloat16_target(config):
     generator = target(llamagen("text").bfloat16(), 3.0)
     torch.manual_seed(0)
@@ -343,6 +357,9 @@ class Every:
             self.script[-1] += 1
 
 
+SMALLER = DSPARK.model_copy(update={"block_size": 2})  # codes above it in rows of two are not of the block
+
+
 class Setting:
     """A tiny guided target with few codes, and a head; `p` after codes comes from one teacher-forced pass."""
 
@@ -350,8 +367,11 @@ class Setting:
         self.model = llamagen("text", grid=2, vocab=5, loud=0.1)
         self.generator = target(self.model, scale, interval)
         self.asked, self.warp = request(self.model, 6), warp or Warp(0.8, top_k=3)
-        config = {"eagle": EAGLE, "medusa": MEDUSA, "dflash": DFLASH}[kind]
-        self.drafter = config.drafter(trained(self.generator, config, steps=4)[0], self.generator)
+        config = {"eagle": EAGLE, "medusa": MEDUSA, "dflash": DFLASH, "dspark": SMALLER}[kind]
+        head = trained(self.generator, config, steps=4)[0]
+        if kind == "dspark":  # a bias that says something
+            torch.nn.init.normal_(head.markov_head.markov_w2.weight, std=0.5)
+        self.drafter = config.drafter(head, self.generator)
         self.scale, self.interval, self.known = scale, interval, {}
 
     def p(self, codes):
@@ -411,7 +431,7 @@ EXACT = {
 
 
 @pytest.mark.covering
-@pytest.mark.parametrize("kind", ["eagle", "medusa", "dflash"])
+@pytest.mark.parametrize("kind", ["eagle", "medusa", "dflash", "dspark"])
 @pytest.mark.parametrize("name", EXACT)
 def test_two_tokens_are_distributed_as_the_targets(name, kind):
     """All draws and uniforms of a cycle, with guidance that ends between the two tokens, a temperature and top-k."""

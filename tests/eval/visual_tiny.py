@@ -18,6 +18,7 @@ from draftsmith.eval.rules import Greedy
 from draftsmith.models.decoding.rows import Guidance
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.dflash import DflashConfig
+from draftsmith.models.drafters.dspark import DsparkConfig
 from draftsmith.models.drafters.eagle import EagleConfig
 from draftsmith.models.drafters.medusa import MedusaConfig
 from draftsmith.models.targets.anole.target import AnoleTarget
@@ -29,6 +30,7 @@ from transformers import ChameleonConfig, ChameleonForConditionalGeneration
 VECTORS = Path(__file__).parents[1] / "models"
 EAGLE, MEDUSA = EagleConfig(kind="eagle"), MedusaConfig(kind="medusa")
 DFLASH = DflashConfig(kind="dflash", block_size=5, num_layers=2, taps=(1, 2))
+DSPARK = DsparkConfig(kind="dspark", block_size=4, num_layers=2, taps=(1, 2), markov_rank=8, markov_above=True)
 
 
 def arrays(file: str, prefix: str = "") -> dict[str, torch.Tensor]:

@@ -122,8 +122,10 @@ def test_blocks_of_a_decoding_are_those_of_training_and_of_the_reference(name):
         count = min(runs.pop(), len(tokens) - 2 - done) + 1
         index = slice(first + done, first + done + count)
         layers = {tap: states.layers[tap][:, index] for tap in drafter.taps.text_layers}
+        accepted = tokens[done + 1 : done + count]
         done += count
-        drafter.accept(SimpleNamespace(step=SimpleNamespace(layers=layers), bonus=tokens[done]))
+        step = SimpleNamespace(layers=layers)
+        drafter.accept(SimpleNamespace(step=step, tokens=accepted, bonus=tokens[done]))
 
 
 def test_the_loss_is_over_codes_and_rows_that_are_real():

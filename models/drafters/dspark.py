@@ -1,0 +1,230 @@
+"""DSpark: DFlash's block with heads that read the token before each place (arXiv 2607.05147; deepseek-ai/DeepSpec).
+
+To the scores of a place a Markov head adds a bias of low rank that the token before it decides: alone (vanilla),
+through a gate of the backbone's output there (gated), or with a state that is carried along the block (rnn). Training
+knows the true tokens; decoding runs the backbone once and then walks the places, each with its exact q. A confidence
+head may read the same embedding. With rank 0 it is DFlash.
+Image generators (ours): the token before a place is its left neighbour along the raster row, and the code above it can
+be read beside that. Biases of the rows with and without the condition are joined as their scores are.
+Letters: R rows, F nodes, A blocks, K places, D width, N rank, V vocabulary, V' the draft's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from ...core.errors import UserError
+from ..losses import ChunkedHead, Divergence, FrozenHead
+from ..targets.base import TargetShape
+from .dflash import DflashConfig
+from .dflash_confidence import DflashConfidence
+from .dflash_module import DflashHead, DflashShape, Scores
+from .dflash_settings import DflashLoss
+from .dflash_walk import Before, Reduce
+
+MarkovKind = Literal["vanilla", "gated", "rnn"]
+
+
+class DsparkLoss(DflashLoss):
+    # The distance to the target's distribution at each place; ce: to the answer's own tokens. Twice tvd is the L1
+    # distance.
+    token_divergence: Literal["ce"] | Divergence = "tvd"
+    # Its weight: the code's 0.9 of the L1 distance.
+    weight: float = Field(1.8, gt=0)
+    # Weight of a cross-entropy with the answer's own tokens beside it.
+    ce_weight: float = Field(0.1, ge=0)
+
+    def shares(self) -> tuple[float, float]:
+        """Return both weights."""
+        return self.weight, self.ce_weight
+
+
+class DsparkConfidence(DflashConfidence):
+    detached: bool = False
+    # Whether it also reads the Markov head's embedding of the token before each place.
+    with_markov: bool = True
+
+
+@dataclass(frozen=True)
+class DsparkShape(DflashShape):
+    """A block's shape with its Markov head's."""
+
+    markov_rank: int = 0
+    markov_head_type: MarkovKind = "vanilla"
+    markov_above: bool = False
+    confidence_head_with_markov: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return also what the heads are, under the published names."""
+        own = {one.name: getattr(self, one.name) for one in fields(DsparkShape) if one.name not in _OF_BLOCKS}
+        return {**super().to_dict(), **own, "sample_from_anchor": self.sample_from_anchor}
+
+
+_OF_BLOCKS = {one.name for one in fields(DflashShape)}
+
+
+class MarkovHead(nn.Module):
+    """The bias by the token before; parameter names are the published ones. It begins as no bias.
+
+    Args:
+        above: whether an embedding of the code above is added to that of the token before.
+    """
+
+    def __init__(self, kind: MarkovKind, rank: int, width: int, rows: int, draft_rows: int, *, above: bool = False):
+        super().__init__()
+        self.kind = kind
+        self.markov_w1 = nn.Embedding(rows, rank)
+        self.markov_w2 = nn.Linear(rank, draft_rows, bias=False)
+        nn.init.normal_(self.markov_w1.weight, std=rank**-0.5)
+        nn.init.zeros_(self.markov_w2.weight)
+        if kind == "gated":
+            self.gate_proj = nn.Linear(width + rank, rank)
+        if kind == "rnn":
+            self.joint_proj = nn.Linear(2 * rank + width, 3 * rank)
+        self.markov_above = nn.Embedding(rows, rank) if above else None
+        if self.markov_above is not None:
+            nn.init.normal_(self.markov_above.weight, std=rank**-0.5)
+
+    def embedded(self, before: Before) -> Tensor:
+        """[...] ids -> [...,N]; where no code is above, the token before stands alone."""
+        found = self.markov_w1(before.tokens)
+        if self.markov_above is None:
+            return found
+        assert before.above is not None, "a head that reads the code above is told which it is"
+        return found + self.markov_above(before.above.clamp(min=0)) * (before.above >= 0)[..., None]
+
+    def factor(self, embedded: Tensor, outputs: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """What `markov_w2` makes the bias of [...,N], and the state that the next place reads.
+
+        Args:
+            embedded: [...,N] of the token before.
+            outputs: [...,D].
+            state: [...,N] of the place before; None: the block's first place, or nothing is carried.
+        """
+        if self.kind == "vanilla":
+            return embedded, None
+        outputs = outputs.to(embedded.dtype)
+        if self.kind == "gated":
+            return self.gate_proj(torch.cat([outputs, embedded], dim=-1)).sigmoid() * embedded, None
+        state = torch.zeros_like(embedded) if state is None else state
+        gate, new, out = self.joint_proj(torch.cat([state, embedded, outputs], dim=-1)).chunk(3, dim=-1)
+        gate = gate.sigmoid()
+        return out.tanh(), gate * state + (1 - gate) * new.tanh()
+
+    def over_block(self, embedded: Tensor, outputs: Tensor) -> Tensor:
+        """`factor` [...,K,N] at all places of blocks whose tokens are known."""
+        if self.kind != "rnn":
+            return self.factor(embedded, outputs, None)[0]
+        factors, state = [], None
+        for one, output in zip(embedded.unbind(-2), outputs.unbind(-2), strict=True):
+            factor, state = self.factor(one, output, state)
+            factors.append(factor)
+        return torch.stack(factors, dim=-2)
+
+
+class DsparkHead(DflashHead):
+    """DFlash's draft with a Markov head."""
+
+    shape: DsparkShape
+
+    def __init__(self, shape: DsparkShape, draft_ids: Tensor | None = None):
+        super().__init__(shape, draft_ids)
+        layer, self.markov_head = shape.layer, None
+        if shape.markov_rank:
+            self.markov_head = MarkovHead(
+                shape.markov_head_type, shape.markov_rank, layer.hidden_size, layer.vocab_size,
+                layer.vocab_size if draft_ids is None else len(draft_ids), above=shape.markov_above,
+            )  # fmt: skip
+
+    @property
+    def walks(self) -> bool:
+        """Return whether there is a Markov head."""
+        return self.markov_head is not None
+
+    @property
+    def confidence_reads(self) -> int:
+        """Return the rank, where the confidence head reads the embedding of the token before."""
+        return self.shape.markov_rank if self.shape.confidence_head_with_markov else 0
+
+    def for_loss(self, outputs: Tensor, before: Before) -> Tensor:
+        """Return [B,A,K,D+N]: outputs, and what the bias is made of."""
+        if self.markov_head is None:
+            return outputs
+        factor = self.markov_head.over_block(self.markov_head.embedded(before), outputs)
+        return torch.cat([outputs, factor.to(outputs.dtype)], dim=-1)
+
+    def lm_head_of(self, scores: Scores, chunk: int, dtype: torch.dtype) -> nn.Module:
+        """Return an LM head that adds the bias to the scores."""
+        added = None if self.markov_head is None else self.markov_head.markov_w2.weight
+        if self.lm_head is None:
+            return FrozenHead(scores, chunk, dtype, added)
+        return ChunkedHead(self.lm_head, chunk, added)
+
+    def confidence(self, outputs: Tensor, before: Before) -> Tensor:
+        """Read the embedding of the token before as well, where `with_markov` says so."""
+        if self.confidence_reads:
+            assert self.markov_head is not None
+            outputs = torch.cat([outputs, self.markov_head.embedded(before).to(outputs.dtype)], dim=-1)
+        return super().confidence(outputs, before)
+
+    def conditioned(
+        self, scores: Tensor, outputs: Tensor, before: Before, state: Tensor | None, reduce: Reduce
+    ) -> tuple[Tensor, Tensor | None]:
+        """Scores with the bias; see `Conditional`."""
+        assert self.markov_head is not None
+        embedded = self.markov_head.embedded(before).expand(len(outputs), -1, -1)
+        factor, state = self.markov_head.factor(embedded, outputs, state)
+        bias = self.markov_head.markov_w2(factor).float()
+        return scores + reduce(self.spread(bias, 0.0)), state
+
+
+class DsparkConfig(DflashConfig):
+    """A DSpark draft, for a language model or an image generator."""
+
+    kind: Literal["dspark"]  # type: ignore[assignment]
+    # Tokens of a block: with sample_from_anchor a pass drafts as many, else one less.
+    block_size: int = Field(7, ge=2, le=64)
+    # Whether the last committed token's own place drafts the first token; false: the first mask does, as in DFlash.
+    sample_from_anchor: bool = True
+    # Rank of the bias that the token before a place adds to its scores; 0: none, and the draft is DFlash's.
+    markov_rank: int = Field(256, ge=0)
+    # vanilla: the token before alone; gated: a gate of the output at the place; rnn: a state along the block.
+    markov_head_type: MarkovKind = "vanilla"
+    # Of image generators: whether it also reads the code above a place.
+    markov_above: bool = False
+    # What is trained for.
+    loss: DsparkLoss = DsparkLoss()
+    # A trained head that predicts the probability that each drafted token is accepted; null: none.
+    confidence: DsparkConfidence | None = None
+
+    head_class: ClassVar[type[DflashHead]] = DsparkHead
+
+    @model_validator(mode="after")
+    def _reads_a_head(self) -> Self:
+        if not self.markov_rank and (self.markov_above or (self.confidence and self.confidence.with_markov)):
+            raise ValueError("markov_rank is 0: markov_above and confidence.with_markov read a Markov head")
+        return self
+
+    def shape(self, target: TargetShape) -> DsparkShape:
+        """Return the draft's sizes. Raises `UserError` as DFlash's, and for a code above that a block itself drafts."""
+        base = super().shape(target)
+        made = DsparkShape(
+            **{name: getattr(base, name) for name in _OF_BLOCKS} | {"sample_from_anchor": self.sample_from_anchor},
+            markov_rank=self.markov_rank, markov_head_type=self.markov_head_type, markov_above=self.markov_above,
+            confidence_head_with_markov=self.confidence is not None and self.confidence.with_markov,
+        )  # fmt: skip
+        if self.markov_above and target.grid < made.num_drafts:
+            raise UserError(
+                f"a pass drafts {made.num_drafts} codes and a row has {target.grid}: the code above would be a draft",
+                where="key drafter.markov_above", hint="leave it out, or make drafter.block_size smaller",
+            )  # fmt: skip
+        return made
+
+    def unread(self, draws_images: bool) -> frozenset[str]:
+        """Return also `markov_above`, where there are no rows."""
+        return super().unread(draws_images) | (frozenset() if draws_images else frozenset({"markov_above"}))
