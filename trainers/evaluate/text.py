@@ -16,6 +16,7 @@ from ...core.errors import UserError
 from ...data.end_tokens import end_ids
 from ...data.suites.suite import Suite
 from ...eval import text_quality
+from ...eval.by_category import turns_section
 from ...eval.measured_rows import Row
 from ...eval.pair import open_pair
 from ...eval.studies.ensemble_weights import (
@@ -26,7 +27,6 @@ from ...eval.studies.ensemble_weights import (
     weights_over_time,
     weights_section,
 )
-from ...eval.studies.turns import turns_section
 from ...eval.studies.video import video_sections
 from ...eval.studies.video_figures import HeldVisual
 from ...eval.tables import ReportSection

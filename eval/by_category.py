@@ -10,10 +10,10 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from ..intervals import ratio
-from ..measured_rows import PLAIN, Row
-from ..summary import summarize
-from ..tables import Column, ReportSection, Table, Value, text
+from .intervals import ratio
+from .measured_rows import PLAIN, Row
+from .summary import summarize
+from .tables import Column, ReportSection, Table, Value, text
 
 NOTE = (
     "n: turns. tau: tokens emitted after the prefill divided by verification passes, bonus token included. MAT: "
