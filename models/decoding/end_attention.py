@@ -48,14 +48,14 @@ def end_attention(language_model: Any, state: Tensor, cache: Cache, places: Tens
         places: its position, in the coordinates that the model takes.
     """
     layer, config = language_model.layers[-1], language_model.config
-    device = cache.own_layers[-1].keys.device
-    state, places = state.to(device), places.to(device)
+    device = cache.own_layers[-1].keys.device  # a large model's last layer may lie elsewhere than its embedding
+    rotations = tuple(part.to(device) for part in language_model.rotary_emb(state, position_ids=places))
     before = config._attn_implementation
     config._attn_implementation = "eager"  # the only one that returns its weights
     try:
         _, weights, *_ = layer.self_attn(
-            hidden_states=layer.input_layernorm(state),
-            position_embeddings=language_model.rotary_emb(state, position_ids=places),
+            hidden_states=layer.input_layernorm(state.to(device)),
+            position_embeddings=rotations,
             attention_mask=None,
             past_key_values=_Committed(cache.own_layers[-1]),
         )

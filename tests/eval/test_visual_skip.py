@@ -131,7 +131,7 @@ def test_a_choice_by_what_was_drafted_is_not():
 def test_end_to_end(draw, policy):
     """Three sampled tokens over several cycles against the target's own probabilities, by chi-square."""
     model = llava(0)
-    one, drafter, asked, warp, count = target(model), proposal(near(model)), request(2), Warp(1.0, top_k=2), 250
+    one, drafter, asked, warp, count = target(model), proposal(near(model)), request(2), Warp(1.0, top_k=2), 150
     expected, seen_shares = {(): 1.0}, []
     for _ in range(3):
         further = {}
@@ -150,7 +150,7 @@ def test_end_to_end(draw, policy):
         seen[tuple(result.tokens[:3])] += 1
         accepted += sum(cycle.num_accepted for cycle in result.cycles)
         skipped += sum(share >= middle for share in looked_at(result))
-    assert accepted > 30 and skipped > 30
+    assert accepted > 20 and skipped > 20
     observed, values = (torch.tensor([*v], dtype=torch.float64) for v in (seen.values(), expected.values()))
     assert chi_square(observed, count * values) < 1
 

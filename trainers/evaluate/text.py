@@ -14,9 +14,9 @@ from ...core.errors import UserError
 from ...data.end_tokens import end_ids
 from ...data.suites.suite import Suite
 from ...eval import text_quality
+from ...eval.by_category import turns_section
 from ...eval.pair import open_pair
 from ...eval.row_columns import Rows
-from ...eval.turns import turns_section
 from ...models.drafters.base import DraftingOptions
 from ..run.context import Context
 from .answer_quality import measure_quality
