@@ -6,6 +6,8 @@ can name any file.
 
 from __future__ import annotations
 
+import copy
+import functools
 import os
 import re
 from pathlib import Path
@@ -159,19 +161,30 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise refuse(f"larger than a recipe can be ({path.stat().st_size:,} bytes)", "name a recipe")
-        with path.open(encoding="utf-8") as file:
-            raw = yaml.load(file, Loader=_StrictLoader)
-        if not isinstance(raw, dict) or not any(key in KEYS for key in raw):
-            what = "a recipe is a mapping with some of the keys " + ", ".join(KEYS)
-            raise refuse(f"not a recipe: {what}", "see recipes/demo/lvlm.yaml")
-        trees.check(raw, lambda key: f"{path}, key {trees.shown(key)}" if key else str(path))
-        tree = interpolation.loaded(path, is_own=not is_published(path))
-        trees.check(tree, lambda key: f"{path}, key {trees.shown(key)}" if key else str(path))
+        text, is_own = path.read_text(encoding="utf-8"), not is_published(path)
+        # What `${...}` gives depends on the environment; else the same text is the same tree.
+        tree = _parsed(path, text, is_own) if "${" in text else copy.deepcopy(_parsed_once(path, text, is_own))
     except PermissionError:
         raise refuse("permission denied", "give yourself the right to read it, or name another") from None
     except (yaml.YAMLError, interpolation.Fault, OSError, ValueError, RecursionError) as error:
         raise refuse(f"not a readable recipe: {_fault(error)}", _environment_hint(error) or "fix the YAML") from None
     return tree
+
+
+def _parsed(path: Path, text: str, is_own: bool) -> dict[str, Any]:
+    raw = yaml.load(text, Loader=_StrictLoader)
+    if not isinstance(raw, dict) or not any(key in KEYS for key in raw):
+        what = "a recipe is a mapping with some of the keys " + ", ".join(KEYS)
+        raise UserError(f"not a recipe: {what}", where=str(path), hint="see recipes/demo/lvlm.yaml")
+    where = lambda key: f"{path}, key {trees.shown(key)}" if key else str(path)  # noqa: E731
+    trees.check(raw, where)
+    tree = interpolation.loaded(path, is_own=is_own)
+    trees.check(tree, where)
+    return tree
+
+
+# A command reads a recipe and those that it extends several times, and parsing them is most of what loading one takes.
+_parsed_once = functools.lru_cache(256)(_parsed)
 
 
 def _fault(error: Exception) -> str:

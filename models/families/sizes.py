@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -19,21 +20,28 @@ def empty_model(config: PreTrainedConfig) -> PreTrainedModel:
 
 
 @dataclass(frozen=True)
-class _Described:
-    """A config that is equal to another one where all of its values are."""
+class Described:
+    """A config that is equal to another one where all of its values are: a dry run asks a score of times for two or
+    three models, which take long to build.
+    """
 
     text: str
     config: PreTrainedConfig = field(compare=False)
+    settings: tuple[Any, ...] = field(compare=False)
+
+    @classmethod
+    def of(cls, config: PreTrainedConfig, *settings: Any) -> Described:
+        """The config with settings whose `repr` says all of them."""
+        return cls(f"{type(config).__name__} {config.to_json_string(use_diff=False)} {settings!r}", config, settings)
 
 
 def parameter_counts(config: PreTrainedConfig) -> dict[str, int]:
     """Parameters by part; the LM head belongs to the language model."""
-    text = f"{type(config).__name__} {config.to_json_string(use_diff=False)}"
-    return dict(_counted(_Described(text, config)))
+    return dict(_counted(Described.of(config)))
 
 
-@functools.lru_cache(64)  # a dry run asks a score of times for two or three models, which take long to build
-def _counted(described: _Described) -> dict[str, int]:
+@functools.lru_cache(64)
+def _counted(described: Described) -> dict[str, int]:
     config = described.config
     model = empty_model(config)
     if is_tied(config):

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from draftsmith.eval import report
 from draftsmith.eval.cells import MethodInfo
@@ -33,6 +34,7 @@ def drawn_rows(count: int) -> Iterator[Row]:
     for number in range(count):
         method, cycles = METHODS[number % len(METHODS)], draw.randint(20, 60)
         levels = 0 if method == PLAIN else 5
+        times: dict[str, Any] = {name: draw.random() for name in TIMES}
         accepted = tuple(min(levels, int(draw.expovariate(0.7))) for _ in range(cycles))
         yield Row(
             benchmark=f"set {number // len(METHODS) % 5}", method=method, request=f"{number // len(METHODS):08d}",
@@ -40,7 +42,7 @@ def drawn_rows(count: int) -> Iterator[Row]:
             prompt_tokens=600, visual_tokens=576, tokens=(), plain_tokens=cycles + 1, stop="length",
             identical=draw.random() < 0.99, planned=(levels,) * cycles, drafted=(levels,) * cycles,
             nodes=(5 * levels,) * cycles, accepted=accepted, emitted=tuple(one + 1 for one in accepted),
-            **{name: draw.random() for name in TIMES}, parts_s={name: draw.random() for name in PARTS},
+            **times, parts_s={name: draw.random() for name in PARTS},
             details={"plain_is_data": draw.random() < 0.5},
         )  # fmt: skip
 

@@ -4,10 +4,13 @@ import json
 
 import pytest
 import torch
+from draftsmith.models.families import sizes
 from draftsmith.models.hub import pinned_config
 from draftsmith.recipes.commands.cli import main
+from draftsmith.recipes.dry_run import dry_run
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
+from draftsmith.trainers.estimate import train_stage
 from draftsmith.trainers.estimate.evaluation import describe_evaluation
 from draftsmith.trainers.estimate.models import target_lines
 from recorded import recorded_dry_run
@@ -160,3 +163,14 @@ def test_a_methods_own_temperatures_stand_in_its_line():
     lines = describe_evaluation(loaded.recipe.stages["evaluate"])
     assert next(line for line in lines if line.startswith("    M:")).endswith("; temperatures 0.5, 1 alone")
     assert not any("alone" in line for line in lines if not line.startswith("    M:"))
+
+
+def test_each_model_is_counted_once_for_what_is_asked_of_it():
+    """Two stages train different parts of one draft, and are asked three times each; the target is a model, too."""
+    counts = sizes._counted, train_stage._trainable
+    for kept in counts:
+        kept.cache_clear()
+    loaded = load(["recipe=llava15-68m"])
+    dry_run(loaded.recipe, plan(loaded.recipe, loaded.path))
+    assert [kept.cache_info().misses for kept in counts] == [2, 2]
+    assert train_stage._trainable.cache_info().hits >= 2

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from draftsmith.core.errors import UserError
+from draftsmith.recipes import files
 from draftsmith.recipes.dry_run import dry_run
 from draftsmith.recipes.load import load, recipe_names
 from draftsmith.recipes.origins import values
@@ -95,3 +96,20 @@ def test_a_dry_run_has_the_stages_that_are_asked_for(capsys):
     assert main(["recipe=demo/lvlm", "dry_run=true", "stages=[pretrain,evaluate]"]) == 0
     titles = [line for line in capsys.readouterr().out.splitlines() if line.startswith("stage ")]
     assert [title.split(":")[0] for title in titles] == ["stage pretrain (train)", "stage evaluate (evaluate)"]
+
+
+def test_a_file_is_parsed_once_until_it_changes(tmp_path, monkeypatch):
+    """What one reader changes in its tree is not another's; a variable is read anew each time."""
+    parsed, parse = [], files.yaml.load
+    monkeypatch.setattr(files.yaml, "load", lambda text, **how: parsed.append(text) or parse(text, **how))
+    written(tmp_path, "base", "extends: llava15-160m\nseed: 1\nstages: {finetune: {optim: {lr: 1.0e-5}}}\n")
+    (path, tree), *_ = files.sources(tmp_path / "base.yaml")[::-1]
+    tree["stages"]["finetune"]["optim"]["lr"] = 2.0
+    first = len(parsed)
+    assert files.sources(path)[-1][1]["stages"]["finetune"]["optim"]["lr"] == 1e-5 and len(parsed) == first
+    written(tmp_path, "base", "extends: llava15-160m\nseed: 2\n")
+    assert files.sources(path)[-1][1] == {"seed": 2} and len(parsed) == first + 1
+    written(tmp_path, "base", "extends: llava15-160m\noutput: runs/${oc.env:WHERE}\n")
+    for where in ("here", "there"):
+        monkeypatch.setenv("WHERE", where)
+        assert files.sources(path)[-1][1] == {"output": f"runs/{where}"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sized
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from ...data.dataset import ConversationData
 from ...data.families.llava import is_tiled
 from ...data.loader import steps_per_epoch
 from ...data.media import ImageReader
-from ...models.families.sizes import empty_model, parameter_counts
+from ...models.families.sizes import Described, empty_model, parameter_counts
 from ...models.families.table import training_of
 from ...models.formats.start import is_own
 from ..run.stage import Planned
@@ -74,8 +75,14 @@ def positions_of(plan: Planned) -> int:
 
 def trainable_counts(stage: Any, config: PreTrainedConfig) -> dict[str, int]:
     """Parameters that a stage trains, by part; with LoRA the adapters'."""
+    return dict(_trainable(Described.of(config, stage.trainable, stage.lora)))
+
+
+@functools.lru_cache(64)
+def _trainable(described: Described) -> dict[str, int]:
+    trainable, lora = described.settings
     with torch.device("meta"):
-        module = training_of(empty_model(config), stage.trainable, gradient_checkpointing=False, lora=stage.lora)
+        module = training_of(empty_model(described.config), trainable, gradient_checkpointing=False, lora=lora)
     return {part: sum(p.numel() for _, p in named) for part, named in module.parts().items()}
 
 
