@@ -103,6 +103,7 @@ UNIONS = {
     "trainers/evaluate/probe_settings.py",
     "trainers/evaluate/studies.py",
     "trainers/serve/engines.py",
+    "trainers/train/layouts.py",
 }
 
 FAMILIES = ("anole", "causal", "gemma", "internvl", "llamagen", "llava", "mistral", "qwen", "qwen35")

@@ -16,9 +16,10 @@ from ...core.files import checked
 from ...models.decoding.tree import Tree
 from ...models.decoding.warp import Warp
 from ...models.drafters.manifest import MANIFEST, read_manifest
+from ...models.drafters.outside import load_start
 from ...models.families.load import TargetConfig
 from ...models.formats.source import named_target
-from ...models.formats.start import load_start
+from ...models.formats.start import load_published
 from ...models.hub import read_config
 from ...models.shipped import opened_target
 from ..loop import Decoding, generate
@@ -122,5 +123,5 @@ class Exported:
         if self.config is None:
             raise UserError("a draft model is no head: its chains are not compared", where=str(self.folder),
                             hint="serve it, and read the accepted tokens in the engine's metrics")  # fmt: skip
-        module = load_start(self.config, self.folder, self.target, self._identity)
+        module = load_start(self.config, self.folder, self.target, self._identity, load_published)
         return self.config.drafter(module.eval(), self.target)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,9 @@ PIECE = 4096  # states of a prompt that are read at once
 
 class DflashConfig(DflashSettings):
     """A DFlash draft, for a language model or an image generator."""
+
+    starts_outside: ClassVar[bool] = True
+    publishes_as_ours: ClassVar[bool] = True
 
     def build(self, target: Target, *, count_tokens: CountTokens | None = None) -> DflashHead:
         """An own LM head begins with the target's rows of the ids that the training data has most often, a trained
@@ -85,6 +88,10 @@ class DflashConfig(DflashSettings):
         with torch.device("meta"):
             ids = None if self.draft_vocab_size is None else torch.arange(self.draft_vocab_size)
             return DflashHead(self.shape(shape), ids)
+
+    def cached_numbers(self, shape: TargetShape) -> tuple[int, int]:
+        made = self.shape(shape)
+        return 2 * made.num_layers * made.layer.num_kv_heads * made.layer.head_dim, made.block_size
 
     def exports(self, engine: str) -> list[str]:
         return []
