@@ -102,6 +102,7 @@ UNIONS = {
     "recipes/schema.py",
     "trainers/evaluate/probe_settings.py",
     "trainers/evaluate/studies.py",
+    "trainers/readers.py",
     "trainers/serve/engines.py",
     "trainers/train/layouts.py",
 }
