@@ -47,7 +47,7 @@ EXTRAS = {
         "eval/studies/",
         *(f"trainers/evaluate/{n}.py" for n in ("clip_tables", "drawn_analysis", "probes", "recorded_weights")),
     ),
-    "shapes": ("data/shapes/", "trainers/stages/generate.py"),
+    "shapes": ("data/shapes/", "models/shapes_reader.py", "trainers/stages/generate.py"),
 }  # fmt: skip
 # Words by which code names a family; files with the word in their path are the family's own.
 FAMILIES = ("llava", "qwen", "llamagen", "anole", "gemma", "internvl", "mistral")

@@ -102,7 +102,9 @@ UNIONS = {
     "recipes/schema.py",
     "trainers/evaluate/probe_settings.py",
     "trainers/evaluate/studies.py",
+    "trainers/readers.py",
     "trainers/serve/engines.py",
+    "trainers/train/layouts.py",
 }
 
 FAMILIES = ("anole", "causal", "gemma", "internvl", "llamagen", "llava", "mistral", "qwen", "qwen35")

@@ -16,12 +16,13 @@ from ...core.files import checked
 from ...models.decoding.tree import Tree
 from ...models.decoding.warp import Warp
 from ...models.drafters.manifest import MANIFEST, read_manifest
+from ...models.drafters.outside import load_start
 from ...models.families.load import TargetConfig
 from ...models.folders import read_values
 from ...models.formats import lvlm
 from ...models.formats.plugin import SECTION
 from ...models.formats.source import named_target
-from ...models.formats.start import load_start
+from ...models.formats.start import load_published
 from ...models.hub import read_config
 from ...models.shipped import opened_target
 from ..loop import Decoding, generate
@@ -136,5 +137,5 @@ class Exported:
                             hint="serve it, and read the accepted tokens in the engine's metrics")  # fmt: skip
         if self.kind == "lvlm":
             return self.config.drafter(lvlm.from_plugin(self.folder, self.target.decoder.model), self.target)
-        module = load_start(self.config, self.folder, self.target, self._identity)
+        module = load_start(self.config, self.folder, self.target, self._identity, load_published)
         return self.config.drafter(module.eval(), self.target)

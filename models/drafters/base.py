@@ -108,6 +108,9 @@ class DrafterConfig(Kinded):
     # Which targets it drafts for: those that answer in words, those that draw images.
     for_language: ClassVar[bool] = True
     for_images: ClassVar[bool] = False
+    # Whether a `train` stage can start from weights outside the run, and whether others publish them in our own layout.
+    starts_outside: ClassVar[bool] = False
+    publishes_as_ours: ClassVar[bool] = False
 
     @property
     def display_name(self) -> str:
@@ -128,6 +131,26 @@ class DrafterConfig(Kinded):
     def parts(self) -> dict[str, bool] | None:
         """Which parts of Sparrow are on (its table 6); None: not a head of a language model."""
         return None
+
+    @property
+    def whole_model(self) -> Any:
+        """A whole model that drafts as a target decodes, as a section like the target's; "target": the target's own
+        weights with another cache; None: what drafts is no such model.
+        """
+        return None
+
+    @property
+    def reads_attention(self) -> bool:
+        """Whether it reads the attention of the target's layers over the prompt, whose weights a dry run counts."""
+        return False
+
+    def num_kept(self, visual: int) -> int:
+        """How many of a prompt's visual tokens it keeps."""
+        return visual
+
+    def cached_numbers(self, shape: TargetShape) -> tuple[int, int]:
+        """(keys' and values' numbers of each position, positions beyond the request's) of the cache that it keeps."""
+        return 0, 0
 
     def provides(self) -> set[str]:
         """Things that need no stage: {"drafter"} where published weights, or the target's own, draft."""
@@ -176,6 +199,10 @@ class DrafterConfig(Kinded):
             UserError: a file is missing, or it was made for another target.
         """
         raise self._unwritten("load")
+
+    def begin_from(self, folder: Path, target: Target, identity: TargetIdentity) -> nn.Module:
+        """The module in float32 as training starts from `folder`, whose layout is ours. Raises as `load`."""
+        return self.load(folder, target, dtype=torch.float32, identity=identity)
 
     def copy_of(self, module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
         """A module like `module` in float32 with the weights of `state`, sharing none with `module` or the target."""

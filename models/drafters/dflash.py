@@ -24,7 +24,7 @@ from ..decoding.warp import Warp
 from ..targets.base import Target, TargetShape, TargetStep
 from .base import PLAIN, CountTokens, Drafter, DraftingOptions, TargetIdentity
 from .dflash_confidence import kept_levels
-from .dflash_files import dflash_manifest, load_dflash, save_dflash
+from .dflash_files import dflash_manifest, holds_dflash, load_dflash, save_dflash
 from .dflash_images import DflashImageProposal, DflashImageTraining
 from .dflash_module import DflashHead
 from .dflash_settings import DflashSettings
@@ -42,6 +42,8 @@ class DflashConfig(DflashSettings):
     """A DFlash draft, for a language model or an image generator."""
 
     head_class: ClassVar[type[DflashHead]] = DflashHead
+    starts_outside: ClassVar[bool] = True
+    publishes_as_ours: ClassVar[bool] = True
 
     def build(self, target: Target, *, count_tokens: CountTokens | None = None) -> DflashHead:
         """An own LM head begins with the target's rows of the ids that the training data has most often, a trained
@@ -74,6 +76,12 @@ class DflashConfig(DflashSettings):
         head.load_state_dict(kept, strict=False)
         return head.to(target.embedding.device)
 
+    def begin_from(self, folder: Path, target: Target, identity: TargetIdentity) -> nn.Module:
+        """Also from a DFlash draft, where this is a kind that grew out of it."""
+        if self.kind != "dflash" and holds_dflash(folder):
+            return self.grown(folder, target, identity)
+        return super().begin_from(folder, target, identity)
+
     def copy_of(self, module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
         copy = cast(DflashHead, module).fresh()
         copy.load_state_dict(state)
@@ -100,6 +108,10 @@ class DflashConfig(DflashSettings):
         with torch.device("meta"):
             ids = None if self.draft_vocab_size is None else torch.arange(self.draft_vocab_size)
             return self.head_class(self.shape(shape), ids)
+
+    def cached_numbers(self, shape: TargetShape) -> tuple[int, int]:
+        made = self.shape(shape)
+        return 2 * made.num_layers * made.layer.num_kv_heads * made.layer.head_dim, made.block_size
 
     def exports(self, engine: str) -> list[str]:
         return []

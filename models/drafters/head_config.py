@@ -36,6 +36,8 @@ VISUAL_STAGE = HeadObjective(l1=10.0, listmle=0.1)
 class HeadConfig(HeadSettings):
     """What is done with any of these heads: files, training, drafting."""
 
+    starts_outside: ClassVar[bool] = True
+
     def read(self, folder: Path, target: Target, dtype: torch.dtype, identity: TargetIdentity | None) -> StateHead:
         return load_head(self, folder, target, dtype, identity)
 
@@ -47,6 +49,10 @@ class HeadConfig(HeadSettings):
 
     def training_objective(self, module: nn.Module, target: Target, settings: HeadObjective | None = None) -> nn.Module:
         return HeadTraining(cast(StateHead, module), target, self, settings)
+
+    def cached_numbers(self, shape: TargetShape) -> tuple[int, int]:
+        layer = self.layer(shape)
+        return 2 * layer.num_kv_heads * layer.head_dim, 0
 
     def drafter(self, module: nn.Module, target: Target, options: DraftingOptions = PLAIN) -> Drafter:
         return HeadProposal(cast(StateHead, module), target, self)

@@ -57,6 +57,7 @@ class MedusaConfig(ModuleDrafter):
         "loss",
     }
     for_images: ClassVar[bool] = True
+    starts_outside: ClassVar[bool] = True
 
     def shape(self, target: TargetShape) -> MedusaShape:
         """Return the sizes of the heads: the target's width, the number of heads, and the blocks of each."""

@@ -10,11 +10,10 @@ from torch import Tensor
 from ...core.finite import check_weights
 from ...core.pretrained import INDEX, indexed_files, read_safetensors
 from ..drafters.head_files import head_state
-from ..folders import CONFIG, find_folder, read_values
+from ..drafters.outside import find_start
+from ..folders import read_values
 
 State = dict[str, Tensor]
-# What is fetched of a Hub id. Pickles are read without running anything that is in them.
-FILES = (CONFIG, "draftsmith.json", "*.safetensors", INDEX, "pytorch_model.bin")
 # Of the module that a trainer wrapped the head in.
 _WRAPPERS = ("module.", "draft_model.", "ea_layer.", "spec_layer.", "model.")
 # Tables that follow from the config: older checkpoints hold them.
@@ -27,7 +26,7 @@ def read_published(source: str | Path, revision: str | None) -> tuple[Path, dict
     Raises:
         UserError: a file is missing, or cannot be read without running it.
     """
-    folder = find_folder(source, revision, files=FILES)
+    folder = find_start(source, revision)
     values = read_values(folder)
     state = _shards(folder) if (folder / INDEX).is_file() else head_state(folder)
     return folder, values, {n: v for n, v in _bare(state).items() if not n.endswith(_DERIVED)}

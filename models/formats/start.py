@@ -1,8 +1,4 @@
-"""A head outside the run, as training starts from it: a folder of ours, an export, or a head that others published.
-
-The recipe's `drafter` section says what is trained, so the files must agree with it: kind, layer, layers that are read,
-and the target. What no file says (what stood at pictures in training) is what the section says from now on.
-"""
+"""A head that others published, or an export, as training starts from it. `drafters/outside.py` asks this."""
 
 from __future__ import annotations
 
@@ -14,62 +10,25 @@ from torch import Tensor, nn
 
 from ...core.errors import UserError
 from ..drafters.base import DrafterConfig, TargetIdentity
-from ..drafters.dflash import DflashConfig
-from ..drafters.dflash_files import holds_dflash
 from ..drafters.eagle import EagleConfig
 from ..drafters.head_config import FusedHeadConfig, HeadConfig
 from ..drafters.head_files import check_identity, check_manifest
-from ..drafters.made_for import OtherTarget
-from ..drafters.manifest import MANIFEST, read_manifest
+from ..drafters.manifest import MANIFEST
 from ..drafters.medusa import MedusaConfig
-from ..folders import find_folder
 from ..layer import LayerShape
 from ..targets.base import Target, TargetShape
 from . import lantern
 from .heads import LANGUAGE_HEADS, LanguageHead, import_head
-from .published_head import FILES
 
 
-def is_own(folder: Path) -> bool:
-    """Whether a folder holds a drafter in our own layout: of a stage, published, or imported. An export has another."""
-    return (folder / MANIFEST).is_file() and "export" not in read_manifest(folder)
-
-
-def find_start(source: str, revision: str | None) -> Path:
-    """The folder of the weights; those on the Hub are downloaded. Raises `UserError` where there is none."""
-    return find_folder(source, revision, files=FILES)
-
-
-def load_start(
-    config: DrafterConfig, folder: Path, target: Target, identity: TargetIdentity, *, other_target: bool = False
-) -> nn.Module:
-    """The head in float32 on the target's device, ready to be trained on.
-
-    Args:
-        other_target: it was trained for another target of the same shape and tokenizer, whose name and embedding are
-            not compared.
-
-    Raises:
-        UserError: a file is missing, or the head is of another kind, target or making than `config` says.
-    """
-    if other_target:
-        return _load(config, folder, target, TargetIdentity({}, identity.tokenizer_sha256), None)
-    try:
-        return _load(config, folder, target, identity, target.embedding)
-    except OtherTarget as error:
-        hint = (
-            f"{error.hint}; if it was trained for a base model of this target: from: {{path: ..., other_target: true}}"
-        )
-        raise UserError(error.problem, where=error.where, hint=hint) from error
-
-
-def _load(
+def load_published(
     config: DrafterConfig, folder: Path, target: Target, identity: TargetIdentity, embedding: Tensor | None
 ) -> nn.Module:
-    if isinstance(config, DflashConfig) and config.kind != "dflash" and holds_dflash(folder):
-        return config.grown(folder, target, identity)
-    if is_own(folder) or isinstance(config, DflashConfig):  # whose published layout is ours
-        return config.load(folder, target, dtype=torch.float32, identity=identity)
+    """The head in float32 on the target's device, as `load_start` has it.
+
+    Args:
+        embedding: of the target, which the head's files may be compared with; None: they are not.
+    """
     if isinstance(config, EagleConfig) and target.shape.draws_images:
         return _lantern(config, folder, target, identity)
     if config.kind not in LANGUAGE_HEADS or target.shape.draws_images:
@@ -138,8 +97,3 @@ def _refuse(name: str, theirs: Any, ours: Any, settings: dict[str, Any], where: 
 
 def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def starts(config: DrafterConfig, draws_images: bool) -> bool:
-    """Whether a training of this kind can start from a folder outside the run."""
-    return isinstance(config, HeadConfig | MedusaConfig | DflashConfig) and (config.for_images or not draws_images)

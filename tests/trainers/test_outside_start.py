@@ -19,6 +19,7 @@ from draftsmith.models.drafters.eagle_images import ImageEagleTraining
 from draftsmith.models.drafters.head_training import HeadTraining
 from draftsmith.models.drafters.medusa import MedusaConfig
 from draftsmith.models.drafters.msd import MsdConfig
+from draftsmith.models.drafters.outside import load_start
 from draftsmith.models.drafters.peagle import PeagleConfig, PeagleTraining
 from draftsmith.models.drafters.sparrow import SparrowConfig
 from draftsmith.models.drafters.vispec import VispecConfig
@@ -28,7 +29,7 @@ from draftsmith.models.formats import export_drafter
 from draftsmith.models.formats.export import lay_out
 from draftsmith.models.formats.llama_layer import llama_values
 from draftsmith.models.formats.source import Target, read_source
-from draftsmith.models.formats.start import load_start
+from draftsmith.models.formats.start import load_published
 from draftsmith.models.targets.base import language_shape
 from draftsmith.models.targets.llamagen.files import save_model
 from draftsmith.models.targets.llamagen.section import build_transformer
@@ -358,9 +359,9 @@ def test_a_head_of_a_base_model_starts_for_its_fine_tuned_one_where_the_recipe_s
         identity = TargetIdentity(target.model_dump(mode="json"))
         loaded = open_target(asked, asked.processor())
         with pytest.raises(UserError, match=r"embedding are not the target's|target.path is some/base-model") as error:
-            load_start(KINDS["msd"], folder, loaded, identity)
+            load_start(KINDS["msd"], folder, loaded, identity, load_published)
         assert "other_target: true" in error.value.hint
-        head = load_start(KINDS["msd"], folder, loaded, identity, other_target=True)
+        head = load_start(KINDS["msd"], folder, loaded, identity, load_published, other_target=True)
         assert all((head.state_dict()[name] - value).abs().max() < 1e-6
                    for name, value in fresh(made, "msd").state_dict().items())  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ...models.drafters.pruned import PrunedConfig
+from ...models.drafters.base import DrafterConfig
 from ...models.families.load import target_config
 from ...models.families.sizes import parameter_counts
 
@@ -37,8 +37,8 @@ def describe_evaluation(stage: Any) -> list[str]:
     for name, section in stage.drafters.items():
         lines.append(f"  drafter {name}: {getattr(section, 'path', None) or section.kind}")
     sections = [method.drafter for method in stage.methods.values()] + list(stage.drafters.values())
-    models = [s.model for s in sections if isinstance(s, PrunedConfig) and s.model != "target"]
-    published = {model.path: model for model in models}
+    models = [section.whole_model for section in sections if isinstance(section, DrafterConfig)]
+    published = {model.path: model for model in models if model not in (None, "target")}
     return lines + [f"  draft {p}: {_num_parameters(model):,} parameters" for p, model in published.items()]
 
 

@@ -14,7 +14,6 @@ from pydantic import Field
 
 from ...core.section import Section
 from ...models.drafters.captioners import LvlmCaptions, num_published
-from ...models.drafters.pruned import PrunedConfig
 from ...models.families.load import target_config
 from ...models.families.memory import BYTES, cache_bytes, graph_bytes, weight_bytes
 from ...models.hub import has_windows, recurrent_layers
@@ -96,7 +95,7 @@ def evaluation_memory(plan: Any) -> Memory:
     opened = proposals(plan)
     drafting = [one for one in opened if not one.is_unknown]
     nodes = 1 + max(method.policy(grid=1).max_nodes for method in stage.methods.values())
-    tapped = any(isinstance(one.config, PrunedConfig) and one.config.ratio for one in drafting)
+    tapped = any(one.config.reads_attention for one in drafting)
     asked = Pass(stage.capacity + nodes, section.prefill_chunk, nodes, tapped)
     parts = {f"target's {name.replace('_', ' ')}": size_of / spread
              for name, size_of in weight_bytes(config, dtype, size).items()}  # fmt: skip

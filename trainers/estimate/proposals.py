@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from ...data.pictures.visual_budget import visual_tokens
-from ...models.drafters.dflash import DflashConfig
+from ...models.drafters.base import DrafterConfig
 from ...models.drafters.head_config import HeadConfig
 from ...models.drafters.head_graphs import COUNTS, MOST_EXPANSIONS
 from ...models.drafters.lvlm import LvlmConfig
 from ...models.drafters.mixed import MixedConfig
-from ...models.drafters.pruned import PrunedConfig
 from ...models.families.load import target_config
 from ...models.families.memory import BYTES, cache_bytes, weight_bytes
 from ...models.families.table import family_of
@@ -130,22 +129,21 @@ def sizes_of(one: Proposal, stage: Any, config: Any, section: Any) -> Sizes:
         section: the target's.
     """
     drafter, positions = one.config, stage.capacity + one.nodes
-    if isinstance(drafter, PrunedConfig):
-        return _pruned(drafter, _left(drafter, stage, config, positions), config, section)
+    if drafter.whole_model is not None:
+        return _whole_model(drafter.whole_model, _left(drafter, stage, config, positions), config, section)
     if isinstance(drafter, LvlmConfig):
         return _draft_lvlm(one, drafter, positions, config, section)
     shape, width = language_shape(config.get_text_config()), held_bytes(section)
     weights = float(width * sum(drafter.count(shape).values()))
-    if isinstance(drafter, DflashConfig):
-        made = drafter.shape(shape)
-        place = 2.0 * made.num_layers * made.layer.num_kv_heads * made.layer.head_dim * width
-        return Sizes("drafters", weights, (positions + made.block_size) * place)
-    if not isinstance(drafter, HeadConfig):
-        return Sizes("drafters", weights, 0.0)  # Medusa's heads keep nothing of a prompt
-    layer = drafter.layer(shape)
-    place = 2.0 * layer.num_kv_heads * layer.head_dim * width
-    cache = positions * place
-    if stage.graphs.head and section.device_map is None and section.tensor_parallel_size == 1:
+    numbers, beyond = drafter.cached_numbers(shape)
+    place = float(numbers * width)
+    cache = (positions + beyond) * place
+    if (
+        isinstance(drafter, HeadConfig)
+        and stage.graphs.head
+        and section.device_map is None
+        and section.tensor_parallel_size == 1
+    ):
         lengths = lengths_up_to((stage.graphs.length or stage.capacity) + one.nodes + COUNTS[-1])
         # Requests that are longer than the graphs are made for have a cache of their own.
         cache = lengths[-1] * place + (cache if positions + COUNTS[-1] > lengths[-1] else 0.0)
@@ -155,7 +153,7 @@ def sizes_of(one: Proposal, stage: Any, config: Any, section: Any) -> Sizes:
     return Sizes("drafters", weights, cache)
 
 
-def _left(drafter: PrunedConfig, stage: Any, config: Any, positions: int) -> int:
+def _left(drafter: DrafterConfig, stage: Any, config: Any, positions: int) -> int:
     """Positions of the longest pruned prompt with its answer, where the recipe says how long its clips are."""
     lengths = [length for listed in stage.listed_lengths().values() for length in listed]
     data = max(stage.data, key=lambda data: data.max_length)
@@ -173,11 +171,12 @@ def _visual(length: int | str, data: Any, config: Any) -> int:
     return read.of_frames(config, length, data.video.max_pixels or 0)  # null: nobody says, and nothing is taken off
 
 
-def _pruned(drafter: PrunedConfig, positions: int, config: Any, section: Any) -> Sizes:
-    if drafter.model == "target":
+def _whole_model(model: Any, positions: int, config: Any, section: Any) -> Sizes:
+    """Of a model's section, or of "target"."""
+    if model == "target":
         own = cache_bytes(config, held_dtype(section), positions, section.tensor_parallel_size)
         return Sizes("sibling", 0.0, own, is_targets=True)
-    model, dtype = drafter.model, held_dtype(drafter.model, key="drafter.model")
+    dtype = held_dtype(model, key="drafter.model")
     own_config, size = target_config(model, None, network=False), model.tensor_parallel_size
     made = moment(own_config, model, dtype, Pass(positions, model.prefill_chunk))
     weights = sum(weight_bytes(own_config, dtype, size).values())

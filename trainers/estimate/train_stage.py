@@ -15,9 +15,9 @@ from ...data.dataset import ConversationData
 from ...data.families.llava import is_tiled
 from ...data.loader import steps_per_epoch
 from ...data.media import ImageReader
+from ...models.drafters.outside import is_own
 from ...models.families.sizes import Described, empty_model, parameter_counts
 from ...models.families.table import training_of
-from ...models.formats.start import is_own
 from ..run.stage import Planned
 from .auto_dtypes import held_bytes
 from .data import generated, image_reader_of, most_patches, on_disk, samples, tokens

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from ...data.captioned import Captioned, TarSource, decode_image, read
 from ...data.captioned.prompts import ImagePrompt
-from ...data.shapes.captioned import figures_of, places_of
 from ...eval.quality import Extractor, Measured, QualityConfig, as_is, check, measure
-from ...models.shapes_reader import ShapesReader
+from ..readers import Reader, captioned
 
 MOST_REAL = 5000  # pictures of the synthetic dataset that are read, the prompts' own first
 
@@ -64,9 +63,9 @@ class Judge:
         self.config, self.prompts, self.device = config, prompts, device
         if config is not None:
             check(config)  # missing weights are told before an hour of decoding
-        self.reader = None if reader is None else ShapesReader.load(reader).to(device)
+        self.reader = None if reader is None else Reader.load(reader).to(device)
         for prompt in prompts if reader is not None else ():
-            figures_of(prompt.caption)  # and so are captions that the reader cannot judge
+            captioned(prompt.caption)  # and so are captions that the reader cannot judge
         pictures = real_pictures(real, size, MOST_REAL) if self.reader is not None and real is not None else []
         self.real, others = pictures[: len(prompts)], pictures[len(prompts) :]
         # A handful of others is a worse reference than the prompts' own.
@@ -121,11 +120,11 @@ def _stacked(images: Sequence[np.ndarray]) -> Tensor:
     return torch.from_numpy(np.stack(list(images))).permute(0, 3, 1, 2)
 
 
-def as_captioned(reader: ShapesReader, pictures: Tensor, captions: Sequence[str]) -> float:
+def as_captioned(reader: Reader, pictures: Tensor, captions: Sequence[str]) -> float:
     """Share of pictures in which every captioned figure stands at its place in its colour and shape."""
     with torch.no_grad():
         read_places = reader.read(pictures.to(next(reader.parameters()).device)).cpu()  # [B,4,2]
-    truth = torch.tensor([places_of(figures_of(caption)) for caption in captions])
+    truth = torch.stack([captioned(caption) for caption in captions])
     asked = truth[..., 0] > 0
     return float(((read_places == truth).all(-1) | ~asked).all(-1).float().mean())
 

@@ -17,7 +17,6 @@ from ...core.errors import did_you_mean
 from ...core.refused import Refused
 from ...models.drafters import AnyDrafter
 from ...models.drafters.base import DrafterConfig
-from ...models.formats.start import starts
 from ..estimate.train_stage import start_line, told_steps
 from ..run.context import Context
 from ..run.stage import Planned, TrainingLength, other_drafters
@@ -192,7 +191,7 @@ class TrainHead(TrainStage):
         trained = self.drafter or drafter
         if self.outside is None or trained is None:
             return
-        if not starts(trained, target.draws_images):
+        if not trained.starts_outside or (target.draws_images and not trained.for_images):
             problem = f"names a head, and this stage trains a drafter of kind {trained.kind}"
             raise Refused("from.path", problem, "leave it out")
         if trained.provides():

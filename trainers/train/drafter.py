@@ -26,12 +26,13 @@ from ...models.decoding.warp import Warp
 from ...models.drafters.base import CountTokens, DrafterConfig, TargetIdentity
 from ...models.drafters.head_files import check_vocabulary
 from ...models.drafters.head_objective import HeadObjective
-from ...models.formats.start import find_start, load_start
+from ...models.drafters.outside import find_start, load_start
 from ...models.targets.base import Target
 from ..run.context import Context
 from .best import Best
 from .engine import Engine
 from .fit import SCRATCH
+from .layouts import PUBLISHED
 
 _EMPTY = "is the template right? Does the target answer the questions of `decoding`?"
 
@@ -136,7 +137,9 @@ class TrainedDrafter:
         if outside is not None:
             self.context.say(f"{self.context.name}: starts from {outside.path}")
             folder = find_start(outside.path, outside.revision)
-            head = load_start(self.config, folder, self.target, self.identity, other_target=outside.other_target)
+            head = load_start(
+                self.config, folder, self.target, self.identity, PUBLISHED, other_target=outside.other_target
+            )
             check_vocabulary(self.config, head, self.target, folder)
             return head
         if folder is None and (not published or self.stage.from_stage == SCRATCH):

@@ -17,14 +17,13 @@ from ...core.errors import UserError
 from ...core.pretrained import reading_pretrained
 from ...data.captioned.prompts import read_prompts
 from ...data.loader import Collate, Loader, steps_per_epoch
-from ...data.shapes.captioned import COLORS, SHAPES, figures_of, places_of
 from ...data.shards.codes import CodeCollate, PictureCollate, ShardData, ShardSample, ShardSamples
 from ...data.stage_folders import CODES, DATASET_FOLDER, TOKENIZER
 from ...eval.figures import save_grid
 from ...models.drafters.base import TargetIdentity
 from ...models.families.generators import load_generator
-from ...models.shapes_reader import ShapesReader
 from ...models.targets.drawing import TEXT_ENCODER
+from ..readers import Reader, captioned, new_reader
 from ..run.context import Context
 from .best import held_out_scores
 from .drafter import Requests, TrainedDrafter
@@ -147,7 +146,7 @@ def _module(stage: Any, context: Context, seed: int, total: int) -> nn.Module:
     """The model as this stage finds it, with its training forward."""
     folder = context.inputs.get(stage.model)
     if stage.model == "reader":
-        return ShapesReader(len(COLORS), len(SHAPES)) if folder is None else ShapesReader.load(folder)
+        return new_reader() if folder is None else Reader.load(folder)
     engine = context.engine
     if stage.model == "vq" and stage.revive_every and (engine.zero_stage or engine.precision != "fp32"):
         raise UserError("revive_every needs zero_stage 0 and fp32", hint="leave it out, or change the engine section")
@@ -169,7 +168,7 @@ def _collate(stage: Any, context: Context, samples: ShardSamples, seed: int) -> 
 
 
 def _places(sample: ShardSample) -> Tensor:
-    return torch.tensor(places_of(figures_of(sample.info["caption"]))).flatten()
+    return captioned(sample.info["caption"]).flatten()
 
 
 def _nothing(sample: ShardSample) -> Tensor:

@@ -25,7 +25,7 @@ from ...data.states.reader import StatesReader
 from ...data.states.samples import SeededCollate, split
 from ...models.drafters.base import TargetIdentity
 from ...models.drafters.manifest import read_manifest
-from ...models.formats.start import find_start, is_own
+from ...models.drafters.outside import find_start, is_own
 from ..run.context import Context
 from ..run.stage_records import check_fit, open_records
 from ..serve.states_builder import (
