@@ -21,12 +21,13 @@ from draftsmith.models.drafters.dflash_images import above_next
 from draftsmith.models.drafters.dflash_training import draw_blocks
 from draftsmith.models.drafters.dflash_walk import Before
 from draftsmith.models.drafters.dspark import DsparkConfig
+from draftsmith.models.drafters.outside import load_start
 from draftsmith.models.folders import write_folder
 from draftsmith.models.formats.export import lay_out
 from draftsmith.models.formats.expressible import check_expressible
 from draftsmith.models.formats.heads import import_head
 from draftsmith.models.formats.source import Target, read_source
-from draftsmith.models.formats.start import load_start
+from draftsmith.models.formats.start import load_published
 from draftsmith.models.losses import divergence
 from draftsmith.models.targets.base import language_shape
 from heads_tiny import config_of
@@ -380,7 +381,7 @@ def test_a_dflash_draft_is_a_start(big, tmp_path, kind, layout):
     own = {"dspark": DSPARK | {"sample_from_anchor": False, "markov_head_type": "rnn", "loss": PLAIN_CE},
            "dflash2": {"kind": "dflash2", "conv_group_size": 8}}[kind]  # fmt: skip
     config = config_of(**SMALL | {"mask_token_id": 61} | own)
-    head = load_start(config, folder, big, identity)
+    head = load_start(config, folder, big, identity, load_published)
     batch, states = rows_of(big, *ROWS)
     without = plain_config.model_copy(update={"confidence": None})
     wanted = without.training_objective(dflash, big)(batch, states).loss_sum
@@ -390,7 +391,7 @@ def test_a_dflash_draft_is_a_start(big, tmp_path, kind, layout):
     torch.testing.assert_close(training(batch, states).loss_sum, wanted, rtol=1e-6, atol=1e-6)
     other = config_of(**SMALL | {"mask_token_id": 60} | own)
     with pytest.raises(UserError, match="mask_token_id is 61, expected 60"):
-        load_start(other, folder, big, identity)
+        load_start(other, folder, big, identity, load_published)
 
 
 PLAIN_CE = {"token_divergence": "ce", "weight": 1.0, "ce_weight": 0.0}
