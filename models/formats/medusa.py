@@ -59,7 +59,7 @@ def to_ours(values: dict[str, Any], state: State, text: Any, where: str) -> tupl
                         hint="give a folder with blocks.0.layers.0.weight")  # fmt: skip
     heads, layers = (max(numbers) + 1 for numbers in zip(*places, strict=True))
     config = MedusaConfig(kind="medusa", num_heads=heads, num_layers=layers)
-    head = MedusaHead(config.shape(language_shape(text)))
+    head = MedusaHead(config.shape(language_shape(text)), text.vocab_size)
     check_shapes(
         shapes_of(blocks), shapes_of(head.state_dict()), where=where, what="not Medusa heads for this target: ",
         hint="give the --target that they were trained for",

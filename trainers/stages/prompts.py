@@ -192,9 +192,8 @@ class PromptsStage(Stage):
         pictures: list[str | None] = (
             [None] if split.pictures is None else _pictures(split.pictures, f"splits.{name}.pictures")
         )
-        ways = [
-            (begin.replace(_TOPIC, topic or ""), topic) for begin in self.begins for topic in split.topics or [None]
-        ]
+        topics: list[str | None] = [*split.topics] or [None]
+        ways = [(begin.replace(_TOPIC, topic or ""), topic) for begin in self.begins for topic in topics]
         tries = range(split.count * _MOST_TRIES)
         return [Begun(*ways[n % len(ways)], pictures[n % len(pictures)]) for n in tries]
 
