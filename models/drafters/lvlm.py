@@ -32,7 +32,7 @@ from ..targets.base import Target, TargetShape
 from ..targets.llava.decoder import LlavaDecoder
 from ..targets.llava.model import assemble, llava_config
 from ..targets.llava.section import LlavaTarget
-from ..targets.llava.served import ProjectorInput, Reading
+from ..targets.llava.served import ProjectorInput, Reading, reading_of
 from .base import PLAIN, CountTokens, Drafter, DraftingOptions, PublishedDrafter, TargetIdentity
 from .ensemble import DraftingMode, EnsembleConfig, EnsembleProposal, preset
 from .graph import GraphedChain
@@ -158,7 +158,13 @@ class LvlmConfig(PublishedDrafter):
 
     def lines(self, shape: TargetShape, config: PreTrainedConfig) -> list[str]:
         """Return the number of parameters of each part and the size of the vocabulary."""
-        return parameter_lines(self.config_beside(config), vocabulary=True)
+        draft = self.config_beside(config)
+        reading, words = reading_of(draft), []
+        if not reading.is_plain:
+            words.append("its projector reads the target's projected features")
+        if not reading.first_token:
+            words.append("a prompt's first token is left out")
+        return [*parameter_lines(draft, vocabulary=True), *([f"  {'; '.join(words)}"] if words else [])]
 
     def config_beside(self, target: PreTrainedConfig) -> PreTrainedConfig:
         """Its model config beside a target's, from pinned or inline configs, or of the folder of a published one."""

@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
+from draftsmith.data.processor_files import load_processor
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.dflash_files import dflash_manifest
@@ -11,10 +12,13 @@ from draftsmith.models.drafters.dflash_module import DflashHead
 from draftsmith.models.drafters.eagle import EagleConfig
 from draftsmith.models.drafters.eagle3 import Eagle3Config
 from draftsmith.models.drafters.head_files import manifest_of, save_head
+from draftsmith.models.drafters.lvlm import LvlmConfig, build_drafter, save_lvlm
 from draftsmith.models.drafters.medusa import MedusaConfig
 from draftsmith.models.drafters.msd import MsdConfig
 from draftsmith.models.drafters.peagle import PeagleConfig
+from draftsmith.models.families.load import load_lvlm
 from draftsmith.models.hub import read_config
+from draftsmith.models.parts import TokenIds
 from draftsmith.models.targets.base import language_shape
 
 TAPS = (2, 4, 5)
@@ -65,3 +69,25 @@ def _drawn(head):
         else:  # norms, which differ from layer to layer
             value.uniform_(0.4, 1.6, generator=generator)
     return head
+
+
+def save_draft(target: Path, folder: Path, **settings) -> None:
+    """A draft LVLM with drawn weights, narrower than its target, on the target's projected features."""
+    model = load_lvlm(target, revision=None, dtype=torch.float32, key="target", whole=True)
+    ids = read_config(str(target), key="target")
+    processor = load_processor(str(target))
+    language = {"model_type": "llama", "hidden_size": 96, "intermediate_size": 128, "num_hidden_layers": 2,
+                "num_attention_heads": 3, "max_position_embeddings": 512, "initializer_range": 0.3}  # fmt: skip
+    made = {"kind": "lvlm", "language_model": language, "vision_tower": "target", "projector_input": "projected"}
+    section = LvlmConfig.model_validate(made | {"first_token": False} | settings)
+    torch.manual_seed(0)
+    text = ids.text_config
+    draft = build_drafter(
+        section, model, TokenIds(text.vocab_size, processor.image_token_id, *(
+            getattr(text, f"{name}_token_id") for name in ("bos", "eos", "pad"))), seed=0,
+    )  # fmt: skip
+    with torch.no_grad():  # pictures that show
+        for layer in (draft.model.multi_modal_projector.linear_1, draft.model.multi_modal_projector.linear_2):
+            layer.weight.normal_(0, 0.3)
+    manifest = {"model": "drafter", "target": str(target), "tokenizer_hash": processor.tokenizer_hash}
+    save_lvlm(draft, folder, manifest | {"drafter": section.model_dump(mode="json")})

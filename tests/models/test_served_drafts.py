@@ -71,6 +71,8 @@ def test_the_targets_projector_is_copied_and_stays(target):
     assert all(p.grad is None for p in draft.model.multi_modal_projector.target.parameters())
     assert draft.model.multi_modal_projector.linear_1.weight.grad.abs().sum() > 0
     assert draft.model.multi_modal_projector.linear_1.weight.shape == (24, 32)
+    with pytest.raises(UserError, match="trains the tower under them"):
+        LlavaTraining(draft, ["vision_tower"], gradient_checkpointing=False)
 
 
 @pytest.mark.parametrize("packed", [False, True])

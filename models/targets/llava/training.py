@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from ....core.batch import TEXT, Batch
+from ....core.errors import UserError
 from ....core.states import places_of, put_at
 from ...packed_row import last_states
 from ...parts import Part
@@ -33,6 +34,11 @@ class LlavaTraining(ModelTraining):
     """The training forward over a LLaVA, of any of its kinds."""
 
     def __init__(self, model: PreTrainedModel, trainable: Sequence[Part], **settings: Any):
+        if "vision_tower" in trainable and not reading_of(model.config).is_plain:
+            raise UserError(
+                "the draft reads the target's projected features, and its stage trains the tower under them",
+                where="key trainable", hint="leave vision_tower out: an engine runs the target's tower alone",
+            )  # fmt: skip
         super().__init__(model, trainable, **settings)
         self.packing = Packing(model.model)
 

@@ -1,0 +1,105 @@
+"""Our plugin in a real vLLM (scripts/test_engines): chains as here, cut prompts repaired, mistakes flagged."""
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+from draftsmith.eval.engines import engine_check as verify
+from draftsmith.eval.engines.ours import Exported
+from draftsmith.eval.engines.program import PYTHON, find_python
+from draftsmith.models.formats import export_drafter
+from served_heads import save_draft, save_drawn
+from served_pair import build
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(PYTHON not in os.environ, reason="no vLLM: scripts/test_engines makes its environment"),
+]
+_REPAIRS = "DRAFTSMITH_VLLM_REPAIRS"
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pair")
+    build(folder, steps=2, rows=4)
+    return folder / "target"
+
+
+def verified(folder, tmp_path):
+    scratch = Path(tempfile.mkdtemp(dir=tmp_path))
+    found = verify.verify_engine(folder, scratch, python=find_python(), max_new_tokens=16)
+    return found, {cell.group: cell for cell in found.cells}
+
+
+def exported(kind, target, tmp_path, **settings):
+    if kind == "lvlm":
+        save_draft(target, tmp_path / "draft", **settings)
+    else:
+        save_drawn(kind, target, tmp_path / "draft")
+    export_drafter(tmp_path / "draft", tmp_path / "out", "vllm")
+    return tmp_path / "out"
+
+
+@pytest.mark.parametrize("kind", ["medusa", "msd", "lvlm"])
+def test_every_chain_is_as_here(target, tmp_path, kind):
+    """Alone, three at once, and with prompts in pieces; the draft LVLM is narrower than its target."""
+    found, cells = verified(exported(kind, target, tmp_path), tmp_path)
+    assert not found.faults and len(cells) == 6
+    assert all(cell.chains > 30 and cell.equal == cell.chains for cell in cells.values() if cell.group[:3] != "res")
+
+
+def test_cut_prompts_are_the_engines_fault_and_the_plugin_repairs_it(target, tmp_path, monkeypatch):
+    """Of an EAGLE head in vLLM's own class. If the first half fails, vLLM is repaired."""
+    folder = exported("eagle", target, tmp_path)
+    monkeypatch.setenv(_REPAIRS, "0")
+    found, cells = verified(folder, tmp_path)
+    assert cells["text"].good and cells["three at once"].good and not cells["prompts in pieces"].good
+    ((_, hint),) = found.faults
+    assert "the engine's fault" in hint and "Our plugin repairs it" in hint
+    monkeypatch.delenv(_REPAIRS)
+    assert not verified(folder, tmp_path)[0].faults
+
+
+def test_pictures_that_enter_otherwise_are_flagged(target, tmp_path, monkeypatch):
+    """MSD whose folder names vLLM's own EAGLE class: text is as here where no bias is lost, and pictures are not."""
+    save_drawn("msd", target, tmp_path / "draft")
+    export_drafter(tmp_path / "draft", tmp_path / "out", "vllm")
+    export_drafter(tmp_path / "draft", tmp_path / "text", "vllm", prompts="text")
+    for name in ("config.json", "model.safetensors"):  # an EAGLE head of the same weights, under MSD's manifest
+        shutil.copy2(tmp_path / "text" / name, tmp_path / "out" / name)
+    monkeypatch.setattr(Exported, "needs_plugin", property(lambda self: False))
+    found, cells = verified(tmp_path / "out", tmp_path)
+    assert cells["text"].good and not cells["one picture"].good and not cells["two pictures"].good
+    assert found.faults
+
+
+def test_a_draft_with_the_first_token_is_flagged(target, tmp_path):
+    """The same weights, told by our loop's side that they read the first token."""
+    folder = exported("lvlm", target, tmp_path)
+    from draftsmith.models.formats import lvlm
+
+    plain = lvlm.Reading
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lvlm, "Reading", lambda reads, first, width: plain(reads, True, width))
+        found, cells = verified(folder, tmp_path)
+    assert not cells["text"].good and found.faults
+
+
+def test_another_version_is_refused_by_name(target, tmp_path):
+    """The class's own import refuses it, in vLLM's environment."""
+    code = "from draftsmith_vllm import versions\nversions.version = lambda: '0.33.1'\nfrom draftsmith_vllm import msd"
+    done = subprocess.run([find_python(), "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode != 0 and "tried with vLLM 0.32, and this is 0.33.1" in done.stderr
+
+
+def test_a_section_of_another_format_is_refused(target, tmp_path):
+    folder = exported("msd", target, tmp_path)
+    values = json.loads((folder / "config.json").read_text())
+    values["draftsmith"]["format"] = 9
+    (folder / "config.json").write_text(json.dumps(values))
+    with pytest.raises(verify.UserError, match=r"draftsmith.format is 9"):
+        verified(folder, tmp_path)
