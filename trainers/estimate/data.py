@@ -13,11 +13,12 @@ from transformers import PreTrainedConfig
 
 from ...core.errors import UserError
 from ...data.conversations import PromptFormat
-from ...data.dataset import ConversationData
+from ...data.dataset import ConversationData, ConversationDataset
 from ...data.families.llava import LLAVA
 from ...data.families.processor import Processor, Resizing
 from ...data.families.table import family_of
 from ...data.media import ImageReader
+from ...data.processor_files import load_processor
 from ...data.records.mixture import JsonFile, Name, Selection, Share, are_present, is_mixture
 from ...data.records.records import RecordFile
 from ...models.hub import config_value
@@ -69,6 +70,28 @@ def samples(plan: Planned, files: OnDisk | None) -> tuple[int | None, str]:
     if (expected := getattr(plan.stage, "expected", None)) is not None:
         return expected.samples, "declared"
     return None, ""
+
+
+def text_lengths(plan: Planned, files: OnDisk, *, prompt: bool) -> np.ndarray | None:
+    """[n] ids of up to `LOOKED_AT` records, spread over all, in the stage's format, or of their prompts; None: the
+    target's tokenizer is not on this disk, or there are pictures, which take more than ids.
+    """
+    if files.images.any() or files.clips.any():
+        return None
+    stage, path = plan.stage, plan.recipe.target.path
+    if path is None or not Path(path).is_dir():
+        return None
+    try:
+        processor = load_processor(path, text_only=plan.recipe.target.reads_text_alone)
+        with tempfile.TemporaryDirectory() as cache:
+            data = ConversationDataset(
+                stage.data, stage.format, processor, files=_names(stage.data), skipped_log=None, cache=Path(cache),
+                learned=learns_answers(stage),
+            )  # fmt: skip
+            looked = range(0, len(data), -(-len(data) // LOOKED_AT))
+            return np.array([data.num_ids(index, prompt=prompt) for index in looked])
+    except UserError:
+        return None  # the stage itself says what is wrong with it
 
 
 @dataclass(frozen=True)

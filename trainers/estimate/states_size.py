@@ -7,6 +7,7 @@ import operator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from transformers import PreTrainedConfig
 
 from ...core.errors import UserError
@@ -17,7 +18,7 @@ from ...data.states.estimate import Size, check_disk, declared_size, samples_per
 from ...models.hub import rope_of
 from ...models.targets.base import language_shape
 from ..run.stage import Planned
-from .data import OnDisk, image_reader_of, on_disk, samples, visual_tokens
+from .data import OnDisk, image_reader_of, on_disk, samples, text_lengths, visual_tokens
 from .models import target_shape
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def caching(plan: Planned, drafter: Any, target: PreTrainedConfig, output: str |
     keeps = functools.reduce(operator.or_, (head.taps_for(shape, training=True) for head in heads))
     files = on_disk(stage)
     number, how = samples(plan, files)
-    counted = None if number is None else token_counts(stage, number, files, target)
+    counted = None if number is None else token_counts(plan, number, files, target)
     lines = [f"  keeps {described(keeps)} in {store.dtype}"]
     if number is None or counted is None:
         missing = "expected.samples" if number is None else "expected.text_tokens"
@@ -63,8 +64,11 @@ def caching(plan: Planned, drafter: Any, target: PreTrainedConfig, output: str |
         )
         for dtype in DTYPES
     }  # fmt: skip
-    lines.append(f"  samples {number:,} ({how}), {text_tokens:,} text and {visual_tokens:,} visual tokens ({known})")
-    lines.append(f"  disk: {summary(sizes[store.dtype], store)}")
+    most = "at most " if answer_limit(plan) else ""
+    lines.append(
+        f"  samples {number:,} ({how}), {most}{text_tokens:,} text and {visual_tokens:,} visual tokens ({known})"
+    )
+    lines.append(f"  disk: {most}{summary(sizes[store.dtype], store)}")
     try:
         check_disk(Path(output), sizes[store.dtype].total_bytes)
     except UserError as error:
@@ -92,18 +96,35 @@ def described(keeps: Taps) -> str:
     return ", ".join(parts)
 
 
+def answer_limit(plan: Planned) -> int | None:
+    """Tokens of an answer at most, where an earlier stage has the target write them; None: the records have theirs."""
+    answers, maker = plan.stage.answers, plan.maker("answers")
+    return maker.stage.max_new_tokens if answers is not None and maker is not None else None
+
+
 def token_counts(
-    stage: Any, number: int, files: OnDisk | None, target: PreTrainedConfig
+    plan: Planned, number: int, files: OnDisk | None, target: PreTrainedConfig
 ) -> tuple[int, int, str] | None:
-    """Text and visual tokens of all samples together, and how they are known; None: not at all."""
+    """Text and visual tokens of all samples together, and how they are known; None: not at all.
+
+    Where the target writes the answers its text is a bound: the prompts and the longest answers, within max_length.
+    """
+    stage = plan.stage
     expected = stage.expected
     if expected is not None and expected.text_tokens is not None:
         share = number / expected.samples
         return round(expected.text_tokens * share), round((expected.visual_tokens or 0) * share), "declared"
     if files is None:
         return None
-    text = round(_WORD * int(files.words.sum()))
+    limit = answer_limit(plan)
+    exact = text_lengths(plan, files, prompt=limit is not None)
+    lengths = _WORD * files.words if exact is None else exact
+    how = "about, from words" if exact is None else "by the target's tokenizer"
+    if limit is not None:
+        lengths = np.minimum(lengths + limit, stage.data.max_length)
+        how += f"; answers of up to {limit} each"
+    text = round(float(lengths.mean()) * len(files))
     if target.model_type == target.get_text_config().model_type:  # reads text alone
-        return text, 0, "about, from words"
+        return text, 0, how
     visual = visual_tokens(files, stage.data, image_reader_of(stage.data, target))
-    return text, int(visual.tokens.sum()), f"about, from words and pictures{visual.note()}"
+    return text, int(visual.tokens.sum()), f"{how} and pictures{visual.note()}"

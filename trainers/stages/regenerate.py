@@ -21,6 +21,7 @@ from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
 from ...data.shards.shards import ShardReader, claim, finish, unfinished, write_shard
 from ...data.stage_folders import CODES
+from ...data.states.estimate import RECORD_BYTES
 from ..estimate.data import on_disk, samples
 from ..estimate.evaluation_memory import Memory, target_memory
 from ..run.context import Context
@@ -178,6 +179,7 @@ class RegenerateStage(Stage):
         by = f" by {self.engine.name}" if isinstance(self.engine, ServedEngine) else ""
         lines = [f"  answers {shown}{by}, each of up to {self.max_new_tokens} tokens{kept}"]
         if number is not None:
-            most = number * self.max_new_tokens * (4 + 8 * (self.keep_logprobs or 0))
+            lines[0] += f", at most {number * self.max_new_tokens:,} in all"
+            most = number * (self.max_new_tokens * (4 + 8 * (self.keep_logprobs or 0)) + RECORD_BYTES)
             lines.append(f"  disk at most {most / 2**30:.1f} GiB of ids" + (" and log-probabilities" if kept else ""))
         return lines
