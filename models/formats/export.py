@@ -114,7 +114,7 @@ def _head(
     _check_named(engine, whose)
     embedding: Tensor | None = None
     if engine == "eagle" and source.layout == "eagle":
-        embedding = target_embedding(target or whose.name, where="target")
+        embedding = target_embedding(target or whose.place, where="target")
         notes.append("holds a copy of the target's embedding, as this layout wants it: the target's licence applies")
     values, state = lay_out(engine, source, embedding)
     if engine == "vllm" and source.layout == "eagle" and "fc.bias" in source.head.state_dict():
@@ -125,7 +125,7 @@ def _head(
         _write_manifest(aside, source.manifest, engine, prompts, notes)
     parallel = source.config.parallel_tokens if isinstance(source.config, PeagleConfig) else None
     chain = source.head.shape.num_masks if source.layout == "dflash" else parallel or CHAIN
-    named = whose.name or target
+    named = whose.name or target or whose.place
     return Exported(destination, engine, source.layout, named, tuple(notes), chain, parallel=parallel is not None)
 
 
@@ -188,7 +188,7 @@ def _text(
             if (folder / name).is_file():
                 shutil.copy2(folder / name, aside / name)
         _write_manifest(aside, read_manifest(folder), engine, prompts, notes)
-    return Exported(destination, engine, "draft_model", whose.name or target, tuple(notes))
+    return Exported(destination, engine, "draft_model", whose.name or target or whose.place, tuple(notes))
 
 
 def _refuse_visual(folder: Path, engine: Engine) -> None:
