@@ -136,7 +136,7 @@ def _head(
         write_folder(aside, values, state)
         _write_manifest(aside, source.manifest, engine, prompts, notes)
     parallel = source.config.parallel_tokens if isinstance(source.config, PeagleConfig) else None
-    shape, named = source.head.shape, whose.name or target
+    shape, named = source.head.shape, whose.name or target or whose.place
     method = source.config.kind if source.layout == "dflash" else source.layout
     made = Exported(destination, engine, method, named, tuple(notes), runner=2 if V1_FAULT in notes else None)
     if source.layout == "medusa":
@@ -218,7 +218,7 @@ def _text(
             if (folder / name).is_file():
                 shutil.copy2(folder / name, aside / name)
         _write_manifest(aside, read_manifest(folder), engine, prompts, notes)
-    return Exported(destination, engine, "draft_model", whose.name or target, tuple(notes))
+    return Exported(destination, engine, "draft_model", whose.name or target or whose.place, tuple(notes))
 
 
 def _refuse_visual(folder: Path, engine: Engine) -> None:

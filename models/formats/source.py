@@ -41,6 +41,7 @@ class Target:
 
     config: PreTrainedConfig
     name: str | None  # None: weights of a run, which have no name
+    place: str | None = None  # Hub id or directory that it was read from
 
     @property
     def text(self) -> Any:
@@ -163,7 +164,7 @@ def find_target(folder: Path, target: str | None) -> Target:
     config = read_config(name, key="target", revision=revision)
     if len(ends := generation_ends(name, revision)) > 1:
         config.get_text_config().eos_token_id = list(ends)  # the config's own is one of them, and layouts copy it
-    return Target(config, None if Path(name).is_dir() else name)
+    return Target(config, None if Path(name).is_dir() else name, name)
 
 
 def read_source(folder: Path, target: Target) -> Source:

@@ -32,7 +32,9 @@ def _run(options: argparse.Namespace) -> int:
     for note in export.notes:
         say(f"note     {note}")
     if export.engine == "vllm" and export.method != "draft_model":
-        whose = f" --target {target}" if target else ""
+        is_here = export.target is not None and Path(export.target).is_dir()
+        place = target or (export.target if is_here else None)
+        whose = f" --target {place}" if place else ""
         # Chains can be read from the V1 runner alone, so its known fault is patched there.
         patched = " --without-known-faults" if V1_FAULT in export.notes else ""
         say(f"check    draftsmith verify-engine {export.folder}{whose}{patched}")

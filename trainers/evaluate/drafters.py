@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ...core.errors import UserError
+from ...core.section import Section
 from ...core.states import Taps
 from ...eval.held_visual import HeldVisual
 from ...eval.pair import Pair, trained_section
 from ...eval.policies import TreePolicy
 from ...eval.rules import Rule
 from ...models.drafters import members_of
-from ...models.drafters.base import PLAIN, Drafter, DrafterConfig, DraftingOptions
+from ...models.drafters.base import PLAIN, Drafter, DrafterConfig, DraftingOptions, PublishedDrafter
 from ...models.drafters.head_config import HeadConfig
+from ...models.drafters.manifest import MANIFEST
 from ...models.drafters.mixed import MixedConfig
 from ..run.context import Context
 from .methods import Method, decoding_with
@@ -170,7 +172,8 @@ class Drafters:
             return [self._named(drafter) for drafter in method.names]
         if method.drafter is not None:
             assert not isinstance(method.drafter, str), "a name is among `names`"
-            return [Source(method.drafter.display_name, method.drafter, None)]
+            section = as_saved(method.drafter, f"{self._where(name)}.drafter")
+            return [Source(method.drafter.display_name, section, None)]
         folder = self.context.inputs.get("drafter")
         config = (_trained(folder) if folder is not None else None) or self.context.drafter
         if config is None:
@@ -187,7 +190,8 @@ class Drafters:
 
     def _named(self, name: str) -> Source:
         if name in self.named:
-            return Source(name, self.named[name], None)
+            where = f"key stages.{self.context.name}.drafters.{name}"
+            return Source(name, as_saved(self.named[name], where), None)
         folder = self.context.inputs[f"drafter/{name}"]
         # A stage may have trained another drafter than the recipe's.
         return Source(name, _trained(folder) or self.context.drafter, folder)
@@ -207,7 +211,8 @@ class Drafters:
         members = []
         for member in members_of(config):
             if not isinstance(member, str):
-                members.append(self._drafter(Source(member.display_name, member, None), member, options, name))
+                section = as_saved(member, self._where(name))
+                members.append(self._drafter(Source(member.display_name, section, None), section, options, name))
             elif member in self.methods:
                 method = self.methods[member]
                 (source,) = self._one_source(member, method)
@@ -220,6 +225,35 @@ class Drafters:
 
     def _where(self, name: str) -> str:
         return f"key stages.{self.context.name}.methods.{name}"
+
+
+def as_saved(section: Any, where: str) -> Any:
+    """A section whose `path` names a saved head, with the settings that the folder has: the section need not repeat
+    them. What only decoding reads may be said otherwise.
+
+    Raises:
+        UserError: a setting is said, and the folder has another; both are named.
+    """
+    if not isinstance(section, PublishedDrafter) or section.path is None or section.trains_on != "states":
+        return section
+    folder = section.fetched()
+    if (saved := _trained(folder)) is None:
+        return section  # in another layout, or of before sections were kept: loading compares what its files say
+    said = section.model_fields_set - {"path", "revision"}
+    own = section.decoding_settings
+    for name in sorted(said - own):
+        here, there = getattr(section, name), getattr(saved, name, None)
+        if here != there:
+            raise UserError(
+                f"{name} is {_plain(here)} here, and {_plain(there)} in {folder / MANIFEST}", where=f"{where}.{name}",
+                hint="leave it out: a saved drafter's settings are taken from its folder",
+            )  # fmt: skip
+    kept = {name: getattr(section, name) for name in {"path", "revision"} | (said & own)}
+    return saved.model_copy(update=kept)
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump(mode="json") if isinstance(value, Section) else value
 
 
 def _trained(folder: Path) -> Any | None:

@@ -26,7 +26,7 @@ from ...core.errors import UserError, first_line, not_loaded
 from ...core.heartbeat import BOUND_S
 from ...core.pretrained import name_accelerator
 from ..run.deepspeed_section import EngineConfig
-from ..run.rank_setup import fit_threads, free_port, take_gpu
+from ..run.rank_setup import bound_primitives, fit_threads, free_port, take_gpu
 
 BUCKET = 500_000_000  # DeepSpeed's default
 _AFTER_S = 600.0  # that groups wait longer than the heartbeat, which can say for whom
@@ -60,6 +60,7 @@ def init_distributed(*, verbose: bool = False, wait_s: float = BOUND_S) -> None:
     if chosen:
         os.environ["MASTER_PORT"] = str(free_port())
     fit_threads()
+    bound_primitives()
     take_gpu()
     # The shared-memory collective is compiled on first use: 40 s and a compiler, for nothing on a CPU test.
     ops.__compatible_ops__["deepspeed_shm_comm"] = False
