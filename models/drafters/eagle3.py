@@ -50,6 +50,10 @@ class Eagle3Config(HeadConfig):
     vata: bool = False
     # The likeliest tokens, which the draft's own head scores; null: the whole vocabulary.
     draft_vocab_size: int | None = Field(None, ge=1)
+    # EAGLE-3.1: each joined state is normed by a norm of its own before the projection.
+    fc_norm: bool = False
+    # EAGLE-3.1: the head's own state is normed before the next pass reads it.
+    norm_output: bool = False
 
     decoding_settings: ClassVar[frozenset[str]] = frozenset({"positions", "vata"})
     own_loss: ClassVar[HeadObjective] = EAGLE3_LOSS
@@ -96,7 +100,8 @@ class Eagle3Config(HeadConfig):
 
     def module(self, layer: LayerShape, draft_ids: Tensor | None) -> StateHead:
         """Make an `Eagle3Head`; without `draft_ids` [V'] it scores the whole vocabulary."""
-        return Eagle3Head(layer, torch.arange(layer.vocab_size) if draft_ids is None else draft_ids)
+        ids = torch.arange(layer.vocab_size) if draft_ids is None else draft_ids
+        return Eagle3Head(layer, ids, fc_norm=self.fc_norm, norm_output=self.norm_output)
 
     def build(self, target: Target, *, count_tokens: CountTokens | None = None) -> StateHead:
         """A reduced vocabulary takes the ids that the training data has most often: `count_tokens` says how often."""
@@ -149,11 +154,13 @@ class Eagle3Head(StateHead):
 
     Args:
         draft_ids: [V] int64 ascending, the target's ids of the draft's vocabulary.
+        fc_norm: whether each joined state has a norm of its own (EAGLE-3.1).
+        norm_output: whether its own state is normed before the next pass reads it (EAGLE-3.1).
     """
 
     model_type = "eagle3"
 
-    def __init__(self, shape: LayerShape, draft_ids: Tensor):
+    def __init__(self, shape: LayerShape, draft_ids: Tensor, *, fc_norm: bool = False, norm_output: bool = False):
         super().__init__()
         self.shape = shape
         width, device = shape.hidden_size, draft_ids.device
@@ -168,6 +175,10 @@ class Eagle3Head(StateHead):
         self.register_buffer("d2t", draft_ids - torch.arange(len(draft_ids), device=device))
         self.register_buffer("t2d", known)
         self.rotary = Rotary(shape)
+        self.norm_output = norm_output
+        self.fc_norm: nn.ModuleList | None = None
+        if fc_norm:
+            self.fc_norm = nn.ModuleList(RMSNorm(width, shape.norm_eps) for _ in range(3))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -176,7 +187,8 @@ class Eagle3Head(StateHead):
 
     def fresh(self) -> Eagle3Head:
         """Return another head of the same shape and draft vocabulary, with weights of its own."""
-        return Eagle3Head(self.shape, self.draft_ids.cpu())
+        norms = {"fc_norm": self.fc_norm is not None, "norm_output": self.norm_output}
+        return Eagle3Head(self.shape, self.draft_ids.cpu(), **norms)
 
     @property
     def draft_ids(self) -> Tensor:  # type: ignore[override]
@@ -185,6 +197,9 @@ class Eagle3Head(StateHead):
 
     def fuse(self, states: Tensor) -> Tensor:
         """[B,N,3*D] -> [B,N,D]."""
+        if self.fc_norm is not None:
+            parts = zip(self.fc_norm, states.chunk(3, dim=-1), strict=True)
+            states = torch.cat([norm(part) for norm, part in parts], dim=-1)
         return self.fc(states)
 
     def forward(
@@ -199,17 +214,18 @@ class Eagle3Head(StateHead):
         image: Tensor | None = None,
         depths: Tensor | None = None,
     ) -> Tensor:
-        """As `FusedHead.forward`; what comes out is not normed yet."""
+        """As `FusedHead.forward`; what comes out is normed under `norm_output` alone."""
         assert direct is None and image is None, "no input of EAGLE-3 bypasses its layer"
         if isinstance(cache, TrainingPasses):
             rope = cache.shared(self.rotary, states.shape[1], lambda: self.rotary(positions))
         else:
             rope = self.rotary(positions)
-        return self.midlayer(embeds, states, rope, mask, cache)
+        outputs = self.midlayer(embeds, states, rope, mask, cache)
+        return self.norm(outputs) if self.norm_output else outputs
 
     def hidden(self, outputs: Tensor) -> Tensor:
-        """Apply the head's final norm to outputs [...,D]."""
-        return self.norm(outputs)
+        """Apply the head's final norm to outputs [...,D] that are not normed."""
+        return outputs if self.norm_output else self.norm(outputs)
 
     def lm_head_of(self, scores: Callable[[Tensor], Tensor], chunk: int, dtype: torch.dtype) -> nn.Module:
         """Use the head's own LM head, over V' ids; `scores` and `dtype` are not read."""
@@ -217,7 +233,7 @@ class Eagle3Head(StateHead):
 
     def draft_scores(self, outputs: Tensor, scores: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Tensor:
         """Score outputs [N,D] with the head's own LM head: [N,V], minus infinity for ids that are not the draft's."""
-        return self.vocabulary(self.lm_head(self.norm(outputs)))
+        return self.vocabulary(self.lm_head(self.hidden(outputs)))
 
     def vocabulary(self, scores: Tensor) -> Tensor:
         """[...,V'] of `lm_head` -> [..., the target's vocabulary]: minus infinity for all other ids."""

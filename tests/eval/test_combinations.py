@@ -44,6 +44,7 @@ DRAFTERS = {
     "eagle, placeholders": {"kind": "eagle", "image": "placeholder"},
     "eagle with vata": {"kind": "eagle", "vata": True},
     "eagle3": TAPS,
+    "eagle3, normed": TAPS | {"fc_norm": True, "norm_output": True},
     "eagle3, one tap at pictures": TAPS | {"visual_slots": "middle", "image": "projected"},
     "eagle3, all taps": TAPS | {"visual_slots": "read"},
     "eagle3, all taps, with vata": TAPS | {"visual_slots": "read", "vata": True},
