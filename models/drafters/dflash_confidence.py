@@ -3,8 +3,8 @@
 A linear layer reads the draft's own output at each mask and says how likely the target accepts what is drafted there,
 given that it accepted all before. Training's label is that chance itself, alpha = sum of min(p, q). In decoding the
 block ends before the first mask where the product of these chances falls below a threshold. The product is known before
-any token is drawn, so that sampled proposals stay exact. DSpark's Markov head, which biases a place's scores by the
-token before it, is not here; with it a score may read drawn tokens.
+any token is drawn, so that sampled proposals stay exact: a head that reads the token before a place reads the likeliest
+path's (dspark.py).
 Letters: S trained places, K masks, D width, V vocabulary, V' the draft's.
 """
 

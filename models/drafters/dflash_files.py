@@ -151,7 +151,8 @@ def native_values(values: dict[str, Any], path: Path) -> dict[str, Any]:
         raise UserError("its pass also drafts at the last committed token (sample_from_anchor)", where=str(path),
                         hint="a draft whose masks alone answer is read")  # fmt: skip
     ids = [one - 1 for one in values["aux_hidden_state_layer_ids"]]
-    own = {name: values[name] for name in ("block_size", "draft_vocab_size", *DSPARK) if name in values}
+    of_kind = DSPARK if kind == "dspark" else ()
+    own = {name: values[name] for name in ("block_size", "draft_vocab_size", *of_kind) if name in values}
     mask = {"mask_token_id": values.get("mask_token_id"), "target_layer_ids": ids}
     return layer | own | {"dflash_config": mask, "is_causal": False}
 

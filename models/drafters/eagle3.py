@@ -48,6 +48,10 @@ class Eagle3Config(HeadConfig):
     image: Image = "placeholder"
     # Text-only window in decoding, independent of what training had at visual tokens.
     vata: bool = False
+    # EAGLE-3.1: each joined state is normed by a norm of its own before the projection.
+    fc_norm: bool = False
+    # EAGLE-3.1: the head's own state is normed before the next pass reads it.
+    norm_output: bool = False
 
     decoding_settings: ClassVar[frozenset[str]] = frozenset({"positions", "vata"})
     beside_states: ClassVar[frozenset[str]] = HeadConfig.beside_states | {"vata"}
@@ -95,7 +99,8 @@ class Eagle3Config(HeadConfig):
 
     def module(self, layer: LayerShape, draft_ids: Tensor | None) -> StateHead:
         """Make an `Eagle3Head`; without `draft_ids` [V'] it scores the whole vocabulary."""
-        return Eagle3Head(layer, torch.arange(layer.vocab_size) if draft_ids is None else draft_ids)
+        ids = torch.arange(layer.vocab_size) if draft_ids is None else draft_ids
+        return Eagle3Head(layer, ids, fc_norm=self.fc_norm, norm_output=self.norm_output)
 
     def build(self, target: Target, *, count_tokens: CountTokens | None = None) -> StateHead:
         """A reduced vocabulary takes the ids that the training data has most often: `count_tokens` says how often."""
@@ -121,11 +126,13 @@ class Eagle3Head(StateHead):
 
     Args:
         draft_ids: [V] int64 ascending, the target's ids of the draft's vocabulary.
+        fc_norm: whether each joined state has a norm of its own (EAGLE-3.1).
+        norm_output: whether its own state is normed before the next pass reads it (EAGLE-3.1).
     """
 
     model_type = "eagle3"
 
-    def __init__(self, shape: LayerShape, draft_ids: Tensor):
+    def __init__(self, shape: LayerShape, draft_ids: Tensor, *, fc_norm: bool = False, norm_output: bool = False):
         super().__init__()
         self.shape = shape
         width, device = shape.hidden_size, draft_ids.device
@@ -137,6 +144,10 @@ class Eagle3Head(StateHead):
         known[draft_ids] = True
         self.register_buffer("t2d", known)
         self.rotary = Rotary(shape)
+        self.norm_output = norm_output
+        self.fc_norm: nn.ModuleList | None = None
+        if fc_norm:
+            self.fc_norm = nn.ModuleList(RMSNorm(width, shape.norm_eps) for _ in range(3))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -146,10 +157,14 @@ class Eagle3Head(StateHead):
     def fresh(self) -> Eagle3Head:
         """Return another head of the same shape and draft vocabulary, with weights of its own."""
         assert self.ids_of_fresh is not None
-        return Eagle3Head(self.shape, self.ids_of_fresh)
+        norms = {"fc_norm": self.fc_norm is not None, "norm_output": self.norm_output}
+        return Eagle3Head(self.shape, self.ids_of_fresh, **norms)
 
     def fuse(self, states: Tensor) -> Tensor:
         """[B,N,3*D] -> [B,N,D]."""
+        if self.fc_norm is not None:
+            parts = zip(self.fc_norm, states.chunk(3, dim=-1), strict=True)
+            states = torch.cat([norm(part) for norm, part in parts], dim=-1)
         return self.fc(states)
 
     def forward(
@@ -164,21 +179,22 @@ class Eagle3Head(StateHead):
         image: Tensor | None = None,
         depths: Tensor | None = None,
     ) -> Tensor:
-        """As `FusedHead.forward`; what comes out is not normed yet."""
+        """As `FusedHead.forward`; what comes out is normed under `norm_output` alone."""
         assert direct is None and image is None, "no input of EAGLE-3 bypasses its layer"
         if isinstance(cache, TrainingPasses):
             rope = cache.shared(self.rotary, states.shape[1], lambda: self.rotary(positions))
         else:
             rope = self.rotary(positions)
-        return self.midlayer(embeds, states, rope, mask, cache)
+        outputs = self.midlayer(embeds, states, rope, mask, cache)
+        return self.norm(outputs) if self.norm_output else outputs
 
     def hidden(self, outputs: Tensor) -> Tensor:
-        """Apply the head's final norm to outputs [...,D]."""
-        return self.norm(outputs)
+        """Apply the head's final norm to outputs [...,D] that are not normed."""
+        return outputs if self.norm_output else self.norm(outputs)
 
     def draft_scores(self, outputs: Tensor, scores: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Tensor:
         """Score outputs [N,D] with the head's own LM head: [N,V], minus infinity for ids that are not the draft's."""
-        return super().draft_scores(self.norm(outputs), scores, dtype)
+        return super().draft_scores(self.hidden(outputs), scores, dtype)
 
 
 class JoinedLinear(nn.Linear):

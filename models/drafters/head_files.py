@@ -105,6 +105,7 @@ def save_head(head: StateHead, folder: Path, manifest: Mapping[str, Any]) -> Non
         "fc_bias": head.fc.bias is not None,
         "num_queries": head.num_queries,
         "num_steps": head.num_steps,
+        "norm_output": getattr(head, "norm_output", False),
         **head.shape.to_dict(),
     }
     write_folder(folder, values, head.state_dict())
@@ -130,6 +131,7 @@ def load_head(
     ids = state["d2t"].cpu() + torch.arange(len(state["d2t"])) if "d2t" in state else None
     with without_storage(device):
         head = config.module(layer, ids)
+    _check_norm(folder, head)
     wanted, rows = shapes_of(head.state_dict()), target.shape.vocab_size
     lacks = wanted.get("lm_head.weight", ())[:1] == (rows,) and "lm_head.weight" not in state
     check_shapes(
@@ -141,6 +143,16 @@ def load_head(
     if "draft_vocab_size" in config.model_fields_set:  # else decoding takes the one that is stored
         check_vocabulary(config, head, target, weights_file(folder))
     return head
+
+
+def _check_norm(folder: Path, head: StateHead) -> None:
+    """Compare whether an EAGLE-3 head's own state is normed, which no weight says."""
+    own = getattr(head, "norm_output", None)
+    if own is None or not (folder / CONFIG).is_file():
+        return
+    written = bool(read_values(folder).get("norm_output", False))
+    if written != own:
+        _refuse("norm_output", written, own, folder / CONFIG)
 
 
 def no_lm_head(rows: int) -> str:

@@ -47,7 +47,7 @@ class PeagleLoss(Section):
     chunk: int = Field(512, ge=1)
 
 
-_UNREAD = ("mtp_steps", "mtp_attention", "replace", "objective")
+_UNREAD = ("mtp_steps", "mtp_attention", "replace", "objective", "fc_norm", "norm_output")
 
 
 class PeagleConfig(Eagle3Config):

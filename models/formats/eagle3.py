@@ -26,7 +26,9 @@ _TAPS, _OF_SGLANG = "eagle_aux_hidden_state_layer_ids", "eagle_config"
 # The id of P-EAGLE's mask: vLLM's key, speculators', and that of parallel draft models.
 _MASKS = ("pard_token", "mask_token_id", "ptd_token_id")
 # Variants with other layers: the keys that say so, in files of any origin.
-_VARIANTS = ("norm_before_fc", "fc_norm", "use_aux_norm", "norm_output", "use_sp_ulysses")
+_VARIANTS = ("norm_before_fc", "use_aux_norm", "use_sp_ulysses")
+# EAGLE-3.1's, which vLLM and speculators read.
+_NORMS = ("fc_norm", "norm_output")
 
 
 def from_ours(engine: Engine, source: Source) -> Files:
@@ -46,6 +48,7 @@ def from_ours(engine: Engine, source: Source) -> Files:
         "target_hidden_size": text.hidden_size,
         "target_model_type": source.target.config.model_type,
         "norm_before_residual": False,
+        **_norms(head),
         "torch_dtype": source.dtype,
     }
     if engine == "vllm":
@@ -69,6 +72,7 @@ def _speculators(source: Source, taps: tuple[int, ...]) -> dict[str, Any]:
         "draft_vocab_size": _draft_vocabulary(source.head),
         "norm_before_residual": False,
         "norm_before_fc": False,
+        **_norms(source.head),
         "target_hidden_size": None,
         "embed_requires_grad": False,
         _TAPS: list(taps),
@@ -77,6 +81,12 @@ def _speculators(source: Source, taps: tuple[int, ...]) -> dict[str, Any]:
         "torch_dtype": source.dtype,
         "speculators_config": proposals(kind, parallel or CHAIN, source.target),
     }
+
+
+def _norms(head: Eagle3Head) -> dict[str, bool]:
+    """EAGLE-3.1's keys, where a head has one of its norms."""
+    values = {"fc_norm": head.fc_norm is not None, "norm_output": head.norm_output}
+    return values if any(values.values()) else {}
 
 
 def _draft_vocabulary(head: Eagle3Head) -> int:
@@ -103,6 +113,7 @@ def to_ours(
     """
     taps = _taps(values, where, notes)
     settings: dict[str, Any] = {} if taps is None else {"taps": taps}
+    settings |= {name: True for name in _NORMS if values.get(name)}
     if taps is None:
         taken = Eagle3Config(kind="eagle3").layers_of(language_shape(text))
         notes.append(f"names no layers: {taken}, the default of every engine, are taken")
@@ -118,7 +129,7 @@ def to_ours(
 def refuse_variants(values: dict[str, Any], state: State, where: str) -> None:
     """Raises `UserError` for EAGLE-3 with other norms or another width."""
     variants = [name for name in _VARIANTS if values.get(name)] + [
-        n for n in state if n.startswith(("fc_norm", "input_norm"))
+        n for n in state if n.startswith("input_norm") or (n.startswith("fc_norm") and not values.get("fc_norm"))
     ]
     if variants:
         raise UserError(f"a variant of EAGLE-3 with other norms ({variants[0]})", where=where, hint="it is not read")

@@ -47,7 +47,8 @@ def check_expressible(engine: Engine, source: Source, prompts: Prompts) -> None:
         refused, hint = f"--to {engine} cannot express Medusa heads", "export it --to vllm, or decode with our own loop"
     else:
         reasons = [
-            *_target(engine, source), *config.exports(engine), *_layer(engine, source, config), *_taps(engine, source)
+            *_target(engine, source), *config.exports(engine), *_layer(engine, source, config), *_taps(engine, source),
+            *_norms(engine, config),
         ]  # fmt: skip
         pictures = _pictures(engine, source, config) if asked else []
         refused = f"{_NAMES[engine]} cannot express this head"
@@ -57,6 +58,14 @@ def check_expressible(engine: Engine, source: Source, prompts: Prompts) -> None:
     if reasons or pictures:
         listed = "\n".join(f"  - {why}" for why in reasons + pictures)
         raise UserError(f"{refused}:\n{listed}", where=str(source.folder), hint=hint if reasons else on_text)
+
+
+def _norms(engine: Engine, config: HeadConfig) -> list[str]:
+    """EAGLE-3.1's norms, which vLLM and speculators know."""
+    if engine in ("vllm", "speculators") or not isinstance(config, Eagle3Config):
+        return []
+    named = [name for name in ("fc_norm", "norm_output") if getattr(config, name)]
+    return [f"it has EAGLE-3.1's {' and '.join(named)}, which its class is not known to have"] if named else []
 
 
 def _target(engine: Engine, source: Source) -> list[str]:

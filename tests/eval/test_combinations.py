@@ -48,6 +48,7 @@ DRAFTERS = {
     "hivis, its own vocabulary": {"kind": "hivis", "num_steps": 2, "draft_vocab_size": EMITTED - 2},
     "medusa, its own vocabulary": {"kind": "medusa", "num_heads": 4, "draft_vocab_size": EMITTED - 2},
     "eagle3": TAPS,
+    "eagle3, normed": TAPS | {"fc_norm": True, "norm_output": True},
     "eagle3, one tap at pictures": TAPS | {"visual_slots": "middle", "image": "projected"},
     "eagle3, all taps": TAPS | {"visual_slots": "read"},
     "eagle3, all taps, with vata": TAPS | {"visual_slots": "read", "vata": True},

@@ -24,6 +24,7 @@ EAGLE3 = {"kind": "eagle3", "visual_slots": "read", "draft_vocab_size": 20, "ima
 SEEN = EAGLE3 | {"image": "projected"}  # as SGLang shows pictures
 PEAGLE = EAGLE3 | {"kind": "peagle", "parallel_tokens": 5, "mask_token_id": 41}
 OTHER = {"kv_heads": "mha", "intermediate_size": 60, "norm_eps": 3e-6, "rope_theta": 500.0}
+NORMED = {"fc_norm": True, "norm_output": True}  # EAGLE-3.1
 EAGLE = {"kind": "eagle", "image": "placeholder"}
 
 
@@ -32,6 +33,7 @@ EAGLE = {"kind": "eagle", "image": "placeholder"}
     [
         ("vllm", "llava", EAGLE3), ("vllm", "llama_long", EAGLE3), ("vllm", "qwen2_5_vl", EAGLE3 | {"taps": (1, 4, 6)}),
         ("vllm", "llava", EAGLE3 | {"draft_vocab_size": None}), ("vllm", "llava", EAGLE3 | OTHER),
+        ("vllm", "llava", EAGLE3 | NORMED), ("speculators", "llava", EAGLE3 | {"norm_output": True}),
         ("sglang", "qwen2_5_vl", SEEN), ("sglang", "qwen2_5_vl", SEEN | {"taps": (1, 4, 6)}),
         ("sglang", "qwen2_5_vl", SEEN | {"positions": "mrope"}),
         ("speculators", "llava", EAGLE3), ("speculators", "llama_long", EAGLE3 | OTHER), ("eagle", "llama", EAGLE3),
@@ -62,6 +64,8 @@ def test_a_head_comes_back_bit_for_bit(tmp_path, engine, family, settings, dtype
     for training in (True, False):
         assert back.config.reads(shape, training=training) == source.config.reads(shape, training=training)
         assert back.config.image_input() == source.config.image_input()
+    for name in NORMED:
+        assert getattr(back.config, name, None) == getattr(source.config, name, None)
 
 
 @pytest.mark.parametrize("engine", ["vllm", "speculators"])

@@ -299,8 +299,8 @@ def test_what_eagle3_files_do_not_say(tmp_path):
         read3(folder, image=None)
     result = read3(folder, image=None, sees=False)
     assert result.config.visual_slots == "read"
-    with pytest.raises(UserError, match=r"variant of EAGLE-3 with other norms \(norm_output\)"):
-        read3(published(tmp_path / "b", values | {"norm_output": True}, state))
+    with pytest.raises(UserError, match=r"variant of EAGLE-3 with other norms \(norm_before_fc\)"):
+        read3(published(tmp_path / "b", values | {"norm_before_fc": True}, state))
     with pytest.raises(UserError, match="narrower than its target"):
         read3(published(tmp_path / "c", values | {"target_hidden_size": 64}, state))
     with pytest.raises(UserError, match="joins 4 layers"):

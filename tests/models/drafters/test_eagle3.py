@@ -38,6 +38,33 @@ def test_eagle3s_layer_written_out():
         torch.testing.assert_close(outputs(training, batch, states)[0, entry][0], state[entry], atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("norms", [{"fc_norm": True}, {"norm_output": True}, {"fc_norm": True, "norm_output": True}])
+def test_the_norms_of_eagle_31(tmp_path, norms):
+    """Each joined state by a norm of its own; the head's own state by the final norm, once, in what it reads next."""
+    config, target, training = built("eagle3", mtp_steps=1, **norms)
+    head, states = training.head, torch.randn(1, 4, 96)
+    for parameter in head.parameters():
+        if parameter.dim() == 1:
+            parameter.data += 0.3 * torch.randn_like(parameter)
+    with torch.no_grad():
+        rms = lambda x, w: x * (x.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * w  # noqa: E731
+        parts, joined = states.split(32, dim=-1), states
+        if "fc_norm" in norms:
+            joined = torch.cat([rms(x, head.fc_norm[n].weight) for n, x in enumerate(parts)], -1)
+        torch.testing.assert_close(head.fuse(states), joined @ head.fc.weight.T)
+        positions, embeds = torch.arange(4)[None], torch.randn(1, 4, 32)
+        raw = head.midlayer(embeds, head.fuse(states), head.rotary(positions), None, None)
+        out, last = head(embeds, head.fuse(states), positions, None), rms(raw, head.norm.weight)
+        torch.testing.assert_close(out, last if "norm_output" in norms else raw)
+        torch.testing.assert_close(head.draft_scores(out[0], None, None)[:, head.draft_ids], head.lm_head(last[0]))
+    assert torch.equal(head.fresh().state_dict()["d2t"], head.d2t) and head.fresh().norm_output == head.norm_output
+    config.save(head, tmp_path / "head", {"method": "eagle3"})
+    config.load(tmp_path / "head", target)
+    other = config.model_copy(update={"norm_output": not config.norm_output})
+    with pytest.raises(UserError, match="norm_output is"):
+        other.load(tmp_path / "head", target)
+
+
 def test_eagle3_leaves_out_slots_that_its_vocabulary_cannot_say():
     config, target, training = built("eagle3-read", mtp_steps=0)
     batch, states = case_for(config, target)
