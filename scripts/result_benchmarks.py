@@ -33,8 +33,6 @@ COMMANDS = {
     " --tokens 8 --only assisted eagle lantern",
     "peers-training": "python scripts/bench/benchmark_peers.py --peers {peers} --only training",
     "data": "python scripts/bench/benchmark_data.py",
-    "index": "python scripts/bench/benchmark_data.py --records 100000 --samples 2000 --rounds 3",
-    "report": "python scripts/bench/benchmark_report.py --rows 0 100000 --rounds 3",
     "loader": "python scripts/bench/benchmark_data.py --loader",
     "ensemble": "python scripts/bench/benchmark_ensemble.py --requests 20",
     "latency": "python scripts/papers/measure_latency.py --quick --output {latency}",
