@@ -33,7 +33,6 @@ COMMANDS = {
     " --tokens 8 --only assisted eagle lantern",
     "peers-training": "python scripts/bench/benchmark_peers.py --peers {peers} --only training",
     "data": "python scripts/bench/benchmark_data.py",
-    "report": "python scripts/bench/benchmark_report.py",
     "loader": "python scripts/bench/benchmark_data.py --loader",
     "ensemble": "python scripts/bench/benchmark_ensemble.py --requests 20",
     "latency": "python scripts/papers/measure_latency.py --quick --output {latency}",

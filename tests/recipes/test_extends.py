@@ -100,8 +100,8 @@ def test_a_dry_run_has_the_stages_that_are_asked_for(capsys):
 
 def test_a_file_is_parsed_once_until_it_changes(tmp_path, monkeypatch):
     """What one reader changes in its tree is not another's; a variable is read anew each time."""
-    parsed, parse = [], files.yaml.load
-    monkeypatch.setattr(files.yaml, "load", lambda text, **how: parsed.append(text) or parse(text, **how))
+    parsed, follow = [], files.interpolation.loaded
+    monkeypatch.setattr(files.interpolation, "loaded", lambda path, **how: parsed.append(path) or follow(path, **how))
     written(tmp_path, "base", "extends: llava15-160m\nseed: 1\nstages: {finetune: {optim: {lr: 1.0e-5}}}\n")
     (path, tree), *_ = files.sources(tmp_path / "base.yaml")[::-1]
     tree["stages"]["finetune"]["optim"]["lr"] = 2.0
