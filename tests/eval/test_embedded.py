@@ -143,7 +143,7 @@ def measured(own, drafter, requests, tmp_path):
     opened = [Opened(asked, None, len(asked.ids), 1) for asked in requests]
     sets = SimpleNamespace(name="b", medium="image", budget="", open=lambda index, target: opened[index])
     one._warm_up(sets, range(len(opened)), one.decodings(0.0, 10), 0.0)
-    return [one._rows(n, each, one.decodings(0.0, 10), COMMON) for n, each in enumerate(opened)]
+    return [one._rows(n, each, one.decodings(0.0, 10), COMMON, {}) for n, each in enumerate(opened)]
 
 
 def test_a_measured_request_runs_the_tower_once_for_each_repeat(case, tmp_path):

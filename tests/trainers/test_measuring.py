@@ -61,7 +61,8 @@ def of(stage, folder):
 
 def requests(**about):
     opened = SimpleNamespace(request=ImageRequest("r", 0), prompt_tokens=1, visual_tokens=0, answer=None)
-    known = {"benchmark": "b", "turn": "", "budget": "", "medium": "drawn", "open": lambda index, target: opened}
+    known = {"benchmark": "b", "turn": "", "budget": "", "medium": "drawn", "open": lambda index, target: opened,
+             "part": "", "labels": lambda index: {}}  # fmt: skip
     return SimpleNamespace(**(known | about))
 
 
@@ -71,7 +72,7 @@ def test_draws_follow_from_the_request_and_settings_from_the_cell(decoded, tmp_p
     one = of(stage, tmp_path)
     opened = requests().open(0, None)
     common = {"benchmark": "b", "request": "r", "temperature": 0.7, "max_new_tokens": 16, "medium": "drawn"}
-    one._rows(NUMBER, opened, one.decodings(0.7, 16), common)
+    one._rows(NUMBER, opened, one.decodings(0.7, 16), common, {})
     seed = 3 * 1_000_003 + NUMBER
     assert calls == 2 * [(None, 0.7, 5, 0.9, 16, seed), (Drafting.drafter, 0.7, 5, 0.9, 16, seed)]
     assert one.seed(NUMBER) != one.seed(NUMBER + 1)
@@ -84,7 +85,7 @@ def test_plain_decoding_and_methods_are_timed_by_the_same_clock(decoded, tmp_pat
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     one = replace(of(stage, tmp_path), target=SimpleNamespace(device=torch.device("cpu")))
     common = {"benchmark": "b", "request": "r", "temperature": 0.7, "max_new_tokens": 16, "medium": "drawn"}
-    one._rows(NUMBER, requests().open(0, None), one.decodings(0.7, 16), common)
+    one._rows(NUMBER, requests().open(0, None), one.decodings(0.7, 16), common, {})
     assert stage.clocks == [counts] * 4
 
 
@@ -123,7 +124,7 @@ def test_a_greedy_answer_that_is_not_plain_decodings_is_explained(decoded, tmp_p
     measured.drafting[0] = drafting
     opened = requests().open(0, None)
     common = {"benchmark": "b", "request": "r", "temperature": 0.0, "max_new_tokens": 8, "medium": "drawn"}
-    rows = measured._rows(0, opened, measured.decodings(0.0, 8), common)
+    rows = measured._rows(0, opened, measured.decodings(0.0, 8), common, {})
     assert [row.identical for row in rows] == [True, False]
     assert ("difference" in rows[1].details) == explained and asked == [([1], [2])] * explained
 
