@@ -31,7 +31,7 @@ def is_own(folder: Path) -> bool:
     return (folder / MANIFEST).is_file() and "export" not in read_manifest(folder)
 
 
-def find_start(source: str, revision: str | None) -> Path:
+def find_start(source: str | Path, revision: str | None) -> Path:
     """The folder of the weights; those on the Hub are downloaded. Raises `UserError` where there is none."""
     return find_folder(source, revision, files=FILES)
 

@@ -1,12 +1,11 @@
 """Cells and their tables: what is a line, what is a column, and what is compared."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+from draftsmith.eval import summary
 from draftsmith.eval.measured_rows import PLAIN
 from draftsmith.eval.report import MethodInfo, build
-from draftsmith.eval.studies.drawn import report_section as section
 from draftsmith.eval.summary import summarize
 
 from .rows import METHODS, measured_rows, random_rows
@@ -93,15 +92,7 @@ def test_cycles_that_accept_a_draft_and_a_first_drafts_chance_have_a_name_each()
     accepted = [count for row in rows for count in row.accepted]
     share = sum(count > 0 for count in accepted) / len(accepted)
     assert table.column("cycles with an accepted draft") == [pytest.approx(share)] and 0 < share < 1
-    root = Path(section.__file__).parents[3]
+    root = Path(summary.__file__).parents[1]
     words = (root / "docs" / "words.md").read_text()
     assert "| cycles with an accepted draft, `first_accepted` |" in words and "| first draft's chance |" in words
     assert not [path for path in (root / "eval").rglob("*.py") if "first draft accepted" in path.read_text()]
-    statistics = SimpleNamespace(bounds=(), summary=lambda: {
-        "pictures": 2, "accuracy_top1": 0.1, "accuracy_top3": 0.2, "target_top1": 0.3, "target_top10": 0.4,
-        "expected_acceptance": 0.5, "first_draft_exact": 0.334, "first_draft_lantern": [[0.6]],
-    })  # fmt: skip
-    settings = SimpleNamespace(k=[4], delta=[0.2])
-    cells, _ = section._numbers(settings, {0.0: statistics})
-    assert cells.column("first draft's chance, exact") == [0.334]
-    assert cells.column("first draft's chance, LANTERN k=4, delta=0.2") == [0.6]

@@ -18,7 +18,6 @@ from draftsmith.eval.policies import Chain, Draw, Static, chain, static
 from draftsmith.eval.policies.dynamic import Dynamic
 from draftsmith.eval.policies.sage import Sage, SageTree
 from draftsmith.eval.rules import Greedy, Sampling, Verified
-from draftsmith.eval.studies.confidence import Watched
 from draftsmith.models.decoding.tree import ROOT
 from draftsmith.models.decoding.warp import Distributions, Warp
 from draftsmith.models.targets.base import Taps, TargetStep
@@ -153,17 +152,6 @@ def test_the_end_token_of_a_path_takes_the_bonus_tokens_place():
     assert torch.equal(cut.target_probs, probs[:2])
     assert whole.until_end({6}) is whole and not whole.ended, "the target's own end token was drafted by nobody"
     assert whole.until_end({7}).num_accepted == 0
-
-
-def test_a_place_where_an_end_token_stood_is_no_refusal():
-    """Rates of the planner and acceptance by confidence: a copy of the target is never refused."""
-    big = llava(0)
-    for place in range(1, 6):
-        asked = request(1, 1)
-        _, eos = ends_inside(big, asked, place)
-        policy = Watched(Chain(4))
-        generate(target(big), self_draft(big), asked, greedy(policy, 24, (eos,)))
-        assert all(reached.accepted == 0 for reached in policy.requests[0])
 
 
 # ---- by enumeration

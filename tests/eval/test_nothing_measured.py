@@ -15,7 +15,6 @@ from draftsmith.eval.tables import markdown
 from draftsmith.recipes import comparison
 from draftsmith.recipes.comparison import as_csv, boards, entries, evaluation_rows, over_seeds
 from draftsmith.recipes.ending import short_table
-from draftsmith.trainers.evaluate.probes import planned
 from draftsmith.trainers.publish.card import read_evaluation
 from draftsmith.trainers.train.drafter import TrainedDrafter
 
@@ -98,10 +97,7 @@ def test_one_set_of_several_is_named(tmp_path):
     assert "max_new_tokens: 1" in short
 
 
-def test_probes_of_nothing_say_so():
-    assert planned([[None, None]], empty_rows()) is None and planned([[0.5, 0.1]], [a_row()]) is not None
-    both = [planned([[0.5, 0.1]], rows) for rows in ([a_row()], [a_row(), *empty_rows()])]
-    assert both[0] == both[1], "requests without a cycle do not pull the times down"
+def test_binding_of_nothing_says_so():
     (line,) = binding_sentence({"questions": 0, "accuracy": float("nan"), "blind_accuracy": float("nan")})
     assert "could be asked" in line and "nan" not in line
 

@@ -29,7 +29,6 @@ from draftsmith.models.targets.llava.decoder import LlavaDecoder
 from draftsmith.trainers.evaluate.resume_log import ResumeLog
 from draftsmith.trainers.run.recorded_ends import ENDS, record_ends
 from draftsmith.trainers.run.stage import Planned
-from draftsmith.trainers.serve.engine_section import SglangEngine, VllmEngine
 from draftsmith.trainers.stages.evaluate import EvaluateStage
 from draftsmith.trainers.stages.regenerate import RegenerateStage
 from draftsmith.trainers.stages.train_records import TrainRecords
@@ -180,12 +179,6 @@ def test_an_evaluation_and_a_decoding_check_end_as_transformers_does(ending, ask
         patch.setattr(drafter, "generate", lambda *given: emitted.append(result := generate(*given)) or result)
         train(made, steps=1, decoding=check).run(head)
     assert [generation.tokens for generation in emitted] == expected
-
-
-@pytest.mark.parametrize("engine", [VllmEngine(kind="vllm"), SglangEngine(kind="sglang")])
-def test_engines_are_told_every_end(engine):
-    sampling = engine.sampling(Warp(), seed=0, limit=4, ends=(2, 7, 9), never={})
-    assert sampling["stop_token_ids"] == [2, 7, 9] and sampling["ignore_eos"]
 
 
 def test_the_ends_are_the_targets_where_the_processor_lies_elsewhere(ending, made, tmp_path):

@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import matplotlib
 import numpy as np
 import pytest
 import torch
 from draftsmith.eval.studies.drawn import map_figures, method_figures, share_figures
+from draftsmith.eval.studies.drawn import report_section as section
 from draftsmith.eval.studies.drawn.map_figures import SHOWN_TOKENS
 from draftsmith.eval.studies.drawn.maps import cell_map, depth_map, length_map
 from draftsmith.eval.style import PALE
@@ -196,3 +198,14 @@ def test_every_figure_is_drawn_in_one_style():
     public = {f for module in modules for name, f in vars(module).items() if not name.startswith("_")}
     figures = [f for f in public if "path" in getattr(f, "__annotations__", ()) and f.__name__ != "save"]
     assert len(figures) == 13 and all(hasattr(f, "__wrapped__") for f in figures)
+
+
+def test_a_first_drafts_chance_has_a_name_of_its_own():
+    statistics = SimpleNamespace(bounds=(), summary=lambda: {
+        "pictures": 2, "accuracy_top1": 0.1, "accuracy_top3": 0.2, "target_top1": 0.3, "target_top10": 0.4,
+        "expected_acceptance": 0.5, "first_draft_exact": 0.334, "first_draft_lantern": [[0.6]],
+    })  # fmt: skip
+    settings = SimpleNamespace(k=[4], delta=[0.2])
+    cells, _ = section._numbers(settings, {0.0: statistics})
+    assert cells.column("first draft's chance, exact") == [0.334]
+    assert cells.column("first draft's chance, LANTERN k=4, delta=0.2") == [0.6]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from draftsmith.eval.loop import Decoding, generate
-from draftsmith.eval.policies import Draw, Static
+from draftsmith.eval.policies import Chain, Draw, Static
 from draftsmith.eval.rules import Sampling
 from draftsmith.eval.studies.confidence import (
     Reached,
@@ -26,7 +26,10 @@ from draftsmith.eval.studies.planner import (
     plan,
 )
 from draftsmith.models.decoding.warp import Warp
-from tiny import llava, near, proposal, request, target
+from draftsmith.trainers.evaluate.probes import planned
+from rows import a_row
+from test_end_token import ends_inside, greedy
+from tiny import llava, near, proposal, request, self_draft, target
 
 RECORDED = json.loads((Path(__file__).parents[1] / "vectors_sage" / "sage.json").read_text())
 
@@ -131,3 +134,24 @@ def test_bins_and_lags(tmp_path):
     plot_acceptance(tmp_path / "bins.png", {"draft": bins})
     plot_autocorrelation(tmp_path / "lags.png", {"draft": lags})
     assert (tmp_path / "bins.png").stat().st_size > 1000 and (tmp_path / "lags.png").stat().st_size > 1000
+
+
+NO_TIMES = dict.fromkeys(("plain_cycle_s", "draft_s", "draft_cycle_s", "verify_s", "rule_s", "cycle_s"), 0.0)
+NO_CYCLE = a_row(request="r0", total_s=0.1, plain_total_s=0.1, accepted=(), stop="eos", **NO_TIMES)
+
+
+def test_nothing_is_planned_of_nothing():
+    assert planned([[None, None]], [NO_CYCLE]) is None and planned([[0.5, 0.1]], [a_row()]) is not None
+    both = [planned([[0.5, 0.1]], rows) for rows in ([a_row()], [a_row(), NO_CYCLE])]
+    assert both[0] == both[1], "requests without a cycle do not pull the times down"
+
+
+def test_a_place_where_an_end_token_stood_is_no_refusal():
+    """Rates of the planner and acceptance by confidence: a copy of the target is never refused."""
+    big = llava(0)
+    for place in range(1, 6):
+        asked = request(1, 1)
+        _, eos = ends_inside(big, asked, place)
+        policy = Watched(Chain(4))
+        generate(target(big), self_draft(big), asked, greedy(policy, 24, (eos,)))
+        assert all(reached.accepted == 0 for reached in policy.requests[0])

@@ -27,6 +27,7 @@ from draftsmith.trainers.serve import engine_process as process
 from draftsmith.trainers.serve import rank_engine as opened
 from draftsmith.trainers.serve import served
 from draftsmith.trainers.serve.engine_pictures import shown
+from draftsmith.trainers.serve.engine_section import SglangEngine, VllmEngine
 from draftsmith.trainers.serve.engines import EngineSection
 from draftsmith.trainers.serve.states_builder import looked_ahead
 from draftsmith.trainers.stages.cache import CacheStage
@@ -290,3 +291,9 @@ def test_no_engine_is_named_in_what_has_none(made, tmp_path):
     """Fingerprints and identities of before stay."""
     assert "engine" not in RegenerateStage(kind="regenerate", data=made.data).model_dump()
     assert "engine" not in ShardReader(cached(made, tmp_path / "run", HEAD).folder / "states").identity
+
+
+@pytest.mark.parametrize("engine", [VllmEngine(kind="vllm"), SglangEngine(kind="sglang")])
+def test_engines_are_told_every_end(engine):
+    sampling = engine.sampling(Warp(), seed=0, limit=4, ends=(2, 7, 9), never={})
+    assert sampling["stop_token_ids"] == [2, 7, 9] and sampling["ignore_eos"]

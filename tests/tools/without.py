@@ -1,0 +1,118 @@
+#!/usr/bin/env python
+"""Shows that a group of extras can be deleted: copies the tree, deletes it, and runs tests of the core on the rest.
+
+    tests/tools/without.py studies             # eval/studies, and what of trainers/evaluate makes studies
+    tests/tools/without.py serving --whole     # eval/engines and trainers/serve's engines; all tests of the core
+    tests/tools/without.py studies tests/eval  # tests of one's own choice
+
+What is deleted is the group of `EXTRAS` in scripts/house.py, with its lines in the tables that name core and extras:
+imports are found, and `LINES` has the rest. A test of the core that still needs the extra fails.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+_SPEC = importlib.util.spec_from_file_location("house", ROOT / "scripts" / "house.py")
+assert _SPEC is not None and _SPEC.loader is not None
+house = sys.modules["house"] = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(house)
+
+# Group -> file -> lines of its table that name what is deleted (patterns), and what stands there then.
+LINES = {
+    "studies": {
+        "trainers/evaluate/studies.py": {r" = \((clip_tables|analysis|check_analysis),\)": " = ()",
+                                         r" = \(\s+recorded_weights,\s+probe,\s+\)": " = ()"},
+        "trainers/evaluate/probe_settings.py": {r"analysis: AnalysisConfig \| None": "analysis: None"},
+    },
+    "serving": {
+        "trainers/serve/engines.py": {r"= Annotated\[.*": "= TransformersEngine"},
+        "recipes/commands/cli.py": {r"        verify_engine\.COMMAND,\n": "", r"    verify_engine,\n": ""},
+    },
+}  # fmt: skip
+# What a change of the tables touches first: the shape of the tree, recipes, a stage that asks its engine, a report.
+SOME = (
+    "tests/test_layout.py", "tests/recipes/test_fingerprints.py", "tests/trainers/test_stages.py",
+    "tests/trainers/test_regenerate.py", "tests/eval/test_loop.py", "tests/eval/test_cells.py",
+)  # fmt: skip
+
+
+def copied(folder: Path) -> Path:
+    """The files that git knows, as they are now, in a folder named as the package."""
+    root = folder / "draftsmith"
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for name in filter(None, names.split("\0")):
+        if (ROOT / name).is_file():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, root / name)
+    return root
+
+
+def delete(root: Path, group: str) -> list[str]:
+    """Delete the group's files and their lines in the tables; return the files.
+
+    Raises:
+        SystemExit: a line of `LINES` is not there.
+    """
+    parts = house.EXTRAS[group]
+    files = house.trees(root)
+    gone = [path for path in files if any(path == part or path.startswith(part) for part in parts)]
+    tables = {one.path for one in house.imports(files) if one.target in gone} - {*gone}
+    for path in gone:
+        (root / path).unlink()
+    for path in tables:
+        text = (root / path).read_text()
+        lines = text.splitlines(keepends=True)
+        for one in house.imports(files):
+            if one.path == path and one.target in gone and "(" not in lines[one.line - 1]:
+                lines[one.line - 1] = ""
+        (root / path).write_text("".join(lines))
+    for path, patterns in LINES[group].items():
+        text = (root / path).read_text()
+        for pattern, new in patterns.items():
+            text, count = re.subn(pattern, new, text)
+            if not count:
+                raise SystemExit(f"{path}: no line {pattern}")
+        (root / path).write_text(text)
+    # The lists that tests compare with the tree: packages, extras, tables that still name one, exceptions.
+    others = {one.path for one in house.imports(files) if house.is_extra(one.target) and one.target not in gone}
+    packages = [f"draftsmith.{part.rstrip('/').replace('/', '.')}" for part in parts]
+    edits = {
+        "pyproject.toml": [rf' *"{re.escape(package)}(\.\w+)*",\n?' for package in packages],
+        "scripts/house.py": [rf'    "{group}": \(.*?^    \),\n'],
+        "tests/test_layout.py": [rf'    "{re.escape(path)}",\n' for path in tables - others],
+        "tests/layout_exceptions.yaml": [rf"^  {re.escape(path)}:.*\n(    - .*\n)*" for path in gone],
+    }
+    for path, texts in edits.items():
+        text = (root / path).read_text()
+        for pattern in texts:
+            text = re.sub(pattern, "", text, flags=re.M | (re.S if path == "scripts/house.py" else 0))
+        (root / path).write_text(text)
+    return gone
+
+
+def main() -> int:
+    """Exit code of the tests."""
+    group, *asked = sys.argv[1:] or [""]
+    if group not in LINES:
+        raise SystemExit(f"name a group: {', '.join(LINES)}")
+    with tempfile.TemporaryDirectory() as folder:
+        root = copied(Path(folder))
+        gone = delete(root, group)
+        print(f"deleted {len(gone)} files of {group}: {', '.join(gone)}", flush=True)
+        tests = [] if asked == ["--whole"] else asked or [test for test in SOME if (root / test).exists()]
+        environment = os.environ | {"PYTHONPATH": folder, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tier=core", *tests]
+        return subprocess.run(command, cwd=root, env=environment).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
