@@ -23,6 +23,8 @@ SECTIONS = {
     "hivis": {"kind": "hivis"},
     "medusa": {"kind": "medusa"},
     "dflash": {"kind": "dflash"},
+    "dspark": {"kind": "dspark"},
+    "dflash2": {"kind": "dflash2"},
     "peagle": {"kind": "peagle"},
     "pruned": {"kind": "pruned"},
     "ngram": {"kind": "ngram"},
@@ -42,6 +44,8 @@ CHANGES = {
     "hivis": {"positions": "flat"},
     "peagle": {"vata": True},
     "dflash": {"positions": "compact", "vata": True},
+    "dspark": {"positions": "compact", "vata": True},
+    "dflash2": {"positions": "compact", "vata": True},
     "pruned": {"ratio": 0.5, "attention_share": 0.2, "positions": "target"},
     "llamagen": {"cfg_scale": 3.0},
 }

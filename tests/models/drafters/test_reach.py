@@ -56,8 +56,8 @@ def eagle3():
 FAST = {"models/training_passes.py", "models/causal_attention.py", "core/states.py"}
 
 
-def test_eagle3s_training_forward_enters_six_files_for_its_arithmetic_and_three_for_speed():
-    """Its layer, its loss and the target's LM head are among the six."""
+def test_eagle3s_training_forward_enters_seven_files_for_its_arithmetic_and_three_for_speed():
+    """Its layer, its loss and the target's LM head are among the seven."""
     training, (batch, states) = eagle3()
     files = entered(lambda: training(batch, states).loss_sum.backward())
     assert {
@@ -66,7 +66,7 @@ def test_eagle3s_training_forward_enters_six_files_for_its_arithmetic_and_three_
         "models/decoding/head_layer.py",
     } <= files.keys()
     assert files.keys() >= FAST, "what is not entered is not left out"
-    assert len(files.keys() - FAST) <= 6 and len(files) <= 9, sorted(files)
+    assert len(files.keys() - FAST) <= 7 and len(files) <= 10, sorted(files)
 
 
 def test_three_calls_lead_from_the_training_step_to_the_sums():
