@@ -140,6 +140,7 @@ def clips(opened, *budgets, count=3):
             )
 
         names = {"benchmark": "clips", "name": f"clips at {budget}", "turn": "", "budget": budget, "medium": "video"}
+        names |= {"part": "", "labels": lambda self, index: {}}
         return type("Set", (), {"__len__": lambda self: count, "open": staticmethod(one), **names})()
 
     return [at(budget) for budget in budgets]
@@ -155,7 +156,7 @@ def test_the_progress_has_the_best_tau_so_far(decoded, tmp_path, monkeypatch):
     methods = (measuring.PLAIN, "M", "EAGLE")
     shown = []
 
-    def rows(self, index, opened, decodings, common):
+    def rows(self, index, opened, decodings, common, labels):
         shown.append(line.rows(80)[-1])
         found = [(name, *emitted.get((name, index % 2), (9, 9))) for name in methods]
         return [SimpleNamespace(method=n, num_emitted=e, num_cycles=c, to_json=dict) for n, e, c in found]
