@@ -240,8 +240,8 @@ def check_template(form: PromptFormat, processor: Processor) -> None:
     if template.end and eos != template.end:
         raise UserError(
             f"template {form.template} ends turns with {template.end}, the tokenizer with {eos}",
-            hint="use template: chat, the target's own, or v1 with Llama's tokenizer, qwen (ChatML), qwen_vl or internvl "
-            "with Qwen's, gemma with Gemma's",
+            hint="use template: chat, the target's own, or v1 with Llama's tokenizer, qwen (ChatML), qwen_vl or "
+            "internvl with Qwen's, gemma with Gemma's",
         )
     wanted = processor.picture_family.template
     if wanted != (template.name if template.surrounds else None):
