@@ -56,7 +56,8 @@ def dry_run(recipe: Recipe, planned: Sequence[Planned], stages: Collection[str] 
                 check_answers(plan)
                 lines += ["", _title(plan), *plan.stage.describe(plan), *_unmatched(plan), *_prompts(plan)]
                 if (memory := plan.stage.memory(plan)) is not None:
-                    lines += memory.lines(recipe.hardware)
+                    path = recipe.target.path
+                    lines += memory.lines(recipe.hardware, is_here=path is None or Path(path).is_dir())
     return "\n".join(lines)
 
 

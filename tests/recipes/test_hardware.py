@@ -55,7 +55,7 @@ def test_headers_agree_with_the_dry_runs():
         (TOGETHER, 0, "embedding, whole 2.3"),
         (["target.device_map=null"], 3, "DOES NOT FIT 8 GPU(s) of 80 GB each"),
         ([*TOGETHER, "hardware.memory_gb=24"], 3, "does not fit the recipe's hardware: stage evaluate"),
-        (["hardware=null"], 0, "memory of a process, without a GPU, about 18"),
+        (["hardware=null"], 0, "memory of the fullest GPU about 182"),
     ],
 )
 def test_what_does_not_fit_ends_with_3(settings, code, said, capsys):

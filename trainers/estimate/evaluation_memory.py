@@ -60,11 +60,15 @@ class Memory:
         """Whether it fits a GPU; nobody knows without one."""
         return hardware is None or self.total <= hardware.memory_gb * _GIB
 
-    def lines(self, hardware: Hardware | None) -> list[str]:
-        """The lines of a dry run. Without `hardware` they are of this machine."""
+    def lines(self, hardware: Hardware | None, *, is_here: bool = False) -> list[str]:
+        """The lines of a dry run.
+
+        Args:
+            is_here: what the recipe reads is on this machine, which may run it: without a GPU, if it has none.
+        """
         each = ", ".join(f"{name} {size / _GIB:.1f}" for name, size in self.parts.items() if size >= 0.05 * _GIB)
         each = each or "models under 0.1"
-        if hardware is None and not torch.cuda.is_available():
+        if hardware is None and is_here and not torch.cuda.is_available():
             whole = sum(self.parts.values()) + PROCESS
             line = f"  memory of a process, without a GPU, about {whole / _GIB:.1f} GiB: {each}, Python 0.5"
         else:

@@ -65,7 +65,7 @@ def caching(plan: Planned, drafter: Any, target: PreTrainedConfig, output: str |
         )
         for dtype in DTYPES
     }  # fmt: skip
-    most = "at most " if answer_limit(plan) else ""
+    most = "at most " if answer_limit(plan) and known != "declared" else ""
     lines.append(
         f"  samples {number:,} ({how}), {most}{text_tokens:,} text and {visual_tokens:,} visual tokens ({known})"
     )
