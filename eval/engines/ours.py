@@ -94,17 +94,17 @@ class Exported:
     @property
     def speculative(self) -> dict[str, Any]:
         """vLLM's speculative_config for this folder."""
-        method = {"peagle": "eagle3", "eagle3": "eagle3", "dflash": "dflash", "draft_model": "draft_model"}
+        method = {"peagle": "eagle3"} | {name: name for name in ("eagle3", "dflash", "dspark", "draft_model")}
         asked = {"method": method.get(self.kind, "eagle"), "model": str(self.folder.resolve())}
         parallel = {"parallel_drafting": True} if self.kind == "peagle" else {}
         return asked | parallel | {"num_speculative_tokens": self.num_drafted}
 
     @property
     def num_drafted(self) -> int:
-        """Tokens drafted in a cycle: a block's masks, or `NUM_DRAFTED`."""
+        """Tokens drafted in a cycle: a block's places, or `NUM_DRAFTED`."""
         config: Any = self.config
-        if self.kind == "dflash":
-            return int(config.block_size) - 1
+        if self.kind in ("dflash", "dspark"):
+            return int(config.block_size) - (not getattr(config, "sample_from_anchor", False))
         return int(config.parallel_tokens) if self.kind == "peagle" else NUM_DRAFTED
 
     def decode(self, requests: Sequence[Asked], max_new_tokens: int) -> dict[str, Drafted]:
