@@ -105,17 +105,18 @@ class Exported:
     @property
     def speculative(self) -> dict[str, Any]:
         """vLLM's speculative_config for this folder."""
-        method = {"peagle": "eagle3", **{kind: kind for kind in ("eagle3", "dflash", "draft_model", "medusa")}}
+        names = ("eagle3", "dflash", "dspark", "draft_model", "medusa")
+        method = {"peagle": "eagle3"} | {name: name for name in names}
         asked = {"method": method.get(self.kind, "eagle"), "model": str(self.folder.resolve())}
         parallel = {"parallel_drafting": True} if self.kind == "peagle" else {}
         return asked | parallel | {"num_speculative_tokens": self.num_drafted}
 
     @property
     def num_drafted(self) -> int:
-        """Tokens drafted in a cycle: a block's masks, Medusa's heads, or `NUM_DRAFTED`."""
+        """Tokens drafted in a cycle: a block's places, Medusa's heads, or `NUM_DRAFTED`."""
         config: Any = self.config
-        if self.kind == "dflash":
-            return int(config.block_size) - 1
+        if self.kind in ("dflash", "dspark"):
+            return int(config.block_size) - (not getattr(config, "sample_from_anchor", False))
         if self.kind == "medusa":
             return int(config.num_heads)
         return int(config.parallel_tokens) if self.kind == "peagle" else NUM_DRAFTED

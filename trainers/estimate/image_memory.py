@@ -55,7 +55,7 @@ def _drafter(config: Any, shape: Any, places: int, width: int) -> tuple[float, f
     if config.base_kind == "llamagen":
         own = published(config.size, grid=shape.grid, condition=shape.condition)
         return weights, 2.0 * own.num_layers * own.dim * places * width
-    if config.base_kind == "dflash":
+    if config.base_kind in ("dflash", "dspark", "dflash2"):
         made = config.shape(shape)
         return weights, 2.0 * made.num_layers * made.layer.num_kv_heads * made.layer.head_dim * places * width
     return weights, 0.0 if config.base_kind in ("medusa", "jacobi") else 2.0 * shape.hidden_size * places * width
