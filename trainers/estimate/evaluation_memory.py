@@ -19,6 +19,7 @@ from ...models.hub import has_windows, recurrent_layers
 from ...models.targets.base import language_shape
 from ...models.targets.parallel import check_cut
 from ...models.targets.verification import NODES, lengths_up_to
+from ..evaluate.evaluate_settings import EvaluateSettings
 from .auto_dtypes import held_dtype
 from .models import target_shape
 from .passes import Pass, moment
@@ -136,7 +137,7 @@ def target_memory(plan: Any) -> Memory | None:
     return Memory(parts | {"activations": rows * moment(config, section, dtype, Pass(length, chunk))})
 
 
-def _caches(stage: Any, config: Any, section: Any, asked: Pass) -> dict[str, float]:
+def _caches(stage: EvaluateSettings, config: Any, section: Any, asked: Pass) -> dict[str, float]:
     """The target's cache, and what its graphs hold where its passes are graphs.
 
     Args:
