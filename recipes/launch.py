@@ -218,7 +218,11 @@ def context_maker(loaded: Loaded, command: str, tell: Callable[[str], None] = sa
     recipe = loaded.recipe
 
     def make_context(
-        stage: Any, folder: Path, inputs: Mapping[str, Path], stop: Stop | None = None, line: StageLine | None = None
+        stage: Planned,
+        folder: Path,
+        inputs: Mapping[str, Path],
+        stop: Stop | None = None,
+        line: StageLine | None = None,
     ) -> Context:
         context = Context(
             name=stage.name,

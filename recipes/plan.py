@@ -23,7 +23,7 @@ from ..data.suites.turn_sets import TURN_SETS
 from ..models.shipped import shipped_folder
 from ..trainers.run.finished_stages import named_weights
 from ..trainers.run.matching import ABSENT, FINGERPRINTS, HIDDEN, RULED
-from ..trainers.run.stage import Planned
+from ..trainers.run.stage import Planned, Stage
 from .preflight_data import sections as data_sections
 from .schema import Recipe
 
@@ -125,7 +125,7 @@ def _maker(
     )
 
 
-def _check_written(name: str, stage: Any, earlier: dict[str, Planned], path: Path) -> None:
+def _check_written(name: str, stage: Stage, earlier: dict[str, Planned], path: Path) -> None:
     """Raises `UserError` for data of a stage that does not write it: a mistyped split."""
     for data in data_sections(stage):
         maker = None if data.maker is None else earlier.get(data.maker)

@@ -38,6 +38,7 @@ from ..eval.quality import QualityConfig, check
 from ..trainers.estimate.data import learns_answers
 from ..trainers.evaluate.benchmarks import HUB, SetsBenchmark, TabedBenchmark
 from ..trainers.run.context import Context
+from ..trainers.run.stage import Stage
 from ..trainers.run.stage_records import data_files
 from ..trainers.stages.encode import EncodeStage, resolved
 from ..trainers.train.preflight import render
@@ -84,7 +85,7 @@ def sections(
             yield from sections(value, f"{key}.{number}", form, maker)
 
 
-def data_findings(name: str, stage: Any, context: Context, *, finished: set[str], count: int) -> list[Finding]:
+def data_findings(name: str, stage: Stage, context: Context, *, finished: set[str], count: int) -> list[Finding]:
     """Findings about one stage's data.
 
     Args:
@@ -106,7 +107,7 @@ def data_findings(name: str, stage: Any, context: Context, *, finished: set[str]
     return findings
 
 
-def missing_data(name: str, stage: Any, context: Context) -> list[Finding]:
+def missing_data(name: str, stage: Stage, context: Context) -> list[Finding]:
     """Faults of one stage's data: files that nothing brings and that are not on disk. Only mixtures are opened."""
     findings = []
     for data in sections(stage):
@@ -138,7 +139,7 @@ def _missing(subject: str, data: Found, context: Context) -> Finding | None:
     return _absent(subject, missing_files(files), context, missing_hint(files), is_fetched=is_fetched)
 
 
-def _look(subject: str, data: Found, stage: Any, context: Context, finished: set[str], count: int) -> list[Finding]:
+def _look(subject: str, data: Found, stage: Stage, context: Context, finished: set[str], count: int) -> list[Finding]:
     section, form = data.section, data.form
     folder = context.inputs["data"] if data.maker is not None else None
     if isinstance(section, Source):
@@ -390,7 +391,7 @@ def _captioned(
     return [warning(subject, about, "they are left out, counted and listed")]
 
 
-def _processor(stage: Any, context: Context, finished: set[str]) -> Processor | str:
+def _processor(stage: Stage, context: Context, finished: set[str]) -> Processor | str:
     """The processor that training would use, where it needs no network; else why there is none."""
     if "processor" in context.inputs and "processor" not in finished:
         return "the stage that makes the processor has not run"

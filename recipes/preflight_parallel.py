@@ -8,6 +8,7 @@ from typing import Any
 from ..core.errors import UserError
 from ..models.targets.parallel import check_ranks
 from ..trainers.run.stage import Planned
+from ..trainers.stages.train import TrainStage
 from .schema import Recipe
 
 _SIZE = "tensor_parallel_size"
@@ -49,7 +50,7 @@ def check_parallel(
                 )  # fmt: skip
 
 
-def _check_training(stage: Any, size: int, key: str) -> None:
+def _check_training(stage: TrainStage, size: int, key: str) -> None:
     for name, hint in stage.runs_target().items() if size > 1 else ():
         raise UserError(
             f"{key}.{name} runs the target while ranks train on batches of their own, and target.{_SIZE} is {size}: "

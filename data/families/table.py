@@ -13,6 +13,7 @@ from .qwen import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
 
 # Mistral before LLaVA, since a Pixtral's config says llava.
 _ALL = (PIXTRAL, LLAVA, LLAVA_NEXT, LLAVA_ONEVISION, QWEN2_VL, QWEN2_5_VL, QWEN3_VL, INTERNVL, GEMMA)
+USUAL: PictureFamily = LLAVA  # reads what no family claims
 FAMILIES: dict[str, PictureFamily] = {family.name: family for family in _ALL}
 TEMPLATES = {template.name: template for family in (*_ALL, CAUSAL_LM) for template in family.templates}
 # A recipe's `format.template`: those, and the one in the target's own files.

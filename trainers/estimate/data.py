@@ -13,9 +13,8 @@ from transformers import PreTrainedConfig
 from ...core.errors import UserError
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData, ConversationDataset
-from ...data.families.llava import LLAVA
 from ...data.families.processor import Processor, Resizing
-from ...data.families.table import family_of
+from ...data.families.table import USUAL, family_of
 from ...data.media import ImageReader
 from ...data.processor_files import load_processor
 from ...data.records.mixture import JsonFile, Name, Selection, Share, are_present, is_mixture
@@ -115,7 +114,7 @@ def image_reader_of(data: ConversationData, config: PreTrainedConfig) -> ImageRe
     vision = config.vision_config
     nothing: dict[str, Any] = dict.fromkeys(("pad_id", "bos_id", "eos_id", "newline_id"), 0)
     absent: Any = None
-    family = family_of(config.model_type, config_value(vision, "model_type")) or LLAVA
+    family = family_of(config.model_type, config_value(vision, "model_type")) or USUAL
     side, patch, images = family.counted(config, vision)
     processor = Processor(
         absent, images, 0, patch, side, **nothing, picture_family=family,
@@ -130,7 +129,7 @@ def visual_tokens(files: OnDisk, data: ConversationData, image_reader: ImageRead
     # Of several pictures, which max_9 does not tile.
     processor = image_reader.processor
     plain = data.aspect == "anyres" or processor.picture_family.sizes_decide
-    flat = LLAVA.layouts([(0, 0)] * 2, processor, Resizing("square" if plain else data.aspect))[0]
+    flat = USUAL.layouts([(0, 0)] * 2, processor, Resizing("square" if plain else data.aspect))[0]
     tiled = [n for n in (1, 2) if image_reader.needs_sizes(n)]
     least = flat.num_tokens
     if image_reader.processor.reads_whole:

@@ -8,9 +8,11 @@ from typing import Any
 from ...models.drafters.base import DrafterConfig
 from ...models.families.load import target_config
 from ...models.families.sizes import parameter_counts
+from ...models.targets.section import TargetSection
+from ..evaluate.evaluate_settings import EvaluateSettings
 
 
-def describe_evaluation(stage: Any) -> list[str]:
+def describe_evaluation(stage: EvaluateSettings) -> list[str]:
     """Requests, methods and drafters, counted without the data.
 
     Args:
@@ -38,7 +40,7 @@ def describe_evaluation(stage: Any) -> list[str]:
         lines.append(f"  drafter {name}: {getattr(section, 'path', None) or section.kind}")
     sections = [method.drafter for method in stage.methods.values()] + list(stage.drafters.values())
     models = [section.whole_model for section in sections if isinstance(section, DrafterConfig)]
-    published = {model.path: model for model in models if model not in (None, "target")}
+    published = {model.path: model for model in models if isinstance(model, TargetSection)}
     return lines + [f"  draft {p}: {_num_parameters(model):,} parameters" for p, model in published.items()]
 
 
@@ -50,7 +52,7 @@ def _own_temperatures(method: Any, temperatures: Sequence[float]) -> str:
     return f"; temperature{'s' * (len(own) > 1)} {', '.join(f'{t:g}' for t in own)} alone"
 
 
-def _untimed_lines(stage: Any) -> list[str]:
+def _untimed_lines(stage: EvaluateSettings) -> list[str]:
     if not stage.draws or stage.drawing.untimed is None:
         return []
     lines = [f"  for their quality alone, untimed: plain decoding in batches of {stage.drawing.untimed.batch_size}"]

@@ -20,6 +20,7 @@ from ...models.hub import has_windows, recurrent_layers
 from ...models.targets.base import language_shape
 from ...models.targets.parallel import check_cut
 from ...models.targets.verification import NODES, lengths_up_to
+from ..evaluate.evaluate_settings import EvaluateSettings
 from .auto_dtypes import held_dtype
 from .models import target_shape
 from .passes import Pass, moment
@@ -153,7 +154,7 @@ def memory_of_rows(recipe: Any, rows: int, length: int) -> Memory:
     return Memory(parts | {"activations": rows * moment(config, section, dtype, Pass(length, chunk))})
 
 
-def _caches(stage: Any, config: Any, section: Any, asked: Pass) -> dict[str, float]:
+def _caches(stage: EvaluateSettings, config: Any, section: Any, asked: Pass) -> dict[str, float]:
     """The target's cache, and what its graphs hold where its passes are graphs.
 
     Args:

@@ -23,6 +23,7 @@ from ...models.families.table import family_of
 from ...models.hub import pinned_config
 from ...models.targets.base import language_shape
 from ...models.targets.verification import lengths_up_to
+from ..evaluate.evaluate_settings import EvaluateSettings
 from ..evaluate.methods import Method, decoding_with, members_of
 from .auto_dtypes import held_bytes, held_dtype
 from .passes import Pass, moment
@@ -121,7 +122,7 @@ class Sizes:
     is_targets: bool = False
 
 
-def sizes_of(one: Proposal, stage: Any, config: Any, section: Any) -> Sizes:
+def sizes_of(one: Proposal, stage: EvaluateSettings, config: Any, section: Any) -> Sizes:
     """The sizes of a proposal beside a language target.
 
     Args:
@@ -153,7 +154,7 @@ def sizes_of(one: Proposal, stage: Any, config: Any, section: Any) -> Sizes:
     return Sizes("drafters", weights, cache)
 
 
-def _left(drafter: DrafterConfig, stage: Any, config: Any, positions: int) -> int:
+def _left(drafter: DrafterConfig, stage: EvaluateSettings, config: Any, positions: int) -> int:
     """Positions of the longest pruned prompt with its answer, where the recipe says how long its clips are."""
     lengths = [length for listed in stage.listed_lengths().values() for length in listed]
     data = max(stage.data, key=lambda data: data.max_length)

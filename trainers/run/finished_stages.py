@@ -20,7 +20,7 @@ from ...core.errors import UserError
 from ...core.files import share_as_usual
 from ...core.results import BEGUN, DONE, Fault, Mark, faults, loadable, read_mark, sums_of, write_mark
 from ...data.shards.shards import is_of_shard
-from .stage import Planned
+from .stage import Planned, Stage
 
 # Listed for people, and read by no later stage: one that was changed or deleted stops nothing.
 _BESIDE = ("best-*/*", "samples/*", "metrics.jsonl", "skipped.jsonl", "refused-*.jsonl", "sample.txt")
@@ -114,7 +114,7 @@ class InputCheck:
             raise UserError(problem, where=str(folder / first.name), hint=cure)
 
 
-def _names(stage: Any, folder: Path) -> Iterator[str]:
+def _names(stage: Stage, folder: Path) -> Iterator[str]:
     """The files of a stage's folder that its list covers."""
     for place, folders, files in os.walk(folder):
         here = Path(place).relative_to(folder)
