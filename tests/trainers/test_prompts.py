@@ -14,7 +14,7 @@ from draftsmith.trainers.serve import written_prompts
 from draftsmith.trainers.serve.written_prompts import Begun, _behind, special_ids
 from draftsmith.trainers.stages import prompts as stages
 from text_run import FORMAT, run, target
-from transformers import GenerationConfig
+from transformers import GenerationConfig, LlamaForCausalLM
 
 BEGINS = ["About {topic}:", "Which {topic}"]
 SPLITS = {"train": {"count": 9, "topics": ["one", "two", "three"]}, "held_out": {"count": 4, "topics": ["four"]}}
@@ -23,17 +23,22 @@ SPLITS = {"train": {"count": 9, "topics": ["one", "two", "three"]}, "held_out": 
 def recipe(folder, **settings):
     stage = {
         "kind": "prompts", "format": FORMAT, "begins": BEGINS, "splits": SPLITS, "max_new_tokens": 60,
-        "temperature": 2.0, "top_p": 1.0, "batch_size": 4, "samples_per_shard": 5,
+        "temperature": 1.0, "top_p": 0.7, "batch_size": 4, "samples_per_shard": 5,
     } | settings  # fmt: skip
     return {"target": {"kind": "causal_lm", "path": str(folder / "target")}, "stages": {"prompts": stage}}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A target that ends at one of twenty tokens, so that most of what it writes ends."""
+    """A target that ends at a quarter of its words and seldom says a special token, so that most of its turns end."""
     folder = tmp_path_factory.mktemp("prompts")
     target(folder / "target")
-    GenerationConfig(eos_token_id=[*range(40, 60)]).save_pretrained(folder / "target")
+    special = special_ids(load_processor(folder / "target", text_only=True))
+    model = LlamaForCausalLM.from_pretrained(folder / "target")
+    model.lm_head.weight.data[[*special]] = 0.0  # below the scores that top_p keeps
+    model.save_pretrained(folder / "target")
+    words = [token for token in range(model.config.vocab_size) if token not in special]
+    GenerationConfig(eos_token_id=words[::4]).save_pretrained(folder / "target")
     return folder
 
 
