@@ -28,7 +28,8 @@ def watch() -> dict:
     """A dict that gets every proposal of the V1 runner from now on: name of the request -> lists of ids."""
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    seen, original = {}, GPUModelRunner.propose_draft_token_ids
+    seen: dict[str, list[list[int]]] = {}
+    original = GPUModelRunner.propose_draft_token_ids
 
     def propose(self, scheduled, *arguments, **named):
         names = list(self.input_batch.req_ids)

@@ -25,14 +25,16 @@ from ...core.section import Section, torch_dtype
 from ..families.load import load_lvlm
 from ..families.sizes import parameter_lines
 from ..folders import find_folder
-from ..hub import config_value, load_language_model, load_vision_tower, read_config, rope_of, vision_half
+from ..hub import load_language_model, load_vision_tower, read_config, rope_of, vision_half
 from ..inline import InlineModel
 from ..parts import TokenIds
 from ..targets.base import Target, TargetShape
 from ..targets.llava.decoder import LlavaDecoder
+from ..targets.llava.made_for_engines import ProjectorInput, reading_beside, reading_of
+from ..targets.llava.made_for_engines import Reading as Reading
+from ..targets.llava.made_for_engines import own_projector as own_projector
 from ..targets.llava.model import assemble, llava_config
 from ..targets.llava.section import LlavaTarget
-from ..targets.llava.served import ProjectorInput, Reading, reading_of
 from .base import PLAIN, CountTokens, Drafter, DraftingOptions, PublishedDrafter, TargetIdentity
 from .ensemble import DraftingMode, EnsembleConfig, EnsembleProposal, preset
 from .graph import GraphedChain
@@ -159,12 +161,7 @@ class LvlmConfig(PublishedDrafter):
     def lines(self, shape: TargetShape, config: PreTrainedConfig) -> list[str]:
         """Return the number of parameters of each part and the size of the vocabulary."""
         draft = self.config_beside(config)
-        reading, words = reading_of(draft), []
-        if not reading.is_plain:
-            words.append("its projector reads the target's projected features")
-        if not reading.first_token:
-            words.append("a prompt's first token is left out")
-        return [*parameter_lines(draft, vocabulary=True), *([f"  {'; '.join(words)}"] if words else [])]
+        return [*parameter_lines(draft, vocabulary=True), *reading_of(draft).lines]
 
     def config_beside(self, target: PreTrainedConfig) -> PreTrainedConfig:
         """Its model config beside a target's, from pinned or inline configs, or of the folder of a published one."""
@@ -225,21 +222,8 @@ def drafter_config(config: LvlmConfig, target: PreTrainedConfig, ids: TokenIds, 
         vision_feature_layer=layer,
         family=config.family,
     )
-    _reading(config, target).write(draft)
+    reading_beside(target, config.projector_input, config.first_token).write(draft)
     return draft
-
-
-def _reading(config: LvlmConfig, target: PreTrainedConfig) -> Reading:
-    """What the draft is made for. Raises `UserError` for features of a target that are no LLaVA-1.5's."""
-    if config.projector_input == "tower":
-        return Reading(first_token=config.first_token)
-    if target.model_type != "llava" or config_value(target, "projector_hidden_act") != "gelu":
-        where = "key drafter.projector_input"
-        raise UserError(
-            f"the projected features of a {target.model_type} are read by no draft", where=where,
-            hint="LLaVA-1.5's are; for other targets use projector_input: tower",
-        )  # fmt: skip
-    return Reading("projected", config.first_token, target.text_config.hidden_size)
 
 
 def scale_positions(text: PreTrainedConfig, scaling: RopeScaling) -> None:

@@ -89,5 +89,7 @@ def save_draft(target: Path, folder: Path, **settings) -> None:
     with torch.no_grad():  # pictures that show
         for layer in (draft.model.multi_modal_projector.linear_1, draft.model.multi_modal_projector.linear_2):
             layer.weight.normal_(0, 0.3)
+        # Ids that stand for no text: our loop never proposes them, an engine does.
+        draft.lm_head.weight[[processor.image_token_id, *range(processor.num_token_ids, text.vocab_size)]] = 0
     manifest = {"model": "drafter", "target": str(target), "tokenizer_hash": processor.tokenizer_hash}
     save_lvlm(draft, folder, manifest | {"drafter": section.model_dump(mode="json")})

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from ....core.pictures import Picture
 from ...decoding.decoder import CachedDecoder
+from .made_for_engines import reading_of
 from .model import pool_features, selected_features
 from .packing import newline_of, pack
-from .served import reading_of
 
 _TILES = 32  # that a tower reads at once
 

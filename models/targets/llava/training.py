@@ -17,9 +17,9 @@ from ....core.states import places_of, put_at
 from ...packed_row import last_states
 from ...parts import Part
 from ...training import ModelTraining
+from .made_for_engines import own_projector, reading_of
 from .model import selected_features
 from .packing import Packing
-from .served import own_projector, reading_of
 
 
 def _without_first(batch: Batch) -> Batch:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import LlavaForConditionalGeneration, PreTrainedConfig
 from transformers.activations import ACT2FN
 
+from ....core.errors import UserError
 from ...hub import config_value
 
 ProjectorInput = Literal["tower", "projected"]
@@ -37,6 +38,13 @@ class Reading:
         """Whether transformers' own class is all that the draft is."""
         return self.projector_input == "tower"
 
+    @property
+    def lines(self) -> list[str]:
+        """Of a dry run; none for a plain draft."""
+        words = [] if self.is_plain else ["its projector reads the target's projected features"]
+        words += [] if self.first_token else ["a prompt's first token is left out"]
+        return [f"  {'; '.join(words)}"] if words else []
+
     def write(self, config: PreTrainedConfig) -> None:
         """Into a draft's config; the defaults leave it as it is."""
         if self != Reading():
@@ -46,6 +54,19 @@ class Reading:
 def reading_of(config: Any) -> Reading:
     """Of a model config."""
     return Reading(**(config_value(config, _SECTION) or {}))
+
+
+def reading_beside(target: PreTrainedConfig, projector_input: ProjectorInput, first_token: bool) -> Reading:
+    """Of a draft for a target. Raises `UserError` for projected features that are no LLaVA-1.5's."""
+    if projector_input == "tower":
+        return Reading(first_token=first_token)
+    if target.model_type != "llava" or config_value(target, "projector_hidden_act") != "gelu":
+        raise UserError(
+            f"the projected features of a {target.model_type} are read by no draft",
+            where="key drafter.projector_input",
+            hint="LLaVA-1.5's are; for other targets use projector_input: tower",
+        )
+    return Reading("projected", first_token, target.text_config.hidden_size)
 
 
 class _Projector(nn.Module):
