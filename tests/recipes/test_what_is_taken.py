@@ -38,8 +38,8 @@ TAKEN: dict[str, str | dict[str, str]] = {
     "sparrow-ablation-qwen2.5-vl-7b": {"pictures": "layers", "base": "ablation", "mtp": "ablation", "half": "shares",
                                        "blind": "shares", "second": "ablation"},
     **dict.fromkeys(("dflash-anole-7b", "dflash-llamagen-xl", "dspark-llamagen-xl", "eagle-anole-7b",
-                     "eagle-llamagen-c2i-3b", "eagle-llamagen-c2i-l", "eagle-llamagen-c2i-xl", "eagle-llamagen-xl-stage1-200k",
-                     "medusa-llamagen-3b"), "evaluate"),
+                     "eagle-llamagen-c2i-3b", "eagle-llamagen-c2i-l", "eagle-llamagen-c2i-xl",
+                     "eagle-llamagen-xl-stage1-200k", "medusa-llamagen-3b"), "evaluate"),
     # Behind these stands an evaluation that times nothing.
     **dict.fromkeys(("eagle-llamagen-xl-stage1", "eagle-llamagen-xl-stage2"), "evaluate"),
     **dict.fromkeys(("lanternpp-anole-7b", "lanternpp-llamagen-xl-stage1"), "lanternpp"),
