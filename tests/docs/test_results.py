@@ -14,8 +14,8 @@ import torch
 import yaml
 from draftsmith.core.errors import UserError
 from draftsmith.eval.contrasts import drafters_table
-from draftsmith.eval.row_columns import Rows
 from draftsmith.eval.figures import save_grid
+from draftsmith.eval.row_columns import Rows
 from PIL import Image
 from rows import a_row
 
