@@ -153,7 +153,8 @@ class ChunkedHead(nn.Module):
         super().__init__()
         assert head.bias is None, "LM heads of the Llama family have no bias"
         self.weight: nn.Parameter = head.weight
-        self.added, self.chunk = added, chunk
+        self.added: nn.Parameter | None = added
+        self.chunk: int = chunk
 
     def forward(self, hidden: Tensor, compare: Compare) -> tuple[Tensor, Tensor]:
         """States [S,D+N] -> the loss summed over all positions, and the further sums."""

@@ -67,7 +67,7 @@ class DflashConfig(DflashSettings):
         """
         shared = {name: value for name, value in self.model_dump().items() if name in DflashConfig.model_fields}
         state = head_state(folder, torch.device("cpu"))
-        own = {"kind": "dflash", "loss": {}, "cut_below": None}
+        own: dict[str, Any] = {"kind": "dflash", "loss": {}, "cut_below": None}
         own["confidence"] = {} if any(name.startswith(CONFIDENCE) for name in state) else None
         start = DflashConfig.model_validate(shared | own).read(folder, target, torch.float32, identity)
         ids = start.draft_ids

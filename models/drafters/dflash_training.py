@@ -141,8 +141,9 @@ class DflashTraining(nn.Module):
             keeps_acceptance=self.config.confidence is not None, share=self.loss.shares(),
             num_candidates=self.head.num_candidates,
         )  # fmt: skip
-        loss, _ = self.lm(self.head.for_loss(outputs, before)[at], compare)
-        further, errors = self.further(outputs[at], before.at(at), compare)
+        read = self.head.for_loss(outputs, before)[at]
+        loss, _ = self.lm(read, compare)
+        further, errors = self.further(read[:, : outputs.shape[-1]], before.at(at), compare)
         loss, sums = loss + further, (*compare.hits(trained.shape, at, blocks.share), *errors)
         count = uploaded(rows.loss_mask[:, 1:].sum(), device)
         return StepLoss(loss, count, dict(zip(self.metrics, sums, strict=True)))
@@ -294,7 +295,8 @@ class Places:
             better = (ours > ours.gather(1, right[:, None])).sum(-1)
             self.ranks.append(torch.where(known, better, ours.shape[-1]))
             if self.num_candidates:
-                self.candidates.append(tuple(ours.topk(self.num_candidates, dim=-1)))
+                values, entries_of = ours.topk(self.num_candidates, dim=-1)
+                self.candidates.append((values, entries_of))
         return (terms * self.weights[piece]).sum(), torch.zeros((), device=ours.device)
 
     def entries(self, tokens: Tensor) -> tuple[Tensor, Tensor]:

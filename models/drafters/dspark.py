@@ -12,7 +12,7 @@ Letters: R rows, F nodes, A blocks, K places, D width, N rank, V vocabulary, V' 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, cast
 
 import torch
 from pydantic import Field, model_validator
@@ -160,7 +160,7 @@ class DsparkHead(DflashHead):
 
     def lm_head_of(self, scores: Scores, chunk: int, dtype: torch.dtype) -> nn.Module:
         """Return an LM head that adds the bias to the scores."""
-        added = None if self.markov_head is None else self.markov_head.markov_w2.weight
+        added = None if self.markov_head is None else cast(nn.Parameter, self.markov_head.markov_w2.weight)
         if self.lm_head is None:
             return FrozenHead(scores, chunk, dtype, added)
         return ChunkedHead(self.lm_head, chunk, added)

@@ -122,7 +122,8 @@ def from_plugin(folder: Path, target: PreTrainedModel) -> PreTrainedModel:
         state = {name.removeprefix(prefix): value for name, value in held.items() if name.startswith(prefix)}
         check_shapes(shapes_of(state), shapes_of(module.state_dict()), where=str(folder / WEIGHTS))
         module.load_state_dict(state)
-    return draft.to(target.device).eval()
+    moved: Any = draft.to(target.device)  # type: ignore[arg-type]
+    return moved.eval()
 
 
 def _text_draft(model: PreTrainedModel, target: Target, *, where: str) -> PreTrainedModel:

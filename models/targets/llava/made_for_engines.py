@@ -98,7 +98,7 @@ class TwoProjectors(_Projector):
 class LlavaOnProjected(LlavaForConditionalGeneration):
     """transformers' LLaVA with two projectors. The plain class refuses the weights: the first reads another width."""
 
-    def __init__(self, config: PreTrainedConfig):
+    def __init__(self, config: Any):  # a `LlavaConfig`
         super().__init__(config)
         width = reading_of(config).target_width
         assert width is not None

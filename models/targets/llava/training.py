@@ -24,7 +24,9 @@ from .packing import Packing
 
 def _without_first(batch: Batch) -> Batch:
     """What a decoder asks of a batch, without the first token of each row."""
-    cut = {name: batch.on_host(name)[..., 1:] for name in ("ids", "attention_mask", "loss_mask", "modality")}
+    cut: dict[str, Any] = {
+        name: batch.on_host(name)[..., 1:] for name in ("ids", "attention_mask", "loss_mask", "modality")
+    }
     device = batch.attention_mask.device
     bare = replace(batch, **cut, positions=batch.on_host("positions")[..., 1:] - 1, pixels=None, states=None)
     return bare if device.type == "cpu" else bare.to(device)
