@@ -32,9 +32,7 @@ from ..data.records.table_records import TableRecords
 from ..data.sources import answered
 from ..data.stage_folders import DATASET_FOLDER
 from ..data.suites.suite import read_index
-from ..data.suites.turn_files import PUBLISHED, published_files, published_records
-from ..data.suites.turn_sets import TURN_SETS
-from ..eval.quality import QualityConfig, check
+from ..data.suites.turn_files import published_files
 from ..trainers.estimate.data import learns_answers
 from ..trainers.evaluate.benchmarks import HUB, SetsBenchmark, TabedBenchmark
 from ..trainers.run.context import Context
@@ -43,6 +41,7 @@ from ..trainers.run.stage_records import data_files
 from ..trainers.stages.encode import EncodeStage, resolved
 from ..trainers.train.preflight import render
 from .finding import Finding, fault, ok, warning
+from .preflight_sets import judged, published_set, quality_findings
 
 ABSENT = "not on disk"  # how the finding begins
 SHOWN_IDS = 1200  # characters of a rendered sample
@@ -93,7 +92,9 @@ def data_findings(name: str, stage: Stage, context: Context, *, finished: set[st
         finished: things whose stage has finished.
         count: records of each data section that are read.
     """
-    findings = [finding for key, quality in judged(stage) for finding in _quality(f"stages.{name}.{key}", quality)]
+    findings = [
+        finding for key, quality in judged(stage) for finding in quality_findings(f"stages.{name}.{key}", quality)
+    ]
     for data in sections(stage):
         subject = f"stages.{name}.{data.key}"
         if data.maker is not None and "data" not in finished:
@@ -147,7 +148,7 @@ def _look(subject: str, data: Found, stage: Stage, context: Context, finished: s
     if folder is None and (missing := _missing(subject, data, context)) is not None:
         return [missing]
     if data.published is not None:
-        return [_published(subject, data.published, Path(section.path))]
+        return [published_set(subject, data.published, Path(section.path))]
     if data.is_suite:
         return [_suite(subject, str(section.path), folder, context)]
     if isinstance(section, PromptSource):
@@ -167,38 +168,6 @@ def _look(subject: str, data: Found, stage: Stage, context: Context, finished: s
         key = subject.removesuffix("data") + "expected.samples"
         findings.append(warning(key, f"the recipe declares {expected.samples:,} records, and the data has {usable:,}",
                                 f"look whether its files are whole; for other data set {key}={usable}"))  # fmt: skip
-    return findings
-
-
-def judged(section: Any, key: str = "") -> Iterator[tuple[str, QualityConfig]]:
-    """Every section inside a stage that says how drawn pictures are judged."""
-    if isinstance(section, QualityConfig):
-        yield key, section
-    elif isinstance(section, Section):
-        for name, field in type(section).model_fields.items():
-            yield from judged(getattr(section, name), f"{key}.{field.alias or name}".lstrip("."))
-    elif isinstance(section, Mapping):
-        for name, value in section.items():
-            yield from judged(value, f"{key}.{name}")
-
-
-def _quality(subject: str, config: QualityConfig) -> list[Finding]:
-    """A finding for each metric's weights and for the real images."""
-    looked = {f"{subject}.weights ({m})": config.model_copy(update={"metrics": (m,), "reference": None})
-              for m in config.metrics}  # fmt: skip
-    if config.reference is not None:
-        looked[f"{subject}.reference"] = config.model_copy(update={"metrics": ()})
-    findings = []
-    for place, part in looked.items():
-        try:
-            check(part)
-            findings.append(ok(place, "there"))
-        except UserError as error:
-            findings.append(fault(place, error.problem, error.hint or "name its place with this key"))
-    compares = {"fid", "precision_recall"} & set(config.metrics)
-    if compares and config.reference is None:
-        what = f"{' and '.join(sorted(compares))} compare with real images, and no folder is named"
-        findings.append(fault(f"{subject}.reference", what, "name a folder of real images"))
     return findings
 
 
@@ -230,17 +199,6 @@ def _suite(subject: str, path: str, source: Path | None, context: Context) -> Fi
     except UserError as error:
         return fault(subject, f"{folder / 'suite.json'}: {error.problem}", f"{page('evaluation.md')} has the layout")
     return ok(subject, f"{len(names)} sets: {', '.join(names)}")
-
-
-def _published(subject: str, name: str, path: Path) -> Finding:
-    """A set of conversations as its authors publish it, and its pictures."""
-    records = published_records(name, path)
-    folder = published_files(name, path)[0].parent
-    pictures = [folder / Path(picture).relative_to(PUBLISHED) for r in records for picture in r.get("image", ())]
-    if gone := [str(picture) for picture in pictures if not picture.is_file()]:
-        return fault(subject, f"pictures missing: {len(gone)} of {len(pictures)}, the first {gone[0]}",
-                     TURN_SETS[name].cure)  # fmt: skip
-    return ok(subject, f"{counted(len(records), 'conversation')} of {name}")
 
 
 def _encoded(subject: str, data: Found, files: list[Name], processor: Processor, count: int) -> tuple[int, Finding]:
