@@ -38,6 +38,7 @@ PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 TRACKS = {
     "demo": "Demos, on a CPU",
+    "smollm2": "A small real model",
     "lvlm": "Draft LVLMs",
     "video": "Heads for language models",
     "visual_ar": "Image generators",
