@@ -115,9 +115,14 @@ def token_counts(
     if expected is not None and expected.text_tokens is not None:
         share = number / expected.samples
         return round(expected.text_tokens * share), round((expected.visual_tokens or 0) * share), "declared"
-    if files is None:
-        return None
     limit = answer_limit(plan)
+    if files is None:
+        maker = plan.maker("data")
+        written = None if maker is None else maker.stage.ids_of_text
+        if written is None or limit is None:
+            return None
+        each = min(written + limit, stage.data.max_length)
+        return number * each, 0, f"about, prompts of {written}; answers of up to {limit} each"
     exact = text_lengths(plan, files, prompt=limit is not None)
     lengths = _WORD * files.words if exact is None else exact
     how = "about, from words" if exact is None else "by the target's tokenizer"

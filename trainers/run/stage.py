@@ -60,6 +60,11 @@ class Stage(Section):
         """
         return []
 
+    @property
+    def ids_of_text(self) -> int | None:
+        """Ids of the longest prompts that it writes, about; None: it writes none, or ones with pictures."""
+        return None
+
     def needs(self) -> dict[str, str | None]:
         """Thing -> the stage that it must come from; None: the latest stage that makes it, or published weights.
 

@@ -105,15 +105,15 @@ class PromptsStage(Stage):
     def answer_format(self) -> PromptFormat:
         return self.format
 
-    def check(self, target: object, drafter: object) -> None:
+    def check(self, target: Any, drafter: Any) -> None:
         """Refuses pictures for a target that reads text alone."""
         for name, split in self.splits.items():
-            if split.pictures is not None and getattr(target, "reads_text_alone", False):
+            if split.pictures is not None and target.reads_text_alone:
                 raise Refused(f"splits.{name}.pictures", "the target reads text alone", "give topics")
 
     @classmethod
-    def unsuited(cls, target: object, drafter: object) -> str | None:
-        return "prompts are texts, and the target draws images" if getattr(target, "draws_images", False) else None
+    def unsuited(cls, target: Any, drafter: Any) -> str | None:
+        return "prompts are texts, and the target draws images" if target.draws_images else None
 
     @property
     def records(self) -> dict[str, dict[str, int]]:
@@ -124,6 +124,12 @@ class PromptsStage(Stage):
     def mixtures(self) -> dict[str, dict[str, str]]:
         """There are none."""
         return {}
+
+    @property
+    def ids_of_text(self) -> int | None:
+        # What stands before the target's own tokens is a system message and a few words.
+        has_pictures = any(split.pictures is not None for split in self.splits.values())
+        return None if has_pictures else _SHORT + self.max_new_tokens
 
     def written(self, is_suite: bool) -> list[str]:
         return [] if is_suite else [*self.splits]
@@ -198,7 +204,6 @@ class PromptsStage(Stage):
         return [Begun(*ways[n % len(ways)], pictures[n % len(pictures)]) for n in tries]
 
     def memory(self, plan: Planned) -> Memory | None:
-        # What stands before the target's own tokens is a system message and a few words.
         return memory_of_rows(plan.recipe, self.batch_size, _SHORT + self.max_new_tokens)
 
     def describe(self, plan: Planned) -> list[str]:
