@@ -1,4 +1,4 @@
-# Sourced by scripts/demo and scripts/test, with what to install (. or ".[dev]"): makes the virtual environment once and
+# Sourced by scripts/demo and scripts/test, with what to install (".[gguf]" or ".[dev]"): makes the virtual environment once and
 # installs the pinned stack in it. One environment serves both: what a command lacks is added to it.
 # DRAFTSMITH_VENV chooses its folder (default .venv beside the README, where relative paths begin), PYTHON the
 # interpreter (default python3).

@@ -28,7 +28,7 @@ case "$1 $2" in
 esac
 """
 TORCH = next(line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch=="))
-BARE, DEV, DEMO, TESTS = "pip .", "pip .[dev]", "demo", "tests"
+BARE, DEV, DEMO, TESTS = "pip .[gguf]", "pip .[dev]", "demo", "tests"
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_the_readmes_order_and_the_other_one_share_an_environment(clone, tmp_pat
     assert the_demo(clone, **settings)[0] == [DEMO]
 
 
-@pytest.mark.parametrize("cut", [TORCH, "."])
+@pytest.mark.parametrize("cut", [TORCH, ".[gguf]"])
 def test_an_install_that_was_cut_is_finished_by_the_other_command(clone, cut):
     calls, done = the_demo(clone, CUT=cut)
     assert calls[-1] == f"pip {cut}" and done.returncode == 9
