@@ -25,7 +25,7 @@ NEXT_DEMO = {
     "lvlm": "compare", "compare": "dflash", "dflash": "sage", "sage": "video", "video": "visual-ar",
     "visual-ar": "visual-ar-blocks", "visual-ar-blocks": "visual-ar-textures", "visual-ar-textures": "lvlm-ov",
     "lvlm-ov": "suite", "suite": "compare", "lvlm-seeds": "lvlm-distilled", "lvlm-from-nothing": "compare",
-    "lvlm-distilled": "compare", "adapt": "compare",
+    "lvlm-distilled": "compare", "adapt": "compare", "smollm2": "compare", "smollm2-full": "compare",
 }  # fmt: skip
 _NOTE = "tau: tokens per target pass; x: measured speedup of decoding; same: outputs equal plain decoding's"
 _ROOM = 13  # of a set: "12.34 10.12x"

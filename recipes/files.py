@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import io
 import os
 import re
 from pathlib import Path
@@ -172,7 +173,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _parsed(path: Path, text: str, is_own: bool) -> dict[str, Any]:
-    raw = yaml.load(text, Loader=_StrictLoader)
+    named = io.StringIO(text)
+    named.name = str(path)  # which messages give
+    raw = yaml.load(named, Loader=_StrictLoader)
     if not isinstance(raw, dict) or not any(key in KEYS for key in raw):
         what = "a recipe is a mapping with some of the keys " + ", ".join(KEYS)
         raise UserError(f"not a recipe: {what}", where=str(path), hint="see recipes/demo/lvlm.yaml")

@@ -33,7 +33,8 @@ BAD = {
     "unknown kind": (["recipe=llava15-68m", "stages.pretrain.kind=trian"], "kinds are"),
     "stage without a kind": (
         ["recipe=llava15-68m", "stages.new={data: {path: mine.json}}"],
-        "stages.new: its kind is missing; kinds are generate, encode, regenerate, cache, train, evaluate, publish",
+        "stages.new: its kind is missing; kinds are generate, prompts, encode, regenerate, cache, train, evaluate, "
+        "publish",
     ),
     "no methods": (["recipe=demo/lvlm-from-nothing", "stages.evaluate.methods=1"], r"(found 1)"),
     "how methods are written": (

@@ -393,7 +393,7 @@ def test_a_folder_in_the_place_of_a_file_is_told_with_its_cure(tmp_path, monkeyp
     ("words", "told"),
     [
         (["train"], "NAME is missing: a recipe's name, its file, or the folder of a run"),
-        (["import", "folder"], "--as is missing: what it is: eagle, "),
+        (["import", "folder"], "--as is missing: eagle, "),
     ],
 )
 def test_what_is_missing_is_said_with_what_it_is(words, told, capsys):

@@ -12,7 +12,8 @@ def stages(name):
 
 
 def test_the_recipes_of_llava15_are_these():
-    assert LLAVA15 == ["llava15-160m", "llava15-160m-distilled", "llava15-68m", "llava15-68m-distilled"]
+    known = ["llava15-160m", "llava15-160m-distilled", "llava15-68m", "llava15-68m-distilled", "llava15-68m-served"]
+    assert known == LLAVA15
 
 
 @pytest.mark.parametrize("name", LLAVA15)
@@ -44,7 +45,8 @@ def test_llava15_trains_in_two_stages_with_a_frozen_vision_encoder(name):
     assert pretrain.data.path.endswith("blip_laion_cc_sbu_558k.json") and pretrain.expected.samples == 558_128
     assert finetune.data.path.endswith("llava_v1_5_mix665k.json") and finetune.expected.samples == 665_298
     assert recipe.drafter.language_model == f"JackFram/llama-{'160m' if '160m' in name else '68m'}"
-    assert recipe.drafter.vision_tower == "openai/clip-vit-large-patch14-336"
+    own = "target" if name == "llava15-68m-served" else "openai/clip-vit-large-patch14-336"
+    assert recipe.drafter.vision_tower == own
 
 
 @pytest.mark.parametrize("name", IMAGE_HEADS)

@@ -129,6 +129,8 @@ PRINTED_APART = {
     "sage-": ({25, 64}, "SAGE, section 5.1 (N_max 64) and appendix A.1 (SpecVLM's tree); rows with 25 stand beside"),
     "sparrow-llava-ov-7b": ({24, 25}, "Sparrow, section 5: both are called 25, one with the root and one without"),
     "sparrow-qwen": ({29, 25}, "Sparrow, section 5: 30-4-8, and SpecVLM's default of 25"),
+    "demo/smollm2": ({11, 23}, "trees of 12 and of 24, which the rows' names give"),
+    "smollm2/eagle3": ({11, 23}, "trees of 12 and of 24, which the rows' names give"),
     "eagle": ({59, 29}, "EAGLE's own 60 and Sparrow's 30, which the rows' names give"),
 }
 

@@ -23,7 +23,9 @@ TAKEN: dict[str, str | dict[str, str]] = {
     # The suite measures one of the drafts.
     "demo/suite": {"onevision": "suite", "single_only": "evaluate", "few_onevision": "evaluate",
                    "few_single_only": "evaluate"},
-    **dict.fromkeys(LVLM, "evaluate"),
+    **dict.fromkeys((*LVLM, "llava15-68m-served"), "evaluate"),
+    **dict.fromkeys(("demo/smollm2", "demo/smollm2-full", "smollm2/dflash", "smollm2/eagle3", "smollm2/medusa"),
+                    "evaluate"),
     **dict.fromkeys(("adapt-eagle3-qwen2.5-vl-7b", "dflash-llava15-7b", "dspark-llava15-7b", "eagle-llava15-7b",
                      "eagle3-llava15-7b"), "evaluate"),
     **dict.fromkeys(("dflash-qwen2.5-vl-7b", "dflash-qwen3-vl-8b", "dflash2-qwen3-vl-8b",

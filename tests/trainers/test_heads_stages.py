@@ -269,7 +269,7 @@ READ = {
     "world/processor_config.json": {"one flipped bit"},
     "head/config.json": {"missing", "no fields"},
     "head/model.safetensors": {"one flipped bit"},
-    "head/draftsmith.json": {"missing", "no fields"},
+    "head/draftsmith.json": {"missing", "no fields", "one flipped bit"},
     "states/states/manifest.json": {"one flipped bit"},
     "states/states/shard-000000.json": set(),
     "states/states/shard-000000.tar": {"one flipped bit"},  # of a sample that is not read here

@@ -129,7 +129,7 @@ def token_counts(
     if limit is not None:
         lengths = np.minimum(lengths + limit, stage.data.max_length)
         how += f"; answers of up to {limit} each"
-    text = round(float(lengths.mean()) * len(files))
+    text = round(float(lengths.mean()) * len(files)) if len(files) else 0
     if target.model_type == target.get_text_config().model_type:  # reads text alone
         return text, 0, how
     visual = visual_tokens(files, stage.data, image_reader_of(stage.data, target))
