@@ -196,9 +196,10 @@ def _trained_config(manifest: dict[str, Any], folder: Path) -> ReadConfig:
             f"{MANIFEST} does not hold the head's settings: {error.errors()[0]['msg']}", where=str(folder / MANIFEST),
             hint=f"{hint} with draftsmith import",
         ) from error  # fmt: skip
-    if not isinstance(config, HeadConfig | DflashConfig | MedusaConfig):
+    reasons = config.exports("vllm") if isinstance(config, MedusaConfig) else []  # no other engine has Medusa
+    if reasons or not isinstance(config, HeadConfig | DflashConfig | MedusaConfig):
         raise UserError(
-            "no engine can express this head:\n" + "\n".join(f"  - {why}" for why in config.exports("")),
+            "no engine can express this head:\n" + "\n".join(f"  - {why}" for why in reasons or config.exports("")),
             where=str(folder), hint="decode with our own loop",
         )  # fmt: skip
     return config

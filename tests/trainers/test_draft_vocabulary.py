@@ -26,5 +26,4 @@ def test_a_head_of_few_ids_is_trained_measured_and_refused_by_engines(tmp_path, 
     with pytest.raises(UserError, match="draft_vocab_size"):
         run(source, output, "drafter.draft_vocab_size=39", stages=["evaluate"])
     assert main(["export", str(output / "train"), str(tmp_path / "there"), "--to", "vllm"]) != 0
-    said = capsys.readouterr().err
-    assert ("draft_vocab_size" in said) == (kind == "eagle") and ("Medusa" in said) == (kind == "medusa")
+    assert "draft_vocab_size" in capsys.readouterr().err
