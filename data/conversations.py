@@ -32,7 +32,8 @@ class PromptFormat(Section):
     # plain: alignment; v1: targets with Llama's tokenizer; qwen: LLaVA-OneVision with Qwen2's (its qwen_1_5); qwen_vl:
     # Qwen2-VL, Qwen2.5-VL and Qwen3-VL; internvl: InternVL 3; mistral: Mistral 3 and Pixtral; gemma: Gemma 4,
     # without its channel of thoughts; llama3: text-only targets of Llama-3; chat: the chat template in the target's own
-    # files, as servers use it, with each record's system message, tools, tool calls and reasoning (for logs).
+    # files, as servers use it, with each record's system message, tools, tool calls and reasoning (for logs), and what
+    # a causal_lm has where nothing is named.
     template: TemplateName = "v1"
     # null: the template's own system sentence (official LLaVA; Qwen2-VL's and Qwen2.5-VL's; the others have none:
     # Mistral's published one names a date; chat: what the target's template writes); "": none. A record's own system

@@ -119,7 +119,10 @@ class Recipe(Section):
         if isinstance(value, dict):
             drafter = info.data["drafter"]
             _check_kinds(value, target, drafter)
-            value = {name: _chosen(name, stage, target, drafter, info) for name, stage in value.items()}
+            value = {
+                name: _chosen(name, _in_its_template(stage, target), target, drafter, info)
+                for name, stage in value.items()
+            }
         return check(value)
 
     def keep_written(self, tree: Any) -> None:
@@ -218,6 +221,15 @@ def _check_kinds(stages: dict[str, Any], target: Any, drafter: Any) -> None:
         if reason := reasons.get(_kind_of(stage)):
             possible = ", ".join(kind for kind, reason in reasons.items() if reason is None)
             raise Refused(f"{name}.kind", reason, f"kinds here are {possible}")
+
+
+def _in_its_template(stage: Any, target: Any) -> Any:
+    """A stage as it is; of a text target, whose family says nothing of its prompts, in the target's own template."""
+    written = [kind for section in sections(AnyStage) if "format" in section.model_fields for kind in kinds(section)]
+    if not target.reads_text_alone or _kind_of(stage) not in written:
+        return stage
+    form = stage.get("format", {})
+    return stage | {"format": {"template": "chat"} | form} if isinstance(form, dict) else stage
 
 
 def _chosen(name: str, stage: Any, target: Any, drafter: Any, info: ValidationInfo) -> Any:

@@ -48,6 +48,21 @@ def test_folded_heads_are_repeated_ones(kv_heads, rows):
     close(attend(q, k[:, :, :5], v[:, :, :5], None), causal)
 
 
+@pytest.mark.parametrize(("dtype", "shape"), [(torch.bfloat16, (2, 2, 4, 16)), (torch.float32, (2, 8, 1, 16))])
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_single_16_bit_query_is_folded_on_a_cpu(dtype, shape, masked, monkeypatch):
+    """Its kernel converts all keys once a head: folded, once for the group. In float32 there is nothing to convert."""
+    generator, asked, kernel = torch.Generator().manual_seed(0), [], F.scaled_dot_product_attention
+    q, k, v = (torch.randn(2, n, t, 16, generator=generator) for n, t in ((8, 1), (2, 12), (2, 12)))
+    mask = torch.ones(2, 1, 1, 12, dtype=torch.bool)
+    mask[0, ..., :5] = False
+    expected = attend(q, k, v, mask if masked else None)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda q, *a, **n: asked.append(q.shape) or kernel(q, *a, **n))
+    found = attend(*(part.to(dtype) for part in (q, k, v)), mask if masked else None)
+    assert asked == [shape]
+    torch.testing.assert_close(found.float(), expected, atol=2e-2, rtol=2e-2)
+
+
 def llama(kv_heads: int) -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(

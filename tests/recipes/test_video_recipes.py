@@ -64,6 +64,13 @@ EXPECTED = {
 }  # fmt: skip
 
 
+def test_a_text_target_has_its_own_chat_template_where_none_is_named():
+    stages = load(["recipe=smollm2/eagle3", "stages.states.format.template=llama3"]).recipe.stages
+    templates = {name: stage.format.template for name, stage in stages.items()}
+    assert templates == {**dict.fromkeys(["prompts", "answers", "eagle3", "evaluate"], "chat"), "states": "llama3"}
+    assert load(["recipe=sage-llama3-8b-1b"]).recipe.stages["evaluate"].format.template == "llama3"
+
+
 def test_every_recipe_is_tried():
     assert sorted(EXPECTED) == SHIPPED
 
