@@ -2,7 +2,7 @@
 """Trains tiny targets and heads, exports them as served pairs, and verifies each in vLLM: one row a drafter.
 
     scripts/engine_table.py OUT                    every target and drafter; about half an hour on two cores
-    scripts/engine_table.py OUT --targets llava --drafters eagle3 dflash
+    scripts/engine_table.py OUT --targets llava --drafters medusa msd lvlm
 
 Everything goes through the commands that users have: train, export, verify-engine. vLLM runs in the environment that
 DRAFTSMITH_VLLM_PYTHON names (scripts/test_engines makes one). OUT keeps runs, exports and logs; what is there is not
@@ -57,7 +57,19 @@ DRAFTERS: dict[str, dict] = {
         "kind": "peagle", "taps": TAPS, "visual_slots": "read", "image": "placeholder", "parallel_tokens": 4,
         "mask_token_id": MASK,
     },
+    "medusa": {"kind": "medusa", "num_heads": 4},
+    "msd": {"kind": "msd"},
+    # Narrower than its target, and made for our plugin.
+    "lvlm": {
+        "kind": "lvlm", "vision_tower": "target", "projector_input": "projected", "first_token": False,
+        "language_model": {
+            "model_type": "llama", "hidden_size": 96, "intermediate_size": 192, "num_hidden_layers": 2,
+            "num_attention_heads": 3, "max_position_embeddings": 1024,
+        },
+    },
 }  # fmt: skip
+# Drafters that not every target has.
+ONLY = {"medusa": ("llama", "llava"), "msd": ("llava",), "lvlm": ("llava",)}
 
 
 def recipe(target: str) -> dict:
@@ -68,17 +80,18 @@ def recipe(target: str) -> dict:
     splits = {"train": {"name": 400, "caption": 800, "colors": 300, "sums": 200, "fact": 100, "aside": 200}} if sees \
         else {"train": {"sums": 1200, "fact": 400}}  # fmt: skip
     data = {"from": "world", "path": "train", "max_length": 256} | ({"aspect": "square"} if sees and not qwen else {})
-    drafters = {name: dict(settings) for name, settings in DRAFTERS.items()}
+    drafters = {name: dict(settings) for name, settings in DRAFTERS.items() if target in ONLY.get(name, TARGETS)}
+    draft = drafters.pop("lvlm", None)
     if not sees:
         for settings in drafters.values():
             settings.pop("image", None)
     optim = {"lr": 2.0e-3, "betas": [0.9, 0.95], "warmup_steps": 20, "clip_norm": 1.0}
     trainable = ["vision_tower", "projector", "language_model"] if sees else ["language_model"]
-    head = {"kind": "train", "from": "scratch", "format": form, "source": {"kind": "cached", "from": "states"},
-            "steps": 200, "batch_size": 16, "optim": optim}  # fmt: skip
+    learns = {"kind": "train", "from": "scratch", "format": form, "steps": 200, "batch_size": 16, "optim": optim}
+    head = learns | {"source": {"kind": "cached", "from": "states"}}
     return {
         "target": TARGETS[target],
-        "drafter": drafters["eagle3"],
+        "drafter": draft or drafters["eagle3"],
         "stages": {
             "world": {"kind": "generate", "splits": splits, **({"patch_size": 8} if qwen else {})},
             "target": {"kind": "train", "model": "target", "trainable": trainable, "format": form, "data": data,
@@ -87,6 +100,7 @@ def recipe(target: str) -> dict:
             "states": {"kind": "cache", "format": form, "data": data, "answers": {"from": "answers"},
                        "drafters": list(drafters.values()), "batch_size": 32},
             **{name: head | {"drafter": settings} for name, settings in drafters.items()},
+            **({} if draft is None else {"lvlm": learns | {"data": data, "trainable": trainable[1:]}}),
         },
     }  # fmt: skip
 
@@ -138,7 +152,7 @@ def main() -> int:
         path.write_text(yaml.safe_dump(recipe(target), sort_keys=False))
         command = ["train", f"recipe={path}", f"output={asked.out / 'runs' / target}"]
         subprocess.run([sys.executable, "-m", "draftsmith", *command], check=True, stdout=sys.stderr)
-        for drafter in asked.drafters:
+        for drafter in (name for name in asked.drafters if target in ONLY.get(name, TARGETS)):
             found = verified(target, drafter, asked.out, python)
             table += rows(target, drafter, found)
             named += [f"- {target}, {drafter}: {problem}. {hint}." for problem, hint in found.faults]

@@ -10,10 +10,10 @@ import re
 from draftsmith.core.markdown import Markup
 from draftsmith.eval import tables
 
-from . import answers, benchmarks, bounds, clips, compared, pictures, tales
+from . import answers, benchmarks, bounds, clips, compared, pictures, small, tales
 from .recorded import TABLES, Rows, about_runs, table
 
-__all__ = ["TABLES", "answers", "benchmarks", "bounds", "clips", "compared", "markdown", "pictures", "tales"]
+__all__ = ["TABLES", "answers", "benchmarks", "bounds", "clips", "compared", "markdown", "pictures", "small", "tales"]
 
 
 def markdown(name: str) -> str:
