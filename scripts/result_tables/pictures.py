@@ -147,6 +147,12 @@ def blocks_bounds() -> Rows:
     above = f"T = 0: {less('chains of seven', 0)}; T = 1: {less('chains of seven', 1)}"
     rows.append(["tau of a DFlash chain of 7 minus that of EAGLE's chain of 7", "at or above 0", above])
     rows.append(["the same for sampled chains, T = 1", "at or above 0", less("sampled chains of seven", 1)])
+    for name, what in {
+        "sampled DSpark less DFlash": "tau of a sampled DSpark chain of 7, T = 1, minus DFlash's",
+        "sampled DSpark less EAGLE": "the same, minus EAGLE's",
+        "the code above": "DSpark that also reads the code above, minus DSpark",
+    }.items():
+        rows.append([what, "-" if name == "the code above" else "above 0", less(name, 1)])
     ms = [_drawn(_BLOCKS, 0.0)[f"{name}, chain of 7"]["drafter_ms"] for name in ("DFlash", "EAGLE")]
     rows.append(["time of a cycle's drafting, DFlash over EAGLE's seven passes", "at most 1/3",
                  f"{ms[0] / ms[1]:.2f} ({ms[0]:.2f} and {ms[1]:.2f} ms)"])  # fmt: skip

@@ -5,7 +5,13 @@ from __future__ import annotations
 from .recorded import Rows, methods_of, of_one, ratio_of_run, same, table, tau_of_run
 
 _RECIPE = "smollm2"
-_FEW = ("EAGLE-3, tree of 12", "DFlash, tree of 12", "Medusa, tree of 12", "prompt lookup, chain", "suffix lookup, chain")
+_FEW = (
+    "EAGLE-3, tree of 12",
+    "DFlash, tree of 12",
+    "Medusa, tree of 12",
+    "prompt lookup, chain",
+    "suffix lookup, chain",
+)
 
 
 @table
