@@ -16,6 +16,8 @@ from .dtypes import StatesDtype, state_bytes
 # Of a record beside its tensors: two tar headers, two paddings, and the names, types and shapes of the tensors.
 RECORD_BYTES = 2560
 _SPARE = 2**26  # bytes that are left to others
+# A shard is one rank's work: a small set is at least so many of them, but for records of a few batches.
+_SHARES, _LEAST_SHARE = 8, 64
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,9 @@ def declared_size(
 
 
 def samples_per_shard(size: Size, shard_bytes: int) -> int:
-    """So many records make a shard of about `shard_bytes`."""
-    return max(1, min(size.samples, round(shard_bytes / size.sample_bytes)))
+    """So many records make a shard of about `shard_bytes`, and of a small set an eighth, so that ranks share it."""
+    share = max(_LEAST_SHARE, -(-size.samples // _SHARES))
+    return max(1, min(size.samples, share, round(shard_bytes / size.sample_bytes)))
 
 
 def check_disk(folder: Path, needed: float) -> None:

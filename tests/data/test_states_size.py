@@ -77,11 +77,11 @@ def test_the_estimate_is_the_size_on_disk(tmp_path, wanted, dtype):
 
 
 def test_shards_get_their_size_and_every_sample_once():
-    size = Size(1000, 9.5e9)
-    assert samples_per_shard(size, 1_500_000_000) == 158
+    assert samples_per_shard(Size(10_000, 95e9), 1_500_000_000) == 158
     deal = Deal(1000, 158)
     assert sorted(n for shard in range(len(deal)) for n in deal[shard].tolist()) == list(range(1000))
     assert samples_per_shard(Size(10, 9.5e9), 1000) == 1 and samples_per_shard(Size(10, 100), 10**9) == 10
+    assert samples_per_shard(Size(700, 1e6), 10**9) == 88, "ranks share small sets"
 
 
 def test_a_full_disk_stops_before_anything_is_written(tmp_path, monkeypatch):
