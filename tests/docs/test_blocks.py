@@ -6,6 +6,7 @@
     ```text output        each line stands in the output of the block before it, in this order; "..." leaves lines out
     ```bash dry-run       lines for a cluster: the launcher's own parser reads its part, the rest runs with dry_run=true
     ```bash slow          as `run`, in a real shell, in the slow tier alone
+    ```bash engine        as `slow`, where vLLM's environment is at hand (scripts/test_engines)
 
 Commands of ours run in this process, because a new one imports torch for many seconds: `draftsmith ...`, a script of
 scripts/ written in Python, and what stands after `trains/train.py` of a launcher's line. Other lines go to bash.
@@ -25,6 +26,7 @@ from pathlib import Path
 import pytest
 import torch.distributed.run as torch_launcher
 from deepspeed.launcher import runner as deepspeed_runner
+from draftsmith.eval.engines.program import PYTHON
 from draftsmith.recipes.commands.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,17 +54,17 @@ class Block:
         return None if self.language in ("bash", "python") else self.tags[1]
 
 
-def blocks(page: str, *, slow: bool = False) -> list[Block]:
-    """Tagged blocks in order; slow ones, and what they are expected to say, only where they are asked for."""
+def blocks(page: str, also: str = "") -> list[Block]:
+    """Tagged blocks in order; slow ones and engines', and what they are expected to say, where `also` names them."""
     result = [
         Block(page.count("\n", 0, fence.start()) + 1, fence[1], tuple(fence[2].split()), fence[3])
         for fence in FENCE.finditer(page)
-        if {"run", "output", "slow", "dry-run"} & set(fence[2].split()[:1])
+        if {"run", "output", "slow", "dry-run", "engine"} & set(fence[2].split()[:1])
     ]
     kept: list[Block] = []
     heard = True  # whether the block that an output belongs to is among them
     for block in result:
-        heard = heard if block.tags[0] == "output" else slow or block.tags[0] != "slow"
+        heard = heard if block.tags[0] == "output" else block.tags[0] in ("run", "dry-run", also)
         kept += [block] if heard else []
     return kept
 
@@ -154,11 +156,11 @@ def missing(expected: str, output: str) -> str | None:
     return None
 
 
-def run_page(page: str, *, slow: bool = False) -> None:
+def run_page(page: str, also: str = "") -> None:
     """Raises `AssertionError` naming the line of the page that does not do what it says."""
     names: dict[str, object] = {"__name__": "docs"}
     output = ""
-    for block in blocks(page, slow=slow):
+    for block in blocks(page, also):
         if block.tags[0] == "output":
             line = missing(block.text, output)
             assert line is None, f"line {block.line}: the output holds no {line!r} there:\n{output[-3000:]}"
@@ -170,7 +172,7 @@ def run_page(page: str, *, slow: bool = False) -> None:
             with contextlib.redirect_stdout(said):
                 exec(compile(block.text, f"line {block.line}", "exec"), names)
             output = said.getvalue()
-        elif block.tags[0] == "slow":
+        elif block.tags[0] in ("slow", "engine"):
             code, output = run_shell(block)
             assert code == block.exit_code, f"line {block.line}: exit code {code}\n{output[-3000:]}"
         else:
@@ -194,7 +196,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def tagged(tag: str) -> list[Path]:
-    return [page for page in PAGES if any(b.tags[0] == tag for b in blocks(page.read_text(), slow=True))]
+    return [page for page in PAGES if any(b.tags[0] == tag for b in blocks(page.read_text(), tag))]
 
 
 @pytest.mark.parametrize(
@@ -207,7 +209,14 @@ def test_blocks_run(page, folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("page", tagged("slow"), ids=lambda page: str(page.relative_to(ROOT)))
 def test_slow_blocks_run(page, folder):
-    run_page(page.read_text(), slow=True)
+    run_page(page.read_text(), "slow")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(PYTHON not in os.environ, reason="no vLLM: scripts/test_engines makes its environment")
+@pytest.mark.parametrize("page", tagged("engine"), ids=lambda page: str(page.relative_to(ROOT)))
+def test_engine_blocks_run(page, folder):
+    run_page(page.read_text(), "engine")
 
 
 def test_pages_with_blocks_are_found():
@@ -215,6 +224,7 @@ def test_pages_with_blocks_are_found():
     assert names >= {"getting-started.md", "writing-a-recipe.md", "adding-a-drafter.md", "adding-a-target.md"}
     assert "clusters.md" in {page.name for page in tagged("dry-run")}
     assert "getting-started.md" in {page.name for page in tagged("slow")}
+    assert "lvlm.md" in {page.name for page in tagged("engine")}
 
 
 # ---- that the blocks are really run
@@ -274,7 +284,7 @@ def test_exit_codes_launchers_and_scripts(folder):
     page += "```bash run\nscripts/states.py --help\ncat out.txt\n```\n```text output\nstage evaluate\n```\n"
     run_page(page)
     with pytest.raises(AssertionError, match="exit code 1"):
-        run_page("```bash slow\nexit 1\n```\n", slow=True)
+        run_page("```bash slow\nexit 1\n```\n", "slow")
 
 
 CLUSTER = "```bash dry-run\ndeepspeed --num_gpus 4 trains/train.py recipe=demo/lvlm\n```\n"
