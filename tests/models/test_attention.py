@@ -57,7 +57,9 @@ def test_a_single_16_bit_query_is_folded_on_a_cpu(dtype, shape, masked, monkeypa
     mask = torch.ones(2, 1, 1, 12, dtype=torch.bool)
     mask[0, ..., :5] = False
     expected = attend(q, k, v, mask if masked else None)
-    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda q, *a, **n: asked.append(q.shape) or kernel(q, *a, **n))
+    monkeypatch.setattr(
+        F, "scaled_dot_product_attention", lambda q, *a, **n: asked.append(q.shape) or kernel(q, *a, **n)
+    )
     found = attend(*(part.to(dtype) for part in (q, k, v)), mask if masked else None)
     assert asked == [shape]
     torch.testing.assert_close(found.float(), expected, atol=2e-2, rtol=2e-2)

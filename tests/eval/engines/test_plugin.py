@@ -5,12 +5,13 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from draftsmith.eval.engines import engine_check as verify
 from draftsmith.eval.engines.ours import Exported
-from draftsmith.eval.engines.program import PYTHON, find_python
+from draftsmith.eval.engines.program import PYTHON, find_python, run_program
 from draftsmith.models.formats import export_drafter
 from served_heads import save_draft, save_drawn
 from served_pair import build
@@ -19,6 +20,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(PYTHON not in os.environ, reason="no vLLM: scripts/test_engines makes its environment"),
 ]
+DRAWN = Path(__file__).with_name("drawn_program.py")
 _REPAIRS = "DRAFTSMITH_VLLM_REPAIRS"
 
 
@@ -87,6 +89,34 @@ def test_a_draft_with_the_first_token_is_flagged(target, tmp_path):
         patch.setattr(lvlm, "Reading", lambda reads, first, width: plain(reads, True, width))
         found, cells = verified(folder, tmp_path)
     assert not cells["text"].good and found.faults
+
+
+def drawn(target, tmp_path, speculative, temperature=1.0):
+    """How often each token was drawn second, behind any first one: 3,000 answers to one prompt."""
+    folder = Path(tempfile.mkdtemp(dir=tmp_path))
+    asked = {"model": str(target), "speculative": speculative, "prompts": [[1, 20, 31, 42, 27, 33]], "count": 3000,
+             "max_new_tokens": 3, "temperature": temperature,
+             "first_seed": 0 if speculative is None and temperature == 1 else 10_000}  # fmt: skip
+    return Counter(line["tokens"][1] for line in run_program(DRAWN, folder, asked, python=find_python()))
+
+
+def farther_than_chance(one, other):
+    """Standard deviations by which the chi-square of two counts exceeds its mean (Wilson and Hilferty's root)."""
+    rare = {key for key in one + other if one[key] + other[key] < 20}
+    pairs = [(one[key], other[key]) for key in {*one, *other} - rare]
+    pairs.append((sum(one[key] for key in rare), sum(other[key] for key in rare)))
+    free = len(pairs) - 1
+    assert free >= 20, "too few outcomes to tell"
+    chi = sum((a - b) ** 2 / (a + b) for a, b in pairs if a + b)
+    return ((chi / free) ** (1 / 3) - 1 + 2 / (9 * free)) / (2 / (9 * free)) ** 0.5
+
+
+@pytest.mark.parametrize("kind", ["eagle", "lvlm"])
+def test_drawn_answers_have_plain_decodings_distribution(target, tmp_path, kind):
+    """At temperature 1, by chi-square against vLLM without a drafter; a temperature of 1.2 is told from it."""
+    folder, plain = exported(kind, target, tmp_path), drawn(target, tmp_path, None)
+    assert farther_than_chance(plain, drawn(target, tmp_path, Exported(folder, str(target)).speculative)) < 3
+    assert farther_than_chance(plain, drawn(target, tmp_path, None, temperature=1.2)) > 5
 
 
 def test_another_version_is_refused_by_name(target, tmp_path):
