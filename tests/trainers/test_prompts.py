@@ -8,11 +8,17 @@ from draftsmith.core import ranks
 from draftsmith.core.errors import UserError
 from draftsmith.core.files import write_whole
 from draftsmith.data.conversations import PromptFormat, encode
+from draftsmith.data.families.llava import LLAVA
 from draftsmith.data.processor_files import load_processor
+from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.models.decoding.batched import Written
+from draftsmith.models.parts import TokenIds
+from draftsmith.scripts.papers.latency_models import random_llava
 from draftsmith.trainers.serve import written_prompts
 from draftsmith.trainers.serve.written_prompts import Begun, _behind, special_ids
 from draftsmith.trainers.stages import prompts as stages
+from PIL import Image
+from states_run import WORDS
 from text_run import FORMAT, run, target
 from transformers import GenerationConfig, LlamaForCausalLM
 
@@ -202,3 +208,54 @@ def test_a_turn_ends_at_an_end_token_or_where_the_answer_would_begin(folder):
     assert text([*words, *answer], "length") == "Tell me which one"
     assert text(words, "length") is None and text([50], "eos") is None
     assert text([*words, opens, *words, 50], "eos") is None
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory):
+    """A LLaVA that ends at a quarter of its words and seldom says a special token, and two folders of pictures."""
+    folder = tmp_path_factory.mktemp("seeing")
+    tokenizer = train_tokenizer([f"USER: {word} ASSISTANT: {word}." for word in WORDS] * 3, 400)
+    processor = LLAVA.new(tokenizer, image_size=32, patch_size=16, image_mean=(0.5,) * 3, image_std=(0.5,) * 3)
+    ids = TokenIds(len(tokenizer), processor.image_token_id, *(
+        getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")))  # fmt: skip
+    model = random_llava((32, 48, 2, 2), (32, 48, 1, 2), ids, side=32, patch=16, initializer_range=0.3)
+    model.lm_head.weight.data[[*special_ids(processor)]] = 0.0
+    model.save_pretrained(folder / "target")
+    processor.save(folder / "target")
+    words = [token for token in range(len(tokenizer)) if token not in special_ids(processor)]
+    GenerationConfig(eos_token_id=words[::4]).save_pretrained(folder / "target")
+    for name, colors in {"train": ["red", "green", "blue"], "held_out": ["white"]}.items():
+        (folder / name / "few").mkdir(parents=True)
+        for color in colors:
+            Image.new("RGB", (40, 30), color).save(folder / name / "few" / f"{color}.png")
+    return folder
+
+
+@pytest.mark.parametrize("begin", ["", "Which one"])
+def test_a_vision_target_asks_about_the_pictures_of_a_folder(seeing, tmp_path, monkeypatch, begin):
+    """It sees the picture, with the turn begun behind it; what it wrote can be answered with the picture."""
+    asked, write = [], written_prompts.write_answers
+
+    def noted(decoder, requests, warp, **settings):
+        asked.extend(requests)
+        return write(decoder, requests, warp, **settings)
+
+    monkeypatch.setattr(written_prompts, "write_answers", noted)
+    splits = {name: {"count": n, "pictures": str(seeing / name)} for name, n in (("train", 5), ("held_out", 2))}
+    form = {"template": "v1", "system": "", "image_rule": "verbatim"}
+    data = {"from": "prompts", "path": "train", "aspect": "square", "images": str(seeing / "train"), "max_length": 200}
+    made = recipe(seeing, splits=splits, begins=[begin], format=form, aspect="square", top_p=0.9)
+    made["target"]["kind"] = "llava"
+    made["stages"]["answers"] = {"kind": "regenerate", "format": form, "data": data, "max_new_tokens": 4}
+    run(made, tmp_path / "run")
+    tokenizer = load_processor(seeing / "target").tokenizer
+    for request in asked:
+        assert request.pixels.shape[0] == 1 and (request.modality != 0).sum() == 4
+        behind = tokenizer.decode(request.ids[(request.modality != 0).nonzero().max() + 1 :])
+        assert behind.strip() == begin
+    for split, (folder, count) in {"train": ("train", 5), "held_out": ("held_out", 2)}.items():
+        assert len(records(tmp_path / "run", split)) == count
+        for record in records(tmp_path / "run", split):
+            assert (seeing / folder / record["image"]).is_file()
+            assert record["conversations"][0]["value"].startswith(f"<image>\n{begin}")
+    assert len({record["image"] for record in records(tmp_path / "run", "train")}) >= 2
