@@ -20,6 +20,8 @@ from ...models.drafters.base import DrafterConfig
 from ...models.drafters.captioners import CaptionerConfig
 from ...models.families.load import TargetConfig
 from ..run.stage import Stage
+from ..serve.engines import EvaluationEngine
+from ..serve.target_engine import TransformersEngine
 from .benchmarks import Benchmarks, PromptsBenchmark, TabedBenchmark, check_benchmarks, clip_sets
 from .clock import ClockName
 from .graphs import GraphsConfig
@@ -30,9 +32,21 @@ from .requests import Lengths, check_length
 # Keys that only one kind of target reads.
 _OF_TEXT = (
     "target", "format", "captioner", "lengths", "max_new_tokens", "stop_at_end", "record_weights", "compare",
-    "graphs",
+    "graphs", "engine",
 )  # fmt: skip
 _OF_IMAGES = ("preset",)
+# What our own loop does alone, where a serving engine decodes.
+_OF_OUR_LOOP = (
+    "captioner",
+    "lengths",
+    "repeats",
+    "clock",
+    "graphs",
+    "record_weights",
+    "compare",
+    "contrasts",
+    "probes",
+)
 _OF_FAMILIES = ("adt", "adt-llamagen")  # presets of one family of image generators each
 _OF_TIMES = ("warmup", "repeats", "clock", "contrasts")  # nor where pictures are drawn for their quality alone
 # Keys of before -> the same as it is written now.
@@ -101,6 +115,8 @@ class EvaluateSettings(Stage):
     clock: ClockName = Field("wall", exclude_if=lambda value: value == "wall")
     # Which passes are CUDA graphs: {draft: true, target: false, head: false} and `length`.
     graphs: GraphsConfig = Field(GraphsConfig(), exclude_if=lambda value: value == GraphsConfig())
+    # Who decodes: transformers, our own loop; or vllm, with so many requests at once, and with its own drafting.
+    engine: EvaluationEngine = Field(TransformersEngine(), exclude_if=lambda value: value == TransformersEngine())
     # What else is read of target and drafters, untimed; null: nothing but what SAGE's methods log.
     probes: Annotated[Probes, BeforeValidator(lambda given: {} if given is None else given)] = Probes()
     # Requests of each set whose ensembles' weights over time are kept and drawn (weights/), decoded once more.
@@ -170,6 +186,8 @@ class EvaluateSettings(Stage):
         unread = dict.fromkeys(fields, f"{what} have no use for it")
         if not self.is_timed:
             unread |= dict.fromkeys(_OF_TIMES, "the benchmark is untimed, and its pictures are scored alone")
+        if self.engine.is_served:
+            unread |= dict.fromkeys(_OF_OUR_LOOP, f"{self.engine.name} decodes, and this is of our own loop")
         return unread
 
     @model_validator(mode="after")
@@ -249,6 +267,18 @@ class EvaluateSettings(Stage):
                 raise refused.under(key) from refused
         if target.draws_images:
             self._check_codebook(target.codebook_size)
+        elif self.engine.is_served:
+            self._check_served(target, drafter)
+
+    def _check_served(self, target: Any, drafter: Any) -> None:
+        for name, _ in self._tabed():
+            raise Refused(f"benchmarks.{name}", "TABED's tables are of our own loop", "leave out engine")
+        for data in self.data:
+            self.engine.check(target, states=False, aspect=data.aspect)
+        for name, method in self.methods.items():
+            own = method.drafter if isinstance(method.drafter, DrafterConfig) else None
+            section = own or (drafter if not method.names else None)
+            self.engine.check_method(f"methods.{name}", method, section)
 
     def _check_codebook(self, size: int) -> None:
         """Refuses neighbours that the codebook does not have."""
@@ -294,6 +324,7 @@ class EvaluateSettings(Stage):
             for drafter in method.names:
                 if sections.get(drafter) is not None:
                     _check_settings(name, method, sections[drafter])
+                    self.engine.check_method(f"methods.{name}", method, sections[drafter])
 
     def warnings(self) -> list[str]:
         return [
