@@ -1,9 +1,9 @@
 """In the place of the package's worker: the same files, with answers and metrics made of the prompt's ids alone.
 
 Plain passes take 10 ms of made-up time for each request at once. A drafter's passes take 11 ms and, by turns, draft
-nothing, accept none and accept all. FOLDER/../asked.jsonl gets a line for each start and each job. A file
-FOLDER/../fault.json says what goes wrong: {"die": n} ends the process before the n-th job once, {"die": -1} always;
-{"wrong": {...}} changes the first answer's line with drafts.
+nothing, accept none and accept all. Beside the stage's folder, asked.jsonl gets a line for each start and each job,
+and a file fault.json says what goes wrong: {"die": n, "of": method} ends this drafter's process before its job of n at
+once, the first time, or with "always" each time; {"wrong": {...}} changes the metrics of its first answer with drafts.
 """
 
 import json
@@ -47,7 +47,7 @@ def answer(request, began, gamma):
 
 
 def main(folder):
-    beside, settings = folder.parent, asked(folder)["settings"]
+    beside, settings = folder.parents[2], asked(folder)["settings"]
     fault_file, log = beside / "fault.json", beside / "asked.jsonl"
 
     def told(line):
@@ -61,17 +61,14 @@ def main(folder):
         print("RuntimeError: the engine core ran out of luck")
         os._exit(9)
 
-    if fault().get("die") == -1:
-        die()
     speculative = settings.get("speculative_config")
+    method = speculative["method"] if speculative else None
     told({"start": settings})
-    count = 0
 
     def do(name, requests, pictures):
-        nonlocal count
-        count += 1
-        if fault().get("die") == count:
-            fault_file.write_text("{}")
+        if fault().get("die") == requests[0]["together"] and fault()["of"] == method:
+            if not fault().get("always"):
+                fault_file.write_text("{}")
             die()
         told({"job": len(requests), "together": requests[0]["together"], "pictures": [len(p) for p in pictures]})
         gamma = speculative["num_speculative_tokens"] if speculative else 0
