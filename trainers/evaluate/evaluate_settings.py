@@ -25,7 +25,7 @@ from ..serve.target_engine import TransformersEngine
 from .benchmarks import Benchmarks, PromptsBenchmark, TabedBenchmark, check_benchmarks, clip_sets
 from .clock import ClockName
 from .graphs import GraphsConfig
-from .methods import PRESETS, Method, decoding_with, named_members
+from .methods import PRESETS, RENAMED, Method, decoding_with, named_members
 from .probe_settings import Probes
 from .requests import Lengths, check_length
 
@@ -37,35 +37,10 @@ _OF_TEXT = (
 _OF_IMAGES = ("preset",)
 # What our own loop does alone, where a serving engine decodes.
 _OF_OUR_LOOP = (
-    "captioner",
-    "lengths",
-    "repeats",
-    "clock",
-    "graphs",
-    "record_weights",
-    "compare",
-    "contrasts",
-    "probes",
-)
+    "captioner", "lengths", "repeats", "clock", "graphs", "record_weights", "compare", "contrasts", "probes",
+)  # fmt: skip
 _OF_FAMILIES = ("adt", "adt-llamagen")  # presets of one family of image generators each
 _OF_TIMES = ("warmup", "repeats", "clock", "contrasts")  # nor where pictures are drawn for their quality alone
-# Keys of before -> the same as it is written now.
-_RENAMED = {
-    "modes": "methods: {NAME: {drafter: STAGE, mode: MODE}}, one for each mode (NAME: {} is mode M)",
-    "from": "methods: {NAME: {drafter: STAGE}}, or drafters: [STAGE, ...] in place of drafter",
-    "gamma": "tree: {kind: chain, gamma: NUMBER}; other trees have sizes of their own",
-    "rule": "methods: {NAME: {rule: exact}} (the default; greedy at temperature 0, sampling above)",
-    "draw": "methods: {NAME: {draw: sample}}",
-    "temperature": "temperatures: [NUMBER]",
-    "suite": "benchmarks: {suite: {kind: tabed, ...}} with the suite's keys; kind: sets where it is not TABED's",
-    "looks": "probes: {confidence: true, states: true, ...} (importance and requests keep their names)",
-    "binding": "probes: {binding: ...}",
-    "analysis": "probes: {analysis: ...}",
-    "prompts": "benchmarks: {prompts: {prompts: ...}}",
-    "quality": "benchmarks: {prompts: {prompts: ..., quality: ...}}",
-    "reader": "benchmarks: {prompts: {prompts: ..., reader: true}}",
-    "shown": "benchmarks: {prompts: {prompts: ..., shown: NUMBER}}",
-}
 _PROBES_OF_TEXT = ("confidence", "states", "importance", "binding")
 
 
@@ -141,7 +116,7 @@ class EvaluateSettings(Stage):
         """Old keys are refused; presets become methods; methods without a tree get the stage's."""
         if not isinstance(values, dict):
             return values
-        if renamed := [f"{key}: now written {text}" for key, text in _RENAMED.items() if key in values]:
+        if renamed := [f"{key}: now written {text}" for key, text in RENAMED.items() if key in values]:
             raise ValueError("; ".join(renamed))
         given, preset = values.get("methods") or {}, values.get("preset") or ""
         if not isinstance(given, dict) or not isinstance(preset, str):
@@ -267,18 +242,8 @@ class EvaluateSettings(Stage):
                 raise refused.under(key) from refused
         if target.draws_images:
             self._check_codebook(target.codebook_size)
-        elif self.engine.is_served:
-            self._check_served(target, drafter)
-
-    def _check_served(self, target: Any, drafter: Any) -> None:
-        for name, _ in self._tabed():
-            raise Refused(f"benchmarks.{name}", "TABED's tables are of our own loop", "leave out engine")
-        for data in self.data:
-            self.engine.check(target, states=False, aspect=data.aspect)
-        for name, method in self.methods.items():
-            own = method.drafter if isinstance(method.drafter, DrafterConfig) else None
-            section = own or (drafter if not method.names else None)
-            self.engine.check_method(f"methods.{name}", method, section)
+        else:
+            self.engine.check_evaluation(self, target, drafter)
 
     def _check_codebook(self, size: int) -> None:
         """Refuses neighbours that the codebook does not have."""

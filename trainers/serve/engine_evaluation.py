@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from ...core.errors import UserError
 from ...core.refused import Refused
+from ...models.drafters.base import DrafterConfig
 from ...models.drafters.lookup import NgramConfig, SuffixConfig
 from ...models.formats.export import Exported
 from .engine_section import VllmEngine
@@ -56,6 +57,15 @@ class VllmEvaluation(VllmEngine):
     def lines(self) -> list[str]:
         beside = "" if self.beside is None else f", beside our own loop's of stage {self.beside}"
         return [f"  decoded by vllm, {', '.join(map(str, self.concurrency))} requests at once{beside}"]
+
+    def check_evaluation(self, stage: Any, target: Any, drafter: Any) -> None:
+        for name, benchmark in stage.benchmarks.items():
+            if benchmark.kind == "tabed":
+                raise Refused(f"benchmarks.{name}", "TABED's tables are of our own loop", "leave out engine")
+            self.check(target, states=False, aspect=benchmark.data.aspect)
+        for name, method in stage.methods.items():
+            own = method.drafter if isinstance(method.drafter, DrafterConfig) else None
+            self.check_method(f"methods.{name}", method, own or (None if method.names else drafter))
 
     def check_method(self, key: str, method: Any, drafter: Any | None) -> None:
         if method.chain is None:

@@ -64,6 +64,17 @@ class TargetEngine(Section):
             Refused: names the setting, and what can be used in its place.
         """
 
+    def check_evaluation(self, stage: Any, target: Any, drafter: Any) -> None:
+        """Refuse benchmarks and methods of an evaluation that this engine cannot run.
+
+        Args:
+            stage: the evaluate stage's section.
+            target, drafter: the recipe's sections.
+
+        Raises:
+            Refused: names the setting, and what can be done.
+        """
+
     def check_method(self, key: str, method: Any, drafter: Any | None) -> None:
         """Refuse a method of an evaluation that this engine cannot run.
 
