@@ -94,8 +94,9 @@ class ServedMeasuring(Measuring):
         cell: list[dict[str, Any] | None] = [None] * len(requests)
         if not opened:
             return cell
-        warm_up = dict(list(opened.items())[: self.stage.warmup * together])
-        if warm_up:
+        if self.stage.warmup and not self._warm[together]:
+            self._warm[together] += 1
+            warm_up = dict(list(opened.items())[: self.stage.warmup * together])
             self._ask(warm_up, temperature, max_new_tokens, together)
         answers = self._ask(opened, temperature, max_new_tokens, together)
         for (number, one), answer in zip(opened.items(), answers, strict=True):

@@ -122,12 +122,17 @@ def _report(
     apart: list[str] = []
     content, figure = served_section(rows, device)
     figure(context.folder)
+    first = section.concurrency[0]
+    # Its tables are by method alone.
+    turns = turns_section(
+        rows.where(rows.has("concurrency", first)), [*early, f"With {first} requests at once in vLLM."]
+    )
     if section.beside is not None:
         ours = _rows_beside(context.inputs["report"], section.beside, rows, context)
         apart, agreement = disagreements(rows, ours)
         about["our own loop"] = f"stage {section.beside}; {agreement}"
         rows = Rows([*ours, *rows])
-    sections = [content, *(s for s in [turns_section(rows, early)] if s is not None)]
+    sections = [content, *(part for part in [turns] if part is not None)]
     Reporting(stage, context, measuring, rows, about, apart).write(*sections)
 
 

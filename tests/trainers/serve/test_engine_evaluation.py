@@ -20,6 +20,7 @@ from draftsmith.trainers.evaluate.engine_measuring import cycles
 from draftsmith.trainers.serve.engine_answers import Timing
 from draftsmith.trainers.stages.evaluate import EvaluateStage
 from engines_in_place import in_place
+from PIL import Image
 from rows import a_row
 from served_heads import save_drawn
 from stages_run import load_spelled, run_loaded
@@ -133,6 +134,26 @@ def test_the_report_has_its_lines_a_table_and_a_figure(measured):
     assert "nan" not in page and (folder / "served.png").stat().st_size > 10_000
     assert not (folder / "speedup.png").exists(), "nothing is expected of an engine"
     assert "identical to plain decoding, token by token, in all 24" in page
+
+
+def test_turns_of_conversations_follow_plain_vllms_answers(made, tmp_path):
+    (tmp_path / "set" / "images").mkdir(parents=True)
+    rows = [{"id": f"m{n}", "image": f"m{n}.png", "turns": ["what is red ?", "and blue ?"][: n + 1],
+             "category": "charts", "topic": "a"} for n in range(2)]  # fmt: skip
+    for row in rows:
+        Image.new("RGB", (24, 24), (200, 60, 90)).save(tmp_path / "set" / "images" / row["image"])
+    (tmp_path / "set" / "mmspec.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    data = {"path": str(tmp_path / "set"), "aspect": "square", "max_length": 256}
+    benchmarks = {"own": {"kind": "sets", "data": data, "sets": ["mmspec"]}}
+    settings = stage(made, benchmarks=benchmarks, methods={"lookup": LOOKUP}) | {"drafters": {}}
+    run(made, tmp_path, settings | {"warmup": 1})
+    jobs = [(job["together"], job["job"]) for job in asked(tmp_path, "job")]
+    assert jobs == [(1, 1), (1, 2), (4, 2), (4, 2), (1, 1), (4, 1)] * 2, "warm up once, all; turn by turn"
+    (second,) = json.loads((tmp_path / "served/suite/MMSpec/T0-8/turn-2.json").read_text())
+    assert len(second["conversations"]) >= 3 and second["conversations"][1]["value"], "the engine's own answer"
+    report = json.loads((tmp_path / "served" / "report.json").read_text())
+    (turns,) = (section for section in report["sections"] if section["name"] == "turns")
+    assert all(line[-1] is not None for line in turns["tables"][0]["rows"]) and report["cells"][0]["requests"] == 3
 
 
 def fault(folder, **what):
