@@ -12,6 +12,10 @@ from .summary import Summary, summarize
 from .tables import Column, Table, Value, text
 
 RELAXED = "Relaxed acceptance (LANTERN): outputs are not distributed as the target's."
+OF_ENGINES = (
+    "Lines of an engine: its own times of each request, against its plain decoding with as many requests at once; it "
+    "does not tell what drafting and verification take."
+)
 Quality = Mapping[float, Mapping[str, Mapping[str, Any]]]  # temperature -> method -> metric -> {value, n, what, ...}
 Label = Callable[[Any], str]  # of a row or a cell: what was measured on
 
@@ -56,23 +60,27 @@ class Cell:
     exact: bool  # outputs are compared with plain decoding's
     relaxed: bool  # outputs are not distributed as the target's
     summary: Summary
+    engine: str = ""  # as of `Row`
+    concurrency: int = 1
 
     def to_json(self) -> dict[str, Any]:
         """What the cell is of (benchmark, method, ...) and the numbers of its summary, in one mapping."""
-        about = {name: value for name, value in vars(self).items() if name != "summary"}
+        hidden = ("summary",) if self.engine else ("summary", "engine", "concurrency")
+        about = {name: value for name, value in vars(self).items() if name not in hidden}
         return about | self.summary.to_json()
 
 
 def labels(rows: Sequence[Row] | Sequence[Cell]) -> Label:
     """What rows were measured on, with as much as tells them apart: "clips at 25k, T = 1"."""
-    hot, long = (
+    hot, long, *served = (
         len(rows.distinct(name) if isinstance(rows, Rows) else {getattr(row, name) for row in rows}) > 1
-        for name in ("temperature", "max_new_tokens")
+        for name in ("temperature", "max_new_tokens", "engine", "concurrency")
     )
 
     def label(row: Any) -> str:
         name = row.benchmark + (f" ({row.turn})" if row.turn else "") + (f" at {row.budget}" if row.budget else "")
-        more = [hot and f"T = {row.temperature:g}", long and f"{row.max_new_tokens} new"]
+        more = [hot and f"T = {row.temperature:g}", long and f"{row.max_new_tokens} new",
+                any(served) and (f"{row.engine}, {row.concurrency} at once" if row.engine else "our loop")]  # fmt: skip
         return ", ".join([name, *(part for part in more if part)])
 
     return label
@@ -83,18 +91,18 @@ def cells_of(rows: Sequence[Row], methods: Mapping[str, MethodInfo]) -> tuple[Ce
     rows = Rows(rows)
     rows = rows.where(~rows.has("method", PLAIN))
     order = {name: number for number, name in enumerate(methods)}
-    names = ("temperature", "max_new_tokens", "benchmark", "turn", "budget", "method")
+    names = ("temperature", "max_new_tokens", "benchmark", "turn", "budget", "engine", "concurrency", "method")
     places = list(rows.grouped(*names[:-1]))
     cells = []
     for (*place, method), some in rows.grouped(*names).items():
-        temperature, new, benchmark, turn, budget = place
+        temperature, new, benchmark, turn, budget, engine, concurrency = place
         info = methods.get(method, MethodInfo())
         drafters = tuple(sorted(some.distinct("drafter")))
         exact = temperature == 0 and not info.relaxed
         cell = Cell(
             benchmark=benchmark, turn=turn, budget=budget, temperature=temperature, max_new_tokens=new,
             medium=some[0].medium, method=method, drafters=drafters, exact=exact, relaxed=info.relaxed,
-            summary=summarize(some),
+            summary=summarize(some), engine=engine, concurrency=concurrency,
         )  # fmt: skip
         cells.append((places.index(tuple(place)), order.get(method, -1), cell))
     return tuple(cell for _, _, cell in sorted(cells, key=lambda entry: entry[:2]))
@@ -115,6 +123,9 @@ def _place_columns(cells: Sequence[Cell]) -> list[Measure]:
         columns.append((Column("T", "g"), lambda c: c.temperature))
     if len({cell.max_new_tokens for cell in cells}) > 1:
         columns.append((Column("new", "d"), lambda c: c.max_new_tokens))
+    if any(cell.engine for cell in cells):
+        columns.append((text("engine"), lambda c: c.engine or "our loop"))
+        columns.append((Column("at once", "d"), lambda c: c.concurrency))
     return [*columns, (text("method"), lambda c: c.method)]
 
 
@@ -170,6 +181,8 @@ def common_table(cells: Sequence[Cell], quality: Quality) -> Table:
             for m, f in sorted(notes.items())]  # fmt: skip
     if any(cell.relaxed for cell in cells):
         footnotes.append(RELAXED)
+    if any(cell.engine for cell in cells):
+        footnotes.append(OF_ENGINES)
     return Table(
         "All results", (*(c for c, _ in columns), *scores), tuple(lines), note=NOTE, footnotes=tuple(footnotes)
     )

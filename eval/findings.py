@@ -25,16 +25,22 @@ def findings(cells: Sequence[Cell], label: Label) -> list[str]:
         fastest = max(timed, key=lambda c: c.summary.DSR)
         if fastest.summary.DSR > 1:
             s = fastest.summary
-            lines.append(f"Best measured speedup of decoding: {s.DSR:.2f}x ({fastest.method}, {label(fastest)}). At "
-                         f"its tau of {s.tau:.2f} the expected speedup is {s.expected_speedup:.2f}x.")  # fmt: skip
+            line = f"Best measured speedup of decoding: {s.DSR:.2f}x ({fastest.method}, {label(fastest)})."
+            if not math.isnan(s.expected_speedup):  # an engine does not tell what a cycle's parts take
+                line += f" At its tau of {s.tau:.2f} the expected speedup is {s.expected_speedup:.2f}x."
+            lines.append(line)
         else:
             s = best.summary
-            lines.append(
+            line = (
                 f"**No wall-clock gain on this machine**: the best DSR is {fastest.summary.DSR:.2f}x, at tau "
-                f"{fastest.summary.tau:.2f} ({fastest.method}, {label(fastest)}). A draft step costs T_q/T_p = "
-                f"{s.T_q_over_T_p:.2f} of a target step, so tau {s.tau:.2f} is expected to give "
-                f"{s.expected_speedup:.2f}x."
+                f"{fastest.summary.tau:.2f} ({fastest.method}, {label(fastest)})."
             )
+            if not math.isnan(s.expected_speedup):
+                line += (
+                    f" A draft step costs T_q/T_p = {s.T_q_over_T_p:.2f} of a target step, so tau {s.tau:.2f} is "
+                    f"expected to give {s.expected_speedup:.2f}x."
+                )
+            lines.append(line)
         by_method = {c.method: [o.summary.DSR for o in timed if o.method == c.method] for c in timed}
         if slower := [name for name, values in by_method.items() if max(values) < 1 < fastest.summary.DSR]:
             lines.append(

@@ -6,6 +6,7 @@ any order, and have a JSON form for the resume log and `rows.jsonl`. `eval/row_c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -38,6 +39,8 @@ class Row:
     turn: str = ""  # of suites: "first", or the task of the second turn
     prompt_tokens: int = 0
     visual_tokens: int = 0  # of the prompt
+    engine: str = ""  # the serving engine that decoded it (vllm); "": our own loop
+    concurrency: int = 1  # requests that the engine had at once
 
     tokens: tuple[int, ...]
     plain_tokens: int  # how many plain decoding emitted
@@ -51,6 +54,7 @@ class Row:
     accepted: tuple[int, ...]  # without the bonus token, or the end token in its place
     emitted: tuple[int, ...]  # with it: accepted + 1
 
+    # NaN: an engine does not tell it. An engine's prefill_s is from the request's arrival to its first token.
     plain_prefill_s: float
     plain_total_s: float
     plain_cycle_s: float
@@ -81,11 +85,14 @@ class Row:
     def key(self) -> tuple[Any, ...]:
         """The key that identifies this row within an evaluation. Rows are sorted by it before resampling."""
         return (self.benchmark, self.turn, self.budget, self.temperature, self.max_new_tokens, self.method,
-                self.drafter, self.mode, self.request)  # fmt: skip
+                self.drafter, self.mode, self.engine, self.concurrency, self.request)  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values, with the version of this form."""
-        return {"version": VERSION} | vars(self)
+        """JSON values, with the version of this form. An engine's fields stand there for an engine's rows alone."""
+        if not self.engine:
+            return {"version": VERSION} | {name: value for name, value in vars(self).items() if name not in _OF_ENGINES}
+        known = {name: None if name in _TIMES and math.isnan(value) else value for name, value in vars(self).items()}
+        return {"version": VERSION} | known
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any], *, where: str | Path | None = None) -> Row:
@@ -98,17 +105,20 @@ class Row:
             UserError: another version of draftsmith wrote it.
         """
         version = value.get("version") if isinstance(value, Mapping) else None
-        if version != VERSION or value.keys() - {"version"} != _NAMES:
+        if version != VERSION or {*value, *_OF_ENGINES} - {"version"} != _NAMES:
             raise UserError(
                 f"a measured request of version {version or 'none'}, and this draftsmith reads version {VERSION}",
                 where=None if where is None else str(where),
                 hint="measure anew: restart=STAGE removes what the stage has kept",
             )
-        values: dict[str, Any] = {name: tuple(value[name]) if name in _TUPLES else value[name] for name in _NAMES}
-        return cls(**values)
+        values: dict[str, Any] = {name: value[name] for name in _NAMES if name in value}
+        values |= {name: tuple(value[name]) for name in _TUPLES}
+        return cls(**values | {name: math.nan for name in _TIMES if value[name] is None})
 
 
 _NAMES = {f.name for f in fields(Row)}
+_TIMES = {f.name for f in fields(Row) if f.name.endswith("_s") and f.name != "parts_s"}
+_OF_ENGINES = ("engine", "concurrency")
 _TUPLES = {"tokens", "planned", "drafted", "nodes", "accepted", "emitted"}
 
 

@@ -162,7 +162,8 @@ def write(folder: Path, report: Report, rows: Sequence[Row], *, variables: Mappi
             figures.methods(folder / "methods.png", places)
             what = f"tau and the measured speedup of decoding, of every method on every set.{cold}"
             drawn.append(Figure("methods.png", what))
-        if sum(map(len, places.values())) <= figures.MOST_BARS:
+        expected = [s.expected_speedup for methods in places.values() for s in methods.values()]
+        if len(expected) <= figures.MOST_BARS and not all(map(math.isnan, expected)):
             figures.speedups(folder / "speedup.png", places)
             what = f"Expected and measured speedup of decoding, each at the tau of its set and method.{cold}"
             drawn.append(Figure("speedup.png", what))
@@ -234,13 +235,14 @@ def described(info: MethodInfo) -> str:
 
 
 def _shown(cells: Sequence[Cell]) -> dict[str, dict[str, Summary]]:
-    """What the figures show: the lowest temperature, the longest answers, each set at its most visual tokens, and of
-    suites the first turns.
+    """What the figures show: the lowest temperature, the longest answers, each set at its most visual tokens, of
+    suites the first turns, and of an engine the fewest requests at once.
     """
     coldest = min((cell.temperature for cell in cells), default=0.0)
     cold = [c for c in cells if c.temperature == coldest and c.turn in ("", "first") and c.summary.is_measured]
     longest = max((cell.max_new_tokens for cell in cold), default=0)
-    some = [cell for cell in cold if cell.max_new_tokens == longest]
+    alone = min((cell.concurrency for cell in cold if cell.engine), default=1)
+    some = [c for c in cold if c.max_new_tokens == longest and (not c.engine or c.concurrency == alone)]
     most = {
         cell.benchmark: max(c.summary.visual_tokens for c in some if c.benchmark == cell.benchmark) for cell in some
     }

@@ -17,8 +17,9 @@ from ..core.files import read_json_lines
 from .measured_rows import Row
 
 # In this order rows are sorted: by request first, so that a bootstrap resamples the same requests for every method.
-KEY = ("request", "benchmark", "turn", "budget", "temperature", "max_new_tokens", "method", "drafter", "mode")
-NAMES = (*KEY, "medium", "stop")  # of few different values, strings but for two numbers
+KEY = ("request", "benchmark", "turn", "budget", "temperature", "max_new_tokens", "method", "drafter", "mode", "engine",
+       "concurrency")  # fmt: skip
+NAMES = (*KEY, "medium", "stop")  # of few different values, strings but for three numbers
 COUNTS = ("prompt_tokens", "visual_tokens", "plain_tokens", "identical")
 TIMES = ("plain_prefill_s", "plain_total_s", "plain_cycle_s", "prefill_s", "total_s", "draft_s", "draft_cycle_s",
          "verify_s", "rule_s", "cycle_s")  # fmt: skip

@@ -55,7 +55,8 @@ def cells(report: Mapping[str, Any]) -> list[Cell]:
 def _cell(cell: Mapping[str, Any], with_temperature: bool, with_length: bool) -> Cell:
     name = cell["benchmark"] + (f" at {cell['budget']}" if cell["budget"] else "")
     parts = [name, cell["turn"], with_temperature and f"T {cell['temperature']:g}",
-             with_length and f"{cell['max_new_tokens']} new"]  # fmt: skip
+             with_length and f"{cell['max_new_tokens']} new",
+             "engine" in cell and f"{cell['engine']}, {cell['concurrency']} at once"]  # fmt: skip
     return Cell(
         where=", ".join(part for part in parts if part),
         method=cell["method"],

@@ -41,7 +41,7 @@ EXTRAS = {
                 "recipes/commands/fetch.py", "recipes/commands/import_drafter.py"),
     "serving": (
         *(f"trainers/serve/{n}.py" for n in ("rank_engine", "served")), "trainers/serve/engine_",
-        "trainers/serve/workers/", "eval/engines/", "recipes/commands/verify_engine.py",
+        "trainers/serve/workers/", "trainers/evaluate/engine_", "eval/engines/", "recipes/commands/verify_engine.py",
     ),
     "studies": (
         "eval/studies/",

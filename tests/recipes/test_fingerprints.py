@@ -47,6 +47,7 @@ RECIPES = (
     ("eagle3-qwen3.5-9b",),
     ("adapt-eagle3-qwen2.5-vl-7b",),
     ("eagle3-qwen2.5-vl-7b", "stages.text.source={kind: online, engine: {kind: vllm}}",
+     "stages.chains.engine={kind: vllm}",
      "stages.text.decoding={every: 4000, data: {path: a.json}, tree: {kind: chain, gamma: 3}}"),
     ("demo/lvlm-from-nothing", "stages.finetune.lora={rank: 4}", "stages.finetune.objective={kind: cross_entropy}",
      "stages.pretrain.packing={max_tokens: 4096}"),

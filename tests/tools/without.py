@@ -37,6 +37,7 @@ LINES = {
     },
     "serving": {
         "trainers/serve/engines.py": {r"= Annotated\[.*": "= TransformersEngine"},
+        "trainers/evaluate/studies.py": {r"= \{\"vllm\": run_in_engine\}": "= {}"},
         "recipes/commands/cli.py": {r"        verify_engine\.COMMAND,\n": "", r"    verify_engine,\n": ""},
     },
 }  # fmt: skip

@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+from draftsmith.trainers.evaluate import engine_run
 from draftsmith.trainers.serve import engine_process as process
 from draftsmith.trainers.serve import rank_engine as opened
 
@@ -11,5 +12,6 @@ WORKERS = Path(__file__).parent / "serve" / "workers"
 
 def in_place(monkeypatch) -> None:
     monkeypatch.setattr(process, "_WORKERS", WORKERS)
-    monkeypatch.setattr(opened, "find_python", lambda asked, engine, key: sys.executable)
-    monkeypatch.setattr(opened, "version_of", lambda package, python: "1.0")
+    for module in (opened, engine_run):
+        monkeypatch.setattr(module, "find_python", lambda asked, engine, key: sys.executable)
+        monkeypatch.setattr(module, "version_of", lambda package, python: "1.0")

@@ -33,7 +33,7 @@ def describe_evaluation(stage: EvaluateSettings) -> list[str]:
         f"    {name}: {method.line(stage.drafters)}{_own_temperatures(method, stage.temperatures)}"
         for name, method in stage.methods.items()
     ]
-    lines += _untimed_lines(stage)
+    lines += _untimed_lines(stage) + stage.engine.lines()
     if stage.target is not None:
         lines.append(f"  target {stage.target.path}: {_num_parameters(stage.target):,} parameters")
     for name, section in stage.drafters.items():

@@ -20,38 +20,27 @@ from ...models.drafters.base import DrafterConfig
 from ...models.drafters.captioners import CaptionerConfig
 from ...models.families.load import TargetConfig
 from ..run.stage import Stage
+from ..serve.engines import EvaluationEngine
+from ..serve.target_engine import TransformersEngine
 from .benchmarks import Benchmarks, PromptsBenchmark, TabedBenchmark, check_benchmarks, clip_sets
 from .clock import ClockName
 from .graphs import GraphsConfig
-from .methods import PRESETS, Method, decoding_with, named_members
+from .methods import PRESETS, RENAMED, Method, decoding_with, named_members
 from .probe_settings import Probes
 from .requests import Lengths, check_length
 
 # Keys that only one kind of target reads.
 _OF_TEXT = (
     "target", "format", "captioner", "lengths", "max_new_tokens", "stop_at_end", "record_weights", "compare",
-    "graphs",
+    "graphs", "engine",
 )  # fmt: skip
 _OF_IMAGES = ("preset",)
+# What our own loop does alone, where a serving engine decodes.
+_OF_OUR_LOOP = (
+    "captioner", "lengths", "repeats", "clock", "graphs", "record_weights", "compare", "contrasts", "probes",
+)  # fmt: skip
 _OF_FAMILIES = ("adt", "adt-llamagen")  # presets of one family of image generators each
 _OF_TIMES = ("warmup", "repeats", "clock", "contrasts")  # nor where pictures are drawn for their quality alone
-# Keys of before -> the same as it is written now.
-_RENAMED = {
-    "modes": "methods: {NAME: {drafter: STAGE, mode: MODE}}, one for each mode (NAME: {} is mode M)",
-    "from": "methods: {NAME: {drafter: STAGE}}, or drafters: [STAGE, ...] in place of drafter",
-    "gamma": "tree: {kind: chain, gamma: NUMBER}; other trees have sizes of their own",
-    "rule": "methods: {NAME: {rule: exact}} (the default; greedy at temperature 0, sampling above)",
-    "draw": "methods: {NAME: {draw: sample}}",
-    "temperature": "temperatures: [NUMBER]",
-    "suite": "benchmarks: {suite: {kind: tabed, ...}} with the suite's keys; kind: sets where it is not TABED's",
-    "looks": "probes: {confidence: true, states: true, ...} (importance and requests keep their names)",
-    "binding": "probes: {binding: ...}",
-    "analysis": "probes: {analysis: ...}",
-    "prompts": "benchmarks: {prompts: {prompts: ...}}",
-    "quality": "benchmarks: {prompts: {prompts: ..., quality: ...}}",
-    "reader": "benchmarks: {prompts: {prompts: ..., reader: true}}",
-    "shown": "benchmarks: {prompts: {prompts: ..., shown: NUMBER}}",
-}
 _PROBES_OF_TEXT = ("confidence", "states", "importance", "binding")
 
 
@@ -101,6 +90,8 @@ class EvaluateSettings(Stage):
     clock: ClockName = Field("wall", exclude_if=lambda value: value == "wall")
     # Which passes are CUDA graphs: {draft: true, target: false, head: false} and `length`.
     graphs: GraphsConfig = Field(GraphsConfig(), exclude_if=lambda value: value == GraphsConfig())
+    # Who decodes: transformers, our own loop; or vllm, with so many requests at once, and with its own drafting.
+    engine: EvaluationEngine = Field(TransformersEngine(), exclude_if=lambda value: value == TransformersEngine())
     # What else is read of target and drafters, untimed; null: nothing but what SAGE's methods log.
     probes: Annotated[Probes, BeforeValidator(lambda given: {} if given is None else given)] = Probes()
     # Requests of each set whose ensembles' weights over time are kept and drawn (weights/), decoded once more.
@@ -125,7 +116,7 @@ class EvaluateSettings(Stage):
         """Old keys are refused; presets become methods; methods without a tree get the stage's."""
         if not isinstance(values, dict):
             return values
-        if renamed := [f"{key}: now written {text}" for key, text in _RENAMED.items() if key in values]:
+        if renamed := [f"{key}: now written {text}" for key, text in RENAMED.items() if key in values]:
             raise ValueError("; ".join(renamed))
         given, preset = values.get("methods") or {}, values.get("preset") or ""
         if not isinstance(given, dict) or not isinstance(preset, str):
@@ -170,6 +161,8 @@ class EvaluateSettings(Stage):
         unread = dict.fromkeys(fields, f"{what} have no use for it")
         if not self.is_timed:
             unread |= dict.fromkeys(_OF_TIMES, "the benchmark is untimed, and its pictures are scored alone")
+        if self.engine.is_served:
+            unread |= dict.fromkeys(_OF_OUR_LOOP, f"{self.engine.name} decodes, and this is of our own loop")
         return unread
 
     @model_validator(mode="after")
@@ -249,6 +242,8 @@ class EvaluateSettings(Stage):
                 raise refused.under(key) from refused
         if target.draws_images:
             self._check_codebook(target.codebook_size)
+        else:
+            self.engine.check_evaluation(self, target, drafter)
 
     def _check_codebook(self, size: int) -> None:
         """Refuses neighbours that the codebook does not have."""
@@ -294,6 +289,7 @@ class EvaluateSettings(Stage):
             for drafter in method.names:
                 if sections.get(drafter) is not None:
                     _check_settings(name, method, sections[drafter])
+                    self.engine.check_method(f"methods.{name}", method, sections[drafter])
 
     def warnings(self) -> list[str]:
         return [

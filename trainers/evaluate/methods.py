@@ -229,6 +229,24 @@ def decoding_with(config: Any, settings: Mapping[str, Any], where: str) -> Any:
         raise UserError(str(error), where=where, hint="leave the setting out, or name another drafter") from error
 
 
+# Keys of an evaluation of before -> the same as it is written now.
+RENAMED = {
+    "modes": "methods: {NAME: {drafter: STAGE, mode: MODE}}, one for each mode (NAME: {} is mode M)",
+    "from": "methods: {NAME: {drafter: STAGE}}, or drafters: [STAGE, ...] in place of drafter",
+    "gamma": "tree: {kind: chain, gamma: NUMBER}; other trees have sizes of their own",
+    "rule": "methods: {NAME: {rule: exact}} (the default; greedy at temperature 0, sampling above)",
+    "draw": "methods: {NAME: {draw: sample}}",
+    "temperature": "temperatures: [NUMBER]",
+    "suite": "benchmarks: {suite: {kind: tabed, ...}} with the suite's keys; kind: sets where it is not TABED's",
+    "looks": "probes: {confidence: true, states: true, ...} (importance and requests keep their names)",
+    "binding": "probes: {binding: ...}",
+    "analysis": "probes: {analysis: ...}",
+    "prompts": "benchmarks: {prompts: {prompts: ...}}",
+    "quality": "benchmarks: {prompts: {prompts: ..., quality: ...}}",
+    "reader": "benchmarks: {prompts: {prompts: ..., reader: true}}",
+    "shown": "benchmarks: {prompts: {prompts: ..., shown: NUMBER}}",
+}
+
 # LANTERN's and ADT-Tree's own comparisons; methods that a recipe names beside a preset are added to it. Trees have 60
 # nodes with the root: LANTERN's appendix B.2 passes 60 tokens to the target, and ADT-Tree gives no number.
 _EAGLE2: dict[str, Any] = {"tree": {"kind": "dynamic", "total": 60, "depth": 4, "width": 10}}

@@ -36,6 +36,7 @@ class Reporting:
     measuring: Measuring
     rows: Sequence[Row]
     about: Mapping[str, Any]  # beside what every report says
+    warnings: Sequence[str] = ()  # beside those of the settings
 
     def write(
         self,
@@ -58,7 +59,7 @@ class Reporting:
             binding=binding,
             quality=quality,
             sections=sections,
-            warnings=self.stage.warnings(),
+            warnings=[*self.stage.warnings(), *self.warnings],
         )
         report.write(self.context.folder, built, self.rows, variables=variables_of(self.context.recipe))
         if not again:
@@ -74,7 +75,7 @@ class Reporting:
 
     def _about(self) -> dict[str, Any]:
         stage, context, device = self.stage, self.context, self.context.device()
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({platform.machine()})"
+        name = device_name(device)
         left_out = self.measuring.left_out
         path = None if context.target.path is None else shipped_name(context.target.path)
         trained = "trained in this run" + ("" if path is None else f" from {path}")
@@ -94,6 +95,11 @@ class Reporting:
             **({"left out": dict(left_out)} if left_out else {}),
             "torch": torch.__version__,
         }
+
+
+def device_name(device: torch.device) -> str:
+    """What reports call a device."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({platform.machine()})"
 
 
 def _dtype(context: Context) -> str:

@@ -30,7 +30,7 @@ from ...eval.measured_rows import Medium
 from ...models.families.generators import Generator
 from ..run.context import Context
 from ..run.stage_records import data_files, open_records
-from .benchmarks import SetsBenchmark
+from .benchmarks import Benchmark, FilesBenchmark, SetsBenchmark
 
 # A number of frames; or, as text, a number of visual tokens ("25k", "700").
 Length = int | str
@@ -156,6 +156,23 @@ class Opening:
     form: PromptFormat
     lengths: Lengths
     originals: bool = False
+
+    def all(self, benchmarks: Mapping[str, Benchmark]) -> list[ConversationSet]:
+        """The conversations of all benchmarks but TABED's. Raises `UserError` where two have one name."""
+        sets: list[ConversationSet] = []
+        for name, benchmark in benchmarks.items():
+            if isinstance(benchmark, FilesBenchmark):
+                more = self.files(name, benchmark.data)
+            elif isinstance(benchmark, SetsBenchmark):
+                more = list(self.sets(benchmark))
+            else:
+                continue
+            if twice := {part.benchmark for part in more} & {part.benchmark for part in sets}:
+                raise UserError(f"two benchmarks are called {', '.join(sorted(twice))}",
+                                where=f"key stages.{self.context.name}.benchmarks.{name}",
+                                hint="name the sets that are wanted with `sets`")  # fmt: skip
+            sets += more
+        return sets
 
     def files(self, name: str, data: ConversationData) -> list[ConversationSet]:
         """The conversations of `data`: one set, or one for each of `lengths` where there are clips."""

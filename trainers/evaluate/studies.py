@@ -10,9 +10,11 @@ from collections.abc import Callable, Sequence
 from ...eval.row_columns import Rows
 from ...eval.tables import ReportSection
 from ...models.families.generators import Generator
+from ..run.context import Context
 from .clip_tables import clip_tables
 from .drafters import Drafting
 from .drawn_analysis import analysis, check_analysis
+from .engine_run import run_in_engine
 from .evaluate_settings import EvaluateSettings
 from .measuring import Measuring
 from .pictures_of_rows import PicturesOfRows
@@ -29,3 +31,5 @@ OF_TEXT: tuple[Callable[[Measuring, Sequence[ConversationSet], Rows], list[Repor
 # Of an image generator's pictures once the report is written, and what refuses such a study before any is drawn.
 OF_PICTURES: tuple[Callable[[PicturesOfRows], list[ReportSection]], ...] = (analysis,)
 CHECKS_OF_PICTURES: tuple[Callable[[EvaluateSettings, Generator, Sequence[Drafting]], None], ...] = (check_analysis,)
+# What measures in the place of our own loop, by the kind of the stage's `engine`.
+OF_ENGINES: dict[str, Callable[[EvaluateSettings, Context], None]] = {"vllm": run_in_engine}

@@ -20,7 +20,7 @@ from ...eval.row_columns import Rows
 from ...models.drafters.base import DraftingOptions
 from ..run.context import Context
 from .answer_quality import measure_quality
-from .benchmarks import FilesBenchmark, SetsBenchmark, TabedBenchmark
+from .benchmarks import SetsBenchmark, TabedBenchmark
 from .binding import binding as binding_of
 from .captioning import substitutes_of
 from .drafters import Drafters
@@ -43,7 +43,7 @@ def run(stage: EvaluateSettings, context: Context) -> None:
     processor = context.processor()
     # Before a large target is loaded: a set may be out of reach, or a metric's library missing.
     opening = Opening(context, processor, stage.format, stage.lengths, originals=stage.captioner is not None)
-    sets = _sets(stage, opening)
+    sets = opening.all(stage.benchmarks)
     suites = [(b, open_tabed(b, context)) for b in stage.benchmarks.values() if isinstance(b, TabedBenchmark)]
     talks = turn_runs([b for b in stage.benchmarks.values() if isinstance(b, SetsBenchmark)], opening)
     refuse_twice(context.name, {part.benchmark for part in sets} | {talk.name for talk in talks}, suites)
@@ -133,23 +133,6 @@ def _about(stage: EvaluateSettings, rows: Rows) -> dict[str, Any]:
         **({"prompts": ", ".join(sorted(prompts))} if prompts else {}),
         **({"vision tower": tower} if rows.numbers("visual_tokens").any() else {}),
     }
-
-
-def _sets(stage: EvaluateSettings, opening: Opening) -> list[ConversationSet]:
-    sets: list[ConversationSet] = []
-    for name, benchmark in stage.benchmarks.items():
-        if isinstance(benchmark, FilesBenchmark):
-            more = opening.files(name, benchmark.data)
-        elif isinstance(benchmark, SetsBenchmark):
-            more = list(opening.sets(benchmark))
-        else:
-            continue
-        if twice := {part.benchmark for part in more} & {part.benchmark for part in sets}:
-            raise UserError(f"two benchmarks are called {', '.join(sorted(twice))}",
-                            where=f"key stages.{opening.context.name}.benchmarks.{name}",
-                            hint="name the sets that are wanted with `sets`")  # fmt: skip
-        sets += more
-    return sets
 
 
 def refuse_twice(stage: str, names: set[str], suites: Sequence[tuple[TabedBenchmark, Suite]]) -> None:

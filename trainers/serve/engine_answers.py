@@ -65,6 +65,7 @@ class Job:
         never: further ids that have none.
         ends: ids that end an answer, and stand nowhere else; None: the answer is thrown away, and any token will do.
         states: (L, D) of the hidden states that are wanted; None: none are.
+        timed: how each answer came about is wanted, too.
     """
 
     requests: Sequence[Asked]
@@ -72,6 +73,51 @@ class Job:
     never: Collection[int] = frozenset()
     ends: Collection[int] | None = None
     states: tuple[int, int] | None = None
+    timed: bool = False
+
+
+_Count = Annotated[int, Field(ge=0)]
+_Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Timing(BaseModel):
+    """How an answer came about: the engine's own metrics of its request.
+
+    Args:
+        began_s, ended_s: when the request was handed over and when it was finished, from the job's begin on.
+        first_s: from its arrival to its first token.
+        decode_s: from its first token to its last.
+        passes: tokens of each pass, the prompt's first.
+        drafted, accepted: tokens of each pass that verified a draft. Of the last one, tokens behind the answer's end
+            may be among them.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    began_s: _Seconds
+    ended_s: _Seconds
+    first_s: _Seconds
+    decode_s: _Seconds
+    passes: list[Annotated[int, Field(ge=1)]]
+    drafted: list[_Count]
+    accepted: list[_Count]
+
+    def by_pass(self) -> list[tuple[int, int, int]] | None:
+        """(drafted, accepted, emitted) of each pass after the prompt's; None: they do not belong together.
+
+        The engine counts the passes that verified a draft, and does not say which ones they were: a pass emits what it
+        accepted and one token more, but for the last one, which the answer's end may cut.
+        """
+        left, found = list(zip(self.drafted, self.accepted, strict=True)), []
+        for number, emitted in enumerate(self.passes[1:], 2):
+            drafted, accepted = left[0] if left else (0, 0)
+            if not left or (accepted + 1 != emitted and (number < len(self.passes) or accepted < emitted)):
+                found.append((0, 0, emitted))
+                continue
+            found.append((drafted, accepted, emitted))
+            del left[0]
+        fits = not left and all(emitted == 1 for drafted, _, emitted in found if not drafted)
+        return found if fits else None
 
 
 class _Line(BaseModel):
@@ -81,6 +127,7 @@ class _Line(BaseModel):
     tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
     stop: Literal["eos", "length"]
     states: str | None = None
+    timing: Timing | None = None
 
 
 class _Lines(BaseModel):
@@ -91,10 +138,11 @@ class _Lines(BaseModel):
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer's ids with the end token, and how it stopped."""
+    """An answer's ids with the end token, how it stopped, and where that was asked for how it came about."""
 
     tokens: list[int]
     stop: Literal["eos", "length"]
+    timing: Timing | None = None
 
 
 def read_answers(path: Path, job: Job) -> list[Answer]:
@@ -125,6 +173,8 @@ def _answer(number: int, line: _Line, asked: Asked, job: Job, path: Path) -> Ans
         raise WrongAnswer(f"the engine wrote {len(line.tokens)} tokens, and was asked for {asked.limit}", path, place)
     if (line.states is not None) != (job.states is not None) or line.states not in (None, states_name(path, number)):
         raise WrongAnswer(f"the engine names {line.states!r} as its hidden states", path, place)
+    if (line.timing is not None) != job.timed or (line.timing is not None and not _fits(line.timing, line.tokens)):
+        raise WrongAnswer("the engine's metrics of a request are missing, or are of another answer", path, place)
     ends = job.ends
     if ends is None:
         return Answer(line.tokens, line.stop)
@@ -139,7 +189,18 @@ def _answer(number: int, line: _Line, asked: Asked, job: Job, path: Path) -> Ans
         problem = f"the engine says that it wrote as many tokens as it may, {asked.limit}, and wrote {len(line.tokens)}"
         raise WrongAnswer(problem, path, place)
     # An end that is the last token that it may write is an end to us, whatever stopped the engine.
-    return Answer(line.tokens, "eos" if ended else "length")
+    return Answer(line.tokens, "eos" if ended else "length", line.timing)
+
+
+def _fits(timing: Timing, tokens: Sequence[int]) -> bool:
+    """Whether passes make up the answer, and no pass accepted more than it had."""
+    return (
+        sum(timing.passes) == len(tokens)
+        and len(timing.drafted) == len(timing.accepted)
+        and all(accepted <= drafted for accepted, drafted in zip(timing.accepted, timing.drafted, strict=True))
+        and timing.by_pass() is not None
+        and timing.began_s <= timing.ended_s
+    )
 
 
 def states_name(path: Path, number: int) -> str:

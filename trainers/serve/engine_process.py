@@ -194,9 +194,14 @@ class EngineProcess:
                 self.stop.check(place)
             if self._process.poll() is not None and not path.exists():
                 self._again(ended(self._process.returncode), self._process.returncode)
-            elif time.monotonic() - max(began_s, self._started_s) > self.timeout_s:
+            elif self._quiet_s(max(began_s, self._started_s)) > self.timeout_s:
                 self._again(f"gave no sign for {self.timeout_s:g} s", 0)
             time.sleep(_LOOK_S)
+
+    def _quiet_s(self, since_s: float) -> float:
+        """Seconds without a sign: since then, or since it touched the file `alive` (in a job of many requests)."""
+        quiet, alive = time.monotonic() - since_s, self.folder / "alive"
+        return min(quiet, time.time() - alive.stat().st_mtime) if alive.exists() else quiet
 
     def _again(self, what: str, code: int) -> None:
         assert self._process is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,8 @@ def engine_process(
     layers: Sequence[int] | None,
     max_length: int,
     most_pictures: int,
+    worker: str | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> Iterator[EngineProcess]:
     """The engine of this rank, with the stage's target; it is started by whoever first wants something.
 
@@ -53,6 +55,8 @@ def engine_process(
         layers: whose hidden states are wanted; None: answers alone.
         max_length: tokens of a prompt and its answer, at most.
         most_pictures: of a request.
+        worker: which of `workers` runs; None: that of answers and states.
+        more: further arguments of the engine, that the section does not say.
 
     Raises:
         UserError: several ranks would each start an engine on all GPUs.
@@ -68,7 +72,8 @@ def engine_process(
             settings["revision"] = context.target.revision
         settings |= {} if layers is None else {"max_num_batched_tokens": max(_WHOLE, length)}
         with EngineProcess(
-            place / f"engine-{ranks.rank()}", section.name, settings | section.options, layers,
+            place / f"engine-{ranks.rank()}", worker or section.name, settings | section.options | dict(more or {}),
+            layers,
             python=find_python(section.python, section.name, key=f"{key}.python"), stop=context.stop, key=key,
             timeout_s=section.timeout_s, say=context.say,
             devices=_own_gpu(context) if on_gpu and section.tensor_parallel_size == 1 else None,

@@ -64,6 +64,37 @@ class TargetEngine(Section):
             Refused: names the setting, and what can be used in its place.
         """
 
+    def check_evaluation(self, stage: Any, target: Any, drafter: Any) -> None:
+        """Refuse benchmarks and methods of an evaluation that this engine cannot run.
+
+        Args:
+            stage: the evaluate stage's section.
+            target, drafter: the recipe's sections.
+
+        Raises:
+            Refused: names the setting, and what can be done.
+        """
+
+    def check_method(self, key: str, method: Any, drafter: Any | None) -> None:
+        """Refuse a method of an evaluation that this engine cannot run.
+
+        Args:
+            method: its section.
+            drafter: the section of what drafts in it; None: not known yet.
+
+        Raises:
+            Refused: names the setting under `key`, and what can be done.
+        """
+
+    @property
+    def beside_stage(self) -> str | None:
+        """The evaluate stage of our own loop whose rows an engine's stand beside; None: none."""
+        return None
+
+    def lines(self) -> list[str]:
+        """Its lines of an evaluation's dry run."""
+        return []
+
     def installed_identity(self, key: str) -> dict[str, Any] | None:
         """What identifies the engine in what it writes; None: our own passes.
 

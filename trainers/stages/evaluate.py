@@ -53,6 +53,8 @@ class EvaluateStage(EvaluateSettings):
             raise Refused("benchmarks", problem, "take all from one stage, or name files by path")
         if sources:
             wanted["data"] = sources.pop()
+        if self.engine.beside_stage is not None:
+            wanted["report"] = self.engine.beside_stage
         analysis = self.probes.analysis
         if analysis is not None and analysis.head_data is not None and not analysis.head_data.path:
             wanted["codes"] = analysis.head_data.from_stage
@@ -71,6 +73,7 @@ class EvaluateStage(EvaluateSettings):
 
     def run(self, context: Context) -> None:
         from ..evaluate import drawn, text
+        from ..evaluate.studies import OF_ENGINES
 
         init_distributed()
         if self.draws:
@@ -78,11 +81,16 @@ class EvaluateStage(EvaluateSettings):
             return
         if self.target is not None:
             context = replace(context, target=self.target)
+        if self.engine.is_served:
+            OF_ENGINES[self.engine.name](self, context)
+            return
         with context.in_step():
             text.run(self, context)
 
     def memory(self, plan: Planned) -> Memory | None:
-        """The memory of its fullest GPU."""
+        """The memory of its fullest GPU; None where an engine takes what its section says."""
+        if self.engine.is_served:
+            return None
         return drawing_memory(plan) if self.draws else evaluation_memory(plan)
 
     def describe(self, plan: Planned) -> list[str]:

@@ -4,10 +4,12 @@ FOLDER/engine.json: `settings` (arguments of the engine) and `layers` (null, or 
 wanted: k is what enters layer k, and the number of layers is what leaves the last one, before the final norm).
 FOLDER/ready appears once the engine is loaded.
 FOLDER/jobs/NAME.json: `requests`, each with `ids` (one placeholder for a picture), `pictures` (names of tensors
-[H,W,3] uint8 in NAME.safetensors beside it) and `sampling`. Jobs are begun in the order of their names.
+[H,W,3] uint8 in NAME.safetensors beside it) and `sampling`; of timed jobs `together`, how many of its requests may run
+at once. Jobs are begun in the order of their names.
 FOLDER/done/NAME.json appears whole: `answers`, each with `prompt_tokens` as the engine counts them, `tokens`, `stop`
 (eos, length, or what the engine calls another reason, which is refused) and, where layers are wanted, `states`, the
-name of NAME-NUMBER.safetensors beside it, with `hidden_states` [T,layers,D] and `token_ids` [T]. The program ends when
+name of NAME-NUMBER.safetensors beside it, with `hidden_states` [T,layers,D] and `token_ids` [T]; of timed jobs
+`timing` (`Timing` in engine_answers.py). A program with long jobs touches FOLDER/alive in between. It ends when
 FOLDER/jobs/end appears.
 """
 

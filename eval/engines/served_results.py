@@ -1,0 +1,177 @@
+"""What an engine's rows say: throughput and waiting by requests at once, and whether its tau is our own loop's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..intervals import ratio
+from ..measured_rows import PLAIN
+from ..row_columns import Rows
+from ..style import COLORS, GREY, WIDEST, lines, panel_grid, save, styled
+from ..summary import summarize, tau_of
+from ..tables import Column, Figure, ReportSection, Table, Value, text
+
+APART = 0.02  # of tau at temperature 0, beyond which both loops are said to differ
+FIGURE = "served.png"
+_MOST_PANELS, _PER_ROW = 6, 3
+_PLACE = ("temperature", "max_new_tokens", "benchmark", "turn", "budget")
+
+NOTE = (
+    "Tokens/s: of all requests together, from the first one's begin to the last one's end; its speedup is over plain "
+    "decoding in the same engine with as many requests at once. TTFT: a request's time to its first token, from its "
+    "arrival. Between tokens: of a request, its time after the first token for each further one. p50 and p95 are over "
+    "requests. Accepted at n: of the passes that drafted n tokens, the share that accepted the n-th."
+)
+
+
+def served_section(rows: Rows, device: str) -> tuple[ReportSection, Callable[[Path], None]]:
+    """The section of an engine's rows, and what draws its figure into the report's folder."""
+    cells = _cells(rows)
+    engine, depth = rows[0].engine, max((len(cell["accepted"]) for cell in cells), default=0)
+    places = list(dict.fromkeys(cell["place"] for cell in cells))
+    columns = [
+        text("benchmark"), text("method"), Column("at once", "d", ranked=False), Column("n", "d", ranked=False),
+        Column("identical", kind="count", ranked=False), Column("tau"),
+        *(Column(f"accepted at {n}", ".0%", ranked=False) for n in range(1, depth + 1)),
+        Column("tokens/s", ",.1f"), Column("speedup", unit="x"),
+        *(Column(f"{what}, ms", ",.1f", ranked=False)
+          for what in ("TTFT p50", "TTFT p95", "between tokens p50", "between tokens p95")),
+    ]  # fmt: skip
+    body = tuple(_line(cell, depth) for cell in cells)
+    curves: dict[str, dict[str, list[tuple[int, float]]]] = {place: {} for place in places}
+    for cell in cells:
+        if cell["method"] != PLAIN and not math.isnan(cell["speedup"]):
+            curves[cell["place"]].setdefault(cell["method"], []).append((cell["concurrency"], cell["speedup"]))
+    shown = {place: dict(list(of.items())[: len(COLORS)]) for place, of in list(curves.items())[:_MOST_PANELS] if of}
+    caption = f"Speedup of tokens/s over plain decoding in {engine}, by requests at once, on {device}."
+    content: list[Any] = [Table("", tuple(columns), body, note=NOTE, compared=("benchmark", "at once"))]
+    if shown:
+        content.insert(0, Figure(FIGURE, caption))
+    section = ReportSection(f"Served by {engine}", tuple(content), "served", {"device": device, "cells": cells})
+
+    def draw(folder: Path) -> None:
+        if shown:
+            draw_speedups(folder / FIGURE, shown, f"{engine} on {device}")
+
+    return section, draw
+
+
+def _line(cell: Mapping[str, Any], depth: int) -> tuple[Value, ...]:
+    plain = cell["method"] == PLAIN
+    accepted = [*cell["accepted"], *[None] * (depth - len(cell["accepted"]))]
+    same = None if plain or cell["identical"] is None else (cell["identical"], cell["requests"])
+    return (
+        cell["place"], cell["method"], cell["concurrency"], cell["requests"], same, cell["tau"], *accepted,
+        cell["tokens_per_s"], None if plain else cell["speedup"],
+        *(1e3 * cell[name] for name in ("ttft_p50_s", "ttft_p95_s", "between_p50_s", "between_p95_s")),
+    )  # fmt: skip
+
+
+def _cells(rows: Rows) -> list[dict[str, Any]]:
+    """The numbers of each method on each set at each number of requests at once, plain decoding's first."""
+    many_t, many_new = len(rows.distinct("temperature")) > 1, len(rows.distinct("max_new_tokens")) > 1
+    cells = []
+    for place in rows.grouped(*_PLACE):
+        mine = _where(rows, _PLACE, place)
+        temperature, new, benchmark, turn, budget = place
+        named = [benchmark, turn, budget, many_t and f"T = {temperature:g}", many_new and f"{new} new"]
+        plain: dict[int, float] = {}
+        for (method, concurrency), some in mine.grouped("method", "concurrency").items():
+            rate = _tokens_per_s(some)
+            if method == PLAIN:
+                plain[concurrency] = rate
+            first, between = some.numbers("prefill_s"), _between(some)
+            drafts = summarize(some).accepted_by_depth if method != PLAIN else ()
+            cells.append({
+                "place": ", ".join(part for part in named if part), "method": method, "concurrency": concurrency,
+                "requests": len(some), "tau": tau_of(some), "accepted": [depth.share for depth in drafts],
+                "identical": int(some.numbers("identical").sum()) if temperature == 0 else None,
+                "tokens_per_s": rate, "speedup": ratio(rate, plain[concurrency]) if rate > 0 else math.nan,
+                "ttft_p50_s": _quantile(first, 0.5), "ttft_p95_s": _quantile(first, 0.95),
+                "between_p50_s": _quantile(between, 0.5), "between_p95_s": _quantile(between, 0.95),
+            })  # fmt: skip
+    return cells
+
+
+def _where(rows: Rows, names: Sequence[str], values: Sequence[Any]) -> Rows:
+    mask = np.ones(len(rows), bool)
+    for name, value in zip(names, values, strict=True):
+        mask &= rows.has(name, value)
+    return rows.where(mask)
+
+
+def _tokens_per_s(rows: Rows) -> float:
+    """Of all requests of a cell together. Drafters of several seeds were measured one after the other."""
+    seconds = 0.0
+    for some in rows.grouped("drafter").values():
+        details = some.details()
+        seconds += max(d["ended_s"] for d in details) - min(d["began_s"] for d in details)
+    return float(ratio(float(rows.sums("emitted").sum()) + len(rows), seconds))
+
+
+def _between(rows: Rows) -> np.ndarray:
+    """[requests with a second token] seconds a token after the first."""
+    count = rows.sums("emitted")
+    return ((rows.numbers("total_s") - rows.numbers("prefill_s")) / np.maximum(count, 1))[count > 0]
+
+
+def _quantile(values: np.ndarray, share: float) -> float:
+    return float(np.quantile(values, share)) if len(values) else math.nan
+
+
+@styled
+def draw_speedups(path: Path, places: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]], title: str) -> None:
+    """A panel for each set, a line for each method: speedup over plain decoding by requests at once.
+
+    Args:
+        places: set -> method -> (requests at once, speedup).
+        title: engine and device, without which the numbers say nothing.
+    """
+    rows, columns = -(-len(places) // _PER_ROW), min(_PER_ROW, len(places))
+    figure, panels = panel_grid(rows, columns, (min(WIDEST, 4.2 * columns), 2.8 * rows + 0.6), sharey=True)
+    for panel in panels.flat[len(places) :]:
+        panel.set_visible(False)
+    for panel, (place, methods) in zip(panels.flat, places.items(), strict=False):
+        lines(panel, {name: ([n for n, _ in sorted(of)], [y for _, y in sorted(of)]) for name, of in methods.items()})
+        counts = sorted({count for points in methods.values() for count, _ in points})
+        panel.axhline(1.0, color=GREY, linewidth=1, linestyle="--")
+        panel.set_xscale("log", base=2)
+        panel.set_xticks(counts, [str(count) for count in counts])
+        panel.set(title=place, xlabel="requests at once")
+        panel.grid(alpha=0.25)
+    for row in panels:
+        row[0].set_ylabel("speedup of tokens/s")
+    figure.suptitle(title)
+    drawn = [line for panel in panels.flat for line in zip(*panel.get_legend_handles_labels(), strict=True)]
+    handles = {label: handle for handle, label in drawn}
+    figure.legend([*handles.values()], [*handles], loc="outside lower center", ncol=4)
+    save(figure, path)
+
+
+def disagreements(rows: Rows, ours: Rows) -> tuple[list[str], str]:
+    """Where an engine's tau at temperature 0 is not our own loop's on the same requests: sentences, and a summary."""
+    apart, widest, count = [], 0.0, 0
+    cells = rows.where(rows.has("temperature", 0.0) & ~rows.has("method", PLAIN))
+    for place, of_engine in cells.grouped(*_PLACE, "method", "drafter", "concurrency").items():
+        own = _where(ours, (*_PLACE, "method", "drafter"), place[:-1])
+        names = {*own.texts("request")} & {*of_engine.texts("request")}
+        theirs, mine = (tau_of(row for row in some if row.request in names) for some in (of_engine, own))
+        if math.isnan(theirs) or math.isnan(mine):
+            continue
+        count += 1
+        difference = theirs / mine - 1
+        widest = max(widest, abs(difference))
+        if abs(difference) > APART:
+            first = of_engine[0]
+            apart.append(
+                f"tau of {first.method} on {first.benchmark}, {first.concurrency} at once, is {theirs:.2f} in "
+                f"{first.engine} and {mine:.2f} in our own loop ({difference:+.1%}, {len(names)} requests): "
+                "`draftsmith verify-engine` compares the chains and names the cause"
+            )
+    said = f"tau at temperature 0 within {APART:.0%} of it in {count - len(apart)} of {count} cells"
+    return apart, said + (f", at most {widest:.1%} apart" if count else "")

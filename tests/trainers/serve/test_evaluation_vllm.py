@@ -1,0 +1,89 @@
+"""An evaluation in a real vLLM (scripts/test_engines) beside our own loop's: equal answers, and one tau."""
+
+import json
+import os
+import random
+
+import pytest
+from draftsmith.eval.engines.program import PYTHON
+from draftsmith.eval.measured_rows import PLAIN
+from draftsmith.eval.row_columns import read_rows
+from draftsmith.eval.summary import tau_of
+from PIL import Image
+from served_pair import TEXTS, build
+from stages_run import load_spelled, run_loaded
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(PYTHON not in os.environ, reason="no vLLM: scripts/test_engines makes its environment"),
+]
+REQUESTS, TOKENS = 9, 40
+
+
+def records(folder):
+    """Texts, and pictures that the processor need not resize."""
+    rng, found = random.Random(0), []
+    for number in range(REQUESTS):
+        text, sees = TEXTS[number % len(TEXTS)], number % 3 > 0
+        record = {"id": number, "conversations": [
+            {"from": "human", "value": ("<image>\n" if sees else "") + text + " " + " ".join(text.split()[:number])},
+            {"from": "gpt", "value": "the red circle"},
+        ]}  # fmt: skip
+        if sees:
+            picture = Image.new("RGB", (32, 32), tuple(rng.randrange(256) for _ in range(3)))
+            picture.paste(tuple(rng.randrange(256) for _ in range(3)), (4, 4, 20, 28))
+            picture.save(folder / f"{number}.png")
+            record["image"] = f"{number}.png"
+        found.append(record)
+    (folder / "data.json").write_text(json.dumps(found))
+
+
+def test_both_loops_have_one_tau_and_one_answer(tmp_path):
+    build(tmp_path)
+    records(tmp_path)
+    chain = {"kind": "chain", "gamma": 4}
+    common = {
+        "kind": "evaluate", "max_new_tokens": TOKENS, "stop_at_end": False,
+        "format": {"template": "v1", "system": "", "image_rule": "verbatim"},
+        "benchmarks": {"mine": {"data": {"path": str(tmp_path / "data.json"), "images": str(tmp_path),
+                                         "aspect": "square", "max_length": 128}}},
+        "drafters": {"head": {"kind": "eagle3", "path": str(tmp_path / "head")}},
+        "methods": {"EAGLE-3": {"drafter": "head", "tree": chain},
+                    "lookup": {"drafter": {"kind": "ngram"}, "tree": chain}},
+    }  # fmt: skip
+    engine = {"engine": {"kind": "vllm", "concurrency": [1, 3], "beside": "ours"}}
+    recipe = {
+        "target": {"kind": "llava", "path": str(tmp_path / "target"), "dtype": "float32"},
+        "stages": {"ours": common, "served": common | engine},
+    }
+    output = tmp_path / "run"
+    run_loaded(load_spelled(recipe, "both", output), output)
+
+    rows = read_rows(output / "served" / "rows.jsonl")
+    drafted = [row for row in rows if row.method != PLAIN]
+    assert all(row.identical for row in rows) and len(rows) == 3 * 3 * REQUESTS
+    assert all(row.num_emitted == TOKENS - 1 for row in rows)
+
+    def tau(method, engine, together=1):
+        return tau_of(r for r in drafted if (r.method, r.engine, r.concurrency) == (method, engine, together))
+
+    ours = tau("EAGLE-3", "")
+    assert ours > 1.2
+    for together in (1, 3):
+        assert tau("EAGLE-3", "vllm", together) == pytest.approx(ours, rel=0.02)
+        assert tau("lookup", "vllm", together) > 1
+    lookup = [row for row in drafted if row.method == "lookup" and row.engine]
+    assert any(0 in row.planned for row in lookup), "passes without a draft are counted"
+    assert all(row.prefill_s > 0 and row.total_s > row.prefill_s and row.cycle_s > 0 for row in drafted)
+
+    # The tokens of both loops, which rows.jsonl leaves out.
+    answers = {}
+    for stage in ("ours", "served"):
+        for path in (output / stage / "rows" / "mine").glob("*.jsonl"):
+            for line in path.read_text().splitlines():
+                for row in json.loads(line)[1]:
+                    answers.setdefault(row["request"], set()).add(tuple(row["tokens"]))
+    assert len(answers) == REQUESTS and all(len(tokens) == 1 for tokens in answers.values())
+    report = json.loads((output / "served" / "report.json").read_text())
+    assert "vLLM 0." in report["about"]["engine"] and (output / "served" / "served.png").is_file()
+    assert not [line for line in report["findings"] if "tau of EAGLE-3" in line]

@@ -1,0 +1,239 @@
+"""An evaluation that a serving engine decodes: plainly and by each method, at each number of requests at once.
+
+Each method has an engine of its own, one after the other. Plain decoding comes first: what the others wrote is compared
+with its answers, and later turns of a conversation follow them.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...core import ranks
+from ...core.errors import UserError
+from ...data.end_tokens import end_ids
+from ...eval.by_category import turns_section
+from ...eval.engines.program import check_plugin, find_python, version_of
+from ...eval.engines.served_results import disagreements, served_section
+from ...eval.measured_rows import PLAIN
+from ...eval.row_columns import Rows, read_rows
+from ...models.formats import export_drafter
+from ...models.formats.plugin import INSTALL
+from ...models.hub import config_value, read_config
+from ..run.context import Context
+from ..serve.engine_evaluation import VllmEvaluation, export_settings, lookup_settings
+from ..serve.engine_process import EngineProcess
+from ..serve.rank_engine import engine_process
+from .benchmarks import SetsBenchmark
+from .drafters import Drafters, Drafting, Source
+from .engine_measuring import ServedMeasuring
+from .evaluate_settings import EvaluateSettings
+from .many_turns import TurnsRun, turn_runs
+from .methods import decoding_with
+from .reporting import Reporting, device_name
+from .requests import ConversationSet, Opening
+
+EXPORTS = "exported"  # folder of the exported drafters, in the stage's
+_SUFFIX = "arctic_inference"  # the module that vLLM's suffix method needs
+_ROOM = 4  # cycles between a request's end and the engine's: vLLM drafts for none of a batch where one comes near
+
+
+@dataclass(frozen=True)
+class Served:
+    """What one engine decodes by.
+
+    Args:
+        drafting: a method with one of its drafters; None: plain decoding.
+        speculative: vLLM's speculative_config of it.
+        overrides: of the target's config.
+    """
+
+    drafting: Drafting | None = None
+    speculative: Mapping[str, Any] | None = None
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def more(self) -> dict[str, Any]:
+        """Arguments of vllm.LLM."""
+        if self.speculative is None:
+            return {}
+        over = {"hf_overrides": dict(self.overrides)} if self.overrides else {}
+        return {"speculative_config": dict(self.speculative), "per_request_spec_decode_metrics": "detailed"} | over
+
+
+def run_in_engine(stage: EvaluateSettings, context: Context) -> None:
+    """Measure and report.
+
+    Raises:
+        UserError: several ranks, a method that the engine cannot run, or an engine that died three times.
+    """
+    section = stage.engine
+    assert isinstance(section, VllmEvaluation)
+    if ranks.world_size() > 1:
+        raise UserError(
+            f"{ranks.world_size()} ranks would each measure an engine, and it is one that is measured",
+            where=f"key stages.{context.name}.engine",
+            hint="start one rank; engine.tensor_parallel_size spreads a target",
+        )
+    python = find_python(section.python, section.name, key=f"stages.{context.name}.engine.python")
+    processor = context.processor()
+    opening = Opening(context, processor, stage.format, [])
+    sets = opening.all(stage.benchmarks)
+    most_pictures = _most_pictures(stage, sets, opening)
+    plans = [Served(), *_methods(stage, context, python, pictures=most_pictures > 0)]
+    ends = stage.ends(*end_ids(processor, stage.format))
+    drafting = [plan.drafting for plan in plans if plan.drafting is not None]
+    rows, early, drafted = Rows(), list[str](), max(_drafted(plan) for plan in plans)
+    for plan in plans:
+        name = PLAIN if plan.drafting is None else plan.drafting.title
+        context.say(f"vLLM: {name}")
+        with _opened(stage, context, section, plan, most_pictures, _ROOM * (drafted + 1)) as process:
+            measuring = ServedMeasuring(
+                stage, context, None, drafting, ends, processor.tokenizer, section=section, process=process,
+                processor=processor, by=plan.drafting,
+            )  # fmt: skip
+            for requests in sets:
+                rows.extend(measuring.all([requests]))
+            for talk in _talks(stage, opening):
+                of_turns, said = talk.measure(measuring)
+                rows.extend(of_turns)
+                early += said
+    if not rows:
+        raise UserError("no request of any set could be read", where=str(context.folder / "skipped.jsonl"),
+                        hint="check the folders of pictures")  # fmt: skip
+    _report(stage, context, measuring, rows, version_of(section.name, python), list(dict.fromkeys(early)))
+
+
+def _report(
+    stage: EvaluateSettings, context: Context, measuring: ServedMeasuring, rows: Rows, version: str, early: list[str]
+) -> None:
+    section, device = measuring.section, device_name(context.device())
+    assert section is not None
+    about = {
+        "engine": f"vLLM {version}, {', '.join(map(str, section.concurrency))} requests at once, one process for plain "
+                  "decoding and one for each method",
+        "max_new_tokens": stage.max_new_tokens,
+        "answers": "end at the end token" if stage.stop_at_end else "go on after the end token",
+    }  # fmt: skip
+    apart: list[str] = []
+    content, figure = served_section(rows, device)
+    figure(context.folder)
+    first = section.concurrency[0]
+    # Its tables are by method alone.
+    turns = turns_section(
+        rows.where(rows.has("concurrency", first)), [*early, f"With {first} requests at once in vLLM."]
+    )
+    if section.beside is not None:
+        ours = _rows_beside(context.inputs["report"], section.beside, rows, context)
+        apart, agreement = disagreements(rows, ours)
+        about["our own loop"] = f"stage {section.beside}; {agreement}"
+        rows = Rows([*ours, *rows])
+    sections = [content, *(part for part in [turns] if part is not None)]
+    Reporting(stage, context, measuring, rows, about, apart).write(*sections)
+
+
+def _rows_beside(folder: Path, name: str, rows: Rows, context: Context) -> Rows:
+    """Our own loop's rows of the methods and settings that the engine has, with plain decoding's.
+
+    Raises:
+        UserError: that stage measured none of them.
+    """
+    wanted = {_cell(row) for row in rows}
+    ours = Rows(row for row in read_rows(folder / "rows.jsonl") if not row.engine and _cell(row) in wanted)
+    if not any(row.method != PLAIN for row in ours):
+        raise UserError(
+            f"stage {name} measured none of these methods on these benchmarks, temperatures and lengths in our own "
+            "loop", where=f"key stages.{context.name}.engine.beside",
+            hint="give both stages the same benchmarks, methods, temperatures and max_new_tokens",
+        )  # fmt: skip
+    return ours
+
+
+def _cell(row: Any) -> tuple[Any, ...]:
+    return row.benchmark, row.turn, row.budget, row.temperature, row.max_new_tokens, row.method
+
+
+def _drafted(plan: Served) -> int:
+    return 0 if plan.speculative is None else int(plan.speculative["num_speculative_tokens"])
+
+
+def _most_pictures(stage: EvaluateSettings, sets: list[ConversationSet], opening: Opening) -> int:
+    """Of a request. Pictures of a conversation stand in its first turn."""
+    counts = [int(part.dataset.column("images").max()) for part in sets]
+    for talk in _talks(stage, opening):
+        records = talk.suite.first_turns(talk.name, talk.section.convention, talk.section.data.max_samples)
+        images = [record.get("image") or [] for record in records]
+        counts += [1 if isinstance(image, str) else len(image) for image in images]
+    return max(counts, default=0)
+
+
+def _talks(stage: EvaluateSettings, opening: Opening) -> list[TurnsRun]:
+    return turn_runs([b for b in stage.benchmarks.values() if isinstance(b, SetsBenchmark)], opening)
+
+
+@contextmanager
+def _opened(
+    stage: EvaluateSettings,
+    context: Context,
+    section: VllmEvaluation,
+    plan: Served,
+    most_pictures: int,
+    room: int,
+) -> Iterator[EngineProcess]:
+    """The engine of a plan; it is started with its first job, if there is one left to do."""
+    source = context.target_source()
+    config = read_config(str(source), key="target", revision=context.target.revision).get_text_config()
+    longest = stage.capacity + room
+    held = config_value(config, "max_position_embeddings", None)
+    with engine_process(
+        section, context, key="engine", layers=None, max_length=longest if held is None else min(longest, held - 1),
+        most_pictures=most_pictures, worker="timed_vllm", more=plan.more,
+    ) as process:  # fmt: skip
+        yield process
+
+
+def _methods(stage: EvaluateSettings, context: Context, python: str, *, pictures: bool) -> list[Served]:
+    """Every method with each of its drafters, exported.
+
+    Raises:
+        UserError: the engine cannot run one; nothing was decoded yet.
+    """
+    no_pair: Any = None  # weights are exported from their folders, and not loaded beside a target
+    drafters, plans = Drafters(stage, context, no_pair), list[Served]()
+    shutil.rmtree(context.folder / EXPORTS, ignore_errors=True)
+    for name, method in stage.methods.items():
+        for source in drafters.sources(name, method):
+            key = f"key stages.{context.name}.methods.{name}"
+            config = decoding_with(source.config, method.settings, key)
+            stage.engine.check_method(key, method, config)
+            policy = method.policy(seed=context.seed)
+            drafting = Drafting(name, source.name, method, config, None, policy, method.exact_rule)
+            speculative = lookup_settings(config, method.chain or 0)
+            overrides: Mapping[str, Any] = {}
+            if speculative is None:
+                folder = context.folder / EXPORTS / f"{len(plans)}-{config.kind}"
+                speculative, overrides = _exported(source, folder, context, method.chain or 0, key, python, pictures)
+            elif config.kind == "suffix" and not version_of(_SUFFIX, python):
+                raise UserError(
+                    "vLLM's suffix method needs arctic-inference, which is not installed in this Python", where=python,
+                    hint=f"{python} -m pip install arctic-inference, or leave out method {name}",
+                )  # fmt: skip
+            plans.append(Served(drafting, speculative, overrides))
+    return plans
+
+
+def _exported(
+    source: Source, folder: Path, context: Context, gamma: int, key: str, python: str, pictures: bool
+) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    """vLLM's speculative_config of a drafter that is exported into `folder`, and overrides of the target's config."""
+    weights = source.folder or source.config.fetched()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    target = str(context.target_source())
+    exported = export_drafter(weights, folder, "vllm", target=target, prompts="all" if pictures else "text")
+    if INSTALL in exported.notes:
+        check_plugin(python)
+    return export_settings(exported, gamma, key), exported.overrides
