@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from draftsmith.models.formats.plugin import MODULE, PACKAGE, served_by_plugin
 
 FOLDER = Path(__file__).resolve().parents[2] / "serving" / PACKAGE
@@ -80,6 +81,15 @@ def test_a_cut_prompt_ends_where_its_piece_does():
     assert ends.tolist() == [25, 50, 61, 7] and known.tolist() == [50, 50, 61, 7]
 
 
+def test_values_of_requests_are_repeated_for_their_drafted_tokens():
+    """As vLLM's docstring has it, of any type, where a request has none too."""
+    repeated = module("drawn_tokens").repeated
+    values, sums = torch.tensor([0.7, 0.0, 1.5]), torch.tensor([2, 2, 5], dtype=torch.int32)
+    assert repeated(values, sums, 5, replace_to=1).tolist() == pytest.approx([0.7, 0.7, 1.5, 1.5, 1.5])
+    assert repeated(values, torch.tensor([1, 2, 3]), 3, replace_to=1).tolist() == pytest.approx([0.7, 1.0, 1.5])
+    assert repeated(torch.tensor([4, -1], dtype=torch.int32), torch.tensor([1, 3]), 3, -1, 9).tolist() == [4, 9, 9]
+
+
 def test_it_imports_nothing_of_draftsmith_and_vllm_only_where_it_is_called():
     for path in (FOLDER / MODULE).glob("*.py"):
         tree = ast.parse(path.read_text())
@@ -87,7 +97,7 @@ def test_it_imports_nothing_of_draftsmith_and_vllm_only_where_it_is_called():
         names += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == 0]
         assert not any(name.split(".")[0] == "draftsmith" for name in names)
         top = [node.module or "" for node in tree.body if isinstance(node, ast.ImportFrom) and node.level == 0]
-        if path.stem in ("__init__", "section", "versions", "cut_prompts"):
+        if path.stem in ("__init__", "section", "versions", "cut_prompts", "drawn_tokens"):
             assert not any(name.split(".")[0] in ("vllm", "torch") for name in top), path
 
 

@@ -29,6 +29,7 @@ def register() -> None:
     if reason := versions.refusal(versions.version()):
         logging.getLogger("vllm.draftsmith_vllm").warning(reason)
     elif os.environ.get(REPAIRS, "1") != "0":
-        from . import cut_prompts
+        from . import cut_prompts, drawn_tokens
 
         cut_prompts.repair()
+        drawn_tokens.repair()

@@ -119,6 +119,13 @@ def test_drawn_answers_have_plain_decodings_distribution(target, tmp_path, kind)
     assert farther_than_chance(plain, drawn(target, tmp_path, None, temperature=1.2)) > 5
 
 
+def test_temperatures_of_drafts_are_the_engines_fault_and_the_plugin_repairs_it(target, tmp_path, monkeypatch):
+    """On a CPU, of an EAGLE head in vLLM's own class. If this fails, vLLM is repaired."""
+    folder, plain = exported("eagle", target, tmp_path), drawn(target, tmp_path, None)
+    monkeypatch.setenv(_REPAIRS, "0")
+    assert farther_than_chance(plain, drawn(target, tmp_path, Exported(folder, str(target)).speculative)) > 5
+
+
 def test_another_version_is_refused_by_name(target, tmp_path):
     """The class's own import refuses it, in vLLM's environment."""
     code = "from draftsmith_vllm import versions\nversions.version = lambda: '0.33.1'\nfrom draftsmith_vllm import msd"
