@@ -22,7 +22,7 @@ from ...eval.engines.served_results import disagreements, served_section
 from ...eval.measured_rows import PLAIN
 from ...eval.row_columns import Rows, read_rows
 from ...models.formats import export_drafter
-from ...models.formats.plugin import INSTALL
+from ...models.formats.plugin import INSTALL, MODULE, PACKAGE
 from ...models.hub import config_value, read_config
 from ..run.context import Context
 from ..serve.engine_evaluation import VllmEvaluation, export_settings, lookup_settings
@@ -84,6 +84,12 @@ def run_in_engine(stage: EvaluateSettings, context: Context) -> None:
     opening = Opening(context, processor, stage.format, [])
     sets = opening.all(stage.benchmarks)
     most_pictures = _most_pictures(stage, sets, opening)
+    if context.device().type == "cpu" and max(stage.temperatures) > 0 and not version_of(MODULE, python):
+        raise UserError(
+            f"beside a drafter vLLM draws with wrong temperatures on a CPU, which {PACKAGE} repairs, and that is not "
+            "installed in this Python", where=python,
+            hint=f"{python} -m pip install ./serving/{PACKAGE} (in a checkout), or measure at temperature 0",
+        )  # fmt: skip
     plans = [Served(), *_methods(stage, context, python, pictures=most_pictures > 0)]
     ends = stage.ends(*end_ids(processor, stage.format))
     drafting = [plan.drafting for plan in plans if plan.drafting is not None]

@@ -277,6 +277,14 @@ def test_what_is_missing_in_the_engines_python_is_said_before_anything_is_decode
     assert not list((tmp_path / "served").glob("rows/*"))
 
 
+def test_a_cpus_engine_is_asked_above_temperature_0_with_its_repair_alone(made, tmp_path, monkeypatch):
+    settings = stage(made, methods={"lookup": LOOKUP}) | {"drafters": {}, "temperatures": [0.0, 1.0]}
+    monkeypatch.setattr(engine_run, "version_of", lambda package, python: "" if package == engine_run.MODULE else "1")
+    with pytest.raises(UserError, match=r"wrong temperatures on a CPU(.|\n)*draftsmith-vllm"):
+        run(made, tmp_path, settings)
+    assert not list((tmp_path / "served").glob("rows/*"))
+
+
 def test_medusa_drafts_all_its_heads_or_is_refused(made, tmp_path):
     save_drawn("medusa", made.folder / "target", tmp_path / "medusa")
     drafters = {"head": {"kind": "medusa", "path": str(tmp_path / "medusa")}}
