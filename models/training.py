@@ -105,6 +105,11 @@ class ModelTraining(nn.Module):
         scores: Tensor = self.model.lm_head(hidden)
         return scores
 
+    @property
+    def num_unseen(self) -> int:
+        """Tokens at a prompt's begin that the model is not shown."""
+        return 0
+
     def hidden_states(self, batch: Batch) -> Tensor:
         """Final states [B,T,D] of the language model, its feature: the LM head is still to come."""
         raise NotImplementedError

@@ -99,12 +99,14 @@ def _check_head(module: ModelTraining, sample: Sample, processor: Processor) -> 
     if module.model.config.model_type != "llava" or not is_plain:
         ids = batch.ids.masked_fill(batch.modality != TEXT, processor.pad_id)
         batch = replace(batch, pixels=None, ids=ids, modality=torch.zeros_like(batch.modality), pictures=())
-    place = _place(module)
+    place, first = _place(module), module.num_unseen
     batch = batch.to(place)
     with torch.no_grad():
-        ours = module.scores(module.hidden_states(batch))
+        ours = module.scores(module.hidden_states(batch))[:, first:]
         pixels = {} if sample.pixels is None or batch.pixels is None else {"pixel_values": sample.pixels.to(place)}
-        theirs = module.model(input_ids=batch.ids, attention_mask=batch.attention_mask.long(), **pixels).logits
+        theirs = module.model(
+            input_ids=batch.ids[:, first:], attention_mask=batch.attention_mask[:, first:].long(), **pixels
+        ).logits
     gap = float((ours - theirs).abs().max())
     if gap > 1e-3:
         raise UserError(

@@ -71,11 +71,15 @@ class LlavaTraining(ModelTraining):
             embeds = put_at(embeds, places_of(batch.on_host("modality") != TEXT, embeds.device), real)
             # A dummy image keeps the projector in every rank's graph and changes nothing.
             embeds = embeds + 0.0 * features[count:].sum().to(embeds)
-        if reading_of(self.model.config).first_token:
+        if not self.num_unseen:
             return last_states(core.language_model, batch, embeds, batch.positions[0])
         # No first token is supervised, so that the state in its place is read by nobody.
         later = last_states(core.language_model, _without_first(batch), embeds[:, 1:], batch.positions[0, :, 1:] - 1)
         return F.pad(later, (0, 0, 1, 0))
+
+    @property
+    def num_unseen(self) -> int:
+        return 0 if reading_of(self.model.config).first_token else 1
 
     def selected_features(self, pixels: Tensor) -> Tensor:
         """The tower's states that the projector reads, [I,P,C]."""
