@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from ...core.batch import TEXT
 from ...core.errors import UserError
 from ...core.files import checked
 from .agreement import Cell, Engine, by_start, compare, faults
@@ -189,9 +190,14 @@ class _Side:
         return {"dtype": "float32", "max_model_len": length} | pictures | over
 
     def _pieces(self, together: int) -> dict[str, Any]:
-        """Passes shorter than a batch's prompts, in which the drafted tokens of all its requests still have room."""
+        """Passes shorter than a batch's prompts, in which the drafted tokens of all its requests still have room.
+
+        The engine keeps as many tokens of pictures, and waits for ever where requests that hold one picture each have
+        no room for their next.
+        """
         shortest = min(asked.prompt_tokens for asked in self.requests)
-        room = together * (self.exported.num_drafted + 1)
+        pictures = max(int((asked.ours.modality != TEXT).sum()) for asked in self.requests)
+        room = together * max(self.exported.num_drafted, pictures) + together
         return {"max_num_batched_tokens": max(room, shortest // 2), "enable_chunked_prefill": True}
 
 

@@ -77,7 +77,8 @@ def test_an_engine_that_is_our_loop_agrees_everywhere(pair, run, tmp_path):
     assert all(cell.good and cell.chains > 8 and cell.accepted[0] == cell.accepted[1] for cell in found.cells)
     plain, drafted, cut = engine.asked
     assert [asked["together"] for asked in (plain, drafted, cut)] == [[1], [1, 3], [3]]
-    assert cut["engine"]["enable_chunked_prefill"] and cut["engine"]["max_num_batched_tokens"] == 15
+    # Three requests at once, each with room for its two pictures of four tokens and one token more.
+    assert cut["engine"]["enable_chunked_prefill"] and cut["engine"]["max_num_batched_tokens"] == 27
     assert plain["speculative"] is None and drafted["speculative"]["method"] == "eagle3"
     placeholder = Exported(pair / "eagle3").processor.image_token_id
     for request in drafted["requests"]:
