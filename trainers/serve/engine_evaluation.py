@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, model_validator
 
@@ -27,16 +27,15 @@ class VllmEvaluation(VllmEngine):
     ours: ClassVar[tuple[str, ...]] = (*VllmEngine.ours, "disable_log_stats", "per_request_spec_decode_metrics")
 
     # Requests that are decoded side by side; all of a benchmark are measured anew at each number.
-    concurrency: list[int] = Field([1, 8, 32], min_length=1)
+    concurrency: list[Annotated[int, Field(ge=1)]] = Field([1, 8, 32], min_length=1)
     # An evaluate stage before this one that asks the same in our own loop: its rows of the same methods stand in the
     # same tables, and a tau at temperature 0 that differs by more than 2% is named. null: none.
     beside: str | None = None
 
     @model_validator(mode="after")
     def _sized(self) -> VllmEvaluation:
-        if min(self.concurrency) < 1 or len({*self.concurrency}) < len(self.concurrency):
-            raise Refused("concurrency", f"{self.concurrency} are no numbers of requests at once",
-                          "give different numbers, from 1 on")  # fmt: skip
+        if len({*self.concurrency}) < len(self.concurrency):
+            raise Refused("concurrency", f"{self.concurrency} names a number twice", "give each once")
         for key in {"max_num_seqs", "ahead"} & self.model_fields_set:
             raise Refused(key, "nothing reads it: concurrency says how many requests run together", "leave it out")
         return self

@@ -243,8 +243,8 @@ def test_what_the_engine_cannot_run_is_refused_before_the_run(which):
 @pytest.mark.parametrize(
     ("engine", "words"),
     [
-        ({"concurrency": [0]}, "no numbers of requests at once"),
-        ({"concurrency": [2, 2]}, "no numbers of requests at once"),
+        ({"concurrency": [0]}, "greater than or equal to 1"),
+        ({"concurrency": [2, 2]}, "names a number twice"),
         ({"concurrency": []}, "at least 1 item"),
         ({"max_num_seqs": 4}, "max_num_seqs: nothing reads it"),
         ({"kind": "sglang"}, "sglang"),
