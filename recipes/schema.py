@@ -226,7 +226,7 @@ def _check_kinds(stages: dict[str, Any], target: Any, drafter: Any) -> None:
 def _in_its_template(stage: Any, target: Any) -> Any:
     """A stage as it is; of a text target, whose family says nothing of its prompts, in the target's own template."""
     written = [kind for section in sections(AnyStage) if "format" in section.model_fields for kind in kinds(section)]
-    if not target.reads_text_alone or _kind_of(stage) not in written:
+    if not target.reads_text_alone or not isinstance(stage, dict) or _kind_of(stage) not in written:
         return stage
     form = stage.get("format", {})
     return stage | {"format": {"template": "chat"} | form} if isinstance(form, dict) else stage

@@ -69,6 +69,9 @@ def test_a_text_target_has_its_own_chat_template_where_none_is_named():
     templates = {name: stage.format.template for name, stage in stages.items()}
     assert templates == {**dict.fromkeys(["prompts", "answers", "eagle3", "evaluate"], "chat"), "states": "llama3"}
     assert load(["recipe=sage-llama3-8b-1b"]).recipe.stages["evaluate"].format.template == "llama3"
+    spelled = load(["recipe=smollm2/eagle3"]).recipe
+    again = type(spelled).model_validate(dict(spelled))  # of sections that are there already
+    assert again.stages["evaluate"].format.template == "chat"
 
 
 def test_every_recipe_is_tried():
