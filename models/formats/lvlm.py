@@ -113,6 +113,7 @@ def from_plugin(folder: Path, target: PreTrainedModel) -> PreTrainedModel:
     values, held = read_values(folder), read_safetensors(folder / WEIGHTS)
     config = copy.deepcopy(target.config)
     config.text_config = type(config.text_config)(**values[SECTION]["language_model"])
+    config.tie_word_embeddings = config.text_config.tie_word_embeddings  # the draft's own, not the target's
     Reading("projected", False, target.config.text_config.hidden_size).write(config)
     draft = assemble(
         config, vision_tower=target.model.vision_tower, target_projector=target.model.multi_modal_projector

@@ -1,5 +1,6 @@
 """Drafts that are made for an engine: on the target's projected features, and without a prompt's first token."""
 
+import copy
 import json
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.lvlm import LvlmConfig, build_drafter, load_drafter, proposal, save_lvlm
 from draftsmith.models.formats import export_drafter
 from draftsmith.models.formats.lvlm import from_plugin
-from draftsmith.models.parts import TokenIds
+from draftsmith.models.parts import TokenIds, is_tied
 from draftsmith.models.targets.llava.model import assemble, llava_config
 from draftsmith.models.targets.llava.training import LlavaTraining
 from pydantic import ValidationError
@@ -148,6 +149,22 @@ def test_an_export_for_the_plugin_comes_back(target, tmp_path):
     saved(draft_of(target, first_token=True), tmp_path / "first", **named)
     with pytest.raises(UserError, match=r"no engine lets a draft model read(.|\n)*first_token: false"):
         export_drafter(tmp_path / "first", tmp_path / "no", "vllm")
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("theirs", [False, True])
+def test_an_exports_tables_are_tied_as_the_drafts_own_are(target, tmp_path, theirs, own):
+    """Whatever the target's are."""
+    given = copy.deepcopy(target.config)
+    given.tie_word_embeddings = given.text_config.tie_word_embeddings = theirs
+    other = assemble(given).eval()
+    other.save_pretrained(tmp_path / "target")
+    draft = draft_of(other, language_model=LLAMA | {"tie_word_embeddings": own})
+    named = {"target": str(tmp_path / "target"), "drafter": section().model_dump(mode="json")}
+    export_drafter(saved(draft, tmp_path / "draft", **named), tmp_path / "out", "vllm")
+    back = from_plugin(tmp_path / "out", other)
+    assert is_tied(back.config) == is_tied(draft.config) == own
+    assert all(torch.equal(value, back.state_dict()[name]) for name, value in draft.state_dict().items())
 
 
 @pytest.mark.parametrize("settings", [{"vision_tower": "openai/clip"}, {"newline": True}])
