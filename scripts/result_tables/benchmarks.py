@@ -117,7 +117,7 @@ def engines_served() -> Rows:
     """Of the engines' tables a row a target: drafted chains that are our loop's, on text and with pictures."""
     counts: dict[tuple[str, str, bool], list[int]] = {}
     whole = ("text", "one picture", "two pictures", "resized picture")  # one request at a time
-    lines = [line for name in ("engines",) for line in printed(name)[1:] if line[2] in whole]
+    lines = [line for name in ("engines", "engines-own") for line in printed(name)[1:] if line[2] in whole]
     for target, drafter, prompts, *_, equal, _ in lines:
         total = counts.setdefault((target, drafter, prompts != "text"), [0, 0])
         total[:] = [one + int(more) for one, more in zip(total, equal.split("/"), strict=True)]

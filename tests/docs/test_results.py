@@ -253,9 +253,11 @@ def test_chains_that_an_engine_drafts_as_we_do_are_summed(tables, monkeypatch):
     lines += [["llava", "eagle", prompts, "4/4", "4/4", equal, "1, 1"]
               for prompts, equal in (("text", "5/6"), ("one picture", "7/9"), ("two pictures", "8/8"))]  # fmt: skip
     lines += [["llama", "eagle", "text", "4/4", "4/4", "3/3", "1, 1"]]
-    monkeypatch.setattr(tables.benchmarks, "printed", lambda name: lines)
+    own = [lines[0], *(["llava", "msd", prompts, "4/4", "4/4", "2/2", "1, 1"] for prompts in ("text", "three at once"))]
+    monkeypatch.setattr(tables.benchmarks, "printed", lambda name: {"engines": lines, "engines-own": own}[name])
     assert tables.benchmarks.engines_served() == [
-        ["target", "eagle: text, pictures"], ["llava", "5/6, 15/17"], ["llama", "3/3"]
+        ["target", "eagle: text, pictures", "msd: text, pictures"], ["llava", "5/6, 15/17", "2/2"],
+        ["llama", "3/3", ""],
     ]  # fmt: skip
 
 
