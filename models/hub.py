@@ -8,6 +8,7 @@ a target's embedding, which is read here without loading the model.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -206,25 +207,49 @@ def _table(source: str | None, names: tuple[str, ...], *, where: str, revision: 
     if source is None:
         raise UserError(f"the target's {what} is needed, and its weights are not named", where=where,
                         hint="give the target's folder: --target")  # fmt: skip
+    state, path = _some(source, names.__contains__, what, where=where, revision=revision)
+    name = next((n for n in names if n in state), None)
+    if name is None:
+        raise UserError(f"no {what} among its tensors", where=str(path),
+                        hint="give the target that the head was trained for")  # fmt: skip
+    return state[name]
+
+
+def tensors_under(prefix: str, source: str, what: str, *, where: str, revision: str | None = None) -> dict[str, Tensor]:
+    """Tensors whose names begin with `prefix`, without it, of a directory or a Hub id, of which only the files that
+    hold them are fetched; none: there are none.
+
+    Args:
+        what: they are, for a reader of errors.
+
+    Raises:
+        UserError: they cannot be read.
+    """
+    state, _ = _some(source, lambda name: name.startswith(prefix), what, where=where, revision=revision)
+    return {name.removeprefix(prefix): value for name, value in state.items()}
+
+
+def _some(
+    source: str, wanted: Callable[[str], bool], what: str, *, where: str, revision: str | None
+) -> tuple[dict[str, Tensor], Path]:
+    """The tensors whose names are wanted, and the last file that was read."""
+    state, path = dict[str, Tensor](), Path(source)
     try:
         index = fetch_file(source, INDEX, revision)
-        files = read_json(index, Index, hint=RESTORE).weight_map if index else None
-        name = next((n for n in names if files is not None and n in files), None)
-        path = fetch_file(source, files[name] if files and name else SINGLE, revision)
-        if path is None:
-            raise UserError(f"{SINGLE} is missing", where=str(source), hint="pickles of targets are not read; convert")
-        with reading_safetensors(path), safe_open(path, "pt") as file:
-            held = set(file.keys())
-            held_name = next((n for n in names if n in held), None)
-            if held_name is None:
-                raise UserError(f"no {what} among {len(held)} tensors", where=str(path),
-                                hint="give the target that the head was trained for")  # fmt: skip
-            embedding = file.get_tensor(held_name)
+        files = read_json(index, Index, hint=RESTORE).weight_map if index else {}
+        for file in sorted({files[name] for name in files if wanted(name)}) if index else [SINGLE]:
+            held = fetch_file(source, file, revision)
+            if held is None:
+                raise UserError(f"{file} is missing", where=source, hint="pickles of targets are not read; convert")
+            path = held
+            with reading_safetensors(path), safe_open(path, "pt") as opened:
+                found = {name: opened.get_tensor(name) for name in opened.keys() if wanted(name)}  # noqa: SIM118
+            check_weights(found, path)
+            state |= found
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read the {what} of {source!r}: {first_line(error)}", where=where,
                         hint="check the name and the network, or give a directory") from error  # fmt: skip
-    check_weights({held_name: embedding}, path)
-    return embedding
+    return state, path
 
 
 def fetch_file(source: str, name: str, revision: str | None) -> Path | None:

@@ -67,7 +67,7 @@ def stored_dtype(source: str | Path, revision: str | None, *, key: str) -> str:
     values = _config_of(source, revision)
     if values.get("quantization_config") is not None:
         _refuse(key, source, "the weights are quantised")
-    files, said = _files(Path(source)), _said(values)
+    files, said = weight_files(Path(source)), named_dtype(values)
     if not files and said is None and (single := fetch_file(str(source), SINGLE, revision)) is not None:
         files = [single]  # of a Hub id whose config does not say
     if not files:
@@ -99,7 +99,7 @@ def check_types(folder: Path, module: nn.Module) -> None:
     """
     used = {str(p.dtype).removeprefix("torch.") for p in module.parameters() if p.is_floating_point()}
     casts: Counter[str] = Counter()
-    for path in _files(folder):
+    for path in weight_files(folder):
         with reading_safetensors(path), safe_open(path, "pt") as file:
             for name in file.keys():  # noqa: SIM118
                 stored = file.get_slice(name).get_dtype()
@@ -111,7 +111,7 @@ def check_types(folder: Path, module: nn.Module) -> None:
         notice(f"{folder}: {casts[stored]} tensors are stored as {stored} and read as {' and '.join(sorted(used))}")
 
 
-def _files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
     """The safetensors that a loader would open; none of a Hub id, or of a folder with pickles alone."""
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
@@ -130,7 +130,7 @@ def _config_of(source: str | Path, revision: str | None) -> Mapping[str, Any]:
     return {} if path is None else read_json(path, dict[str, Any], hint=RESTORE)
 
 
-def _said(values: Mapping[str, Any]) -> str | None:
+def named_dtype(values: Mapping[str, Any]) -> str | None:
     """The type that a config names, itself or of its language model."""
     text = values.get("text_config")
     for part in (values, text if isinstance(text, Mapping) else {}):

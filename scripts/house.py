@@ -33,7 +33,7 @@ EXTRAS = {
         f"models/drafters/{n}.py"
         for n in (
             "dflash", "dflash2", "dflash_confidence", "dflash_files", "dflash_images", "dflash_module",
-            "dflash_training", "dflash_settings", "dflash_walk", "dspark", "hivis", "msd", "peagle", "pruned",
+            "dflash_training", "dflash_settings", "dflash_walk", "dspark", "hivis", "msd", "mtp", "peagle", "pruned",
             "sibling", "vispec",
         )
     ),

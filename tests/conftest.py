@@ -25,7 +25,7 @@ EXTRAS = (
     "models/test_windows.py",
     "models/drafters/test_dflash.py", "models/drafters/test_dflash2.py", "models/drafters/test_dflash_confidence.py",
     "models/drafters/test_dflash_images.py", "models/drafters/test_dspark.py", "models/drafters/test_msd.py",
-    "models/drafters/test_peagle.py", "models/drafters/test_pruned.py", "models/drafters/test_vispec.py",
+    "models/drafters/test_mtp.py", "models/drafters/test_peagle.py", "models/drafters/test_pruned.py", "models/drafters/test_vispec.py",
     "models/targets/test_gemma.py", "models/targets/test_hybrid.py", "models/targets/test_towers.py",
     "recipes/test_imports.py", "recipes/test_leaderboard.py", "recipes/test_over_seeds.py",
     "recipes/test_paper_settings.py", "recipes/test_paper_tables.py",

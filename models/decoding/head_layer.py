@@ -89,8 +89,14 @@ class HeadAttention(nn.Module):
         self, states: Tensor, rope: Tensor, mask: Tensor | None, cache: Cache | TrainingPasses | None
     ) -> Tensor:
         """States [R,N,D] -> [R,N,D]; arguments as in `DecoderLayer.forward`."""
+        return self.o_proj(self.mixed(*self.projected(states, cache), rope, mask, cache))
+
+    def mixed(
+        self, read: Tensor, keys: Tensor, values: Tensor, rope: Tensor, mask: Tensor | None,
+        cache: Cache | TrainingPasses | None,
+    ) -> Tensor:  # fmt: skip
+        """Values [R,N,H*E] that the queries `read` find; shapes as of `projected`, the rest as of `forward`."""
         shape = self.shape
-        read, keys, values = self.projected(states, cache)
         q = self.q_norm(read.unflatten(-1, (shape.num_heads, self.head_dim)))  # [R,N,H,E]
         k = self.k_norm(keys.unflatten(-1, (shape.num_kv_heads, self.head_dim)))
         v = values.unflatten(-1, (shape.num_kv_heads, self.head_dim)).transpose(1, 2)
@@ -102,11 +108,10 @@ class HeadAttention(nn.Module):
         )
         if isinstance(cache, TrainingPasses):
             assert mask is None, "passes of training know what they see"
-            return self.o_proj(cache.attend(q, k, v).transpose(1, 2).flatten(2))
+            return cache.attend(q, k, v).transpose(1, 2).flatten(2)
         if cache is not None:
             k, v = cache.own_layers[0].update(k, v)
-        mixed = attend(q, k, v, for_heads(mask))
-        return self.o_proj(mixed.transpose(1, 2).flatten(2))
+        return attend(q, k, v, for_heads(mask)).transpose(1, 2).flatten(2)
 
 
 def _head_norm(shape: LayerShape, heads: int) -> nn.Module:

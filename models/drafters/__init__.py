@@ -20,6 +20,7 @@ from .lvlm import LvlmConfig
 from .medusa import MedusaConfig
 from .mixed import MixedConfig
 from .msd import MsdConfig
+from .mtp import MtpConfig
 from .peagle import PeagleConfig
 from .pruned import PrunedConfig
 from .sibling import SiblingConfig
@@ -40,6 +41,7 @@ AnyDrafter = Annotated[
     | DsparkConfig
     | Dflash2Config
     | PeagleConfig
+    | MtpConfig
     | PrunedConfig
     | NgramConfig
     | SuffixConfig

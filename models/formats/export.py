@@ -19,11 +19,12 @@ from ...core.results import check_written
 from ..drafters.dflash import DflashConfig
 from ..drafters.made_for import tested_with
 from ..drafters.manifest import MANIFEST, read_manifest
+from ..drafters.mtp import MtpConfig
 from ..drafters.peagle import PeagleConfig
 from ..families.table import family_of
 from ..folders import write_folder
 from ..hub import config_value, target_embedding, target_lm_head
-from . import dflash, eagle, eagle3, lvlm, medusa
+from . import dflash, eagle, eagle3, lvlm, medusa, mtp
 from .expressible import ENGINES, Engine, Prompts, check_expressible
 from .plugin import INSTALL, SECTION
 from .source import CHAIN, Files, Source, Target, find_target, kind_of, named_target, read_source, shipped_target
@@ -58,6 +59,8 @@ class Exported:
         target, path = self.target or "TARGET", str(self.folder)
         if self.engine == "vllm":
             asked = {"method": self.method, "model": path, "num_speculative_tokens": self.chain}
+            if self.method == "mtp":  # the target with its head
+                target, _ = path, asked.pop("model")
             asked |= {"parallel_drafting": True} if self.parallel else {}
             runner = "" if self.runner is None else f"VLLM_USE_V2_MODEL_RUNNER={self.runner - 1} "
             over = f"--hf-overrides '{json.dumps(dict(self.overrides))}' " if self.overrides else ""
@@ -101,6 +104,8 @@ def export_drafter(
     if kind == "visual":
         _refuse_visual(folder, engine)
     whose = find_target(folder, target)
+    if read_manifest(folder).get("method") == "mtp":
+        return _mtp(folder, destination, engine, whose, target)
     if kind == "reading":
         return _head(folder, destination, engine, whose, prompts, target)
     return _text(folder, destination, engine, whose, prompts, target, kind)
@@ -144,6 +149,19 @@ def _head(
         return replace(made, chain=shape.num_heads, runner=1, overrides=overrides)
     chain = shape.num_drafts if source.layout == "dflash" else parallel or CHAIN
     return replace(made, chain=chain, parallel=parallel is not None)
+
+
+def _mtp(folder: Path, destination: Path, engine: Engine, whose: Target, target: str | None) -> Exported:
+    source = read_source(folder, whose)
+    assert isinstance(source.config, MtpConfig)
+    if reasons := source.config.exports(engine):
+        raise UserError(f"--to {engine} cannot express this head: {reasons[0]}", where=str(folder), hint="--to vllm")
+    section, name = named_target(folder, target)
+    state = {mtp.PREFIX + key: value for key, value in source.head.state_dict().items()}
+    with new_folder(destination) as aside:
+        mtp.stitch(state, name, section.get("revision") if name == section.get("path") else None, aside)
+        _write_manifest(aside, source.manifest, engine, "all", [_STITCHED])
+    return Exported(destination, engine, "mtp", name, (_STITCHED,), chain=source.config.mtp_steps + 1)
 
 
 def lay_out(engine: Engine, source: Source, embedding: Tensor | None = None, *, pictures: bool = False) -> Files:
@@ -195,6 +213,7 @@ def _of_pictures(whose: Target, prompts: Prompts, engine: Engine, layout: str) -
 
 
 _COPIED = "holds a copy of the target's {}, as this layout wants it: the target's licence applies"
+_STITCHED = "holds the whole target with this head in the place of its own: the target's licence applies"
 _VLLM = ("vllm", "speculators")
 V1_FAULT = (
     "vLLM's model runner V1 drafts wrongly after a Qwen-VL picture (a bug of its cache slots); serve with runner V2"

@@ -31,7 +31,7 @@ def _run(options: argparse.Namespace) -> int:
     say(f"written  {export.folder} ({export.engine}, {export.method})")
     for note in export.notes:
         say(f"note     {note}")
-    if export.engine == "vllm" and export.method != "draft_model":
+    if export.engine == "vllm" and export.method not in ("draft_model", "mtp"):
         is_here = export.target is not None and Path(export.target).is_dir()
         place = target or (export.target if is_here else None)
         whose = f" --target {place}" if place else ""

@@ -43,6 +43,7 @@ EXPECTED = {
     "eagle3-qwen2.5-vl-7b": ["402,798,592", "the target runs in every step"],
     "adapt-eagle3-qwen2.5-vl-7b": ["402,798,592"],
     "eagle3-qwen3.5-9b": ["399,523,840", "9,409,813,744", "the target runs in every step"],
+    "mtp-qwen3.5-9b": ["243,290,624", "9,409,813,744", "MTP as shipped: kind mtp"],
     "eagle3-internvl3-8b": ["402,798,592", "7,944,373,760", "the target runs in every step"],
     "eagle3-mistral-small-3.1-24b": ["24,011,361,280", "the target runs in every step"],
     "eagle3-gemma-4-e4b": ["201,205,760", "7,632,344,064", "the target runs in every step"],

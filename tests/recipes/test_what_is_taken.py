@@ -31,7 +31,7 @@ TAKEN: dict[str, str | dict[str, str]] = {
     **dict.fromkeys(("dflash-qwen2.5-vl-7b", "dflash-qwen3-vl-8b", "dflash2-qwen3-vl-8b",
                      "dspark-qwen2.5-vl-7b", "dspark-qwen3-vl-8b", "eagle3-gemma-4-e4b", "eagle3-internvl3-8b",
                      "eagle3-mistral-small-3.1-24b", "eagle3-qwen2.5-vl-7b", "eagle3-qwen3.5-9b",
-                     "peagle-qwen2.5-vl-7b"), "chains"),
+                     "mtp-qwen3.5-9b", "peagle-qwen2.5-vl-7b"), "chains"),
     **dict.fromkeys(("hivis-llava-ov-7b", "msd-llava-ov-7b", "vispec-llava-ov-7b"), "by_length"),
     **dict.fromkeys(("hivis-qwen2.5-vl-7b", "sparrow-qwen2.5-vl-7b", "sparrow-qwen3-vl-8b", "vispec-qwen2.5-vl-7b"),
                     "images"),

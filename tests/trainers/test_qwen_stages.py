@@ -7,7 +7,10 @@ import pytest
 import torch
 from draftsmith.data.processor_files import load_processor
 from draftsmith.models.families.load import load_target
+from draftsmith.models.formats import export_drafter
+from draftsmith.models.hub import tensors_under
 from draftsmith.models.targets.qwen.section import QwenTargetConfig
+from safetensors.torch import load_file
 from tiny_qwen import text_config, vision_config
 
 FORMAT = {"template": "qwen_vl", "image_rule": "verbatim"}
@@ -59,3 +62,21 @@ def test_every_drafter_on_a_tiny_target(kind, recipe_of, tmp_path):
     recipe_of(kind)
     told = "\n".join(heads_run.run(tmp_path))
     assert "Greedy outputs are identical to plain decoding" in told
+
+
+def test_a_native_head_is_trained_and_goes_back_into_the_target(recipe_of, tmp_path, monkeypatch):
+    """The target of a run has no head of its own, so it begins from scratch; with it, the folder has one."""
+    recipe_of("qwen3_5")
+    stages = {name: heads_run.RECIPE["stages"][name] for name in ("world", "target", "states", "head", "evaluate")}
+    stages["states"] = stages["states"] | {"drafters": [{"kind": "mtp"}]}
+    decoded = {key: value for key, value in stages["evaluate"].items() if key not in ("probes", "lengths")}
+    stages["evaluate"] = decoded | {"methods": {"MTP": {"drafter": "head", "tree": {"kind": "chain", "gamma": 3}}}}
+    stages["head"] = stages["head"] | {"from": "scratch"}
+    monkeypatch.setattr(heads_run, "RECIPE", heads_run.RECIPE | {"drafter": {"kind": "mtp"}, "stages": stages})
+    told = "\n".join(heads_run.run(tmp_path))
+    assert "Greedy outputs are identical to plain decoding" in told
+    export_drafter(tmp_path / "head", tmp_path / "out", "vllm", target=str(tmp_path / "target"))
+    shipped = tensors_under("mtp.", str(tmp_path / "out"), "head", where="")
+    trained = load_file(tmp_path / "head" / "model.safetensors")
+    assert {f"mtp.{name}" for name in shipped} == set(trained)
+    assert all(torch.equal(value, trained[f"mtp.{name}"]) for name, value in shipped.items())

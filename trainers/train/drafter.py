@@ -145,9 +145,9 @@ class TrainedDrafter:
         if folder is None and (not published or self.stage.from_stage == SCRATCH):
             return self.config.build(self.target, count_tokens=count_tokens)
         if folder is None:
-            self.context.say(f"{self.context.name}: starts from {self.config.model_dump()['path']}")
+            self.context.say(f"{self.context.name}: starts from {self.config.display_name}")
         head = self._load(folder)
-        check_vocabulary(self.config, head, self.target, folder or Path(str(dict(self.config)["path"])))
+        check_vocabulary(self.config, head, self.target, folder or Path(self.config.display_name))
         return head
 
     def decode(self, engine: Engine, step: int) -> dict[str, float | Path]:
