@@ -25,6 +25,7 @@ from ...core.placement import fill, without_storage
 from ...core.refused import Refused
 from ..decoding.cache import Cache
 from ..decoding.head_layer import GatedFeedForward, HeadAttention, Rotary, rotate_halves
+from ..families.table import text_of
 from ..folders import check_shapes, shapes_of, write_folder
 from ..hub import config_value, rope_of, tensors_under, usual_heads
 from ..layer import LayerShape
@@ -92,12 +93,12 @@ class MtpConfig(HeadConfig):
     def layer(self, shape: TargetShape) -> MtpShape:
         """Raises `UserError` for a target without such a head."""
         text, rope = shape.text, rope_of(shape.text)
-        if not str(text.model_type).startswith("qwen3_5"):
+        if not text_of(text).ships_mtp:
             raise UserError(
                 f"this target ({text.model_type}) ships no head for several tokens that is known here",
                 where="key drafter.kind", hint="Qwen3.5 does; for this one train eagle3",
             )  # fmt: skip
-        if "moe" in text.model_type:
+        if config_value(text, "num_experts"):
             raise UserError(
                 "the head of this target has experts, which are not built here",
                 where="key drafter.kind", hint="take a dense Qwen3.5, or train eagle3",
@@ -105,8 +106,8 @@ class MtpConfig(HeadConfig):
         num, dedicated = (config_value(text, f"mtp_{name}", default) for name, default in _SHIPPED)
         if num != 1 or dedicated:
             raise UserError(
-                f"the target says mtp_num_hidden_layers {num}, mtp_use_dedicated_embeddings {dedicated}: one layer over "
-                "the target's own table is built here",
+                f"the target says mtp_num_hidden_layers {num}, mtp_use_dedicated_embeddings {dedicated}, and one layer "
+                "over the target's own table is built here",
                 where="key drafter.kind", hint="train eagle3",
             )  # fmt: skip
         groups, own = usual_heads(text)
@@ -159,7 +160,7 @@ class MtpConfig(HeadConfig):
         if not state:
             raise UserError(
                 "its weights hold no head for several tokens (mtp.*): transformers drops it where it saves a model",
-                where=source, hint="name the model that was fine-tuned: drafter.path: Qwen/Qwen3.5-9B; or from: scratch",
+                where=source, hint="name the model that it was trained from (drafter.path), or from: scratch",
             )  # fmt: skip
         with without_storage(target.device):
             head = MtpHead(layer)
@@ -190,7 +191,7 @@ _SHIPPED = (("num_hidden_layers", 1), ("use_dedicated_embeddings", False))
 class MtpHead(StateHead):
     """The head; its output is normed, and is both the state of its next step and what the LM head reads."""
 
-    model_type = "qwen3_5_mtp"
+    model_type = "mtp"
 
     def __init__(self, shape: MtpShape):
         super().__init__()

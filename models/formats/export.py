@@ -19,12 +19,13 @@ from ...core.results import check_written
 from ..drafters.dflash import DflashConfig
 from ..drafters.made_for import tested_with
 from ..drafters.manifest import MANIFEST, read_manifest
+from ..drafters.mtp import PREFIX as MTP_PREFIX
 from ..drafters.mtp import MtpConfig
 from ..drafters.peagle import PeagleConfig
 from ..families.table import family_of
 from ..folders import write_folder
 from ..hub import config_value, target_embedding, target_lm_head
-from . import dflash, eagle, eagle3, lvlm, medusa, mtp
+from . import dflash, eagle, eagle3, lvlm, medusa, stitched
 from .expressible import ENGINES, Engine, Prompts, check_expressible
 from .plugin import INSTALL, SECTION
 from .source import CHAIN, Files, Source, Target, find_target, kind_of, named_target, read_source, shipped_target
@@ -157,9 +158,9 @@ def _mtp(folder: Path, destination: Path, engine: Engine, whose: Target, target:
     if reasons := source.config.exports(engine):
         raise UserError(f"--to {engine} cannot express this head: {reasons[0]}", where=str(folder), hint="--to vllm")
     section, name = named_target(folder, target)
-    state = {mtp.PREFIX + key: value for key, value in source.head.state_dict().items()}
+    state = {MTP_PREFIX + key: value for key, value in source.head.state_dict().items()}
     with new_folder(destination) as aside:
-        mtp.stitch(state, name, section.get("revision") if name == section.get("path") else None, aside)
+        stitched.stitch(state, name, section.get("revision") if name == section.get("path") else None, aside)
         _write_manifest(aside, source.manifest, engine, "all", [_STITCHED])
     return Exported(destination, engine, "mtp", name, (_STITCHED,), chain=source.config.mtp_steps + 1)
 

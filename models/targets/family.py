@@ -60,6 +60,8 @@ class Text:
     # Pairs of a head that turn by each coordinate, where a config says nothing, and whether the coordinates alternate.
     mrope_section: tuple[int, ...] = ()
     mrope_interleaved: bool = False
+    # A head for several next tokens comes with the weights: one more attending layer (`mtp.*`).
+    ships_mtp: bool = False
 
 
 @dataclass(frozen=True)

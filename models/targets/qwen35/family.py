@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from transformers import Qwen3_5ForConditionalGeneration, Qwen3_5MoeForConditionalGeneration
 
 from ..family import Family
@@ -12,8 +14,8 @@ from .decoder import HybridDecoder
 # model_type -> record; the mixture of experts is of the dense model's kind.
 FAMILIES = {
     name: Family(
-        "qwen3_5", model, QwenTraining, HybridDecoder, QwenPictures(), texts={f"{name}_text": QWEN3},
-        unread=("vllm", "sglang"), is_misplaced_in_v1=True,
+        "qwen3_5", model, QwenTraining, HybridDecoder, QwenPictures(),
+        texts={f"{name}_text": replace(QWEN3, ships_mtp=True)}, unread=("vllm", "sglang"), is_misplaced_in_v1=True,
     )
     for name, model in (
         ("qwen3_5", Qwen3_5ForConditionalGeneration), ("qwen3_5_moe", Qwen3_5MoeForConditionalGeneration),

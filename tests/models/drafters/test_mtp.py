@@ -92,7 +92,9 @@ def test_it_is_a_layer_of_the_target_between_norms():
 
 @pytest.mark.parametrize("policy", [Chain(3), Dynamic(total=12, depth=3, width=4)], ids=["chain", "tree"])
 def test_answers_are_the_targets(policy):
-    made = generate(TARGET, CONFIG.drafter(loud(), TARGET), SEEN, Decoding(policy, Greedy(), Draw("top-k"), Warp(), 16, ()))
+    made = generate(
+        TARGET, CONFIG.drafter(loud(), TARGET), SEEN, Decoding(policy, Greedy(), Draw("top-k"), Warp(), 16, ())
+    )
     assert made.tokens == tiny_qwen.reference(MODEL, "qwen3_5", SEEN, 16)
     assert len(made.cycles) < 16, "nothing was accepted, so that nothing was tested"
 
@@ -226,7 +228,7 @@ def test_a_folder_without_a_head(tmp_path):
     head = {PREFIX + name: value for name, value in loud().state_dict().items()}
     head[f"{PREFIX}fc.weight"] = torch.zeros(3, 3)
     save_file(head, place / "model.safetensors")
-    with pytest.raises(UserError, match="does not fit this target.*fc.weight"):
+    with pytest.raises(UserError, match="does not fit this target"):
         CONFIG.load(None, TARGET, identity=identity(place))
 
 

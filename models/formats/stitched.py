@@ -43,7 +43,9 @@ def stitch(state: dict[str, Tensor], place: str, revision: str | None, destinati
         )  # fmt: skip
     dtype = getattr(torch, named_dtype(values) or "", None)
     # Weights are written below, and checksums of other files would not hold.
-    shutil.copytree(target, destination, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors", INDEX, SUMS))
+    shutil.copytree(
+        target, destination, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors", INDEX, SUMS)
+    )
     index = dict.fromkeys(state, _HEAD)
     for path in files:
         name = path.name if len(files) > 1 else _ALONE
