@@ -95,10 +95,8 @@ class MedusaConfig(ModuleDrafter):
         return MedusaProposal(head, lambda rows, _: head.draft_scores(rows[0], target.scores, target.embedding.dtype))
 
     def exports(self, engine: str) -> list[str]:
-        """Refuse all but vLLM (0.32 has Medusa, 0.33 was read without it), and a vocabulary of its own."""
-        if engine != "vllm":
-            return ["vLLM 0.32 alone has Medusa"]
-        return [] if self.draft_vocab_size is None else ["draft_vocab_size: its map of ids was not compared with ours"]
+        """Refuse all but vLLM: 0.32 has Medusa, 0.33 was read without it."""
+        return [] if engine == "vllm" else ["vLLM 0.32 alone has Medusa"]
 
 
 @dataclass(frozen=True)

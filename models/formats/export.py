@@ -128,10 +128,12 @@ def _head(
     if engine == "eagle" and source.layout == "eagle":
         embedding = target_embedding(weights, where="target")
         notes.append(_COPIED.format("embedding"))
-    if source.layout == "medusa":
+    if source.layout == "medusa" and source.head.draft_ids is None:
         tied = bool(config_value(whose.text, "tie_word_embeddings", False))
         embedding = target_lm_head(weights, where="target", tied=tied)
-        notes += [_COPIED.format("LM head"), "vLLM 0.32 drafts with Medusa under runner V1; 0.33 was read without it"]
+        notes.append(_COPIED.format("LM head"))
+    if source.layout == "medusa":
+        notes.append("vLLM 0.32 drafts with Medusa under runner V1; 0.33 was read without it")
     values, state = lay_out(engine, source, embedding, pictures=prompts == "all" and whose.sees)
     if SECTION in values:
         notes.append(INSTALL)
@@ -175,7 +177,6 @@ def lay_out(engine: Engine, source: Source, embedding: Tensor | None = None, *, 
     if source.layout == "eagle":
         return eagle.from_ours(engine, source, embedding, pictures=pictures)
     if source.layout == "medusa":
-        assert embedding is not None
         return medusa.from_ours(source, embedding)
     return (dflash if source.layout == "dflash" else eagle3).from_ours(engine, source)
 

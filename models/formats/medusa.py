@@ -15,20 +15,20 @@ from ..targets.base import language_shape
 from .published_head import State
 from .source import Files, Source
 
-LM_HEAD = "lm_head.weight"
+LM_HEAD, _IDS = "lm_head.weight", "token_map"
 _OURS = re.compile(r"heads\.(\d+)\.(\d+)\.linear\.(weight|bias)")
 _THEIRS = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)")
 
 
-def from_ours(source: Source, lm_head: Tensor) -> Files:
+def from_ours(source: Source, lm_head: Tensor | None) -> Files:
     """`config.json` and tensors.
 
     Args:
-        lm_head: the target's [V,D], which all levels share.
+        lm_head: the target's [V,D], which all levels share; None: the heads have one of their own.
     """
     head, text = source.head, source.target.text
     assert isinstance(head, MedusaHead)
-    shape = head.shape
+    shape, ids = head.shape, head.draft_ids
     values = {
         "architectures": ["MedusaModel"], "model_type": "medusa", "hidden_size": shape.hidden_size,
         "vocab_size": text.vocab_size, "num_heads": shape.num_heads, "num_hidden_layers": shape.num_layers,
@@ -36,6 +36,10 @@ def from_ours(source: Source, lm_head: Tensor) -> Files:
         "max_position_embeddings": text.max_position_embeddings,
     }  # fmt: skip
     state = {_OURS.sub(r"blocks.\1.layers.\2.\3", name): value for name, value in head.state_dict().items()}
+    if ids is not None:
+        del state["d2t"]
+        return values | {"truncated_vocab_size": len(ids)}, state | {_IDS: ids}
+    assert lm_head is not None
     return values, state | {LM_HEAD: lm_head.to(next(head.parameters()).dtype)}
 
 
@@ -45,12 +49,13 @@ def to_ours(values: dict[str, Any], state: State, text: Any, where: str) -> tupl
     Raises:
         UserError: levels have LM heads of their own, or the file is no Medusa's for this target.
     """
-    own = [name for name in state if name.startswith("lm_heads.")]
-    if own or values.get("truncated_vocab_size") not in (None, values.get("vocab_size")) or "token_map" in state:
-        raise UserError("its levels have LM heads or a vocabulary of their own", where=where,
-                        hint="Medusa heads that score with the target's LM head are read")  # fmt: skip
-    notes = [f"{LM_HEAD} is left out: the target's own scores are used"] if LM_HEAD in state else []
-    blocks = {_THEIRS.sub(r"heads.\1.\2.linear.\3", name): value for name, value in state.items() if name != LM_HEAD}
+    if any(name.startswith("lm_heads.") for name in state):
+        raise UserError("its levels have LM heads of their own", where=where,
+                        hint="Medusa heads that share one are read")  # fmt: skip
+    ids = state.get(_IDS)
+    notes = [f"{LM_HEAD} is left out: the target's own scores are used"] if LM_HEAD in state and ids is None else []
+    blocks = {_THEIRS.sub(r"heads.\1.\2.linear.\3", name): value for name, value in state.items()
+              if name not in (LM_HEAD, _IDS)}  # fmt: skip
     for name in [name for name in blocks if name.endswith(".weight")]:  # vLLM's biases are an option
         blocks.setdefault(name.replace(".weight", ".bias"), torch.zeros_like(blocks[name][0]))
     places = [(int(found[1]), int(found[2])) for name in blocks if (found := _OURS.fullmatch(name))]
@@ -58,8 +63,17 @@ def to_ours(values: dict[str, Any], state: State, text: Any, where: str) -> tupl
         raise UserError(f"no Medusa heads: the file begins with {', '.join(sorted(state)[:4])}", where=where,
                         hint="give a folder with blocks.0.layers.0.weight")  # fmt: skip
     heads, layers = (max(numbers) + 1 for numbers in zip(*places, strict=True))
-    config = MedusaConfig(kind="medusa", num_heads=heads, num_layers=layers)
-    head = MedusaHead(config.shape(language_shape(text)), text.vocab_size)
+    size = None
+    if ids is not None:
+        ids, order = ids.sort()
+        size, whole = len(ids), state.get(LM_HEAD)
+        if whole is None or len(whole) not in (size, text.vocab_size):
+            raise UserError(f"{_IDS} names {size} ids, and {LM_HEAD} does not score them", where=where,
+                            hint="restore the file, or give another head")  # fmt: skip
+        blocks[LM_HEAD] = whole[order] if len(whole) == size else whole[ids]
+        blocks["d2t"] = ids - torch.arange(size)
+    config = MedusaConfig(kind="medusa", num_heads=heads, num_layers=layers, draft_vocab_size=size)
+    head = MedusaHead(config.shape(language_shape(text)), text.vocab_size, ids)
     check_shapes(
         shapes_of(blocks), shapes_of(head.state_dict()), where=where, what="not Medusa heads for this target: ",
         hint="give the --target that they were trained for",

@@ -181,7 +181,10 @@ def read_source(folder: Path, target: Target) -> Source:
 def read_beside(config: ReadConfig, folder: Path, text: Any) -> Any:
     """The module in a folder: shapes and settings are compared with the target's, none of whose weights is needed."""
     stored = next(value.dtype for value in head_state(folder).values() if value.is_floating_point())
-    beside: Any = SimpleNamespace(shape=language_shape(text), embedding=torch.empty(0, text.hidden_size), device=CPU)
+    beside: Any = SimpleNamespace(
+        shape=language_shape(text), embedding=torch.empty(0, text.hidden_size), device=CPU,
+        scores=lambda states: states.new_zeros(*states.shape[:-1], text.vocab_size),
+    )  # fmt: skip
     return config.read(folder, beside, stored, None).eval()
 
 
@@ -196,10 +199,9 @@ def _trained_config(manifest: dict[str, Any], folder: Path) -> ReadConfig:
             f"{MANIFEST} does not hold the head's settings: {error.errors()[0]['msg']}", where=str(folder / MANIFEST),
             hint=f"{hint} with draftsmith import",
         ) from error  # fmt: skip
-    reasons = config.exports("vllm") if isinstance(config, MedusaConfig) else []  # no other engine has Medusa
-    if reasons or not isinstance(config, HeadConfig | DflashConfig | MedusaConfig):
+    if not isinstance(config, HeadConfig | DflashConfig | MedusaConfig):
         raise UserError(
-            "no engine can express this head:\n" + "\n".join(f"  - {why}" for why in reasons or config.exports("")),
+            "no engine can express this head:\n" + "\n".join(f"  - {why}" for why in config.exports("")),
             where=str(folder), hint="decode with our own loop",
         )  # fmt: skip
     return config

@@ -1,7 +1,6 @@
 """Heads with drawn weights beside a target on disk, loud enough that every part of them shows in what they draft."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 from draftsmith.data.processor_files import load_processor
@@ -16,8 +15,9 @@ from draftsmith.models.drafters.lvlm import LvlmConfig, build_drafter, save_lvlm
 from draftsmith.models.drafters.medusa import MedusaConfig
 from draftsmith.models.drafters.msd import MsdConfig
 from draftsmith.models.drafters.peagle import PeagleConfig
+from draftsmith.models.drafters.plain_module import ShapeAlone
 from draftsmith.models.families.load import load_lvlm
-from draftsmith.models.hub import read_config
+from draftsmith.models.hub import read_config, target_lm_head
 from draftsmith.models.parts import TokenIds
 from draftsmith.models.targets.base import language_shape
 
@@ -25,8 +25,12 @@ TAPS = (2, 4, 5)
 _READ = {"taps": TAPS, "visual_slots": "read", "image": "placeholder"}
 
 
-def save_drawn(kind: str, target: Path, folder: Path, num_layers: int = 1) -> None:
-    """A head of `kind` (msd, eagle, eagle3, peagle, dflash or medusa) for the target in a folder, in our own layout."""
+def save_drawn(kind: str, target: Path, folder: Path, num_layers: int = 1, **settings) -> None:
+    """A head of `kind` (msd, eagle, eagle3, peagle, dflash or medusa) for the target in a folder, in our own layout.
+
+    Args:
+        settings: of Medusa.
+    """
     config = read_config(str(target), key="target")
     shape = language_shape(config.get_text_config())
     identity = TargetIdentity({"kind": "llava" if config.model_type == "llava" else "qwen2_5_vl", "path": str(target)})
@@ -37,11 +41,14 @@ def save_drawn(kind: str, target: Path, folder: Path, num_layers: int = 1) -> No
         section.save(head, folder, dflash_manifest(section, shape, identity, drafter=drafter))
         return
     if kind == "medusa":
-        section = MedusaConfig(kind=kind, num_heads=3, num_layers=2)
-        head = _drawn(section.build(SimpleNamespace(shape=shape)))
-        for value in head.parameters():
+        section = MedusaConfig(kind=kind, num_heads=3, num_layers=2, **settings)
+        head = _drawn(section.build(ShapeAlone(shape)))
+        for value in head.heads.parameters():
             value.data *= 0.2
-        section.save(head, folder, section.manifest(SimpleNamespace(shape=shape), identity))
+        if head.draft_ids is not None:  # every other id, and the target's rows of them
+            head.d2t.copy_(torch.arange(len(head.d2t)))
+            head.lm_head.weight.data = target_lm_head(str(target), where="", tied=False)[head.draft_ids].float()
+        section.save(head, folder, section.manifest(ShapeAlone(shape), identity))
         return
     if kind in ("msd", "eagle"):
         section = MsdConfig(kind=kind) if kind == "msd" else EagleConfig(kind=kind, image="placeholder")

@@ -114,7 +114,7 @@ def test_medusa_heads_come_back_bit_for_bit(tmp_path, family):
     assert back.config.num_heads == 3 and back.config.num_layers == 2
     assert all(torch.equal(value, back.head.state_dict()[name]) for name, value in head.state_dict().items())
     write_folder(tmp_path / "own", values, state | {"lm_heads.0.weight": ROWS})
-    with pytest.raises(UserError, match="LM heads or a vocabulary of their own"):
+    with pytest.raises(UserError, match="LM heads of their own"):
         import_head("medusa", str(tmp_path / "own"), text, embedding=None)
     write_folder(tmp_path / "lost", values, {n: v for n, v in state.items() if n != "blocks.0.layers.1.weight"})
     with pytest.raises(UserError, match=r"not Medusa heads for this target(.|\n)*heads.0.1.linear.weight is missing"):
@@ -123,14 +123,41 @@ def test_medusa_heads_come_back_bit_for_bit(tmp_path, family):
         export_drafter(tmp_path / "head", tmp_path / "sglang", "sglang")
 
 
-def medusa_folder(folder, target, family, dtype):
+def test_medusa_heads_of_some_ids_come_back_bit_for_bit(tmp_path):
+    """vLLM writes its scores of the ids of `token_map` at their places, and takes their rows of a whole LM head."""
+    target = target_folder(tmp_path / "target", "llava")
+    text = target_config("llava").get_text_config()
+    head = medusa_folder(tmp_path / "head", target, "llava", dtype=torch.bfloat16, draft_vocab_size=20)
+    export_drafter(tmp_path / "head", tmp_path / "there", "vllm")
+    values, state = exported(tmp_path / "there")
+    assert values["truncated_vocab_size"] == 20 < values["vocab_size"] and values["original_lm_head"]
+    assert torch.equal(state["token_map"], head.draft_ids) and len(state["lm_head.weight"]) == 20 and "d2t" not in state
+    hidden = torch.randn(5, WIDTH, dtype=torch.bfloat16)
+    theirs = torch.full((5, text.vocab_size), float("-inf"))
+    theirs[:, state["token_map"]] = linear(hidden, state["lm_head.weight"]).float()
+    assert torch.equal(theirs, head.draft_scores(hidden, None, None))
+    whole = torch.zeros(text.vocab_size, WIDTH, dtype=torch.bfloat16)
+    whole[state["token_map"]] = state["lm_head.weight"]
+    write_folder(tmp_path / "whole", values, state | {"lm_head.weight": whole})
+    for place in ("there", "whole"):
+        back = import_head("medusa", str(tmp_path / place), text, embedding=None)
+        assert back.config.draft_vocab_size == 20
+        assert all(torch.equal(value, back.head.state_dict()[name]) for name, value in head.state_dict().items())
+    write_folder(tmp_path / "lost", values, state | {"lm_head.weight": whole[:19]})
+    with pytest.raises(UserError, match="token_map names 20 ids"):
+        import_head("medusa", str(tmp_path / "lost"), text, embedding=None)
+
+
+def medusa_folder(folder, target, family, dtype, **settings):
     """Loud heads, as a stage leaves them."""
     config, beside = (
-        MedusaConfig(kind="medusa", num_heads=3, num_layers=2),
+        MedusaConfig(kind="medusa", num_heads=3, num_layers=2, **settings),
         ShapeAlone(language_shape(target_config(family).get_text_config())),
     )
     torch.manual_seed(0)
     head = config.build(beside).to(dtype)
+    if head.draft_ids is not None:
+        head.d2t.copy_(torch.arange(len(head.d2t)))  # every other id
     for value in head.parameters():
         value.data.normal_(0, 0.2)
     identity = TargetIdentity({"kind": "llava" if family == "llava" else "causal_lm", "path": str(target)})

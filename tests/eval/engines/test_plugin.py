@@ -41,15 +41,17 @@ def exported(kind, target, tmp_path, **settings):
     if kind == "lvlm":
         save_draft(target, tmp_path / "draft", **settings)
     else:
-        save_drawn(kind, target, tmp_path / "draft")
+        save_drawn(kind, target, tmp_path / "draft", **settings)
     export_drafter(tmp_path / "draft", tmp_path / "out", "vllm")
     return tmp_path / "out"
 
 
-@pytest.mark.parametrize("kind", ["medusa", "msd", "lvlm"])
-def test_every_chain_is_as_here(target, tmp_path, kind):
+@pytest.mark.parametrize(
+    ("kind", "settings"), [("medusa", {}), ("medusa", {"draft_vocab_size": 200}), ("msd", {}), ("lvlm", {})]
+)
+def test_every_chain_is_as_here(target, tmp_path, kind, settings):
     """Alone, three at once, and with prompts in pieces; the draft LVLM is narrower than its target."""
-    found, cells = verified(exported(kind, target, tmp_path), tmp_path)
+    found, cells = verified(exported(kind, target, tmp_path, **settings), tmp_path)
     assert not found.faults and len(cells) == 6
     assert all(cell.chains > 30 and cell.equal == cell.chains for cell in cells.values() if cell.group[:3] != "res")
 
