@@ -39,7 +39,7 @@ DRAFTERS = {
     "peagle, text alone": PEAGLE | {"visual_slots": "none", "positions": "compact"},
 }
 TEXTS = ("llama", "qwen3")
-TARGETS = (*TEXTS, "llava", "qwen2_5_vl", "qwen3_vl")
+TARGETS = (*TEXTS, "llava", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
 
 
 def text_model(kind):
