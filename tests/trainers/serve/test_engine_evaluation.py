@@ -6,8 +6,10 @@ The engine is a script behind the same files (workers/timed_vllm_worker.py here)
 
 import json
 import math
+import shutil
 
 import pytest
+from draftsmith.core.checksums import write_sums
 from draftsmith.core.errors import UserError
 from draftsmith.core.refused import Refused
 from draftsmith.eval.engines.served_results import disagreements, served_section
@@ -313,6 +315,20 @@ def test_an_exported_folder_drafts_as_it_is(made, tmp_path, kind):
     for start in (own, ready):  # the runs' own folders
         del start["model"], start["speculative_config"]["model"]
     assert own == ready, "chain, method and overrides of the target's config"
+
+
+def test_a_published_folder_is_exported_and_a_damaged_one_refused(made, tmp_path):
+    folder = shutil.copytree(made.folder / "head", tmp_path / "published")
+    (folder / "README.md").write_text("# a head")
+    write_sums(folder)
+    settings = stage(made, drafters={"head": {"kind": "eagle", "path": str(folder)}})
+    run(made, tmp_path / "run", settings)
+    assert "1-eagle" in asked(tmp_path / "run", "start")[2]["start"]["speculative_config"]["model"]
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\1")
+    with pytest.raises(UserError, match=r"model.safetensors"):
+        run(made, tmp_path / "again", settings)
 
 
 def test_an_export_for_texts_or_of_an_older_version_is_refused(made, tmp_path):
