@@ -65,7 +65,7 @@ def image_size(file: MediaFile) -> Size:
 
 def mime_type(file: MediaFile) -> str:
     """What its content is to a browser or a server, such as image/png. Raises as `load_image`."""
-    return _read(file, lambda image: image.get_format_mimetype() or "image/png")
+    return _read(file, lambda image: Image.MIME[str(image.format)])
 
 
 _TURNS = {

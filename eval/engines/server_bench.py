@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ...core.errors import UserError
-from ...data.records.messages import Conversation
+from ...data.records.chat_messages import Conversation
 from ..measured_rows import PLAIN
 from .chat_server import ChatServer, Streamed
 from .served_results import cell_of

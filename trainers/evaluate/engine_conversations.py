@@ -10,7 +10,7 @@ from ...core.errors import UserError
 from ...core.tracking import TrackingConfig
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
-from ...data.records.messages import Conversation
+from ...data.records.chat_messages import Conversation
 from ...data.suites.suite import INDEX
 from ...data.suites.turn_files import set_at
 from ..run.context import Context
