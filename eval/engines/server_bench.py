@@ -21,10 +21,12 @@ from ..measured_rows import PLAIN
 from .chat_server import ChatServer, Streamed
 from .served_results import cell_of
 
-_TOKENS, _PASSES = "vllm:generation_tokens", "vllm:inter_token_latency_seconds_count"
+# Tokens, the first one of each request, and the passes after these.
+_TOKENS, _FIRST = "vllm:generation_tokens", "vllm:time_to_first_token_seconds_count"
+_PASSES = "vllm:inter_token_latency_seconds_count"
 _DRAFTS, _ACCEPTED = "vllm:spec_decode_num_drafts", "vllm:spec_decode_num_accepted_tokens_per_pos"
 _CACHED, _PROMPTS = "vllm:prefix_cache_hits", "vllm:prefix_cache_queries"
-_SETTLED_S = 5.0  # for the counters to have the last pass: they come after its tokens
+_SETTLED_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -95,12 +97,15 @@ class ServerBench:
             plain_rate: its tokens/s; None: this is that server.
         """
         with ThreadPoolExecutor(together) as pool:
-            list(pool.map(lambda one: [*self._answers(server, one, 1)], conversations[:together]))  # warm up
             before = server.counters()
+            warm = list(pool.map(lambda one: [*self._answers(server, one, 1)], conversations[:together]))
+            before = self._settled(server, before, sum(answer.tokens for (answer,) in warm))
             talks = list(pool.map(lambda one: [*self._answers(server, one)], conversations))
         answers = [answer for talk in talks for answer in talk]
         tokens, label = sum(answer.tokens for answer in answers), f"{place}, {together} at once, {method}"
-        counted = self._counted(server, before, tokens, label)
+        after = self._settled(server, before, tokens)
+        counted = {name: value - before.get(name, 0.0) for name, value in after.items()}
+        self._note(counted, tokens, label)
         seconds = max(a.ended_s for a in answers) - min(a.began_s for a in answers)
         rate, between = tokens / seconds, [(a.ended_s - a.first_s) / (a.tokens - 1) for a in answers if a.tokens > 1]
         passes, drafts = counted.get(_PASSES, 0.0), counted.get(_DRAFTS, 0.0)
@@ -112,7 +117,7 @@ class ServerBench:
             rate, rate if plain_rate is None else plain_rate,
             np.array([a.first_s - a.began_s for a in answers]), np.array(between),
             place=place, method=method, concurrency=together, requests=len(answers),
-            tau=(tokens - len(answers)) / passes if passes else math.nan, accepted=accepted,
+            tau=(counted[_TOKENS] - counted[_FIRST]) / passes if passes else math.nan, accepted=accepted,
             identical=same if plain is not None and self.temperature == 0 else None,
         )  # fmt: skip
         self.say(f"{label}: {rate:,.1f} tokens/s")
@@ -139,22 +144,23 @@ class ServerBench:
                 return
             messages += [{"role": "assistant", "content": answer.content}, {"role": "user", "content": question}]
 
-    def _counted(self, server: ChatServer, before: Mapping[str, float], tokens: int, label: str) -> dict[str, float]:
-        """What the counters gained over a cell of so many tokens."""
+    @staticmethod
+    def _settled(server: ChatServer, before: Mapping[str, float], tokens: int) -> Mapping[str, float]:
+        """The counters once they have so many tokens more than `before`: they come after the tokens themselves."""
         deadline = time.monotonic() + _SETTLED_S
         while True:
             after = server.counters()
-            gained = {name: value - before.get(name, 0.0) for name, value in after.items()}
-            if gained.get(_TOKENS, tokens) >= tokens or time.monotonic() > deadline:
-                break
+            if after.get(_TOKENS, math.inf) - before.get(_TOKENS, 0.0) >= tokens or time.monotonic() > deadline:
+                return after
             time.sleep(0.05)
-        if gained.get(_TOKENS, tokens) != tokens:
-            self.notes.append(f"{label}: the server counts {gained[_TOKENS]:,.0f} tokens, and ours are {tokens:,}: "
+
+    def _note(self, counted: Mapping[str, float], tokens: int, label: str) -> None:
+        if counted.get(_TOKENS, tokens) != tokens:
+            self.notes.append(f"{label}: the server counts {counted[_TOKENS]:,.0f} tokens, and ours are {tokens:,}: "
                               "others were served meanwhile, and are in tau and in acceptance.")  # fmt: skip
-        if gained.get(_CACHED):
-            self.notes.append(f"{label}: {gained[_CACHED] / gained[_PROMPTS]:.0%} of the prompts' tokens came from the "
-                              "cache of prefixes, which shortens the time to the first token.")  # fmt: skip
-        return gained
+        if counted.get(_CACHED):
+            self.notes.append(f"{label}: {counted[_CACHED] / counted[_PROMPTS]:.0%} of the prompts' tokens came from "
+                              "the cache of prefixes, which shortens the time to the first token.")  # fmt: skip
 
 
 def _positions(counted: Mapping[str, float]) -> list[str]:

@@ -20,7 +20,8 @@ class Server(ThreadingHTTPServer):
     def __init__(self, drafts=0, **settings):
         super().__init__(("127.0.0.1", 0), Handler)
         self.drafts, self.settings = drafts, settings
-        self.asked, self.counts, self.lock = [], {}, threading.Lock()
+        names = ("generation_tokens_total", "time_to_first_token_seconds_count", "inter_token_latency_seconds_count")
+        self.asked, self.counts, self.lock = [], {f"vllm:{name}{{}}": 0 for name in names}, threading.Lock()
         self.running = self.most_running = 0
         self.thread = threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True)
 
@@ -109,6 +110,8 @@ class Handler(BaseHTTPRequestHandler):
             if number:
                 self._count(accepted)
                 time.sleep(PASS_S)
+            else:
+                server.add("vllm:time_to_first_token_seconds_count{}", 1)
             self._event(asked, " ".join(said[told : told + emitted]) + " ", told + emitted)
             told += emitted
             if fails == "cut" and told > 3:
@@ -120,8 +123,10 @@ class Handler(BaseHTTPRequestHandler):
                 self._chunk(b"data: [DONE]\n\n")
                 self._chunk(b"")
                 return
-        server.add("vllm:generation_tokens_total{}", told + server.settings.get("others", 0))
-        self._event(asked, None, told)
+        self._event(asked, None, told)  # the count comes after the tokens, as vLLM's does
+        threading.Timer(
+            0.1, server.add, ("vllm:generation_tokens_total{}", told + server.settings.get("others", 0))
+        ).start()
         self._chunk(b"data: [DONE]\n\n")
         self._chunk(b"")
 
