@@ -59,7 +59,7 @@ def start(folder, speculative):
 
 
 def wait(process, url):
-    for _ in range(600):
+    for _ in range(1200):
         assert process.poll() is None, "the server ended"
         try:
             with urlopen(f"{url}/health", timeout=5):
