@@ -80,15 +80,15 @@ class Report:
                 for s in self.sections
             ],
         }  # fmt: skip
-        return _nulls(values)
+        return nulls(values)
 
 
-def _nulls(value: Any) -> Any:
+def nulls(value: Any) -> Any:
     """The value with null, which JSON has, for NaN, which it has not."""
     if isinstance(value, Mapping):
-        return {name: _nulls(part) for name, part in value.items()}
+        return {name: nulls(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_nulls(part) for part in value]
+        return [nulls(part) for part in value]
     return None if isinstance(value, float) and math.isnan(value) else value
 
 

@@ -42,6 +42,7 @@ EXTRAS = {
     "serving": (
         *(f"trainers/serve/{n}.py" for n in ("rank_engine", "served")), "trainers/serve/engine_",
         "trainers/serve/workers/", "trainers/evaluate/engine_", "eval/engines/", "recipes/commands/verify_engine.py",
+        "recipes/commands/bench.py",
     ),
     "studies": (
         "eval/studies/",

@@ -63,6 +63,11 @@ def image_size(file: MediaFile) -> Size:
     return _read(file, lambda image: _turned_size(image.size, _turn(image)))
 
 
+def mime_type(file: MediaFile) -> str:
+    """What its content is to a browser or a server, such as image/png. Raises as `load_image`."""
+    return _read(file, lambda image: Image.MIME[str(image.format)])
+
+
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
     5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,

@@ -23,6 +23,19 @@ def published_files(name: str, path: Path) -> list[Path]:
     return files
 
 
+def set_at(path: Path) -> str | None:
+    """The set whose files, as its authors publish them, lie at `path`; None: those of none.
+
+    A file of JSON lines may have any name: its first row says by its keys which set's it is.
+    """
+    row = next(iter(_lines(path)), {}) if path.suffix == ".jsonl" and path.is_file() else {}
+    for name, about in TURN_SETS.items():
+        called = path.match(about.files) if path.is_file() else any(path.rglob(about.files))
+        if called or {about.id, "turns", *about.labels.values()} <= row.keys():
+            return name
+    return None
+
+
 def published_records(name: str, path: Path) -> list[dict[str, Any]]:
     """The records of set `name` in its published files; pictures lie below `PUBLISHED`, which stands for the first
     file's folder.

@@ -31,8 +31,18 @@ NOTE = (
 
 def served_section(rows: Rows, device: str) -> tuple[ReportSection, Callable[[Path], None]]:
     """The section of an engine's rows, and what draws its figure into the report's folder."""
-    cells = _cells(rows)
-    engine, depth = rows[0].engine, max((len(cell["accepted"]) for cell in cells), default=0)
+    return cells_section(_cells(rows), rows[0].engine, device)
+
+
+def cells_section(
+    cells: Sequence[Mapping[str, Any]], engine: str, device: str
+) -> tuple[ReportSection, Callable[[Path], None]]:
+    """The section of measured cells, as `cell_of` makes them, and what draws its figure.
+
+    Args:
+        device: that the engine runs on, or its address.
+    """
+    depth = max((len(cell["accepted"]) for cell in cells), default=0)
     places = list(dict.fromkeys(cell["place"] for cell in cells))
     columns = [
         text("benchmark"), text("method"), Column("at once", "d", ranked=False), Column("n", "d", ranked=False),
@@ -85,17 +95,30 @@ def _cells(rows: Rows) -> list[dict[str, Any]]:
             rate = _tokens_per_s(some)
             if method == PLAIN:
                 plain[concurrency] = rate
-            first, between = some.numbers("prefill_s"), _between(some)
             drafts = summarize(some).accepted_by_depth if method != PLAIN else ()
-            cells.append({
-                "place": ", ".join(part for part in named if part), "method": method, "concurrency": concurrency,
-                "requests": len(some), "tau": tau_of(some), "accepted": [depth.share for depth in drafts],
-                "identical": int(some.numbers("identical").sum()) if temperature == 0 else None,
-                "tokens_per_s": rate, "speedup": ratio(rate, plain[concurrency]) if rate > 0 else math.nan,
-                "ttft_p50_s": _quantile(first, 0.5), "ttft_p95_s": _quantile(first, 0.95),
-                "between_p50_s": _quantile(between, 0.5), "between_p95_s": _quantile(between, 0.95),
-            })  # fmt: skip
+            cells.append(cell_of(
+                rate, plain[concurrency], some.numbers("prefill_s"), _between(some),
+                place=", ".join(part for part in named if part), method=method, concurrency=concurrency,
+                requests=len(some), tau=tau_of(some), accepted=[depth.share for depth in drafts],
+                identical=int(some.numbers("identical").sum()) if temperature == 0 else None,
+            ))  # fmt: skip
     return cells
+
+
+def cell_of(rate: float, plain: float, first: np.ndarray, between: np.ndarray, **about: Any) -> dict[str, Any]:
+    """The numbers of one method on one set at one number of requests at once.
+
+    Args:
+        rate, plain: tokens/s, its own and plain decoding's.
+        first: [requests] seconds to the first token.
+        between: [requests with a second token] seconds a token after the first.
+        about: `place`, `method`, `concurrency`, `requests`, `tau`, `accepted` (share at each position), `identical`.
+    """
+    return about | {
+        "tokens_per_s": rate, "speedup": ratio(rate, plain) if rate > 0 else math.nan,
+        "ttft_p50_s": _quantile(first, 0.5), "ttft_p95_s": _quantile(first, 0.95),
+        "between_p50_s": _quantile(between, 0.5), "between_p95_s": _quantile(between, 0.95),
+    }  # fmt: skip
 
 
 def _where(rows: Rows, names: Sequence[str], values: Sequence[Any]) -> Rows:

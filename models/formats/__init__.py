@@ -6,12 +6,12 @@ token would be accepted and nothing would say why. What a published drafter leav
 
 from __future__ import annotations
 
-from .export import V1_FAULT, Exported, export_drafter
+from .export import V1_FAULT, Exported, export_drafter, read_export
 from .expressible import ENGINES, Engine, Prompts
 from .heads import LANGUAGE_HEADS, ImportedHead, import_head
 from .target import export_target
 
 __all__ = [
     "ENGINES", "LANGUAGE_HEADS", "V1_FAULT", "Engine", "Exported", "ImportedHead", "Prompts", "export_drafter",
-    "export_target", "import_head",
+    "export_target", "import_head", "read_export",
 ]  # fmt: skip

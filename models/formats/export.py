@@ -96,6 +96,8 @@ def export_drafter(
     if engine not in ENGINES:
         raise UserError(f"no layout of {engine!r}", hint=did_you_mean(engine, ENGINES))
     check_new(destination)
+    if read_export(folder) is not None:
+        raise UserError("this folder is an export already", where=str(folder), hint="name the drafter that it is of")
     kind = kind_of(folder)
     check_sums(folder, only=_READ)
     check_written(folder, only=_READ)
@@ -140,18 +142,20 @@ def _head(
     elif engine == "vllm" and source.layout == "eagle" and "fc.bias" in source.head.state_dict():
         notes.append("vLLM's fc has no bias: it moved into the attention's biases, which gives the same numbers")
     notes += _of_pictures(whose, prompts, engine, source.layout)
-    with new_folder(destination) as aside:
-        write_folder(aside, values, state)
-        _write_manifest(aside, source.manifest, engine, prompts, notes)
     parallel = source.config.parallel_tokens if isinstance(source.config, PeagleConfig) else None
     shape, named = source.head.shape, whose.name or target or whose.place
     method = source.config.kind if source.layout == "dflash" else source.layout
     made = Exported(destination, engine, method, named, tuple(notes), runner=2 if V1_FAULT in notes else None)
     if source.layout == "medusa":
         overrides = {"vocab_size": whose.text.vocab_size} if whose.sees else {}  # vLLM looks for it at the top
-        return replace(made, chain=shape.num_heads, runner=1, overrides=overrides)
-    chain = shape.num_drafts if source.layout == "dflash" else parallel or CHAIN
-    return replace(made, chain=chain, parallel=parallel is not None)
+        made = replace(made, chain=shape.num_heads, runner=1, overrides=overrides)
+    else:
+        chain = shape.num_drafts if source.layout == "dflash" else parallel or CHAIN
+        made = replace(made, chain=chain, parallel=parallel is not None)
+    with new_folder(destination) as aside:
+        write_folder(aside, values, state)
+        _write_manifest(aside, source.manifest, prompts, made)
+    return made
 
 
 def _mtp(folder: Path, destination: Path, engine: Engine, whose: Target, target: str | None) -> Exported:
@@ -194,8 +198,26 @@ def _whole_blocks(source: Source, config: DflashConfig) -> tuple[Source, list[st
     return source, notes
 
 
-def _write_manifest(folder: Path, manifest: dict[str, Any], engine: Engine, prompts: Prompts, notes: list[str]) -> None:
-    export = {"engine": engine, "prompts": prompts, "notes": notes, "tested_with": tested_with()}
+def read_export(folder: Path) -> tuple[Exported, Prompts] | None:
+    """What `export_drafter` wrote into `folder`, and for which prompts; None: it holds no export.
+
+    Raises:
+        UserError: a version wrote it that did not keep how it is served.
+    """
+    export = read_manifest(folder).get("export") if (folder / MANIFEST).is_file() else None
+    if export is None:
+        return None
+    if not isinstance(export, dict) or "served" not in export:
+        raise UserError("the export does not say how it is served", where=str(folder / MANIFEST), hint="export it anew")
+    notes = tuple(export["notes"])
+    return Exported(folder, export["engine"], target=None, notes=notes, **export["served"]), export["prompts"]
+
+
+def _write_manifest(folder: Path, manifest: dict[str, Any], prompts: Prompts, made: Exported) -> None:
+    served = {name: getattr(made, name) for name in ("method", "chain", "parallel", "runner")}
+    served["overrides"] = dict(made.overrides)
+    export = {"engine": made.engine, "prompts": prompts, "notes": list(made.notes), "tested_with": tested_with(),
+              "served": served}  # fmt: skip
     (folder / MANIFEST).write_text(json.dumps(manifest | {"export": export}, indent=1, sort_keys=True))
 
 
@@ -229,17 +251,19 @@ def _text(
         values, state = lvlm.for_plugin(folder, whose)
         with new_folder(destination) as aside:
             write_folder(aside, values, state)
-            _write_manifest(aside, read_manifest(folder), engine, prompts, [INSTALL])
-        return Exported(destination, engine, "eagle", whose.name or target, (INSTALL,))
+            made = Exported(destination, engine, "eagle", whose.name or target, (INSTALL,))
+            _write_manifest(aside, read_manifest(folder), prompts, made)
+        return made
     draft, notes = lvlm.from_ours(folder, engine, prompts, whose, sees=kind == "lvlm")
+    made = Exported(destination, engine, "draft_model", whose.name or target or whose.place, tuple(notes))
     with new_folder(destination) as aside:
         name_accelerator()
         draft.save_pretrained(aside)
         for name in _TOKENIZER:
             if (folder / name).is_file():
                 shutil.copy2(folder / name, aside / name)
-        _write_manifest(aside, read_manifest(folder), engine, prompts, notes)
-    return Exported(destination, engine, "draft_model", whose.name or target or whose.place, tuple(notes))
+        _write_manifest(aside, read_manifest(folder), prompts, made)
+    return made
 
 
 def _refuse_visual(folder: Path, engine: Engine) -> None:

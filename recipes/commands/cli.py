@@ -23,6 +23,7 @@ from ..exit_codes import CRASH, EXIT_CODES, MISTAKE, OK, STOPPED
 from ..files import demo_names, recipe_names
 from ..launch import announce, run_recipe, say, typed
 from . import (
+    bench,
     check,
     compare,
     completion,
@@ -54,6 +55,7 @@ COMMANDS: dict[str, Command] = {
         stages.PUBLISH,
         verify.COMMAND,
         verify_engine.COMMAND,
+        bench.COMMAND,
         export.COMMAND,
         fetch.COMMAND,
         import_drafter.COMMAND,

@@ -21,7 +21,7 @@ from ...eval.engines.program import check_plugin, find_python, version_of
 from ...eval.engines.served_results import disagreements, served_section
 from ...eval.measured_rows import PLAIN
 from ...eval.row_columns import Rows, read_rows
-from ...models.formats import export_drafter
+from ...models.formats import Prompts, export_drafter, read_export
 from ...models.formats.plugin import INSTALL, MODULE, PACKAGE
 from ...models.hub import config_value, read_config
 from ..run.context import Context
@@ -235,11 +235,22 @@ def _methods(stage: EvaluateSettings, context: Context, python: str, *, pictures
 def _exported(
     source: Source, folder: Path, context: Context, gamma: int, key: str, python: str, pictures: bool
 ) -> tuple[dict[str, Any], Mapping[str, Any]]:
-    """vLLM's speculative_config of a drafter that is exported into `folder`, and overrides of the target's config."""
+    """vLLM's speculative_config of a drafter, and overrides of the target's config.
+
+    Args:
+        folder: that it is exported into, where it is no export already.
+    """
     weights = source.folder or source.config.fetched()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    target = str(context.target_source())
-    exported = export_drafter(weights, folder, "vllm", target=target, prompts="all" if pictures else "text")
+    prompts: Prompts = "all" if pictures else "text"
+    if (found := read_export(weights)) is None:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        exported = export_drafter(weights, folder, "vllm", target=str(context.target_source()), prompts=prompts)
+    else:
+        exported, promised = found
+        if exported.engine != "vllm" or (pictures and promised != "all"):
+            what = f"to {exported.engine}" if exported.engine != "vllm" else "for prompts without pictures"
+            raise UserError(f"the folder is an export {what}", where=str(weights),
+                            hint="name the drafter that it is of, which is exported here")  # fmt: skip
     if INSTALL in exported.notes:
         check_plugin(python)
     return export_settings(exported, gamma, key), exported.overrides

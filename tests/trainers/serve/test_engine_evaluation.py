@@ -6,14 +6,17 @@ The engine is a script behind the same files (workers/timed_vllm_worker.py here)
 
 import json
 import math
+import shutil
 
 import pytest
+from draftsmith.core.checksums import write_sums
 from draftsmith.core.errors import UserError
 from draftsmith.core.refused import Refused
 from draftsmith.eval.engines.served_results import disagreements, served_section
 from draftsmith.eval.measured_rows import PLAIN, Row
 from draftsmith.eval.row_columns import Rows, read_rows
 from draftsmith.models.drafters.eagle3 import Eagle3Config
+from draftsmith.models.formats import export_drafter
 from draftsmith.models.targets.llava.section import LlavaTargetConfig
 from draftsmith.trainers.evaluate import engine_run
 from draftsmith.trainers.evaluate.engine_measuring import cycles
@@ -294,6 +297,52 @@ def test_medusa_drafts_all_its_heads_or_is_refused(made, tmp_path):
     run(made, tmp_path / "long", stage(made, drafters=drafters, methods=long))
     _, medusa = (start["start"] for start in asked(tmp_path / "long", "start"))
     assert medusa["speculative_config"]["num_speculative_tokens"] == 3 and medusa["hf_overrides"]["vocab_size"] > 1
+
+
+@pytest.mark.parametrize("kind", ["eagle", "medusa"])
+def test_an_exported_folder_drafts_as_it_is(made, tmp_path, kind):
+    save_drawn(kind, made.folder / "target", tmp_path / "head")
+    export_drafter(tmp_path / "head", tmp_path / "out", "vllm", target=str(made.folder / "target"))
+    methods = {"M": {"drafter": "head", "tree": {"kind": "chain", "gamma": 3}}}
+    for name in ("head", "out"):
+        drafters = {"head": {"kind": kind, "path": str(tmp_path / name)}}
+        run(made, tmp_path / f"run-{name}", stage(made, drafters=drafters, methods=methods))
+    (_, own), (_, ready) = (
+        (start["start"] for start in asked(tmp_path / f"run-{name}", "start")) for name in ("head", "out")
+    )
+    assert ready["speculative_config"]["model"] == str(tmp_path / "out")
+    assert not (tmp_path / "run-out" / "served" / "exported").exists()
+    for start in (own, ready):  # the runs' own folders
+        del start["model"], start["speculative_config"]["model"]
+    assert own == ready, "chain, method and overrides of the target's config"
+
+
+def test_a_published_folder_is_exported_and_a_damaged_one_refused(made, tmp_path):
+    folder = shutil.copytree(made.folder / "head", tmp_path / "published")
+    (folder / "README.md").write_text("# a head")
+    write_sums(folder)
+    settings = stage(made, drafters={"head": {"kind": "eagle", "path": str(folder)}})
+    run(made, tmp_path / "run", settings)
+    assert "1-eagle" in asked(tmp_path / "run", "start")[2]["start"]["speculative_config"]["model"]
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\1")
+    with pytest.raises(UserError, match=r"model.safetensors"):
+        run(made, tmp_path / "again", settings)
+
+
+def test_an_export_for_texts_or_of_an_older_version_is_refused(made, tmp_path):
+    export_drafter(made.folder / "head", tmp_path / "out", "vllm", target=str(made.folder / "target"), prompts="text")
+    drafters = {"head": {"kind": "eagle", "path": str(tmp_path / "out"), "image": "placeholder"}}
+    with pytest.raises(UserError, match=r"an export for prompts without pictures(.|\n)*exported here"):
+        run(made, tmp_path / "run", stage(made, drafters=drafters))
+    with pytest.raises(UserError, match="is an export already"):
+        export_drafter(tmp_path / "out", tmp_path / "again", "vllm", target=str(made.folder / "target"))
+    manifest = json.loads((tmp_path / "out" / "draftsmith.json").read_text())
+    del manifest["export"]["served"]
+    (tmp_path / "out" / "draftsmith.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match=r"does not say how it is served(.|\n)*export it anew"):
+        run(made, tmp_path / "old", stage(made, drafters=drafters))
 
 
 def test_our_own_loops_rows_stand_beside_and_another_tau_is_named(made, tmp_path):

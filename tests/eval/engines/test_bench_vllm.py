@@ -1,0 +1,110 @@
+"""`draftsmith bench` against two real `vllm serve` on this CPU (scripts/test_engines): a target, and it with a head."""
+
+import json
+import os
+import socket
+import subprocess
+import time
+from urllib.request import urlopen
+
+import pytest
+from draftsmith.eval.engines.program import PYTHON, find_python
+from draftsmith.eval.measured_rows import PLAIN
+from draftsmith.recipes.commands.cli import main
+from PIL import Image
+from served_pair import TEXTS, build
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(PYTHON not in os.environ, reason="no vLLM: scripts/test_engines makes its environment"),
+]
+GAMMA, TOKENS = 4, 40
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{{ ('USER: ' if message['role'] == 'user' else 'ASSISTANT: ') + message['content'] + ' ' }}"
+    "{% endfor %}ASSISTANT:"
+)
+SERVER = {"VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory):
+    """Addresses of the plain server and of the drafting one, and the folder of the pair."""
+    folder = tmp_path_factory.mktemp("pair")
+    build(folder, steps=80, rows=64)
+    (folder / "chat.jinja").write_text(TEMPLATE)
+    speculative = {"method": "eagle3", "model": str(folder / "eagle3"), "num_speculative_tokens": GAMMA}
+    running = [start(folder, None), start(folder, speculative)]
+    try:
+        yield [wait(*one) for one in running] + [folder]
+    finally:
+        for process, _ in running:
+            process.terminate()
+            process.wait(60)
+
+
+def start(folder, speculative):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    # What `vllm serve` runs: that command looks for a package of vLLM's first name, and the CPU's has another.
+    command = [find_python(), "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder / "target"),
+               "--host", "127.0.0.1", "--port", str(port), "--served-model-name", "tiny",
+               "--chat-template", str(folder / "chat.jinja"), "--dtype", "float32", "--max-model-len", "480",
+               "--enforce-eager", "--no-enable-prefix-caching"]  # fmt: skip
+    command += [] if speculative is None else ["--speculative-config", json.dumps(speculative)]
+    with (folder / f"{port}.log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=os.environ | SERVER, cwd=folder)
+    return process, f"http://127.0.0.1:{port}"
+
+
+def wait(process, url):
+    for _ in range(1200):
+        assert process.poll() is None, "the server ended"
+        try:
+            with urlopen(f"{url}/health", timeout=5):
+                return url
+        except OSError:
+            time.sleep(1)
+    raise AssertionError("the server did not start")
+
+
+def rows(folder):
+    """As MMSpec's: texts ask again after the server's answer, and every row has a picture."""
+    (folder / "images").mkdir(parents=True)
+    found = []
+    for number in range(6):
+        Image.new("RGB", (32, 32), (40 * number, 90, 200 - 30 * number)).save(folder / "images" / f"{number}.png")
+        turns = [TEXTS[number % 3], TEXTS[(number + 1) % 3]][: 1 + number % 2]
+        found.append({"id": f"m{number}", "image": f"{number}.png", "turns": turns, "category": "x", "topic": "shapes"})
+    (folder / "mmspec.jsonl").write_text("\n".join(map(json.dumps, found)))
+    return folder
+
+
+def test_tau_and_identical_answers_of_a_real_server(servers, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    plain, drafting, _ = servers
+    command = ["bench", drafting, str(rows(tmp_path / "set")), "--beside", plain, "--at-once", "1,3"]
+    assert main([*command, "--tokens", str(TOKENS), "--output", str(tmp_path / "out")]) == 0
+    assert "Served by vLLM 0." in capsys.readouterr().out
+    found = json.loads((tmp_path / "out" / "bench.json").read_text())
+    assert found["notes"] == [], "all tokens were counted, and none came from a cache"
+    cells = {(cell["method"], cell["concurrency"]): cell for cell in found["cells"]}
+    for together in (1, 3):
+        without, with_drafts = cells[PLAIN, together], cells[drafting, together]
+        assert without["tau"] == 1 and without["requests"] == with_drafts["requests"] == 9
+        assert with_drafts["identical"] == 9 and with_drafts["tau"] > 1.2
+        shares = with_drafts["accepted"]
+        assert len(shares) == GAMMA and shares == sorted(shares, reverse=True) and shares[0] > 0.2
+        # Passes that did not draft, and the last pass, which the answer's end cuts, keep tau a little below.
+        assert 0.9 * (1 + sum(shares)) < with_drafts["tau"] <= 1 + sum(shares)
+        assert 0 < with_drafts["ttft_p50_s"] <= with_drafts["ttft_p95_s"] and with_drafts["between_p50_s"] > 0
+    assert cells[drafting, 1]["tau"] == pytest.approx(cells[drafting, 3]["tau"], rel=0.02)
+
+
+def test_a_request_that_the_server_refuses_is_one_sentence(servers, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    command = ["bench", servers[1], str(rows(tmp_path / "set")), "--at-once", "2", "--output", str(tmp_path / "out")]
+    assert main([*command, "--tokens", "4000"]) == 2
+    said = capsys.readouterr().err
+    assert "answers 400 to /v1/chat/completions" in said and "Traceback" not in said

@@ -1,0 +1,102 @@
+"""The conversations of benchmarks as a server is asked them: its own chat template and image processor read them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import UserError
+from ...core.tracking import TrackingConfig
+from ...data.conversations import PromptFormat
+from ...data.dataset import ConversationData
+from ...data.records.chat_messages import Conversation
+from ...data.suites.suite import INDEX
+from ...data.suites.turn_files import set_at
+from ..run.context import Context
+from ..run.deepspeed_section import EngineConfig
+from ..run.stage_records import data_files
+from .benchmarks import Benchmark, FilesBenchmark, SetsBenchmark
+from .requests import Opening
+
+
+def benchmark_at(path: Path, images: str | None) -> dict[str, Benchmark]:
+    """The benchmark of what lies at `path`: a set as its authors publish it, a directory of sets, or records.
+
+    Args:
+        images: folder of the records' pictures; None: the file's own.
+    """
+    name = set_at(path)
+    if name is None and not (path / INDEX).is_file():
+        return {path.stem: FilesBenchmark(data=ConversationData(path=str(path), images=images))}
+    data = ConversationData(path=str(path), images=images)
+    return {path.stem: SetsBenchmark(kind="sets", data=data, sets=None if name is None else [name])}
+
+
+def conversations(
+    benchmarks: Mapping[str, Benchmark], folder: Path, *, run: Path, limit: int | None, say: Callable[[str], None]
+) -> dict[str, list[Conversation]]:
+    """The conversations of each set.
+
+    Args:
+        folder: for indices, and for sets that are fetched.
+        run: whose stages wrote the data that sections take `from` them.
+        limit: conversations of a set; None: as the sections say.
+
+    Raises:
+        UserError: a benchmark is no set of conversations, or a record cannot be read.
+    """
+    no_processor: Any = None  # the server has its own
+    context = Context(
+        name="bench", folder=folder / "bench", seed=0, fingerprint="", target=None, drafter=None,
+        engine=EngineConfig(), tracking=TrackingConfig(), inputs={}, say=say,
+    )  # fmt: skip
+    opening, found = Opening(context, no_processor, PromptFormat(), []), dict[str, list[Conversation]]()
+    for name, benchmark in benchmarks.items():
+        if not isinstance(benchmark, FilesBenchmark | SetsBenchmark):
+            raise UserError(f"a server is asked conversations, and benchmark {name} is of kind {benchmark.kind}",
+                            hint="name a recipe with benchmarks of kind files or sets, or a file")  # fmt: skip
+        data = benchmark.data
+        if data.from_stage is not None:
+            context.inputs["data"] = run / data.from_stage
+        if limit is not None:
+            data = data.model_copy(update={"max_samples": min(limit, data.max_samples or limit)})
+        if isinstance(benchmark, FilesBenchmark):
+            found[name] = list(_readable(name, _of_files(opening, data), data, say))
+            continue
+        section = benchmark.model_copy(update={"data": data})
+        suite = opening.suite(section)
+        for called in section.names or list(suite.about.sets):
+            rows = suite.first_turns(called, section.convention, data.max_samples)
+            talks = [Conversation(row["id"], row, suite.folder) for row in rows]
+            found[called] = list(_readable(called, talks, data, say))
+    return found
+
+
+def _readable(
+    name: str, talks: Sequence[Conversation], data: ConversationData, say: Callable[[str], None]
+) -> Iterator[Conversation]:
+    """Those whose pictures can be read, which is seen before anything is timed."""
+    count = 0
+    for talk in talks:
+        try:
+            talk.messages()
+        except UserError as error:
+            if data.on_error == "strict":
+                raise
+            say(f"left out {talk.name}: {error.problem}")
+            continue
+        count += 1
+        yield talk
+    if not count:
+        raise UserError(f"no conversation of {name} can be read", hint="check its folder of pictures")
+
+
+def _of_files(opening: Opening, data: ConversationData) -> list[Conversation]:
+    """Each record up to its last answer."""
+    dataset = opening.dataset(data, data_files(data, opening.context))
+    images = [dataset.folders(file)[0] for file in range(len(dataset.records))]
+    return [
+        Conversation(dataset.sample_id(n), dataset.record(n), images[dataset.places[n, 0]], data.allow_outside)
+        for n in range(len(dataset))
+    ]
