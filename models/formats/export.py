@@ -165,10 +165,11 @@ def _mtp(folder: Path, destination: Path, engine: Engine, whose: Target, target:
         raise UserError(f"--to {engine} cannot express this head: {reasons[0]}", where=str(folder), hint="--to vllm")
     section, name = named_target(folder, target)
     state = {MTP_PREFIX + key: value for key, value in source.head.state_dict().items()}
+    made = Exported(destination, engine, "mtp", name, (_STITCHED,), chain=source.config.mtp_steps + 1)
     with new_folder(destination) as aside:
         stitched.stitch(state, name, section.get("revision") if name == section.get("path") else None, aside)
-        _write_manifest(aside, source.manifest, engine, "all", [_STITCHED])
-    return Exported(destination, engine, "mtp", name, (_STITCHED,), chain=source.config.mtp_steps + 1)
+        _write_manifest(aside, source.manifest, "all", made)
+    return made
 
 
 def lay_out(engine: Engine, source: Source, embedding: Tensor | None = None, *, pictures: bool = False) -> Files:
