@@ -40,7 +40,8 @@ def servers(tmp_path_factory):
     finally:
         for process, _ in running:
             process.terminate()
-            process.wait(60)
+        for process, _ in running:
+            process.wait(300)
 
 
 def start(folder, speculative):
