@@ -241,5 +241,5 @@ def _exported(
     target = str(context.target_source())
     exported = export_drafter(weights, folder, "vllm", target=target, prompts="all" if pictures else "text")
     if INSTALL in exported.notes:
-        check_plugin(python)
+        check_plugin(python, patches=exported.patched)
     return export_settings(exported, gamma, key), exported.overrides
