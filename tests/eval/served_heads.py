@@ -105,3 +105,11 @@ def save_draft(target: Path, folder: Path, **settings) -> None:
         draft.lm_head.weight[[processor.image_token_id, *range(processor.num_token_ids, text.vocab_size)]] = 0
     manifest = {"model": "drafter", "target": str(target), "tokenizer_hash": processor.tokenizer_hash}
     save_lvlm(draft, folder, manifest | {"drafter": section.model_dump(mode="json")})
+
+
+def save_itself(target: Path, folder: Path) -> None:
+    """The target as its own draft LVLM: in mode M all that it drafts must stand, in T on text."""
+    model = load_lvlm(target, revision=None, dtype=torch.float32, key="target", whole=True)
+    drafter = {"kind": "lvlm", "path": str(target)}
+    about = {"model": "drafter", "target": str(target), "drafter": drafter}
+    save_lvlm(model, folder, about | {"tokenizer_hash": load_processor(str(target)).tokenizer_hash})

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 from draftsmith.eval.engines import engine_check as verify
-from draftsmith.eval.engines.program import PYTHON, find_python, run_program
+from draftsmith.eval.engines.ours import Exported
+from draftsmith.eval.engines.program import PYTHON, VLLM, find_python, run_program
 from draftsmith.models.drafters.manifest import MANIFEST
 from draftsmith.models.formats import export_drafter
 from draftsmith.models.formats.plugin import PATCHES
-from served_heads import save_draft, save_drawn
+from served_heads import save_draft, save_drawn, save_itself
 from served_pair import build
 
 pytestmark = [
@@ -26,6 +27,7 @@ OTHERWISE = {
     "M": {"mode": "T"},
     "T": {"mode": "M"},  # its projector, which is not exported, is a drawn one
     "M on projected": {"mode": "T"},
+    "M of the target itself": {"mode": "T"},
     "sparrow": {"vata": False, "ivsb": False, "train_visual_share": 1.0},
     "vispec": {"vata": True},
 }
@@ -46,6 +48,8 @@ def patched(monkeypatch):
 def exported(case, target, tmp_path):
     if case in ("sparrow", "vispec"):
         save_drawn(case, target, tmp_path / "draft")
+    elif "itself" in case or case == "T":
+        save_itself(target, tmp_path / "draft")
     else:
         reads = "projected" if "projected" in case else "tower"
         save_draft(target, tmp_path / "draft", projector_input=reads, first_token=True)
@@ -73,7 +77,13 @@ def test_every_chain_is_as_here(target, tmp_path, monkeypatch, case):
     monkeypatch.setattr(verify, "run_program", noted)
     found, cells = verified(folder, tmp_path)
     assert not found.faults and len(cells) == 6
-    assert all(cell.chains > 30 and cell.equal == cell.chains for cell in cells.values() if cell.group[:3] != "res")
+    exact = [cell for cell in found.cells if cell.group[:3] != "res"]
+    assert all(cell.chains > 9 and cell.equal == cell.chains for cell in exact)
+    if "itself" in case:
+        assert all(cell.accepted[1] > 3 * cell.chains for cell in exact)
+    if case == "T":
+        text, seen = cells["text"], cells["one picture"]
+        assert text.accepted[1] > 3 * text.chains and seen.accepted[1] < 3 * seen.chains
 
     again = iter(said)
     monkeypatch.setattr(verify, "run_program", lambda *arguments, **named: next(again))
@@ -82,3 +92,20 @@ def test_every_chain_is_as_here(target, tmp_path, monkeypatch, case):
     (folder / MANIFEST).write_text(json.dumps(manifest))
     found, cells = verified(folder, tmp_path)
     assert cells["text"].good and not cells["one picture"].good and not cells["two pictures"].good and found.faults
+
+
+@pytest.mark.parametrize(
+    ("engine", "on", "words"),
+    [
+        ({}, "0", rf"patches of vLLM, which are off: serve it with {PATCHES}=1"),
+        ({"enable_prefix_caching": True}, "1", "serve it with --no-enable-prefix-caching"),
+    ],
+)
+def test_vllm_itself_refuses_what_it_would_serve_wrongly(target, tmp_path, monkeypatch, engine, on, words):
+    folder = exported("T", target, tmp_path)
+    monkeypatch.setenv(PATCHES, on)
+    asked = {"model": str(target), "engine": {"dtype": "float32", "max_model_len": 128} | engine, "requests": [],
+             "speculative": Exported(folder, str(target)).speculative, "max_new_tokens": 4, "together": [1],
+             "without_known_faults": False}  # fmt: skip
+    with pytest.raises(verify.UserError, match=words):
+        run_program(VLLM, tmp_path, asked, python=find_python())
