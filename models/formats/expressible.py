@@ -162,7 +162,7 @@ def _of_plugin(name: str, source: Source, config: HeadConfig) -> list[str]:
             "engine they count what it holds: compact"
         )
     theirs = source.target.config
-    if theirs.model_type != "llava" or family_of(theirs).tower:
+    if "patched" not in family_of(theirs).engines.get("vllm", ()):
         return [*reasons, f"what it leaves out was compared with LLaVA-1.5's pictures alone, not {theirs.model_type}'s"]
     tokens = (theirs.vision_config.image_size // theirs.vision_config.patch_size) ** 2
     if name == "vispec" and source.head.num_queries > tokens:

@@ -17,6 +17,7 @@ from ...core.errors import UserError
 from ...core.pretrained import reading_pretrained
 from ..drafters.lvlm import LvlmConfig, own_projector, reading_of
 from ..families.load import load_lvlm
+from ..families.table import family_of
 from ..hub import config_value, target_tower
 from ..parts import language_model_of
 from .lvlm import HELD, IDS, LEFT_OUT, PROJECTOR
@@ -71,7 +72,7 @@ def _unserved(model: PreTrainedModel, target: Target, members: tuple[str, ...]) 
         yield f"it drafts as an ensemble ({', '.join(members)}), and the engine runs one row a request"
     elif members[0] not in ("M", "T"):
         yield f"in mode {members[0]} it is shown something else than pictures or newlines (modes M and T: --mode)"
-    if theirs.model_type != "llava" or theirs.vision_config.model_type == "pixtral":
+    if "patched" not in family_of(theirs).engines.get("vllm", ()):
         yield f"pictures of {theirs.model_type} were not compared with the patches, LLaVA-1.5's were"
     if config.text_config.model_type != "llama":
         yield f"its language model is a {config.text_config.model_type}, and the plugin's class is Llama's"
@@ -88,7 +89,7 @@ def _unserved(model: PreTrainedModel, target: Target, members: tuple[str, ...]) 
 def _other_tower(model: PreTrainedModel, target: Target, where: str) -> Iterator[str]:
     """Reasons that a draft has whose tower, or the layer that it reads, is not the target's."""
     own, theirs = model.config, target.config
-    if own.model_type != "llava":
+    if own.model_type != theirs.model_type:
         yield f"it is a {own.model_type}, which reads its tower's features with newlines between them"
         return
     for name in ("vision_feature_layer", "vision_feature_select_strategy"):
