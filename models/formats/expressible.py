@@ -54,7 +54,9 @@ def check_expressible(engine: Engine, source: Source, prompts: Prompts) -> None:
         pictures = _pictures(engine, source, config) if asked else []
         refused = f"{_NAMES[engine]} cannot express this head"
         hint = f"serve it with our own loop, or train a head that the engine knows ({page('exports.md')})"
-        if pictures == _other_embedding(engine, config):
+        if _layer(engine, source, config, asked=False):
+            on_text = hint
+        elif pictures == _other_embedding(engine, config):
             on_text += f"; for pictures train one with drafter.image={_WANTED.get(engine, 'placeholder')}"
     if reasons or pictures:
         listed = "\n".join(f"  - {why}" for why in reasons + pictures)

@@ -14,8 +14,10 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
 from ...core.errors import UserError
+from ...core.files import checked
 from ...core.pretrained import reading_pretrained
 from ..drafters.lvlm import LvlmConfig, own_projector, reading_of
+from ..drafters.manifest import MANIFEST
 from ..families.load import load_lvlm
 from ..families.table import family_of
 from ..hub import config_value, target_tower
@@ -32,9 +34,13 @@ def section_of(folder: Path, manifest: dict[str, Any], mode: PatchedMode | None)
 
     Args:
         mode: that is asked for; None: the section's own.
+
+    Raises:
+        UserError: it is no draft LVLM's.
     """
-    written = manifest.get("drafter") or {"kind": "lvlm", "path": str(folder)}
-    return LvlmConfig.model_validate(written | ({} if mode is None else {"mode": mode}))
+    written = dict(manifest.get("drafter") or {"kind": "lvlm", "path": str(folder)})
+    written |= {} if mode is None else {"mode": mode}
+    return checked(written, LvlmConfig, where=f"{folder / MANIFEST}, drafter", hint="train it with this version")
 
 
 def from_ours(folder: Path, section: LvlmConfig, target: Target) -> Files:

@@ -297,6 +297,14 @@ def test_what_an_engine_cannot_express(tmp_path, engine, family, settings, says)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["head", "target"]
 
 
+@pytest.mark.parametrize(("normed", "hint"), [(True, "own loop"), (False, "--prompts text")])
+def test_prompts_of_text_are_a_way_out_where_the_layer_is_eagles(tmp_path, normed, hint):
+    _, folder, _ = made(tmp_path, kind="sparrow", positions="flat", input_norm=normed)
+    with pytest.raises(UserError) as caught:
+        export_drafter(folder, tmp_path / "out", "vllm")
+    assert hint in caught.value.hint
+
+
 @pytest.mark.parametrize(
     ("engine", "family", "settings", "named"),
     [
