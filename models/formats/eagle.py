@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from ...core.errors import UserError
 from ...core.pretrained import read_safetensors
+from ..drafters.head_config import HeadConfig
 from ..folders import WEIGHTS, check_shapes, shapes_of
 from ..targets.base import TargetShape
 from .expressible import Engine
@@ -31,14 +32,14 @@ def from_ours(engine: Engine, source: Source, embedding: Tensor | None, *, pictu
         embedding: the target's [V,D]; for EAGLE's own layout, which holds a copy.
         pictures: prompts may have some; in vLLM a class of our plugin's then runs what is no EAGLE head.
     """
-    head, text = source.head, source.target.text
+    head, text, config = source.head, source.target.text, cast(HeadConfig, source.config)
     state, shape = dict(head.state_dict()), head.shape
     values = {"architectures": ["LlamaForCausalLM"], **llama_values(shape, text), "torch_dtype": source.dtype}
-    own = plugins_name(source.config) if engine == "vllm" and pictures else None
+    own = plugins_name(config) if engine == "vllm" and pictures else None
     if own is not None:  # what enters the layer at pictures has no bias: fc's stays where it is
         more = {} if own == "msd" else {"input_norm": shape.input_norm}
         if own == "vispec":
-            held = head.num_queries - 1 if source.config.visual(training=False) == "compressed" else 0
+            held = head.num_queries - 1 if config.visual(training=False) == "compressed" else 0
             more |= {"num_queries": head.num_queries, "num_held": held}
         values = served_by_plugin(values, own, fc_bias="fc.bias" in state, **more)
         values["attention_bias"] = shape.qkv_bias
