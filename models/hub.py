@@ -252,6 +252,32 @@ def _some(
     return state, path
 
 
+def target_tower(source: str | None, *, where: str) -> dict[str, Tensor]:
+    """The tower's tensors of a LLaVA in a directory or of a Hub id, named as in a tower without a model around it.
+
+    Raises:
+        UserError: they cannot be read.
+    """
+    if source is None:
+        raise UserError("the target's tower is needed, and its weights are not named", where=where,
+                        hint="give the target's folder: --target")  # fmt: skip
+    sign, held = "vision_tower.", dict[str, Tensor]()
+    try:
+        index = fetch_file(source, INDEX, None)
+        files = read_json(index, Index, hint=RESTORE).weight_map if index else {sign: SINGLE}
+        for file_name in sorted({file for name, file in files.items() if sign in name}):
+            path = fetch_file(source, file_name, None)
+            if path is None:
+                raise UserError(f"{file_name} is missing", where=source, hint=RESTORE)
+            with reading_safetensors(path), safe_open(path, "pt") as file:
+                names = [name for name in file.keys() if sign in name]  # noqa: SIM118
+                held |= {name.partition(sign)[2].removeprefix("vision_model."): file.get_tensor(name) for name in names}
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read the tower of {source!r}: {first_line(error)}", where=where,
+                        hint="check the name and the network, or give a directory") from error  # fmt: skip
+    return held
+
+
 def fetch_file(source: str, name: str, revision: str | None) -> Path | None:
     """A file of a directory, or of a Hub id (fetched, or cached); None: there is none.
 

@@ -55,7 +55,7 @@ def verify_engine(
     """
     exported = Exported(folder, target)
     if exported.needs_plugin:
-        check_plugin(python)
+        check_plugin(python, patches=exported.needs_patches)
     requests = make_requests(exported.processor, scratch, pictures=exported.pictures)
     ours = exported.decode(requests, max_new_tokens)
     side = _Side(exported, requests, scratch, python, max_new_tokens, timeout_s, without_known_faults)

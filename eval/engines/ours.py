@@ -15,12 +15,14 @@ from ...core.errors import UserError
 from ...core.files import checked
 from ...models.decoding.tree import Tree
 from ...models.decoding.warp import Warp
+from ...models.drafters.base import DraftingOptions
 from ...models.drafters.manifest import MANIFEST, read_manifest
+from ...models.drafters.modes import ImageSubstitutes
 from ...models.drafters.outside import load_start
 from ...models.families.load import TargetConfig
 from ...models.folders import read_values
-from ...models.formats import lvlm
-from ...models.formats.plugin import SECTION
+from ...models.formats import eagle, lvlm
+from ...models.formats.plugin import SECTION, is_patched
 from ...models.formats.source import named_target
 from ...models.formats.start import load_published
 from ...models.hub import read_config
@@ -103,11 +105,17 @@ class Exported:
         return SECTION in read_values(self.folder)
 
     @property
+    def needs_patches(self) -> bool:
+        """Whether that plugin patches vLLM for it."""
+        return is_patched(read_values(self.folder))
+
+    @property
     def speculative(self) -> dict[str, Any]:
         """vLLM's speculative_config for this folder."""
         names = ("eagle3", "dflash", "dspark", "draft_model", "medusa")
         method = {"peagle": "eagle3"} | {name: name for name in names}
-        asked = {"method": method.get(self.kind, "eagle"), "model": str(self.folder.resolve())}
+        name = "draft_model" if self.kind == "lvlm" and self.needs_patches else method.get(self.kind, "eagle")
+        asked = {"method": name, "model": str(self.folder.resolve())}
         parallel = {"parallel_drafting": True} if self.kind == "peagle" else {}
         return asked | parallel | {"num_speculative_tokens": self.num_drafted}
 
@@ -137,6 +145,11 @@ class Exported:
             raise UserError("a draft model is no head: its chains are not compared", where=str(self.folder),
                             hint="serve it, and read the accepted tokens in the engine's metrics")  # fmt: skip
         if self.kind == "lvlm":
-            return self.config.drafter(lvlm.from_plugin(self.folder, self.target.decoder.model), self.target)
+            draft = lvlm.from_plugin(self.folder, self.target.decoder.model)
+            options = DraftingOptions(ImageSubstitutes(self.processor.newline_id))
+            return self.config.drafter(draft, self.target, options)
+        if self.needs_patches:
+            module: Any = eagle.from_plugin(self.folder, self.config, self.target.shape).to(self.target.device)
+            return self.config.drafter(module, self.target)
         module = load_start(self.config, self.folder, self.target, self._identity, load_published)
         return self.config.drafter(module.eval(), self.target)

@@ -20,7 +20,7 @@ from typing import Any
 from ...core.errors import UserError
 from ...core.files import SMALL_BYTES, read_end, read_json_lines
 from ...core.pages import page
-from ...models.formats.plugin import MODULE, PACKAGE
+from ...models.formats.plugin import MODULE, PACKAGE, PATCHES
 
 PYTHON = "DRAFTSMITH_VLLM_PYTHON"
 VLLM = Path(__file__).with_name("vllm_program.py")
@@ -67,11 +67,17 @@ def find_python(asked: str | None = None, engine: str = "vllm", *, key: str = "-
     return python
 
 
-def check_plugin(python: str) -> None:
-    """Raises `UserError` where our plugin for vLLM is not installed in an interpreter of `find_python`."""
+def check_plugin(python: str, *, patches: bool = False) -> None:
+    """Raises `UserError` where our plugin for vLLM is not installed in an interpreter of `find_python`.
+
+    Args:
+        patches: the plugin must patch vLLM for the export, and the user has to ask for it.
+    """
     if not _look(MODULE, python, "--python"):
         raise UserError(f"{PACKAGE} is not installed in this Python, and the export names a class of it", where=python,
                         hint=f"{python} -m pip install ./serving/{PACKAGE} (in a checkout of draftsmith)")  # fmt: skip
+    if patches and os.environ.get(PATCHES) != "1":
+        raise UserError("the export needs patches of vLLM, and they are off", hint=f"switch them on: {PATCHES}=1")
 
 
 def version_of(engine: str, python: str) -> str:

@@ -51,6 +51,7 @@ def without_known_faults() -> None:
     The V1 runner derives the slots of draft steps from positions, and of Qwen-VL's these count a picture's tokens as
     few; the CPU's norm op takes row 0 of a weight [layers,E] for every layer of a DFlash draft.
     """
+    import functools
     import inspect
 
     import torch
@@ -60,6 +61,7 @@ def without_known_faults() -> None:
     propose = base.SpecDecodeBaseProposer.propose
     signature = inspect.signature(propose)
 
+    @functools.wraps(propose)
     def with_slots(self, *arguments, **named):
         bound = signature.bind(self, *arguments, **named)
         given = bound.arguments

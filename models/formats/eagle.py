@@ -5,15 +5,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...core.errors import UserError
+from ...core.pretrained import read_safetensors
+from ..drafters.head_config import HeadConfig
+from ..folders import WEIGHTS, check_shapes, shapes_of
+from ..targets.base import TargetShape
 from .expressible import Engine
 from .llama_layer import llama_values
-from .plugin import served_by_plugin
+from .plugin import plugins_name, served_by_plugin
 from .published_head import State
 from .source import Files, Source
 
@@ -25,13 +30,18 @@ def from_ours(engine: Engine, source: Source, embedding: Tensor | None, *, pictu
 
     Args:
         embedding: the target's [V,D]; for EAGLE's own layout, which holds a copy.
-        pictures: MSD with pictures, whose class in vLLM is our plugin's; without, it is an EAGLE head.
+        pictures: prompts may have some; in vLLM a class of our plugin's then runs what is no EAGLE head.
     """
-    head, text = source.head, source.target.text
+    head, text, config = source.head, source.target.text, cast(HeadConfig, source.config)
     state, shape = dict(head.state_dict()), head.shape
     values = {"architectures": ["LlamaForCausalLM"], **llama_values(shape, text), "torch_dtype": source.dtype}
-    if engine == "vllm" and source.config.kind == "msd" and pictures:  # what enters the layer at pictures has no bias
-        values = served_by_plugin(values, "msd", fc_bias="fc.bias" in state)
+    own = plugins_name(config) if engine == "vllm" and pictures else None
+    if own is not None:  # what enters the layer at pictures has no bias: fc's stays where it is
+        more = {} if own == "msd" else {"input_norm": shape.input_norm}
+        if own == "vispec":
+            held = head.num_queries - 1 if config.visual(training=False) == "compressed" else 0
+            more |= {"num_queries": head.num_queries, "num_held": held}
+        values = served_by_plugin(values, own, fc_bias="fc.bias" in state, **more)
         values["attention_bias"] = shape.qkv_bias
     elif engine == "vllm":
         if "fc.bias" in state:
@@ -53,6 +63,15 @@ def from_ours(engine: Engine, source: Source, embedding: Tensor | None, *, pictu
             values["num_q"] = head.num_queries
         state["embed_tokens.weight"] = embedding.to(head.dtype)
     return values, state
+
+
+def from_plugin(folder: Path, config: Any, target: TargetShape) -> nn.Module:
+    """The head of an export that the plugin patches vLLM for, in float32. Raises `UserError` for other tensors."""
+    head: nn.Module = config.module(config.layer(target), None)
+    state = {name: value.float() for name, value in read_safetensors(folder / WEIGHTS).items()}
+    check_shapes(shapes_of(state), shapes_of(head.state_dict()), where=str(folder / WEIGHTS))
+    head.load_state_dict(state)
+    return head.eval()
 
 
 def to_ours(state: State, kind: str, where: str) -> tuple[dict[str, Any], State]:

@@ -25,9 +25,10 @@ from ..drafters.peagle import PeagleConfig
 from ..families.table import family_of
 from ..folders import write_folder
 from ..hub import config_value, target_embedding, target_lm_head
-from . import dflash, eagle, eagle3, lvlm, medusa, stitched
+from . import dflash, eagle, eagle3, lvlm, medusa, patched_lvlm, stitched
 from .expressible import ENGINES, Engine, Prompts, check_expressible
-from .plugin import INSTALL, SECTION
+from .patched_lvlm import PatchedMode
+from .plugin import ASKED, INSTALL, PATCHES, SECTION, drops_inputs, is_patched
 from .source import CHAIN, Files, Source, Target, find_target, kind_of, named_target, read_source, shipped_target
 from .vispec import without_pictures
 
@@ -53,6 +54,13 @@ class Exported:
     parallel: bool = False  # drafted in one pass by a head of EAGLE-3's layer (P-EAGLE)
     runner: int | None = None  # vLLM's model runner that it needs; None: either
     overrides: Mapping[str, Any] = field(default_factory=dict)  # of the target's config, for vLLM alone
+    patched: bool = False  # by our plugin, which is asked by a variable
+    drops_inputs: bool = False  # cached prefixes of the target are not its own
+
+    @property
+    def asks(self) -> str:
+        """Before commands that start vLLM with it."""
+        return f"{PATCHES}=1 " if self.patched else ""
 
     @property
     def command(self) -> str:
@@ -65,7 +73,8 @@ class Exported:
             asked |= {"parallel_drafting": True} if self.parallel else {}
             runner = "" if self.runner is None else f"VLLM_USE_V2_MODEL_RUNNER={self.runner - 1} "
             over = f"--hf-overrides '{json.dumps(dict(self.overrides))}' " if self.overrides else ""
-            return f"{runner}vllm serve {target} {over}--speculative-config '{json.dumps(asked)}'"
+            over += "--no-enable-prefix-caching " if self.drops_inputs else ""
+            return f"{self.asks}{runner}vllm serve {target} {over}--speculative-config '{json.dumps(asked)}'"
         if self.engine == "speculators":
             return f"vllm serve {path}"
         if self.engine == "sglang":
@@ -78,7 +87,13 @@ class Exported:
 
 
 def export_drafter(
-    folder: str | Path, destination: str | Path, engine: Engine, *, target: str | None = None, prompts: Prompts = "all"
+    folder: str | Path,
+    destination: str | Path,
+    engine: Engine,
+    *,
+    target: str | None = None,
+    prompts: Prompts = "all",
+    mode: PatchedMode | None = None,
 ) -> Exported:
     """Write a trained drafter as an engine reads it.
 
@@ -87,6 +102,7 @@ def export_drafter(
         destination: must not exist.
         target: Hub id or directory; None: as the drafter's manifest names it.
         prompts: text: the engine will only be asked without pictures.
+        mode: of a draft LVLM in vLLM; None: as its settings say.
 
     Raises:
         UserError: the engine cannot express this drafter; every reason is named. Or the stage that wrote the folder has
@@ -106,11 +122,16 @@ def export_drafter(
         check_written(Path(target), only=_READ)
     if kind == "visual":
         _refuse_visual(folder, engine)
+    if mode is not None and (kind != "lvlm" or engine != "vllm" or prompts == "text"):
+        raise UserError("--mode says what a draft LVLM is shown of pictures in vLLM", where=str(folder),
+                        hint="leave it out")  # fmt: skip
     whose = find_target(folder, target)
     if read_manifest(folder).get("method") == "mtp":
         return _mtp(folder, destination, engine, whose, target)
     if kind == "reading":
         return _head(folder, destination, engine, whose, prompts, target)
+    if kind == "lvlm" and engine == "vllm" and prompts == "all":
+        return _seeing(folder, destination, whose, target, mode)
     return _text(folder, destination, engine, whose, prompts, target, kind)
 
 
@@ -120,7 +141,8 @@ def _head(
     source = read_source(folder, whose)
     check_expressible(engine, source, prompts)
     notes: list[str] = []
-    if source.config.kind == "vispec" and engine != "eagle":
+    pictures = prompts == "all" and whose.sees
+    if source.config.kind == "vispec" and not (engine == "eagle" or (engine == "vllm" and pictures)):
         source = without_pictures(source)
     if isinstance(source.config, DflashConfig):
         source, notes = _whole_blocks(source, source.config)
@@ -136,16 +158,19 @@ def _head(
         notes.append(_COPIED.format("LM head"))
     if source.layout == "medusa":
         notes.append("vLLM 0.32 drafts with Medusa under runner V1; 0.33 was read without it")
-    values, state = lay_out(engine, source, embedding, pictures=prompts == "all" and whose.sees)
+    values, state = lay_out(engine, source, embedding, pictures=pictures)
     if SECTION in values:
-        notes.append(INSTALL)
+        notes += [INSTALL, ASKED] if is_patched(values) else [INSTALL]
     elif engine == "vllm" and source.layout == "eagle" and "fc.bias" in source.head.state_dict():
         notes.append("vLLM's fc has no bias: it moved into the attention's biases, which gives the same numbers")
     notes += _of_pictures(whose, prompts, engine, source.layout)
     parallel = source.config.parallel_tokens if isinstance(source.config, PeagleConfig) else None
     shape, named = source.head.shape, whose.name or target or whose.place
     method = source.config.kind if source.layout == "dflash" else source.layout
-    made = Exported(destination, engine, method, named, tuple(notes), runner=2 if V1_FAULT in notes else None)
+    made = Exported(
+        destination, engine, method, named, tuple(notes), patched=is_patched(values), drops_inputs=drops_inputs(values),
+        runner=2 if V1_FAULT in notes else 1 if is_patched(values) else None,
+    )  # fmt: skip
     if source.layout == "medusa":
         overrides = {"vocab_size": whose.text.vocab_size} if whose.sees else {}  # vLLM looks for it at the top
         made = replace(made, chain=shape.num_heads, runner=1, overrides=overrides)
@@ -215,7 +240,8 @@ def read_export(folder: Path) -> tuple[Exported, Prompts] | None:
 
 
 def _write_manifest(folder: Path, manifest: dict[str, Any], prompts: Prompts, made: Exported) -> None:
-    served = {name: getattr(made, name) for name in ("method", "chain", "parallel", "runner")}
+    kept = ("method", "chain", "parallel", "runner", "patched", "drops_inputs")
+    served = {name: getattr(made, name) for name in kept}
     served["overrides"] = dict(made.overrides)
     export = {"engine": made.engine, "prompts": prompts, "notes": list(made.notes), "tested_with": tested_with(),
               "served": served}  # fmt: skip
@@ -245,16 +271,29 @@ V1_FAULT = (
 )
 
 
+def _seeing(folder: Path, destination: Path, whose: Target, target: str | None, mode: PatchedMode | None) -> Exported:
+    """A draft LVLM for our plugin: made for vLLM's EAGLE path, or as it was trained, with patches."""
+    manifest = read_manifest(folder)
+    section = patched_lvlm.section_of(folder, manifest, mode)
+    if is_made := section.mode.members == ("M",) and lvlm.is_served(folder):
+        values, state = lvlm.for_plugin(folder, whose)
+    else:
+        values, state = patched_lvlm.from_ours(folder, section, whose)
+        manifest |= {"drafter": section.model_dump(mode="json")}
+    notes = (INSTALL,) if is_made else (INSTALL, ASKED)
+    made = Exported(
+        destination, "vllm", "eagle" if is_made else "draft_model", whose.name or target or whose.place, notes,
+        runner=None if is_made else 1, patched=not is_made, drops_inputs=drops_inputs(values),
+    )  # fmt: skip
+    with new_folder(destination) as aside:
+        write_folder(aside, values, state)
+        _write_manifest(aside, manifest, "all", made)
+    return made
+
+
 def _text(
     folder: Path, destination: Path, engine: Engine, whose: Target, prompts: Prompts, target: str | None, kind: str
 ) -> Exported:
-    if kind == "lvlm" and engine == "vllm" and prompts == "all" and lvlm.is_served(folder):
-        values, state = lvlm.for_plugin(folder, whose)
-        with new_folder(destination) as aside:
-            write_folder(aside, values, state)
-            made = Exported(destination, engine, "eagle", whose.name or target, (INSTALL,))
-            _write_manifest(aside, read_manifest(folder), prompts, made)
-        return made
     draft, notes = lvlm.from_ours(folder, engine, prompts, whose, sees=kind == "lvlm")
     made = Exported(destination, engine, "draft_model", whose.name or target or whose.place, tuple(notes))
     with new_folder(destination) as aside:

@@ -16,6 +16,7 @@ from ..drafters.head_config import HeadConfig
 from ..drafters.medusa import MedusaConfig
 from ..families.table import family_of
 from ..hub import num_deepstack
+from .plugin import plugins_name
 from .source import Source
 
 # eagle: the layout of the methods' own code (EAGLE, and MSD's and ViSpec's, which share it).
@@ -47,13 +48,15 @@ def check_expressible(engine: Engine, source: Source, prompts: Prompts) -> None:
         refused, hint = f"--to {engine} cannot express Medusa heads", "export it --to vllm, or decode with our own loop"
     else:
         reasons = [
-            *_target(engine, source), *config.exports(engine), *_layer(engine, source, config), *_taps(engine, source),
-            *_norms(engine, config),
+            *_target(engine, source), *config.exports(engine), *_layer(engine, source, config, asked=asked),
+            *_taps(engine, source), *_norms(engine, config),
         ]  # fmt: skip
         pictures = _pictures(engine, source, config) if asked else []
         refused = f"{_NAMES[engine]} cannot express this head"
         hint = f"serve it with our own loop, or train a head that the engine knows ({page('exports.md')})"
-        if pictures == _other_embedding(engine, config):
+        if _layer(engine, source, config, asked=False):
+            on_text = hint
+        elif pictures == _other_embedding(engine, config):
             on_text += f"; for pictures train one with drafter.image={_WANTED.get(engine, 'placeholder')}"
     if reasons or pictures:
         listed = "\n".join(f"  - {why}" for why in reasons + pictures)
@@ -81,7 +84,7 @@ def _target(engine: Engine, source: Source) -> list[str]:
     return [f"its class of {model} hands no states to a head of EAGLE-{3 if is_eagle3 else 1}"]
 
 
-def _layer(engine: Engine, source: Source, config: HeadConfig) -> list[str]:
+def _layer(engine: Engine, source: Source, config: HeadConfig, *, asked: bool) -> list[str]:
     shape, reasons = source.head.shape, []
     if config.positions == "mrope":
         if engine != "sglang" or not config.is_eagle3:
@@ -104,8 +107,9 @@ def _layer(engine: Engine, source: Source, config: HeadConfig) -> list[str]:
         return reasons
     if getattr(config, "state", "feature") != "feature":
         reasons.append("it reads the state before the last layer, and engines hand over the one after the final norm")
-    own = config.kind if engine == "eagle" else ""
-    if shape.input_norm and own != "msd":
+    own = config.kind if engine == "eagle" else plugins_name(config) if engine == "vllm" and asked else None
+    normed = ("msd",) if engine == "eagle" else ("window", "vispec")
+    if shape.input_norm and own not in normed:
         reasons.append("its layer norms its input, and theirs has no such norm: the weight would be dropped")
     return reasons
 
@@ -130,8 +134,8 @@ def _pictures(engine: Engine, source: Source, config: HeadConfig) -> list[str]:
     if engine == "eagle":
         return ["the code reads text alone"]
     held = config.visual(training=True)
-    if engine == "vllm" and config.kind == "msd":
-        return []  # a class of our plugin
+    if engine == "vllm" and (name := plugins_name(config)):
+        return _of_plugin(name, source, config)
     if held != "read":
         what = {
             "none": "no input stands at a picture (text-only window), and the engine makes one for every token",
@@ -145,6 +149,26 @@ def _pictures(engine: Engine, source: Source, config: HeadConfig) -> list[str]:
     reasons = _other_embedding(engine, config)
     if isinstance(config, Eagle3Config):
         reasons += _added_below(config.layers_of(source.target.shape)[0], source)
+    return reasons
+
+
+def _of_plugin(name: str, source: Source, config: HeadConfig) -> list[str]:
+    """Reasons that a head has for which our plugin has a class."""
+    if name == "msd":
+        share = config.held_visual_share
+        return [] if share == 1 else [f"it keeps a share of {share} of a picture's tokens, and the class all of them"]
+    reasons = []
+    if config.positions != "compact":
+        reasons.append(
+            f"its positions count the pictures that it leaves out (drafter.positions: {config.positions}), and in the "
+            "engine they count what it holds: compact"
+        )
+    theirs = source.target.config
+    if "patched" not in family_of(theirs).engines.get("vllm", ()):
+        return [*reasons, f"what it leaves out was compared with LLaVA-1.5's pictures alone, not {theirs.model_type}'s"]
+    tokens = (theirs.vision_config.image_size // theirs.vision_config.patch_size) ** 2
+    if name == "vispec" and source.head.num_queries > tokens:
+        reasons.append(f"a picture has {tokens} tokens, too few for its vectors (drafter.num_queries)")
     return reasons
 
 

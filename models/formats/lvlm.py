@@ -2,7 +2,7 @@
 
 TABED's are LLaVAs of transformers 4 with ids that are not to be trusted. Engines' draft models have no vision tower: a
 draft LVLM's language model reads a placeholder's own row at a picture, which it was never trained on. With pictures our
-plugin for vLLM serves drafts that are made for it.
+plugin for vLLM serves drafts that are made for it; `patched_lvlm.py` has the others.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from .expressible import Engine, Prompts
 from .plugin import SECTION, served_by_plugin
 from .source import Files, Target
 
-_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
-_LEFT_OUT = ("architectures", "dtype", "torch_dtype", "transformers_version", "_name_or_path")
+IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+LEFT_OUT = ("architectures", "dtype", "torch_dtype", "transformers_version", "_name_or_path")
 
 
 def from_ours(
@@ -50,12 +50,10 @@ def from_ours(
         )
     if sees and prompts == "all":
         raise UserError(
-            "no engine lets a draft model read pictures: vLLM stops with an error, and SGLang's drafts read ids alone",
-            where=where,
-            hint="with pictures vLLM serves drafts that are trained for it: drafter.projector_input: projected and "
-            "drafter.first_token: false; the language model alone drafts on prompts of text: --prompts text",
-        )
-    model = load_lvlm(folder, **_HELD) if sees else load_weights(AutoModelForCausalLM, folder, **_HELD)
+            "SGLang's draft models read ids alone, and this one reads pictures", where=where,
+            hint="serve it in vLLM: --to vllm; its language model alone drafts on prompts of text: --prompts text",
+        )  # fmt: skip
+    model = load_lvlm(folder, **HELD) if sees else load_weights(AutoModelForCausalLM, folder, **HELD)
     if not reading_of(model.config).first_token:
         raise UserError(
             "the draft was trained without a prompt's first token, which a draft model is shown", where=where,
@@ -69,8 +67,8 @@ def from_ours(
     return draft, notes
 
 
-_HELD: dict[str, Any] = {"revision": None, "dtype": "auto", "key": "drafter", "whole": True}
-_PROJECTOR = "multi_modal_projector."
+HELD: dict[str, Any] = {"revision": None, "dtype": "auto", "key": "drafter", "whole": True}
+PROJECTOR = "multi_modal_projector."
 
 
 def is_served(folder: Path) -> bool:
@@ -86,39 +84,47 @@ def for_plugin(folder: Path, target: Target) -> Files:
     Raises:
         UserError: it was made for a target of another width or vocabulary.
     """
-    model = load_lvlm(folder, **_HELD)
+    model = load_lvlm(folder, **HELD)
     text, theirs, width = model.config.text_config, target.text, reading_of(model.config).target_width
     if (width, text.vocab_size) != (theirs.hidden_size, theirs.vocab_size):
         raise UserError(
             f"the draft was made for a target of width {width} and {text.vocab_size} rows of vocabulary; this one has "
             f"{theirs.hidden_size} and {theirs.vocab_size}", where=str(folder), hint="name its own target: --target",
         )  # fmt: skip
-    own = {key: value for key, value in text.to_dict().items() if key not in _LEFT_OUT}
+    own = {key: value for key, value in text.to_dict().items() if key not in LEFT_OUT}
     # The engine's buffer of states has the target's width, that of embeddings the draft's.
     kv_heads, head_dim = usual_heads(theirs)
     outer = own | {
         "model_type": "llama", "hidden_size": width, "projection_dim": text.hidden_size,
         "torch_dtype": str(model.dtype).removeprefix("torch."), "num_attention_heads": theirs.num_attention_heads,
         "num_key_value_heads": kv_heads, "head_dim": head_dim,
-        **{name: config_value(theirs, name) for name in _IDS},
+        **{name: config_value(theirs, name) for name in IDS},
     }  # fmt: skip
     state = {f"model.{name}": value for name, value in language_model_of(model).state_dict().items()}
     state |= {"lm_head.weight": model.lm_head.weight.detach().clone()}
-    state |= {f"{_PROJECTOR}{name}": value for name, value in own_projector(model).state_dict().items()}
+    state |= {f"{PROJECTOR}{name}": value for name, value in own_projector(model).state_dict().items()}
     return served_by_plugin(outer, "lvlm", language_model=own), state
 
 
 def from_plugin(folder: Path, target: PreTrainedModel) -> PreTrainedModel:
-    """The draft of an export for our plugin, beside its LLaVA, whose tower and projector it takes over."""
+    """The draft of an export for our plugin, beside its LLaVA, whose tower and projector it takes over. In mode T no
+    picture is read, and its projector is a new one.
+    """
     values, held = read_values(folder), read_safetensors(folder / WEIGHTS)
-    config = copy.deepcopy(target.config)
-    config.text_config = type(config.text_config)(**values[SECTION]["language_model"])
+    about, config = values.pop(SECTION), copy.deepcopy(target.config)
+    text = about.get("language_model") or {name: value for name, value in values.items() if name not in LEFT_OUT}
+    config.text_config = type(config.text_config)(**text)
     config.tie_word_embeddings = config.text_config.tie_word_embeddings  # the draft's own, not the target's
-    Reading("projected", False, target.config.text_config.hidden_size).write(config)
+    is_made = about["drafter"] == "lvlm"  # for the EAGLE path, which has no first token
+    is_projected = is_made or about.get("projector_input") == "projected"
+    if is_projected:
+        Reading("projected", not is_made, target.config.text_config.hidden_size).write(config)
     draft = assemble(
-        config, vision_tower=target.model.vision_tower, target_projector=target.model.multi_modal_projector
-    )
-    pieces = {"model.": language_model_of(draft), "lm_head.": draft.lm_head, _PROJECTOR: own_projector(draft)}
+        config, vision_tower=target.model.vision_tower,
+        target_projector=target.model.multi_modal_projector if is_projected else None,
+    )  # fmt: skip
+    pieces = {"model.": language_model_of(draft), "lm_head.": draft.lm_head}
+    pieces |= {} if about["drafter"] == "lvlm-t" else {PROJECTOR: own_projector(draft)}
     for prefix, module in pieces.items():
         state = {name.removeprefix(prefix): value for name, value in held.items() if name.startswith(prefix)}
         check_shapes(shapes_of(state), shapes_of(module.state_dict()), where=str(folder / WEIGHTS))
@@ -147,13 +153,13 @@ def _text_draft(model: PreTrainedModel, target: Target, *, where: str) -> PreTra
             f"the draft has {text.vocab_size} rows of vocabulary, and the target {rows}: another tokenizer's",
             where=where, hint="name the target that it drafts for: --target",
         )  # fmt: skip
-    config = type(text)(**{key: value for key, value in text.to_dict().items() if key not in _LEFT_OUT})
+    config = type(text)(**{key: value for key, value in text.to_dict().items() if key not in LEFT_OUT})
     draft = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     draft.model.load_state_dict(language_model_of(model).state_dict())
     draft.lm_head.load_state_dict(model.lm_head.state_dict())
     if text.vocab_size < rows:
         grow_vocabulary(draft, rows, torch.Generator().manual_seed(0))
-    for name in _IDS:
+    for name in IDS:
         # A draft's own are not to be trusted: JackFram's are no ids of Llama's tokenizer.
         value = config_value(target.text, name)
         setattr(draft.config, name, value)
@@ -192,12 +198,12 @@ def to_ours(
         notes.append(f"its image token was {ours.image_token_id}, the target's is {target.image_token_id}")
         ours.image_token_id = ours.image_token_index = target.image_token_id
     for place, theirs in ((ours, target), (ours.text_config, target.text_config)):
-        for name in _IDS:
+        for name in IDS:
             before, value = config_value(place, name), config_value(theirs, name)
             if before != value:
                 notes.append(f"{name} was {before}, the target's is {value}")
                 setattr(place, name, value)
-    for name in _IDS:
+    for name in IDS:
         setattr(model.generation_config, name, config_value(target.text_config, name))
     if len(ends) > 1:
         model.generation_config.eos_token_id = list(ends)

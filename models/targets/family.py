@@ -79,7 +79,8 @@ class Family:
     shares_pictures: bool = False
     # model_type of text configs -> what heads take from them.
     texts: Mapping[str, Text] = field(default_factory=dict)
-    # Engine -> heads (eagle, eagle3, dflash) that its class of this model hands states to, as its sources say.
+    # Engine -> heads (eagle, eagle3, dflash) that its class of this model hands states to, as its sources say; and
+    # `patched`, where drafters were compared for which our plugin patches it.
     engines: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # Engines whose class of this model was not read here.
     unread: tuple[str, ...] = ()

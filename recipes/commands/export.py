@@ -20,7 +20,7 @@ def _run(options: argparse.Namespace) -> int:
     target = _pair(options) if options.target_to else options.target
     try:
         export = export_drafter(
-            options.drafter, options.destination, options.to, target=target, prompts=options.prompts
+            options.drafter, options.destination, options.to, target=target, prompts=options.prompts, mode=options.mode
         )
     except BaseException:
         if options.target_to:  # of the pair both are written or none: the same command can be given again
@@ -31,13 +31,13 @@ def _run(options: argparse.Namespace) -> int:
     say(f"written  {export.folder} ({export.engine}, {export.method})")
     for note in export.notes:
         say(f"note     {note}")
-    if export.engine == "vllm" and export.method not in ("draft_model", "mtp"):
+    if export.engine == "vllm" and (export.patched or export.method not in ("draft_model", "mtp")):
         is_here = export.target is not None and Path(export.target).is_dir()
         place = target or (export.target if is_here else None)
         whose = f" --target {place}" if place else ""
         # Chains can be read from the V1 runner alone, so its known fault is patched there.
         patched = " --without-known-faults" if V1_FAULT in export.notes else ""
-        say(f"check    draftsmith verify-engine {export.folder}{whose}{patched}")
+        say(f"check    {export.asks}draftsmith verify-engine {export.folder}{whose}{patched}")
     say(f"serve    {export.command}")
     return OK
 
@@ -75,6 +75,11 @@ COMMAND = Command(
         Argument("--target-to", "also write the run's target to this folder as vLLM reads it, to serve both together"),
         Argument(
             "--prompts", "text: the engine will never receive images", {"choices": ("all", "text"), "default": "all"}
+        ),
+        Argument(
+            "--mode",
+            "of a draft LVLM in vLLM: M, the pictures, or T, newlines (as its settings say)",
+            {"choices": ("M", "T")},
         ),
     ),
     run=_run,

@@ -16,17 +16,26 @@ from draftsmith.models.drafters.medusa import MedusaConfig
 from draftsmith.models.drafters.msd import MsdConfig
 from draftsmith.models.drafters.peagle import PeagleConfig
 from draftsmith.models.drafters.plain_module import ShapeAlone
+from draftsmith.models.drafters.sparrow import SparrowConfig
+from draftsmith.models.drafters.vispec import VispecConfig
 from draftsmith.models.families.load import load_lvlm
 from draftsmith.models.hub import read_config, target_lm_head
 from draftsmith.models.parts import TokenIds
 from draftsmith.models.targets.base import language_shape
 
 TAPS = (2, 4, 5)
+_EAGLE1 = {
+    "msd": MsdConfig(kind="msd"),
+    "eagle": EagleConfig(kind="eagle", image="placeholder"),
+    "sparrow": SparrowConfig(kind="sparrow", train_visual_share=0),
+    "vispec": VispecConfig(kind="vispec", positions="compact", num_queries=3),
+}
 _READ = {"taps": TAPS, "visual_slots": "read", "image": "placeholder"}
 
 
 def save_drawn(kind: str, target: Path, folder: Path, num_layers: int = 1, **settings) -> None:
-    """A head of `kind` (msd, eagle, eagle3, peagle, dflash or medusa) for the target in a folder, in our own layout.
+    """A head of `kind` (msd, eagle, sparrow, vispec, eagle3, peagle, dflash, medusa) for the target in a folder, in our
+    own layout. Sparrow's is trained and decoded without pictures, ViSpec's holds two vectors of each.
 
     Args:
         settings: of Medusa.
@@ -50,13 +59,15 @@ def save_drawn(kind: str, target: Path, folder: Path, num_layers: int = 1, **set
             head.lm_head.weight.data = target_lm_head(str(target), where="", tied=False)[head.draft_ids].float()
         section.save(head, folder, section.manifest(ShapeAlone(shape), identity))
         return
-    if kind in ("msd", "eagle"):
-        section = MsdConfig(kind=kind) if kind == "msd" else EagleConfig(kind=kind, image="placeholder")
+    if kind in _EAGLE1:
+        section = _EAGLE1[kind]
         head = _drawn(section.module(section.layer(shape), None))
         with torch.no_grad():  # a quiet layer on the state: drafts that the target often accepts
             width = shape.hidden_size
             head.fc.weight[:, :width] += 4 * torch.eye(width)
             head.fc.bias.mul_(0.2)
+            if kind == "vispec":
+                head.img_fc.weight[:, :width] += torch.eye(width)
             head.layers[0].self_attn.o_proj.weight.mul_(0.12)
             head.layers[0].mlp.down_proj.weight.mul_(0.06)
         save_head(head, folder, manifest_of(section, shape, identity, drafter=section.model_dump(mode="json")))
@@ -100,3 +111,11 @@ def save_draft(target: Path, folder: Path, **settings) -> None:
         draft.lm_head.weight[[processor.image_token_id, *range(processor.num_token_ids, text.vocab_size)]] = 0
     manifest = {"model": "drafter", "target": str(target), "tokenizer_hash": processor.tokenizer_hash}
     save_lvlm(draft, folder, manifest | {"drafter": section.model_dump(mode="json")})
+
+
+def save_itself(target: Path, folder: Path) -> None:
+    """The target as its own draft LVLM: in mode M all that it drafts must stand, in T on text."""
+    model = load_lvlm(target, revision=None, dtype=torch.float32, key="target", whole=True)
+    drafter = {"kind": "lvlm", "path": str(target)}
+    about = {"model": "drafter", "target": str(target), "drafter": drafter}
+    save_lvlm(model, folder, about | {"tokenizer_hash": load_processor(str(target)).tokenizer_hash})

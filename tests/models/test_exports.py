@@ -8,13 +8,16 @@ import torch
 from draftsmith.core.checksums import write_sums
 from draftsmith.core.errors import UserError
 from draftsmith.core.results import BEGUN, DONE, Mark, sums_of, write_mark
+from draftsmith.eval.pair import trained_section
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.dflash_files import dflash_manifest
 from draftsmith.models.drafters.dflash_module import DflashHead
 from draftsmith.models.folders import write_folder
 from draftsmith.models.formats import export_drafter, export_target, import_head
+from draftsmith.models.formats.eagle import from_plugin
 from draftsmith.models.formats.export import lay_out
+from draftsmith.models.formats.plugin import PATCHES
 from draftsmith.models.formats.source import Target, read_source
 from draftsmith.models.parts import TokenIds
 from draftsmith.models.targets.base import language_shape
@@ -265,11 +268,17 @@ def test_a_stretched_rotation_travels(tmp_path, engine, kind):
         ("vllm", "llava", READ | {"taps": (2, 4, 8)}, "taps after the last layer"),
         ("sglang", "llava", {"kind": "msd"}, "a picture enters its layer directly"),
         ("vllm", "qwen2_5_vl", {"kind": "msd"}, "norms its input"),
-        ("vllm", "llava", {"kind": "sparrow"}, "norms its input"),
-        ("vllm", "llava", {"kind": "vispec"}, "a few vectors stand for a picture"),
+        ("sglang", "llava", {"kind": "sparrow"}, "norms its input"),
+        ("sglang", "llava", {"kind": "vispec"}, "a few vectors stand for a picture"),
+        ("vllm", "llava", {"kind": "sparrow", "positions": "flat"}, "(drafter.positions: flat), and in the engine"),
+        ("vllm", "llava", {"kind": "sparrow", "vata": False}, "a picture enters its layer directly"),
+        ("vllm", "llava", {"kind": "vispec"}, "(drafter.positions: flat), and in the engine"),
+        ("vllm", "llava", {"kind": "vispec", "positions": "compact", "num_queries": 9}, "a picture has 4 tokens"),
+        ("vllm", "qwen2_5_vl", {"kind": "vispec", "positions": "compact"}, "pictures alone, not qwen2_5_vl"),
+        ("vllm", "llava", {"kind": "msd", "visual_share": 0.5}, "a share of 0.5 of a picture's tokens"),
         ("vllm", "llava", {"kind": "hivis", "num_steps": 2, "input_norm": False}, "a vector for each step"),
         ("vllm", "llava", {"kind": "eagle", "image": "placeholder", "state": -2}, "before the last layer"),
-        ("vllm", "llava", {"kind": "eagle", "image": "placeholder", "vata": True}, "text-only window"),
+        ("sglang", "llava", {"kind": "eagle", "image": "placeholder", "vata": True}, "text-only window"),
         ("speculators", "llava", {"kind": "eagle", "image": "placeholder"}, "no EAGLE-1 type"),
         ("sglang", "llava", {"kind": "eagle"}, "hashes and no ids"),
         ("eagle", "llava", {"kind": "sparrow"}, "no published code"),
@@ -286,6 +295,14 @@ def test_what_an_engine_cannot_express(tmp_path, engine, family, settings, says)
         export_drafter(folder, tmp_path / "out", engine)
     assert says in str(caught.value) and str(folder) in str(caught.value)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["head", "target"]
+
+
+@pytest.mark.parametrize(("normed", "hint"), [(True, "own loop"), (False, "--prompts text")])
+def test_prompts_of_text_are_a_way_out_where_the_layer_is_eagles(tmp_path, normed, hint):
+    _, folder, _ = made(tmp_path, kind="sparrow", positions="flat", input_norm=normed)
+    with pytest.raises(UserError) as caught:
+        export_drafter(folder, tmp_path / "out", "vllm")
+    assert hint in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -408,8 +425,10 @@ def draft_folder(folder, rows=VOCAB, dtype=torch.bfloat16):
 def test_a_draft_with_a_tower(tmp_path):
     target = target_folder(tmp_path / "target")
     model = draft_folder(tmp_path / "draft")
-    with pytest.raises(UserError, match="no engine lets a draft model read pictures"):
-        export_drafter(tmp_path / "draft", tmp_path / "out", "vllm", target=str(target))
+    with pytest.raises(UserError, match="draft models read ids alone"):
+        export_drafter(tmp_path / "draft", tmp_path / "out", "sglang", target=str(target))
+    with pytest.raises(UserError, match="--mode says what a draft LVLM is shown"):
+        export_drafter(tmp_path / "draft", tmp_path / "out", "vllm", target=str(target), prompts="text", mode="T")
     with pytest.raises(UserError, match="--target runs/x/target"):
         export_drafter(tmp_path / "draft", tmp_path / "out", "vllm", prompts="text")
     with pytest.raises(UserError, match="layout is for heads"):
@@ -568,6 +587,38 @@ def test_vispec_without_pictures_is_an_eagle_head(tmp_path, engine):
     assert manifest["drafter"]["kind"] == manifest["method"] == "eagle"
     again = ours(back("eagle", tmp_path / "out").head, embeds, states)
     torch.testing.assert_close(again, expected, atol=2e-5, rtol=0)
+
+
+# ---- what our plugin patches vLLM for
+
+
+@pytest.mark.parametrize(
+    ("settings", "section"),
+    [
+        ({"kind": "sparrow"}, {"drafter": "window", "fc_bias": True, "input_norm": True}),
+        ({"kind": "hivis", "input_norm": False}, {"drafter": "window", "fc_bias": True, "input_norm": False}),
+        ({"kind": "eagle", "image": "placeholder", "vata": True, "positions": "compact", "fc_bias": False},
+         {"drafter": "window", "fc_bias": False, "input_norm": False}),
+        ({"kind": "msd", "vata": True, "positions": "compact"},
+         {"drafter": "window", "fc_bias": True, "input_norm": False}),
+        ({"kind": "vispec", "positions": "compact", "num_queries": 3},
+         {"drafter": "vispec", "fc_bias": True, "input_norm": False, "num_queries": 3, "num_held": 2}),
+        ({"kind": "vispec", "positions": "compact", "vata": True},
+         {"drafter": "vispec", "fc_bias": True, "input_norm": False, "num_queries": 2, "num_held": 0}),
+    ],
+)  # fmt: skip
+def test_heads_that_leave_pictures_out_come_back_from_their_export(tmp_path, settings, section):
+    """With all tensors as they are, and the commands ask for the patches."""
+    _, folder, head = made(tmp_path, **settings)
+    result = export_drafter(folder, tmp_path / "out", "vllm")
+    values, state = exported(tmp_path / "out")
+    assert values["draftsmith"] == {"format": 1, **section} and values["attention_bias"] is False
+    assert result.command.startswith(f"{PATCHES}=1 VLLM_USE_V2_MODEL_RUNNER=0 vllm serve ")
+    assert "--no-enable-prefix-caching" in result.command and '"method": "eagle"' in result.command
+    config = trained_section(tmp_path / "out", hint="")
+    read = from_plugin(tmp_path / "out", config, language_shape(target_config().get_text_config()))
+    assert read.state_dict().keys() == head.state_dict().keys() == state.keys()
+    assert all(torch.equal(value, read.state_dict()[name]) for name, value in head.state_dict().items())
 
 
 # ---- DFlash and P-EAGLE

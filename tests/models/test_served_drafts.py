@@ -8,11 +8,15 @@ import pytest
 import torch
 from draftsmith.core.batch import IMAGE, TEXT, Batch, Request
 from draftsmith.core.errors import UserError
+from draftsmith.data.shapes.tokenizer import train_tokenizer
+from draftsmith.eval.engines import program
+from draftsmith.eval.pair import trained_section
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.lvlm import LvlmConfig, build_drafter, load_drafter, proposal, save_lvlm
 from draftsmith.models.formats import export_drafter
 from draftsmith.models.formats.lvlm import from_plugin
 from draftsmith.models.parts import TokenIds, is_tied
+from draftsmith.models.targets.llava.made_for_engines import reading_of
 from draftsmith.models.targets.llava.model import assemble, llava_config
 from draftsmith.models.targets.llava.training import LlavaTraining
 from pydantic import ValidationError
@@ -146,9 +150,69 @@ def test_an_export_for_the_plugin_comes_back(target, tmp_path):
     assert all(torch.equal(value, back.state_dict()[name]) for name, value in draft.state_dict().items())
     with pytest.raises(UserError, match="without a prompt's first token"):
         export_drafter(tmp_path / "draft", tmp_path / "text", "vllm", prompts="text")
-    saved(draft_of(target, first_token=True), tmp_path / "first", **named)
-    with pytest.raises(UserError, match=r"no engine lets a draft model read(.|\n)*first_token: false"):
-        export_drafter(tmp_path / "first", tmp_path / "no", "vllm")
+
+
+def as_trained(target, tmp_path, trained=(), **settings):
+    """Folder of a draft beside the target's, with the section that it was trained by."""
+    target.save_pretrained(tmp_path / "target")
+    words = train_tokenizer(["one two three\n", "four five\n"] * 8, VOCAB)
+    words.save_pretrained(tmp_path / "target")
+    named = {"projector_input": "tower", "first_token": True} | settings
+    draft = draft_of(target, **named)
+    for name in trained:
+        draft.state_dict()[name] += 1
+    manifest = {"target": str(tmp_path / "target"), "drafter": section(**named).model_dump(mode="json")}
+    return draft, saved(draft, tmp_path / "draft", **manifest), words("\n", add_special_tokens=False).input_ids[-1]
+
+
+@pytest.mark.parametrize("reads", ["tower", "projected"])
+def test_a_draft_as_it_was_trained_is_served_with_patches(target, tmp_path, reads):
+    draft, folder, newline = as_trained(target, tmp_path, projector_input=reads)
+    made = export_drafter(folder, tmp_path / "out", "vllm")
+    assert made.method == "draft_model" and "--no-enable-prefix-caching" not in made.command
+    assert made.command.startswith("DRAFTSMITH_VLLM_PATCHES=1 VLLM_USE_V2_MODEL_RUNNER=0 vllm serve ")
+    values = json.loads((tmp_path / "out/config.json").read_text())
+    assert values["draftsmith"] == {"format": 1, "drafter": "lvlm-m", "projector_input": reads}
+    back = from_plugin(tmp_path / "out", target)
+    assert all(torch.equal(value, back.state_dict()[name]) for name, value in draft.state_dict().items())
+    assert reading_of(back.config).first_token and type(back) is type(draft)
+
+    blind = export_drafter(folder, tmp_path / "blind", "vllm", mode="T")
+    assert "--no-enable-prefix-caching" in blind.command
+    values = json.loads((tmp_path / "blind/config.json").read_text())
+    assert values["draftsmith"] == {"format": 1, "drafter": "lvlm-t", "newline_id": newline}
+    assert not any("projector" in name for name in load_file(tmp_path / "blind/model.safetensors"))
+    assert trained_section(tmp_path / "blind", hint="").mode.members == ("T",)
+    back = from_plugin(tmp_path / "blind", target).model.language_model
+    own = draft.model.language_model.state_dict()
+    assert all(torch.equal(value, own[name]) for name, value in back.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("settings", "trained", "words"),
+    [
+        ({"mode": "MT"}, (), r"drafts as an ensemble \(M, T\)"),
+        ({"mode": "P"}, (), "in mode P it is shown something else"),
+        ({"first_token": False}, (), "was trained without a prompt's first token"),
+        ({"vision_feature_layer": -1}, (), "its vision_feature_layer is -1, and the target's -2"),
+        ({}, ("model.vision_tower.embeddings.patch_embedding.weight",), r"1 of its tower's \d+ tensors are not"),
+    ],
+)
+def test_a_draft_that_no_patch_serves_is_refused_with_every_reason(target, tmp_path, settings, trained, words):
+    _, folder, _ = as_trained(target, tmp_path, trained, **settings)
+    with pytest.raises(UserError, match=rf"not even with patches:\n  - (.|\n)*{words}(.|\n)*our own loop"):
+        export_drafter(folder, tmp_path / "out", "vllm")
+    assert not (tmp_path / "out").exists()
+
+
+def test_patches_are_asked_for_before_an_engine_is_started(monkeypatch):
+    monkeypatch.setattr(program, "_look", lambda engine, python, key: "1")
+    monkeypatch.delenv("DRAFTSMITH_VLLM_PATCHES", raising=False)
+    program.check_plugin("python")
+    with pytest.raises(UserError, match="switch them on: DRAFTSMITH_VLLM_PATCHES=1"):
+        program.check_plugin("python", patches=True)
+    monkeypatch.setenv("DRAFTSMITH_VLLM_PATCHES", "1")
+    program.check_plugin("python", patches=True)
 
 
 @pytest.mark.parametrize("own", [False, True])

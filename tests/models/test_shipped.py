@@ -65,8 +65,8 @@ def test_a_manifest_that_names_one_is_exported(tmp_path):
     """The name was asked of the Hub, and hid why engines cannot have the draft's pictures."""
     draft = shutil.copytree(FOLDER / "shapes-llava", tmp_path / "draft")
     (draft / MANIFEST).write_text(json.dumps({"model": "drafter", "target": NAME}))
-    with pytest.raises(UserError, match="no engine lets a draft model read pictures"):
-        export_drafter(draft, tmp_path / "out", "vllm")
+    with pytest.raises(UserError, match="draft models read ids alone"):
+        export_drafter(draft, tmp_path / "out", "sglang")
     exported = export_drafter(draft, tmp_path / "out", "vllm", prompts="text")
     assert f"vllm serve {FOLDER / 'shapes-llava'} " in exported.command, "an engine knows no shipped names"
     named = export_drafter(draft, tmp_path / "named", "vllm", prompts="text", target=NAME)

@@ -7,12 +7,12 @@ import sys
 import tomllib
 import zipfile
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from draftsmith.models.formats.plugin import MODULE, PACKAGE, served_by_plugin
+from draftsmith.models.formats.plugin import MODULE, PACKAGE, PATCHES, drops_inputs, is_patched, served_by_plugin
 
 FOLDER = Path(__file__).resolve().parents[2] / "serving" / PACKAGE
 
@@ -27,7 +27,11 @@ def module(name):
 
 section, versions = module("section"), module("versions")
 LLAMA = {"hidden_size": 8}
-GOOD = {"msd": {"fc_bias": True}, "lvlm": {"language_model": LLAMA}}
+GOOD = {
+    "msd": {"fc_bias": True}, "lvlm": {"language_model": LLAMA}, "lvlm-m": {"projector_input": "tower"},
+    "lvlm-t": {"newline_id": 3}, "window": {"fc_bias": True, "input_norm": True},
+    "vispec": {"fc_bias": True, "input_norm": False, "num_queries": 3, "num_held": 2},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("drafter", GOOD)
@@ -36,7 +40,10 @@ def test_what_an_export_writes_is_what_the_plugin_reads(drafter):
     read = section.read(values, drafter)
     assert read == section.read(SimpleNamespace(**values), drafter) == section.Section(drafter, **GOOD[drafter])
     classes = (FOLDER / MODULE / "__init__.py").read_text()
-    assert f'"{values["architectures"][0]}": "{MODULE}.{drafter}:' in classes
+    assert f'"{values["architectures"][0]}": "{MODULE}.' in classes
+    assert is_patched(values) == (drafter not in ("msd", "lvlm"))
+    assert drops_inputs(values) == (drafter in ("lvlm-t", "window", "vispec"))
+    assert section.reads_tower(values) == (drafter == "lvlm-m")
 
 
 @pytest.mark.parametrize(
@@ -81,6 +88,124 @@ def test_a_cut_prompt_ends_where_its_piece_does():
     assert ends.tolist() == [25, 50, 61, 7] and known.tolist() == [50, 50, 61, 7]
 
 
+@pytest.fixture
+def patches(monkeypatch):
+    """The module beside a vLLM whose runner is V1."""
+    vllm = ModuleType("vllm")
+    vllm.envs = SimpleNamespace(VLLM_USE_V2_MODEL_RUNNER=False)
+    monkeypatch.setitem(sys.modules, "vllm", vllm)
+    monkeypatch.setenv(PATCHES, "1")
+    loaded = module("patches")
+    assert loaded.VARIABLE == PATCHES
+    return loaded
+
+
+def engine(**changes):
+    """vLLM's config, as far as `patches.check` reads it, without anything that is refused."""
+    of_target = SimpleNamespace(uses_mrope=changes.pop("uses_mrope", False))
+    unpadded = changes.pop("disable_padded_drafter_batch", False)
+    cache = SimpleNamespace(enable_prefix_caching=changes.pop("enable_prefix_caching", False))
+    speculative = SimpleNamespace(target_model_config=of_target, disable_padded_drafter_batch=unpadded)
+    return SimpleNamespace(**{"speculative_config": speculative, "cache_config": cache, "use_v2_model_runner": False,
+                              "kv_transfer_config": None} | changes)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "cure"),
+    [
+        ({"enable_prefix_caching": True}, "--no-enable-prefix-caching"),
+        ({"kv_transfer_config": object()}, "without --kv-transfer-config"),
+        ({"uses_mrope": True}, "own loop"),
+        ({"disable_padded_drafter_batch": True}, "remove disable_padded_drafter_batch"),
+    ],
+)
+def test_what_would_serve_a_window_wrongly_is_refused_with_its_cure(patches, changes, cure):
+    patches.check(engine(), drops_inputs=True)
+    patches.check(engine(**changes))  # no window: pictures are in the cache as the target's are
+    with pytest.raises(patches.Refused, match=cure):
+        patches.check(engine(**changes), drops_inputs=True)
+
+
+def test_patches_are_asked_for_and_are_of_runner_v1(patches, monkeypatch):
+    for value in (None, True):
+        sys.modules["vllm"].envs.VLLM_USE_V2_MODEL_RUNNER = value
+        with pytest.raises(patches.Refused, match="VLLM_USE_V2_MODEL_RUNNER=0"):
+            patches.check(engine())
+    sys.modules["vllm"].envs.VLLM_USE_V2_MODEL_RUNNER = False
+    with pytest.raises(patches.Refused, match="VLLM_USE_V2_MODEL_RUNNER=0"):
+        patches.check(engine(use_v2_model_runner=True))
+    monkeypatch.delenv(PATCHES)
+    assert not patches.are_on()
+    with pytest.raises(patches.Refused, match=f"which are off: serve it with {PATCHES}=1"):
+        patches.check(engine())
+
+
+def test_a_draft_models_mask_of_pictures_has_a_place_for_each_drawn_token():
+    mask = torch.tensor([False, True, True, False, True])
+    found = module("pictures").one_more_each(mask, [0, 4, 5])
+    assert found.tolist() == [False, True, True, False, False, True, False]
+
+
+class Metadata(SimpleNamespace):
+    def batch_size(self):
+        return len(self.seq_lens)
+
+    def replace(self, **changes):
+        return Metadata(**vars(self) | changes)
+
+
+@pytest.mark.parametrize("piece", [1, 2, 3, 5, 20])
+@pytest.mark.parametrize(("shift", "newline", "last"), [(0, 7, 0), (1, None, 0), (1, None, 2)])
+def test_a_window_is_the_shorter_prompt_however_it_is_cut(shift, piece, newline, last):
+    """Ids, positions and slots, pass by pass, end as those of the prompt without its pictures, read in one pass."""
+    window = module("window")
+    ids = torch.tensor([1, 10, *[99] * 4, 11, 12, *[99] * 3, 13])
+    pictures = [(2, 4), (8, 3)]  # offset, length
+    request = SimpleNamespace(mm_features=[
+        SimpleNamespace(mm_position=SimpleNamespace(offset=at, length=length)) for at, length in pictures
+    ])  # fmt: skip
+    runner = SimpleNamespace(input_batch=SimpleNamespace(req_ids=["a"]), requests={"a": request})
+    kept = window.Window(newline=newline, last=last)
+    blocks, written = torch.tensor([[5, 3, 8, 6]]), {}
+    for start in range(0, len(ids), piece):
+        stop = min(start + piece, len(ids))
+        request.num_computed_tokens = start
+        proposer = SimpleNamespace(pass_hidden_states_to_model=bool(shift), block_size=4,
+                                   draftsmith_pass=(runner, {"a": stop - start}))  # fmt: skip
+        places = torch.arange(start, stop)
+        given = {
+            "target_token_ids": ids[start:stop], "target_positions": places, "target_hidden_states": places[:, None],
+            "token_indices_to_sample": torch.tensor([stop - start - 1]), "common_attn_metadata": Metadata(
+                seq_lens=torch.tensor([stop]), query_start_loc_cpu=None, seq_lens_cpu_upper_bound=None,
+                block_table_tensor=blocks, slot_mapping=blocks[0, places // 4] * 4 + places % 4,
+            ),
+        }  # fmt: skip
+        given |= window.narrow(proposer, given, kept)
+        metadata, count = given["common_attn_metadata"], len(given["target_positions"])
+        held = given["target_token_ids"].tolist()
+        if shift:  # as the proposer does
+            held = [*held[1:], int(ids[stop]) if stop < len(ids) else 50]
+        states = given["target_hidden_states"][:, 0].tolist()
+        for at, token, state, slot in zip(
+            given["target_positions"].tolist(), held, states, metadata.slot_mapping.tolist(), strict=True
+        ):  # fmt: skip
+            assert slot == blocks[0, at // 4] * 4 + at % 4
+            written[at] = token, state
+        assert given["token_indices_to_sample"].tolist() == [count - 1]
+        assert int(metadata.seq_lens) == int(given["target_positions"][-1]) + 1
+    inputs = [(int(token), place) for place, token in enumerate([*ids[shift:], 50][: len(ids)])]
+    expected = []
+    for token, place in inputs:
+        runs = [(at - shift, at - shift + length) for at, length in pictures]
+        inside = next((run for run in runs if run[0] <= place < run[1]), None)
+        if inside is None or place >= inside[1] - last:
+            expected.append((token, place))
+        elif newline is not None and place == inside[0]:
+            expected.append((newline, place))
+    assert [written[at] for at in range(len(expected))] == expected
+    assert max(written) < len(expected) + (piece < 20)
+
+
 def test_values_of_requests_are_repeated_for_their_drafted_tokens():
     """As vLLM's docstring has it, of any type, where a request has none too."""
     repeated = module("drawn_tokens").repeated
@@ -97,7 +222,7 @@ def test_it_imports_nothing_of_draftsmith_and_vllm_only_where_it_is_called():
         names += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == 0]
         assert not any(name.split(".")[0] == "draftsmith" for name in names)
         top = [node.module or "" for node in tree.body if isinstance(node, ast.ImportFrom) and node.level == 0]
-        if path.stem in ("__init__", "section", "versions", "cut_prompts", "drawn_tokens"):
+        if path.stem not in ("msd", "lvlm", "standalone", "windowed", "tower"):  # imported where a folder names them
             assert not any(name.split(".")[0] in ("vllm", "torch") for name in top), path
 
 

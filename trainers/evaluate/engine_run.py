@@ -252,5 +252,5 @@ def _exported(
             raise UserError(f"the folder is an export {what}", where=str(weights),
                             hint="name the drafter that it is of, which is exported here")  # fmt: skip
     if INSTALL in exported.notes:
-        check_plugin(python)
+        check_plugin(python, patches=exported.patched)
     return export_settings(exported, gamma, key), exported.overrides

@@ -18,7 +18,7 @@ class LlavaFamily(Family):
 
 
 # Engines cut the pictures of LLaVA-NeXT and OneVision into tiles by themselves, and hand no states to heads.
-_ENGINES = {"llava": {"vllm": ("eagle", "eagle3", "dflash"), "sglang": ("eagle",)}}
+_ENGINES = {"llava": {"vllm": ("eagle", "eagle3", "dflash", "patched"), "sglang": ("eagle",)}}
 # model_type -> record.
 FAMILIES: dict[str, Family] = {
     name: LlavaFamily(

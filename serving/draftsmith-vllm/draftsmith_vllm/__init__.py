@@ -7,12 +7,16 @@ A folder of `draftsmith export --to vllm` names a class in `architectures`, and 
 import logging
 import os
 
-from . import versions
+from . import patches, versions
 
 # Names on the EAGLE path get `Eagle` put before them unless they begin so.
 CLASSES = {
     "EagleDraftsmithMsd": "draftsmith_vllm.msd:Msd",
     "EagleDraftsmithLvlm": "draftsmith_vllm.lvlm:Lvlm",
+    "EagleDraftsmithWindow": "draftsmith_vllm.windowed:TextWindow",
+    "EagleDraftsmithVispec": "draftsmith_vllm.windowed:Vispec",
+    "DraftsmithLvlmMForCausalLM": "draftsmith_vllm.standalone:SeeingDraft",
+    "DraftsmithLvlmTForCausalLM": "draftsmith_vllm.standalone:TextDraft",
 }
 REPAIRS = "DRAFTSMITH_VLLM_REPAIRS"  # 0: vLLM stays as it is
 
@@ -28,8 +32,11 @@ def register() -> None:
         ModelRegistry.register_model(name, where)
     if reason := versions.refusal(versions.version()):
         logging.getLogger("vllm.draftsmith_vllm").warning(reason)
-    elif os.environ.get(REPAIRS, "1") != "0":
+        return
+    if os.environ.get(REPAIRS, "1") != "0":
         from . import cut_prompts, drawn_tokens
 
         cut_prompts.repair()
         drawn_tokens.repair()
+    if patches.are_on():
+        patches.apply()

@@ -18,7 +18,7 @@ from . import section, versions
 versions.check()
 
 
-class _Projector(nn.Module):
+class Projector(nn.Module):
     """[P,E] -> [P,D]: linear, GELU, linear, as LLaVA's."""
 
     def __init__(self, inputs: int, width: int):
@@ -43,7 +43,7 @@ class Lvlm(LlamaForCausalLM, SupportsEagle):
         # The outer keys give the engine's buffers the target's width; the Llama is the section's.
         draft.model_config.hf_config = LlamaConfig(**about.language_model)
         super().__init__(vllm_config=draft, prefix="draft_model")
-        self.multi_modal_projector = _Projector(given.get_hidden_size(), self.config.hidden_size)
+        self.multi_modal_projector = Projector(given.get_hidden_size(), self.config.hidden_size)
 
     def embed_input_ids(self, input_ids, multimodal_embeddings=None, is_multimodal=None):
         """[N] ids to [N,D], with projected pictures at their places."""

@@ -4,6 +4,8 @@ The engine pairs token j + 1 with the target's state of token j, as MSD does. Wh
 projected feature enters the layer directly, in place of fc's output. N inputs, D width.
 """
 
+from typing import ClassVar
+
 import torch
 from torch import nn
 from vllm.model_executor.layers.linear import ReplicatedLinear
@@ -17,43 +19,41 @@ from . import section, versions
 
 versions.check()
 
-_FUSED = WeightsMapper(
-    orig_to_new_prefix={"": "model."},
-    orig_to_new_stacked={
-        ".q_proj": (".qkv_proj", "q"), ".k_proj": (".qkv_proj", "k"), ".v_proj": (".qkv_proj", "v"),
-        ".gate_proj": (".gate_up_proj", 0), ".up_proj": (".gate_up_proj", 1),
-    },
-)  # fmt: skip
+_STACKED = {
+    ".q_proj": (".qkv_proj", "q"), ".k_proj": (".qkv_proj", "k"), ".v_proj": (".qkv_proj", "v"),
+    ".gate_proj": (".gate_up_proj", 0), ".up_proj": (".gate_up_proj", 1),
+}  # fmt: skip
 
 
 class _Layer(nn.Module):
-    """Embedding (the target's), fc, and one Llama layer without its first norm."""
+    """Embedding (the target's), fc, and one Llama layer, mostly without its first norm."""
 
-    def __init__(self, vllm_config, config, fc_bias: bool):
+    def __init__(self, vllm_config, config, about):
         super().__init__()
         width = config.hidden_size
         self.embed_tokens = VocabParallelEmbedding(config.vocab_size, width)
         self.fc = ReplicatedLinear(
-            2 * width, width, bias=fc_bias, return_bias=False, params_dtype=vllm_config.model_config.dtype
+            2 * width, width, bias=about.fc_bias, return_bias=False, params_dtype=vllm_config.model_config.dtype
         )
         # Attention layers are known by number: the target's come first.
         number = vllm_config.model_config.get_num_layers(vllm_config.parallel_config)
         self.layers = nn.ModuleList([
-            LlamaDecoderLayer(vllm_config, True, prefix=f"model.layers.{number}", config=config)
+            LlamaDecoderLayer(vllm_config, not about.input_norm, prefix=f"model.layers.{number}", config=config)
         ])  # fmt: skip
 
 
 class Msd(nn.Module, SupportsEagle):
     """The embedding and the LM head are the target's, which vLLM puts in their places."""
 
+    drafter = "msd"
+    renamed: ClassVar[dict[str, str]] = {}  # parts of tensors' names, for names that would be stacked
     supports_multimodal_embeddings = True
     has_own_embed_tokens = has_own_lm_head = False
 
     def __init__(self, *, vllm_config, prefix: str = ""):
         super().__init__()
         self.config = vllm_config.speculative_config.draft_model_config.hf_config
-        about = section.read(self.config, "msd")
-        self.model = _Layer(vllm_config, self.config, about.fc_bias)
+        self.model = _Layer(vllm_config, self.config, section.read(self.config, self.drafter))
         self.logits_processor = LogitsProcessor(self.config.vocab_size)
         count = vllm_config.scheduler_config.max_num_batched_tokens + vllm_config.scheduler_config.max_num_seqs
         # Which inputs of this pass are of pictures: a buffer of fixed place, as compiled passes need.
@@ -72,14 +72,20 @@ class Msd(nn.Module, SupportsEagle):
         """States [N,D], twice: for the scores, and for the next step."""
         if inputs_embeds is None:
             inputs_embeds = self.embed_input_ids(input_ids)
-        joined = self.model.fc(torch.cat([inputs_embeds, hidden_states], -1))
-        entering = torch.where(self.of_pictures[: len(joined)], inputs_embeds, joined)
-        hidden, residual = self.model.layers[0](positions, entering, None)
+        hidden, residual = self.model.layers[0](positions, self.entering(inputs_embeds, hidden_states), None)
         hidden = hidden + residual
         return hidden, hidden
+
+    def entering(self, inputs_embeds, hidden_states):
+        """What enters the layer, [N,D]."""
+        joined = self.model.fc(torch.cat([inputs_embeds, hidden_states], -1))
+        return torch.where(self.of_pictures[: len(joined)], inputs_embeds, joined)
 
     def compute_logits(self, hidden_states):
         return self.logits_processor(self.lm_head, hidden_states)
 
     def load_weights(self, weights):
-        return AutoWeightsLoader(self).load_weights(weights, mapper=_FUSED)
+        mapper = WeightsMapper(
+            orig_to_new_substr=self.renamed, orig_to_new_prefix={"": "model."}, orig_to_new_stacked=_STACKED
+        )
+        return AutoWeightsLoader(self).load_weights(weights, mapper=mapper)

@@ -4,7 +4,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 FORMAT = 1  # of the section; another one is of another version of draftsmith
-DRAFTERS = ("msd", "lvlm")
+# Drafter -> what its section must hold.
+KEYS: dict[str, dict[str, type]] = {
+    "msd": {"fc_bias": bool},
+    "lvlm": {"language_model": dict},
+    "lvlm-m": {"projector_input": str},
+    "lvlm-t": {"newline_id": int},
+    "window": {"fc_bias": bool, "input_norm": bool},
+    "vispec": {"fc_bias": bool, "input_norm": bool, "num_queries": int, "num_held": int},
+}
 
 
 class WrongSection(ValueError):
@@ -16,15 +24,25 @@ class Section:
     """What a class must know beside the config's usual keys.
 
     Args:
-        drafter: msd or lvlm.
-        fc_bias: of msd: whether fc has a bias.
+        drafter: a key of `KEYS`.
+        fc_bias: of heads: whether fc has a bias.
+        input_norm: of window and vispec: whether the layer norms its input.
         language_model: of lvlm: the draft's own Llama config; the keys around the section hold the target's width, as
             the engine's buffer of states has.
+        projector_input: of lvlm-m: tower, or projected (the target's features).
+        newline_id: of lvlm-t: stands for each picture.
+        num_queries: of vispec: vectors of a picture.
+        num_held: of vispec: how many of these stand in inputs; the last one joins the states.
     """
 
     drafter: str
     fc_bias: bool = False
     language_model: dict[str, Any] = field(default_factory=dict)
+    projector_input: str = "tower"
+    newline_id: int = 0
+    input_norm: bool = False
+    num_queries: int = 0
+    num_held: int = 0
 
 
 def read(config: Any, drafter: str) -> Section:
@@ -36,7 +54,7 @@ def read(config: Any, drafter: str) -> Section:
     Raises:
         WrongSection: it is missing, of another drafter, or of another format.
     """
-    written = config.get("draftsmith") if isinstance(config, dict) else getattr(config, "draftsmith", None)
+    written = _written(config)
     cure = "export the drafter anew: draftsmith export FOLDER OUT --to vllm"
     if not isinstance(written, dict):
         raise WrongSection(f"config.json has no section draftsmith; {cure}")
@@ -47,11 +65,20 @@ def read(config: Any, drafter: str) -> Section:
         )
     if written.get("drafter") != drafter:
         raise WrongSection(f"config.json, draftsmith.drafter is {written.get('drafter')!r}, not {drafter!r}; {cure}")
-    known = {name: written[name] for name in ("fc_bias", "language_model") if name in written}
-    unknown = sorted(set(written) - {"format", "drafter", *known})
-    if unknown:
+    wanted = KEYS[drafter]
+    if unknown := sorted(set(written) - {"format", "drafter", *wanted}):
         raise WrongSection(f"config.json, draftsmith.{unknown[0]}: no such key; {cure}")
-    needed = "fc_bias" if drafter == "msd" else "language_model"
-    if not isinstance(known.get(needed), bool if drafter == "msd" else dict):
-        raise WrongSection(f"config.json, draftsmith.{needed} is missing; {cure}")
-    return Section(drafter, **known)
+    for name, kind in wanted.items():
+        if not isinstance(written.get(name), kind):
+            raise WrongSection(f"config.json, draftsmith.{name} is missing; {cure}")
+    return Section(drafter, **{name: written[name] for name in wanted})
+
+
+def reads_tower(config: Any) -> bool:
+    """Whether a draft's config says that its projector reads the target's tower."""
+    written = _written(config)
+    return isinstance(written, dict) and written.get("projector_input") == "tower"
+
+
+def _written(config: Any) -> Any:
+    return config.get("draftsmith") if isinstance(config, dict) else getattr(config, "draftsmith", None)
