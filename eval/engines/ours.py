@@ -35,6 +35,11 @@ from .engine_prompts import Asked
 
 _TARGET: TypeAdapter[Any] = TypeAdapter(TargetConfig)
 _SERVED = ("vllm", "speculators")  # layouts that vLLM reads
+# Kinds whose chains vLLM 0.32 does not show.
+_UNCOMPARED = {
+    "dspark": "vLLM 0.32 has it in model runner V2 alone, and chains are read from runner V1",
+    "mtp": "on a CPU vLLM 0.32 runs recurrent layers in bfloat16 alone, and chains are compared in float32",
+}
 NUM_DRAFTED = 4  # of drafters that draft token by token
 
 
@@ -79,6 +84,9 @@ class Exported:
         if self.export.get("engine") not in _SERVED:
             raise UserError("this is no folder that draftsmith export wrote for vLLM", where=str(folder / MANIFEST),
                             hint="export the drafter first: draftsmith export FOLDER OUT --to vllm")  # fmt: skip
+        if why := _UNCOMPARED.get(str(manifest.get("method"))):
+            raise UserError(f"chains of a {manifest['method']} drafter cannot be compared here: {why}",
+                            where=str(folder), hint="measure it in vLLM from outside: draftsmith bench")  # fmt: skip
         section, path = named_target(folder, target)
         self.target_path = opened_target(path, where="target")
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -112,7 +120,7 @@ class Exported:
     @property
     def speculative(self) -> dict[str, Any]:
         """vLLM's speculative_config for this folder."""
-        names = ("eagle3", "dflash", "dspark", "draft_model", "medusa")
+        names = ("eagle3", "dflash", "draft_model", "medusa")
         method = {"peagle": "eagle3"} | {name: name for name in names}
         name = "draft_model" if self.kind == "lvlm" and self.needs_patches else method.get(self.kind, "eagle")
         asked = {"method": name, "model": str(self.folder.resolve())}
@@ -123,8 +131,8 @@ class Exported:
     def num_drafted(self) -> int:
         """Tokens drafted in a cycle: a block's places, Medusa's heads, or `NUM_DRAFTED`."""
         config: Any = self.config
-        if self.kind in ("dflash", "dspark"):
-            return int(config.block_size) - (not getattr(config, "sample_from_anchor", False))
+        if self.kind == "dflash":
+            return int(config.block_size) - 1
         if self.kind == "medusa":
             return int(config.num_heads)
         return int(config.parallel_tokens) if self.kind == "peagle" else NUM_DRAFTED

@@ -215,7 +215,7 @@ def _whole_blocks(source: Source, config: DflashConfig) -> tuple[Source, list[st
     """A DFlash draft as engines run it, and what the reader of the export must know."""
     notes = [f"the engine drafts {source.head.shape.num_drafts} tokens a cycle, as the block was trained"]
     if config.kind == "dspark":
-        notes.append("no engine's walk was compared with ours")
+        notes.append("vLLM 0.32 drafts with it in model runner V2 alone, which needs a GPU: its walk was not compared")
     elif config.confidence is not None:
         source = dflash.without_confidence(source)
         notes.append("its confidence head is left out: the engine verifies whole blocks")

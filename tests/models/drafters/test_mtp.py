@@ -9,6 +9,7 @@ import tiny_qwen
 import torch
 from draftsmith.core.errors import UserError
 from draftsmith.core.refused import Refused
+from draftsmith.eval.engines.ours import Exported
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Dynamic
 from draftsmith.eval.rules import Greedy, Sampling
@@ -217,6 +218,8 @@ def test_a_trained_head_goes_back_into_the_folder(tmp_path, shards, had):
     speculative = json.loads(export.command.split("--speculative-config ")[1].strip("'"))
     assert export.command.startswith(f"vllm serve {tmp_path / 'out'} ")
     assert speculative == {"method": "mtp", "num_speculative_tokens": 3}
+    with pytest.raises(UserError, match="in bfloat16 alone"):
+        Exported(tmp_path / "out")
 
 
 def test_a_folder_without_a_head(tmp_path):
