@@ -144,7 +144,7 @@ def no_card(evaluation: Planned, drafter: str) -> str | None:
     stage: EvaluateSettings = evaluation.stage
     if not stage.is_timed:
         return "draws pictures for their quality and measures no speed (untimed)"
-    if stage.engine is not None:
+    if stage.engine.kind != "transformers":
         return "is decoded by an engine, and cards say what our loop measured"
     default = evaluation.inputs.get("drafter", "")  # of methods that name none
     if any(drafter in (method.names or [default]) for method in stage.methods.values() if _opens(method)):
