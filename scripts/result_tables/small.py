@@ -16,7 +16,7 @@ _FEW = (
 
 
 @table
-def smollm2_readme() -> Rows:
+def smollm2_full_readme() -> Rows:
     """The fastest row of each drafter in the full form's run, and what is free."""
     rows = [["drafter", "tau [95%]", "measured [IQR]", "identical", "at temperature 1"]]
     for method in _FEW:
