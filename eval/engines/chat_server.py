@@ -113,7 +113,7 @@ class ChatServer:
     def _open(self, path: str, body: bytes | None = None) -> Any:
         root = self.url.rstrip("/").removesuffix("/v1")
         if urlparse(root).scheme not in ("http", "https"):
-            raise UserError("no address of a server", where=self.url, hint="write http://HOST:PORT")
+            raise UserError("no address of a server", where=self.url, hint="write http://localhost:8000")
         key = os.environ.get("OPENAI_API_KEY")
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         try:

@@ -105,7 +105,7 @@ COMMAND = Command(
         ("draftsmith bench http://localhost:8000 mmspec-qwen2.5-vl-7b --limit 80 --at-once 1,16", "a recipe's sets"),
     ),
     arguments=(
-        Argument("url", "the server, http://HOST:PORT; its key is taken from OPENAI_API_KEY"),
+        Argument("url", "the server, as http://localhost:8000; its key is taken from OPENAI_API_KEY"),
         Argument("name", "records (JSON, JSONL), MMSpec or SPEED-Bench as published, a directory of sets; or a recipe, "
                  "whose first evaluate stage names benchmarks", {"metavar": "REQUESTS"}),
         Argument("settings", "settings that win over the recipe's", {"nargs": "*", "metavar": "key=value"}),

@@ -70,6 +70,7 @@ RECIPES = (
     ("sage-llama3-8b-1b",),
     ("demo/smollm2",),
     ("dspark-qwen2.5-vl-7b",),
+    ("mtp-qwen3.5-9b",),
     ("dflash2-qwen3-vl-8b",),
     ("chain-llamagen-3b",),
     ("lanternpp-anole-7b",),

@@ -26,6 +26,7 @@ SECTIONS = {
     "dspark": {"kind": "dspark"},
     "dflash2": {"kind": "dflash2"},
     "peagle": {"kind": "peagle"},
+    "mtp": {"kind": "mtp"},
     "pruned": {"kind": "pruned"},
     "ngram": {"kind": "ngram"},
     "suffix": {"kind": "suffix"},
