@@ -153,7 +153,7 @@ class MtpConfig(HeadConfig):
                 hint="name a folder that has one, or train it: from: scratch",
             )  # fmt: skip
         source = opened_target(str(source), where="key target.path")
-        revision = self.revision if self.path else section.get("revision") if not folder else None
+        revision = None if folder else self.revision if self.path else section.get("revision")
         if Path(source, MANIFEST).is_file():
             check_manifest(self, Path(source), target.shape, identity)
         state = tensors_under(PREFIX, source, "MTP head", where="key drafter", revision=revision)

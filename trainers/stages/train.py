@@ -195,5 +195,5 @@ class TrainHead(TrainStage):
             problem = f"names a head, and this stage trains a drafter of kind {trained.kind}"
             raise Refused("from.path", problem, "leave it out")
         if trained.provides():
-            problem = f"stands beside drafter.path, {trained.model_dump()['path']}, which nothing reads then"
-            raise Refused("from.path", problem, "leave one of them out")
+            problem = f"stands beside drafter.path, {trained.display_name}, which nothing reads then"
+            raise Refused("from.path", problem, "leave this one out, and name the weights in drafter.path")

@@ -19,6 +19,7 @@ from draftsmith.models.drafters.mtp import PREFIX, MtpConfig
 from draftsmith.models.formats import export_drafter
 from draftsmith.models.hub import tensors_under
 from draftsmith.models.targets.base import language_shape
+from draftsmith.recipes.load import load
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 from test_exactness import chi_square
@@ -272,3 +273,10 @@ def test_targets_without_such_a_head(kind, changes, words):
 def test_what_the_target_fixes_is_no_setting(settings):
     with pytest.raises((ValidationError, Refused), match="one of the target's own layers"):
         MtpConfig(kind="mtp", **settings)
+
+
+def test_other_weights_are_named_in_the_drafters_section():
+    """The shipped head is always there, so a stage's `from: {path}` would be a second start."""
+    with pytest.raises(UserError, match="the target's own MTP head, which nothing reads then") as error:
+        load(["recipe=mtp-qwen3.5-9b", "stages.text.from={path: somewhere}"])
+    assert "name the weights in drafter.path" in error.value.hint
