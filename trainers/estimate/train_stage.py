@@ -43,7 +43,7 @@ def _lvlm_of(plan: Planned) -> tuple[PreTrainedConfig, ImageReader]:
     """The config of the model that trains, and what its pictures are read with."""
     stage, recipe = plan.stage, plan.recipe
     target = target_shape(recipe)
-    drafter = recipe.drafter
+    drafter = stage.drafter or recipe.drafter
     config = target if stage.model == "target" else drafter.config_beside(target)
     own = stage.model != "target" and drafter is not None and drafter.pictures == "own"
     return config, image_reader_of(stage.data, config if own else target)
@@ -69,7 +69,7 @@ def positions_of(plan: Planned) -> int:
         return positions_of(before)
     config = target_shape(plan.recipe)
     if stage.model != "target":
-        config = plan.recipe.drafter.config_beside(config)
+        config = (stage.drafter or plan.recipe.drafter).config_beside(config)
     return config.text_config.max_position_embeddings
 
 

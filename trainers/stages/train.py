@@ -44,6 +44,9 @@ class TrainStage(FitSettings):
     kind: Literal["train"]
     # Whose weights are trained; everything else is frozen.
     model: str = "drafter"
+    # Another drafter than the recipe's, so that two can be trained beside each other; it then needs `from` (a stage
+    # that trained such a one, or scratch), since the latest stage trained another.
+    drafter: AnyDrafter | None = None
     validation: Validation | None = None
 
     @model_validator(mode="wrap")
@@ -59,6 +62,14 @@ class TrainStage(FitSettings):
             )
         return stage
 
+    @model_validator(mode="after")
+    def _own_starts_somewhere(self) -> Self:
+        if self.drafter is not None and self.model != "drafter":
+            raise Refused("drafter", f"this stage trains the {self.model}", "leave it out")
+        if self.drafter is not None and self.from_stage is None:
+            raise ValueError("a drafter of its own starts from: scratch, or from a stage that trained such a one")
+        return self
+
     @property
     def purpose(self) -> str:
         """What it is for: the recipe's words, or whose weights are trained."""
@@ -72,7 +83,7 @@ class TrainStage(FitSettings):
     @property
     def own_drafter(self) -> DrafterConfig | None:
         """The drafter that it trains in place of the recipe's."""
-        return None
+        return self.drafter
 
     @property
     def share_held_out(self) -> float:
@@ -141,19 +152,12 @@ class TrainHead(TrainStage):
 
     held_out_key: ClassVar[str]  # key of the share that validation needs
 
-    # Another drafter than the recipe's, so that two can be trained beside each other; it then needs `from` (a stage
-    # that trained such a one, or scratch), since the latest stage trained another.
-    drafter: AnyDrafter | None = None
     validation: HeadValidation | None = None
     # A small decoding run with the head as it is.
     decoding: DecodingCheck | None = None
     # Which weights become the stage's result: the last, or those with the best held-out accuracy or measured tau. Each
     # best one is kept beside it as well.
     select: Literal["last", "top1", "top3", "tau"] = "last"
-
-    @property
-    def own_drafter(self) -> DrafterConfig | None:
-        return self.drafter
 
     @property
     def checked_every(self) -> int | None:
@@ -164,8 +168,6 @@ class TrainHead(TrainStage):
     def _measured(self) -> TrainHead:
         if self.model != "drafter" and (self.validation or self.decoding or self.select != "last"):
             raise ValueError("validation, decoding and select are for heads (model: drafter)")
-        if self.drafter is not None and self.from_stage is None:
-            raise ValueError("a drafter of its own starts from: scratch, or from a stage that trained such a head")
         if self.select in ("top1", "top3") and self.validation is None:
             raise ValueError(f"select: {self.select} needs validation")
         if self.select == "tau" and self.decoding is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -127,6 +128,16 @@ class TrainRecords(TrainStage):
         take_data(wanted, "validation", None if self.validation is None else self.validation.data.from_stage)
         return wanted if self.earlier is None else wanted | {self.model: self.earlier}
 
+    def misfits(self, thing: str, makers: Sequence[Planned], inputs: Mapping[str, Planned]) -> dict[str, str]:
+        """Also drafts that are built otherwise than this stage's: what a draft reads stands in its own folder."""
+        if thing != "drafter" or self.drafter is None:
+            return super().misfits(thing, makers, inputs)
+        return {
+            maker.name: "trains a drafter with other settings"
+            for maker in makers
+            if maker.trained_drafter != self.drafter
+        }
+
     def runs_target(self) -> dict[str, str]:
         runs = {}
         if self._distills is not None and self._distills.probabilities == "online":
@@ -140,7 +151,7 @@ class TrainRecords(TrainStage):
         return ("" if self.objective is None else self.objective.kind, *self.trainable)
 
     def _is_of_drafts(self, plan: Planned) -> bool:
-        drafter: DrafterConfig | None = plan.recipe.drafter
+        drafter: DrafterConfig | None = self.drafter or plan.recipe.drafter
         return self.model != "target" or drafter is None or drafter.base_kind == "lvlm"
 
     def memory(self, plan: Planned) -> Memory | None:
