@@ -131,6 +131,36 @@ def test_a_stage_without_from_trains_on_the_recipes_own_drafter():
     assert trained_by(loaded.tree["stages"], "more") == ["head_without_dropout", "more"]
 
 
+def of_compare(*settings):
+    loaded = load(["recipe=demo/compare", *settings])
+    return loaded.recipe.stages, {p.name: p for p in plan(loaded.recipe, loaded.path)}
+
+
+def test_a_draft_lvlm_of_its_own_is_trained_beside_the_recipes():
+    """Heads had that alone: the costs of a draft's options could not stand in one table."""
+    stages, by_name = of_compare()
+    assert by_name["draft_headless"].trained_drafter.first_token is False
+    assert by_name["draft"].trained_drafter.first_token is True
+    assert by_name["draft"].inputs["drafter"] == "align"
+    assert stages["draft_projected"].own_drafter.projector_input == "projected"
+
+
+@pytest.mark.parametrize(("setting", "message", "hint"), [
+    ("stages.align_headless.from=language", "'language', which trains a drafter with other settings",
+     "language_headless"),
+    ("stages.later={kind: train, trainable: [projector], data: {from: world, path: single}, steps: 1, "
+     "batch_size: 2, optim: {lr: 0.1}, from: draft_headless}",
+     "'draft_headless', which trains a drafter with other settings", "draft"),
+    ("stages.draft_headless.from=null", "a drafter of its own starts from: scratch", ""),
+    ("stages.target.drafter={kind: eagle}", "drafter: this stage trains the target", "leave it out"),
+])  # fmt: skip
+def test_weights_of_another_draft_lvlm_are_refused(setting, message, hint):
+    """A folder's draft reads what it was built to read, whatever the stage's section says."""
+    with pytest.raises(UserError, match=message) as caught:
+        of_compare(setting)
+    assert hint in (caught.value.hint or "")
+
+
 def test_shards_without_what_a_model_reads_are_passed_over():
     """Pixels that were encoded last went to heads, and codes to an image tokenizer."""
     pixels = "{kind: encode, from: world, source: {kind: webdataset, path: 'train-*.tar'}, write: [pixels]}"

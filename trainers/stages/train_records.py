@@ -129,13 +129,11 @@ class TrainRecords(TrainStage):
         return wanted if self.earlier is None else wanted | {self.model: self.earlier}
 
     def misfits(self, thing: str, makers: Sequence[Planned], inputs: Mapping[str, Planned]) -> dict[str, str]:
-        """Also drafts that are built otherwise than this stage's: what a draft reads stands in its own folder."""
-        if thing != "drafter" or self.drafter is None:
-            return super().misfits(thing, makers, inputs)
+        """Drafts that are built otherwise than this stage's: what a draft reads stands in its own folder."""
         return {
             maker.name: "trains a drafter with other settings"
             for maker in makers
-            if maker.trained_drafter != self.drafter
+            if thing == "drafter" and maker.trained_drafter != (self.drafter or maker.recipe.drafter)
         }
 
     def runs_target(self) -> dict[str, str]:
