@@ -35,8 +35,9 @@ _READ = {"taps": TAPS, "visual_slots": "read", "image": "placeholder"}
 
 
 def save_drawn(kind: str, target: Path, folder: Path, num_layers: int = 1, **settings) -> None:
-    """A head of `kind` (msd, eagle, sparrow, middle, vispec, eagle3, peagle, dflash, medusa) for the target in a folder, in our
-    own layout. Sparrow's is trained and decoded without pictures, "middle" is one that reads them, ViSpec's holds two vectors of each.
+    """A head of `kind` (msd, eagle, sparrow, middle, vispec, eagle3, peagle, dflash, medusa) for a target, in a folder,
+    in our own layout. Sparrow's is trained and decoded without pictures, "middle" is one that reads them, ViSpec's
+    holds two vectors of each.
 
     Args:
         settings: of Medusa.
