@@ -70,7 +70,7 @@ def save_drawn(kind: str, target: Path, folder: Path, num_layers: int = 1, **set
             head.fc.bias.mul_(0.2)
             if kind == "vispec":
                 head.img_fc.weight[:, :width] += torch.eye(width)
-            head.layers[0].self_attn.o_proj.weight.mul_(0.12)
+            head.layers[0].self_attn.o_proj.weight.mul_(0.9 if kind == "middle" else 0.12)
             head.layers[0].mlp.down_proj.weight.mul_(0.06)
         save_head(head, folder, manifest_of(section, shape, identity, drafter=section.model_dump(mode="json")))
         return

@@ -86,10 +86,10 @@ def test_pictures_that_enter_otherwise_are_flagged(target, tmp_path, monkeypatch
 
 
 def test_another_layer_at_pictures_is_flagged_and_cut_prompts_are_refused(target, tmp_path):
-    """A Sparrow head with pictures: text is as here, pictures are not where our loop reads the layer behind."""
+    """A Sparrow head with pictures: text is as here, pictures are not where our loop reads the layer before."""
     folder = exported("middle", target, tmp_path)
     manifest = json.loads((folder / MANIFEST).read_text())
-    manifest["drafter"]["middle_layer"] += 1
+    manifest["drafter"]["middle_layer"] -= 1
     (folder / MANIFEST).write_text(json.dumps(manifest))
     found, cells = verified(folder, tmp_path)
     assert cells["text"].good and not cells["one picture"].good and found.faults
