@@ -185,6 +185,8 @@ _NAMES = (
 
 
 _SCORES = ("lm_head.weight", "language_model.lm_head.weight")
+_NORMS = tuple(name.replace("embed_tokens", "norm") for name in _NAMES)
+_CALLED = {_NAMES: "token embedding", _SCORES: "LM head", _NORMS: "final norm"}
 
 
 def target_embedding(source: str | None, *, where: str, revision: str | None = None) -> Tensor:
@@ -201,9 +203,14 @@ def target_lm_head(source: str | None, *, where: str, tied: bool) -> Tensor:
     return _table(source, _NAMES if tied else _SCORES, where=where, revision=None)
 
 
+def target_norm(source: str | None, *, where: str) -> Tensor:
+    """[D], the weight of a target's final norm. Raises as `target_embedding`."""
+    return _table(source, _NORMS, where=where, revision=None)
+
+
 def _table(source: str | None, names: tuple[str, ...], *, where: str, revision: str | None) -> Tensor:
-    """The table of one of these names."""
-    what = "token embedding" if names is _NAMES else "LM head"
+    """The tensor of one of these names."""
+    what = _CALLED[names]
     if source is None:
         raise UserError(f"the target's {what} is needed, and its weights are not named", where=where,
                         hint="give the target's folder: --target")  # fmt: skip

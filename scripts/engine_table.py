@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """Trains tiny targets and heads, exports them as served pairs, and verifies each in vLLM: one row a drafter.
 
-    scripts/engine_table.py OUT                    every target and drafter; about half an hour on two cores
-    scripts/engine_table.py OUT --targets llava --drafters medusa msd lvlm
+    DRAFTSMITH_VLLM_PATCHES=1 scripts/engine_table.py OUT     every target and drafter; about an hour on two cores
+    scripts/engine_table.py OUT --targets llava --drafters medusa msd middle lvlm      those that need no patch
 
 Everything goes through the commands that users have: train, export, verify-engine. vLLM runs in the environment that
 DRAFTSMITH_VLLM_PYTHON names (scripts/test_engines makes one). OUT keeps runs, exports and logs; what is there is not
@@ -20,6 +20,7 @@ from draftsmith.eval.engines.engine_check import Verification, verify_engine
 from draftsmith.eval.engines.program import find_python
 from draftsmith.eval.tables import markdown, words
 from draftsmith.models.formats import export_drafter, export_target
+from draftsmith.models.formats.patched_lvlm import PatchedMode
 
 # Heads of 32 wide, the smallest that the CPU engine has a kernel for.
 LANGUAGE = {
@@ -49,6 +50,13 @@ TARGETS = {
 }  # fmt: skip
 TAPS = [2, 4, 6]
 MASK = 0  # an id that no text has: of padding or of what the tokenizer does not know
+DRAFT = {
+    "kind": "lvlm", "vision_tower": "target",
+    "language_model": {
+        "model_type": "llama", "hidden_size": 96, "intermediate_size": 192, "num_hidden_layers": 2,
+        "num_attention_heads": 3, "max_position_embeddings": 1024,
+    },
+}  # fmt: skip
 DRAFTERS: dict[str, dict] = {
     "eagle": {"kind": "eagle", "image": "placeholder"},
     "eagle3": {"kind": "eagle3", "taps": TAPS, "visual_slots": "read", "image": "placeholder"},
@@ -59,17 +67,19 @@ DRAFTERS: dict[str, dict] = {
     },
     "medusa": {"kind": "medusa", "num_heads": 4},
     "msd": {"kind": "msd"},
-    # Narrower than its target, and made for our plugin.
-    "lvlm": {
-        "kind": "lvlm", "vision_tower": "target", "projector_input": "projected", "first_token": False,
-        "language_model": {
-            "model_type": "llama", "hidden_size": 96, "intermediate_size": 192, "num_hidden_layers": 2,
-            "num_attention_heads": 3, "max_position_embeddings": 1024,
-        },
-    },
+    "sparrow": {"kind": "sparrow", "train_visual_share": 0},
+    "middle": {"kind": "sparrow", "vata": False},
+    "vispec": {"kind": "vispec", "positions": "compact"},
+    # Narrower than their target: one made for our plugin, and one as the paper has it, which serves two modes.
+    "lvlm": DRAFT | {"projector_input": "projected", "first_token": False},
+    "lvlm_m": DRAFT,
+    "lvlm_t": DRAFT,
 }  # fmt: skip
 # Drafters that not every target has.
-ONLY = {"medusa": ("llama", "llava"), "msd": ("llava",), "lvlm": ("llava",)}
+ONLY = {"medusa": ("llama", "llava"), **dict.fromkeys(
+    ("msd", "sparrow", "middle", "vispec", "lvlm", "lvlm_m", "lvlm_t"), ("llava",))}  # fmt: skip
+# Drafters whose weights another one's stage trains -> that stage, and the mode that is exported.
+MODES: dict[str, tuple[str, PatchedMode]] = {"lvlm_m": ("lvlm_m", "M"), "lvlm_t": ("lvlm_m", "T")}
 
 
 def recipe(target: str) -> dict:
@@ -81,7 +91,8 @@ def recipe(target: str) -> dict:
         else {"train": {"sums": 1200, "fact": 400}}  # fmt: skip
     data = {"from": "world", "path": "train", "max_length": 256} | ({"aspect": "square"} if sees and not qwen else {})
     drafters = {name: dict(settings) for name, settings in DRAFTERS.items() if target in ONLY.get(name, TARGETS)}
-    draft = drafters.pop("lvlm", None)
+    drafts = {name: drafters.pop(name) for name in [*drafters] if drafters[name]["kind"] == "lvlm"}
+    drafts.pop("lvlm_t", None)
     if not sees:
         for settings in drafters.values():
             settings.pop("image", None)
@@ -91,7 +102,7 @@ def recipe(target: str) -> dict:
     head = learns | {"source": {"kind": "cached", "from": "states"}}
     return {
         "target": TARGETS[target],
-        "drafter": draft or drafters["eagle3"],
+        "drafter": drafters["eagle3"],
         "stages": {
             "world": {"kind": "generate", "splits": splits, **({"patch_size": 8} if qwen else {})},
             "target": {"kind": "train", "model": "target", "trainable": trainable, "format": form, "data": data,
@@ -100,7 +111,8 @@ def recipe(target: str) -> dict:
             "states": {"kind": "cache", "format": form, "data": data, "answers": {"from": "answers"},
                        "drafters": list(drafters.values()), "batch_size": 32},
             **{name: head | {"drafter": settings} for name, settings in drafters.items()},
-            **({} if draft is None else {"lvlm": learns | {"data": data, "trainable": trainable[1:]}}),
+            **{name: learns | {"data": data, "trainable": trainable[1:], "drafter": settings}
+               for name, settings in drafts.items()},
         },
     }  # fmt: skip
 
@@ -115,7 +127,8 @@ def verified(target: str, drafter: str, out: Path, python: str, *, patched: bool
     if not (place / "target").is_dir():
         export_target(run / "target", place / "target")
     if not (place / drafter).is_dir():
-        export_drafter(run / drafter, place / drafter, "vllm", target=str(place / "target"))
+        stage, mode = MODES.get(drafter, (drafter, None))
+        export_drafter(run / stage, place / drafter, "vllm", target=str(place / "target"), mode=mode)
     scratch = out / "served" / f"{target}-{drafter}"
     scratch.mkdir(parents=True, exist_ok=True)
     target_folder = str(place / "target")

@@ -61,11 +61,13 @@ def verify_engine(
     side = _Side(exported, requests, scratch, python, max_new_tokens, timeout_s, without_known_faults)
     _, plain = side.answers(None)
     about, drafted = side.answers(exported.speculative, (1, _AT_ONCE))
-    _, cut = side.answers(exported.speculative, (_AT_ONCE,), in_pieces=True)
     tokens = {name: answer.tokens for name, answer in plain[1].items()}
     cells = compare(requests, ours, tokens, drafted[1])
     again = [asked for asked in requests if asked.group != RESIZED]
-    for group, answers in ((TOGETHER, drafted[_AT_ONCE]), (PIECES, cut[_AT_ONCE])):
+    more = {TOGETHER: drafted[_AT_ONCE]}
+    if not exported.made.whole_prompts:
+        more[PIECES] = side.answers(exported.speculative, (_AT_ONCE,), in_pieces=True)[1][_AT_ONCE]
+    for group, answers in more.items():
         cells += compare([replace(asked, group=group) for asked in again], ours, tokens, answers)
     layers = getattr(exported.config, "num_layers", 1)
     found = _lengths(requests, drafted[1]) + faults(
@@ -184,10 +186,7 @@ class _Side:
         length = longest + self.max_new_tokens + 4 * (self.exported.num_drafted + 1)
         most = max(1, *(len(asked.pictures) for asked in self.requests))
         pictures = {"limit_mm_per_prompt": {"image": most}} if self.exported.pictures else {}
-        shape = self.exported.target.shape
-        # Medusa's proposer looks for the vocabulary at the top of a config, and those of multimodal models lack it.
-        over = {"hf_overrides": {"vocab_size": shape.vocab_size}} if self.exported.kind == "medusa" else {}
-        return {"dtype": "float32", "max_model_len": length} | pictures | over
+        return {"dtype": "float32", "max_model_len": length} | pictures | self.exported.made.settings
 
     def _pieces(self, together: int) -> dict[str, Any]:
         """Passes shorter than a batch's prompts, in which the drafted tokens of all its requests still have room.

@@ -16,12 +16,14 @@ from ...core.files import checked
 from ...models.decoding.tree import Tree
 from ...models.decoding.warp import Warp
 from ...models.drafters.base import DraftingOptions
+from ...models.drafters.hivis import HivisConfig
 from ...models.drafters.manifest import MANIFEST, read_manifest
 from ...models.drafters.modes import ImageSubstitutes
 from ...models.drafters.outside import load_start
+from ...models.drafters.sparrow import SparrowConfig
 from ...models.families.load import TargetConfig
 from ...models.folders import read_values
-from ...models.formats import eagle, lvlm
+from ...models.formats import eagle, lvlm, read_export
 from ...models.formats.plugin import SECTION, is_patched
 from ...models.formats.source import named_target
 from ...models.formats.start import load_published
@@ -80,13 +82,15 @@ class Exported:
 
     def __init__(self, folder: Path, target: str | None = None):
         manifest = read_manifest(folder)
-        self.folder, self.export = folder, manifest.get("export") or {}
-        if self.export.get("engine") not in _SERVED:
+        self.folder = folder
+        made, self.prompts = read_export(folder) or (None, "")
+        if made is None or made.engine not in _SERVED:
             raise UserError("this is no folder that draftsmith export wrote for vLLM", where=str(folder / MANIFEST),
                             hint="export the drafter first: draftsmith export FOLDER OUT --to vllm")  # fmt: skip
         if why := _UNCOMPARED.get(str(manifest.get("method"))):
             raise UserError(f"chains of a {manifest['method']} drafter cannot be compared here: {why}",
                             where=str(folder), hint="measure it in vLLM from outside: draftsmith bench")  # fmt: skip
+        self.made = made
         section, path = named_target(folder, target)
         self.target_path = opened_target(path, where="target")
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -105,7 +109,7 @@ class Exported:
     @property
     def pictures(self) -> bool:
         """Whether the export promises prompts with pictures."""
-        return self.export.get("prompts") == "all" and self.processor.reads_pictures
+        return self.prompts == "all" and self.processor.reads_pictures
 
     @property
     def needs_plugin(self) -> bool:
@@ -120,10 +124,7 @@ class Exported:
     @property
     def speculative(self) -> dict[str, Any]:
         """vLLM's speculative_config for this folder."""
-        names = ("eagle3", "dflash", "draft_model", "medusa")
-        method = {"peagle": "eagle3"} | {name: name for name in names}
-        name = "draft_model" if self.kind == "lvlm" and self.needs_patches else method.get(self.kind, "eagle")
-        asked = {"method": name, "model": str(self.folder.resolve())}
+        asked = {"method": self.made.method, "model": str(self.folder.resolve())}
         parallel = {"parallel_drafting": True} if self.kind == "peagle" else {}
         return asked | parallel | {"num_speculative_tokens": self.num_drafted}
 
@@ -156,8 +157,8 @@ class Exported:
             draft = lvlm.from_plugin(self.folder, self.target.decoder.model)
             options = DraftingOptions(ImageSubstitutes(self.processor.newline_id))
             return self.config.drafter(draft, self.target, options)
-        if self.needs_patches:
-            module: Any = eagle.from_plugin(self.folder, self.config, self.target.shape).to(self.target.device)
+        if isinstance(self.config, SparrowConfig | HivisConfig) or self.needs_patches:
+            module: Any = eagle.from_export(self.folder, self.config, self.target.shape).to(self.target.device)
             return self.config.drafter(module, self.target)
         module = load_start(self.config, self.folder, self.target, self._identity, load_published)
         return self.config.drafter(module.eval(), self.target)

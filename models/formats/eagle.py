@@ -16,6 +16,7 @@ from ...core.pretrained import read_safetensors
 from ..drafters.head_config import HeadConfig
 from ..folders import WEIGHTS, check_shapes, shapes_of
 from ..targets.base import TargetShape
+from .eagle3 import TAPS
 from .expressible import Engine
 from .llama_layer import llama_values
 from .plugin import plugins_name, served_by_plugin
@@ -23,13 +24,14 @@ from .published_head import State
 from .source import Files, Source
 
 LAYER = "layers.0."
+_TARGET_NORM = "target_norm.weight"
 
 
-def from_ours(engine: Engine, source: Source, embedding: Tensor | None, *, pictures: bool = False) -> Files:
+def from_ours(engine: Engine, source: Source, copied: Tensor | None, *, pictures: bool = False) -> Files:
     """`config.json` and tensors.
 
     Args:
-        embedding: the target's [V,D]; for EAGLE's own layout, which holds a copy.
+        copied: of the target: its embedding [V,D] for EAGLE's own layout, its final norm [D] for our plugin's "middle".
         pictures: prompts may have some; in vLLM a class of our plugin's then runs what is no EAGLE head.
     """
     head, text, config = source.head, source.target.text, cast(HeadConfig, source.config)
@@ -41,6 +43,11 @@ def from_ours(engine: Engine, source: Source, embedding: Tensor | None, *, pictu
         if own == "vispec":
             held = head.num_queries - 1 if config.visual(training=False) == "compressed" else 0
             more |= {"num_queries": head.num_queries, "num_held": held}
+        if own == "middle":
+            assert copied is not None
+            between = config.visual_layer(source.target.shape, training=False)
+            values[TAPS] = [between, source.target.shape.num_layers]  # the last one before the final norm
+            state[_TARGET_NORM] = copied.to(head.dtype)
         values = served_by_plugin(values, own, fc_bias="fc.bias" in state, **more)
         values["attention_bias"] = shape.qkv_bias
     elif engine == "vllm":
@@ -57,18 +64,21 @@ def from_ours(engine: Engine, source: Source, embedding: Tensor | None, *, pictu
         else:
             values["architectures"] = ["LlamaForCausalLMEagle"]
     else:
-        assert embedding is not None
+        assert copied is not None
         values |= {"bias": head.fc.bias is not None, "qkv_bias": shape.qkv_bias}
         if head.num_queries:
             values["num_q"] = head.num_queries
-        state["embed_tokens.weight"] = embedding.to(head.dtype)
+        state["embed_tokens.weight"] = copied.to(head.dtype)
     return values, state
 
 
-def from_plugin(folder: Path, config: Any, target: TargetShape) -> nn.Module:
-    """The head of an export that the plugin patches vLLM for, in float32. Raises `UserError` for other tensors."""
+def from_export(folder: Path, config: Any, target: TargetShape) -> nn.Module:
+    """The head of an export for vLLM, in float32. Raises `UserError` for tensors of another one."""
     head: nn.Module = config.module(config.layer(target), None)
     state = {name: value.float() for name, value in read_safetensors(folder / WEIGHTS).items()}
+    state.pop(_TARGET_NORM, None)
+    if config.fc_bias and "fc.bias" not in state:
+        state = unfold_fc_bias(state)
     check_shapes(shapes_of(state), shapes_of(head.state_dict()), where=str(folder / WEIGHTS))
     head.load_state_dict(state)
     return head.eval()

@@ -22,7 +22,7 @@ from .published_head import State
 from .source import CHAIN, Files, Source, proposals
 
 LAYER, _LAYER_OF_SPECULATORS = "midlayer.", "layers.0."
-_TAPS, _OF_SGLANG = "eagle_aux_hidden_state_layer_ids", "eagle_config"
+TAPS, _OF_SGLANG = "eagle_aux_hidden_state_layer_ids", "eagle_config"
 # The id of P-EAGLE's mask: vLLM's key, speculators', and that of parallel draft models.
 _MASKS = ("pard_token", "mask_token_id", "ptd_token_id")
 # Variants with other layers: the keys that say so, in files of any origin.
@@ -52,11 +52,11 @@ def from_ours(engine: Engine, source: Source) -> Files:
         "torch_dtype": source.dtype,
     }
     if engine == "vllm":
-        values[_TAPS] = list(taps)
+        values[TAPS] = list(taps)
         values |= {} if mask is None else {_MASKS[0]: mask}
     elif engine == "sglang" and taps != (2, layers // 2, layers - 3):
         # Its default is the same layers, and needs no ids that another engine would read differently.
-        values[_OF_SGLANG] = {_TAPS: [tap - 1 for tap in taps]}
+        values[_OF_SGLANG] = {TAPS: [tap - 1 for tap in taps]}
     return values, _without_table(state, head) if engine == "vllm" else state
 
 
@@ -75,7 +75,7 @@ def _speculators(source: Source, taps: tuple[int, ...]) -> dict[str, Any]:
         **_norms(source.head),
         "target_hidden_size": None,
         "embed_requires_grad": False,
-        _TAPS: list(taps),
+        TAPS: list(taps),
         "transformer_layer_config": layer,
         "tie_word_embeddings": False,
         "torch_dtype": source.dtype,
@@ -161,8 +161,8 @@ def _parallel(values: dict[str, Any], where: str) -> dict[str, Any]:
 def _taps(values: dict[str, Any], where: str, notes: list[str]) -> tuple[int, int, int] | None:
     nested = values.get(_OF_SGLANG) or {}
     # vLLM reads them under this name, too, and counts them as at the top level.
-    top = values.get(_TAPS) or nested.get("layer_ids")
-    inner = nested.get(_TAPS)
+    top = values.get(TAPS) or nested.get("layer_ids")
+    inner = nested.get(TAPS)
     if inner is not None:
         raised = [one + 1 for one in inner]
         if top is not None and list(top) != raised:

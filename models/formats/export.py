@@ -24,11 +24,11 @@ from ..drafters.mtp import MtpConfig
 from ..drafters.peagle import PeagleConfig
 from ..families.table import family_of
 from ..folders import write_folder
-from ..hub import config_value, target_embedding, target_lm_head
+from ..hub import config_value, target_embedding, target_lm_head, target_norm
 from . import dflash, eagle, eagle3, lvlm, medusa, patched_lvlm, stitched
 from .expressible import ENGINES, Engine, Prompts, check_expressible
 from .patched_lvlm import PatchedMode
-from .plugin import ASKED, INSTALL, PATCHES, SECTION, drops_inputs, is_patched
+from .plugin import ASKED, INSTALL, PATCHES, SECTION, drops_inputs, is_patched, plugins_name
 from .source import CHAIN, Files, Source, Target, find_target, kind_of, named_target, read_source, shipped_target
 from .vispec import without_pictures
 
@@ -56,6 +56,13 @@ class Exported:
     overrides: Mapping[str, Any] = field(default_factory=dict)  # of the target's config, for vLLM alone
     patched: bool = False  # by our plugin, which is asked by a variable
     drops_inputs: bool = False  # cached prefixes of the target are not its own
+    whole_prompts: bool = False  # none may be cut inside a picture
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Arguments of vLLM's `LLM` that it needs."""
+        over = {"hf_overrides": dict(self.overrides)} if self.overrides else {}
+        return over | ({"enable_chunked_prefill": False} if self.whole_prompts else {})
 
     @property
     def asks(self) -> str:
@@ -74,6 +81,7 @@ class Exported:
             runner = "" if self.runner is None else f"VLLM_USE_V2_MODEL_RUNNER={self.runner - 1} "
             over = f"--hf-overrides '{json.dumps(dict(self.overrides))}' " if self.overrides else ""
             over += "--no-enable-prefix-caching " if self.drops_inputs else ""
+            over += "--no-enable-chunked-prefill " if self.whole_prompts else ""
             return f"{self.asks}{runner}vllm serve {target} {over}--speculative-config '{json.dumps(asked)}'"
         if self.engine == "speculators":
             return f"vllm serve {path}"
@@ -147,18 +155,22 @@ def _head(
     if isinstance(source.config, DflashConfig):
         source, notes = _whole_blocks(source, source.config)
     _check_named(engine, whose)
-    embedding: Tensor | None = None
+    copied: Tensor | None = None
     weights = named_target(folder, target)[1]
     if engine == "eagle" and source.layout == "eagle":
-        embedding = target_embedding(weights, where="target")
+        copied = target_embedding(weights, where="target")
         notes.append(_COPIED.format("embedding"))
     if source.layout == "medusa" and source.head.draft_ids is None:
         tied = bool(config_value(whose.text, "tie_word_embeddings", False))
-        embedding = target_lm_head(weights, where="target", tied=tied)
+        copied = target_lm_head(weights, where="target", tied=tied)
         notes.append(_COPIED.format("LM head"))
+    is_middle = engine == "vllm" and source.layout == "eagle" and pictures and plugins_name(source.config) == "middle"
+    if is_middle:
+        copied = target_norm(weights, where="target")
+        notes.append(_COPIED.format("final norm"))
     if source.layout == "medusa":
         notes.append("vLLM 0.32 drafts with Medusa under runner V1; 0.33 was read without it")
-    values, state = lay_out(engine, source, embedding, pictures=pictures)
+    values, state = lay_out(engine, source, copied, pictures=pictures)
     if SECTION in values:
         notes += [INSTALL, ASKED] if is_patched(values) else [INSTALL]
     elif engine == "vllm" and source.layout == "eagle" and "fc.bias" in source.head.state_dict():
@@ -166,10 +178,10 @@ def _head(
     notes += _of_pictures(whose, prompts, engine, source.layout)
     parallel = source.config.parallel_tokens if isinstance(source.config, PeagleConfig) else None
     shape, named = source.head.shape, whose.name or target or whose.place
-    method = source.config.kind if source.layout == "dflash" else source.layout
+    method = source.config.kind if source.layout == "dflash" else "eagle3" if is_middle else source.layout
     made = Exported(
         destination, engine, method, named, tuple(notes), patched=is_patched(values), drops_inputs=drops_inputs(values),
-        runner=2 if V1_FAULT in notes else 1 if is_patched(values) else None,
+        whole_prompts=is_middle, runner=2 if V1_FAULT in notes else 1 if is_patched(values) else None,
     )  # fmt: skip
     if source.layout == "medusa":
         overrides = {"vocab_size": whose.text.vocab_size} if whose.sees else {}  # vLLM looks for it at the top
@@ -197,17 +209,18 @@ def _mtp(folder: Path, destination: Path, engine: Engine, whose: Target, target:
     return made
 
 
-def lay_out(engine: Engine, source: Source, embedding: Tensor | None = None, *, pictures: bool = False) -> Files:
+def lay_out(engine: Engine, source: Source, copied: Tensor | None = None, *, pictures: bool = False) -> Files:
     """`config.json` and tensors of a head or draft that `check_expressible` has let through.
 
     Args:
-        embedding: the target's [V,D]; for EAGLE-1 in EAGLE's own layout, which holds a copy. Of Medusa, the LM head.
+        copied: the tensor of the target that a layout holds a copy of: its embedding for EAGLE-1 in EAGLE's own
+            layout, its LM head for Medusa, its final norm for a head of our plugin that reads a middle layer.
         pictures: prompts may have some.
     """
     if source.layout == "eagle":
-        return eagle.from_ours(engine, source, embedding, pictures=pictures)
+        return eagle.from_ours(engine, source, copied, pictures=pictures)
     if source.layout == "medusa":
-        return medusa.from_ours(source, embedding)
+        return medusa.from_ours(source, copied)
     return (dflash if source.layout == "dflash" else eagle3).from_ours(engine, source)
 
 
@@ -240,7 +253,7 @@ def read_export(folder: Path) -> tuple[Exported, Prompts] | None:
 
 
 def _write_manifest(folder: Path, manifest: dict[str, Any], prompts: Prompts, made: Exported) -> None:
-    kept = ("method", "chain", "parallel", "runner", "patched", "drops_inputs")
+    kept = ("method", "chain", "parallel", "runner", "patched", "drops_inputs", "whole_prompts")
     served = {name: getattr(made, name) for name in kept}
     served["overrides"] = dict(made.overrides)
     export = {"engine": made.engine, "prompts": prompts, "notes": list(made.notes), "tested_with": tested_with(),

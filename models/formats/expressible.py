@@ -108,7 +108,7 @@ def _layer(engine: Engine, source: Source, config: HeadConfig, *, asked: bool) -
     if getattr(config, "state", "feature") != "feature":
         reasons.append("it reads the state before the last layer, and engines hand over the one after the final norm")
     own = config.kind if engine == "eagle" else plugins_name(config) if engine == "vllm" and asked else None
-    normed = ("msd",) if engine == "eagle" else ("window", "vispec")
+    normed = ("msd",) if engine == "eagle" else ("middle", "window", "vispec")
     if shape.input_norm and own not in normed:
         reasons.append("its layer norms its input, and theirs has no such norm: the weight would be dropped")
     return reasons
@@ -158,6 +158,8 @@ def _of_plugin(name: str, source: Source, config: HeadConfig) -> list[str]:
         share = config.held_visual_share
         return [] if share == 1 else [f"it keeps a share of {share} of a picture's tokens, and the class all of them"]
     reasons = []
+    if name == "middle":
+        return _of_middle(source, config)
     if config.positions != "compact":
         reasons.append(
             f"its positions count the pictures that it leaves out (drafter.positions: {config.positions}), and in the "
@@ -169,6 +171,19 @@ def _of_plugin(name: str, source: Source, config: HeadConfig) -> list[str]:
     tokens = (theirs.vision_config.image_size // theirs.vision_config.patch_size) ** 2
     if name == "vispec" and source.head.num_queries > tokens:
         reasons.append(f"a picture has {tokens} tokens, too few for its vectors (drafter.num_queries)")
+    return reasons
+
+
+def _of_middle(source: Source, config: HeadConfig) -> list[str]:
+    shape, theirs, reasons = source.target.shape, source.target.config, []
+    if "patched" not in family_of(theirs).engines.get("vllm", ()):
+        reasons.append(f"its middle states were compared beside LLaVA-1.5 alone, not {theirs.model_type}")
+    if config.held_visual_share != 1:
+        reasons.append(f"it keeps a share of {config.held_visual_share} of a picture's tokens, and the class all")
+    if config.visual_layer(shape, training=False) == shape.num_layers:
+        reasons.append("its middle layer is the last one, and the engine hands over each layer once")
+    if source.head.shape.norm_eps != source.target.text.rms_norm_eps:
+        reasons.append("its norms add another number than the target's (drafter.norm_eps), and its class has one")
     return reasons
 
 

@@ -14,6 +14,7 @@ SECTION = "draftsmith"
 _FORMAT = 1
 _CLASSES = {
     "msd": "EagleDraftsmithMsd",
+    "middle": "Eagle3DraftsmithMiddle",
     "lvlm": "EagleDraftsmithLvlm",
     "window": "EagleDraftsmithWindow",
     "vispec": "EagleDraftsmithVispec",
@@ -37,6 +38,8 @@ def plugins_name(config: Any) -> str | None:
     if config.kind == "vispec":
         return "vispec"
     held = config.visual(training=False)
+    if config.kind == "sparrow" and config.ivsb and held == "direct":
+        return "middle"
     if config.kind in ("sparrow", "msd", "hivis", "eagle") and held == "none":
         return "window"
     return "msd" if config.kind == "msd" and held == "direct" else None

@@ -28,14 +28,16 @@ _EAGLE1 = {
     "msd": MsdConfig(kind="msd"),
     "eagle": EagleConfig(kind="eagle", image="placeholder"),
     "sparrow": SparrowConfig(kind="sparrow", train_visual_share=0),
+    "middle": SparrowConfig(kind="sparrow", vata=False, middle_layer=2),
     "vispec": VispecConfig(kind="vispec", positions="compact", num_queries=3),
 }
 _READ = {"taps": TAPS, "visual_slots": "read", "image": "placeholder"}
 
 
 def save_drawn(kind: str, target: Path, folder: Path, num_layers: int = 1, **settings) -> None:
-    """A head of `kind` (msd, eagle, sparrow, vispec, eagle3, peagle, dflash, medusa) for the target in a folder, in our
-    own layout. Sparrow's is trained and decoded without pictures, ViSpec's holds two vectors of each.
+    """A head of `kind` (msd, eagle, sparrow, middle, vispec, eagle3, peagle, dflash, medusa) for a target, in a folder,
+    in our own layout. Sparrow's is trained and decoded without pictures, "middle" is one that reads them, ViSpec's
+    holds two vectors of each.
 
     Args:
         settings: of Medusa.
@@ -68,7 +70,7 @@ def save_drawn(kind: str, target: Path, folder: Path, num_layers: int = 1, **set
             head.fc.bias.mul_(0.2)
             if kind == "vispec":
                 head.img_fc.weight[:, :width] += torch.eye(width)
-            head.layers[0].self_attn.o_proj.weight.mul_(0.12)
+            head.layers[0].self_attn.o_proj.weight.mul_(0.9 if kind == "middle" else 0.12)
             head.layers[0].mlp.down_proj.weight.mul_(0.06)
         save_head(head, folder, manifest_of(section, shape, identity, drafter=section.model_dump(mode="json")))
         return

@@ -14,8 +14,8 @@ from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.dflash_files import dflash_manifest
 from draftsmith.models.drafters.dflash_module import DflashHead
 from draftsmith.models.folders import write_folder
-from draftsmith.models.formats import export_drafter, export_target, import_head
-from draftsmith.models.formats.eagle import from_plugin
+from draftsmith.models.formats import export_drafter, export_target, import_head, read_export
+from draftsmith.models.formats.eagle import from_export
 from draftsmith.models.formats.export import lay_out
 from draftsmith.models.formats.plugin import PATCHES
 from draftsmith.models.formats.source import Target, read_source
@@ -271,7 +271,7 @@ def test_a_stretched_rotation_travels(tmp_path, engine, kind):
         ("sglang", "llava", {"kind": "sparrow"}, "norms its input"),
         ("sglang", "llava", {"kind": "vispec"}, "a few vectors stand for a picture"),
         ("vllm", "llava", {"kind": "sparrow", "positions": "flat"}, "(drafter.positions: flat), and in the engine"),
-        ("vllm", "llava", {"kind": "sparrow", "vata": False}, "a picture enters its layer directly"),
+        ("vllm", "llava", {"kind": "sparrow", "vata": False, "ivsb": False}, "norms its input"),
         ("vllm", "llava", {"kind": "vispec"}, "(drafter.positions: flat), and in the engine"),
         ("vllm", "llava", {"kind": "vispec", "positions": "compact", "num_queries": 9}, "a picture has 4 tokens"),
         ("vllm", "qwen2_5_vl", {"kind": "vispec", "positions": "compact"}, "pictures alone, not qwen2_5_vl"),
@@ -616,9 +616,54 @@ def test_heads_that_leave_pictures_out_come_back_from_their_export(tmp_path, set
     assert result.command.startswith(f"{PATCHES}=1 VLLM_USE_V2_MODEL_RUNNER=0 vllm serve ")
     assert "--no-enable-prefix-caching" in result.command and '"method": "eagle"' in result.command
     config = trained_section(tmp_path / "out", hint="")
-    read = from_plugin(tmp_path / "out", config, language_shape(target_config().get_text_config()))
+    read = from_export(tmp_path / "out", config, language_shape(target_config().get_text_config()))
     assert read.state_dict().keys() == head.state_dict().keys() == state.keys()
     assert all(torch.equal(value, read.state_dict()[name]) for name, value in head.state_dict().items())
+
+
+@pytest.mark.parametrize("positions", ["compact", "flat"])
+def test_a_sparrow_that_decodes_with_pictures_reads_the_middle_layer_in_vllm(tmp_path, positions):
+    """IVSB without VATA: by the EAGLE-3 path, beside a copy of the target's final norm, on whole prompts."""
+    target, folder, head = made(tmp_path, weights=True, kind="sparrow", vata=False, positions=positions, middle_layer=2)
+    weights = load_file(target / "model.safetensors")
+    norm = weights["language_model.model.norm.weight"].uniform_()
+    save_file(weights, target / "model.safetensors", {"format": "pt"})
+    result = export_drafter(folder, tmp_path / "out", "vllm")
+    values, state = exported(tmp_path / "out")
+    layers = target_config().get_text_config().num_hidden_layers
+    assert values["draftsmith"] == {"format": 1, "drafter": "middle", "fc_bias": True, "input_norm": True}
+    assert values["eagle_aux_hidden_state_layer_ids"] == [2, layers]
+    assert torch.equal(state.pop("target_norm.weight"), norm)
+    assert all(torch.equal(value, state[name]) for name, value in head.state_dict().items())
+    assert '"method": "eagle3"' in result.command and "--no-enable-chunked-prefill" in result.command
+    assert PATCHES not in result.command and result.settings == {"enable_chunked_prefill": False}
+    assert read_export(tmp_path / "out")[0].settings == result.settings
+    config = trained_section(tmp_path / "out", hint="")
+    read = from_export(tmp_path / "out", config, language_shape(target_config().get_text_config()))
+    assert all(torch.equal(value, read.state_dict()[name]) for name, value in head.state_dict().items())
+
+
+@pytest.mark.parametrize(("settings", "words"), [
+    ({"middle_layer": 8}, "its middle layer is the last one"),
+    ({"norm_eps": 1e-3}, "its norms add another number"),
+    ({"visual_share": 0.5}, "it keeps a share of 0.5"),
+])  # fmt: skip
+def test_middle_states_that_vllm_would_not_hand_over_are_refused(tmp_path, settings, words):
+    _, folder, _ = made(tmp_path, weights=True, kind="sparrow", vata=False, **settings)
+    with pytest.raises(UserError, match=words):
+        export_drafter(folder, tmp_path / "out", "vllm")
+
+
+@pytest.mark.parametrize("kind", ["sparrow", "hivis"])
+@pytest.mark.parametrize("fc_bias", [True, False])
+def test_an_export_for_text_comes_back_with_its_bias(tmp_path, kind, fc_bias):
+    """Verifying one said that published heads of this kind are not read."""
+    _, folder, head = made(tmp_path, kind=kind, fc_bias=fc_bias, input_norm=False)
+    export_drafter(folder, tmp_path / "out", "vllm", prompts="text")
+    config = trained_section(tmp_path / "out", hint="")
+    read = from_export(tmp_path / "out", config, language_shape(target_config().get_text_config()))
+    for name, value in head.state_dict().items():
+        torch.testing.assert_close(read.state_dict()[name], value)
 
 
 # ---- DFlash and P-EAGLE

@@ -30,6 +30,7 @@ LLAMA = {"hidden_size": 8}
 GOOD = {
     "msd": {"fc_bias": True}, "lvlm": {"language_model": LLAMA}, "lvlm-m": {"projector_input": "tower"},
     "lvlm-t": {"newline_id": 3}, "window": {"fc_bias": True, "input_norm": True},
+    "middle": {"fc_bias": True, "input_norm": True},
     "vispec": {"fc_bias": True, "input_norm": False, "num_queries": 3, "num_held": 2},
 }  # fmt: skip
 
@@ -41,7 +42,7 @@ def test_what_an_export_writes_is_what_the_plugin_reads(drafter):
     assert read == section.read(SimpleNamespace(**values), drafter) == section.Section(drafter, **GOOD[drafter])
     classes = (FOLDER / MODULE / "__init__.py").read_text()
     assert f'"{values["architectures"][0]}": "{MODULE}.' in classes
-    assert is_patched(values) == (drafter not in ("msd", "lvlm"))
+    assert is_patched(values) == (drafter not in ("msd", "lvlm", "middle"))
     assert drops_inputs(values) == (drafter in ("lvlm-t", "window", "vispec"))
     assert section.reads_tower(values) == (drafter == "lvlm-m")
 
@@ -222,7 +223,8 @@ def test_it_imports_nothing_of_draftsmith_and_vllm_only_where_it_is_called():
         names += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == 0]
         assert not any(name.split(".")[0] == "draftsmith" for name in names)
         top = [node.module or "" for node in tree.body if isinstance(node, ast.ImportFrom) and node.level == 0]
-        if path.stem not in ("msd", "lvlm", "standalone", "windowed", "tower"):  # imported where a folder names them
+        # The others are imported where a folder names them.
+        if path.stem not in ("msd", "middle", "lvlm", "standalone", "windowed", "tower"):
             assert not any(name.split(".")[0] in ("vllm", "torch") for name in top), path
 
 

@@ -49,20 +49,20 @@ class Served:
     Args:
         drafting: a method with one of its drafters; None: plain decoding.
         speculative: vLLM's speculative_config of it.
-        overrides: of the target's config.
+        settings: arguments of vLLM's `LLM` that its drafter needs.
     """
 
     drafting: Drafting | None = None
     speculative: Mapping[str, Any] | None = None
-    overrides: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def more(self) -> dict[str, Any]:
         """Arguments of vllm.LLM."""
         if self.speculative is None:
             return {}
-        over = {"hf_overrides": dict(self.overrides)} if self.overrides else {}
-        return {"speculative_config": dict(self.speculative), "per_request_spec_decode_metrics": "detailed"} | over
+        own = {"speculative_config": dict(self.speculative), "per_request_spec_decode_metrics": "detailed"}
+        return own | dict(self.settings)
 
 
 def run_in_engine(stage: EvaluateSettings, context: Context) -> None:
@@ -219,23 +219,23 @@ def _methods(stage: EvaluateSettings, context: Context, python: str, *, pictures
             policy = method.policy(seed=context.seed)
             drafting = Drafting(name, source.name, method, config, None, policy, method.exact_rule)
             speculative = lookup_settings(config, method.chain or 0)
-            overrides: Mapping[str, Any] = {}
+            settings: Mapping[str, Any] = {}
             if speculative is None:
                 folder = context.folder / EXPORTS / f"{len(plans)}-{config.kind}"
-                speculative, overrides = _exported(source, folder, context, method.chain or 0, key, python, pictures)
+                speculative, settings = _exported(source, folder, context, method.chain or 0, key, python, pictures)
             elif config.kind == "suffix" and not version_of(_SUFFIX, python):
                 raise UserError(
                     "vLLM's suffix method needs arctic-inference, which is not installed in this Python", where=python,
                     hint=f"{python} -m pip install arctic-inference, or leave out method {name}",
                 )  # fmt: skip
-            plans.append(Served(drafting, speculative, overrides))
+            plans.append(Served(drafting, speculative, settings))
     return plans
 
 
 def _exported(
     source: Source, folder: Path, context: Context, gamma: int, key: str, python: str, pictures: bool
 ) -> tuple[dict[str, Any], Mapping[str, Any]]:
-    """vLLM's speculative_config of a drafter, and overrides of the target's config.
+    """vLLM's speculative_config of a drafter, and what else it needs of the engine.
 
     Args:
         folder: that it is exported into, where it is no export already.
@@ -253,4 +253,4 @@ def _exported(
                             hint="name the drafter that it is of, which is exported here")  # fmt: skip
     if INSTALL in exported.notes:
         check_plugin(python, patches=exported.patched)
-    return export_settings(exported, gamma, key), exported.overrides
+    return export_settings(exported, gamma, key), exported.settings

@@ -12,6 +12,7 @@ from . import patches, versions
 # Names on the EAGLE path get `Eagle` put before them unless they begin so.
 CLASSES = {
     "EagleDraftsmithMsd": "draftsmith_vllm.msd:Msd",
+    "Eagle3DraftsmithMiddle": "draftsmith_vllm.middle:Middle",
     "EagleDraftsmithLvlm": "draftsmith_vllm.lvlm:Lvlm",
     "EagleDraftsmithWindow": "draftsmith_vllm.windowed:TextWindow",
     "EagleDraftsmithVispec": "draftsmith_vllm.windowed:Vispec",

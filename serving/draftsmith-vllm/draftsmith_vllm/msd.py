@@ -51,7 +51,7 @@ class Msd(nn.Module, SupportsEagle):
     has_own_embed_tokens = has_own_lm_head = False
 
     def __init__(self, *, vllm_config, prefix: str = ""):
-        super().__init__()
+        nn.Module.__init__(self)  # not of the class that `middle.py` puts behind it
         self.config = vllm_config.speculative_config.draft_model_config.hf_config
         self.model = _Layer(vllm_config, self.config, section.read(self.config, self.drafter))
         self.logits_processor = LogitsProcessor(self.config.vocab_size)
@@ -79,7 +79,11 @@ class Msd(nn.Module, SupportsEagle):
     def entering(self, inputs_embeds, hidden_states):
         """What enters the layer, [N,D]."""
         joined = self.model.fc(torch.cat([inputs_embeds, hidden_states], -1))
-        return torch.where(self.of_pictures[: len(joined)], inputs_embeds, joined)
+        return torch.where(self.of_pictures[: len(joined)], self.at_pictures(inputs_embeds), joined)
+
+    def at_pictures(self, inputs_embeds):
+        """What enters the layer where the next token is of a picture, [N,D]."""
+        return inputs_embeds
 
     def compute_logits(self, hidden_states):
         return self.logits_processor(self.lm_head, hidden_states)

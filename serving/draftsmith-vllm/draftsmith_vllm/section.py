@@ -7,6 +7,7 @@ FORMAT = 1  # of the section; another one is of another version of draftsmith
 # Drafter -> what its section must hold.
 KEYS: dict[str, dict[str, type]] = {
     "msd": {"fc_bias": bool},
+    "middle": {"fc_bias": bool, "input_norm": bool},
     "lvlm": {"language_model": dict},
     "lvlm-m": {"projector_input": str},
     "lvlm-t": {"newline_id": int},
@@ -26,7 +27,7 @@ class Section:
     Args:
         drafter: a key of `KEYS`.
         fc_bias: of heads: whether fc has a bias.
-        input_norm: of window and vispec: whether the layer norms its input.
+        input_norm: of middle, window and vispec: whether the layer norms its input.
         language_model: of lvlm: the draft's own Llama config; the keys around the section hold the target's width, as
             the engine's buffer of states has.
         projector_input: of lvlm-m: tower, or projected (the target's features).

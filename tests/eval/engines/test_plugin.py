@@ -12,6 +12,7 @@ import pytest
 from draftsmith.eval.engines import engine_check as verify
 from draftsmith.eval.engines.ours import Exported
 from draftsmith.eval.engines.program import PYTHON, find_python, run_program
+from draftsmith.models.drafters.manifest import MANIFEST
 from draftsmith.models.formats import export_drafter
 from served_heads import save_draft, save_drawn
 from served_pair import build
@@ -47,12 +48,15 @@ def exported(kind, target, tmp_path, **settings):
 
 
 @pytest.mark.parametrize(
-    ("kind", "settings"), [("medusa", {}), ("medusa", {"draft_vocab_size": 200}), ("msd", {}), ("lvlm", {})]
+    ("kind", "settings"),
+    [("medusa", {}), ("medusa", {"draft_vocab_size": 200}), ("msd", {}), ("middle", {}), ("lvlm", {})],
 )
 def test_every_chain_is_as_here(target, tmp_path, kind, settings):
-    """Alone, three at once, and with prompts in pieces; the draft LVLM is narrower than its target."""
+    """Alone, three at once, and with prompts in pieces, which middle states refuse; the draft LVLM is narrower than its
+    target.
+    """
     found, cells = verified(exported(kind, target, tmp_path, **settings), tmp_path)
-    assert not found.faults and len(cells) == 6
+    assert not found.faults and len(cells) == 6 - (kind == "middle")
     assert all(cell.chains > 30 and cell.equal == cell.chains for cell in cells.values() if cell.group[:3] != "res")
 
 
@@ -79,6 +83,20 @@ def test_pictures_that_enter_otherwise_are_flagged(target, tmp_path, monkeypatch
     found, cells = verified(tmp_path / "out", tmp_path)
     assert cells["text"].good and not cells["one picture"].good and not cells["two pictures"].good
     assert found.faults
+
+
+def test_another_layer_at_pictures_is_flagged_and_cut_prompts_are_refused(target, tmp_path):
+    """A Sparrow head with pictures: text is as here, pictures are not where our loop reads the layer before."""
+    folder = exported("middle", target, tmp_path)
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest["drafter"]["middle_layer"] -= 1
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    found, cells = verified(folder, tmp_path)
+    assert cells["text"].good and not cells["one picture"].good and found.faults
+    manifest["export"]["served"]["whole_prompts"] = False
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(verify.UserError, match="--no-enable-chunked-prefill"):
+        verified(folder, tmp_path)
 
 
 def test_a_draft_with_the_first_token_is_flagged(target, tmp_path):
