@@ -24,7 +24,7 @@ _VARIABLE = re.compile(r"\$\{oc\.env:\w+\}")
 _INNER_NAME = re.compile(rf"(?!tokens?\s*:\s*[\d.]+\s*[,}}]){NAME}['\"]?\s*:", re.IGNORECASE)
 # Names that end like a secret and hold none.
 _HARMLESS = {"image_token", "eos_token", "bos_token", "pad_token", "unk_token"}
-_COUNTED = re.compile(r"\d\s+tokens?$", re.IGNORECASE)  # a method that is called `DFlash, 5 tokens`
+_IN_WORDS = re.compile(r"(\d|first|last)\s+tokens?$", re.IGNORECASE)  # a method that is called `DFlash, 5 tokens`
 _COMMIT_NAMES, _COMMIT = {"commit", "revision"}, re.compile(r"[0-9a-f]{40}")
 
 
@@ -189,7 +189,7 @@ def _redact_tree(value: Any, name: str, values: Sequence[str]) -> Any:
 
 def _is_secret(name: str, value: str) -> bool:
     """Whether a value under this name is hidden. A number is not: `max_new_tokens: 40`."""
-    if name in _HARMLESS or _COUNTED.search(name) or not _SECRET_NAME.search(name):
+    if name in _HARMLESS or _IN_WORDS.search(name) or not _SECRET_NAME.search(name):
         return False
     is_count = value.replace(".", "", 1).isdigit() and name.lower().endswith(("token", "tokens"))
     return not is_count

@@ -16,14 +16,13 @@ from ...core.files import checked
 from ...models.decoding.tree import Tree
 from ...models.decoding.warp import Warp
 from ...models.drafters.base import DraftingOptions
-from ...models.drafters.hivis import HivisConfig
 from ...models.drafters.manifest import MANIFEST, read_manifest
 from ...models.drafters.modes import ImageSubstitutes
 from ...models.drafters.outside import load_start
-from ...models.drafters.sparrow import SparrowConfig
 from ...models.families.load import TargetConfig
 from ...models.folders import read_values
 from ...models.formats import eagle, lvlm, read_export
+from ...models.formats.heads import LANGUAGE_HEADS
 from ...models.formats.plugin import SECTION, is_patched
 from ...models.formats.source import named_target
 from ...models.formats.start import load_published
@@ -83,14 +82,14 @@ class Exported:
     def __init__(self, folder: Path, target: str | None = None):
         manifest = read_manifest(folder)
         self.folder = folder
-        made, self.prompts = read_export(folder) or (None, "")
-        if made is None or made.engine not in _SERVED:
+        found = read_export(folder)
+        if found is None or found[0].engine not in _SERVED:
             raise UserError("this is no folder that draftsmith export wrote for vLLM", where=str(folder / MANIFEST),
                             hint="export the drafter first: draftsmith export FOLDER OUT --to vllm")  # fmt: skip
         if why := _UNCOMPARED.get(str(manifest.get("method"))):
             raise UserError(f"chains of a {manifest['method']} drafter cannot be compared here: {why}",
                             where=str(folder), hint="measure it in vLLM from outside: draftsmith bench")  # fmt: skip
-        self.made = made
+        self.made, self.prompts = found
         section, path = named_target(folder, target)
         self.target_path = opened_target(path, where="target")
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -157,7 +156,7 @@ class Exported:
             draft = lvlm.from_plugin(self.folder, self.target.decoder.model)
             options = DraftingOptions(ImageSubstitutes(self.processor.newline_id))
             return self.config.drafter(draft, self.target, options)
-        if isinstance(self.config, SparrowConfig | HivisConfig) or self.needs_patches:
+        if self.needs_patches or self.kind not in LANGUAGE_HEADS:
             module: Any = eagle.from_export(self.folder, self.config, self.target.shape).to(self.target.device)
             return self.config.drafter(module, self.target)
         module = load_start(self.config, self.folder, self.target, self._identity, load_published)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ...core.errors import UserError
 from ...core.pretrained import read_safetensors
-from ..drafters.head_config import HeadConfig
+from ..drafters.head_config import DirectHeadConfig, HeadConfig
 from ..folders import WEIGHTS, check_shapes, shapes_of
 from ..targets.base import TargetShape
 from .eagle3 import TAPS
@@ -45,7 +45,7 @@ def from_ours(engine: Engine, source: Source, copied: Tensor | None, *, pictures
             more |= {"num_queries": head.num_queries, "num_held": held}
         if own == "middle":
             assert copied is not None
-            between = config.visual_layer(source.target.shape, training=False)
+            between = cast(DirectHeadConfig, config).visual_layer(source.target.shape, training=False)
             values[TAPS] = [between, source.target.shape.num_layers]  # the last one before the final norm
             state[_TARGET_NORM] = copied.to(head.dtype)
         values = served_by_plugin(values, own, fc_bias="fc.bias" in state, **more)

@@ -6,13 +6,13 @@ mismatch is a low acceptance rate.
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from ...core.errors import UserError
 from ...core.pages import page
 from ..drafters.dflash import DflashConfig
 from ..drafters.eagle3 import Eagle3Config
-from ..drafters.head_config import HeadConfig
+from ..drafters.head_config import DirectHeadConfig, HeadConfig
 from ..drafters.medusa import MedusaConfig
 from ..families.table import family_of
 from ..hub import num_deepstack
@@ -159,7 +159,7 @@ def _of_plugin(name: str, source: Source, config: HeadConfig) -> list[str]:
         return [] if share == 1 else [f"it keeps a share of {share} of a picture's tokens, and the class all of them"]
     reasons = []
     if name == "middle":
-        return _of_middle(source, config)
+        return _of_middle(source, cast(DirectHeadConfig, config))
     if config.positions != "compact":
         reasons.append(
             f"its positions count the pictures that it leaves out (drafter.positions: {config.positions}), and in the "
@@ -174,7 +174,7 @@ def _of_plugin(name: str, source: Source, config: HeadConfig) -> list[str]:
     return reasons
 
 
-def _of_middle(source: Source, config: HeadConfig) -> list[str]:
+def _of_middle(source: Source, config: DirectHeadConfig) -> list[str]:
     shape, theirs, reasons = source.target.shape, source.target.config, []
     if "patched" not in family_of(theirs).engines.get("vllm", ()):
         reasons.append(f"its middle states were compared beside LLaVA-1.5 alone, not {theirs.model_type}")

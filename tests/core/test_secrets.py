@@ -182,7 +182,7 @@ def test_what_only_looks_like_a_secret_is_kept():
     tree = {
         "max_new_tokens": 40, "eos_token": "</s>", "target": {"revision": COMMIT}, "git": {"commit": COMMIT},
         "lr": 1e-3, "stages": ["a", "b"], "dry_run": True, "x": None, "keys": {1: "one"},
-        "methods": {"DFlash, 5 tokens": {"draw": "sample"}},
+        "methods": {"DFlash, 5 tokens": {"draw": "sample"}, "M, no first token": {"draw": "sample"}},
     }  # fmt: skip
     assert redact_tree(tree) == tree
 

@@ -136,12 +136,6 @@ def test_drafters_of_an_evaluation_have_one_source(name, section, problem):
     assert problem in error.problem and error.hint and drafters in (error.where or "")
 
 
-def test_a_draft_lvlm_is_the_recipes_own():
-    drafter = "{kind: lvlm, path: some/draft, language_model: some/model, vision_tower: target}"
-    error = told("recipe=demo/lvlm-from-nothing", f"{TRAIN}.from=scratch", f"{TRAIN}.drafter={drafter}")
-    assert f"{TRAIN}.drafter: nothing reads it: this stage trains on records" in error.problem
-
-
 @pytest.mark.parametrize("recipe", ["llava15-68m", "llava-ov-160m"])
 def test_a_path_beside_named_parts_is_refused(recipe):
     """Not only beside inline ones: what trains starts from the path, and the names were read by nothing."""

@@ -111,18 +111,19 @@ def test_each_kind_accepts_what_our_own_loop_does_turn_by_turn(tmp_path):
     """
     build(tmp_path, steps=2, rows=4)
     target = tmp_path / "target"
-    for kind in ("medusa", "msd", "dflash"):
+    for kind in ("medusa", "msd", "middle", "dflash"):
         save_drawn(kind, target, tmp_path / kind)
     save_draft(target, tmp_path / "lvlm")
     export_drafter(tmp_path / "dflash", tmp_path / "out", "vllm", target=str(target))
     drafters = {kind: {"kind": kind, "path": str(tmp_path / kind)} for kind in ("medusa", "msd", "lvlm", "dflash")}
+    drafters["middle"] = {"kind": "sparrow", "path": str(tmp_path / "middle")}
     common = {
         "kind": "evaluate", "max_new_tokens": 24, "stop_at_end": False,
         "format": {"template": "v1", "system": "", "image_rule": "verbatim"},
         "benchmarks": {"talks": {"kind": "sets", "sets": ["MMSpec"], "data": {
             "path": str(conversations(tmp_path / "set")), "aspect": "square", "max_length": 256}}},
         "methods": {kind: {"drafter": kind, "tree": {"kind": "chain", "gamma": gamma}}
-                    for kind, gamma in (("medusa", 3), ("msd", 3), ("lvlm", 3), ("dflash", 4))},
+                    for kind, gamma in (("medusa", 3), ("msd", 3), ("middle", 3), ("lvlm", 3), ("dflash", 4))},
     }  # fmt: skip
     exported = drafters | {"dflash": {"kind": "dflash", "path": str(tmp_path / "out")}}
     engine = {"engine": {"kind": "vllm", "concurrency": [2], "beside": "ours"}, "drafters": exported}
@@ -134,16 +135,16 @@ def test_each_kind_accepts_what_our_own_loop_does_turn_by_turn(tmp_path):
     run_loaded(load_spelled(recipe, "both", output), output)
 
     rows = read_rows(output / "served" / "rows.jsonl")
-    assert len(rows) == 2 * 5 * 6 and all(row.identical for row in rows)
+    assert len(rows) == 2 * 6 * 6 and all(row.identical for row in rows)
     cycles = {"": {}, "vllm": {}}
     for row in rows:
         if row.method != PLAIN:
             cycles[row.engine][row.method, row.request] = (row.drafted, row.accepted)
-    assert cycles[""] == cycles["vllm"] and len(cycles["vllm"]) == 4 * 6
+    assert cycles[""] == cycles["vllm"] and len(cycles["vllm"]) == 5 * 6
     # Of drawn weights MSD's alone are right at times; what the others draft is compared by tests/eval/engines.
     assert sum(sum(accepted) for (method, _), (_, accepted) in cycles["vllm"].items() if method == "msd") > 0
     assert {row.details["turn"] for row in rows} == {1, 2}
     report = json.loads((output / "served" / "report.json").read_text())
-    assert "4 of 4 cells, at most 0.0% apart" in report["about"]["our own loop"]
+    assert "5 of 5 cells, at most 0.0% apart" in report["about"]["our own loop"]
     (turns,) = (section for section in report["sections"] if section["name"] == "turns")
     assert turns["tables"]
