@@ -170,6 +170,8 @@ def _head(
         notes.append(_COPIED.format("final norm"))
     if source.layout == "medusa":
         notes.append("vLLM 0.32 drafts with Medusa under runner V1; 0.33 was read without it")
+        if source.head.draft_ids is not None:
+            notes += [INSTALL, "vLLM 0.32 does not load a part of the vocabulary (token_map): our plugin repairs it"]
     values, state = lay_out(engine, source, copied, pictures=pictures)
     if SECTION in values:
         notes += [INSTALL, ASKED] if is_patched(values) else [INSTALL]

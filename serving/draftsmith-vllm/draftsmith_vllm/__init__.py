@@ -35,9 +35,9 @@ def register() -> None:
         logging.getLogger("vllm.draftsmith_vllm").warning(reason)
         return
     if os.environ.get(REPAIRS, "1") != "0":
-        from . import cut_prompts, drawn_tokens
+        from . import cut_prompts, drawn_tokens, medusa_ids
 
-        cut_prompts.repair()
-        drawn_tokens.repair()
+        for each in (cut_prompts, drawn_tokens, medusa_ids):
+            each.repair()
     if patches.are_on():
         patches.apply()
