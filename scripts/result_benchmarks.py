@@ -42,7 +42,8 @@ COMMANDS = {
     "torture": "python tests/tools/torture.py --seed 0,1,2 --attempts 500 --jobs 2",
     "starting": "python scripts/bench/benchmark_starting.py",
     "engines": "python scripts/engine_table.py {engines} --drafters eagle eagle3 dflash peagle",
-    "engines-own": "python scripts/engine_table.py {engines} --targets llama llava --drafters medusa msd lvlm",
+    "engines-own": "python scripts/engine_table.py {engines} --targets llama llava"
+    " --drafters medusa msd middle sparrow vispec lvlm lvlm_m lvlm_t",
     "engine-losses": "python scripts/engine_losses.py {losses}",
 }
 # The exit code of a command that measured and found faults, which its table names.
