@@ -232,7 +232,7 @@ def merge(base: dict[str, Any], top: dict[str, Any], *, leaves_out: bool = False
     What belongs to the files of `base` goes where `top` names others (`of_other_files`).
 
     Args:
-        leaves_out: null takes a section of the base away (a stage, a method).
+        leaves_out: null takes a section or a list of the base away (a stage, a method, a contrast).
     """
     merged = {key: value for key, value in base.items() if key not in of_other_files(base, top)}
     for key, value in top.items():
@@ -240,7 +240,7 @@ def merge(base: dict[str, Any], top: dict[str, Any], *, leaves_out: bool = False
         if isinstance(old, dict) and isinstance(value, dict):
             changed = "kind" in value and "kind" in old and value["kind"] != old["kind"]
             merged[key] = value if changed else merge(old, value, leaves_out=leaves_out)
-        elif isinstance(old, dict) and value is None and leaves_out:
+        elif isinstance(old, dict | list) and value is None and leaves_out:
             del merged[key]
         else:
             merged[key] = value

@@ -50,6 +50,16 @@ def test_several_levels_are_merged_nearest_last(tmp_path):
     assert origins["drafter.vision_tower"] == "extended lvlm/llava15-68m.yaml"
 
 
+def test_null_takes_what_has_a_name_away(tmp_path):
+    """Of stages and methods; a contrast stayed, and was refused for being none."""
+    methods = "{P-EAGLE: null, DFlash from distributions: null, 'DFlash from distributions, sampled': null}"
+    own = f"{{soft: null, evaluate: {{methods: {methods}, contrasts: {{P-EAGLE less EAGLE-3: null}}}}}}"
+    recipe = load([written(tmp_path, "mine", f"extends: demo/dflash\nstages: {own}\n")]).recipe
+    evaluate = recipe.stages["evaluate"]
+    assert "soft" not in recipe.stages and "P-EAGLE" not in evaluate.methods
+    assert "P-EAGLE less EAGLE-3" not in evaluate.contrasts and "DSpark less DFlash" in evaluate.contrasts
+
+
 def test_circles_are_named(tmp_path):
     written(tmp_path, "a", "extends: b\n")
     written(tmp_path, "b", "extends: c\n")
