@@ -20,10 +20,14 @@ TAKEN: dict[str, str | dict[str, str]] = {
     )},
     "demo/lvlm-distilled": "compare",
     "demo/lvlm-seeds": "seeds",
+    "compare-served": dict.fromkeys(
+        ("draft", "draft_headless", "draft_projected", "eagle", "eagle3", "half_blind", "vispec", "hivis", "peagle",
+         "dflash", "dspark", "dflash2"), "evaluate") | dict.fromkeys(
+        ("draft_served", "msd", "medusa", "sparrow"), "ours"),
     # The suite measures one of the drafts.
     "demo/suite": {"onevision": "suite", "single_only": "evaluate", "few_onevision": "evaluate",
                    "few_single_only": "evaluate"},
-    **dict.fromkeys((*LVLM, "compare-served", "llava15-68m-served"), "evaluate"),
+    **dict.fromkeys((*LVLM, "llava15-68m-served"), "evaluate"),
     **dict.fromkeys(("demo/smollm2", "demo/smollm2-full", "smollm2/dflash", "smollm2/eagle3", "smollm2/medusa",
                      "smollm2/served"),
                     "evaluate"),
