@@ -126,6 +126,11 @@ def to_ours(
     if (other := _held(values, state)) != kind:
         raise UserError(f"the folder holds a draft of kind {other}, and {kind} is asked for", where=where,
                         hint=f"read it as {other}: --as {other}")  # fmt: skip
+    heads, width = text.num_attention_heads, usual_heads(text)[1]
+    for name, ours in {"hidden_size": text.hidden_size, "num_attention_heads": heads, "head_dim": width}.items():
+        if values.get(name, ours) != ours:
+            raise UserError(f"{name} is {values[name]}, the target's {ours}", where=where,
+                            hint="a draft with the target's own width and heads is read: name its target")  # fmt: skip
     settings: dict[str, Any] = {"kind": kind}
     if any(name.startswith(CONFIDENCE) for name in state):
         reads = values.get("confidence_head_with_markov", False)

@@ -240,6 +240,7 @@ def test_training_starts_from_a_folder_of_others(big, tmp_path):
         ({"is_causal": True}, "causal"),
         ({"is_causal": None, "layer_types": ["full_attention"] * 2, "block": {"causal": True}}, "causal"),
         ({"layer_types": ["sliding_attention", "full_attention"]}, "only some layers"),
+        ({"head_dim": 8, "num_attention_heads": 4}, "num_attention_heads is 4, the target's 2"),
     ],
 )  # fmt: skip
 def test_what_runs_otherwise_is_refused_by_name(model, big, tmp_path, changed, words):
