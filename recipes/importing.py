@@ -27,6 +27,7 @@ from ..models.drafters.made_for import tested_with
 from ..models.families.table import family_of
 from ..models.folders import find_folder, read_values
 from ..models.formats import LANGUAGE_HEADS, import_head, lantern, lvlm
+from ..models.formats.dflash import BLOCK_KINDS
 from ..models.formats.heads import LanguageHead
 from ..models.hub import read_config, target_embedding
 from ..models.shipped import opened_target, shipped_name
@@ -93,7 +94,7 @@ def _head(options: ImportOptions, folder: Path) -> tuple[dict[str, Any], Any]:
     text = config.get_text_config()
     sees = text is not config
     embedding = None
-    if kind not in ("dflash", "dspark", "medusa") and not options.no_weights:
+    if kind not in (*BLOCK_KINDS, "medusa") and not options.no_weights:
         embedding = target_embedding(options.target, where="--target", revision=revision)
     imported = import_head(kind, options.source, text, embedding=embedding, image=options.image, sees=sees,
                            revision=options.revision)  # fmt: skip

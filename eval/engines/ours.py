@@ -38,7 +38,7 @@ _TARGET: TypeAdapter[Any] = TypeAdapter(TargetConfig)
 _SERVED = ("vllm", "speculators")  # layouts that vLLM reads
 # Kinds whose chains vLLM 0.32 does not show.
 _UNCOMPARED = {
-    "dspark": "vLLM 0.32 has it in model runner V2 alone, and chains are read from runner V1",
+    **dict.fromkeys(("dspark", "dflash2"), "vLLM 0.32 has it in model runner V2 alone, and chains are read from V1"),
     "mtp": "on a CPU vLLM 0.32 runs recurrent layers in bfloat16 alone, and chains are compared in float32",
 }
 NUM_DRAFTED = 4  # of drafters that draft token by token

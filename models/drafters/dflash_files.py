@@ -23,13 +23,19 @@ from .head_files import NUMBERING, check_identity, check_vocabulary, head_state,
 from .made_for import check_made_for, tested_with
 from .manifest import MANIFEST, read_manifest
 
-# Tables of the target that some published files repeat; the target's own are used.
 # What a draft's `config.json` says of heads that read the token before a place.
-WALKS = ("sample_from_anchor", "markov_rank", "markov_head_type", "markov_above", "conv_group_size",
+WALKS = ("markov_rank", "markov_head_type", "markov_above", "conv_group_size",
          "selector_rank", "selector_top_k")  # fmt: skip
-# Keys of a DSpark draft at the top of its `config.json`, as published.
+# Keys of a DSpark draft at the top of its `config.json`, as published, and of a DFlash 2 draft in speculators' layout.
 DSPARK = ("sample_from_anchor", "markov_rank", "markov_head_type", "enable_confidence_head",
           "confidence_head_with_markov")  # fmt: skip
+DFLASH2 = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+# What published drafts may do and ours do not, by its key, with the value that leaves it out.
+_OTHERWISE = {
+    "conv_kernel_size": 2, "input_embedding_scale": 1, "output_multiplier": 1, "logit_scale": 1,
+    "final_logit_softcapping": 0, "attention_value_scale": 1, "use_swa": False, "is_neox_style": True,
+}  # fmt: skip
+# Tables of the target that some published files repeat; the target's own are used.
 _REPEATED = ("embed_tokens.weight", "verifier_lm_head.weight", "verifier_norm.weight", "rotary_emb.inv_freq")
 
 
@@ -134,24 +140,40 @@ def native_values(values: dict[str, Any], path: Path) -> dict[str, Any]:
     be causal.
 
     Raises:
-        UserError: its blocks are causal, or its anchor is drafted, too, and it is no DSpark draft.
+        UserError: its blocks are causal, or its anchor is drafted, too, and it is no DSpark draft, or it computes
+            something that drafts here do not.
     """
+    anchored = (values | (values.get("dflash_config") or {})).get("sample_from_anchor")
+    values = _as_native(values, path)
+    told = values | (values.get("dflash_config") or {})
+    causal = told.get("causal") if told.get("is_causal") is None else told["is_causal"]
+    if causal:
+        raise UserError("its blocks are causal (is_causal, or causal in dflash_config)", where=str(path),
+                        hint="a draft whose layers are all bidirectional is read")  # fmt: skip
+    if anchored and "markov_rank" not in values:
+        raise UserError("its pass also drafts at the last committed token (sample_from_anchor)", where=str(path),
+                        hint="a draft whose masks alone answer is read")  # fmt: skip
+    for name, plain in _OTHERWISE.items():
+        if told.get(name, plain) not in (plain, None):
+            raise UserError(f"{name} is {told[name]}, and drafts here have {plain}", where=str(path),
+                            hint="a draft without it is read")  # fmt: skip
+    return values
+
+
+def _as_native(values: dict[str, Any], path: Path) -> dict[str, Any]:
     kind = values.get("speculators_model_type")
     if kind is None and "markov_rank" in values and "target_layer_ids" in values:
         mask = {name: values.get(name) for name in ("mask_token_id", "target_layer_ids")}
         return values | {"dflash_config": mask, "is_causal": False, "sample_from_anchor": True}
-    if kind not in ("dflash", "dspark"):
+    if kind not in ("dflash", "dspark", "dflash2"):
         return values
     layer = dict(values["transformer_layer_config"])
     windows = "sliding_attention" in (layer.get("layer_types") or ())
-    if windows and not values.get("sliding_window_non_causal", False):
+    if windows and not values.get("sliding_window_non_causal", kind == "dflash2"):
         raise UserError("its blocks are causal within a sliding window (sliding_window_non_causal is not true)",
                         where=str(path), hint="a draft whose layers are all bidirectional is read")  # fmt: skip
-    if kind == "dflash" and values.get("sample_from_anchor"):
-        raise UserError("its pass also drafts at the last committed token (sample_from_anchor)", where=str(path),
-                        hint="a draft whose masks alone answer is read")  # fmt: skip
     ids = [one - 1 for one in values["aux_hidden_state_layer_ids"]]
-    of_kind = DSPARK if kind == "dspark" else ()
+    of_kind = {"dspark": DSPARK, "dflash2": DFLASH2}.get(kind, ())
     own = {name: values[name] for name in ("block_size", "draft_vocab_size", *of_kind) if name in values}
     mask = {"mask_token_id": values.get("mask_token_id"), "target_layer_ids": ids}
     return layer | own | {"dflash_config": mask, "is_causal": False}
@@ -161,6 +183,7 @@ def settings_of(values: dict[str, Any], path: Path) -> dict[str, Any]:
     """What a `config.json`, ours or a published one, says of blocks and layers, under the names of the settings."""
     draft = values.get("dflash_config") or {}
     taps, kinds = draft.get("target_layer_ids"), values.get("layer_types")
+    told = values | draft
     windows = "zeros_before" in values or (kinds is not None and "sliding_attention" in kinds)
     if kinds is not None and windows and (len({*kinds}) > 1 or values.get("is_causal") is not False):
         raise UserError(
@@ -169,12 +192,17 @@ def settings_of(values: dict[str, Any], path: Path) -> dict[str, Any]:
         )  # fmt: skip
     return {
         "num_layers": values.get("num_hidden_layers"),
-        "block_size": values.get("block_size"),
+        "block_size": draft.get("block_size") or values.get("block_size"),  # newer published ones have it there alone
         "mask_token_id": draft.get("mask_token_id"),
         "taps": None if taps is None else [tap + 1 for tap in taps],
         "intermediate_size": values.get("intermediate_size"),
         "sliding_window": values.get("sliding_window") if windows else None,
-        **{name: (values | draft)[name] for name in WALKS if name in values | draft},
+        **{name: told[name] for name in WALKS if name in told},
+        **(
+            {"sample_from_anchor": told["sample_from_anchor"]}
+            if {"markov_rank", "sample_from_anchor"} <= {*told}
+            else {}
+        ),
     }
 
 

@@ -1,5 +1,5 @@
-"""DFlash drafts in their published native layout (`z-lab/*-DFlash`), which vLLM reads, and in speculators'; DSpark's in
-speculators', and read in DeepSpec's.
+"""DFlash and DFlash 2 drafts in their published native layout (`z-lab/*-DFlash`, `incoai/*-DFlash2`), which vLLM reads,
+and in speculators'; DSpark's in speculators', and read in DeepSpec's.
 
 Ids of joined layers count what leaves a layer in `dflash_config` (one less than ours), and what enters one in
 speculators' layout (as ours). Blocks are bidirectional: where a layout has a default for that, it is written.
@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ...core.errors import UserError
 from ..drafters.dflash import CONFIDENCE, DflashConfig
-from ..drafters.dflash_files import DSPARK, native_values, settings_of
+from ..drafters.dflash2 import Dflash2Config
+from ..drafters.dflash_files import DFLASH2, DSPARK, native_values, settings_of
 from ..drafters.dflash_module import DflashHead
 from ..drafters.dspark import DsparkConfig, DsparkShape
 from ..folders import CONFIG
@@ -23,6 +24,10 @@ from .expressible import Engine
 from .llama_layer import layer_settings, llama_values
 from .published_head import State
 from .source import Files, Source, proposals
+
+BlockKind = Literal["dflash", "dspark", "dflash2"]
+BLOCK_KINDS: tuple[BlockKind, ...] = get_args(BlockKind)
+_SECOND = "DFlash2DraftModel"
 
 
 def without_confidence(source: Source) -> Source:
@@ -62,14 +67,17 @@ def _layers(source: Source) -> dict[str, Any]:
 
 def _native(source: Source, vocabulary: int) -> dict[str, Any]:
     shape = source.head.shape
+    block = shape.to_dict()["dflash_config"]
+    if source.config.kind == "dflash2":  # z-lab's code looks for it there first
+        block["block_size"] = shape.block_size
     return {
-        "architectures": ["DFlashDraftModel"],
+        "architectures": [{"dflash": "DFlashDraftModel", "dflash2": _SECOND}[source.config.kind]],
         **_layers(source),
         "draft_vocab_size": vocabulary,
         "block_size": shape.block_size,
         "num_target_layers": source.target.shape.num_layers,
         "is_causal": False,
-        "dflash_config": shape.to_dict()["dflash_config"],
+        "dflash_config": block,
         "torch_dtype": source.dtype,
     }
 
@@ -78,11 +86,13 @@ def _speculators(source: Source, vocabulary: int) -> dict[str, Any]:
     shape, layer = source.head.shape, _layers(source)
     del layer["rope_scaling"]
     kind, own = source.config.kind, dict[str, Any](sample_from_anchor=shape.sample_from_anchor)
+    if kind == "dflash2":
+        own |= {name: shape.to_dict()["dflash_config"][name] for name in DFLASH2}
     if isinstance(shape, DsparkShape):
         own |= {name: shape.to_dict()[name] for name in DSPARK if name != "enable_confidence_head"}
         own["enable_confidence_head"] = shape.confidence
     return {
-        "architectures": [{"dflash": "DFlashSpeculator", "dspark": "DSparkSpeculator"}[kind]],
+        "architectures": [{"dflash": "DFlashSpeculator", "dspark": "DSparkSpeculator", "dflash2": _SECOND}[kind]],
         "speculators_model_type": kind,
         "speculators_version": "0.9.0",
         "transformer_layer_config": layer,
@@ -101,7 +111,7 @@ def _speculators(source: Source, vocabulary: int) -> dict[str, Any]:
 
 
 def to_ours(
-    kind: Literal["dflash", "dspark"], values: dict[str, Any], state: State, text: Any, folder: Path
+    kind: BlockKind, values: dict[str, Any], state: State, text: Any, folder: Path
 ) -> tuple[DflashConfig, dict[str, Any], list[str]]:
     """The config, the recipe's section, and what was decided.
 
@@ -113,10 +123,14 @@ def to_ours(
     if "hidden_norm.weight" not in state or not values.get("dflash_config"):
         raise UserError("no block draft: hidden_norm.weight or dflash_config is missing", where=where,
                         hint="give --as the kind that it was published as")  # fmt: skip
-    if ("markov_rank" in values) != (kind == "dspark"):
-        other = "dspark" if kind == "dflash" else "dflash"
+    if (other := _held(values, state)) != kind:
         raise UserError(f"the folder holds a draft of kind {other}, and {kind} is asked for", where=where,
                         hint=f"read it as {other}: --as {other}")  # fmt: skip
+    heads, width = text.num_attention_heads, usual_heads(text)[1]
+    for name, ours in {"hidden_size": text.hidden_size, "num_attention_heads": heads, "head_dim": width}.items():
+        if values.get(name, ours) != ours:
+            raise UserError(f"{name} is {values[name]}, the target's {ours}", where=where,
+                            hint="a draft with the target's own width and heads is read: name its target")  # fmt: skip
     settings: dict[str, Any] = {"kind": kind}
     if any(name.startswith(CONFIDENCE) for name in state):
         reads = values.get("confidence_head_with_markov", False)
@@ -133,5 +147,11 @@ def to_ours(
         del settings["intermediate_size"]
     if values.get("num_key_value_heads") not in (None, usual_heads(text)[0]):
         settings["kv_heads"] = "mha"  # compared with the weights' shapes when they are read
-    made = DsparkConfig if kind == "dspark" else DflashConfig
+    made = {"dflash": DflashConfig, "dspark": DsparkConfig, "dflash2": Dflash2Config}[kind]
     return made.model_validate(settings), settings, notes
+
+
+def _held(values: dict[str, Any], state: State) -> BlockKind:
+    if "markov_rank" in values:
+        return "dspark"
+    return "dflash2" if any(name.startswith("candidate_selector.") for name in state) else "dflash"

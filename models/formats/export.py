@@ -180,7 +180,7 @@ def _head(
     notes += _of_pictures(whose, prompts, engine, source.layout)
     parallel = source.config.parallel_tokens if isinstance(source.config, PeagleConfig) else None
     shape, named = source.head.shape, whose.name or target or whose.place
-    method = source.config.kind if source.layout == "dflash" else "eagle3" if is_middle else source.layout
+    method = "eagle3" if is_middle else "dspark" if source.config.kind == "dspark" else source.layout
     made = Exported(
         destination, engine, method, named, tuple(notes), patched=is_patched(values), drops_inputs=drops_inputs(values),
         whole_prompts=is_middle, runner=2 if V1_FAULT in notes else 1 if is_patched(values) else None,
@@ -229,8 +229,8 @@ def lay_out(engine: Engine, source: Source, copied: Tensor | None = None, *, pic
 def _whole_blocks(source: Source, config: DflashConfig) -> tuple[Source, list[str]]:
     """A DFlash draft as engines run it, and what the reader of the export must know."""
     notes = [f"the engine drafts {source.head.shape.num_drafts} tokens a cycle, as the block was trained"]
-    if config.kind == "dspark":
-        notes.append("vLLM 0.32 drafts with it in model runner V2 alone, which needs a GPU: its walk was not compared")
+    if config.kind in ("dspark", "dflash2"):
+        notes.append("vLLM 0.32 drafts with it in model runner V2 alone, which needs a GPU: its walk was not run")
     elif config.confidence is not None:
         source = dflash.without_confidence(source)
         notes.append("its confidence head is left out: the engine verifies whole blocks")

@@ -207,7 +207,7 @@ def _added_below(first: int, source: Source) -> list[str]:
 
 
 def _dflash(engine: Engine, source: Source, config: DflashConfig) -> list[str]:
-    layouts = {"dflash": ("vllm", "speculators"), "dspark": ("speculators",)}.get(config.kind, ())
+    layouts = {"dspark": ("speculators",)}.get(config.kind, ("vllm", "speculators"))
     if engine not in layouts:
         other = f"; --to {layouts[0]} has one" if config.kind == "dspark" else ""
         return [f"it has no layout for {NAMES[config.kind]} drafts that was read here{other}"]
@@ -220,6 +220,10 @@ def _dflash(engine: Engine, source: Source, config: DflashConfig) -> list[str]:
         reasons.append(f"it joins the state after the last layer ({shape.taps[-1]}), and engines tap what enters one")
     if config.positions != "flat":
         reasons.append("engines count every token of the prompt: drafter.positions: flat")
+    if config.kind == "dflash2" and source.head.draft_ids is not None:
+        reasons.append(
+            "its LM head scores a part of the vocabulary (drafter.draft_vocab_size), and its rows are taken for ids"
+        )
     return reasons
 
 

@@ -1,7 +1,8 @@
 """Published heads of language models: settings read off their weights, and what no file says asked for.
 
 EAGLE-1/2 (`yuhuili/EAGLE-*`), EAGLE-3 (EAGLE's own, SpecForge's, SGLang's, vLLM's and the speculators format), MSD
-(`lucylyn/*`), ViSpec (`JLKang/*`), DFlash (`z-lab/*-DFlash` and the speculators format) and Medusa (vLLM's layout).
+(`lucylyn/*`), ViSpec (`JLKang/*`), DFlash, DSpark and DFlash 2 (`z-lab/*-DFlash`, `incoai/*-DFlash2` and the
+speculators format) and Medusa (vLLM's layout).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from .llama_layer import layer_settings
 from .published_head import State, read_published
 from .source import ReadConfig, read_beside
 
-LanguageHead = Literal["eagle", "eagle3", "peagle", "msd", "vispec", "dflash", "dspark", "medusa"]
+LanguageHead = Literal["eagle", "eagle3", "peagle", "msd", "vispec", "dflash", "dspark", "dflash2", "medusa"]
 LANGUAGE_HEADS: tuple[LanguageHead, ...] = get_args(LanguageHead)
 _OF_EAGLE3 = ("eagle3", "peagle")
 _TABLES = ("embed_tokens.weight", "lm_head.weight", "verifier_lm_head.weight", "verifier_norm.weight")
@@ -70,9 +71,8 @@ def import_head(
         UserError: a file is missing, or the head is of another kind or target.
     """
     folder, values, state = read_published(source, revision)
-    if kind in ("dflash", "dspark"):
-        block = cast(Literal["dflash", "dspark"], kind)
-        draft, section, decided = dflash.to_ours(block, values, state, text, folder)
+    if kind in dflash.BLOCK_KINDS:
+        draft, section, decided = dflash.to_ours(cast(dflash.BlockKind, kind), values, state, text, folder)
         return ImportedHead(read_beside(draft, folder, text), draft, section, tuple(decided))
     if kind == "medusa":
         levels, own, decided = medusa.to_ours(values, state, text, str(folder))

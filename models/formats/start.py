@@ -34,7 +34,7 @@ def load_published(
     if config.kind not in LANGUAGE_HEADS or target.shape.draws_images:
         raise UserError(
             f"published heads that are read are EAGLE, EAGLE-3, P-EAGLE, MSD, ViSpec, DFlash, DSpark, "
-            f"Medusa, LANTERN's; this is {config.kind}",
+            f"DFlash 2, Medusa, LANTERN's; this is {config.kind}",
             where=str(folder), hint=f"give a folder that draftsmith wrote (it has {MANIFEST})",
         )  # fmt: skip
     if isinstance(config, MedusaConfig):

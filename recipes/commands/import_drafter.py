@@ -81,7 +81,8 @@ COMMAND = Command(
     arguments=(
         Argument("drafter", "Hub id or directory of the published drafter; the .gguf file of a target"),
         Argument("destination", "a directory that does not exist yet"),
-        Argument("--as", "eagle, eagle3, peagle, dflash, dspark, msd, vispec, medusa, lantern, lvlm; a model: target",
+        Argument("--as", "eagle, eagle3, peagle, dflash, dspark, dflash2, msd, vispec, medusa, lantern, lvlm; a model: "
+                 "target",
                  {"dest": "kind", "required": True, "metavar": "KIND"}),
         Argument("--target", "Hub id or directory of the model that it drafts for; not with --as target"),
         Argument("--dtype", "--as target: type to store; default: float32", {"choices": ("float32", "bfloat16")}),

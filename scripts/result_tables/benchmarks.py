@@ -114,7 +114,7 @@ def states_reading() -> Rows:
 
 @table
 def engines_served() -> Rows:
-    """Of the engines' tables a row a target: drafted chains that are our loop's, on text and with pictures."""
+    """Of the engines' tables a row a drafter: drafted chains that are our loop's, on text and with pictures."""
     counts: dict[tuple[str, str, bool], list[int]] = {}
     whole = ("text", "one picture", "two pictures", "resized picture")  # one request at a time
     lines = [line for name in ("engines", "engines-own") for line in printed(name)[1:] if line[2] in whole]
@@ -122,15 +122,11 @@ def engines_served() -> Rows:
         total = counts.setdefault((target, drafter, prompts != "text"), [0, 0])
         total[:] = [one + int(more) for one, more in zip(total, equal.split("/"), strict=True)]
     targets, drafters = ([*dict.fromkeys(column)] for column in list(zip(*lines, strict=True))[:2])
-    cells = [
-        [
-            ", ".join("/".join(map(str, counts[key])) for seen in (False, True) if (key := (*pair, seen)) in counts)
-            for pair in ((target, drafter) for drafter in drafters)
-        ]
-        for target in targets
-    ]
-    heading = ["target", *(f"{name}: text, pictures" for name in drafters)]
-    return [heading, *([target, *row] for target, row in zip(targets, cells, strict=True))]
+    rows = [["drafter", *(f"{name}: text, pictures" for name in targets)]]
+    for drafter in drafters:
+        pairs = [[counts.get((target, drafter, seen)) for seen in (False, True)] for target in targets]
+        rows.append([drafter, *(", ".join("/".join(map(str, each)) for each in pair if each) for pair in pairs)])
+    return rows
 
 
 @table

@@ -34,6 +34,21 @@ def decoded(config, head, big, policy, warp=None, seed=0):
     return result.tokens, [(c.num_drafted, c.num_accepted) for c in result.cycles]
 
 
+@torch.no_grad()
+def walked(config, head, big, asked, last):
+    """The likeliest path of a block after `last`, its q [K,V] at T = 1, and the states [T,D] by layer that it read."""
+    drafter = config.drafter(head.float(), big)
+    _, step = big.prefill(asked, drafter.taps, capacity=20)
+    drafter.start(asked, step, Warp(1.0), capacity=20)
+    drafter.begin(last)
+    q, path = [drafter.root()], []
+    for place in range(head.shape.num_drafts):
+        path.append(int(q[-1].argmax()))
+        if place < head.shape.num_drafts - 1:
+            q.append(drafter.expand([place - 1], torch.tensor(path[-1:]))[0])
+    return path, torch.stack(q), {tap: step.layers[tap][0] for tap in drafter.taps.text_layers}
+
+
 def rows_of(big, *rows, seeds=None):
     """A batch of random words and its states; of each row t is a word of the prompt, v of a picture, a one of an
     answer.
