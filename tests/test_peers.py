@@ -12,7 +12,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts" / "bench"))
 from draftsmith.core.errors import UserError
-from peers import assisted, clones, ours, pairs, training_step
+from draftsmith.eval.policies import Chain
+from peers import assisted, clones, official_blocks, ours, pairs, speculators_step, step_pairs, training_step
 from transformers import LlamaForCausalLM
 
 TINY = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "vocab_size": 32}
@@ -102,7 +103,6 @@ class Twin(training_step.Ours):
     def __init__(self, arguments: argparse.Namespace, mine: training_step.Ours, model: Any):
         super().__init__(model)
         self.head.load_state_dict(mine.head.state_dict())
-        self.trained = dict(self.head.named_parameters())
 
 
 @pytest.fixture
@@ -115,23 +115,25 @@ def step_sides(tiny):
 
 def test_a_training_step_of_ours_trains_the_head_alone(step_sides):
     mine, _ = step_sides
-    ids, supervised = training_step.sample(3, 16, 32)
+    ids, supervised = sample = training_step.sample(3, 16, 32)
     assert ids.shape == supervised.shape == (1, 16) and supervised[0].tolist() == [False] * 4 + [True] * 12
     before = {name: value.clone() for name, value in mine.head.state_dict().items()}
-    seconds = training_step.parts(mine, 3, 64, 32)
-    assert list(seconds) == list(training_step.PARTS) and min(seconds.values()) > 0
+    seconds = step_pairs.parts(mine, training_step.sample(3, 64, 32))
+    expected = [pairs.TARGET, step_pairs.REST, step_pairs.BACKWARD, step_pairs.ADAMW]
+    assert list(seconds) == expected and min(seconds.values()) > 0
     assert [n for n, p in mine.head.named_parameters() if p.grad is None or not p.grad.any()] == []
     assert all(torch.equal(value, before[name]) for name, value in mine.head.state_dict().items()), "its rate is 0"
-    assert 0 < training_step.products_share(mine, 16, 32) < 1
+    assert 0 < step_pairs.products_share(mine, sample) < 1
 
 
 def test_training_steps_that_differ_end_the_run(step_sides):
     mine, other = step_sides
-    assert training_step.check_equal(mine, other, 16, 32) == (0.0, 0.0)
+    sample = training_step.sample(0, 16, 32)
+    assert step_pairs.check_equal("x", mine, other, sample) == (0.0, 0.0)
     with torch.no_grad():
         next(iter(other.trained.values())).mul_(1.01)
-    with pytest.raises(SystemExit, match="training at 16 tokens: losses"):
-        training_step.check_equal(mine, other, 16, 32)
+    with pytest.raises(SystemExit, match="x: losses"):
+        step_pairs.check_equal("x", mine, other, sample)
 
 
 @pytest.mark.parametrize(("bar", "outcome"), [(1e-6, "missed"), (1e6, "met")])
@@ -143,3 +145,82 @@ def test_training_steps_give_a_row_each_and_say_where_missed_ones_go(tiny, monke
     measured = [row for row in rows if row[0] in ("8, tiny", "16, tiny")]
     assert [row[2] for row in measured[:2]] == [outcome] * 2 and measured[0][4] == "0e+00, 0e+00"
     assert len(measured) == (4 if outcome == "missed" else 2), "a missed step is taken apart"
+
+
+class BlockTwin(speculators_step.Ours):
+    """In the place of speculators' side: ours again, with the same weights."""
+
+    def __init__(self, arguments: argparse.Namespace, mine: speculators_step.Ours, losses: dict[str, float]):
+        super().__init__(mine.target, mine.settings)
+        self.head.load_state_dict(mine.head.state_dict())
+
+
+def test_steps_of_blocks_give_a_row_for_each_kind_and_length(tiny, monkeypatch, capsys):
+    monkeypatch.setattr(speculators_step, "Theirs", BlockTwin)
+    monkeypatch.setattr(speculators_step, "BAR", 1e-6)
+    speculators_step.speculators(argparse.Namespace(seed=0, pairs=1, sizes=[tiny], lengths=(32, 40)))
+    rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    what = [f"{kind}, {length}, tiny" for kind in speculators_step.KINDS for length in (32, 40)]
+    assert [row[0] for row in rows if row[0] in what] == what * 2, "each is missed, and taken apart"
+    assert {row[4] for row in rows if row[0] in what and len(row) == 6} == {"0e+00, 0e+00"}
+
+
+@pytest.mark.parametrize("kind", speculators_step.KINDS)
+def test_a_step_of_blocks_trains_all_weights_at_the_anchors_that_it_is_given(tiny, kind):
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(ours.target_config(tiny, 7)).eval()
+    target = speculators_step.CausalTarget(model, num_token_ids=32)
+    mine = speculators_step.Ours(target, speculators_step.KINDS[kind][0])
+    samples = speculators_step.Samples(target, model, 32, mine.head.shape.block_size)
+    batch, states, anchors = samples(3)
+    scores = target.scores(states.feature[0, 7:-1])
+    assert torch.equal(scores.argmax(-1), batch.ids[0, 8:]), "the answer is the target's likeliest"
+    assert len(anchors) == 4 and min(anchors) >= 8 and max(anchors) + mine.head.shape.block_size < 32
+    loss = mine.loss(batch, states, anchors)
+    loss.backward()
+    assert [n for n, p in mine.trained.items() if p.grad is None or not p.grad.any()] == []
+    alone = [mine.loss(batch, states, one[None]).detach() for one in anchors]
+    assert torch.allclose(sum(alone) / 4, loss.detach(), rtol=1e-5), "a mean over the blocks"
+
+
+def test_other_drafts_end_the_run(tiny):
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(ours.target_config(tiny, 7)).eval()
+    target = official_blocks.CausalTarget(model, num_token_ids=32)
+    drafts = speculators_step.KINDS["DFlash"][0]
+    drafter = drafts.drafter(drafts.build(target), target)
+
+    def mine(number: int, tokens: int) -> pairs.Answer:
+        return ours.answer(target, drafter, ours.settings(Chain(15), 0.0), ours.text(target, 8, number), number, tokens)
+
+    blocks: list[list[int]] = []
+
+    def theirs(number: int, tokens: int) -> pairs.Answer:
+        for block in ([1], *blocks):
+            model.model(torch.tensor([block]))
+        return SAME
+
+    def noted(verify: Any) -> Any:
+        def tree(session: Any, root: int, nodes: Any) -> Any:
+            blocks.append([root, *nodes.tokens.tolist()])
+            return verify(session, root, nodes)
+
+        return tree
+
+    with official_blocks.watched([(target, "verify")], noted):
+        mine(100, 12)
+    assert blocks and len(blocks[0]) > 2
+    official_blocks.check_drafts("x", target, model, mine, theirs, ARGUMENTS)
+    blocks[0][2] += 1 if blocks[0][2] < 31 else -1
+    with pytest.raises(SystemExit, match="x: other drafts"):
+        official_blocks.check_drafts("x", target, model, mine, theirs, ARGUMENTS)
+
+
+def test_caches_are_cropped_to_lengths_and_by_counts(monkeypatch):
+    monkeypatch.setattr(clones.DynamicCache, "crop", clones.DynamicCache.crop)
+    clones.crops_to_lengths()
+    cache = clones.DynamicCache()
+    cache.update(torch.zeros(1, 1, 5, 2), torch.zeros(1, 1, 5, 2), 0)
+    for length, held in ((5, 5), (4, 4), (-1, 3), (9, 3)):
+        cache.crop(length)
+        assert cache.get_seq_length() == held

@@ -31,7 +31,9 @@ from .dflash_walk import Before
 from .draft_vocabulary import entries
 from .head_training import is_blind
 
-BLOCKS = 64  # blocks whose attention is computed at once, so that its mask grows with their number and not its square
+# Blocks whose attention is computed at once: they read the states before their last anchor and each other's places, so
+# that fewer read less in vain. A GPU would wait for the calls of many small pieces.
+BLOCKS, BLOCKS_ON_CPU = 64, 8
 
 
 @dataclass(frozen=True)
@@ -179,17 +181,17 @@ class DflashTraining(nn.Module):
         positions = self.placed(torch.cat([rows.positions, (starts + within).flatten(1)], dim=1))
         context = head.context(torch.cat([states.layers[tap] for tap in shape.taps], dim=-1))
         first = head.blocks(rows.ids.gather(1, blocks.anchors), self.target.embedding)
-        masks = block_masks(kept, blocks.anchors, shape.block_size, shape.sliding_window)
-        length = kept.shape[1]
+        masks = block_masks(kept, blocks, shape.block_size, shape.sliding_window)
+        sizes = [mask.shape[2] for mask in masks]
 
         def seen(number: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            mixed, start = [], 0
-            for mask in masks:
-                stop = start + mask.shape[2]
-                own = slice(length + start, length + stop)
-                keys, values = (torch.cat([x[:, :, :length], x[:, :, own]], dim=2) for x in (k, v))
-                mixed.append(attend(q[:, :, start:stop], keys, values, mask))
-                start = stop
+            # Split at once: the backward pass would write each slice into zeros of all places.
+            (keys, *own_keys), (values, *own_values) = (x.split([kept.shape[1], *sizes], dim=2) for x in (k, v))
+            mixed = []
+            for mask, queries, own_k, own_v in zip(masks, q.split(sizes, dim=2), own_keys, own_values, strict=True):
+                reach = mask.shape[3] - mask.shape[2]
+                read = (torch.cat([x[:, :, :reach], own], dim=2) for x, own in ((keys, own_k), (values, own_v)))
+                mixed.append(attend(queries, *read, mask))
             return torch.cat(mixed, dim=2)
 
         return head(first, context, positions, seen)
@@ -210,22 +212,23 @@ class DflashTraining(nn.Module):
         return mask & ~(visual & torch.tensor([is_blind(seed, share) for seed in batch.seeds])[:, None])
 
 
-def block_masks(kept: Tensor, anchors: Tensor, block_size: int, window: int | None) -> list[Tensor]:
-    """What the blocks see, `BLOCKS` of them at a time: [B,1,N,T+N] bool of the row's states and their own N places.
+def block_masks(kept: Tensor, blocks: Blocks, block_size: int, window: int | None) -> list[Tensor]:
+    """What the blocks see, a few of them at a time: [B,1,N,R+N] bool of the first R states of the row, those before the
+    last anchor of the N places, and of the N places themselves.
 
     Args:
         kept: [B,T] bool, states that are held.
-        anchors: [B,A].
         window: states before a place, itself included, that it sees; None: all.
     """
-    index = torch.arange(kept.shape[1], device=kept.device)
     before = kept.cumsum(1) - kept.long()  # [B,T]
-    masks = []
-    for some in anchors.split(BLOCKS, dim=1):
-        seen = (kept[:, None] & (index < some[..., None]))[:, :, None].expand(-1, -1, block_size, -1)  # [B,a,K+1,T]
+    most, masks = BLOCKS_ON_CPU if kept.device.type == "cpu" else BLOCKS, []
+    for some, here in zip(blocks.anchors.split(most, dim=1), blocks.on_host("anchors").split(most, dim=1), strict=True):
+        reach = int(here.max())  # known to the host, which waits for nothing
+        index = torch.arange(reach, device=kept.device)
+        seen = (kept[:, None, :reach] & (index < some[..., None]))[:, :, None].expand(-1, -1, block_size, -1)
         if window is not None:
             places = before.gather(1, some)[..., None] + torch.arange(block_size, device=kept.device)
-            seen = seen & (places[..., None] - before[:, None, None] < window)
+            seen = seen & (places[..., None] - before[:, None, None, :reach] < window)
         count = some.shape[1] * block_size
         number = torch.arange(count, device=kept.device) // block_size
         own = (number[:, None] == number).expand(len(kept), -1, -1)

@@ -9,9 +9,9 @@ from typing import Any, TypedDict
 
 import transformers.utils
 from draftsmith.core.errors import UserError
+from transformers import Cache, DynamicCache
 
-EAGLE, LANTERN = "EAGLE", "LANTERN"
-COMMITS = {EAGLE: "cb7e084", LANTERN: "3a56e45"}
+EAGLE, LANTERN, DFLASH, DEEPSPEC, SPECULATORS = "EAGLE", "LANTERN", "dflash", "DeepSpec", "speculators"
 
 
 def clone(peers: Path, name: str, inner: str = "") -> Path:
@@ -35,3 +35,15 @@ def empty_module(name: str, folder: Path | None = None, **names: Any) -> None:
     vars(module).update(names)
     if folder is not None:
         module.__path__ = [str(folder)]
+
+
+def crops_to_lengths() -> None:
+    """Let caches be cropped to a length again, which transformers 5 takes for a mistake: it counts what is removed."""
+    crop = DynamicCache.crop
+
+    def cropped(self: Cache, length: int) -> None:
+        removed = length if length < 0 else length - self.get_seq_length()
+        if removed < 0:
+            crop(self, removed)
+
+    DynamicCache.crop = cropped  # type: ignore[method-assign]

@@ -226,7 +226,7 @@ def test_blocks_do_not_see_each_other_nor_states_behind_their_anchor(big, monkey
             changed = changed.unflatten(1, (7, 5))
             torch.testing.assert_close(changed[:, : number + 1], outputs[:, : number + 1], atol=1e-5, rtol=1e-4)
             assert number == 6 or (changed[:, number + 1 :] - outputs[:, number + 1 :]).abs().amin((0, 2, 3)).max() > 0
-        monkeypatch.setattr(dflash_training, "BLOCKS", 3)
+        monkeypatch.setattr(dflash_training, "BLOCKS_ON_CPU", 3)
         again = training.outputs(training.sequences(batch, states), states, blocks).unflatten(1, (7, 5))
     torch.testing.assert_close(again, outputs, atol=1e-5, rtol=1e-4)
 
