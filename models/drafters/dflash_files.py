@@ -24,11 +24,11 @@ from .made_for import check_made_for, tested_with
 from .manifest import MANIFEST, read_manifest
 
 # What a draft's `config.json` says of heads that read the token before a place.
-WALKS = ("markov_rank", "markov_head_type", "markov_above", "conv_group_size",
-         "selector_rank", "selector_top_k")  # fmt: skip
-# Keys of a DSpark draft at the top of its `config.json`, as published, and of a DFlash 2 draft in speculators' layout.
+WALKS = ("markov_rank", "markov_head_type", "markov_above", "conv_group_size", "selector_rank", "selector_top_k")
+# Keys of a DSpark draft at the top of its `config.json`, as published.
 DSPARK = ("sample_from_anchor", "markov_rank", "markov_head_type", "enable_confidence_head",
           "confidence_head_with_markov")  # fmt: skip
+# Of a DFlash 2 draft, there in speculators' layout.
 DFLASH2 = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
 # What published drafts may do and ours do not, by its key, with the value that leaves it out.
 _OTHERWISE = {
@@ -184,6 +184,7 @@ def settings_of(values: dict[str, Any], path: Path) -> dict[str, Any]:
     draft = values.get("dflash_config") or {}
     taps, kinds = draft.get("target_layer_ids"), values.get("layer_types")
     told = values | draft
+    anchor = ("sample_from_anchor",) if "markov_rank" in told else ()  # of DSpark alone
     windows = "zeros_before" in values or (kinds is not None and "sliding_attention" in kinds)
     if kinds is not None and windows and (len({*kinds}) > 1 or values.get("is_causal") is not False):
         raise UserError(
@@ -197,12 +198,7 @@ def settings_of(values: dict[str, Any], path: Path) -> dict[str, Any]:
         "taps": None if taps is None else [tap + 1 for tap in taps],
         "intermediate_size": values.get("intermediate_size"),
         "sliding_window": values.get("sliding_window") if windows else None,
-        **{name: told[name] for name in WALKS if name in told},
-        **(
-            {"sample_from_anchor": told["sample_from_anchor"]}
-            if {"markov_rank", "sample_from_anchor"} <= {*told}
-            else {}
-        ),
+        **{name: told[name] for name in (*WALKS, *anchor) if name in told},
     }
 
 

@@ -234,7 +234,7 @@ def _whole_blocks(source: Source, config: DflashConfig) -> tuple[Source, list[st
     elif config.confidence is not None:
         source = dflash.without_confidence(source)
         notes.append("its confidence head is left out: the engine verifies whole blocks")
-    if source.head.shape.num_layers > 1:
+    if config.kind == "dflash" and source.head.shape.num_layers > 1:
         notes.append("on a CPU vLLM 0.32 norms the keys of every layer by the first layer's weight; GPUs are right")
     return source, notes
 

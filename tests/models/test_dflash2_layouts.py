@@ -11,6 +11,7 @@ import pytest
 import torch
 from dflash_tiny import SMALL, draft, walked
 from draftsmith.core.errors import UserError
+from draftsmith.eval.engines.ours import Exported
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.dflash2 import Dflash2Config
 from draftsmith.models.drafters.outside import load_start
@@ -290,6 +291,9 @@ def test_by_command_with_what_is_known_of_the_engine(model, big, tmp_path):
     assert made.method == "dflash" and '"method": "dflash"' in made.command
     assert '"num_speculative_tokens": 4' in made.command
     assert any("model runner V2 alone" in note for note in made.notes)
+    assert not any("on a CPU" in note for note in made.notes)
+    with pytest.raises(UserError, match="chains of a dflash2 drafter cannot be compared here: vLLM"):
+        Exported(tmp_path / "out", str(tmp_path / "target"))
     words = [str(tmp_path / "in"), "--as", "dflash2", "--target", str(tmp_path / "target")]
     assert main(["import", str(tmp_path / "out"), *words]) == 0
     assert json.loads((tmp_path / "in" / "draftsmith.json").read_text())["method"] == "dflash2"
