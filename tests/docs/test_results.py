@@ -256,8 +256,8 @@ def test_chains_that_an_engine_drafts_as_we_do_are_summed(tables, monkeypatch):
     own = [lines[0], *(["llava", "msd", prompts, "4/4", "4/4", "2/2", "1, 1"] for prompts in ("text", "three at once"))]
     monkeypatch.setattr(tables.benchmarks, "printed", lambda name: {"engines": lines, "engines-own": own}[name])
     assert tables.benchmarks.engines_served() == [
-        ["target", "eagle: text, pictures", "msd: text, pictures"], ["llava", "5/6, 15/17", "2/2"],
-        ["llama", "3/3", ""],
+        ["drafter", "llava: text, pictures", "llama: text, pictures"], ["eagle", "5/6, 15/17", "3/3"],
+        ["msd", "2/2", ""],
     ]  # fmt: skip
 
 
