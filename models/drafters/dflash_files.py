@@ -143,10 +143,10 @@ def native_values(values: dict[str, Any], path: Path) -> dict[str, Any]:
         UserError: its blocks are causal, or its anchor is drafted, too, and it is no DSpark draft, or it computes
             something that drafts here do not.
     """
-    anchored = (values | (values.get("dflash_config") or {})).get("sample_from_anchor")
-    values = _as_native(values, path)
-    told = values | (values.get("dflash_config") or {})
+    told = {**(values.get("transformer_layer_config") or {}), **values, **(values.get("dflash_config") or {})}
+    anchored, window = told.get("sample_from_anchor"), told.get("sliding_window")
     causal = told.get("causal") if told.get("is_causal") is None else told["is_causal"]
+    values = _as_native(values, path)
     if causal:
         raise UserError("its blocks are causal (is_causal, or causal in dflash_config)", where=str(path),
                         hint="a draft whose layers are all bidirectional is read")  # fmt: skip
@@ -157,7 +157,10 @@ def native_values(values: dict[str, Any], path: Path) -> dict[str, Any]:
         if told.get(name, plain) not in (plain, None):
             raise UserError(f"{name} is {told[name]}, and drafts here have {plain}", where=str(path),
                             hint="a draft without it is read")  # fmt: skip
-    return values
+    if told.get("swa_window_size", window) not in (window, None):
+        raise UserError(f"swa_window_size is {told['swa_window_size']}, and sliding_window {window}", where=str(path),
+                        hint="a draft with one window is read")  # fmt: skip
+    return values if causal is None else values | {"is_causal": causal}
 
 
 def _as_native(values: dict[str, Any], path: Path) -> dict[str, Any]:

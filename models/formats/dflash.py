@@ -128,7 +128,7 @@ def to_ours(
                         hint=f"read it as {other}: --as {other}")  # fmt: skip
     heads, width = text.num_attention_heads, usual_heads(text)[1]
     for name, ours in {"hidden_size": text.hidden_size, "num_attention_heads": heads, "head_dim": width}.items():
-        if values.get(name, ours) != ours:
+        if values.get(name) not in (ours, None):
             raise UserError(f"{name} is {values[name]}, the target's {ours}", where=where,
                             hint="a draft with the target's own width and heads is read: name its target")  # fmt: skip
     settings: dict[str, Any] = {"kind": kind}

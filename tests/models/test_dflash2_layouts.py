@@ -238,6 +238,7 @@ def test_training_starts_from_a_folder_of_others(big, tmp_path):
         ({"block": {"output_multiplier": 0.2}}, "output_multiplier is 0.2"),
         ({"block": {"final_logit_softcapping": 20.0}}, "final_logit_softcapping is 20.0"),
         ({"block": {"sample_from_anchor": True}}, "sample_from_anchor"),
+        ({"block": {"swa_window_size": 9}}, "swa_window_size is 9, and sliding_window 6"),
         ({"is_causal": True}, "causal"),
         ({"is_causal": None, "layer_types": ["full_attention"] * 2, "block": {"causal": True}}, "causal"),
         ({"layer_types": ["sliding_attention", "full_attention"]}, "only some layers"),
@@ -249,6 +250,31 @@ def test_what_runs_otherwise_is_refused_by_name(model, big, tmp_path, changed, w
     published(tmp_path / "theirs", *theirs(big, head, **changed))
     with pytest.raises(UserError, match=words):
         import_head("dflash2", str(tmp_path / "theirs"), model.config.get_text_config(), embedding=None)
+
+
+@pytest.mark.parametrize("changed", [
+    {"is_causal": None, "block": {"causal": False}}, {"head_dim": None}, {"block": {"swa_window_size": 6}}
+])  # fmt: skip
+def test_a_key_that_says_what_ours_does_is_read(model, big, tmp_path, changed):
+    _, head = draft(big, **SECOND)
+    published(tmp_path / "theirs", *theirs(big, head, **changed))
+    read = import_head("dflash2", str(tmp_path / "theirs"), model.config.get_text_config(), embedding=None)
+    assert read.config.sliding_window == 6
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"), [({"logit_scale": 0.5}, "logit_scale is 0.5"), ({"is_causal": True}, "causal")]
+)
+def test_speculators_layout_is_held_to_the_same(model, big, tmp_path, changed, words):
+    """Its conversion dropped these keys before anyone looked at them."""
+    saved(big, tmp_path / "head")
+    published(
+        tmp_path / "there", *lay_out("speculators", read_source(tmp_path / "head", Target(model.config, "org/name")))
+    )
+    path = tmp_path / "there" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+    with pytest.raises(UserError, match=words):
+        import_head("dflash2", str(tmp_path / "there"), model.config.get_text_config(), embedding=None)
 
 
 @pytest.mark.parametrize("asked", ["dflash", "dspark"])
