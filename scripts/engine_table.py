@@ -17,7 +17,7 @@ from pathlib import Path
 
 import yaml
 from draftsmith.eval.engines.engine_check import Verification, verify_engine
-from draftsmith.eval.engines.program import find_python
+from draftsmith.eval.engines.program import check_plugin, find_python
 from draftsmith.eval.tables import markdown, words
 from draftsmith.models.formats import export_drafter, export_target
 from draftsmith.models.formats.patched_lvlm import PatchedMode
@@ -157,6 +157,8 @@ def main() -> int:
     parser.add_argument("--python", help="an interpreter with vLLM")
     asked = parser.parse_args()
     python, faults = find_python(asked.python), 0
+    if own := {"msd", "middle", "sparrow", "vispec", "lvlm", "lvlm_m", "lvlm_t"} & {*asked.drafters}:
+        check_plugin(python, patches=bool(own & {"sparrow", "vispec", "lvlm_m", "lvlm_t"}))
     table: list[tuple[str, ...]] = []
     named: list[str] = []
     for target in asked.targets:

@@ -42,7 +42,7 @@ COMMANDS = {
     "torture": "python tests/tools/torture.py --seed 0,1,2 --attempts 500 --jobs 2",
     "starting": "python scripts/bench/benchmark_starting.py",
     "engines": "python scripts/engine_table.py {engines} --drafters eagle eagle3 dflash peagle",
-    "engines-own": "python scripts/engine_table.py {engines} --targets llama llava"
+    "engines-own": "DRAFTSMITH_VLLM_PATCHES=1 python scripts/engine_table.py {engines} --targets llama llava"
     " --drafters medusa msd middle sparrow vispec lvlm lvlm_m lvlm_t",
     "engine-losses": "python scripts/engine_losses.py {losses}",
 }
@@ -71,6 +71,8 @@ def measure(name: str, clone: Path, folders: Mapping[str, str]) -> Path:
     load = [os.getloadavg()[0]]
     words = [word.replace("scripts/", f"{SCRIPTS}/", 1) if word.startswith("scripts/") else word
              for word in shlex.split(command)]  # fmt: skip
+    while "=" in words[0]:  # a variable before the command
+        environment |= [words.pop(0).split("=", 1)]
     done = subprocess.run(words, cwd=clone, env=environment, stdout=subprocess.PIPE, text=True)
     if done.returncode not in (0, _CODES.get(name, 0)):
         raise UserError(f"{command} ended with {done.returncode}", where=str(clone), hint="its messages stand above")

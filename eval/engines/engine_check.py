@@ -12,7 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from ...core.batch import TEXT
 from ...core.errors import UserError
 from ...core.files import checked
-from ...models.formats.plugin import INSTALL
 from .agreement import Cell, Engine, by_start, compare, faults
 from .engine_prompts import PIECES, RESIZED, TOGETHER, Asked, make_requests
 from .ours import Drafted, Exported
@@ -55,7 +54,7 @@ def verify_engine(
         UserError: no such export, no target, or the engine stopped.
     """
     exported = Exported(folder, target)
-    if INSTALL in exported.made.notes:
+    if exported.made.plugin:
         check_plugin(python, patches=exported.needs_patches)
     requests = make_requests(exported.processor, scratch, pictures=exported.pictures)
     ours = exported.decode(requests, max_new_tokens)

@@ -23,7 +23,7 @@ from ..drafters.mtp import PREFIX as MTP_PREFIX
 from ..drafters.mtp import MtpConfig
 from ..drafters.peagle import PeagleConfig
 from ..families.table import family_of
-from ..folders import write_folder
+from ..folders import read_values, write_folder
 from ..hub import config_value, target_embedding, target_lm_head, target_norm
 from . import dflash, eagle, eagle3, lvlm, medusa, patched_lvlm, stitched
 from .expressible import ENGINES, Engine, Prompts, check_expressible
@@ -57,6 +57,7 @@ class Exported:
     patched: bool = False  # by our plugin, which is asked by a variable
     drops_inputs: bool = False  # cached prefixes of the target are not its own
     whole_prompts: bool = False  # none may be cut inside a picture
+    plugin: bool = False  # our plugin for vLLM serves it, or repairs what it needs
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -183,7 +184,8 @@ def _head(
     method = "eagle3" if is_middle else "dspark" if source.config.kind == "dspark" else source.layout
     made = Exported(
         destination, engine, method, named, tuple(notes), patched=is_patched(values), drops_inputs=drops_inputs(values),
-        whole_prompts=is_middle, runner=2 if V1_FAULT in notes else 1 if is_patched(values) else None,
+        whole_prompts=is_middle, plugin=INSTALL in notes,
+        runner=2 if V1_FAULT in notes else 1 if is_patched(values) else None,
     )  # fmt: skip
     if source.layout == "medusa":
         overrides = {"vocab_size": whose.text.vocab_size} if whose.sees else {}  # vLLM looks for it at the top
@@ -250,12 +252,12 @@ def read_export(folder: Path) -> tuple[Exported, Prompts] | None:
         return None
     if not isinstance(export, dict) or "served" not in export:
         raise UserError("the export does not say how it is served", where=str(folder / MANIFEST), hint="export it anew")
-    notes = tuple(export["notes"])
-    return Exported(folder, export["engine"], target=None, notes=notes, **export["served"]), export["prompts"]
+    served = {"plugin": SECTION in read_values(folder), **export["served"]}  # earlier versions did not keep it
+    return Exported(folder, export["engine"], target=None, notes=tuple(export["notes"]), **served), export["prompts"]
 
 
 def _write_manifest(folder: Path, manifest: dict[str, Any], prompts: Prompts, made: Exported) -> None:
-    kept = ("method", "chain", "parallel", "runner", "patched", "drops_inputs", "whole_prompts")
+    kept = ("method", "chain", "parallel", "runner", "patched", "drops_inputs", "whole_prompts", "plugin")
     served = {name: getattr(made, name) for name in kept}
     served["overrides"] = dict(made.overrides)
     export = {"engine": made.engine, "prompts": prompts, "notes": list(made.notes), "tested_with": tested_with(),
@@ -298,7 +300,7 @@ def _seeing(folder: Path, destination: Path, whose: Target, target: str | None, 
     notes = (INSTALL,) if is_made else (INSTALL, ASKED)
     made = Exported(
         destination, "vllm", "eagle" if is_made else "draft_model", whose.name or target or whose.place, notes,
-        runner=None if is_made else 1, patched=not is_made, drops_inputs=drops_inputs(values),
+        runner=None if is_made else 1, patched=not is_made, drops_inputs=drops_inputs(values), plugin=True,
     )  # fmt: skip
     with new_folder(destination) as aside:
         write_folder(aside, values, state)

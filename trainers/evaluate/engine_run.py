@@ -22,7 +22,7 @@ from ...eval.engines.served_results import disagreements, served_section
 from ...eval.measured_rows import PLAIN
 from ...eval.row_columns import Rows, read_rows
 from ...models.formats import Prompts, export_drafter, read_export
-from ...models.formats.plugin import INSTALL, MODULE, PACKAGE
+from ...models.formats.plugin import MODULE, PACKAGE
 from ...models.hub import config_value, read_config
 from ..run.context import Context
 from ..serve.engine_evaluation import VllmEvaluation, export_settings, lookup_settings
@@ -251,6 +251,6 @@ def _exported(
             what = f"to {exported.engine}" if exported.engine != "vllm" else "for prompts without pictures"
             raise UserError(f"the folder is an export {what}", where=str(weights),
                             hint="name the drafter that it is of, which is exported here")  # fmt: skip
-    if INSTALL in exported.notes:
+    if exported.plugin:
         check_plugin(python, patches=exported.patched)
     return export_settings(exported, gamma, key), exported.settings
