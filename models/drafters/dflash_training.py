@@ -190,8 +190,8 @@ class DflashTraining(nn.Module):
             mixed = []
             for mask, queries, own_k, own_v in zip(masks, q.split(sizes, dim=2), own_keys, own_values, strict=True):
                 reach = mask.shape[3] - mask.shape[2]
-                read = (torch.cat([x[:, :, :reach], own], dim=2) for x, own in ((keys, own_k), (values, own_v)))
-                mixed.append(attend(queries, *read, mask))
+                k, v = (torch.cat([x[:, :, :reach], own], dim=2) for x, own in ((keys, own_k), (values, own_v)))
+                mixed.append(attend(queries, k, v, mask))
             return torch.cat(mixed, dim=2)
 
         return head(first, context, positions, seen)
