@@ -36,7 +36,37 @@ def divergence(
     - lk_alpha: -log alpha. lk_hybrid: lambda KL + (1 - lambda) TV with lambda = exp(-eta alpha), alpha without
       gradient (LK losses, arXiv 2602.23881).
     """
+    if name in ("kl", "tvd") and not target_scores.requires_grad:
+        return _OfScores.apply(draft_scores, target_scores, name)
     return divergence_of_logs(name, log_probs(target_scores), log_probs(draft_scores), beta=beta, eta=eta)
+
+
+class _OfScores(torch.autograd.Function):
+    """KL and TVD of scores, whose gradients by the draft's are known: a vocabulary is read fewer times."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, target_scores: Tensor, name: str) -> Tensor:
+        log_p, log_q = (
+            torch.log_softmax(one if one.dtype == torch.float64 else one.float(), dim=-1).clamp_(min=NEVER)
+            for one in (target_scores, scores)
+        )
+        ctx.dtype, p = scores.dtype, log_p.exp()
+        if name == "kl":
+            value = log_p.sub_(log_q).mul_(p).sum(-1)
+            ctx.gradient = log_q.exp_().sub_(p)
+            return value
+        q = log_q.exp_()
+        apart = p.sub_(q).neg_()
+        value = 0.5 * apart.abs().sum(-1)
+        side = apart.sign_()
+        ctx.gradient = side.sub_((q * side).sum(-1, keepdim=True)).mul_(q).mul_(0.5)
+        return value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        found, ctx.gradient = ctx.gradient, None
+        return found.mul_(gradient.unsqueeze(-1)).to(ctx.dtype), None, None
 
 
 def log_probs(scores: Tensor) -> Tensor:
