@@ -6,6 +6,7 @@ Letters: R rows, N new positions, K places seen, D width, H heads, G key-value h
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
 
@@ -162,6 +163,9 @@ class RMSNorm(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         """[...,D] -> [...,D]."""
+        if states.dtype == self.weight.dtype == torch.float32 and states.device.type == "cpu":
+            # The same operations in one call, and the same bits.
+            return F.rms_norm(states, self.weight.shape, self.weight, self.eps)
         wide = states.float()
         return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(states) * self.weight
 
@@ -245,6 +249,23 @@ def rotate_pairs(states: Tensor, rope: Tensor) -> Tensor:
     even, odd = pairs[..., 0], pairs[..., 1]
     turned = torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1)
     return turned.flatten(-2).to(states)
+
+
+def turning(shape: LayerShape, rope: Tensor) -> Callable[[Tensor], Tensor]:
+    """What turns heads [R,n,H,E] at the last n of the places that `rope` [R,N,E/2,2] is of.
+
+    Cosines and signed sines are laid out once, for all layers of a pass.
+    """
+    if shape.rope == "grid":
+        return lambda heads: rotate_pairs(heads, rope[:, rope.shape[1] - heads.shape[1] :])
+    cos, sin = rope[..., None, :, 0], rope[..., None, :, 1]
+    cos, sin, half = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1), rope.shape[-2]
+
+    def turn(heads: Tensor) -> Tensor:
+        wide, last = heads.float(), slice(cos.shape[1] - heads.shape[1], None)
+        return (wide * cos[:, last] + wide.roll(half, -1) * sin[:, last]).to(heads)
+
+    return turn
 
 
 def rotate_halves(states: Tensor, rope: Tensor) -> Tensor:

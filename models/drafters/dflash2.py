@@ -24,7 +24,7 @@ from ...core.errors import UserError
 from ..targets.base import Target, TargetShape
 from .dflash import DflashConfig
 from .dflash_images import DflashImageTraining
-from .dflash_module import BlockLayer, DflashHead, DflashShape
+from .dflash_module import BlockLayer, DflashHead, DflashShape, Turn
 from .dflash_training import DflashTraining, Places
 from .dflash_walk import Before, Reduce
 
@@ -79,10 +79,10 @@ class ConvolvedLayer(BlockLayer):
         sizes = shape.layer.hidden_size, shape.conv_group_size, shape.block_size
         self.attention_conv, self.mlp_conv = GroupedConvolution(*sizes), GroupedConvolution(*sizes)
 
-    def forward(self, blocks: Tensor, context: Tensor, rope: Tensor, attend: Any) -> Tensor:
+    def forward(self, blocks: Tensor, context: Tensor, turn: Turn, attend: Any) -> Tensor:
         """As `BlockLayer.forward`."""
         mixed, corrections = self.attention_conv(self.input_layernorm(blocks))
-        blocks = blocks + self.attention_conv(self.self_attn(mixed, context, rope, attend), corrections)[0]
+        blocks = blocks + self.attention_conv(self.self_attn(mixed, context, turn, attend), corrections)[0]
         mixed, corrections = self.mlp_conv(self.post_attention_layernorm(blocks))
         return blocks + self.mlp_conv(self.mlp(mixed), corrections)[0]
 

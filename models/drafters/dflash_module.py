@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..decoding.head_layer import GatedFeedForward, HeadAttention, RMSNorm, Rotary
+from ..decoding.head_layer import GatedFeedForward, HeadAttention, RMSNorm, Rotary, turning
 from ..layer import LayerShape
 from .dflash_confidence import ConfidenceHead
 from .dflash_walk import Before
@@ -25,6 +25,7 @@ from .draft_vocabulary import OwnVocabulary
 
 # (layer's number, queries [B,H,Q,E], keys and values [B,G,C+Q,E] of states and blocks) -> [B,H,Q,E]
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+Turn = Callable[[Tensor], Tensor]
 Scores = Callable[[Tensor], Tensor]  # [...,D] -> [...,V], the target's LM head
 
 
@@ -73,20 +74,20 @@ class BlockAttention(HeadAttention):
     """Attention of a block over the target's states and itself."""
 
     def forward(  # type: ignore[override]
-        self, blocks: Tensor, context: Tensor, rope: Tensor, attend: Callable[[Tensor, Tensor, Tensor], Tensor]
+        self, blocks: Tensor, context: Tensor, turn: Turn, attend: Callable[[Tensor, Tensor, Tensor], Tensor]
     ) -> Tensor:
         """Blocks [B,Q,D] -> [B,Q,D].
 
         Args:
             context: [B,C,D], joined and normed states.
-            rope: [B,C+Q,E/2,2] of context and blocks.
+            turn: rotates heads [B,n,H,E] at the last n places of context and blocks.
             attend: queries [B,H,Q,E], keys and values [B,G,C+Q,E] -> [B,H,Q,E].
         """
         shape, read = self.shape, torch.cat([context, blocks], dim=1)
         q = self.q_norm(self.q_proj(blocks).unflatten(-1, (shape.num_heads, shape.head_dim)))
         k = self.k_norm(self.k_proj(read).unflatten(-1, (shape.num_kv_heads, shape.head_dim)))
         v = self.v_proj(read).unflatten(-1, (shape.num_kv_heads, shape.head_dim))
-        q, k = self.turn(q, rope[:, context.shape[1] :]), self.turn(k, rope)
+        q, k = turn(q), turn(k)
         mixed = attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
         return self.o_proj(mixed.transpose(1, 2).flatten(2))
 
@@ -101,9 +102,9 @@ class BlockLayer(nn.Module):
         self.input_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
 
-    def forward(self, blocks: Tensor, context: Tensor, rope: Tensor, attend: Any) -> Tensor:
+    def forward(self, blocks: Tensor, context: Tensor, turn: Turn, attend: Any) -> Tensor:
         """Blocks [B,Q,D] -> [B,Q,D]; the rest as of `BlockAttention.forward`."""
-        blocks = blocks + self.self_attn(self.input_layernorm(blocks), context, rope, attend)
+        blocks = blocks + self.self_attn(self.input_layernorm(blocks), context, turn, attend)
         return blocks + self.mlp(self.post_attention_layernorm(blocks))
 
 
@@ -173,10 +174,10 @@ class DflashHead(OwnVocabulary):
 
     def forward(self, blocks: Tensor, context: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Blocks [B,Q,D] beside context [B,C,D], at positions [B,C+Q] -> [B,Q,D] after the final norm."""
-        rope = self.rotary(positions)
+        turn = turning(self.shape.layer, self.rotary(positions))
         for number, layer in enumerate(self.layers):
             # Bound now: a later layer has another number.
-            blocks = layer(blocks, context, rope, lambda q, k, v, number=number: attend(number, q, k, v))
+            blocks = layer(blocks, context, turn, lambda q, k, v, number=number: attend(number, q, k, v))
         return self.norm(blocks)
 
     def for_loss(self, outputs: Tensor, before: Before) -> Tensor:

@@ -44,6 +44,11 @@ class Blocks(OnDevice):
     lengths: Tensor  # [B,A] int64 places that have a label: the answer goes on so far, K at most; 0: no block
     share: Tensor  # [B] float32: supervised tokens that each block of a row stands for
 
+    def sources(self, trained: Tensor) -> Tensor:
+        """[S,2] row and token of the states that score the tokens at the places `trained` [B,A,K], all on the CPU."""
+        row, block, place = trained.nonzero().T
+        return torch.stack([row, self.anchors[row, block] + place], dim=1)
+
 
 def draw_blocks(loss_mask: Tensor, seeds: Sequence[int], most: int, num_drafts: int) -> Blocks:
     """At most `most` anchors of each row, from its seed; fewer are eligible in short answers, and then all are taken.
@@ -136,11 +141,11 @@ class DflashTraining(nn.Module):
         row, block, mask = at
         places = blocks.anchors[row, block] + mask  # of the states that score them
         assert states.feature is not None
-        goal, labels = states.feature[row, places], rows.ids[row, places + 1]
+        labels = rows.ids[row, places + 1]
         weights = uploaded(torch.tensor(self.weights), device)[mask] * blocks.share[row]
         compare = Places(
-            self.loss.token_divergence, self.target, self.head.draft_ids, goal, labels, weights,
-            keeps_acceptance=self.config.confidence is not None, share=self.loss.shares(),
+            self.loss.token_divergence, self.target, self.head.draft_ids, states.feature, drawn.sources(trained),
+            labels, weights, keeps_acceptance=self.config.confidence is not None, share=self.loss.shares(),
             num_candidates=self.head.num_candidates,
         )  # fmt: skip
         read = self.head.for_loss(outputs, before)[at]
@@ -190,8 +195,8 @@ class DflashTraining(nn.Module):
             mixed = []
             for mask, queries, own_k, own_v in zip(masks, q.split(sizes, dim=2), own_keys, own_values, strict=True):
                 reach = mask.shape[3] - mask.shape[2]
-                read = (torch.cat([x[:, :, :reach], own], dim=2) for x, own in ((keys, own_k), (values, own_v)))
-                mixed.append(attend(queries, *read, mask))
+                k, v = (torch.cat([x[:, :, :reach], own], dim=2) for x, own in ((keys, own_k), (values, own_v)))
+                mixed.append(attend(queries, k, v, mask))
             return torch.cat(mixed, dim=2)
 
         return head(first, context, positions, seen)
@@ -242,7 +247,8 @@ class Places:
     Args:
         name: of a divergence from the target's distribution, or ce.
         ids: [V'] of the draft's vocabulary; None: the target's.
-        goal: [S,D] features that score the tokens `labels` [S].
+        feature: [B,T,D] of the target.
+        sources: [S,2] as of `Blocks.sources`: what scores the tokens `labels` [S].
         weights: [S].
         keeps_acceptance: `acceptances` gathers how likely each place's draft is accepted at temperature 1.
         share: weights of the comparison itself, and of a cross-entropy with `labels` beside it.
@@ -250,12 +256,12 @@ class Places:
     """
 
     def __init__(
-        self, name: Literal["ce"] | Divergence, target: Target, ids: Tensor | None, goal: Tensor, labels: Tensor,
-        weights: Tensor, *, keeps_acceptance: bool = False, share: tuple[float, float] = (1.0, 0.0),
+        self, name: Literal["ce"] | Divergence, target: Target, ids: Tensor | None, feature: Tensor, sources: Tensor,
+        labels: Tensor, weights: Tensor, *, keeps_acceptance: bool = False, share: tuple[float, float] = (1.0, 0.0),
         num_candidates: int = 0,
     ):  # fmt: skip
         self.name, self.scores, self.dtype = name, target.scores, target.embedding.dtype
-        self.ids, self.goal, self.labels, self.weights = ids, goal, labels, weights
+        self.ids, self.feature, self.sources, self.labels, self.weights = ids, feature, sources, labels, weights
         self.ranks: list[Tensor] = []
         self.keeps_acceptance, self.acceptances = keeps_acceptance, list[Tensor]()
         self.share, self.num_candidates, self.candidates = share, num_candidates, list[tuple[Tensor, Tensor]]()
@@ -280,16 +286,19 @@ class Places:
         lies outside count nothing, as in EAGLE-3.
         """
         labels, theirs = self.labels[piece], None
+        of_terms = self.name == "tvd" and self.ids is None  # which is 1 less what is accepted
         if self.name != "ce" or self.keeps_acceptance:
             with torch.no_grad():
-                theirs = self.scores(self.goal[piece].to(self.dtype)).to(ours)
-                if self.keeps_acceptance:
+                theirs = self.target_scores(self.sources[piece]).to(ours)
+                if self.keeps_acceptance and not of_terms:
                     self.acceptances.append(acceptance(theirs, ours, self.ids))
         right, known = self.entries(labels if self.name == "ce" or theirs is None else theirs.argmax(-1))
         if self.name == "ce" or theirs is None:
             terms = F.cross_entropy(ours, right, reduction="none")
         else:
             terms = divergence(self.name, theirs if self.ids is None else theirs[:, self.ids], ours)
+            if self.keeps_acceptance and of_terms:
+                self.acceptances.append(1 - terms.detach())
         terms = self.share[0] * terms * known
         if self.share[1]:
             entry, inside = self.entries(labels)
@@ -301,6 +310,14 @@ class Places:
                 values, entries_of = ours.topk(self.num_candidates, dim=-1)
                 self.candidates.append((values, entries_of))
         return (terms * self.weights[piece]).sum(), torch.zeros((), device=ours.device)
+
+    def target_scores(self, sources: Tensor) -> Tensor:
+        """[C,V] of the states at `sources` [C,2]. Blocks overlap: a state that scores several places is read once."""
+        distinct, back = sources.unique(dim=0, return_inverse=True)
+        fewer = len(distinct) < len(sources)
+        row, token = uploaded((distinct if fewer else sources).T.contiguous(), self.feature.device)
+        found = self.scores(self.feature[row, token].to(self.dtype))
+        return found[uploaded(back, found.device)] if fewer else found
 
     def entries(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Where tokens [C] of the target stand in the draft's vocabulary, and whether they are in it."""

@@ -80,7 +80,7 @@ class Levels:
 
     def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
         """Return q [F,V] by the depth of each node; `tokens` are not read."""
-        return self.q[self._expansions.take(parents)]
+        return self.q[_places(self._expansions.take(parents), self.q.device)]
 
 
 class Walk:
@@ -119,7 +119,7 @@ class Walk:
 
     def _answer(self, depths: list[int], tokens: Tensor, state: Tensor | None) -> Tensor:
         device = self._scores.device
-        places, steps = uploaded(torch.tensor(depths), device), [self._step + depth for depth in depths]
+        places, steps = _places(depths, device), [self._step + depth for depth in depths]
         before = Before(uploaded(tokens, device), None if self._above is None else self._above[places])
         scores, carried = self._head.conditioned(
             self._scores[places], self._outputs[:, places], before, state,
@@ -128,6 +128,11 @@ class Walk:
         if carried is not None:
             self._states = carried if self._states is None else torch.cat([self._states, carried], dim=1)
         return self._warp.apply_temperature(scores)
+
+
+def _places(depths: list[int], device: torch.device) -> slice | Tensor:
+    """An index of places: a slice where there is one, of which nothing is gathered nor uploaded."""
+    return slice(depths[0], depths[0] + 1) if len(depths) == 1 else uploaded(torch.tensor(depths), device)
 
 
 def answers_of(

@@ -160,13 +160,14 @@ class PeagleTraining(HeadTraining):
         outputs = self.outputs(batch, states, blocks.anchors)  # [B,A,K,D]
         trained = torch.arange(count) < drawn.lengths[..., None]
         row, block, place = uploaded(trained.nonzero().T.contiguous(), device)
-        at = blocks.anchors[row, block] + place  # of the states that score the tokens after them
+        at = blocks.anchors[row, block] + place
         assert states.feature is not None
         weights = uploaded(self.place_weights, device)[place] * blocks.share[row]
         name = self.loss.token_divergence
         compare = Places(
-            name, self.target, self.head.draft_ids, states.feature[row, at], batch.ids[row, at + 1], weights
-        )
+            name, self.target, self.head.draft_ids, states.feature, drawn.sources(trained), batch.ids[row, at + 1],
+            weights,
+        )  # fmt: skip
         loss, _ = self.lm(self.head.hidden(outputs[row, block, place]), compare)
         sums = compare.hits(trained.shape, (row, block, place), blocks.share)
         return StepLoss(loss, batch.loss_mask[:, 1:].sum(), dict(zip(self.metrics, sums, strict=True)))

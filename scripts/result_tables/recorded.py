@@ -21,7 +21,10 @@ Rows = list[list[str]]
 TABLES: dict[str, Callable[[], Rows]] = {}
 # Recipes and benchmarks that were not there at the commit of all others: each has one commit of its own, and the line
 # beside its table says so. The list is empty again when all are measured anew.
-LATER = {"compare", "lvlm", "smollm2", "smollm2-full", "dflash", "visual-ar-blocks", "engines-own"}
+LATER = {
+    "compare", "lvlm", "smollm2", "smollm2-full", "dflash", "visual-ar-blocks", "engines-own", "peers-blocks",
+    "peers-speculators",
+}  # fmt: skip
 # The stage that measured, where it is not `evaluate`.
 _STAGES = {"suite": "suite", "lvlm-distilled": "compare"}
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from draftsmith.models import losses
 from draftsmith.models.drafters.distillation import DistillObjective, DistillTraining, OnlineGoal
 from draftsmith.models.losses import divergence, list_mle
 from torch import nn
@@ -106,6 +107,21 @@ def test_gradient_of_the_cross_entropies_is_q_less_p(name):
     draft.requires_grad_()
     divergence(name, target, draft).sum().backward()
     torch.testing.assert_close(draft.grad, draft.detach().softmax(-1) - target.softmax(-1), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["kl", "tvd"])
+def test_known_gradients_are_those_of_the_written_out_form(name, dtype):
+    target, draft = (one.to(dtype) for one in scores(5, banned=2))
+    target[0], weights = draft[0], torch.arange(6.0)  # a row where both agree
+    found = []
+    for form in (divergence, lambda *given: losses.divergence_of_logs(given[0], *map(losses.log_probs, given[1:]))):
+        own = draft.clone().requires_grad_()
+        values = form(name, target, own)
+        (values * weights).sum().backward()
+        assert own.grad.dtype == dtype
+        found.append((values.detach(), own.grad))
+    torch.testing.assert_close(found[0], found[1], atol=1e-6, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5)
 
 
 def gradient_of_distance(target, draft):

@@ -46,4 +46,4 @@ def crops_to_lengths() -> None:
         if removed < 0:
             crop(self, removed)
 
-    DynamicCache.crop = cropped  # type: ignore[method-assign]
+    DynamicCache.crop = cropped  # type: ignore[method-assign,assignment]

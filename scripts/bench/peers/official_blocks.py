@@ -9,6 +9,7 @@ greedy cycle verifies are compared: tau is 1 here, and accepted lengths alone wo
 from __future__ import annotations
 
 import argparse
+import copy
 import time
 import types
 from collections.abc import Callable, Mapping
@@ -36,14 +37,14 @@ def official_blocks(size: str, arguments: argparse.Namespace) -> list[Profile]:
     crops_to_lengths()
     torch.manual_seed(arguments.seed)
     model = LlamaForCausalLM(target_config(size, TAPS[-1] + 1)).eval()
-    # transformers notes in the model's dict that its layers are hooked, and `watched` puts that dict back as it was.
-    model(prompt(0, 8, SIZES[size]["vocab_size"])[None], output_hidden_states=True)
-    target = CausalTarget(model, num_token_ids=SIZES[size]["vocab_size"])
+    target, reference = CausalTarget(model, num_token_ids=SIZES[size]["vocab_size"]), copy.deepcopy(model)
+    # A model that was asked for its states is hooked from then on, and notes it in a dict that `watched` puts back.
+    reference(prompt(0, 8, target.vocab_size)[None], output_hidden_states=True)
     for kind, official in (("DFlash", _dflash), ("DSpark", _deepspec)):
         drafts = KINDS[kind][0].model_copy(update=PLAIN)
         head = with_bias(drafts.build(target)).eval().requires_grad_(False)
         drafter = drafts.drafter(head, target)
-        generate = official(arguments, model, target, head)
+        generate = official(arguments, reference, target, head)
         own_work = {
             TARGET: [(target.decoder, "forward")], DRAFT: [(head, name) for name in ("forward", "context", "blocks")],
             SCORES: [(target.decoder, "logits"), (head, "draft_scores")],
@@ -57,9 +58,9 @@ def official_blocks(size: str, arguments: argparse.Namespace) -> list[Profile]:
                 theirs = partial(generate, length, temperature)
                 what = f"{kind}'s loop, {size}, T {temperature:g}, after {length} tokens"
                 mine = Side(passes(target), ours, parts(target, drafter, decoding, own_work))
-                other = Side([(model.model, "forward")], theirs)
+                other = Side([(reference.model, "forward")], theirs)
                 if not temperature:
-                    check_drafts(what, target, model, ours, theirs, arguments)
+                    check_drafts(what, target, reference, ours, theirs, arguments)
                 profiles.append(compare(what, mine, other, arguments, equal=not temperature))
     return profiles
 

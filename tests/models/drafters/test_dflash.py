@@ -250,6 +250,21 @@ def test_anchors_are_drawn_from_the_seed_of_a_row():
     assert draw_blocks(mask[:1, :10], (1,), 4, 15).lengths.tolist() == [[0]], "a batch without any has one empty block"
 
 
+def test_a_state_that_scores_places_of_several_blocks_is_scored_once(big, monkeypatch):
+    config, head = draft(big, loss={"token_divergence": "kl"})
+    batch, states = rows_of(big, "ttaaaaaaaa")
+    own, counted = big.scores, []
+
+    def scores(features):
+        if not torch.is_grad_enabled():
+            counted.append(len(features))
+        return own(features)
+
+    monkeypatch.setattr(type(big), "scores", property(lambda _: scores))
+    config.training_objective(head, big)(batch, states).loss_sum.backward()
+    assert counted == [7], "of the states from the first anchor to the last but one token"
+
+
 def test_fewer_anchors_are_the_same_in_the_mean(big):
     """Each drawn block counts for more: over many seeds the loss is that of all blocks."""
     config, head = draft(big, loss={"num_anchors": 2})
