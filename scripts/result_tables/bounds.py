@@ -75,12 +75,15 @@ def benchmark_bounds() -> Rows:
     share = benchmarks.states_reading()[3]
     rows.append(["`benchmark_states`", "reading cached states over a plain read: cold, warm", "at least 80%",
                  f"{share[2]}, {share[4]}"])  # fmt: skip
-    for name, sizes in (("peers", "demo size"), ("peers-512", "width 512"), ("peers-training", "a training step")):
+    for name, what in (
+        ("peers", "demo size"), ("peers-512", "width 512"), ("peers-blocks", "DFlash's and DSpark's cycles"),
+        ("peers-training", "a training step"), ("peers-speculators", "DFlash's and DSpark's training steps"),
+    ):  # fmt: skip
         lines = benchmarks.printed(name)
         medians = [float(line[1].split()[0]) for line in lines[1:]]
         missed = sum(line[2] == "missed" for line in lines[1:])
         rows.append([
-            "`benchmark_peers`", f"ours over another implementation, {sizes}: {len(medians)} comparisons", lines[0][2],
+            "`benchmark_peers`", f"ours over another implementation, {what}: {len(medians)} comparisons", lines[0][2],
             f"{min(medians):.2f} to {max(medians):.2f}: **missed** by {missed} of {len(medians)}",
         ])  # fmt: skip
     return rows
