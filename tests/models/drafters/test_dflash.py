@@ -231,6 +231,23 @@ def test_blocks_do_not_see_each_other_nor_states_behind_their_anchor(big, monkey
     torch.testing.assert_close(again, outputs, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize(
+    "settings", [{}, {"sliding_window": 5}, {"blind_share": 0.5}, {"sliding_window": 5, "visual_slots": "none"}]
+)
+def test_pieces_of_blocks_change_no_loss_and_no_gradient(big, monkeypatch, settings):
+    """Of rows of two lengths, so that the last pieces of one are of padding alone; with windows and hidden pictures."""
+    config, head = draft(big, **settings)
+    batch, states = rows_of(big, "tvvvtaaaaaaaaaaa", "ttvvvtaaa", "taaaaaaa", seeds=(0, 1, 2))
+    found = []
+    for size in (1, 3, 64):
+        monkeypatch.setattr(dflash_training, "BLOCKS_ON_CPU", size)
+        loss = config.training_objective(head, big).eval()(batch, states).loss_sum
+        found.append((loss, *torch.autograd.grad(loss, [*head.parameters()], allow_unused=True)))
+    for others in zip(*found[1:], found[0], strict=True):
+        for one in others[:-1]:
+            torch.testing.assert_close(one, others[-1], atol=1e-5, rtol=1e-4)
+
+
 def test_anchors_are_drawn_from_the_seed_of_a_row():
     mask = torch.zeros(3, 40, dtype=torch.bool)
     mask[:, 10:] = True
