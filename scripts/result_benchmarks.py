@@ -74,7 +74,8 @@ def measure(name: str, clone: Path, folders: Mapping[str, str]) -> Path:
     words = [word.replace("scripts/", f"{SCRIPTS}/", 1) if word.startswith("scripts/") else word
              for word in shlex.split(command)]  # fmt: skip
     while "=" in words[0]:  # a variable before the command
-        environment |= [words.pop(0).split("=", 1)]
+        name_of, value = words.pop(0).split("=", 1)
+        environment[name_of] = value
     done = subprocess.run(words, cwd=clone, env=environment, stdout=subprocess.PIPE, text=True)
     if done.returncode not in (0, _CODES.get(name, 0)):
         raise UserError(f"{command} ended with {done.returncode}", where=str(clone), hint="its messages stand above")
