@@ -1,8 +1,10 @@
 """The decoder layer that heads are made of: its attention's kernels and its rotations."""
 
+from dataclasses import replace
+
 import pytest
 import torch
-from draftsmith.models.decoding.head_layer import HeadAttention, Rotary, rotate_halves, rotate_pairs
+from draftsmith.models.decoding.head_layer import HeadAttention, RMSNorm, Rotary, rotate_halves, rotate_pairs, turning
 from draftsmith.models.layer import LayerShape
 from heads_tiny import text_config
 from torch.nn import functional as F
@@ -25,6 +27,28 @@ def test_grouped_heads_beside_a_mask_are_folded_off_the_cpu(device, masked, grou
     (((query, key, _), asked),) = calls
     assert asked.get("enable_gqa", False) == grouped and key.shape[1] == 2
     assert query.shape[1:3] == ((4, 3) if grouped else (2, 6))
+
+
+@pytest.mark.parametrize("width", [16, 96, 300, 2048])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 300.0])
+def test_one_call_of_the_norm_has_the_bits_of_its_operations(width, scale):
+    """In float32 on a CPU, values and gradients; goldens and greedy identity with transformers rest on it."""
+    norm, generator = RMSNorm(width, 1e-6), torch.Generator().manual_seed(0)
+    norm.weight.data.normal_(generator=generator)
+    states = (torch.randn(5, width, generator=generator) * scale).requires_grad_()
+    expected = states * torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + 1e-6) * norm.weight
+    found = [(one, *torch.autograd.grad(one.sin().sum(), [states, norm.weight])) for one in (norm(states), expected)]
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("rope", ["half", "grid"])
+@pytest.mark.parametrize("count", [3, 7])
+def test_a_rotation_laid_out_once_turns_the_last_places_as_each_layer_did(rope, count):
+    shape = replace(LayerShape(8, 32, 8, 2, 2, 1e-6), rope=rope)
+    generator = torch.Generator().manual_seed(0)
+    heads, table = torch.randn(2, count, 2, 16, generator=generator), torch.randn(2, 7, 8, 2, generator=generator)
+    turn = rotate_pairs if rope == "grid" else rotate_halves
+    assert torch.equal(turning(shape, table)(heads), turn(heads, table[:, 7 - count :]))
 
 
 def test_rotations_of_three_rows():
