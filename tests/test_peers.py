@@ -211,16 +211,19 @@ def test_other_drafts_end_the_run(tiny):
         mine(100, 12)
     assert blocks and len(blocks[0]) > 2
     official_blocks.check_drafts("x", target, model, mine, theirs, ARGUMENTS)
+    with pytest.raises(SystemExit, match="x: no cycle was seen: 0 of ours"):
+        official_blocks.check_drafts("x", target, model, lambda number, tokens: SAME, theirs, ARGUMENTS)
     blocks[0][2] += 1 if blocks[0][2] < 31 else -1
     with pytest.raises(SystemExit, match="x: other drafts"):
         official_blocks.check_drafts("x", target, model, mine, theirs, ARGUMENTS)
 
 
-def test_caches_are_cropped_to_lengths_and_by_counts(monkeypatch):
-    monkeypatch.setattr(clones.DynamicCache, "crop", clones.DynamicCache.crop)
-    clones.crops_to_lengths()
+def test_caches_are_cropped_to_lengths_and_by_counts_while_these_peers_run():
     cache = clones.DynamicCache()
     cache.update(torch.zeros(1, 1, 5, 2), torch.zeros(1, 1, 5, 2), 0)
-    for length, held in ((5, 5), (4, 4), (-1, 3), (9, 3)):
-        cache.crop(length)
-        assert cache.get_seq_length() == held
+    with clones.crops_to_lengths():
+        for length, held in ((5, 5), (4, 4), (-1, 3), (9, 3)):
+            cache.crop(length)
+            assert cache.get_seq_length() == held
+    cache.crop(0)  # of transformers' own loops: nothing is removed
+    assert cache.get_seq_length() == 3

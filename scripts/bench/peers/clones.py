@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import sys
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypedDict
+from unittest.mock import patch
 
 import transformers.utils
 from draftsmith.core.errors import UserError
@@ -37,8 +40,11 @@ def empty_module(name: str, folder: Path | None = None, **names: Any) -> None:
         module.__path__ = [str(folder)]
 
 
-def crops_to_lengths() -> None:
-    """Let caches be cropped to a length again, which transformers 5 takes for a mistake: it counts what is removed."""
+@contextmanager
+def crops_to_lengths() -> Iterator[None]:
+    """Let caches be cropped to a length, which transformers 5 takes for a mistake: it counts what is removed. Until the
+    context ends, because `crop(0)` of its own loops removes nothing.
+    """
     crop = DynamicCache.crop
 
     def cropped(self: Cache, length: int) -> None:
@@ -46,4 +52,5 @@ def crops_to_lengths() -> None:
         if removed < 0:
             crop(self, removed)
 
-    DynamicCache.crop = cropped  # type: ignore[method-assign,assignment]
+    with patch.object(DynamicCache, "crop", cropped):
+        yield

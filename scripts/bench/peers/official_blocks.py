@@ -31,10 +31,10 @@ Generate = Callable[[int, float, int, int], Answer]  # (length of the prompt, te
 PLAIN: dict[str, Any] = {"confidence": None}  # a confidence head that no threshold reads takes part in training alone
 
 
+@crops_to_lengths()
 def official_blocks(size: str, arguments: argparse.Namespace) -> list[Profile]:
     """Both kinds, greedy and sampled; at the demo's size after a long prompt as well."""
     profiles = []
-    crops_to_lengths()
     torch.manual_seed(arguments.seed)
     model = LlamaForCausalLM(target_config(size, TAPS[-1] + 1)).eval()
     target, reference = CausalTarget(model, num_token_ids=SIZES[size]["vocab_size"]), copy.deepcopy(model)
@@ -99,8 +99,10 @@ def check_drafts(
         with watched([(model.model, "forward")], block):
             theirs(number, arguments.tokens)
         blocks = other[1:]  # after the prompt
-        for own, their in zip(mine, blocks, strict=False):
-            if own != their[: len(own)]:  # ours ends with the answer
+        if not mine or not blocks:
+            raise SystemExit(f"{what}: no cycle was seen: {len(mine)} of ours, {len(blocks)} of theirs")
+        for own, their in zip(mine, blocks, strict=False):  # ours may end with the answer
+            if own != their[: len(own)]:  # and its last block with it
                 raise SystemExit(f"{what}: other drafts\nours   {own}\ntheirs {their}")
 
 
