@@ -89,11 +89,17 @@ class Handler(BaseHTTPRequestHandler):
             server.asked.append(asked)
             server.running += 1
             server.most_running = max(server.running, server.most_running)
+        self.runs = True
         try:
             self._answer(asked)
         finally:
-            with server.lock:
-                server.running -= 1
+            self._ends()
+
+    def _ends(self):
+        """Before the last bytes: whoever has them may ask again before this thread goes on."""
+        with self.server.lock:
+            self.server.running -= self.runs
+            self.runs = False
 
     def _answer(self, asked):
         server, fails = self.server, self.server.settings.get("fails")
@@ -127,6 +133,7 @@ class Handler(BaseHTTPRequestHandler):
         threading.Timer(
             0.1, server.add, ("vllm:generation_tokens_total{}", told + server.settings.get("others", 0))
         ).start()
+        self._ends()
         self._chunk(b"data: [DONE]\n\n")
         self._chunk(b"")
 
