@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, TypeVar, cast
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from .json_types import JsonObject
 from .errors import UserError, first_line
 from .file_kinds import HEAD, other_kind
 from .import_paths import NotImported
@@ -141,8 +142,7 @@ def read_json(
     """What a JSON file holds, as `schema` says.
 
     Args:
-        schema: a pydantic model, a dataclass, a type such as `dict[str, Any]`, or a `TypeAdapter` of one that is not a
-            class (a union).
+        schema: a pydantic model, a dataclass, a type such as `JsonObject`, or a `TypeAdapter` of a union.
         once: each key of an object stands once; else the last one counts, as other readers of JSON have it.
 
     Raises:
@@ -206,8 +206,8 @@ def checked(
         raise UserError(problem.removeprefix(": ") + found + others, where=where, hint=hint) from error
 
 
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value: dict[str, Any] = {}
+def _each_once(pairs: list[tuple[str, Any]]) -> JsonObject:
+    value: JsonObject = {}
     for key, entry in pairs:
         if key in value:
             raise ValueError(f"key {shortened(key, 60)!r} stands twice")

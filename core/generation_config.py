@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
+from .json_types import JsonObject
 from .errors import UserError
 from .files import read_json
 from .pretrained import RESTORE, reading_pretrained
@@ -25,7 +25,7 @@ def generation_ends(source: str | Path, revision: str | None = None) -> tuple[in
     path = _stored(source, "generation_config.json", revision) or _stored(source, "config.json", revision)
     if path is None:
         return ()
-    values = read_json(path, dict[str, Any], hint=RESTORE)
+    values = read_json(path, JsonObject, hint=RESTORE)
     ends = values.get("eos_token_id")
     if ends is None and path.name == "config.json" and isinstance(text := values.get("text_config"), dict):
         ends = text.get("eos_token_id")

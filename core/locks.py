@@ -23,6 +23,7 @@ from typing import Any
 
 import psutil
 
+from .json_types import JsonObject
 from .files import NotRegular, open_regular
 
 # What flock answers where a file system has no locks, or its server none to give.
@@ -209,7 +210,7 @@ class _HeldFile:
                 os.utime(self.path)
 
 
-def _about_us() -> dict[str, Any]:
+def _about_us() -> JsonObject:
     """This process. The namespace tells containers apart that have one host's name and process numbers of their own."""
     namespace = Path("/proc/self/ns/pid")
     within = os.readlink(namespace) if namespace.exists() else ""
@@ -217,7 +218,7 @@ def _about_us() -> dict[str, Any]:
     return {"host": socket.gethostname(), "within": within, "pid": os.getpid(), "started": started}
 
 
-def _about(text: bytes) -> dict[str, Any]:
+def _about(text: bytes) -> JsonObject:
     try:
         about = json.loads(text)
     except (ValueError, RecursionError):  # being written, or cut

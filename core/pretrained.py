@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from .json_types import JsonMapping, JsonObject
 from .errors import UserError, first_line
 from .files import open_regular, read_json
 
@@ -89,14 +90,14 @@ def check_pretrained(source: str | Path, *, weights: bool = True) -> None:
                         hint=f"draftsmith import {ggufs[0]} {ggufs[0].stem} --as target")  # fmt: skip
     adapter = folder / "adapter_config.json"
     if adapter.is_file() and not (folder / "config.json").is_file():
-        base = read_json(adapter, dict[str, Any], hint=RESTORE).get("base_model_name_or_path")
+        base = read_json(adapter, JsonObject, hint=RESTORE).get("base_model_name_or_path")
         raise UserError(
             "the folder holds a PEFT adapter (LoRA or the like), not a model", where=str(folder),
             hint=f"merge it into its base first: {_MERGE.format(base=base, folder=folder)}",
         )  # fmt: skip
     for name in _OBJECTS:
         if (folder / name).is_file():
-            values = read_json(folder / name, dict[str, Any], hint=RESTORE, max_bytes=_MAX_BYTES)
+            values = read_json(folder / name, JsonObject, hint=RESTORE, max_bytes=_MAX_BYTES)
             if name == "config.json":
                 check_config(values, folder / name)
     if weights and (folder / INDEX).is_file():
@@ -105,7 +106,7 @@ def check_pretrained(source: str | Path, *, weights: bool = True) -> None:
         check_safetensors(path)
 
 
-def check_config(values: Mapping[str, Any], path: Path, key: str = "") -> None:
+def check_config(values: JsonMapping, path: Path, key: str = "") -> None:
     """Raises `UserError` for a size in a model's config that no model has, at any level. Others are its class's."""
     for name, value in values.items():
         if isinstance(value, dict):
@@ -131,7 +132,7 @@ def indexed_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def check_all_read(info: Mapping[str, Any], source: str | Path) -> None:
+def check_all_read(info: JsonMapping, source: str | Path) -> None:
     """Raises `UserError` where weights lack a tensor that their config asks for: transformers draws it at random.
 
     Args:
@@ -153,7 +154,7 @@ _OF_QUANTISER = re.compile(
 )
 
 
-def check_quantised(model: Any, info: Mapping[str, Any], source: str | Path, *, key: str | None = None) -> None:
+def check_quantised(model: Any, info: JsonMapping, source: str | Path, *, key: str | None = None) -> None:
     """Raise `UserError` where stored weights are quantised and transformers did not apply the method.
 
     It says so in a log line alone and goes on with weights that lack their scales: another model answers.

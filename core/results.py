@@ -15,11 +15,12 @@ from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import xxhash
 from pydantic import AfterValidator
 
+from .json_types import JsonObject
 from .errors import UserError
 from .files import read_json, unwritable, write_whole
 
@@ -43,7 +44,7 @@ def _inside(name: str) -> str:
     return name
 
 
-def _whole(settings: dict[str, Any]) -> dict[str, Any]:
+def _whole(settings: JsonObject) -> JsonObject:
     """Settings of a fingerprint, by whose inputs and data a folder is told from another."""
     if settings and not (isinstance(settings.get("inputs"), dict) and isinstance(settings.get("data"), list)):
         raise ValueError("settings without inputs or data")
@@ -81,7 +82,7 @@ class Mark:
 
     fingerprint: str
     version: int = 1
-    settings: Annotated[dict[str, Any], AfterValidator(_whole)] | None = None
+    settings: Annotated[JsonObject, AfterValidator(_whole)] | None = None
     resolved: dict[str, str] | None = None
     seconds: float | None = None
     ranks: int | None = None

@@ -19,6 +19,7 @@ from urllib.parse import urlparse
 
 from pydantic import Field
 
+from .json_types import JsonObject
 from . import ranks
 from .errors import first_line
 from .files import LOG_BYTES, append_lines, read_small
@@ -79,7 +80,7 @@ class Tracker:
         folder: Path,
         *,
         name: str,
-        recipe: dict[str, Any],
+        recipe: JsonObject,
         say: Callable[[str], None],
         group: str | None = None,
     ):
@@ -160,7 +161,7 @@ class Tracker:
             return config.mode
         return os.environ.get("WANDB_MODE") or ("online" if wandb_login() else "offline")
 
-    def _start(self, config: WandbConfig | None, recipe: dict[str, Any]) -> None:
+    def _start(self, config: WandbConfig | None, recipe: JsonObject) -> None:
         import wandb
 
         assert config is not None

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..core.batch import TEXT, Request
 from ..core.errors import UserError
+from ..core.json_types import JsonObject
 from ..core.states import KeptScores
 from .dataset import ConversationDataset
 from .shards.shards import ShardReader
@@ -30,14 +30,14 @@ class Answer:
     """One answer of a target."""
 
     number: int  # of the request and repeat, from 0
-    request: dict[str, Any]  # what was asked, as JSON: caption, label, conversation, ...
+    request: JsonObject  # what was asked, as JSON: caption, label, conversation, ...
     ids: list[int]  # generated, the end token included
     stop: str  # eos or length
     seed: int  # of this answer's draws
     target: str  # name and revision
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
-    def sample(self) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
+    def sample(self) -> tuple[str, dict[str, Tensor], JsonObject]:
         """As shards hold it."""
         info = {**self.request, "stop": self.stop, "seed": self.seed, "target": self.target}
         return f"{self.number:09d}", {"ids": torch.tensor(self.ids, dtype=torch.int32), **self.tensors}, info

@@ -9,10 +9,11 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..core.errors import UserError, encodable, first_line
+from ..core.json_types import JsonMapping, JsonObject
 from .families.prompt_templates import SYSTEM_ROLES
 from .pictures.picture_marks import MARKS, VIDEO_MARK
 
@@ -23,9 +24,9 @@ Spans = tuple[tuple[int, int], ...]
 
 
 def render_chat(
-    turns: Sequence[Mapping[str, Any]],
+    turns: Sequence[JsonMapping],
     tokenizer: Any,
-    record: Mapping[str, Any],
+    record: JsonMapping,
     *,
     shown: re.Pattern[str] | None,
     written: Sequence[str],
@@ -75,7 +76,7 @@ def render_chat(
 class _Chat:
     """A tokenizer's template, with what a record hands to it."""
 
-    def __init__(self, tokenizer: Any, record: Mapping[str, Any]):
+    def __init__(self, tokenizer: Any, record: JsonMapping):
         self._tokenizer = tokenizer
         self._tools = record.get("tools") or None
         self._options = dict(record.get("chat_template_kwargs") or {})
@@ -84,19 +85,19 @@ class _Chat:
                             hint="take it out of the record")  # fmt: skip
         self._takes_texts, self._takes_parts = self._shows(_PROBE), self._shows([{"type": "text", "text": _PROBE}])
 
-    def messages(self, turns: Sequence[Mapping[str, Any]], written: Sequence[str]) -> list[dict[str, Any]]:
+    def messages(self, turns: Sequence[JsonMapping], written: Sequence[str]) -> list[JsonObject]:
         """The request's messages, with a part for each mark if there are pictures."""
         left, marks = iter(written), _marks(written) if written else None
         return [self._message(turn, left, marks) for turn in turns]
 
-    def _message(self, turn: Mapping[str, Any], left: Iterator[str], marks: re.Pattern[str] | None) -> dict[str, Any]:
+    def _message(self, turn: JsonMapping, left: Iterator[str], marks: re.Pattern[str] | None) -> JsonObject:
         role = _ROLES.get(str(turn.get("from")))
         if role is None:
             raise UserError(f"unknown role {turn.get('from')!r}", hint=f"roles are {', '.join(_ROLES)}")
         value = str(turn["value"])
         # The line break beside a mark is LLaVA's way of writing.
         pieces = re.split(f"\n?({marks.pattern})\n?", value) if marks else [value]
-        parts: list[dict[str, Any]] = []
+        parts: list[JsonObject] = []
         for number, piece in enumerate(pieces):
             if number % 2:
                 parts.append({"type": "video" if VIDEO_MARK in next(left, "") else "image"})
@@ -112,7 +113,7 @@ class _Chat:
         return message | ({"reasoning_content": turn["reasoning"], "reasoning": turn["reasoning"]}
                           if "reasoning" in turn else {})  # fmt: skip
 
-    def text(self, messages: Sequence[Mapping[str, Any]], *, asks: bool) -> str:
+    def text(self, messages: Sequence[JsonMapping], *, asks: bool) -> str:
         """Args:
         asks: whether an answer's beginning follows.
         """
@@ -127,7 +128,7 @@ class _Chat:
             raise UserError("the record has half a character (a lone surrogate)", hint="fix or remove it")
         return text
 
-    def answer(self, messages: Sequence[Mapping[str, Any]], whole: str | None) -> tuple[int, str]:
+    def answer(self, messages: Sequence[JsonMapping], whole: str | None) -> tuple[int, str]:
         """Where the last message's answer begins in their text, and that text; -1: it does not go on from its prompt.
 
         Args:
@@ -173,7 +174,7 @@ def _special(tokenizer: Any) -> tuple[str, ...]:
     return tuple({*added, *tokenizer.all_special_tokens})
 
 
-def _check_said(turn: Mapping[str, Any], answer: str, *, starts: bool) -> None:
+def _check_said(turn: JsonMapping, answer: str, *, starts: bool) -> None:
     """Raises `UserError` where the span of the last answer cannot be told, or lacks what the answer says."""
     hint = "leave such records out (on_error: skip), or name a template of this project: format.template"
     if not starts:
@@ -182,7 +183,7 @@ def _check_said(turn: Mapping[str, Any], answer: str, *, starts: bool) -> None:
         raise UserError(f"the target's chat template leaves out the answer's {lost}", hint=hint)
 
 
-def _unsaid(turn: Mapping[str, Any], answer: str) -> str | None:
+def _unsaid(turn: JsonMapping, answer: str) -> str | None:
     """What of a turn does not stand in the text of its answer; blanks do not count."""
     text = "".join(answer.split())
     calls = [call["function"]["name"] for call in turn.get("tool_calls") or ()]

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pydantic import model_validator
 
 from ..core.errors import UserError
+from ..core.json_types import JsonMapping, JsonObject
 from ..core.pictures import TEXT, VIDEO, Picture
 from ..core.section import Section
 from .chat_template import render_chat
@@ -77,7 +78,7 @@ class Encoded:
 
 
 def render(
-    turns: list[dict[str, Any]],
+    turns: list[JsonObject],
     form: PromptFormat,
     *,
     has_image: bool,
@@ -119,7 +120,7 @@ def render(
     return template.render(pairs, own if system is None else system, open_ended, marks)
 
 
-def _own_system(turns: list[dict[str, Any]], form: PromptFormat) -> tuple[str | None, list[dict[str, Any]]]:
+def _own_system(turns: list[JsonObject], form: PromptFormat) -> tuple[str | None, list[JsonObject]]:
     """The system message, a record's own one before the format's, and the turns after it."""
     if not turns or turns[0].get("from") not in SYSTEM_ROLES:
         return form.system, turns
@@ -128,7 +129,7 @@ def _own_system(turns: list[dict[str, Any]], form: PromptFormat) -> tuple[str | 
     return str(turns[0]["value"]), turns[1:]
 
 
-def _role(turn: dict[str, Any], form: PromptFormat) -> str:
+def _role(turn: JsonObject, form: PromptFormat) -> str:
     role = turn.get("from")
     if role == "tool" or turn.get("tool_calls"):
         raise _needs_chat("a tool's turn or call", form)
@@ -145,14 +146,14 @@ def _needs_chat(what: str, form: PromptFormat) -> UserError:
 
 
 def encode(
-    turns: list[dict[str, Any]],
+    turns: list[JsonObject],
     form: PromptFormat,
     processor: Processor,
     *,
     num_images: int = 0,
     pictures: Sequence[Picture] = (),
     open_ended: bool = False,
-    record: Mapping[str, Any] | None = None,
+    record: JsonMapping | None = None,
     most: int | None = None,
 ) -> Encoded:
     """Ids, supervision and modality of a conversation; marks are expanded to runs of the image or video token.
@@ -219,7 +220,7 @@ def encode(
 
 
 def _learned(
-    turns: list[dict[str, Any]], spans: Sequence[tuple[int, int]], open_ended: bool
+    turns: list[JsonObject], spans: Sequence[tuple[int, int]], open_ended: bool
 ) -> tuple[tuple[int, int], ...]:
     """The spans of answers that have not weight 0. An opening answer, which templates drop, has no span."""
     turns = turns[:-1] if open_ended and turns and turns[-1].get("from") == "gpt" else turns

@@ -16,6 +16,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from ..core.batch import Request
 from ..core.errors import UserError
 from ..core.fields import Place
+from ..core.json_types import JsonObject
 from ..core.pictures import Picture
 from ..core.section import Section
 from .collate import Sample, empty_sample
@@ -171,7 +172,7 @@ class ConversationDataset:
         """[n] a column of the files' indices (lengths, sizes, images, clips) for the samples."""
         return self.selection.column(name, self.places)
 
-    def record(self, index: int) -> dict[str, Any]:
+    def record(self, index: int) -> JsonObject:
         """The record of sample `index`, as its file has it, with the data section's `question_end` added."""
         file, number = self.places[index]
         record = self.records[file].read(number)
@@ -267,7 +268,7 @@ class ConversationDataset:
             raise problem
         return sizes
 
-    def _fitting(self, record: dict[str, Any], media: Media, index: int) -> tuple[Encoded, bool]:
+    def _fitting(self, record: JsonObject, media: Media, index: int) -> tuple[Encoded, bool]:
         """The sample within max_length, and whether it has kept its pictures."""
         turns, config = record["conversations"], self.config
         try:
@@ -283,7 +284,7 @@ class ConversationDataset:
             self._list(index, f"{error.problem}: its {len(media.pictures)} {TEXT_KEPT}")
             return shorter, False
 
-    def _within(self, turns: list[dict[str, Any]], record: dict[str, Any], pictures: Sequence[Picture]) -> Encoded:
+    def _within(self, turns: list[JsonObject], record: JsonObject, pictures: Sequence[Picture]) -> Encoded:
         """Raises `TooLong` for more than max_length ids."""
         most = self.config.max_length
         hint = "raise max_length (up to the model's positions), or set over_length: skip or drop_images"
@@ -340,7 +341,7 @@ class ConversationDataset:
 
     def _asked(
         self,
-        record: dict[str, Any],
+        record: JsonObject,
         media: Media,
         processor: Processor,
         index: int,
@@ -368,7 +369,7 @@ class ConversationDataset:
         ]
         return hashlib.sha256("/".join(parts).encode()).hexdigest()
 
-    def _media(self, record: dict[str, Any], file: int, image_reader: ImageReader | None = None) -> Media:
+    def _media(self, record: JsonObject, file: int, image_reader: ImageReader | None = None) -> Media:
         return (image_reader or self._image_reader).media(record, *self.folders(file))
 
     def folders(self, file: int) -> tuple[Path, Path]:
@@ -394,5 +395,5 @@ class ConversationDataset:
         file, number = self.places[index]
         self.log.add([self._note(self.records[file], int(number), reason)])
 
-    def _note(self, file: RecordFile, index: int, problem: str) -> dict[str, Any]:
+    def _note(self, file: RecordFile, index: int, problem: str) -> JsonObject:
         return {"file": file.file_of(index), "record": index, "id": id_of(file, index), "reason": problem}

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from PIL import Image
 from torch import Tensor
 
 from ..core.errors import UserError
+from ..core.json_types import JsonObject
 from ..core.pictures import Picture
 from .families.processor import Aspect, Limits, Processor, Resizing
 from .pictures.media_files import MediaFile, located
@@ -45,7 +45,7 @@ class ImageReader:
     pixel_limits: Limits = (None, None)
     allow_outside: bool = False
 
-    def media(self, record: dict[str, Any], images: Path, videos: Path) -> Media:
+    def media(self, record: JsonObject, images: Path, videos: Path) -> Media:
         """The record's pictures; relative names start at the folders `images` and `videos`.
 
         Raises:
@@ -140,7 +140,7 @@ class Media:
             raise UserError("not enough memory for the record's pictures", where=files, hint=hint) from error
 
 
-def _order(record: dict[str, Any], num_images: int, num_clips: int) -> tuple[int, ...]:
+def _order(record: JsonObject, num_images: int, num_clips: int) -> tuple[int, ...]:
     """Order of images and clips by their marks; clips are numbered after the images. <image> stands for a clip once no
     image is left.
     """

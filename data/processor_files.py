@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from transformers import AutoTokenizer
 
 from ..core.errors import UserError
 from ..core.files import read_json
 from ..core.generation_config import generation_ends
+from ..core.json_types import JsonMapping, JsonObject
 from ..core.pretrained import RESTORE, reading_pretrained
 from .families.llava import LLAVA, SIGLIP_STATISTICS, tile_images, tile_side
 from .families.processor import Files, PictureFamily, Processor, image_settings, text_processor
@@ -84,24 +83,24 @@ def with_own_image_processor(
     )
 
 
-def _json(source: str | Path, name: str, revision: str | None) -> dict[str, Any]:
+def _json(source: str | Path, name: str, revision: str | None) -> JsonObject:
     """What a file of a published or saved model says; nothing where there is none."""
     from transformers.utils import cached_file
 
     path = cached_file(source, name, revision=revision, _raise_exceptions_for_missing_entries=False)
-    return read_json(Path(path), dict[str, Any], hint=RESTORE) if path else {}
+    return read_json(Path(path), JsonObject, hint=RESTORE) if path else {}
 
 
-def _settings_of(source: str | Path, revision: str | None) -> dict[str, Any]:
+def _settings_of(source: str | Path, revision: str | None) -> JsonObject:
     """What the processor's files say, the image processor's part included; the first file that names a thing wins."""
-    settings: dict[str, Any] = {}
+    settings: JsonObject = {}
     for file in ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json"):
         values = _json(source, file, revision)
         settings = {**(values.get("image_processor") or {}), **values} | settings
     return settings
 
 
-def _published(source: str | Path, revision: str | None) -> tuple[Mapping[str, Any] | None, dict[str, Any]]:
+def _published(source: str | Path, revision: str | None) -> tuple[JsonMapping | None, JsonObject]:
     """Settings of the image processor and of the processor that stand for missing files, by the model's `config.json`;
     (None, nothing) where that names no tower.
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..core.json_types import JsonMapping, JsonObject
 from .measured_rows import PLAIN, Medium, Row
 from .row_columns import Rows
 from .summary import Summary, summarize
@@ -16,7 +17,7 @@ OF_ENGINES = (
     "Lines of an engine: its own times of each request, against its plain decoding with as many requests at once; it "
     "does not tell what drafting and verification take."
 )
-Quality = Mapping[float, Mapping[str, Mapping[str, Any]]]  # temperature -> method -> metric -> {value, n, what, ...}
+Quality = Mapping[float, Mapping[str, JsonMapping]]  # temperature -> method -> metric -> {value, n, what, ...}
 Label = Callable[[Any], str]  # of a row or a cell: what was measured on
 
 
@@ -35,7 +36,7 @@ class MethodInfo:
     parts: Mapping[str, bool] | None = None  # of a hidden-state head: which of Sparrow's parts are on
     visual_skip: float | None = None  # ViSkip's threshold
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Field name -> value; ViSkip's threshold only where it is on."""
         return {name: value for name, value in asdict(self).items() if name != "visual_skip" or value is not None}
 
@@ -63,7 +64,7 @@ class Cell:
     engine: str = ""  # as of `Row`
     concurrency: int = 1
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """What the cell is of (benchmark, method, ...) and the numbers of its summary, in one mapping."""
         hidden = ("summary",) if self.engine else ("summary", "engine", "concurrency")
         about = {name: value for name, value in vars(self).items() if name not in hidden}

@@ -6,10 +6,10 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from pydantic import Field, model_validator
 
+from ..core.json_types import JsonObject
 from ..core.section import Section
 from .intervals import student_half_width
 from .measured_rows import Row
@@ -131,7 +131,7 @@ class TrainingComparison:
     target_says_the_data: float  # share of requests whose plain answer is the data's, word for word
     why: tuple[str, ...]  # what speaks against a difference, where the interval is not above 0
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """The fields of `difference` and all other fields, in one mapping."""
         return asdict(self.difference) | {k: v for k, v in asdict(self).items() if k != "difference"}
 
@@ -199,7 +199,7 @@ class Differences:
     contrasts: tuple[Contrast, ...]
     trainings: Mapping[str, TrainingComparison]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """What report.json holds of modes, contrasts and comparisons of trainings."""
         return {
             "M_minus_T": {place: asdict(difference) for place, (difference, _) in self.modes.items()},

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from ..core.json_types import JsonMapping
 from .cells import Cell, Label, labels
 from .measured_rows import grouped
 from .tables import interval
@@ -107,7 +107,7 @@ def _differences(different: Sequence[Cell], count: int, label: Label) -> list[st
     return [f"{line}{label(first)}, {where}.{told}"]
 
 
-def _gap(difference: Mapping[str, Any]) -> str:
+def _gap(difference: JsonMapping) -> str:
     return f"{difference['gap']:.3g} ({difference['ulps']:.1f} units in the last place)"
 
 

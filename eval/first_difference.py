@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..core.batch import ImageRequest, Request
+from ..core.json_types import JsonObject
 from ..core.states import Taps
 from ..models.decoding.tree import Tree
 from ..models.targets.base import Target
@@ -37,7 +37,7 @@ class Difference:
     ulps: float | None  # the gap in units in the last place
     tie: bool
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Field name -> value."""
         return asdict(self)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
+from ..core.json_types import JsonMapping
 from .loop import Generation
 from .measured_rows import Medium, Row
 
@@ -26,7 +26,7 @@ def measure(
     turn: str = "",
     prompt_tokens: int = 0,
     visual_tokens: int = 0,
-    details: Mapping[str, Any] | None = None,
+    details: JsonMapping | None = None,
 ) -> Row:
     """The row of a request that was decoded a few times plainly and by a method.
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from ..core.errors import UserError
+from ..core.json_types import JsonMapping, JsonObject
 
 VERSION = 2  # of the JSON form
 PLAIN = "plain decoding"  # the method that drafts nothing
@@ -69,7 +70,7 @@ class Row:
 
     # What only some methods have: SAGE's log ("sage"), visual tokens held or kept by the drafter ("num_held",
     # "num_kept"), "plain_is_data", "beyond_positions", ADT-Tree's log ("adaptation"), "rule". JSON values.
-    details: Mapping[str, Any] = field(default_factory=dict)
+    details: JsonMapping = field(default_factory=dict)
 
     @property
     def num_cycles(self) -> int:
@@ -87,7 +88,7 @@ class Row:
         return (self.benchmark, self.turn, self.budget, self.temperature, self.max_new_tokens, self.method,
                 self.drafter, self.mode, self.engine, self.concurrency, self.request)  # fmt: skip
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """JSON values, with the version of this form. An engine's fields stand there for an engine's rows alone."""
         if not self.engine:
             return {"version": VERSION} | {name: value for name, value in vars(self).items() if name not in _OF_ENGINES}
@@ -95,7 +96,7 @@ class Row:
         return {"version": VERSION} | known
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any], *, where: str | Path | None = None) -> Row:
+    def from_json(cls, value: JsonMapping, *, where: str | Path | None = None) -> Row:
         """The row that `to_json` wrote.
 
         Args:
@@ -111,7 +112,7 @@ class Row:
                 where=None if where is None else str(where),
                 hint="measure anew: restart=STAGE removes what the stage has kept",
             )
-        values: dict[str, Any] = {name: value[name] for name in _NAMES if name in value}
+        values: JsonObject = {name: value[name] for name in _NAMES if name in value}
         values |= {name: tuple(value[name]) for name in _TUPLES}
         return cls(**values | {name: math.nan for name in _TIMES if value[name] is None})
 

@@ -22,6 +22,7 @@ from ..core.checksums import SUMS, check_sums
 from ..core.errors import UserError, first_line
 from ..core.files import checked
 from ..core.import_paths import ALLOW_IMPORT, NotImported
+from ..core.json_types import JsonObject
 from ..core.pretrained import without_bars
 from ..data.conversations import PromptFormat, encode
 from ..data.end_tokens import end_ids
@@ -218,7 +219,7 @@ def _sections(section: PublishedSection, path: Path, allow_import: bool) -> tupl
     return config, trained
 
 
-def _changed(section: PublishedSection) -> dict[str, Any]:
+def _changed(section: PublishedSection) -> JsonObject:
     """What decoding changes of the drafter as trained."""
     mode = section.decoding.mode
     return section.decoding.reading | ({} if mode is None else {"mode": mode})
@@ -229,7 +230,7 @@ def assemble(
 ) -> Speculator:
     """The speculator of a folder of weights: a published one, or a stage's before it is published."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    folders: dict[str, Any] = dict(target) if isinstance(target, Mapping) else {}
+    folders: JsonObject = dict(target) if isinstance(target, Mapping) else {}
     if isinstance(target, str | Path):
         folders["target"] = target
     if isinstance(named := folders.get("target"), str):
@@ -246,7 +247,7 @@ def _checked(values: Any, schema: TypeAdapter[Any], where: str, allow_import: bo
 
 
 def _drawing(
-    folder: Path, section: PublishedSection, config: Any, trained: Any, folders: dict[str, Any], device: torch.device
+    folder: Path, section: PublishedSection, config: Any, trained: Any, folders: JsonObject, device: torch.device
 ) -> Speculator:
     parts = {thing: Path(place) for thing, place in folders.items()}
     pair = open_pair(config.placed(parts), parts, device=device)
@@ -264,7 +265,7 @@ def _drawing(
 
 
 def _answering(
-    folder: Path, section: PublishedSection, config: Any, trained: Any, folders: dict[str, Any], device: torch.device
+    folder: Path, section: PublishedSection, config: Any, trained: Any, folders: JsonObject, device: torch.device
 ) -> Speculator:
     source = folders.get("target") or config.path
     if source is None or not is_somewhere(str(source)):
@@ -325,7 +326,7 @@ def read_request(asked: UserRequest, folder: Path, form: PromptFormat, image_rea
     if asked.pictures and IMAGE_MARK not in text:
         text = f"{IMAGE_MARK}\n" * len(asked.pictures) + text
     turns = [{"from": "human", "value": text}, {"from": "gpt", "value": ""}]
-    record: dict[str, Any] = {"conversations": turns}
+    record: JsonObject = {"conversations": turns}
     if asked.pictures:
         record["image"] = asked.pictures
     media = image_reader.media(record, folder, folder)

@@ -5,11 +5,12 @@ The bounds are those of recipes.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from ..core.fields import MOST_ANSWER, Seed, Temperature, TopK, TopP
+from ..core.json_types import JsonObject
 from ..core.section import Section
 from ..data.conversations import PromptFormat
 from ..data.families.processor import Aspect, Processor
@@ -49,7 +50,7 @@ class PublishedDecoding(Section):
     # Ids that end an answer; null: of a picture, or of a folder of before there were several, which has its target's.
     end_ids: list[Annotated[int, Field(ge=0)]] | None = None
     mode: Mode | None = None  # of draft LVLMs
-    reading: dict[str, Any] = Field(default_factory=dict)  # of heads: settings that decoding changes
+    reading: JsonObject = Field(default_factory=dict)  # of heads: settings that decoding changes
 
 
 class UserRequest(Section):
@@ -67,15 +68,15 @@ class Expected(Section):
     accepted: list[Annotated[int, Field(ge=0)]]  # drafted tokens that stood, in each cycle
     emitted: int = Field(ge=0)  # after the prefill, bonus tokens included
     tau: float = Field(ge=0)
-    measured: dict[str, Any]  # device, dtype, torch, transformers
+    measured: JsonObject  # device, dtype, torch, transformers
 
 
 class PublishedSection(Section):
     """`draftsmith.json`, key "published"."""
 
     format_version: Literal[1] = 1
-    target: dict[str, Any]
-    drafter: dict[str, Any]
+    target: JsonObject
+    drafter: JsonObject
     decoding: PublishedDecoding
     prompt_format: PromptFormat = PromptFormat()
     looking: ImageSettings = ImageSettings()

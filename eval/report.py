@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ..core.json_types import JsonMapping, JsonObject
 from ..core.markdown import plain
 from ..core.secrets import as_written, redact, redact_markdown
 from . import figures
@@ -54,16 +55,16 @@ MANY = 40  # cells above which their table stands after the sections, and what a
 class Report:
     """What `write` writes."""
 
-    about: Mapping[str, Any]
+    about: JsonMapping
     methods: Mapping[str, MethodInfo]
     cells: tuple[Cell, ...]
     findings: tuple[str, ...]
     tables: tuple[Table, ...]  # the common one first
     sections: tuple[ReportSection, ...] = ()
     quality: Quality = field(default_factory=dict)
-    data: Mapping[str, Any] = field(default_factory=dict)  # differences and comparisons
+    data: JsonMapping = field(default_factory=dict)  # differences and comparisons
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """The content of report.json."""
         values = {
             "version": VERSION,
@@ -95,7 +96,7 @@ def nulls(value: Any) -> Any:
 def build(
     rows: Iterable[Row],
     *,
-    about: Mapping[str, Any],
+    about: JsonMapping,
     methods: Mapping[str, MethodInfo],
     contrasts: Contrasts | None = None,
     compare: Comparison | None = None,

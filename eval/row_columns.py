@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 
 from ..core.files import read_json_lines
+from ..core.json_types import JsonMapping, JsonObject
 from .measured_rows import Row
 
 # In this order rows are sorted: by request first, so that a bootstrap resamples the same requests for every method.
@@ -78,8 +79,8 @@ class _Columns:
         self.numbers = {name: array("q") for name in COUNTS} | {name: array("d") for name in TIMES}
         self.lists = {name: _Lists() for name in ("tokens", *PER_CYCLE)}
         self.parts, self.seconds = _Named(), _Lists("d")  # of `parts_s`: the keys, and the values
-        self.details: list[Mapping[str, Any]] = []
-        self._equal: dict[str, Mapping[str, Any]] = {}  # most rows have a small mapping that many others have, too
+        self.details: list[JsonMapping] = []
+        self._equal: dict[str, JsonMapping] = {}  # most rows have a small mapping that many others have, too
 
     def append(self, row: Row) -> None:
         values = vars(row)
@@ -231,7 +232,7 @@ class Rows(Sequence[Row]):
                 columns[name][mine] = values
         return columns
 
-    def details(self) -> list[Mapping[str, Any]]:
+    def details(self) -> list[JsonMapping]:
         """`Row.details` of each row."""
         return [self._columns.details[at] for at in self._at.tolist()]
 
@@ -248,5 +249,5 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
 def read_rows(path: Path) -> Rows:
     """Read the rows that `write_rows` wrote. Raises `UserError` if another version wrote them."""
     hint = "evaluate again: it goes on with the requests that were decoded"
-    lines = read_json_lines(path, dict[str, Any], hint=hint)
+    lines = read_json_lines(path, JsonObject, hint=hint)
     return Rows(Row.from_json(values, where=path) for values in lines)

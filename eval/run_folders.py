@@ -11,6 +11,7 @@ from typing import Any
 
 from ..core.errors import UserError
 from ..core.files import LOG_BYTES, read_json, read_small, read_yaml
+from ..core.json_types import JsonMapping, JsonObject
 from ..core.notices import notice
 from ..core.results import DONE, check_written, read_mark
 from .run_tables import Cell, cells
@@ -24,11 +25,11 @@ class Run:
 
     name: str
     settings: dict[str, str]  # dotted key -> value, as the recipe resolved
-    stages: Mapping[str, Any]  # of the recipe
+    stages: JsonMapping  # of the recipe
     curves: dict[str, dict[str, list[tuple[int, float]]]]  # stage -> metric -> (step, value)
     evaluations: dict[str, list[Cell]]  # stage -> what it measured
     folder: Path
-    about: Mapping[str, Mapping[str, Any]]  # stage -> where and how it measured
+    about: Mapping[str, JsonMapping]  # stage -> where and how it measured
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
@@ -44,7 +45,7 @@ def read_run(folder: Path, name: str) -> Run:
         raise UserError("no such folder", where=str(folder), hint="give the output folder of a run")
     path, recipe = folder / "recipe.yaml", {}
     if path.is_file():
-        recipe = read_yaml(path, dict[str, Any], hint="restore the file, or run the recipe's command again")
+        recipe = read_yaml(path, JsonObject, hint="restore the file, or run the recipe's command again")
     settings = dict(_flat(recipe)) if path.is_file() else {}
     ordered = list(dict.fromkeys(key.split(".")[1] for key in settings if key.startswith("stages.")))
     folders = sorted((p for p in folder.iterdir() if p.is_dir() and ".before-" not in p.name),
@@ -55,7 +56,7 @@ def read_run(folder: Path, name: str) -> Run:
         if path.is_file():
             if read_mark(path.parent / DONE) is not None:
                 check_written(path.parent, only=(REPORT,))
-            report = read_json(path, dict[str, Any], hint="run its stage again")
+            report = read_json(path, JsonObject, hint="run its stage again")
             about[path.parent.name] = report.get("about") or {}
             try:
                 measured = cells(report)

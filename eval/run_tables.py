@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..core.json_types import JsonMapping
 from .tables import Column, Table, text
 
 COLUMNS = (
@@ -42,7 +42,7 @@ class Cell:
     requests_of: str = ""  # the set, its budget and turn, whatever else `where` says
 
 
-def cells(report: Mapping[str, Any]) -> list[Cell]:
+def cells(report: JsonMapping) -> list[Cell]:
     """Every cell of a `report.json`, in its order.
 
     Raises:
@@ -52,7 +52,7 @@ def cells(report: Mapping[str, Any]) -> list[Cell]:
     return [_cell(cell, many_t, many_new) for cell in report["cells"]]
 
 
-def _cell(cell: Mapping[str, Any], with_temperature: bool, with_length: bool) -> Cell:
+def _cell(cell: JsonMapping, with_temperature: bool, with_length: bool) -> Cell:
     name = cell["benchmark"] + (f" at {cell['budget']}" if cell["budget"] else "")
     parts = [name, cell["turn"], with_temperature and f"T {cell['temperature']:g}",
              with_length and f"{cell['max_new_tokens']} new",
@@ -91,7 +91,7 @@ def readable(cell: Cell) -> list[Any]:
     return [cell.where, cell.method, cell.requests, cell.tau, low, high, cell.speedup, cell.identical]
 
 
-def overview(report: Mapping[str, Any]) -> Table:
+def overview(report: JsonMapping) -> Table:
     """What a model card says of an evaluation; of suites the first turns."""
     columns = (text("measured on"), text("method"), Column("T", "g"), Column("n", "d"),
                Column("tau [95%]", kind="interval"), Column("decoding", unit="x"), Column("end to end", unit="x"),

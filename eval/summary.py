@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..core.json_types import JsonMapping, JsonObject
 from .intervals import (
     Interval,
     Verdict,
@@ -103,7 +104,7 @@ class Summary:
     identical: int = 0  # requests whose tokens are plain decoding's
     first_different: str | None = None
     ties: int = 0  # requests that differ where the target's two scores nearly tie (first_difference.py)
-    differences: tuple[Mapping[str, Any], ...] = ()  # of the others and of these, the widest gap first
+    differences: tuple[JsonMapping, ...] = ()  # of the others and of these, the widest gap first
     rejected_somewhere: bool = False
     beyond_positions: int = 0  # requests that go beyond the draft's positions
     skipped: float | None = None  # share of the cycles that drafted nothing by ViSkip; None: it was off
@@ -113,7 +114,7 @@ class Summary:
         """Whether a cycle was run: without one there is neither tau nor a speedup of decoding."""
         return self.calls > 0
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Field name -> value of every field; what explains differences, and ViSkip's, only where there are some."""
         left_out = {"ties", "differences"} if not self.differences else set()
         left_out |= {"skipped"} if self.skipped is None else set()
@@ -224,7 +225,7 @@ def _by_depth(cycles: DataFrame) -> tuple[Depth, ...]:
     return tuple(Depth(d, n, hits / n, hits / tried if tried else None) for d, (n, hits, tried) in per_depth)
 
 
-def _differences(rows: Rows) -> dict[str, Any]:
+def _differences(rows: Rows) -> JsonObject:
     """The fields of `Summary` that explain answers that are not plain decoding's, as far as rows say."""
     named = zip(rows.texts("request"), rows.details(), strict=True)
     known = [{"request": name, **details["difference"]} for name, details in named if "difference" in details]

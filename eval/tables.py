@@ -7,10 +7,11 @@ the same parts.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
+from ..core.json_types import JsonMapping, JsonObject
 from ..core.markdown import cell, label, plain, sentence
 from .measured_rows import PLAIN
 
@@ -128,7 +129,7 @@ class Table:
                         marks[number][place] = mark
         return marks
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Columns with their formats, and rows of plain values."""
         said = self.on_tau()
         return asdict(self) | ({"on_tau": said} if said else {})
@@ -168,7 +169,7 @@ class ReportSection:
     title: str
     content: tuple[str | Items | Table | Figure, ...]
     name: str = ""  # under which report.json has `data`
-    data: Mapping[str, Any] = field(default_factory=dict)
+    data: JsonMapping = field(default_factory=dict)
 
 
 Part = str | Items | Table | Figure | ReportSection

@@ -14,13 +14,14 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 from ..core.errors import UserError
+from ..core.json_types import JsonMapping, JsonObject
 from ..core.markdown import line, plain
 from . import tables
 from .tables import Column, Table, Value
 
 Metric = Literal["accuracy", "ROUGE-L", "METEOR"]
 # (answer, record) -> a score in [0, 1]. References are the record's `references`.
-Scorer = Callable[[str, Mapping[str, Any]], float]
+Scorer = Callable[[str, JsonMapping], float]
 
 # Of each set; others are scored as captions are.
 METRICS: dict[str, tuple[Metric, ...]] = {
@@ -53,7 +54,7 @@ def scorers(sets: Sequence[str]) -> dict[Metric, Scorer]:
     return {metric: builders[metric]() for metric in wanted}
 
 
-def contains(answer: str, record: Mapping[str, Any]) -> float:
+def contains(answer: str, record: JsonMapping) -> float:
     """OCRBench's accuracy: does the answer contain one of the references? Formulas (HME100k) regardless of blanks."""
 
     def plain(text: str) -> str:
@@ -68,7 +69,7 @@ def rouge_l() -> Scorer:
     """F1 over words, the best of all references; an empty answer has 0."""
     rouge = _library("ROUGE-L").rouge_score
 
-    def score(answer: str, record: Mapping[str, Any]) -> float:
+    def score(answer: str, record: JsonMapping) -> float:
         if not answer.strip():
             return 0.0
         scores = rouge([answer[:MOST_CHARACTERS]], [list(record["references"])], rouge_keys="rougeL", accumulate="best")
@@ -89,7 +90,7 @@ def meteor() -> Scorer:
             hint="python -m nltk.downloader wordnet omw-1.4 (NLTK_DATA says where), or leave TextCaps out",
         ) from error  # fmt: skip
 
-    def score(answer: str, record: Mapping[str, Any]) -> float:
+    def score(answer: str, record: JsonMapping) -> float:
         references = [tokenize(reference.lower()) for reference in record["references"]]
         return float(module.meteor_score(references, tokenize(answer.lower())))
 
@@ -109,20 +110,20 @@ def _library(metric: Metric) -> Any:
 
 
 def build(
-    answers: Sequence[Mapping[str, Any]],
+    answers: Sequence[JsonMapping],
     score: Mapping[Metric, Scorer],
     *,
     sets: Sequence[str],
     models: Sequence[str],
     samples: int,
-) -> dict[str, Any]:
+) -> JsonObject:
     """The tables and the first `samples` records of each set with everyone's answers.
 
     Args:
         answers: one for each record: `set`, `number`, `record`, and `answers`: (model, as named in `models`) -> text.
     """
-    tables: dict[str, Any] = {}
-    shown: dict[str, Any] = {}
+    tables: JsonObject = {}
+    shown: JsonObject = {}
     for name in sets:
         mine = sorted((a for a in answers if a["set"] == name), key=lambda a: a["number"])
         tables[name] = {
@@ -143,7 +144,7 @@ def _scored(values: Sequence[float]) -> dict[str, float]:
     return {"mean": statistics.fmean(values), "half_width": 1.96 * spread, "n": len(values)}
 
 
-def scores_table(built: Mapping[str, Any]) -> Table:
+def scores_table(built: JsonMapping) -> Table:
     """Tables 9 and 5: a line for each model, a column for each set and metric, 1.96 standard errors around each."""
     columns = [(name, metric) for name, metrics in built["tables"].items() for metric in metrics]
     rows: list[tuple[Value, ...]] = []
@@ -163,7 +164,7 @@ def scores_table(built: Mapping[str, Any]) -> Table:
     return Table("", (tables.text("model"), *shown), tuple(rows), note=note)
 
 
-def markdown(built: dict[str, Any], pictures: Callable[[Mapping[str, Any]], Sequence[str]]) -> str:
+def markdown(built: JsonObject, pictures: Callable[[JsonMapping], Sequence[str]]) -> str:
     """The table of scores and sample answers (figure 7).
 
     Args:

@@ -9,7 +9,6 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
@@ -21,6 +20,7 @@ from ..core.checksums import SUMS, check_sums
 from ..core.errors import UserError, first_line
 from ..core.files import read_json, write_whole
 from ..core.finite import check_weights
+from ..core.json_types import JsonMapping, JsonObject
 from ..core.pretrained import CPU, check_config, reading_safetensors
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -28,7 +28,7 @@ State = dict[str, Tensor]
 Shapes = dict[str, tuple[int, ...]]
 
 
-def write_folder(folder: Path, values: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
+def write_folder(folder: Path, values: JsonMapping, state: Mapping[str, Tensor]) -> None:
     """Both files, each whole or not at all; the weights first, so that a config never stands without them."""
     folder.mkdir(parents=True, exist_ok=True)
     aside = folder / f".{WEIGHTS}.partial"
@@ -53,11 +53,11 @@ def find_folder(source: str | Path, revision: str | None, *, files: Sequence[str
     return folder
 
 
-def read_values(folder: Path) -> dict[str, Any]:
+def read_values(folder: Path) -> JsonObject:
     """What `config.json` holds."""
     path = folder / CONFIG
     hint = "give a directory with config.json and model.safetensors; `draftsmith convert` makes one of a .pt"
-    values = read_json(path, dict[str, Any], hint=hint)
+    values = read_json(path, JsonObject, hint=hint)
     check_config(values, path)
     return values
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from huggingface_hub import hf_hub_download
@@ -22,6 +22,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrained
 from ..core.errors import UserError, did_you_mean, first_line
 from ..core.files import read_json
 from ..core.finite import check_module, check_weights
+from ..core.json_types import JsonObject
 from ..core.pretrained import (
     INDEX,
     RESTORE,
@@ -38,7 +39,7 @@ PINNED = Path(__file__).parent / "configs"
 
 RECURS = "linear_attention"  # what transformers calls such a layer in `layer_types`
 # What a model may be named by: a Hub id, a directory, or the config itself (tiny models that a recipe spells out).
-ModelSource = str | dict[str, Any]
+ModelSource: TypeAlias = str | JsonObject
 
 
 def recurrent_layers(text: Any) -> tuple[bool, ...]:
@@ -84,10 +85,10 @@ def own_layers(text: Any) -> int:
     return int(text.num_hidden_layers - (config_value(text, "num_kv_shared_layers") or 0))
 
 
-def pinned_config(source: str) -> dict[str, Any] | None:
+def pinned_config(source: str) -> JsonObject | None:
     """The pinned config of a published model, by the last part of its Hub id, or None."""
     path = PINNED / f"{source.rstrip('/').split('/')[-1].lower()}.json"
-    return read_json(path, dict[str, Any], hint="install draftsmith again") if path.is_file() else None
+    return read_json(path, JsonObject, hint="install draftsmith again") if path.is_file() else None
 
 
 def read_config(
@@ -146,7 +147,7 @@ def config_value(config: Any, name: str, default: Any = None) -> Any:
     return getattr(config, name, default)
 
 
-def rope_of(text: Any) -> dict[str, Any]:
+def rope_of(text: Any) -> JsonObject:
     """The rotation of a transformers text config, a copy of its `rope_parameters`; empty where it names none. Where
     kinds of layers have one each (Gemma 4), that of the layers that see all.
     """

@@ -17,6 +17,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 from transformers.activations import ACT2FN
 
 from ..core.errors import UserError, did_you_mean
+from ..core.json_types import JsonObject
 from ..core.pretrained import MOST_SIZES
 from ..core.refused import Refused
 from ..core.secrets import shortened
@@ -33,25 +34,25 @@ _RANGES = {
 }  # fmt: skip
 
 
-def _checked(values: dict[str, Any]) -> dict[str, Any]:
+def _checked(values: JsonObject) -> JsonObject:
     _check_whole(values)
     new_config(values)
     return values
 
 
-def _checked_uneven(values: dict[str, Any]) -> dict[str, Any]:
+def _checked_uneven(values: JsonObject) -> JsonObject:
     _check_whole(values)
     new_config(values, uneven=True)
     return values
 
 
-def _checked_part(values: dict[str, Any]) -> dict[str, Any]:
+def _checked_part(values: JsonObject) -> JsonObject:
     _check_whole(values)
     check_sizes(values)
     return values
 
 
-def _checked_t5(values: dict[str, Any]) -> dict[str, Any]:
+def _checked_t5(values: JsonObject) -> JsonObject:
     if values.get("model_type", "t5") != "t5":
         raise Refused("model_type", f"{values['model_type']!r} is no text encoder here", "leave it out, or write t5")
     new_config({**values, "model_type": "t5"})
@@ -59,16 +60,16 @@ def _checked_t5(values: dict[str, Any]) -> dict[str, Any]:
 
 
 # A config in a recipe, with its model_type.
-InlineModel = Annotated[dict[str, Any], AfterValidator(_checked)]
+InlineModel = Annotated[JsonObject, AfterValidator(_checked)]
 # That of a family whose layers may differ in their sizes.
-UnevenModel = Annotated[dict[str, Any], AfterValidator(_checked_uneven)]
+UnevenModel = Annotated[JsonObject, AfterValidator(_checked_uneven)]
 # Part of a model whose family says what it is: a tower of Qwen-VL.
-InlinePart = Annotated[dict[str, Any], AfterValidator(_checked_part)]
+InlinePart = Annotated[JsonObject, AfterValidator(_checked_part)]
 # That of a T5 encoder, whose model_type need not be said.
-InlineT5 = Annotated[dict[str, Any], AfterValidator(_checked_t5)]
+InlineT5 = Annotated[JsonObject, AfterValidator(_checked_t5)]
 
 
-def inline_config(values: dict[str, Any], key: str, *, uneven: bool = False) -> PreTrainedConfig:
+def inline_config(values: JsonObject, key: str, *, uneven: bool = False) -> PreTrainedConfig:
     """The config of `new_config`; a refusal is a `UserError` that names the recipe's key."""
     try:
         return new_config(values, uneven=uneven)
@@ -77,7 +78,7 @@ def inline_config(values: dict[str, Any], key: str, *, uneven: bool = False) -> 
         raise UserError(f"{where}: {refused.problem}", where=f"key {key}", hint=refused.hint) from refused
 
 
-def new_config(values: dict[str, Any], *, uneven: bool = False) -> PreTrainedConfig:
+def new_config(values: JsonObject, *, uneven: bool = False) -> PreTrainedConfig:
     """transformers' config of what a recipe spells out. Raises `Refused` for keys and values that it cannot mean.
 
     Args:
@@ -108,13 +109,13 @@ def new_config(values: dict[str, Any], *, uneven: bool = False) -> PreTrainedCon
     return config
 
 
-def _check_activation(values: dict[str, Any]) -> None:
+def _check_activation(values: JsonObject) -> None:
     if (activation := values.get("hidden_act")) is not None and str(activation) not in ACT2FN:
         problem = f"transformers knows no activation {shortened(str(activation), 60)!r}"
         raise Refused("hidden_act", problem, did_you_mean(str(activation), ACT2FN))
 
 
-def _made(make: Callable[..., PreTrainedConfig], values: dict[str, Any]) -> PreTrainedConfig:
+def _made(make: Callable[..., PreTrainedConfig], values: JsonObject) -> PreTrainedConfig:
     try:
         # Of a copy: transformers writes what it fills up into the dicts that it is given.
         return make(**copy.deepcopy(values))
@@ -123,7 +124,7 @@ def _made(make: Callable[..., PreTrainedConfig], values: dict[str, Any]) -> PreT
         raise Refused(named, f"transformers refuses it: {told}", "fix the size or type") from error
 
 
-def check_part(values: dict[str, Any], config_class: Any, key: str) -> None:
+def check_part(values: JsonObject, config_class: Any, key: str) -> None:
     """Raises `Refused` for what a part of a model cannot mean whose class follows from the family.
 
     Args:
@@ -143,7 +144,7 @@ def check_part(values: dict[str, Any], config_class: Any, key: str) -> None:
         raise refused.under(key) from refused
 
 
-def _check_whole(values: dict[str, Any]) -> None:
+def _check_whole(values: JsonObject) -> None:
     for name in _WHOLE:
         if name in values and type(values[name]) is not int:
             raise Refused(
@@ -151,7 +152,7 @@ def _check_whole(values: dict[str, Any]) -> None:
             )
 
 
-def check_sizes(values: dict[str, Any], key: str = "") -> None:
+def check_sizes(values: JsonObject, key: str = "") -> None:
     """Raises `Refused` for numbers that no model has; what is missing or of another type is for transformers to say."""
     for name, value in values.items():
         if isinstance(value, dict):

@@ -11,6 +11,7 @@ from typing import Any
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from ..core.errors import did_you_mean, first_line
+from ..core.json_types import JsonObject
 from ..core.refused import Refused
 from ..core.secrets import shortened
 
@@ -36,7 +37,7 @@ ROPE_KEYS: dict[str, set[str]] = {
 _PART = "partial_rotary_factor"
 
 
-def check_known(values: dict[str, Any], config_class: Any, key: str = "") -> None:
+def check_known(values: JsonObject, config_class: Any, key: str = "") -> None:
     """Raises `Refused` for keys that nothing reads, at every level.
 
     Before the config is made: transformers tells a misspelt key by what does not go together without it.
@@ -66,7 +67,7 @@ def _defaults(config_class: Any, key: str) -> PreTrainedConfig:
         raise Refused(f"{key}model_type", problem, "llama and clip_vision_model, for example") from error
 
 
-def _class_of(values: dict[str, Any], part: Any, key: str) -> Any:
+def _class_of(values: JsonObject, part: Any, key: str) -> Any:
     """Of a part of a config: as it says itself, or as its family has it."""
     named = values.get("model_type")
     if isinstance(named, str) and named in CONFIG_MAPPING:
@@ -76,7 +77,7 @@ def _class_of(values: dict[str, Any], part: Any, key: str) -> Any:
     return part
 
 
-def _check_rope(values: dict[str, Any], defaults: PreTrainedConfig, key: str) -> None:
+def _check_rope(values: JsonObject, defaults: PreTrainedConfig, key: str) -> None:
     """Raises `Refused` for rotary positions that transformers would read otherwise than they are spelt."""
     given = [name for name in _ROPES if isinstance(values.get(name), dict)]
     if len(given) == 2:
@@ -88,7 +89,7 @@ def _check_rope(values: dict[str, Any], defaults: PreTrainedConfig, key: str) ->
             raise Refused(f"{key}rope_theta", f"{outside} here, and {inside} in {name}", "leave one of them out")
 
 
-def _check_turning(values: dict[str, Any], rope: dict[str, Any], defaults: PreTrainedConfig, key: str) -> None:
+def _check_turning(values: JsonObject, rope: JsonObject, defaults: PreTrainedConfig, key: str) -> None:
     """Of one rotation, or of one for each type of layer."""
     if not any(isinstance(value, dict) for value in rope.values()):
         _check_keys(rope, defaults, key)
@@ -102,7 +103,7 @@ def _check_turning(values: dict[str, Any], rope: dict[str, Any], defaults: PreTr
             _check_keys(value, defaults, f"{key}{layer}.")
 
 
-def _check_keys(rope: dict[str, Any], defaults: PreTrainedConfig, key: str) -> None:
+def _check_keys(rope: JsonObject, defaults: PreTrainedConfig, key: str) -> None:
     own = {*(type(defaults).ignore_keys_at_rope_validation or ())}  # of this family alone
     kind = rope.get("rope_type", rope.get("type", "default"))
     keys = ROPE_KEYS | ({"mrope": set()} if "mrope_section" in own else {})  # Qwen-VL's earlier name of its default
@@ -117,5 +118,5 @@ def _check_keys(rope: dict[str, Any], defaults: PreTrainedConfig, key: str) -> N
             raise Refused(f"{key}{name}", problem, did_you_mean(str(name), known))
 
 
-def _rope(config: PreTrainedConfig) -> dict[str, Any]:
+def _rope(config: PreTrainedConfig) -> JsonObject:
     return dict(getattr(config, "rope_parameters", None) or {})

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..core.errors import UserError
+from ..core.json_types import JsonMapping, JsonObject
 
 
 @dataclass(frozen=True)
@@ -48,18 +49,18 @@ class LayerShape:
     mrope_section: tuple[int, ...] = ()
     mrope_interleaved: bool = False
     # half: what stretches the rotation, in transformers' words (see `stretched`); None: nothing.
-    rope_scaling: dict[str, Any] | None = None
+    rope_scaling: JsonObject | None = None
 
     @property
     def head_dim(self) -> int:
         """Width of an attention head."""
         return self.own_head_dim or self.hidden_size // self.num_heads
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """As JSON holds it."""
         return {**asdict(self), "mrope_section": list(self.mrope_section)}
 
-    def differs_from(self, written: dict[str, Any]) -> tuple[str, Any, Any] | None:
+    def differs_from(self, written: JsonObject) -> tuple[str, Any, Any] | None:
         """The first field that a head's file gives otherwise, with the file's value and this one's.
 
         What the file does not say is what layers were before they had the field.
@@ -83,7 +84,7 @@ STRETCHED = {
 }  # fmt: skip
 
 
-def stretched(rope: Mapping[str, Any], max_positions: int | None = None) -> dict[str, Any] | None:
+def stretched(rope: JsonMapping, max_positions: int | None = None) -> JsonObject | None:
     """What stretches a rotation given as transformers' `rope_parameters` (or the older `rope_scaling`); None: nothing.
 
     A dynamic one is plain up to the length that its model was trained for, and counts as plain; so does one that turns
@@ -99,7 +100,7 @@ def stretched(rope: Mapping[str, Any], max_positions: int | None = None) -> dict
     return {"rope_type": kind} | {name: known[name] for name in STRETCHED.get(kind, ()) if name in known}
 
 
-def written_rope(values: Mapping[str, Any], where: Path) -> dict[str, Any]:
+def written_rope(values: JsonMapping, where: Path) -> JsonObject:
     """The rotation that a head's `config.json` names: that of `rope_parameters` (or the older `rope_scaling`), with the
     base from there or from `rope_theta` beside it.
 

@@ -18,6 +18,7 @@ from torch import nn
 
 from ..core.errors import UserError, first_line
 from ..core.files import read_json
+from ..core.json_types import JsonMapping, JsonObject
 from ..core.notices import notice
 from ..core.pretrained import INDEX, RESTORE, indexed_files, reading_safetensors
 from .hub import SINGLE, fetch_file
@@ -118,7 +119,7 @@ def weight_files(folder: Path) -> list[Path]:
     return indexed_files(folder) if (folder / INDEX).is_file() else []
 
 
-def _config_of(source: str | Path, revision: str | None) -> Mapping[str, Any]:
+def _config_of(source: str | Path, revision: str | None) -> JsonMapping:
     """config.json; empty where there is none."""
     problem, hint = f"cannot read {_CONFIG} of {str(source)!r}", "check the name and the network, or set dtype"
     try:
@@ -127,10 +128,10 @@ def _config_of(source: str | Path, revision: str | None) -> Mapping[str, Any]:
         raise UserError(f"{problem}: {first_line(error)}", hint=hint) from error
     if path is None and not Path(source).is_dir():
         raise UserError(problem, hint=hint)
-    return {} if path is None else read_json(path, dict[str, Any], hint=RESTORE)
+    return {} if path is None else read_json(path, JsonObject, hint=RESTORE)
 
 
-def named_dtype(values: Mapping[str, Any]) -> str | None:
+def named_dtype(values: JsonMapping) -> str | None:
     """The type that a config names, itself or of its language model."""
     text = values.get("text_config")
     for part in (values, text if isinstance(text, Mapping) else {}):

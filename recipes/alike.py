@@ -12,12 +12,12 @@ import os
 import platform
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from .. import __version__
 from ..core import ranks
 from ..core.errors import UserError
 from ..core.import_paths import code_of, kinds_within
+from ..core.json_types import JsonObject
 from ..core.secrets import redact_tree, shortened
 from ..data.records.records import of_any_copy
 from ..trainers.run.matching import flat, is_done
@@ -86,7 +86,7 @@ def facts(loaded: Loaded, planned: Sequence[Planned]) -> Facts:
     }
 
 
-def _outside(planned: Planned) -> dict[str, Any]:
+def _outside(planned: Planned) -> JsonObject:
     """The content of files and weights that a stage reads from outside the run, and its fingerprint over all."""
     settings = planned.settings
     content = {f"the files at {key}": identity for key, identity in settings.get("outside", {}).items()}

@@ -19,6 +19,7 @@ from typing import Any
 from safetensors import safe_open
 
 from ..core.errors import UserError
+from ..core.json_types import JsonMapping, JsonObject
 from ..core.markdown import plain
 from ..core.pretrained import reading_safetensors
 from ..core.results import DONE, read_mark
@@ -52,9 +53,9 @@ SEEDS = (
     "seed."
 )
 EVALUATION = (
-    "tau: tokens emitted after the prefill over verification passes, bonus token included, with its 95% "
-    "interval; then the measured speedup of decoding. Each speedup holds at the tau before it; those of runs "
-    "on different machines cannot be compared."
+    "tau: tokens emitted after the prefill over verification passes, bonus token included, with its 95% interval; "
+    "then the measured speedup of decoding. Each speedup holds at the tau before it; those of runs on different "
+    "machines cannot be compared."
 )
 
 # The leaderboard: each method's results, its drafter's memory, and the cost of its training
@@ -90,7 +91,7 @@ def entries(runs: Sequence[Run]) -> list[Entry]:
 
 def _entry(run: Run, stage: str, cell: Cell) -> Entry:
     about, unknown = run.about.get(stage, {}), {}
-    values: dict[str, Any] = {}
+    values: JsonObject = {}
     for column, find in (("memory", _memory), ("training", _training)):
         try:
             if not cell.drafters:
@@ -113,7 +114,7 @@ def _entry(run: Run, stage: str, cell: Cell) -> Entry:
     return Entry(run.name, stage, _target(run, about), device, cell, **values, unknown=unknown)
 
 
-def _target(run: Run, about: Mapping[str, Any]) -> str:
+def _target(run: Run, about: JsonMapping) -> str:
     """The target's name; of one that its run trained the hash of its weights, since two runs train two targets."""
     name = str(about.get("target") or "not said")
     if name != OWN_TARGET:
@@ -140,7 +141,7 @@ def _memory(run: Run, drafters: Sequence[str]) -> dict[str, int]:
     return {"parameters": parameters, "memory": memory}
 
 
-def _training(run: Run, drafters: Sequence[str]) -> dict[str, Any]:
+def _training(run: Run, drafters: Sequence[str]) -> JsonObject:
     """Steps, samples and hours of all stages that trained them; `unrecorded`: one that did not record its ranks."""
     steps = samples = 0
     hours: float | None = 0.0
@@ -163,7 +164,7 @@ def _training(run: Run, drafters: Sequence[str]) -> dict[str, Any]:
     return values if unrecorded else values | {"gpu_hours": gpu_hours, "rank_hours": rank_hours}
 
 
-def _ancestors(stages: Mapping[str, Any], name: str) -> list[str]:
+def _ancestors(stages: JsonMapping, name: str) -> list[str]:
     try:
         return trained_by(stages, name)
     except (KeyError, ValueError, AttributeError) as error:
@@ -394,7 +395,7 @@ def panels(runs: Sequence[Run], metrics: Sequence[str] | None = None) -> list[tu
     return groups
 
 
-def as_data(runs: Sequence[Run]) -> dict[str, Any]:
+def as_data(runs: Sequence[Run]) -> JsonObject:
     """What the page says, for programs."""
-    head: Mapping[str, Any] = {"runs": [run.name for run in runs], "settings": dict(differences(runs))}
+    head: JsonMapping = {"runs": [run.name for run in runs], "settings": dict(differences(runs))}
     return {**head, "training": training_rows(runs), "evaluation": evaluation_rows(runs)}

@@ -6,10 +6,10 @@ import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ..core.errors import UserError
 from ..core.files import LOG_BYTES, read_json
+from ..core.json_types import JsonObject
 from ..eval.run_tables import Cell, cells
 from ..trainers.publish.lineage import finished
 from ..trainers.stages.publish import PublishStage
@@ -46,7 +46,7 @@ def ending(recipe: Recipe, path: Path, ran: Sequence[str]) -> str:
     for name in measured:
         try:
             hint = f"restart={name} writes it again"
-            report = read_json(output / name / "report.json", dict[str, Any], hint=hint, max_bytes=LOG_BYTES)
+            report = read_json(output / name / "report.json", JsonObject, hint=hint, max_bytes=LOG_BYTES)
             lines += ["", *short_table(name, report)]
         except UserError as error:  # the run itself is over
             lines += ["", str(error)]
@@ -60,7 +60,7 @@ def ending(recipe: Recipe, path: Path, ran: Sequence[str]) -> str:
     return "\n".join([*lines, *(f"  {command:<{width}}  {what}" for command, what in offered)])
 
 
-def short_table(stage: str, report: dict[str, Any]) -> list[str]:
+def short_table(stage: str, report: JsonObject) -> list[str]:
     """A line for each method, at most 100 columns wide: tau and speedup on as many sets as there is room for."""
     try:
         measured = cells(report)

@@ -18,6 +18,7 @@ import yaml
 
 from ..core.checksums import SUMS
 from ..core.errors import UserError, did_you_mean, nearest
+from ..core.json_types import JsonObject
 from ..core.secrets import redact_argument
 from . import interpolation
 from . import recipe_tree as trees
@@ -88,9 +89,9 @@ def is_published(path: Path) -> bool:
     return any((path.parent / name).is_file() for name in (SUMS, "draftsmith.json"))
 
 
-def sources(path: Path) -> list[tuple[Path, dict[str, Any]]]:
+def sources(path: Path) -> list[tuple[Path, JsonObject]]:
     """The files that a recipe is made of, each as it is written: the one that extends nothing first, itself last."""
-    layers: list[tuple[Path, dict[str, Any]]] = []
+    layers: list[tuple[Path, JsonObject]] = []
     place: Path | None = path
     while place is not None:
         tree = _read(place)
@@ -99,7 +100,7 @@ def sources(path: Path) -> list[tuple[Path, dict[str, Any]]]:
     return layers
 
 
-def with_bases(path: Path) -> dict[str, Any]:
+def with_bases(path: Path) -> JsonObject:
     """The recipe's tree over those of all recipes that it extends."""
     (first, tree), *others = sources(path)
     tree = ordered(tree, first)
@@ -134,7 +135,7 @@ def _extended(path: Path, name: Any, seen: list[Path]) -> Path | None:
     return base
 
 
-def ordered(tree: dict[str, Any], path: Path) -> dict[str, Any]:
+def ordered(tree: JsonObject, path: Path) -> JsonObject:
     """The tree with its stages as its `order` lists them; the list itself is no part of the recipe."""
     tree = dict(tree)
     order, stages = tree.pop("order", None), tree.get("stages")
@@ -155,7 +156,7 @@ def ordered(tree: dict[str, Any], path: Path) -> dict[str, Any]:
     return tree | {"stages": {name: stages[name] for name in order}}
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> JsonObject:
     def refuse(problem: str, hint: str) -> UserError:
         return UserError(problem, where=str(path), hint=hint)
 
@@ -172,7 +173,7 @@ def _read(path: Path) -> dict[str, Any]:
     return tree
 
 
-def _parsed(path: Path, text: str, is_own: bool) -> dict[str, Any]:
+def _parsed(path: Path, text: str, is_own: bool) -> JsonObject:
     named = io.StringIO(text)
     named.name = str(path)  # which messages give
     raw = yaml.load(named, Loader=_StrictLoader)
@@ -226,7 +227,7 @@ class _StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def merge(base: dict[str, Any], top: dict[str, Any], *, leaves_out: bool = False) -> dict[str, Any]:
+def merge(base: JsonObject, top: JsonObject, *, leaves_out: bool = False) -> JsonObject:
     """`top` over `base`; a section whose kind changes starts afresh, so that the old kind's keys go.
 
     What belongs to the files of `base` goes where `top` names others (`of_other_files`).
@@ -247,7 +248,7 @@ def merge(base: dict[str, Any], top: dict[str, Any], *, leaves_out: bool = False
     return merged
 
 
-def of_other_files(section: dict[str, Any], top: dict[str, Any]) -> tuple[str, ...]:
+def of_other_files(section: JsonObject, top: JsonObject) -> tuple[str, ...]:
     """Keys of a data section that belong to its files, if `top` names other files.
 
     `question_end` asks a published set's questions in a paper's way; nobody's own questions are asked so.

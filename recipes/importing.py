@@ -17,6 +17,7 @@ from transformers import AutoTokenizer
 from ..core.errors import UserError, did_you_mean
 from ..core.files import new_folder
 from ..core.generation_config import generation_ends
+from ..core.json_types import JsonObject
 from ..core.pretrained import reading_pretrained
 from ..core.results import check_written
 from ..data.processor_files import load_processor
@@ -61,7 +62,7 @@ class ImportOptions:
     no_weights: bool = False
 
 
-def import_drafter(options: ImportOptions, destination: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+def import_drafter(options: ImportOptions, destination: Path) -> tuple[JsonObject, tuple[str, ...]]:
     """Write the folder, whole or not at all. Returns the recipe's section for it, and notes.
 
     Raises:
@@ -82,12 +83,12 @@ def import_drafter(options: ImportOptions, destination: Path) -> tuple[dict[str,
     return {"drafter": section}, tuple(notes)
 
 
-def _origin(options: ImportOptions) -> dict[str, Any]:
+def _origin(options: ImportOptions) -> JsonObject:
     """Where the drafter came from, for its manifest."""
     return {"source": options.source, "revision": options.revision, "as": options.kind}
 
 
-def _head(options: ImportOptions, folder: Path) -> tuple[dict[str, Any], Any]:
+def _head(options: ImportOptions, folder: Path) -> tuple[JsonObject, Any]:
     """Write a head that reads hidden states to `folder`. Returns the recipe's drafter section and notes."""
     kind, revision = cast(LanguageHead, options.kind), options.target_revision
     config = read_config(options.target, key="--target", revision=revision)
@@ -105,7 +106,7 @@ def _head(options: ImportOptions, folder: Path) -> tuple[dict[str, Any], Any]:
     return imported.settings, imported.notes
 
 
-def _lantern(options: ImportOptions, folder: Path) -> tuple[dict[str, Any], Any]:
+def _lantern(options: ImportOptions, folder: Path) -> tuple[JsonObject, Any]:
     """Write an image generator's EAGLE head to `folder`. Returns the recipe's drafter section and notes."""
     published = find_folder(options.target, options.target_revision, files=("config.json",))
     values = read_values(published)
@@ -141,7 +142,7 @@ def _own_words(options: ImportOptions, tokenizer: Any) -> list[str]:
     return []
 
 
-def _lvlm(options: ImportOptions, folder: Path) -> tuple[dict[str, Any], Any]:
+def _lvlm(options: ImportOptions, folder: Path) -> tuple[JsonObject, Any]:
     """Write a draft LVLM to `folder`. Returns the recipe's drafter section and notes."""
     target = read_config(options.target, key="--target", revision=options.target_revision)
     ends = generation_ends(options.target, options.target_revision)

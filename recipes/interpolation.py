@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ..core.errors import UserError
+from ..core.json_types import JsonObject
 from ..core.secret_rules import ENVIRONMENT
 from ..core.secrets import AsWritten
 
@@ -33,7 +34,7 @@ _TOKEN = re.compile(f"{_OPEN}([^{_OPEN}{_CLOSE}]*){_CLOSE}")
 _PLAIN = re.compile(r"[A-Za-z0-9_./+-]+|\$\{oc\.env:[\w.,/+-]+\}")
 
 
-def loaded(path: Path, *, is_own: bool) -> dict[str, Any]:
+def loaded(path: Path, *, is_own: bool) -> JsonObject:
     """A file's tree with every `${...}` followed.
 
     Args:

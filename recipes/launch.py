@@ -16,6 +16,7 @@ from ..core import ranks
 from ..core.errors import UserError
 from ..core.files import read_yaml, write_whole
 from ..core.import_paths import code_of, kinds_within
+from ..core.json_types import JsonMapping, JsonObject
 from ..core.secrets import redact, redact_argument, redact_output, redact_tree
 from .announce import ANNOUNCED, announcement
 from .exit_codes import FAULTS, OK
@@ -138,7 +139,7 @@ def _of_another(loaded: Loaded, output: Path) -> Iterator[None]:
         yield
     except UserError as error:
         about = output / ABOUT
-        known = read_yaml(about, dict[str, Any], hint="choose another output") if about.is_file() else {}
+        known = read_yaml(about, JsonObject, hint="choose another output") if about.is_file() else {}
         whose, own = str(known.get("recipe")), loaded.path.name
         if not known or RECIPE in (whose, own) or whose == own:
             raise
@@ -254,19 +255,19 @@ def _refuse_foreign(output: Path) -> None:
         if (output / RECIPE).exists():
             raise UserError("the output folder holds a recipe that no run wrote", where=str(output / RECIPE), hint=hint)
         return
-    known = read_yaml(about, dict[str, Any], hint=hint)
+    known = read_yaml(about, JsonObject, hint=hint)
     if not {"command", "recipe"} <= set(known):
         raise UserError("the output folder holds a file that no run wrote", where=str(about), hint=hint)
 
 
-def _tell_changed(code: Mapping[str, Any], output: Path, stages: Iterable[str]) -> None:
+def _tell_changed(code: JsonMapping, output: Path, stages: Iterable[str]) -> None:
     """A warning for each class of another package whose package is another than when this run was started last. Like a
     version of draftsmith it is in no fingerprint: an edit would cost every finished stage.
     """
     from ..core.results import DONE, read_mark
 
     before = output / ABOUT
-    recorded = read_yaml(before, dict[str, Any], hint="").get("code") if before.is_file() else None
+    recorded = read_yaml(before, JsonObject, hint="").get("code") if before.is_file() else None
     begun = [name for name in stages if (output / name).is_dir() and read_mark(output / name / DONE) is None]
     for kind, now in code.items():
         if isinstance(recorded, dict) and kind in recorded and recorded[kind] != now:
@@ -287,8 +288,8 @@ def _write_provenance(loaded: Loaded, output: Path, command: str) -> None:
     output.mkdir(parents=True, exist_ok=True)
     name, before = loaded.path.name, output / ABOUT
     if loaded.path.resolve() == (output / RECIPE).resolve() and before.is_file():  # its own: whose it was stays known
-        name = str(read_yaml(before, dict[str, Any], hint="").get("recipe", name))
-    about: dict[str, Any] = {"command": command, "recipe": name, **versions()}
+        name = str(read_yaml(before, JsonObject, hint="").get("recipe", name))
+    about: JsonObject = {"command": command, "recipe": name, **versions()}
     if kinds := sorted({*kinds_within(loaded.recipe.model_dump(mode="json"))}):
         about["code"] = {kind: code_of(kind) for kind in kinds}
         _tell_changed(about["code"], output, loaded.recipe.stages)

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from ..core.errors import UserError
 from ..core.import_paths import ALLOW_IMPORT, NotImported
+from ..core.json_types import JsonObject
 from ..core.secrets import redact_argument
 from . import recipe_tree as trees
 from .files import (
@@ -60,7 +61,7 @@ class Loaded:
     """A checked recipe, the tree it came from, its file, and the run's options."""
 
     recipe: Recipe
-    tree: dict[str, Any]
+    tree: JsonObject
     path: Path
     options: Options
     overrides: tuple[tuple[str, Any], ...] = ()  # of the command line: dotted key, value
@@ -72,7 +73,7 @@ class Words:
     """A command's words as they were read, before the schema looks at them: (dotted key, text), and with its value."""
 
     path: Path
-    tree: dict[str, Any]
+    tree: JsonObject
     settings: list[tuple[str, str]]
     options: Options
     overrides: list[tuple[str, Any]]
@@ -111,7 +112,7 @@ def load(arguments: list[str]) -> Loaded:
     return Loaded(recipe, tree, path, options, tuple(overrides), asked)
 
 
-def checked(tree: dict[str, Any], asked: Asked, *, imports: bool = True) -> Recipe:
+def checked(tree: JsonObject, asked: Asked, *, imports: bool = True) -> Recipe:
     """The recipe of a tree. Raises `UserError` for what it cannot say.
 
     Args:
@@ -172,8 +173,8 @@ def setting_hint(word: str) -> str:
     return f"write {meant if meant in RUN_OPTIONS else name}=VALUE, without blanks{alone}"
 
 
-def _options(pairs: list[tuple[str, str]], tree: dict[str, Any]) -> tuple[Options, list[tuple[str, Any]]]:
-    values: dict[str, Any] = {}
+def _options(pairs: list[tuple[str, str]], tree: JsonObject) -> tuple[Options, list[tuple[str, Any]]]:
+    values: JsonObject = {}
     overrides = []
     for key, text in pairs:
         value = value_of(key, text)
@@ -210,7 +211,7 @@ def _known_stage(stage: Any, known: list[str], option: str) -> None:
         raise UserError(problem, where=f"command line: {option}={trees.shown(stage)}", hint=hint)
 
 
-def _leave_other_files(tree: dict[str, Any], key: str, value: Any) -> None:
+def _leave_other_files(tree: JsonObject, key: str, value: Any) -> None:
     """Takes away what belongs to the files of the data section that `key` is in, if it names others."""
     *path, last = key.split(".")
     section: Any = tree
@@ -221,7 +222,7 @@ def _leave_other_files(tree: dict[str, Any], key: str, value: Any) -> None:
             section.pop(gone, None)
 
 
-def _override(tree: dict[str, Any], key: str, value: Any) -> None:
+def _override(tree: JsonObject, key: str, value: Any) -> None:
     *path, last = key.split(".")
     section: Any = tree
     for part in path:

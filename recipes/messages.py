@@ -15,6 +15,7 @@ from pydantic_core import PydanticUndefined
 
 from ..core.errors import OTHER_NAMES, UserError, did_you_mean, nearest
 from ..core.import_paths import Kinded
+from ..core.json_types import JsonMapping
 from ..core.refused import Refused
 from ..core.secrets import redact_argument, redact_tree
 from . import recipe_tree as trees
@@ -42,12 +43,12 @@ class Asked:
 
     path: Path
     settings: Sequence[tuple[str, str]]
-    tree: Mapping[str, Any]
+    tree: JsonMapping
     fields: Mapping[str, Any]
     options: Sequence[str]
 
     @property
-    def stages(self) -> Mapping[str, Any]:
+    def stages(self) -> JsonMapping:
         """Name -> section, of the recipe's own files."""
         stages = self.tree.get("stages")
         return stages if isinstance(stages, dict) else {}

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from ..core.json_types import JsonObject
 from ..core.secrets import redact_tree
 from ..core.section import Section
 from .files import FOLDER, sources
@@ -30,7 +31,7 @@ class Value:
     origin: str
 
 
-def resolved(loaded: Loaded) -> dict[str, Any]:
+def resolved(loaded: Loaded) -> JsonObject:
     """Every setting of the checked recipe that something reads, defaults included, without secrets."""
     recipe = loaded.recipe
     tree = recipe.model_dump(mode="json", by_alias=True)
@@ -41,7 +42,7 @@ def resolved(loaded: Loaded) -> dict[str, Any]:
     return redact_tree(recipe.written_over(tree))
 
 
-def _hide(tree: dict[str, Any], section: Section, unread: Iterable[str]) -> None:
+def _hide(tree: JsonObject, section: Section, unread: Iterable[str]) -> None:
     """Takes settings away that nothing reads."""
     for name in unread:
         tree.pop(type(section).model_fields[name].alias or name, None)
@@ -71,7 +72,7 @@ def values(loaded: Loaded) -> list[Value]:
     return [Value(place, value, _origin(place, loaded, layers)) for place, value in _leaves(tree)]
 
 
-def _layers(loaded: Loaded) -> list[tuple[str, dict[str, Any]]]:
+def _layers(loaded: Loaded) -> list[tuple[str, JsonObject]]:
     """(what a file is called, what it says), the nearest first."""
     *base, (path, own) = sources(loaded.path)
     return [(_file(path), own)] + [(f"extended {_file(p)}", tree) for p, tree in reversed(base)]
@@ -124,7 +125,7 @@ def shown(loaded: Loaded, *, defaults: bool = True) -> str:
     return "\n".join(f"{text:<{width}}  # {origin}" if origin else text for text, origin in lines)
 
 
-def _origin(place: Place, loaded: Loaded, layers: list[tuple[str, dict[str, Any]]]) -> str:
+def _origin(place: Place, loaded: Loaded, layers: list[tuple[str, JsonObject]]) -> str:
     # A key that is not in the merged tree was never set, or went with another kind.
     if not _sets(loaded.tree, place):
         return DEFAULT
@@ -147,7 +148,7 @@ def _sets(tree: Any, place: Place) -> bool:
     return True
 
 
-def _leaves(tree: dict[str, Any], place: Place = ()) -> Iterator[tuple[Place, Any]]:
+def _leaves(tree: JsonObject, place: Place = ()) -> Iterator[tuple[Place, Any]]:
     for key, value in tree.items():
         if isinstance(value, dict) and value:
             yield from _leaves(value, (*place, str(key)))

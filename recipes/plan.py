@@ -12,6 +12,7 @@ from typing import Any
 
 from ..core.errors import UserError, did_you_mean
 from ..core.fields import PLACES
+from ..core.json_types import JsonObject
 from ..core.secrets import redact_tree
 from ..core.section import FINGERPRINT
 from ..core.weights_identity import weights_identity
@@ -144,7 +145,7 @@ def _check_written(name: str, stage: Stage, earlier: dict[str, Planned], path: P
             )  # fmt: skip
 
 
-def _settings(recipe: Recipe, name: str, inputs: dict[str, str], earlier: list[Planned]) -> dict[str, Any]:
+def _settings(recipe: Recipe, name: str, inputs: dict[str, str], earlier: list[Planned]) -> JsonObject:
     """Everything that a stage's result depends on, under the keys of a recipe. Tracking, paths and the number of ranks
     are left out, the engine where no weights are trained, and of target and drafter what the stage does not read.
     """
@@ -177,7 +178,7 @@ def _without_places(section: Any) -> Any:
     return {key: _without_places(value) for key, value in section.items() if key not in PLACES}
 
 
-def _as_written(settings: dict[str, Any]) -> str:
+def _as_written(settings: JsonObject) -> str:
     """Hash of what is hidden when settings are stored: two paths that look like keys are stored as equal text."""
     written = {key: value for key, value in settings.items() if key not in RULED}
     return hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()
@@ -244,7 +245,7 @@ def _path_identity(path: Path) -> str:
     return file_identity(path) if path.is_file() else ABSENT
 
 
-def _source_identity(source: dict[str, Any]) -> list[str]:
+def _source_identity(source: JsonObject) -> list[str]:
     """Of tars and of MS-COCO annotations. Folders of pictures count by their settings: reading all takes hours."""
     if source["kind"] == "coco":
         return [_path_identity(Path(source["annotations"]))]

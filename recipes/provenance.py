@@ -6,7 +6,8 @@ import platform
 import subprocess
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+
+from ..core.json_types import JsonObject
 
 PACKAGES = (
     "torch",
@@ -21,7 +22,7 @@ PACKAGES = (
 )
 
 
-def versions() -> dict[str, Any]:
+def versions() -> JsonObject:
     """Python, packages (None: not installed) and the checkout's git commit with its number of changed files."""
     return {
         "python": platform.python_version(),

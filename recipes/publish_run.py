@@ -9,10 +9,10 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..core.errors import UserError
 from ..core.files import read_yaml
+from ..core.json_types import JsonObject
 from ..core.results import BEGUN, DONE, read_mark
 from ..core.secrets import redact_argument
 from .launch import context_maker, describe, say
@@ -68,7 +68,7 @@ def publish_run(run: Path, settings: Sequence[str]) -> int:
 
 @dataclass(frozen=True)
 class _Stages:
-    stages: dict[str, dict[str, Any]]
+    stages: dict[str, JsonObject]
 
 
 def _stage(run: Path) -> tuple[str, bool]:

@@ -19,6 +19,7 @@ from pydantic import (
 from ..core.errors import UserError, nearest
 from ..core.fields import Place, Seed, file_name
 from ..core.import_paths import OUTSIDE
+from ..core.json_types import JsonObject
 from ..core.refused import Refused
 from ..core.secrets import as_written, only_variables, variables_of, written_over
 from ..core.section import Section
@@ -209,7 +210,7 @@ def drafter_kinds(target: Any) -> list[str]:
     return [kind for kind in possible if kind != "ensemble" and (kind != "lvlm" or shares)]
 
 
-def _check_kinds(stages: dict[str, Any], target: Any, drafter: Any) -> None:
+def _check_kinds(stages: JsonObject, target: Any, drafter: Any) -> None:
     """Raises `Refused` for a kind of stage that has no place beside this target and drafter."""
     reasons = {
         kind: section.unsuited(target, drafter)

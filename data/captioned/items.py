@@ -9,7 +9,6 @@ import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from PIL import Image
 from pydantic import Field
@@ -17,6 +16,7 @@ from pydantic import Field
 from ...core.errors import UserError, encodable
 from ...core.file_kinds import HEAD, other_kind
 from ...core.files import LOG_BYTES, NotRegular, open_regular, read_json
+from ...core.json_types import JsonObject
 from ...core.section import Section
 from ..pictures.embedded import Embedded
 from ..pictures.media_files import BadMedia
@@ -126,9 +126,9 @@ def existing_folder(folder: str) -> Path:
     return path
 
 
-def json_file(path: Path) -> dict[str, Any]:
+def json_file(path: Path) -> JsonObject:
     """What a large JSON file holds. Raises `UserError` where it is missing, cannot be read, or is no object."""
-    return read_json(path, dict[str, Any], hint="check the data section, or fetch the file again", max_bytes=LOG_BYTES)
+    return read_json(path, JsonObject, hint="check the data section, or fetch the file again", max_bytes=LOG_BYTES)
 
 
 MAX_PIXELS = 89_478_485  # half of what the reader of pictures allows: Pillow warns of a decompression bomb from here on

@@ -11,13 +11,14 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
 from ...core.errors import UserError, encodable
 from ...core.fields import Place, Seed
 from ...core.files import LOG_BYTES, read_text
+from ...core.json_types import JsonObject
 from ...core.section import Section
 from . import Captioned, CocoSource, TarSource, read
 
@@ -112,7 +113,7 @@ def _json_lines(path: Path, source: PromptSource) -> Iterator[ImagePrompt]:
         yield ImagePrompt(str(record.get("id", f"line-{number}")), *prompt)
 
 
-def _asked(record: dict[str, Any]) -> tuple[str, int | None] | None:
+def _asked(record: JsonObject) -> tuple[str, int | None] | None:
     """Caption and label, or None where they are missing or of another type."""
     caption, label = record.get("caption") or record.get("prompt") or "", record.get("label")
     if not isinstance(caption, str) or not (label is None or (type(label) is int and label >= 0)):

@@ -15,6 +15,7 @@ from typing import Any
 from PIL import Image
 
 from ...core.errors import UserError
+from ...core.json_types import JsonObject
 from ...core.pictures import VIDEO, Picture
 from ..pictures.picture_marks import IMAGE_MARK, VIDEO_MARK
 from ..pictures.tiles import Size
@@ -101,7 +102,7 @@ class InternVLFamily(PictureFamily):
             image_size=side, picture_family=self, vision_start_id=start, vision_end_id=end,
         )  # fmt: skip
 
-    def about(self, processor: Processor) -> dict[str, Any]:
+    def about(self, processor: Processor) -> JsonObject:
         return {"image_seq_length": processor.num_image_tokens}
 
     def new(

@@ -9,7 +9,7 @@ tile and a newline each.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from PIL import Image
 from transformers import LlavaNextProcessor, LlavaProcessor
 
 from ...core.errors import UserError
+from ...core.json_types import JsonMapping, JsonObject
 from ...core.pictures import Newline, Picture
 from ..pictures.picture_files import MAX_CANVAS, check_area
 from ..pictures.tiles import Size, Tiling, cut, next_resolutions, onevision_resolutions, tiled_picture
@@ -161,7 +162,7 @@ class LlavaFamily(PictureFamily):
         scheme = tiling(processor, resizing)
         return 1 + max(wide * high for wide, high in scheme.resolutions) // scheme.tile**2
 
-    def published(self, vision: Mapping[str, Any]) -> dict[str, Any] | None:
+    def published(self, vision: JsonMapping) -> JsonObject | None:
         """CLIP's and SigLIP's."""
         side = vision.get("image_size")
         square = {"height": side, "width": side}
@@ -218,7 +219,7 @@ class LlavaFamily(PictureFamily):
         size = {"height": side, "width": side}
         return pil("LlavaOnevision")(size=size, **statistics, image_grid_pinpoints=pinpoints)
 
-    def about(self, processor: Processor) -> dict[str, Any]:
+    def about(self, processor: Processor) -> JsonObject:
         return {
             "num_image_tokens": processor.num_image_tokens,
             "vision_feature_select_strategy": "full",

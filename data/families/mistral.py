@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ...core.errors import UserError
+from ...core.json_types import JsonObject
 from ...core.pictures import Picture
 from ..pictures.picture_marks import IMAGE_MARK
 from ..pictures.tiles import Size
@@ -99,7 +100,7 @@ class PixtralFamily(WholeFamily):
             image_size=patch * merge, picture_family=self, bos_id=tokenizer.bos_token_id,  # its template writes it
         )  # fmt: skip
 
-    def about(self, processor: Processor) -> dict[str, Any]:
+    def about(self, processor: Processor) -> JsonObject:
         return {"patch_size": processor.patch_size, "spatial_merge_size": processor.patches}
 
     def new(self, tokenizer: Any, kind: str = "", *, image_size: int, patch_size: int, **statistics: Any) -> Processor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from ...core.errors import UserError
+from ...core.json_types import JsonMapping, JsonObject
 from ...core.pictures import Picture
 from ..pictures.picture_marks import mark_of
 from ..pictures.tiles import Convention, Size
@@ -61,8 +62,8 @@ class Files:
     """
 
     tokenizer: Any
-    settings: Mapping[str, Any]
-    published: Mapping[str, Any] | None
+    settings: JsonMapping
+    published: JsonMapping | None
     source: str | Path
     revision: str | None
     key: str
@@ -181,7 +182,7 @@ class PictureFamily:
 
     # Its files.
 
-    def published(self, vision: Mapping[str, Any]) -> dict[str, Any] | None:
+    def published(self, vision: JsonMapping) -> JsonObject | None:
         """The published settings of the image processor, by the config of a tower; None: it does not tell them."""
         return None
 
@@ -201,7 +202,7 @@ class PictureFamily:
         """The image processor that the family's files have."""
         return processor.image_processor
 
-    def about(self, processor: Processor) -> dict[str, Any]:
+    def about(self, processor: Processor) -> JsonObject:
         """What `processor_config.json` says beside the class."""
         return {}
 
@@ -307,7 +308,7 @@ def tile_pixels(tiles: Sequence[Image.Image], processor: Processor) -> Tensor:
     return torch.from_numpy(made["pixel_values"]).float()
 
 
-def image_settings(images: Any) -> dict[str, Any]:
+def image_settings(images: Any) -> JsonObject:
     """Settings that another family's image processor copies, from one that makes a single tile or from a file's."""
     names = ("size", "crop_size", "image_mean", "image_std", "resample")
     return {name: value for name in names if (value := getattr(images, name, None)) is not None}

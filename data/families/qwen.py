@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ...core.errors import UserError
+from ...core.json_types import JsonMapping, JsonObject
 from ...core.pictures import VIDEO, PatchGrid, Picture, whole_picture
 from ..pictures.picture_marks import mark_of
 from ..pictures.tiles import Size
@@ -111,7 +112,7 @@ class QwenFamily(WholeFamily):
                 texts.append(shown)
         return texts
 
-    def published(self, vision: Mapping[str, Any]) -> dict[str, Any]:
+    def published(self, vision: JsonMapping) -> JsonObject:
         patches = {"patch_size": vision.get("patch_size"), "merge_size": vision.get("spatial_merge_size", 2)}
         return {**(CLIP_STATISTICS if self.is_clips else SIGLIP_STATISTICS), "size": self._limits, **patches}
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from ...core.errors import UserError, encodable
 from ...core.files import new_folder
+from ...core.json_types import JsonObject
 from ..families.prompt_templates import SYSTEM_ROLES
 from ..pictures.picture_marks import IMAGE_MARK
 from .log_lines import MOST_BYTES, lines
@@ -102,7 +103,7 @@ def convert(
 
 def _usable(
     number: int, line: bytes | None, log: Path, pictures: LoggedPictures, skip: bool
-) -> Iterator[dict[str, Any] | Unusable]:
+) -> Iterator[JsonObject | Unusable]:
     """The line's records, and why others of it are left out. Raises `UserError` at the first fault without `skip`."""
     try:
         whole = _parsed(line)
@@ -124,7 +125,7 @@ def _usable(
         yield error
 
 
-def _parsed(line: bytes | None) -> dict[str, Any]:
+def _parsed(line: bytes | None) -> JsonObject:
     if line is None:
         raise Unusable(f"a line of more than {MOST_BYTES >> 20} MiB", "write each request on a line of its own")
     try:
@@ -147,7 +148,7 @@ def _at(value: Any, keys: tuple[str, ...]) -> Any:
     return value
 
 
-def _halves(line: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _halves(line: JsonObject) -> tuple[JsonObject, list[JsonObject]]:
     """The request, and the choices that answer it, of which the last message may be one.
 
     Answers before a choice have weight 0: each was logged with a request of its own, or is not the target's.
@@ -178,7 +179,7 @@ def _halves(line: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]
     return asked, choices
 
 
-def _cut(choice: dict[str, Any]) -> Unusable | None:
+def _cut(choice: JsonObject) -> Unusable | None:
     """Why the target has not ended this answer: to learn an end there would be wrong."""
     if (reason := str(choice.get("finish_reason"))) not in _WHOLE:
         return Unusable(f"the server cut the answer (finish_reason: {reason[:40]})",
@@ -188,9 +189,7 @@ def _cut(choice: dict[str, Any]) -> Unusable | None:
     return None
 
 
-def _record(
-    asked: dict[str, Any], answer: dict[str, Any] | None, name: str, pictures: LoggedPictures
-) -> dict[str, Any]:
+def _record(asked: JsonObject, answer: JsonObject | None, name: str, pictures: LoggedPictures) -> JsonObject:
     """Args:
     answer: None: the request is a question alone.
     """
@@ -214,12 +213,12 @@ def _record(
     return record
 
 
-def _turn(message: dict[str, Any], number: int, pictures: LoggedPictures, images: list[str]) -> dict[str, Any]:
+def _turn(message: JsonObject, number: int, pictures: LoggedPictures, images: list[str]) -> JsonObject:
     role = _ROLES.get(str(message.get("role")))
     if role is None or (role in SYSTEM_ROLES and number):
         raise Unusable(f"message {number} is of role {message.get('role')!r}; user and assistant must alternate")
     content = message.get("content")
-    turn: dict[str, Any] = {"from": role}
+    turn: JsonObject = {"from": role}
     turn["value"] = "" if content is None and role == "gpt" else _value(content, role, pictures, images)
     if message.get("tool_calls"):
         turn["tool_calls"] = _calls(message["tool_calls"])
@@ -231,7 +230,7 @@ def _turn(message: dict[str, Any], number: int, pictures: LoggedPictures, images
     return turn | {key: message[key] for key in ("tool_call_id", "name") if role == "tool" and message.get(key)}
 
 
-def _calls(calls: Any) -> list[dict[str, Any]]:
+def _calls(calls: Any) -> list[JsonObject]:
     """Arguments become objects, as servers hand them to templates."""
     kept = []
     for call in calls if isinstance(calls, list) else [calls]:
@@ -269,7 +268,7 @@ def _value(content: Any, role: str, pictures: LoggedPictures, images: list[str])
     return value
 
 
-def _count(record: dict[str, Any], found: Converted) -> None:
+def _count(record: JsonObject, found: Converted) -> None:
     turns = record["conversations"]
     found.questions += not num_learned(record)
     found.answers += sum(turn["from"] == "gpt" and "weight" not in turn for turn in turns)
@@ -285,7 +284,7 @@ class _Groups:
         self._parents: list[int] = []
         self._owners: dict[str, int] = {}
 
-    def add(self, record: dict[str, Any]) -> None:
+    def add(self, record: JsonObject) -> None:
         """The next record, in the order of the file."""
         number = len(self._parents)
         self._parents.append(number)

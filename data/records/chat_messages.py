@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import UserError
+from ...core.json_types import JsonMapping, JsonObject
 from ..pictures.media_files import located, open_media
 from ..pictures.picture_files import mime_type
 from ..pictures.picture_marks import MARKS
@@ -29,7 +29,7 @@ class Conversation:
     """
 
     name: str
-    record: Mapping[str, Any]
+    record: JsonMapping
     images: Path
     allow_outside: bool = False
 
@@ -38,7 +38,7 @@ class Conversation:
         """Questions that follow the server's answers."""
         return tuple(self.record.get("turns", ()))
 
-    def messages(self) -> list[dict[str, Any]]:
+    def messages(self) -> list[JsonObject]:
         """The messages before the first answer, pictures as data: URLs where their marks stand.
 
         Raises:
@@ -55,7 +55,7 @@ class Conversation:
         return [{"role": _ROLES[turn["from"]], "content": _content(turn["value"], pictures)} for turn in turns]
 
 
-def _content(text: str, pictures: Any) -> str | list[dict[str, Any]]:
+def _content(text: str, pictures: Any) -> str | list[JsonObject]:
     """The text alone; with marks a list of texts and pictures in their order."""
     first, *others = MARKS[False].split(text)
     if not others:

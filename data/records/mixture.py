@@ -21,6 +21,7 @@ from pydantic import Discriminator, Field, Tag, TypeAdapter, ValidationError
 from ...core.errors import UserError, did_you_mean
 from ...core.fields import Place
 from ...core.files import read_yaml
+from ...core.json_types import JsonObject
 from ...core.words import counted
 from .patterns import MOST_NAMES, braces, matched
 from .records import RecordFile, file_identity, open_records
@@ -151,7 +152,7 @@ def expand(names: Sequence[Name]) -> list[Share]:
     return numbered
 
 
-def identities(names: Iterable[Name | dict[str, Any]]) -> list[str]:
+def identities(names: Iterable[Name | JsonObject]) -> list[str]:
     """Hashes of the mixtures and of the files behind them, for a fingerprint; "absent" where one is not there.
 
     Args:
@@ -261,7 +262,7 @@ def _entries(path: Path, file: Path) -> list[Share]:
         file: what is read, which may be the package's in place of `path`.
     """
     where = str(path)
-    tree = read_yaml(file, dict[str, Any], hint="fix the YAML")
+    tree = read_yaml(file, JsonObject, hint="fix the YAML")
     datasets = tree["datasets"] if set(tree) == {"datasets"} else None
     if not isinstance(datasets, list) or not datasets:
         hint = "write `datasets:` and under it one `- json_path: ...` for each file, with its `sampling_strategy: ...`"
@@ -281,7 +282,7 @@ def _entries(path: Path, file: Path) -> list[Share]:
     return shares
 
 
-def _source(section: dict[str, Any], place: str) -> TableRecords | TarRecords:
+def _source(section: JsonObject, place: str) -> TableRecords | TarRecords:
     try:
         return _SOURCES.validate_python(section)
     except ValidationError as error:

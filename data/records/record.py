@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...core.errors import encodable
+from ...core.json_types import JsonObject
 from ..families.prompt_templates import ROLES, SYSTEM_ROLES
 from ..pictures.embedded import Embedded
 from ..pictures.picture_marks import IMAGE_MARK, MARKS, VIDEO_MARK
@@ -46,7 +47,7 @@ def check_record(record: Any) -> str | None:
     return _check_turns(turns, num_images(record), num_clips(record))
 
 
-def _without_turns(record: dict[str, Any]) -> str:
+def _without_turns(record: JsonObject) -> str:
     """Names what a record of another layout has in their place."""
     if "messages" in record:
         return "no conversations, but messages: a chat log, which `draftsmith logs` reads"
@@ -111,30 +112,30 @@ def _are_calls(calls: Any) -> bool:
 _BROKEN = "has half a character (a lone surrogate)"
 
 
-def num_learned(record: dict[str, Any]) -> int:
+def num_learned(record: JsonObject) -> int:
     """Answers that can be learned: those of weight 0, and an opening one, which templates drop, cannot."""
     turns = record["conversations"]
     first = next(place for place, turn in enumerate(turns) if turn["from"] != "gpt")
     return sum(turn["from"] == "gpt" and turn.get("weight") != 0 for turn in turns[first:])
 
 
-def num_images(record: dict[str, Any]) -> int:
+def num_images(record: JsonObject) -> int:
     """Pictures that a record names: `image` is absent, one path, or a list of paths."""
     return len(paths(record, "image"))
 
 
-def num_clips(record: dict[str, Any]) -> int:
+def num_clips(record: JsonObject) -> int:
     """Clips that a record names under `video`, as under `image`; a clip's mark is <image> or <video>."""
     return len(paths(record, "video"))
 
 
-def paths(record: dict[str, Any], key: str) -> list[Any]:
+def paths(record: JsonObject, key: str) -> list[Any]:
     """The paths (or `Embedded` bytes) that a record names under `key`: none, one, or a list."""
     named = record.get(key)
     return [] if not named else [named] if isinstance(named, str) else named
 
 
-def with_end(record: dict[str, Any], end: str) -> dict[str, Any]:
+def with_end(record: JsonObject, end: str) -> JsonObject:
     """The record with `end` after its last question."""
     turns = list(record["conversations"])
     last = max(place for place, turn in enumerate(turns) if turn["from"] == "human")
@@ -142,7 +143,7 @@ def with_end(record: dict[str, Any], end: str) -> dict[str, Any]:
     return record | {"conversations": turns}
 
 
-def without_marks(record: dict[str, Any]) -> list[dict[str, Any]]:
+def without_marks(record: JsonObject) -> list[JsonObject]:
     """The turns with every picture's mark, and the line break after it, taken away."""
     marks = MARKS[num_clips(record) > 0]
 

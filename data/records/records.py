@@ -23,6 +23,7 @@ import numpy as np
 
 from ...core.errors import UserError
 from ...core.files import open_data, parse_json
+from ...core.json_types import JsonObject
 from ...core.locks import Lock
 from . import scan
 from .kept_arrays import read_arrays, write_arrays
@@ -127,7 +128,7 @@ class RecordFile:
         """That relative paths of pictures start at, unless the data section names one."""
         return self.reader.folder
 
-    def read(self, index: int) -> dict[str, Any]:
+    def read(self, index: int) -> JsonObject:
         """Record `index`; of one that is listed in `problems` maybe no dict."""
         return self.reader.read(int(self.columns["offsets"][index]), int(self.columns["sizes"][index]))
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
 from ...core.files import read_yaml
+from ...core.json_types import JsonObject
 
 FOLDER = Path(__file__).parents[1] / "mixtures"
 PLACE = Path("data")
@@ -38,7 +38,7 @@ def shipped(path: Path) -> Path | None:
 
 def identity(path: Path) -> str:
     """Hash of what a shipped mixture says: its comments may change from version to version."""
-    tree = read_yaml(path, dict[str, Any], hint="install draftsmith again")
+    tree = read_yaml(path, JsonObject, hint="install draftsmith again")
     return hashlib.sha256(json.dumps([path.name, tree]).encode()).hexdigest()
 
 

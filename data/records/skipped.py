@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ...core.errors import UserError
 from ...core.files import LOG_BYTES, append_lines, open_data, parse_json, read_small
+from ...core.json_types import JsonMapping
 from ...core.locks import Lock
 from ...core.notices import notice
 
@@ -41,7 +41,7 @@ class SkippedLog:
         self._lines: set[bytes] = set()  # up to `_read`
         self._read = 0
 
-    def add(self, notes: Sequence[Mapping[str, Any]]) -> None:
+    def add(self, notes: Sequence[JsonMapping]) -> None:
         """Append the notes that nobody has written."""
         if not notes or self.path is None:
             return

@@ -18,6 +18,7 @@ from ...core.errors import UserError, did_you_mean, first_line
 from ...core.fields import Place, Revision
 from ...core.file_kinds import HEAD, other_kind
 from ...core.files import open_data, read_text, write_whole
+from ...core.json_types import JsonObject
 from ...core.section import Section
 from ..pictures.embedded import Embedded
 from .record import Unreadable
@@ -243,7 +244,7 @@ class TableReader:
                 turns = None if isinstance(record, Unreadable) else record.get("conversations")
                 yield start + place, len(json.dumps(turns, ensure_ascii=False).encode()), record
 
-    def _record(self, table: Any, place: int, row: int) -> dict[str, Any] | Unreadable:
+    def _record(self, table: Any, place: int, row: int) -> JsonObject | Unreadable:
         record = {}
         media = {self.columns[key] for key in ("image", "video") if key in self.columns}
         named = {column: key for key, column in self.columns.items()}

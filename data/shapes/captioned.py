@@ -13,13 +13,13 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
 
 from ...core.errors import UserError
 from ...core.files import new_folder
+from ...core.json_types import JsonObject
 from .scene import BACKGROUND, OVERSAMPLING, draw_shape
 from .scene import COLORS as ALL_COLORS
 from .textures import Textures, draw_ground
@@ -130,7 +130,7 @@ def write_captioned(
 
 def _sample(
     seed: int, split: str, index: int, image_size: int, grain: float, pairs: float, textures: Textures | None
-) -> dict[str, Any]:
+) -> JsonObject:
     """A picture depends on (seed, split, index) alone."""
     name = f"{seed}/{split}/{index}"
     rng = random.Random(name)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
+from ...core.json_types import JsonObject
 from . import clips
 from .scene import COLORS, Object, Scene, sample_scene
 from .wordings import Say
@@ -41,7 +41,7 @@ class Scenario:
 
     turns: Turns
     scenes: tuple[Scene, ...] = ()
-    extra: dict[str, Any] = field(default_factory=dict)  # answer keys for scoring
+    extra: JsonObject = field(default_factory=dict)  # answer keys for scoring
     frames: tuple[Scene, ...] = ()  # of a clip
 
 

@@ -11,8 +11,8 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
+from ...core.json_types import JsonObject
 from ..suites.benchmark_sets import BENCHMARK_SETS, LETTERS
 from ..suites.suite import INDEX
 
@@ -58,7 +58,7 @@ CLIPS, SETS = "clips", "suite-"
 _OPTIONS = 4
 
 # (folder, split, kind, index, frames of a clip) -> a record, whose pictures are written under folder/images/split.
-WriteRecord = Callable[..., dict[str, Any]]
+WriteRecord = Callable[..., JsonObject]
 
 
 def write_suite(folder: Path, count: int, write_record: WriteRecord, *, words: Callable[[str, int], str]) -> None:
@@ -69,7 +69,7 @@ def write_suite(folder: Path, count: int, write_record: WriteRecord, *, words: C
         words: (split, index) -> the word that is drawn in a picture of kind `word`.
     """
     folder.mkdir(parents=True)
-    index: dict[str, Any] = {"sets": {}, "questions": {}, "turns": TURNS}
+    index: JsonObject = {"sets": {}, "questions": {}, "turns": TURNS}
     for name, kind in (*SUBSTITUTES.items(), *QUESTIONS.items()):
         split = f"{SETS}{name}"
         (folder / "images" / split).mkdir(parents=True)
@@ -118,9 +118,9 @@ def write_video_suite(
         kinds: scenarios of clips; a set for each length of each of them.
     """
     folder.mkdir(parents=True)
-    index: dict[str, Any] = {"sets": {}, "prompts": PROMPTS}
+    index: JsonObject = {"sets": {}, "prompts": PROMPTS}
 
-    def write(name: str, kind: str, records: list[dict[str, Any]], **about: str) -> None:
+    def write(name: str, kind: str, records: list[JsonObject], **about: str) -> None:
         with_options = BENCHMARK_SETS[name].stock == "letter" if name in BENCHMARK_SETS else False
         if with_options:
             records = _with_options(records, f"{seed}/{name}")
@@ -139,7 +139,7 @@ def write_video_suite(
     (folder / INDEX).write_text(json.dumps(index, indent=1))
 
 
-def _moved(record: dict[str, Any], folder: Path, name: str) -> dict[str, Any]:
+def _moved(record: JsonObject, folder: Path, name: str) -> JsonObject:
     """The record with its clip in a folder of the set's own: the lengths share names."""
     before = folder / record["video"]
     after = f"videos/{name}/{before.name}"
@@ -148,7 +148,7 @@ def _moved(record: dict[str, Any], folder: Path, name: str) -> dict[str, Any]:
     return record | {"id": f"{name}-{record['id']}", "video": after}
 
 
-def _with_options(records: list[dict[str, Any]], seed: str) -> list[dict[str, Any]]:
+def _with_options(records: list[JsonObject], seed: str) -> list[JsonObject]:
     """Records with the answers of others as wrong options, as far as there are other answers."""
     answers = [record["conversations"][-1]["value"] for record in records]
     with_options = []

@@ -11,11 +11,11 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from ...core.files import new_folder
+from ...core.json_types import JsonObject
 from ..pictures.videos import write_clip
 from .captioned import HELD_OUT
 from .scenarios import KINDS, OF_CLIPS, TEXT_ONLY, Scenario
@@ -39,7 +39,7 @@ def write_dataset(
     wordings: Wordings = "usual",
     unseen: int = 0,
     before_each: Callable[[], None] = lambda: None,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Write `<split>.json`, `images/<split>/*.png`, `videos/<split>/*.mp4`, `<mixture>.yaml` and `manifest.json`.
 
     Returns the manifest.
@@ -59,12 +59,12 @@ def write_dataset(
         before_each: called before each record; what it raises leaves nothing behind.
     """
     frames = clip_frames or {}
-    manifest: dict[str, Any] = {"seed": seed, "image_size": image_size, "splits": splits, "sha256": {}}
+    manifest: JsonObject = {"seed": seed, "image_size": image_size, "splits": splits, "sha256": {}}
     manifest |= {"clip_frames": frames} if frames else {}
     manifest |= {} if wordings == "usual" else {"wordings": wordings}
     manifest |= {"unseen": unseen} if unseen else {}
 
-    def record(at: Path, split: str, kind: str, index: int, num_frames: int | None = None) -> dict[str, Any]:
+    def record(at: Path, split: str, kind: str, index: int, num_frames: int | None = None) -> JsonObject:
         before_each()
         scenario = sample(seed, split, kind, index, num_frames=num_frames, wordings=wordings, unseen=unseen)
         return _write_record(at, split, kind, index, scenario, image_size)
@@ -136,9 +136,7 @@ def _drawn(record: str, kind: str, num_frames: int | None, wordings: Wordings) -
     return KINDS[kind](rng, say)
 
 
-def _write_record(
-    folder: Path, split: str, kind: str, index: int, scenario: Scenario, image_size: int
-) -> dict[str, Any]:
+def _write_record(folder: Path, split: str, kind: str, index: int, scenario: Scenario, image_size: int) -> JsonObject:
     images = []
     for number, scene in enumerate(scenario.scenes):
         name = f"images/{split}/{kind}-{index:06d}-{number}.png"
@@ -156,7 +154,7 @@ def _write_record(
     for number, (question, answer) in enumerate(scenario.turns):
         turns.append({"from": "human", "value": (marks if number == 0 else "") + question})
         turns.append({"from": "gpt", "value": answer})
-    record: dict[str, Any] = {"id": f"{split}-{kind}-{index:06d}"}
+    record: JsonObject = {"id": f"{split}-{kind}-{index:06d}"}
     if images:
         record["image"] = images[0] if len(images) == 1 else images
     if scenario.frames:

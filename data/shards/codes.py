@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ...core.batch import CodeBatch, PictureBatch
 from ...core.fields import Place
+from ...core.json_types import JsonObject
 from ...core.section import Section
 from .shards import ShardReader
 
@@ -52,7 +53,7 @@ class ShardSample:
 
     key: str
     tensors: dict[str, Tensor]
-    info: dict[str, Any]
+    info: JsonObject
 
 
 class ShardSamples:

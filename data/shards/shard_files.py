@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import tarfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from ...core.errors import UserError
 from ...core.files import parse_json, read_small
+from ...core.json_types import JsonMapping, JsonObject
 
 FORMAT = 2  # of shards, their json and the manifest: count up when one changes
 AGAIN = "delete the file and run the stage again: it writes the missing shard only"
@@ -88,12 +88,12 @@ def read_shard(folder: Path, index: int) -> Shard:
     return Shard(index, **vars(summary), sidecar_sha256=hashlib.sha256(data).hexdigest())
 
 
-def dump_summary(summary: Mapping[str, Any]) -> bytes:
+def dump_summary(summary: JsonMapping) -> bytes:
     """The json beside a shard, with a checksum of itself: until there is a manifest, nothing else knows its values."""
     return json.dumps({**summary, "check": _of_summary(summary)}).encode()
 
 
-def _of_summary(summary: Mapping[str, Any]) -> int:
+def _of_summary(summary: JsonMapping) -> int:
     return xxhash.xxh3_64_intdigest(json.dumps(summary).encode())
 
 
@@ -117,14 +117,14 @@ def difference(held: Any, wanted: Any, name: str = "") -> tuple[str, Any, Any] |
     return None
 
 
-def pack(key: str, tensors: dict[str, Tensor], info: dict[str, Any]) -> bytes:
+def pack(key: str, tensors: dict[str, Tensor], info: JsonObject) -> bytes:
     """Two members as they stand in the tar. Tensors are copied, since safetensors refuses shared memory."""
     owned = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
     text = json.dumps(info, sort_keys=True, allow_nan=False, ensure_ascii=False).encode()
     return _member(f"{key}.safetensors", safetensors.torch.save(owned)) + _member(f"{key}.json", text)
 
 
-def unpack(packed: bytes) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
+def unpack(packed: bytes) -> tuple[str, dict[str, Tensor], JsonObject]:
     """The inverse of `pack`, which does not trust its input: the folder may come from elsewhere."""
     key, (start, stop), info = _members(memoryview(packed))
     return key, safetensors.torch.load(packed[start:stop]), info
@@ -144,7 +144,7 @@ class TensorPlace:
         return buffer[self.start : self.stop].view(self.dtype).view(self.shape)
 
 
-def places(packed: memoryview) -> tuple[dict[str, TensorPlace], dict[str, Any]]:
+def places(packed: memoryview) -> tuple[dict[str, TensorPlace], JsonObject]:
     """Where the tensors of `pack`'s result lie in it, and its info: nothing large is copied.
 
     Raises:
@@ -187,7 +187,7 @@ def _member(name: str, data: bytes) -> bytes:
     return header.tobuf(tarfile.USTAR_FORMAT) + data + bytes(-len(data) % tarfile.BLOCKSIZE)
 
 
-def _members(packed: memoryview) -> tuple[str, tuple[int, int], dict[str, Any]]:
+def _members(packed: memoryview) -> tuple[str, tuple[int, int], JsonObject]:
     """Key, where the content of the safetensors member lies, and info."""
     names, contents, position = [], [], 0
     for _ in range(2):

@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import xxhash
@@ -26,6 +25,7 @@ from torch import Tensor
 from ...core import ranks
 from ...core.errors import UserError
 from ...core.files import checked, parse_json, read_json, read_small, unwritable, write_whole
+from ...core.json_types import JsonMapping, JsonObject
 from ...core.words import counted
 from .shard_files import (
     AGAIN,
@@ -57,7 +57,7 @@ def is_of_shard(name: str) -> bool:
     return _OF_SHARD.fullmatch(name) is not None
 
 
-def claim(folder: Path, identity: Mapping[str, Any]) -> None:
+def claim(folder: Path, identity: JsonMapping) -> None:
     """Make `folder` the place of these shards; to be called by each process before its first shard.
 
     Args:
@@ -72,7 +72,7 @@ def claim(folder: Path, identity: Mapping[str, Any]) -> None:
         if _indices(folder):
             raise UserError("shards without identity.json", where=str(folder), hint=_ANEW)
         write_whole(mark, dump(wanted))
-    kept = {mark: read_json(mark, dict[str, Any], hint=_ANEW)}
+    kept = {mark: read_json(mark, JsonObject, hint=_ANEW)}
     if (folder / MANIFEST).is_file():
         kept[folder / MANIFEST] = read_manifest(folder).identity
     for file, held in kept.items():
@@ -84,7 +84,7 @@ def claim(folder: Path, identity: Mapping[str, Any]) -> None:
 def write_shard(
     folder: Path,
     index: int,
-    samples: Iterable[tuple[str, dict[str, Tensor], dict[str, Any]]],
+    samples: Iterable[tuple[str, dict[str, Tensor], JsonObject]],
     counts: Mapping[str, int],
 ) -> Shard:
     """Write shard `index` aside, then rename it; processes may write side by side, each its own indices.
@@ -124,7 +124,7 @@ class ShardWriter:
         self._aside = tar_path(folder, index).with_suffix(".tar.partial")
         self._file = open(self._aside, "wb")  # noqa: SIM115 (it stays open from sample to sample)
 
-    def add(self, key: str, tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
+    def add(self, key: str, tensors: dict[str, Tensor], info: JsonObject) -> None:
         """Append one sample: its tensors as safetensors and `info` as JSON."""
         assert _KEY.fullmatch(key) and key not in self._keys, key
         self._keys.add(key)
@@ -194,10 +194,10 @@ def unfinished(folder: Path, count: int, *, in_step: bool = False) -> list[int]:
 
 def finish(
     folder: Path,
-    identity: Mapping[str, Any],
+    identity: JsonMapping,
     *,
     num_shards: int | None = None,
-    measured: Mapping[str, Any] | None = None,
+    measured: JsonMapping | None = None,
 ) -> None:
     """Write `manifest.json` over all shards; once, after every process has written its shards.
 
@@ -254,7 +254,7 @@ class ShardReader:
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    def __getitem__(self, index: int) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
+    def __getitem__(self, index: int) -> tuple[str, dict[str, Tensor], JsonObject]:
         span = self.span(index)
         packed = span.read()
         span.check(packed)
@@ -306,13 +306,13 @@ def check_size(folder: Path, shard: Shard) -> None:
         raise UserError(f"{problem}, the manifest has one of {shard.bytes}", where=str(path), hint=AGAIN)
 
 
-def read_summary(folder: Path, shard: Shard) -> dict[str, Any]:
+def read_summary(folder: Path, shard: Shard) -> JsonObject:
     """The json beside a shard. Raises `UserError` where it is not the one that the manifest was written over."""
     path = tar_path(folder, shard.index).with_suffix(".json")
     data = read_small(path, hint=AGAIN)
     if hashlib.sha256(data).hexdigest() != shard.sidecar_sha256:
         raise edited(path, "its checksum is not the manifest's")
-    return parse_json(data, dict[str, Any], where=str(path), hint=AGAIN)
+    return parse_json(data, JsonObject, where=str(path), hint=AGAIN)
 
 
 @dataclass(frozen=True)
@@ -372,10 +372,10 @@ class Manifest:
     """What `manifest.json` holds of finished shards."""
 
     format: int
-    identity: dict[str, Any]
+    identity: JsonObject
     refused: dict[str, int]
     shards: list[Shard]
-    measured: dict[str, Any] = field(default_factory=dict)
+    measured: JsonObject = field(default_factory=dict)
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -384,7 +384,7 @@ def read_manifest(folder: Path) -> Manifest:
     if not path.is_file():
         hint = "let the stage that writes the shards finish; it goes on where it stopped"
         raise UserError("no manifest.json: not a folder of finished shards", where=str(folder), hint=hint)
-    written = read_json(path, dict[str, Any], hint=AGAIN)
+    written = read_json(path, JsonObject, hint=AGAIN)
     if written.get("format") != FORMAT:
         raise UserError(f"not a manifest of format {FORMAT}", where=str(path), hint="make the shards again")
     return checked(written, Manifest, where=str(path), hint=AGAIN)

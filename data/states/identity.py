@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -18,6 +18,7 @@ from huggingface_hub import try_to_load_from_cache
 
 from ...core.errors import UserError
 from ...core.files import read_text
+from ...core.json_types import JsonMapping, JsonObject
 from ...core.pretrained import RESTORE
 from ...core.states import Taps
 from ...core.weights_identity import WEIGHTS
@@ -36,14 +37,14 @@ _OWN = ("samples", "grouping", "pictures", "template")
 
 def states_identity(
     *,
-    target: Mapping[str, Any],
+    target: JsonMapping,
     processor: Processor,
     form: PromptFormat | None,
     data: ConversationData | None,
     wanted: Taps,
     dtype: StatesDtype | None,
-    engine: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+    engine: JsonMapping | None = None,
+) -> JsonObject:
     """Of JSON types. What is None is not known, and compared with nothing.
 
     Args:
@@ -70,7 +71,7 @@ def image_backend(processor: Processor) -> str:
     return "torchvision" if names & {"TorchvisionBackend", "BaseImageProcessorFast"} else "pil"
 
 
-def processor_settings(processor: Processor) -> dict[str, Any]:
+def processor_settings(processor: Processor) -> JsonObject:
     """Everything that decides which ids and pixels a sample becomes."""
     images = processor.image_processor
     settings = vars(processor) | {
@@ -82,7 +83,7 @@ def processor_settings(processor: Processor) -> dict[str, Any]:
     return json.loads(json.dumps(settings, default=str))
 
 
-def weights_identity(source: str | Path, *, path: str | None, revision: str | None) -> dict[str, Any]:
+def weights_identity(source: str | Path, *, path: str | None, revision: str | None) -> JsonObject:
     """Of a target's weights: name, revision and commit of published ones; of a directory its files, wherever it lies.
 
     Args:
@@ -113,7 +114,7 @@ def _glance(file: Path) -> str:
     return digest.hexdigest()
 
 
-def check_identity(held: Mapping[str, Any], expected: Mapping[str, Any], folder: Path, accept: Iterable[str]) -> None:
+def check_identity(held: JsonMapping, expected: JsonMapping, folder: Path, accept: Iterable[str]) -> None:
     """Compare a cache with what its reader would compute online.
 
     Args:
@@ -138,9 +139,7 @@ def check_identity(held: Mapping[str, Any], expected: Mapping[str, Any], folder:
         )
 
 
-def check_together(
-    identities: Sequence[Mapping[str, Any]], folders: Sequence[Path], accept: Iterable[str] = ()
-) -> None:
+def check_together(identities: Sequence[JsonMapping], folders: Sequence[Path], accept: Iterable[str] = ()) -> None:
     """Check that caches which are read together come from one target, by one engine, and store the same states.
 
     Args:
@@ -162,7 +161,7 @@ def check_together(
             )
 
 
-def _check_states(held: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path) -> None:
+def _check_states(held: JsonMapping, wanted: JsonMapping, folder: Path) -> None:
     """A cache may hold more than is needed: a Sparrow cache also serves a head that reads no visual states."""
     for name in ("text_layers", "visual_layers"):
         missing = sorted(set(wanted[name]) - set(held.get(name, ())))
@@ -182,7 +181,7 @@ def _template(form: PromptFormat, processor: Processor) -> Any:
     return [settings, processor.tokenizer.chat_template] if form.template == "chat" else settings
 
 
-def _pictures(data: ConversationData) -> dict[str, Any]:
+def _pictures(data: ConversationData) -> JsonObject:
     return {
         "aspect": data.aspect,
         "anyres_convention": data.anyres_convention,

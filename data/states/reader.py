@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
+from ...core.json_types import JsonMapping, JsonObject
 from ...core.section import torch_dtype
 from ...core.states import Taps
 from ..shards.codes import forward_seed
@@ -44,9 +45,7 @@ class StatesReader:
         UserError: a cache is not finished, damaged, or made with something else; the message names file or field.
     """
 
-    def __init__(
-        self, folders: Sequence[Path], *, expected: Mapping[str, Any] | None = None, accept: Iterable[str] = ()
-    ):
+    def __init__(self, folders: Sequence[Path], *, expected: JsonMapping | None = None, accept: Iterable[str] = ()):
         accept = tuple(accept)
         self.shards = [ShardReader(folder) for folder in folders]
         identities = [reader.identity for reader in self.shards]
@@ -78,7 +77,7 @@ class StatesReader:
         cache = int(np.searchsorted(self._ends, record, side="right"))
         return self.shards[cache].span(record - (int(self._ends[cache - 1]) if cache else 0))
 
-    def read(self, indices: Sequence[int]) -> tuple[Tensor, list[dict[str, TensorPlace]], list[dict[str, Any]]]:
+    def read(self, indices: Sequence[int]) -> tuple[Tensor, list[dict[str, TensorPlace]], list[JsonObject]]:
         """The records' bytes, one after the other, where the tensors of each lie in them, and what is said of each."""
         spans = [self.span(index) for index in indices]
         starts = np.cumsum([0, *(span.stop - span.start for span in spans)]).tolist()
@@ -200,7 +199,7 @@ class CachedCollate:
         )
 
 
-def form_of(identity: Mapping[str, Any]) -> StatesForm:
+def form_of(identity: JsonMapping) -> StatesForm:
     """How the records of a cache are to be read, from its identity."""
     states, samples = identity["states"], identity["samples"]
     return StatesForm(

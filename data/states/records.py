@@ -7,14 +7,13 @@ Letters: B rows, T places, R position rows, D width, n places of a record that a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...core.batch import Batch
+from ...core.json_types import JsonMapping, JsonObject
 from ...core.pictures import TEXT
 from ...core.states import Taps, TargetStates, feature_places, visual_places
 from ..shards.shard_files import TensorPlace
@@ -154,7 +153,7 @@ def _spread(name: str, rows: list[dict[str, Tensor]], places: Tensor, form: Stat
     return spread
 
 
-def _parts(row: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _parts(row: JsonMapping, name: str) -> JsonObject:
     """What `encode` made of one tensor of states."""
     parts = {"": row[name]}
     return parts | {key[len(name) + 1 :]: tensor for key, tensor in row.items() if key.startswith(f"{name}.")}

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from ...core.batch import Batch
 from ...core.finite import check_states
+from ...core.json_types import JsonObject
 from ...core.pictures import TEXT
 from ...core.states import Taps, TargetStates
 from ..shards.shards import ShardWriter
@@ -70,7 +70,7 @@ class StatesWriting:
 
     def samples(
         self, batch: Batch, states: TargetStates, numbers: Sequence[int]
-    ) -> Iterator[tuple[str, dict[str, Tensor], dict[str, Any]]]:
+    ) -> Iterator[tuple[str, dict[str, Tensor], JsonObject]]:
         """Of each row of `batch`, whose samples' numbers are given; a filler's row has none.
 
         Raises:

@@ -15,6 +15,7 @@ import numpy as np
 
 from ...core.errors import UserError
 from ...core.files import new_folder
+from ...core.json_types import JsonMapping, JsonObject
 from ..pictures.media_files import is_there
 from ..pictures.picture_marks import IMAGE_MARK, VIDEO_MARK
 from .benchmark_sets import BENCHMARK_SETS, LETTERS, SAMPLES, SEED, BenchmarkSet, set_name
@@ -81,7 +82,7 @@ def read_published(folder: Path, name: str, path: Path, *, samples: int | None =
     return folder
 
 
-def _drawn(records: Sequence[dict[str, Any]], samples: int | None, seed: int) -> list[dict[str, Any]]:
+def _drawn(records: Sequence[JsonObject], samples: int | None, seed: int) -> list[JsonObject]:
     """Those that count, in the set's own order."""
     return [records[place] for place in sorted(chosen(len(records), samples, seed))]
 
@@ -93,7 +94,7 @@ def chosen(total: int, samples: int | None, seed: int) -> list[int]:
     return np.random.default_rng(seed).permutation(total)[:samples].tolist()
 
 
-def _records(name: str, about: BenchmarkSet, folder: Path, *, samples: int | None, seed: int) -> list[dict[str, Any]]:
+def _records(name: str, about: BenchmarkSet, folder: Path, *, samples: int | None, seed: int) -> list[JsonObject]:
     if about.clip is not None and not (folder / MEDIA / name).is_dir():
         raise UserError(
             f"no clips of {name}",
@@ -137,7 +138,7 @@ def _table(name: str, about: BenchmarkSet, config: str | None) -> Any:
     raise UserError(problem, where=problems[0].where, hint=f"{problems[0].hint}; a gated set needs `hf auth login`")
 
 
-def _joined(name: str, about: BenchmarkSet, rows: Sequence[tuple[str | None, dict[str, Any]]]) -> list[Any]:
+def _joined(name: str, about: BenchmarkSet, rows: Sequence[tuple[str | None, JsonObject]]) -> list[Any]:
     """Rows with their pictures, of which no others are decoded."""
     join = about.join
     assert join is not None
@@ -150,10 +151,10 @@ def _joined(name: str, about: BenchmarkSet, rows: Sequence[tuple[str | None, dic
 
 
 def record(
-    name: str, about: BenchmarkSet, config: str | None, row: Mapping[str, Any], number: int, folder: Path
-) -> dict[str, Any]:
+    name: str, about: BenchmarkSet, config: str | None, row: JsonMapping, number: int, folder: Path
+) -> JsonObject:
     """A row as LLaVA JSON, its pictures written below `folder`; `options` and `letter` where it has options."""
-    fields: dict[str, Any] = {"id": f"{name}-{number:05d}"}
+    fields: JsonObject = {"id": f"{name}-{number:05d}"}
     marks = ""
     if about.medium == "image":
         # There is one picture, a list, or none.
@@ -197,7 +198,7 @@ def _clip(name: str, about: BenchmarkSet, config: str | None, called: str, folde
     return str(next((path for path in candidates if is_there(folder / path)), candidates[0]))
 
 
-def _options(about: BenchmarkSet, row: Mapping[str, Any]) -> list[str]:
+def _options(about: BenchmarkSet, row: JsonMapping) -> list[str]:
     """Texts of a row's options, without letters of their own."""
     values = row[about.options[0]] if len(about.options) == 1 else [row[key] for key in about.options]
     texts = [str(text).strip() for text in (values if about.options else [])]
@@ -207,7 +208,7 @@ def _options(about: BenchmarkSet, row: Mapping[str, Any]) -> list[str]:
     return texts
 
 
-def _answers(about: BenchmarkSet, row: Mapping[str, Any]) -> list[str]:
+def _answers(about: BenchmarkSet, row: JsonMapping) -> list[str]:
     values = [v for key in about.answer for v in (row[key] if isinstance(row[key], list) else [row[key]])]
     return [str(v).strip() for v in values if v is not None and str(v).strip()] or [NO_REFERENCE]
 

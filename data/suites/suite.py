@@ -12,13 +12,14 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from pydantic import Field, model_validator
 
 from ...core.errors import UserError, did_you_mean
 from ...core.fields import Place
 from ...core.files import read_json, write_whole
+from ...core.json_types import JsonObject
 from ...core.pages import page
 from ...core.section import Section
 from ..pictures.picture_marks import IMAGE_MARK, MARKS, VIDEO_MARK
@@ -131,17 +132,17 @@ class Suite:
         """The set's name in tables."""
         return self._set(name).label
 
-    def rows(self, name: str, limit: int | None = None) -> list[dict[str, Any]]:
+    def rows(self, name: str, limit: int | None = None) -> list[JsonObject]:
         """The first `limit` records of a set. Raises `UserError` where the directory has none of that name."""
         return self._read(self._set(name).file, limit)
 
-    def first_turns(self, name: str, convention: Convention, limit: int | None) -> list[dict[str, Any]]:
+    def first_turns(self, name: str, convention: Convention, limit: int | None) -> list[JsonObject]:
         """Records to be answered, one for each row of a set; their pictures are relative to the directory."""
         return [self._first(name, row, convention, number) for number, row in enumerate(self.rows(name, limit))]
 
     def second_turns(
         self, name: str, task: Task, convention: Convention, limit: int | None, answers: Sequence[str]
-    ) -> list[dict[str, Any]]:
+    ) -> list[JsonObject]:
         """Records that go on from the target's answers.
 
         Args:
@@ -179,7 +180,7 @@ class Suite:
         """Whether it is a set of conversations: further questions may follow the first ones."""
         return any("turns" in row for row in self.rows(name))
 
-    def next_turns(self, before: Sequence[dict[str, Any]], turn: int, answers: Sequence[str]) -> list[dict[str, Any]]:
+    def next_turns(self, before: Sequence[JsonObject], turn: int, answers: Sequence[str]) -> list[JsonObject]:
         """Records that ask question number `turn` (2 is the first further one) of the conversations that have it.
 
         Args:
@@ -199,7 +200,7 @@ class Suite:
             records.append(record | {"id": f"{first}/turn-{turn}", "conversations": conversation})
         return records
 
-    def _first(self, name: str, row: dict[str, Any], convention: Convention, number: int) -> dict[str, Any]:
+    def _first(self, name: str, row: JsonObject, convention: Convention, number: int) -> JsonObject:
         question = next(turn["value"] for turn in row["conversations"] if turn["from"] == "human")
         references = row.get("references") or [turn["value"] for turn in row["conversations"] if turn["from"] == "gpt"]
         pictures, clips = paths(row, "image"), paths(row, "video")
@@ -219,7 +220,7 @@ class Suite:
         record |= {"row_id": str(row.get("id", number))} if "turns" in row else {}
         return record | ({"image": pictures} if pictures else {}) | ({"video": clips} if clips else {})
 
-    def _asked(self, name: str, row: dict[str, Any], question: str, convention: Convention) -> str:
+    def _asked(self, name: str, row: JsonObject, question: str, convention: Convention) -> str:
         """The question for a row, without image marks, with convention describe or stock."""
         about, published = self._set(name), BENCHMARK_SETS.get(name)
         way: Ask | None = about.describe if convention == "describe" else about.stock
@@ -259,7 +260,7 @@ class Suite:
                             hint=did_you_mean(name, self.about.sets))  # fmt: skip
         return self.about.sets[name]
 
-    def _read(self, file: str, limit: int | None) -> list[dict[str, Any]]:
+    def _read(self, file: str, limit: int | None) -> list[JsonObject]:
         records = open_records(self.folder / file, self.cache)
         count = min(len(records), limit or len(records))
         for index, problem in records.problems.items():
@@ -321,7 +322,7 @@ def clean(answer: str) -> str:
     return answer.strip()
 
 
-def write_records(path: Path, records: Sequence[dict[str, Any]]) -> Path:
+def write_records(path: Path, records: Sequence[JsonObject]) -> Path:
     """Records as LLaVA JSON. Written only where it differs, so that a restart keeps the index of an unchanged file."""
     text = json.dumps(list(records), indent=0).encode()
     if not path.is_file() or path.read_bytes() != text:

@@ -14,6 +14,7 @@ from typing import Any
 
 from ...core.errors import UserError, did_you_mean, first_line
 from ...core.files import new_folder
+from ...core.json_types import JsonMapping, JsonObject
 from ..pictures.embedded import Embedded
 from ..pictures.media_files import BadMedia
 from ..pictures.picture_files import load_image
@@ -87,7 +88,7 @@ def fetch(
     """
     if folder.is_dir():
         return folder
-    index: dict[str, Any] = {"sets": {}, "questions": {}}
+    index: JsonObject = {"sets": {}, "questions": {}}
     with new_folder(folder) as aside:
         for name, limit in sets.items():
             if name not in published:
@@ -114,7 +115,7 @@ def load_rows(name: str, repository: str, config: str | None, split: str, *, rev
         ) from error
 
 
-def row_of(name: str, table: Any, place: int) -> dict[str, Any]:
+def row_of(name: str, table: Any, place: int) -> JsonObject:
     """Row `place` of a table, its pictures still encoded: `datasets` would decode them itself, in every format that
     Pillow knows (EPS runs a program) and at any size.
     """
@@ -130,7 +131,7 @@ def row_of(name: str, table: Any, place: int) -> dict[str, Any]:
     return row
 
 
-def _records(name: str, source: Published, limit: int | None, folder: Path) -> list[dict[str, Any]]:
+def _records(name: str, source: Published, limit: int | None, folder: Path) -> list[JsonObject]:
     """The first rows that count as records. Columns of pictures are left alone while rows are looked for."""
     found = load_rows(name, source.repository, source.config, source.split)
     needed = {source.question} | ({"sub_task"} if source.sub_task else set())
@@ -151,7 +152,7 @@ def _records(name: str, source: Published, limit: int | None, folder: Path) -> l
     ]
 
 
-def _record(name: str, row: dict[str, Any], number: int, source: Published, folder: Path) -> dict[str, Any]:
+def _record(name: str, row: JsonObject, number: int, source: Published, folder: Path) -> JsonObject:
     pictures = save_pictures(name, _pictures(row), number, folder)
     question = str(row[source.question])
     if pictures and "<image>" not in question:
@@ -164,7 +165,7 @@ def _record(name: str, row: dict[str, Any], number: int, source: Published, fold
     return record | ({"image": pictures} if pictures else {})
 
 
-def _pictures(row: Mapping[str, Any]) -> list[Any]:
+def _pictures(row: JsonMapping) -> list[Any]:
     """`image`, or image_0, image_1, ... in the order of their numbers."""
     if row.get("image") is not None:
         return [row["image"]]
@@ -172,7 +173,7 @@ def _pictures(row: Mapping[str, Any]) -> list[Any]:
     return [row[key] for _, key in numbered if row[key] is not None]
 
 
-def _references(row: Mapping[str, Any], source: Published) -> list[str]:
+def _references(row: JsonMapping, source: Published) -> list[str]:
     for key in source.references:
         value = row.get(key)
         texts = [str(text).strip() for text in (value if isinstance(value, list) else [value]) if text is not None]
@@ -201,7 +202,7 @@ def save_pictures(name: str, images: Sequence[Any], number: int, folder: Path) -
     return files
 
 
-def write_set(folder: Path, name: str, records: list[dict[str, Any]]) -> str:
+def write_set(folder: Path, name: str, records: list[JsonObject]) -> str:
     """Write the records of a set; returns the name of their file. Raises `UserError` where there are none."""
     if not records:
         raise UserError(f"set {name} has no rows", where="key suite.sets", hint="leave it out, or report this")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import UserError, first_line
 from ...core.files import read_json_lines
+from ...core.json_types import JsonMapping, JsonObject
 from ..pictures.picture_marks import IMAGE_MARK, MARKS
 from .suite_hub import NO_REFERENCE, load_rows
 from .turn_sets import TURN_SETS
@@ -28,7 +29,7 @@ def set_at(path: Path) -> str | None:
 
     A file of JSON lines may have any name: its first row says by its keys which set's it is.
     """
-    row = next(iter(_lines(path)), {}) if path.suffix == ".jsonl" and path.is_file() else {}
+    row: JsonMapping = next(iter(_lines(path)), {}) if path.suffix == ".jsonl" and path.is_file() else {}
     for name, about in TURN_SETS.items():
         called = path.match(about.files) if path.is_file() else any(path.rglob(about.files))
         if called or {about.id, "turns", *about.labels.values()} <= row.keys():
@@ -36,21 +37,21 @@ def set_at(path: Path) -> str | None:
     return None
 
 
-def published_records(name: str, path: Path) -> list[dict[str, Any]]:
+def published_records(name: str, path: Path) -> list[JsonObject]:
     """The records of set `name` in its published files; pictures lie below `PUBLISHED`, which stands for the first
     file's folder.
 
     Raises:
         UserError: a file is missing or damaged, or a row has no such turns or labels; it names file, row and key.
     """
-    records: list[dict[str, Any]] = []
+    records: list[JsonObject] = []
     for file in published_files(name, path):
         rows = _parquet(name, file) if file.suffix == ".parquet" else _lines(file)
         records += [record(name, row, where=f"{file}, row {number}") for number, row in enumerate(rows, 1)]
     return records
 
 
-def hub_records(name: str) -> list[dict[str, Any]]:
+def hub_records(name: str) -> list[JsonObject]:
     """The records of set `name` on the Hub. Raises `UserError` as `published_records`, and where it is out of reach."""
     about = TURN_SETS[name]
     if about.repository is None:
@@ -59,7 +60,7 @@ def hub_records(name: str) -> list[dict[str, Any]]:
     return [record(name, row, where=f"{about.repository}, row {number}") for number, row in enumerate(rows, 1)]
 
 
-def record(name: str, row: Mapping[str, Any], *, where: str) -> dict[str, Any]:
+def record(name: str, row: JsonMapping, *, where: str) -> JsonObject:
     """A row as LLaVA JSON with its first question, the further ones under `turns`, and its labels.
 
     Args:
@@ -73,7 +74,7 @@ def record(name: str, row: Mapping[str, Any], *, where: str) -> dict[str, Any]:
         raise UserError("key 'turns' is no list of questions", where=where, hint="fix or remove the row")
     if about.placeholder is not None and any(turn.startswith(about.placeholder) for turn in turns):
         raise UserError("key 'turns' has a placeholder: the text is another data set's", where=where, hint=about.cure)
-    fields: dict[str, Any] = {"id": str(row[about.id])}
+    fields: JsonObject = {"id": str(row[about.id])}
     marks = ""
     if about.images is not None:
         fields["image"], marks = [_picture(about.images, row.get("image"), where)], f"{IMAGE_MARK}\n"
@@ -90,11 +91,11 @@ def _picture(folder: str, called: Any, where: str) -> str:
     return f"{PUBLISHED}/{folder}/{called}"
 
 
-def _lines(file: Path) -> Iterable[Mapping[str, Any]]:
-    return read_json_lines(file, dict[str, Any], hint="one JSON object in each line, as the set's authors publish it")
+def _lines(file: Path) -> Iterable[JsonMapping]:
+    return read_json_lines(file, JsonObject, hint="one JSON object in each line, as the set's authors publish it")
 
 
-def _parquet(name: str, file: Path) -> Iterable[Mapping[str, Any]]:
+def _parquet(name: str, file: Path) -> Iterable[JsonMapping]:
     from pyarrow import parquet  # takes half a second
 
     try:

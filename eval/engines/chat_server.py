@@ -17,6 +17,7 @@ from urllib.parse import urlparse
 from urllib.request import Request, urlopen
 
 from ...core.errors import UserError, first_line
+from ...core.json_types import JsonObject
 
 _SAMPLE = re.compile(r'(vllm:\w+?)(?:_total)?(?:\{(?:.*position="(\d+)".*|.*)\})? (\S+)')
 _DIED = "look into the server's own log: it may have ended, or run out of memory"
@@ -127,7 +128,7 @@ class ChatServer:
         except (OSError, HTTPException) as error:
             raise self._error(f"the server does not answer: {first_line(error)}") from error
 
-    def _chunks(self, response: HTTPResponse) -> Iterator[dict[str, Any]]:
+    def _chunks(self, response: HTTPResponse) -> Iterator[JsonObject]:
         """The events of a stream up to its last one."""
         try:
             for line in response:

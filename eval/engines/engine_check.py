@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ...core.batch import TEXT
 from ...core.errors import UserError
 from ...core.files import checked
+from ...core.json_types import JsonObject
 from .agreement import Cell, Engine, by_start, compare, faults
 from .engine_prompts import PIECES, RESIZED, TOGETHER, Asked, make_requests
 from .ours import Drafted, Exported
@@ -180,7 +181,7 @@ class _Side:
         return str(path.resolve()) if path.is_dir() else self.exported.target_path
 
     @property
-    def _settings(self) -> dict[str, Any]:
+    def _settings(self) -> JsonObject:
         longest = max(asked.prompt_tokens for asked in self.requests)
         # Where a request of a batch comes near the engine's end, vLLM drafts for none of them.
         length = longest + self.max_new_tokens + 4 * (self.exported.num_drafted + 1)
@@ -188,7 +189,7 @@ class _Side:
         pictures = {"limit_mm_per_prompt": {"image": most}} if self.exported.pictures else {}
         return {"dtype": "float32", "max_model_len": length} | pictures | self.exported.made.settings
 
-    def _pieces(self, together: int) -> dict[str, Any]:
+    def _pieces(self, together: int) -> JsonObject:
         """Passes shorter than a batch's prompts, in which the drafted tokens of all its requests still have room.
 
         The engine keeps as many tokens of pictures, and waits for ever where requests that hold one picture each have

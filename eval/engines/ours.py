@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...core.errors import UserError
 from ...core.files import checked
+from ...core.json_types import JsonObject
 from ...models.decoding.tree import Tree
 from ...models.decoding.warp import Warp
 from ...models.drafters.base import DraftingOptions
@@ -121,7 +122,7 @@ class Exported:
         return is_patched(read_values(self.folder))
 
     @property
-    def speculative(self) -> dict[str, Any]:
+    def speculative(self) -> JsonObject:
         """vLLM's speculative_config for this folder."""
         asked = {"method": self.made.method, "model": str(self.folder.resolve())}
         parallel = {"parallel_drafting": True} if self.kind == "peagle" else {}

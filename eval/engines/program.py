@@ -15,10 +15,10 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from ...core.errors import UserError
 from ...core.files import SMALL_BYTES, read_end, read_json_lines
+from ...core.json_types import JsonMapping, JsonObject
 from ...core.pages import page
 from ...models.formats.plugin import MODULE, PACKAGE, PATCHES
 
@@ -133,8 +133,8 @@ def kill_program(process: subprocess.Popen[bytes]) -> None:
 
 
 def run_program(
-    program: Path, folder: Path, asked: Mapping[str, Any], *, python: str, timeout_s: float = TIMEOUT_S
-) -> list[dict[str, Any]]:
+    program: Path, folder: Path, asked: JsonMapping, *, python: str, timeout_s: float = TIMEOUT_S
+) -> list[JsonObject]:
     """Run `program` and return the objects of its `answers.jsonl`; what they hold is the caller's to check.
 
     Args:
@@ -166,7 +166,7 @@ def run_program(
     if not answers.exists():
         raise UserError("the engine ended and wrote no answers", where=str(log), hint="read its log")
     hint = f"read its log ({log}); the disk may be full: run it again"
-    return list(read_json_lines(answers, dict[str, Any], hint=hint, max_bytes=SMALL_BYTES, once=True))
+    return list(read_json_lines(answers, JsonObject, hint=hint, max_bytes=SMALL_BYTES, once=True))
 
 
 def ended(code: int) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ...core.json_types import JsonMapping, JsonObject
 from ..intervals import ratio
 from ..measured_rows import PLAIN
 from ..row_columns import Rows
@@ -35,7 +36,7 @@ def served_section(rows: Rows, device: str) -> tuple[ReportSection, Callable[[Pa
 
 
 def cells_section(
-    cells: Sequence[Mapping[str, Any]], engine: str, device: str
+    cells: Sequence[JsonMapping], engine: str, device: str
 ) -> tuple[ReportSection, Callable[[Path], None]]:
     """The section of measured cells, as `cell_of` makes them, and what draws its figure.
 
@@ -71,7 +72,7 @@ def cells_section(
     return section, draw
 
 
-def _line(cell: Mapping[str, Any], depth: int) -> tuple[Value, ...]:
+def _line(cell: JsonMapping, depth: int) -> tuple[Value, ...]:
     plain = cell["method"] == PLAIN
     accepted = [*cell["accepted"], *[None] * (depth - len(cell["accepted"]))]
     same = None if plain or cell["identical"] is None else (cell["identical"], cell["requests"])
@@ -82,7 +83,7 @@ def _line(cell: Mapping[str, Any], depth: int) -> tuple[Value, ...]:
     )  # fmt: skip
 
 
-def _cells(rows: Rows) -> list[dict[str, Any]]:
+def _cells(rows: Rows) -> list[JsonObject]:
     """The numbers of each method on each set at each number of requests at once, plain decoding's first."""
     many_t, many_new = len(rows.distinct("temperature")) > 1, len(rows.distinct("max_new_tokens")) > 1
     cells = []
@@ -105,7 +106,7 @@ def _cells(rows: Rows) -> list[dict[str, Any]]:
     return cells
 
 
-def cell_of(rate: float, plain: float, first: np.ndarray, between: np.ndarray, **about: Any) -> dict[str, Any]:
+def cell_of(rate: float, plain: float, first: np.ndarray, between: np.ndarray, **about: Any) -> JsonObject:
     """The numbers of one method on one set at one number of requests at once.
 
     Args:

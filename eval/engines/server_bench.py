@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from ...core.errors import UserError
+from ...core.json_types import JsonObject
 from ...data.records.chat_messages import Conversation
 from ..measured_rows import PLAIN
 from .chat_server import ChatServer, Streamed
@@ -58,14 +58,14 @@ class ServerBench:
             self.notes.append(f"The servers call their models {' and '.join(names)}: speedup and identical answers are "
                               "those of a drafter only where both are one model.")  # fmt: skip
 
-    def measure(self, sets: Mapping[str, Sequence[Conversation]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    def measure(self, sets: Mapping[str, Sequence[Conversation]]) -> tuple[list[JsonObject], list[JsonObject]]:
         """Cells, and a record of each answer.
 
         Raises:
             UserError: a server does not answer, fails or ends, or the one beside drafts itself.
         """
         self._check()
-        cells, records = list[dict[str, Any]](), list[dict[str, Any]]()
+        cells, records = list[JsonObject](), list[JsonObject]()
         for place, conversations in sets.items():
             drafted = []
             for together in self.at_once:
@@ -89,7 +89,7 @@ class ServerBench:
         together: int,
         plain: Sequence[Sequence[Streamed]] | None = None,
         plain_rate: float | None = None,
-    ) -> tuple[list[list[Streamed]], dict[str, Any], list[dict[str, Any]]]:
+    ) -> tuple[list[list[Streamed]], JsonObject, list[JsonObject]]:
         """The answers of all conversations, their cell, and records of them.
 
         Args:

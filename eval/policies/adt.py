@@ -17,13 +17,14 @@ from torch import Tensor
 
 from ...core.errors import UserError
 from ...core.fields import MOST_LEVELS, MOST_NODES
+from ...core.json_types import JsonObject
 from ...models.decoding.tree import Tree
 from .base import Draw, Expand, TreeSection
 from .dynamic import candidates, most_written
 from .verified import Verified
 
 # Section V-A; both have beta 1, a depth step of 1 and depths in (0, 10).
-PRESETS: dict[str, dict[str, Any]] = {
+PRESETS: dict[str, JsonObject] = {
     "anole": {"width_step": 3, "width_range": (3, 14)},
     "llamagen": {"width_step": 10, "width_range": (3, 40)},
 }
@@ -140,7 +141,7 @@ class Adt:
         self._cells: list[Shape | None] = [None]  # the tree that each token came from; the first came from none
         self._random = random.Random(self.seed)
 
-    def details(self) -> dict[str, Any]:
+    def details(self) -> JsonObject:
         """The image's cycles, for its row."""
         return {"adaptation": [list(cycle) for cycle in self.log]}
 

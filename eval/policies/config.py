@@ -18,6 +18,7 @@ from pydantic import BeforeValidator, Field
 
 from ...core.errors import did_you_mean
 from ...core.import_paths import OrImported
+from ...core.json_types import JsonObject
 from ...core.refused import Refused
 from .adt import AdtTree
 from .base import TreeSection
@@ -33,7 +34,7 @@ _SIZES = re.compile(r"(\d+)-(\d+)-(\d+)")
 
 
 # SpecVLM's two trees.
-_NAMED: dict[str, dict[str, Any]] = {
+_NAMED: dict[str, JsonObject] = {
     "chain": {"kind": "chain", "gamma": 5},
     "static": {"kind": "static", "choices": "mc_sim_7b_63"},
 }

@@ -9,13 +9,14 @@ Source: SAGE, sections 3.1 to 3.3, settings of section 5.1. Its tau is `num_acce
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from pydantic import model_validator
 from torch import Tensor
 
 from ...core.errors import did_you_mean
+from ...core.json_types import JsonObject
 from ...core.refused import Refused
 from ...models.decoding.tree import ROOT, Tree
 from .base import Draw, Expand, TreeSection
@@ -97,7 +98,7 @@ class Sage:
         self._shape: Static | None = self._first  # None: grown as the cycle goes
         self._drafted: Drafted | None = None
 
-    def details(self) -> dict[str, Any]:
+    def details(self) -> JsonObject:
         """The request's cycles, for its row."""
         return {"sage": [cycle._asdict() for cycle in self.log]}
 

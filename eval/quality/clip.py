@@ -20,6 +20,7 @@ from transformers import AutoTokenizer, CLIPConfig, CLIPModel, PreTrainedTokeniz
 
 from ...core.errors import UserError
 from ...core.finite import check_module
+from ...core.json_types import JsonObject
 from ...core.pretrained import check_quantised, reading_pretrained
 from .extractors import Extractor, standardize
 from .metric_pictures import Picture, crop_bicubic, crop_lanczos, pad_bicubic
@@ -29,7 +30,7 @@ MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.2757
 CROP = 256  # LANTERN crops as for FID first
 
 # open_clip's ViT-H-14.
-VIT_H: dict[str, Any] = {
+VIT_H: JsonObject = {
     "projection_dim": 1024,
     "text_config": {
         "vocab_size": 49408, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24,
@@ -54,7 +55,7 @@ def clip_pair(folder: Path, device: torch.device | str) -> Extractor:
     return Extractor(folder.name, prepare, partial(embed_images, model), partial(embed_texts, model, tokenizer))
 
 
-def hps_pair(path: Path, clip_folder: Path, device: torch.device | str, config: dict[str, Any] = VIT_H) -> Extractor:
+def hps_pair(path: Path, clip_folder: Path, device: torch.device | str, config: JsonObject = VIT_H) -> Extractor:
     """HPS v2.1 (Wu et al. 2023): a CLIP ViT-H/14 tuned on human choices.
 
     Args:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from ...core.batch import Request
+from ...core.json_types import JsonMapping, JsonObject
 from ...models.drafters.ensemble import EnsembleProposal, WeightTrace
 from ...models.targets.base import Target
 from ..loop import Decoding, generate
@@ -101,12 +101,12 @@ def trace_weights(
     return drafter.trace
 
 
-def as_data(trace: WeightTrace) -> dict[str, Any]:
+def as_data(trace: WeightTrace) -> JsonObject:
     """The trace for a JSON file; `weights_over_time` takes it back."""
     return asdict(trace)
 
 
-def weights_over_time(trace: WeightTrace | Mapping[str, Any]) -> WeightsOverTime:
+def weights_over_time(trace: WeightTrace | JsonMapping) -> WeightsOverTime:
     """The curve of a trace, or of its data."""
     kept = trace if isinstance(trace, WeightTrace) else WeightTrace(**trace)
     first, second = kept.pair

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ...core.errors import UserError, did_you_mean
 from ...core.fields import Place, Revision
 from ...core.import_paths import Kinded
+from ...core.json_types import JsonMapping, JsonObject
 from ...core.refused import Refused
 from ...core.states import Taps
 from ..decoding.warp import Warp
@@ -73,7 +74,7 @@ class Drafter(Protocol):
 class TargetIdentity:
     """Identity of the target, which a trained drafter is checked against when it is loaded."""
 
-    section: Mapping[str, Any]  # of the recipe, in JSON types
+    section: JsonMapping  # of the recipe, in JSON types
     tokenizer_sha256: str | None = None
 
 
@@ -208,11 +209,11 @@ class DrafterConfig(Kinded):
         """A module like `module` in float32 with the weights of `state`, sharing none with `module` or the target."""
         raise self._unwritten("copy_of")
 
-    def save(self, module: nn.Module, folder: Path, manifest: Mapping[str, Any]) -> None:
+    def save(self, module: nn.Module, folder: Path, manifest: JsonMapping) -> None:
         """Write the module's folder."""
         raise self._unwritten("save")
 
-    def manifest(self, target: Target, identity: TargetIdentity, **training: Any) -> dict[str, Any]:
+    def manifest(self, target: Target, identity: TargetIdentity, **training: Any) -> JsonObject:
         """What `draftsmith.json` says of a module that was trained beside `target`."""
         raise self._unwritten("manifest")
 
@@ -357,6 +358,6 @@ class PublishedDrafter(DrafterConfig):
         return set() if self.path is None else {"drafter"}
 
 
-def states_settings(drafter: DrafterConfig) -> dict[str, Any]:
+def states_settings(drafter: DrafterConfig) -> JsonObject:
     """As plain values, the settings of a drafter that say which of the target's states it reads in training."""
     return {key: value for key, value in drafter.model_dump(mode="json").items() if key not in drafter.beside_states}

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from ...core.json_types import JsonMapping, JsonObject
 from ...core.pictures import TEXT
 from ...core.states import uploaded
 from ..attention import attend_all
@@ -67,7 +68,7 @@ class DflashConfig(DflashSettings):
         """
         shared = {name: value for name, value in self.model_dump().items() if name in DflashConfig.model_fields}
         state = head_state(folder, torch.device("cpu"))
-        own: dict[str, Any] = {"kind": "dflash", "loss": {}, "cut_below": None}
+        own: JsonObject = {"kind": "dflash", "loss": {}, "cut_below": None}
         own["confidence"] = {} if any(name.startswith(CONFIDENCE) for name in state) else None
         start = DflashConfig.model_validate(shared | own).read(folder, target, torch.float32, identity)
         ids = start.draft_ids
@@ -87,10 +88,10 @@ class DflashConfig(DflashSettings):
         copy.load_state_dict(state)
         return copy
 
-    def save(self, module: nn.Module, folder: Path, manifest: Mapping[str, Any]) -> None:
+    def save(self, module: nn.Module, folder: Path, manifest: JsonMapping) -> None:
         save_dflash(self.kind, cast(DflashHead, module), folder, manifest)
 
-    def manifest(self, target: Target, identity: TargetIdentity, **training: Any) -> dict[str, Any]:
+    def manifest(self, target: Target, identity: TargetIdentity, **training: Any) -> JsonObject:
         if target.shape.draws_images:
             return image_head_manifest(self.model_dump(mode="json"), identity, **training)
         return dflash_manifest(self, target.shape, identity, drafter=self.model_dump(mode="json"), **training)

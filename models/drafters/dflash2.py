@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...core.errors import UserError
+from ...core.json_types import JsonObject
 from ..targets.base import Target, TargetShape
 from .dflash import DflashConfig
 from .dflash_images import DflashImageTraining
@@ -39,7 +40,7 @@ class Dflash2Shape(DflashShape):
     selector_rank: int = 256
     selector_top_k: int = 16
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return also what is DFlash 2's, under the published names."""
         values = super().to_dict()
         own = {one.name: getattr(self, one.name) for one in fields(Dflash2Shape) if one.name not in _OF_BLOCKS}

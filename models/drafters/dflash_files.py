@@ -6,13 +6,13 @@ A published draft has no manifest: what its `config.json` says of the block, the
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ...core.errors import UserError
+from ...core.json_types import JsonMapping, JsonObject
 from ...core.placement import fill, without_storage
 from ..folders import CONFIG, check_shapes, read_values, shapes_of, write_folder
 from ..targets.base import Target, TargetShape
@@ -39,9 +39,7 @@ _OTHERWISE = {
 _REPEATED = ("embed_tokens.weight", "verifier_lm_head.weight", "verifier_norm.weight", "rotary_emb.inv_freq")
 
 
-def dflash_manifest(
-    config: DflashSettings, shape: TargetShape, identity: TargetIdentity, **more: Any
-) -> dict[str, Any]:
+def dflash_manifest(config: DflashSettings, shape: TargetShape, identity: TargetIdentity, **more: Any) -> JsonObject:
     """What stands in `draftsmith.json`; `more` is of the stage."""
     return {
         "method": config.kind,
@@ -58,7 +56,7 @@ def dflash_manifest(
     }
 
 
-def save_dflash(kind: str, head: DflashHead, folder: Path, manifest: Mapping[str, Any]) -> None:
+def save_dflash(kind: str, head: DflashHead, folder: Path, manifest: JsonMapping) -> None:
     """Write `model.safetensors`, `config.json` and the manifest."""
     ids = head.draft_ids
     values = {
@@ -79,7 +77,7 @@ def load_dflash(
     Raises:
         UserError: a file is missing, or the draft was made for another target or with other settings.
     """
-    written: dict[str, Any] = {}
+    written: JsonObject = {}
     if target.shape.draws_images:
         check_made_for(folder, target, identity)
     else:
@@ -135,7 +133,7 @@ def _check_config(folder: Path, shape: DflashShape) -> None:
             _refuse(*different, path)
 
 
-def native_values(values: dict[str, Any], path: Path) -> dict[str, Any]:
+def native_values(values: JsonObject, path: Path) -> JsonObject:
     """A `config.json` in the native layout, also where it is in DeepSpec's (DSpark) or speculators', whose blocks may
     be causal.
 
@@ -163,7 +161,7 @@ def native_values(values: dict[str, Any], path: Path) -> dict[str, Any]:
     return values if causal is None else values | {"is_causal": causal}
 
 
-def _as_native(values: dict[str, Any], path: Path) -> dict[str, Any]:
+def _as_native(values: JsonObject, path: Path) -> JsonObject:
     kind = values.get("speculators_model_type")
     if kind is None and "markov_rank" in values and "target_layer_ids" in values:
         mask = {name: values.get(name) for name in ("mask_token_id", "target_layer_ids")}
@@ -182,7 +180,7 @@ def _as_native(values: dict[str, Any], path: Path) -> dict[str, Any]:
     return layer | own | {"dflash_config": mask, "is_causal": False}
 
 
-def settings_of(values: dict[str, Any], path: Path) -> dict[str, Any]:
+def settings_of(values: JsonObject, path: Path) -> JsonObject:
     """What a `config.json`, ours or a published one, says of blocks and layers, under the names of the settings."""
     draft = values.get("dflash_config") or {}
     taps, kinds = draft.get("target_layer_ids"), values.get("layer_types")

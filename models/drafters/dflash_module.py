@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ...core.json_types import JsonObject
 from ..decoding.head_layer import GatedFeedForward, HeadAttention, RMSNorm, Rotary, turning
 from ..layer import LayerShape
 from .dflash_confidence import ConfidenceHead
@@ -58,7 +59,7 @@ class DflashShape:
         """Tokens that one pass drafts, K."""
         return self.block_size - self.first
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """As `config.json` holds it; layers of the target count as the published files count them, one less."""
         taps = [tap - 1 for tap in self.taps]
         return {

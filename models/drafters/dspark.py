@@ -12,13 +12,14 @@ Letters: R rows, F nodes, A blocks, K places, D width, N rank, V vocabulary, V' 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal, Self, cast
+from typing import ClassVar, Literal, Self, cast
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from ...core.errors import UserError
+from ...core.json_types import JsonObject
 from ..losses import ChunkedHead, Divergence, FrozenHead
 from ..targets.base import TargetShape
 from .dflash import DflashConfig
@@ -59,7 +60,7 @@ class DsparkShape(DflashShape):
     markov_above: bool = False
     confidence_head_with_markov: bool = False
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return also what the heads are, under the published names."""
         own = {one.name: getattr(self, one.name) for one in fields(DsparkShape) if one.name not in _OF_BLOCKS}
         return {**super().to_dict(), **own, "sample_from_anchor": self.sample_from_anchor}

@@ -10,7 +10,6 @@ Letters: R rows, B samples, N new positions, T positions, F nodes, D width, V vo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
@@ -20,6 +19,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ...core.errors import UserError
+from ...core.json_types import JsonMapping, JsonObject
 from ...core.states import Taps
 from ..layer import LayerShape
 from ..targets.base import Target, TargetShape
@@ -121,13 +121,13 @@ class EagleConfig(FusedHeadConfig):
         check_made_for(folder, target, identity)
         return load_eagle(folder, target.embedding.to(dtype), self.layer(target.shape), self).to(dtype)
 
-    def save(self, module: nn.Module, folder: Path, manifest: Mapping[str, Any]) -> None:
+    def save(self, module: nn.Module, folder: Path, manifest: JsonMapping) -> None:
         if isinstance(module, ImageEagleHead):
             save_eagle(module, folder, manifest)
         else:
             super().save(module, folder, manifest)
 
-    def manifest(self, target: Target, identity: TargetIdentity, **training: Any) -> dict[str, Any]:
+    def manifest(self, target: Target, identity: TargetIdentity, **training: Any) -> JsonObject:
         if not target.shape.draws_images:
             return super().manifest(target, identity, **training)
         return image_head_manifest(self.model_dump(mode="json"), identity, **training)

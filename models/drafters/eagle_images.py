@@ -7,7 +7,7 @@ as well. Letters: R rows, B samples, N new positions, T positions, F nodes, D wi
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from ...core.batch import CodeBatch
 from ...core.errors import UserError
 from ...core.files import read_json
+from ...core.json_types import JsonMapping, JsonObject
 from ...core.loss import StepLoss
 from ...core.placement import fill, without_storage
 from ...core.section import Section
@@ -94,9 +95,7 @@ class ImageEagleHead(FusedHead):
         return self(self.embed_tokens(tokens), features, positions, mask, cache)
 
 
-def save_eagle(
-    head: ImageEagleHead, folder: Path, manifest: Mapping[str, Any], *, with_embedding: bool = False
-) -> None:
+def save_eagle(head: ImageEagleHead, folder: Path, manifest: JsonMapping, *, with_embedding: bool = False) -> None:
     """`model.safetensors`, `config.json` and our manifest; an embedding that is the target's stays out."""
     folder.mkdir(parents=True, exist_ok=True)
     whole = with_embedding or head.own_embedding
@@ -141,7 +140,7 @@ def load_eagle(folder: Path, embedding: Tensor, shape: LayerShape, config: HeadC
 def _check_made_for(folder: Path, shape: LayerShape) -> None:
     """Our heads say what they mirror, most of which is in no weight's shape. Published configs do not."""
     path = folder / "config.json"
-    written = read_json(path, dict[str, Any], hint="train or download it again") if path.is_file() else {}
+    written = read_json(path, JsonObject, hint="train or download it again") if path.is_file() else {}
     if "zeros_before" not in written:
         return
     different = shape.differs_from(written)

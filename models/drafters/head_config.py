@@ -6,7 +6,6 @@ setting (`head_settings.py`): MTP is `mtp_steps`, IVSB is `ivsb`, VATA is `vata`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
@@ -15,6 +14,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ...core.errors import UserError
+from ...core.json_types import JsonMapping, JsonObject
 from ..hub import recurrent_layers
 from ..layer import LayerShape
 from ..targets.base import Target, TargetShape
@@ -41,10 +41,10 @@ class HeadConfig(HeadSettings):
     def read(self, folder: Path, target: Target, dtype: torch.dtype, identity: TargetIdentity | None) -> StateHead:
         return load_head(self, folder, target, dtype, identity)
 
-    def save(self, module: nn.Module, folder: Path, manifest: Mapping[str, Any]) -> None:
+    def save(self, module: nn.Module, folder: Path, manifest: JsonMapping) -> None:
         save_head(cast(StateHead, module), folder, manifest)
 
-    def manifest(self, target: Target, identity: TargetIdentity, **training: Any) -> dict[str, Any]:
+    def manifest(self, target: Target, identity: TargetIdentity, **training: Any) -> JsonObject:
         return manifest_of(self, target.shape, identity, drafter=self.model_dump(mode="json"), **training)
 
     def training_objective(self, module: nn.Module, target: Target, settings: HeadObjective | None = None) -> nn.Module:

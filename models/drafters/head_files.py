@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ...core.errors import UserError, not_loaded
 from ...core.finite import check_weights
+from ...core.json_types import JsonMapping, JsonObject
 from ...core.placement import fill, without_storage
 from ...core.pretrained import CPU, read_safetensors
 from ..folders import CONFIG, check_shapes, read_values, shapes_of, write_folder
@@ -69,7 +70,7 @@ def weights_file(folder: Path) -> Path:
     return older if older.is_file() and not ours.is_file() else ours
 
 
-def manifest_of(config: HeadSettings, shape: TargetShape, identity: TargetIdentity, **more: Any) -> dict[str, Any]:
+def manifest_of(config: HeadSettings, shape: TargetShape, identity: TargetIdentity, **more: Any) -> JsonObject:
     """What stands in `draftsmith.json`.
 
     Args:
@@ -87,7 +88,7 @@ def manifest_of(config: HeadSettings, shape: TargetShape, identity: TargetIdenti
     }
 
 
-def _read_by(config: HeadSettings, shape: TargetShape) -> dict[str, Any]:
+def _read_by(config: HeadSettings, shape: TargetShape) -> JsonObject:
     reads = config.reads(shape, training=True)
     return {
         "numbering": NUMBERING,
@@ -98,7 +99,7 @@ def _read_by(config: HeadSettings, shape: TargetShape) -> dict[str, Any]:
     }
 
 
-def save_head(head: StateHead, folder: Path, manifest: Mapping[str, Any]) -> None:
+def save_head(head: StateHead, folder: Path, manifest: JsonMapping) -> None:
     """`model.safetensors`, `config.json` and the manifest of `manifest_of`."""
     values = {
         "model_type": head.model_type,
@@ -233,7 +234,7 @@ def stored_layer(config: HeadSettings, folder: Path, mirrored: LayerShape, state
     return layer
 
 
-def _written_fields(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def _written_fields(values: JsonMapping, folder: Path) -> JsonObject:
     """Field of the layer -> value, of the keys that a published config has."""
     layer = values.get("transformer_layer_config") or values
     rope = written_rope(layer, folder / CONFIG)
@@ -258,7 +259,7 @@ def check_manifest(config: HeadSettings, folder: Path, shape: TargetShape, ident
             _refuse(name, stored[name], value, folder / MANIFEST)
 
 
-def check_identity(folder: Path, kind: str, identity: TargetIdentity | None) -> dict[str, Any]:
+def check_identity(folder: Path, kind: str, identity: TargetIdentity | None) -> JsonObject:
     """Compare the manifest of a head of a language model with its kind and its target; returns the manifest.
 
     Raises:

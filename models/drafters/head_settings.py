@@ -6,13 +6,14 @@ Numbers follow the published code where there is one. What is done with a head, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from ...core.errors import UserError
+from ...core.json_types import JsonObject
 from ...core.refused import Refused
 from ...core.states import Taps
 from ..families.table import text_of
@@ -188,6 +189,6 @@ class HeadSettings(PublishedDrafter):
         """Draft ids of the right number, for counting."""
         return None if self.draft_vocab_size is None else torch.arange(self.draft_vocab_size)
 
-    def written_settings(self) -> dict[str, Any]:
+    def written_settings(self) -> JsonObject:
         """Settings whose other value is another head; the manifest names them."""
         return {"kind": self.kind}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor, nn
 
+from ...core.json_types import JsonObject
 from ..layer import LayerShape
 from .head_config import VISUAL_STAGE, FusedHeadConfig
 from .head_inputs import Visual
@@ -32,7 +33,7 @@ class HivisConfig(FusedHeadConfig):
     def module(self, layer: LayerShape, draft_ids: Tensor | None) -> StateHead:
         return HivisHead(layer, draft_ids, fc_bias=self.fc_bias, num_steps=self.num_steps)
 
-    def written_settings(self) -> dict[str, Any]:
+    def written_settings(self) -> JsonObject:
         return super().written_settings() | {"num_steps": self.num_steps}
 
     def exports(self, engine: str) -> list[str]:

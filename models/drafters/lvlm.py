@@ -7,7 +7,6 @@ loss is LLaVA's own, `models/targets/llava/model.py`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -20,6 +19,7 @@ from transformers.utils import cached_file
 from ...core.checksums import check_sums
 from ...core.errors import UserError
 from ...core.fields import Place
+from ...core.json_types import JsonMapping
 from ...core.pretrained import name_accelerator
 from ...core.section import Section, torch_dtype
 from ..families.load import load_lvlm
@@ -154,7 +154,7 @@ class LvlmConfig(PublishedDrafter):
             return load_strangers(self, model.config, dtype=dtype, device=target.device)
         return load_drafter(ours, tokenizer_hash=tokenizer, dtype=dtype, device=target.device)
 
-    def save(self, module: nn.Module, folder: Path, manifest: Mapping[str, Any]) -> None:
+    def save(self, module: nn.Module, folder: Path, manifest: JsonMapping) -> None:
         assert isinstance(module, PreTrainedModel)
         save_lvlm(module, folder, manifest)
 
@@ -269,7 +269,7 @@ def build_drafter(
     )
 
 
-def save_lvlm(model: PreTrainedModel, folder: Path, manifest: Mapping[str, Any]) -> None:
+def save_lvlm(model: PreTrainedModel, folder: Path, manifest: JsonMapping) -> None:
     """A directory that plain `from_pretrained` of the model's class loads, plus our small manifest."""
     name_accelerator()
     model.save_pretrained(folder)

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ...core.errors import UserError
+from ...core.json_types import JsonObject
 from ..targets.llamagen.section import NAMED_SHAPE, LlamaGenTargetConfig
 from ..targets.llamagen.transformer import LlamaGenConfig
 from .base import TargetIdentity
@@ -32,7 +33,7 @@ def tested_with() -> dict[str, str]:
     return {name: metadata.version(name) for name in ("torch", "transformers", "safetensors", "tokenizers")}
 
 
-def image_head_manifest(drafter: dict[str, Any], identity: TargetIdentity, **training: Any) -> dict[str, Any]:
+def image_head_manifest(drafter: JsonObject, identity: TargetIdentity, **training: Any) -> JsonObject:
     """What `draftsmith.json` says of a head of an image generator.
 
     Args:
@@ -59,8 +60,8 @@ def check_made_for(folder: Path, target: Any, identity: TargetIdentity | None) -
     path, written = folder / MANIFEST, read_manifest(folder).get("target")
     if not isinstance(written, dict):
         return
-    expected: dict[str, Any] = {"kind": target.kind if identity is None else identity.section.get("kind", target.kind)}
-    actual: dict[str, Any] = {"kind": written.get("kind")}
+    expected: JsonObject = {"kind": target.kind if identity is None else identity.section.get("kind", target.kind)}
+    actual: JsonObject = {"kind": written.get("kind")}
     if actual == expected and actual["kind"] == "llamagen":
         actual |= _shape(written, path).model_dump(include=set(NAMED_SHAPE))
         expected |= target.config.model_dump(include=set(NAMED_SHAPE))
@@ -79,7 +80,7 @@ def check_made_for(folder: Path, target: Any, identity: TargetIdentity | None) -
             raise (OtherTarget if name in ("path", "revision") else UserError)(problem, where=str(path), hint=hint)
 
 
-def _shape(target: dict[str, Any], path: Path) -> LlamaGenConfig:
+def _shape(target: JsonObject, path: Path) -> LlamaGenConfig:
     try:
         section = LlamaGenTargetConfig.model_validate({name: target[name] for name in _SHAPE_KEYS if name in target})
     except ValidationError as error:

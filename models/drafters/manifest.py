@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ...core.files import checked, read_json
+from ...core.json_types import JsonObject
 
 MANIFEST = "draftsmith.json"
 _CURE = "restore the file, or train the drafter again"
@@ -17,18 +17,18 @@ class _Kinds:
     """The entries of a manifest that are read; all others are for the record only."""
 
     method: str | None = None
-    drafter: dict[str, Any] | None = None
-    target: dict[str, Any] | str | None = None
-    settings: dict[str, Any] | None = None
-    reads: dict[str, Any] | None = None
-    imported: dict[str, Any] | None = None
+    drafter: JsonObject | None = None
+    target: JsonObject | str | None = None
+    settings: JsonObject | None = None
+    reads: JsonObject | None = None
+    imported: JsonObject | None = None
     tokenizer_hash: str | None = None
     tokenizer_sha256: str | None = None
     text_only: bool | None = None
-    export: dict[str, Any] | None = None
+    export: JsonObject | None = None
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> JsonObject:
     """What the manifest in a folder says; {} where there is none.
 
     Raises:
@@ -37,6 +37,6 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     if not path.is_file():
         return {}
-    written = read_json(path, dict[str, Any], hint=_CURE, once=True)
+    written = read_json(path, JsonObject, hint=_CURE, once=True)
     checked(written, _Kinds, where=str(path), hint=_CURE)
     return written

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...core.batch import Batch, CodeBatch
+from ...core.json_types import JsonObject
 from ...core.loss import StepLoss
 from ...core.section import Section
 from ...core.states import Taps, TargetStates, at_places, places_of, uploaded
@@ -78,7 +79,7 @@ class MedusaConfig(ModuleDrafter):
         head.begin_as(target)
         return head
 
-    def sizes(self, module: nn.Module) -> dict[str, Any]:
+    def sizes(self, module: nn.Module) -> JsonObject:
         head = cast(MedusaHead, module)
         own = {} if head.draft_ids is None else {"draft_vocab_size": len(head.draft_ids)}
         return {"model_type": "medusa", **asdict(head.shape), **own}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Protocol
 
 from ...core.errors import UserError
+from ...core.json_types import JsonMapping
 from ..families.table import text_of
 from ..hub import config_value, rope_of, usual_heads
 from ..layer import STRETCHED, LayerShape, stretched
@@ -83,7 +83,7 @@ def mirrored_layer(config: Mirroring, text: Any, *, input_norm: bool | None, lik
     )  # fmt: skip
 
 
-def _mrope_section(config: Mirroring, text: Any, rope: Mapping[str, Any]) -> tuple[int, ...]:
+def _mrope_section(config: Mirroring, text: Any, rope: JsonMapping) -> tuple[int, ...]:
     if config.positions != "mrope":
         return ()
     section: tuple[int, ...] = tuple(rope.get("mrope_section") or text_of(text).mrope_section)

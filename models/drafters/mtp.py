@@ -11,7 +11,6 @@ Letters: B rows, N inputs, K places, D width, H heads, E head width.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
@@ -21,6 +20,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from ...core.errors import UserError
+from ...core.json_types import JsonMapping
 from ...core.placement import fill, without_storage
 from ...core.refused import Refused
 from ..decoding.cache import Cache
@@ -144,7 +144,7 @@ class MtpConfig(HeadConfig):
             UserError: no tensors of a head are there, or they do not fit the target.
         """
         layer = self.layer(target.shape)
-        section: Mapping[str, Any] = identity.section if identity else {}
+        section: JsonMapping = identity.section if identity else {}
         own = section.get("path") if isinstance(section.get("path"), str) else None
         source = str(folder) if folder else self.path or own
         if source in (None, "inline"):
@@ -174,7 +174,7 @@ class MtpConfig(HeadConfig):
     def read(self, folder: Path, target: Target, dtype: torch.dtype, identity: TargetIdentity | None) -> StateHead:
         return cast(StateHead, self.load(folder, target, dtype=dtype, identity=identity))
 
-    def save(self, module: nn.Module, folder: Path, manifest: Mapping[str, Any]) -> None:
+    def save(self, module: nn.Module, folder: Path, manifest: JsonMapping) -> None:
         head = cast(MtpHead, module)
         state = {PREFIX + name: value for name, value in head.state_dict().items()}
         write_folder(folder, {"model_type": head.model_type, **head.shape.to_dict()}, state)

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from ...core.batch import Batch
 from ...core.errors import UserError
+from ...core.json_types import JsonObject
 from ...core.loss import StepLoss
 from ...core.refused import Refused
 from ...core.section import Section
@@ -101,7 +102,7 @@ class PeagleConfig(Eagle3Config):
     def drafter(self, module: nn.Module, target: Target, options: DraftingOptions = PLAIN) -> Drafter:
         return PeagleProposal(cast(PeagleHead, module), target, self)
 
-    def written_settings(self) -> dict[str, Any]:
+    def written_settings(self) -> JsonObject:
         return super().written_settings() | {
             "parallel_tokens": self.parallel_tokens, "mask_token_id": self.mask_token_id
         }  # fmt: skip

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ...core.json_types import JsonMapping, JsonObject
 from ...core.placement import fill, without_storage
 from ..decoding.rows import Guidance
 from ..folders import CONFIG, WEIGHTS, check_shapes, shapes_of
@@ -34,16 +35,16 @@ class ModuleDrafter(PublishedDrafter):
 
     trains_on: ClassVar[str | None] = "states"
 
-    def manifest(self, target: Target, identity: TargetIdentity, **training: Any) -> dict[str, Any]:
+    def manifest(self, target: Target, identity: TargetIdentity, **training: Any) -> JsonObject:
         """The section, the target, and of a target that answers in words its tokenizer's hash."""
         more = {} if target.shape.draws_images else {"tokenizer_sha256": identity.tokenizer_sha256}
         return image_head_manifest(self.model_dump(mode="json"), identity, **more, **training)
 
-    def sizes(self, module: nn.Module) -> dict[str, Any]:
+    def sizes(self, module: nn.Module) -> JsonObject:
         """What `config.json` says of the module, for other programs; empty: there is no such file."""
         return {}
 
-    def save(self, module: nn.Module, folder: Path, manifest: Mapping[str, Any]) -> None:
+    def save(self, module: nn.Module, folder: Path, manifest: JsonMapping) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         save_file({name: value.contiguous() for name, value in module.state_dict().items()}, folder / WEIGHTS)
         if sizes := self.sizes(module):

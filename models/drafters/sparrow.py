@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from ...core.errors import UserError
+from ...core.json_types import JsonObject
 from ..targets.base import TargetShape
 from .head_config import VISUAL_STAGE, DirectHeadConfig
 from .head_objective import HeadObjective
@@ -47,7 +48,7 @@ class SparrowConfig(DirectHeadConfig):
             )
         return layer
 
-    def written_settings(self) -> dict[str, Any]:
+    def written_settings(self) -> JsonObject:
         return super().written_settings() | {"ivsb": self.ivsb}
 
     def exports(self, engine: str) -> list[str]:

@@ -5,13 +5,14 @@ Letters: P tokens of an image, Q queries, N inputs, B rows, D width.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ...core.json_types import JsonObject
 from ..layer import LayerShape
 from ..targets.base import TargetShape
 from .head_config import VISUAL_STAGE, FusedHeadConfig
@@ -45,7 +46,7 @@ class VispecConfig(FusedHeadConfig):
     def module(self, layer: LayerShape, draft_ids: Tensor | None) -> StateHead:
         return VispecHead(layer, draft_ids, fc_bias=self.fc_bias, num_queries=self.num_queries)
 
-    def written_settings(self) -> dict[str, Any]:
+    def written_settings(self) -> JsonObject:
         return super().written_settings() | {"num_queries": self.num_queries}
 
 

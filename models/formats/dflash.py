@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ...core.errors import UserError
+from ...core.json_types import JsonObject
 from ..drafters.dflash import CONFIDENCE, DflashConfig
 from ..drafters.dflash2 import Dflash2Config
 from ..drafters.dflash_files import DFLASH2, DSPARK, native_values, settings_of
@@ -48,7 +49,7 @@ def from_ours(engine: Engine, source: Source) -> Files:
     return values, dict(head.state_dict())
 
 
-def _layers(source: Source) -> dict[str, Any]:
+def _layers(source: Source) -> JsonObject:
     """Qwen3's config of the draft's layers, whatever the target is."""
     shape = source.head.shape
     values = llama_values(shape.layer, source.target.text) | {
@@ -65,7 +66,7 @@ def _layers(source: Source) -> dict[str, Any]:
     }
 
 
-def _native(source: Source, vocabulary: int) -> dict[str, Any]:
+def _native(source: Source, vocabulary: int) -> JsonObject:
     shape = source.head.shape
     block = shape.to_dict()["dflash_config"]
     if source.config.kind == "dflash2":  # z-lab's code looks for it there first
@@ -82,10 +83,10 @@ def _native(source: Source, vocabulary: int) -> dict[str, Any]:
     }
 
 
-def _speculators(source: Source, vocabulary: int) -> dict[str, Any]:
+def _speculators(source: Source, vocabulary: int) -> JsonObject:
     shape, layer = source.head.shape, _layers(source)
     del layer["rope_scaling"]
-    kind, own = source.config.kind, dict[str, Any](sample_from_anchor=shape.sample_from_anchor)
+    kind, own = source.config.kind, JsonObject(sample_from_anchor=shape.sample_from_anchor)
     if kind == "dflash2":
         own |= {name: shape.to_dict()["dflash_config"][name] for name in DFLASH2}
     if isinstance(shape, DsparkShape):
@@ -111,8 +112,8 @@ def _speculators(source: Source, vocabulary: int) -> dict[str, Any]:
 
 
 def to_ours(
-    kind: BlockKind, values: dict[str, Any], state: State, text: Any, folder: Path
-) -> tuple[DflashConfig, dict[str, Any], list[str]]:
+    kind: BlockKind, values: JsonObject, state: State, text: Any, folder: Path
+) -> tuple[DflashConfig, JsonObject, list[str]]:
     """The config, the recipe's section, and what was decided.
 
     Raises:
@@ -131,7 +132,7 @@ def to_ours(
         if values.get(name) not in (ours, None):
             raise UserError(f"{name} is {values[name]}, the target's {ours}", where=where,
                             hint="a draft with the target's own width and heads is read: name its target")  # fmt: skip
-    settings: dict[str, Any] = {"kind": kind}
+    settings: JsonObject = {"kind": kind}
     if any(name.startswith(CONFIDENCE) for name in state):
         reads = values.get("confidence_head_with_markov", False)
         settings["confidence"] = {"with_markov": reads} if kind == "dspark" else {}
@@ -151,7 +152,7 @@ def to_ours(
     return made.model_validate(settings), settings, notes
 
 
-def _held(values: dict[str, Any], state: State) -> BlockKind:
+def _held(values: JsonObject, state: State) -> BlockKind:
     if "markov_rank" in values:
         return "dspark"
     return "dflash2" if any(name.startswith("candidate_selector.") for name in state) else "dflash"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ...core.errors import UserError
+from ...core.json_types import JsonObject
 from ...core.pretrained import read_safetensors
 from ..drafters.head_config import DirectHeadConfig, HeadConfig
 from ..folders import WEIGHTS, check_shapes, shapes_of
@@ -84,7 +85,7 @@ def from_export(folder: Path, config: Any, target: TargetShape) -> nn.Module:
     return head.eval()
 
 
-def to_ours(state: State, kind: str, where: str) -> tuple[dict[str, Any], State]:
+def to_ours(state: State, kind: str, where: str) -> tuple[JsonObject, State]:
     """The settings that the weights show, and the weights.
 
     Raises:
@@ -94,7 +95,7 @@ def to_ours(state: State, kind: str, where: str) -> tuple[dict[str, Any], State]
         if "fc.bias" in state or f"{LAYER}input_layernorm.weight" in state:
             raise UserError("the attention's output has a bias of its own", where=where, hint="such heads are not read")
         state = unfold_fc_bias(state)
-    settings: dict[str, Any] = {"fc_bias": "fc.bias" in state, "input_norm": f"{LAYER}input_layernorm.weight" in state}
+    settings: JsonObject = {"fc_bias": "fc.bias" in state, "input_norm": f"{LAYER}input_layernorm.weight" in state}
     if kind == "vispec" and "imadpt.q" in state:
         settings["num_queries"] = len(state["imadpt.q"])
     return settings, state

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ...core.errors import UserError
+from ...core.json_types import JsonObject
 from ..drafters.eagle3 import Eagle3Config, Eagle3Head
 from ..drafters.head_files import no_lm_head
 from ..drafters.peagle import PeagleConfig
@@ -60,7 +61,7 @@ def from_ours(engine: Engine, source: Source) -> Files:
     return values, _without_table(state, head) if engine == "vllm" else state
 
 
-def _speculators(source: Source, taps: tuple[int, ...]) -> dict[str, Any]:
+def _speculators(source: Source, taps: tuple[int, ...]) -> JsonObject:
     """vLLM takes `norm_before_residual` for true where it is not written, and the package for false."""
     layer, kind = llama_values(source.head.shape, source.target.text), source.config.kind
     del layer["rope_scaling"]
@@ -101,8 +102,8 @@ def _without_table(state: State, head: Eagle3Head) -> State:
 
 
 def to_ours(
-    values: dict[str, Any], state: State, text: Any, kind: str, where: str, notes: list[str]
-) -> tuple[dict[str, Any], State]:
+    values: JsonObject, state: State, text: Any, kind: str, where: str, notes: list[str]
+) -> tuple[JsonObject, State]:
     """The settings that config and weights show, and the weights, with both tables of ids.
 
     Args:
@@ -112,7 +113,7 @@ def to_ours(
         UserError: no file says how the head runs, or files contradict each other.
     """
     taps = _taps(values, where, notes)
-    settings: dict[str, Any] = {} if taps is None else {"taps": taps}
+    settings: JsonObject = {} if taps is None else {"taps": taps}
     settings |= {name: True for name in _NORMS if values.get(name)}
     if taps is None:
         taken = Eagle3Config(kind="eagle3").layers_of(language_shape(text))
@@ -126,7 +127,7 @@ def to_ours(
     return settings | (_parallel(values, where) if kind == "peagle" else {}), state
 
 
-def refuse_variants(values: dict[str, Any], state: State, where: str) -> None:
+def refuse_variants(values: JsonObject, state: State, where: str) -> None:
     """Raises `UserError` for EAGLE-3 with other norms or another width."""
     variants = [name for name in _VARIANTS if values.get(name)] + [
         n for n in state if n.startswith("input_norm") or (n.startswith("fc_norm") and not values.get("fc_norm"))
@@ -147,7 +148,7 @@ def refuse_variants(values: dict[str, Any], state: State, where: str) -> None:
         raise UserError("it is narrower than its target (target_hidden_size)", where=where, hint="it is not read")
 
 
-def _parallel(values: dict[str, Any], where: str) -> dict[str, Any]:
+def _parallel(values: JsonObject, where: str) -> JsonObject:
     """P-EAGLE's mask, and how many tokens a pass drafts where the file says."""
     mask = next((values[name] for name in _MASKS if name in values), None)
     if mask is None:
@@ -158,7 +159,7 @@ def _parallel(values: dict[str, Any], where: str) -> dict[str, Any]:
     return {"mask_token_id": int(mask)} | ({"parallel_tokens": int(count)} if count else {})
 
 
-def _taps(values: dict[str, Any], where: str, notes: list[str]) -> tuple[int, int, int] | None:
+def _taps(values: JsonObject, where: str, notes: list[str]) -> tuple[int, int, int] | None:
     nested = values.get(_OF_SGLANG) or {}
     # vLLM reads them under this name, too, and counts them as at the top level.
     top = values.get(TAPS) or nested.get("layer_ids")

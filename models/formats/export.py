@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from ...core.checksums import check_sums
 from ...core.errors import UserError, did_you_mean
 from ...core.files import check_new, new_folder
+from ...core.json_types import JsonMapping, JsonObject
 from ...core.pretrained import name_accelerator
 from ...core.results import check_written
 from ..drafters.dflash import DflashConfig
@@ -53,14 +52,14 @@ class Exported:
     chain: int = CHAIN  # tokens of a cycle
     parallel: bool = False  # drafted in one pass by a head of EAGLE-3's layer (P-EAGLE)
     runner: int | None = None  # vLLM's model runner that it needs; None: either
-    overrides: Mapping[str, Any] = field(default_factory=dict)  # of the target's config, for vLLM alone
+    overrides: JsonMapping = field(default_factory=dict)  # of the target's config, for vLLM alone
     patched: bool = False  # by our plugin, which is asked by a variable
     drops_inputs: bool = False  # cached prefixes of the target are not its own
     whole_prompts: bool = False  # none may be cut inside a picture
     plugin: bool = False  # our plugin for vLLM serves it, or repairs what it needs
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> JsonObject:
         """Arguments of vLLM's `LLM` that it needs."""
         over = {"hf_overrides": dict(self.overrides)} if self.overrides else {}
         return over | ({"enable_chunked_prefill": False} if self.whole_prompts else {})
@@ -256,7 +255,7 @@ def read_export(folder: Path) -> tuple[Exported, Prompts] | None:
     return Exported(folder, export["engine"], target=None, notes=tuple(export["notes"]), **served), export["prompts"]
 
 
-def _write_manifest(folder: Path, manifest: dict[str, Any], prompts: Prompts, made: Exported) -> None:
+def _write_manifest(folder: Path, manifest: JsonObject, prompts: Prompts, made: Exported) -> None:
     kept = ("method", "chain", "parallel", "runner", "patched", "drops_inputs", "whole_prompts", "plugin")
     served = {name: getattr(made, name) for name in kept}
     served["overrides"] = dict(made.overrides)

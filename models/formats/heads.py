@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from ...core.errors import UserError
+from ...core.json_types import JsonObject
 from ..drafters import AnyDrafter
 from ..drafters.head_config import HeadConfig
 from ..drafters.head_inputs import Image
@@ -44,7 +45,7 @@ class ImportedHead:
 
     head: Any  # StateHead | DflashHead | MedusaHead
     config: ReadConfig
-    settings: dict[str, Any]
+    settings: JsonObject
     notes: tuple[str, ...]
 
 
@@ -109,7 +110,7 @@ def import_head(
     return ImportedHead(head, config, _section(config), tuple(notes))
 
 
-def _section(config: HeadConfig | MedusaConfig) -> dict[str, Any]:
+def _section(config: HeadConfig | MedusaConfig) -> JsonObject:
     """As a recipe's `drafter` says it."""
     return config.model_dump(mode="json", exclude_defaults=True)
 
@@ -168,14 +169,14 @@ def _check_tables(state: State, embedding: Tensor | None, is_eagle3: bool, where
         )  # fmt: skip
 
 
-def _attention(state: State, layer: str, text: Any, where: str) -> dict[str, Any]:
+def _attention(state: State, layer: str, text: Any, where: str) -> JsonObject:
     key, gate = f"{layer}self_attn.k_proj.weight", f"{layer}mlp.gate_proj.weight"
     if key not in state or gate not in state:
         held = ", ".join(sorted(state)[:4])
         raise UserError(f"{key} is missing; the file begins with {held}", where=where, hint="give the folder of a head")
     own, width = usual_heads(text)
     heads = state[key].shape[0] // width
-    settings: dict[str, Any] = {"qkv_bias": f"{layer}self_attn.q_proj.bias" in state}
+    settings: JsonObject = {"qkv_bias": f"{layer}self_attn.q_proj.bias" in state}
     if heads != own:
         if heads != text.num_attention_heads:
             raise UserError(
@@ -188,7 +189,7 @@ def _attention(state: State, layer: str, text: Any, where: str) -> dict[str, Any
     return settings
 
 
-def _at_pictures(kind: str, image: Image | None, sees: bool, where: str) -> dict[str, Any]:
+def _at_pictures(kind: str, image: Image | None, sees: bool, where: str) -> JsonObject:
     if not sees:
         return {"visual_slots": "read"} if kind in _OF_EAGLE3 else {}
     if image is None:

@@ -12,6 +12,7 @@ import torch
 from transformers import ChameleonConfig
 
 from ...core.errors import UserError
+from ...core.json_types import JsonObject
 from ..drafters.eagle import EagleConfig
 from ..drafters.eagle_images import ImageEagleHead, load_eagle
 from ..targets.anole.target import anole_shape
@@ -22,7 +23,7 @@ from .published_head import read_published
 
 def to_ours(
     source: str, target: LlamaGenConfig | ChameleonConfig, *, revision: str | None = None
-) -> tuple[ImageEagleHead, dict[str, Any], tuple[str, ...]]:
+) -> tuple[ImageEagleHead, JsonObject, tuple[str, ...]]:
     """The head, the recipe's `drafter` section without its path, and what nobody can know of it.
 
     Raises:
@@ -33,7 +34,7 @@ def to_ours(
         raise UserError("embed_tokens.weight is missing, and may not have been the target's", where=str(folder),
                         hint="fetch the whole checkpoint")  # fmt: skip
     drawn = isinstance(target, LlamaGenConfig)
-    settings: dict[str, Any] = {"kind": "eagle"}
+    settings: JsonObject = {"kind": "eagle"}
     named = {"intermediate_size": values.get("intermediate_size"), "num_heads": values.get("num_attention_heads"),
              "norm_eps": values.get("rms_norm_eps")}  # fmt: skip
     mirrored = llamagen_shape(target) if isinstance(target, LlamaGenConfig) else anole_shape(target)

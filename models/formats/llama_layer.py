@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import UserError
+from ...core.json_types import JsonObject
 from ..folders import CONFIG
 from ..hub import config_value, rope_of
 from ..layer import LayerShape, stretched, written_rope
@@ -20,10 +21,10 @@ _KEYS = {
 }
 
 
-def llama_values(shape: LayerShape, text: Any) -> dict[str, Any]:
+def llama_values(shape: LayerShape, text: Any) -> JsonObject:
     """A one-layer Llama of the head's shape, for readers of transformers 4 and 5."""
     scaling = None if shape.rope_scaling is None else dict(shape.rope_scaling)
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": shape.rope_theta} | (scaling or {})
+    rope: JsonObject = {"rope_type": "default", "rope_theta": shape.rope_theta} | (scaling or {})
     if shape.mrope_section:
         scaling = {"rope_type": "default", "mrope_section": list(shape.mrope_section)}
         rope |= {"mrope_section": list(shape.mrope_section)}
@@ -46,7 +47,7 @@ def llama_values(shape: LayerShape, text: Any) -> dict[str, Any]:
     }
 
 
-def layer_settings(values: dict[str, Any], text: Any, where: str) -> tuple[dict[str, Any], tuple[int, ...]]:
+def layer_settings(values: JsonObject, text: Any, where: str) -> tuple[JsonObject, tuple[int, ...]]:
     """What a layer's config says of norms and rotation that is not the target's anyway, and M-RoPE's sections, none
     where there is one position.
 

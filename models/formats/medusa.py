@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...core.errors import UserError
+from ...core.json_types import JsonObject
 from ..drafters.medusa import MedusaConfig, MedusaHead
 from ..folders import check_shapes, shapes_of
 from ..targets.base import language_shape
@@ -43,7 +44,7 @@ def from_ours(source: Source, lm_head: Tensor | None) -> Files:
     return values, state | {LM_HEAD: lm_head.to(next(head.parameters()).dtype)}
 
 
-def to_ours(values: dict[str, Any], state: State, text: Any, where: str) -> tuple[MedusaHead, MedusaConfig, list[str]]:
+def to_ours(values: JsonObject, state: State, text: Any, where: str) -> tuple[MedusaHead, MedusaConfig, list[str]]:
     """The heads, their section, and what was decided.
 
     Raises:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
 from ...core.errors import UserError
 from ...core.files import checked
+from ...core.json_types import JsonObject
 from ...core.pretrained import reading_pretrained
 from ..drafters.lvlm import LvlmConfig, own_projector, reading_of
 from ..drafters.manifest import MANIFEST
@@ -29,7 +30,7 @@ from .source import Files, Target
 PatchedMode = Literal["M", "T"]
 
 
-def section_of(folder: Path, manifest: dict[str, Any], mode: PatchedMode | None) -> LvlmConfig:
+def section_of(folder: Path, manifest: JsonObject, mode: PatchedMode | None) -> LvlmConfig:
     """The drafter's section of an export's manifest; imported drafts bring none.
 
     Args:

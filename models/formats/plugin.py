@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...core.json_types import JsonObject
+
 PACKAGE = "draftsmith-vllm"
 MODULE = "draftsmith_vllm"
 INSTALL = f"needs our plugin in vLLM's environment: pip install ./serving/{PACKAGE} (in a checkout of draftsmith)"
@@ -45,7 +47,7 @@ def plugins_name(config: Any) -> str | None:
     return "msd" if config.kind == "msd" and held == "direct" else None
 
 
-def served_by_plugin(values: dict[str, Any], drafter: str, **more: Any) -> dict[str, Any]:
+def served_by_plugin(values: JsonObject, drafter: str, **more: Any) -> JsonObject:
     """A config with the plugin's class in `architectures`, and its section.
 
     Args:
@@ -55,11 +57,11 @@ def served_by_plugin(values: dict[str, Any], drafter: str, **more: Any) -> dict[
     return values | {"architectures": [_CLASSES[drafter]], SECTION: about}
 
 
-def is_patched(values: dict[str, Any]) -> bool:
+def is_patched(values: JsonObject) -> bool:
     """Whether the plugin patches vLLM for what this config describes."""
     return (values.get(SECTION) or {}).get("drafter") in _PATCHED
 
 
-def drops_inputs(values: dict[str, Any]) -> bool:
+def drops_inputs(values: JsonObject) -> bool:
     """Whether it leaves pictures out of its cache, so that prefixes of the target's are not its own."""
     return (values.get(SECTION) or {}).get("drafter") in _DROP

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from ...core.finite import check_weights
+from ...core.json_types import JsonObject
 from ...core.pretrained import INDEX, indexed_files, read_safetensors
 from ..drafters.head_files import head_state
 from ..drafters.outside import find_start
@@ -20,7 +20,7 @@ _WRAPPERS = ("module.", "draft_model.", "ea_layer.", "spec_layer.", "model.")
 _DERIVED = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
 
 
-def read_published(source: str | Path, revision: str | None) -> tuple[Path, dict[str, Any], State]:
+def read_published(source: str | Path, revision: str | None) -> tuple[Path, JsonObject, State]:
     """Folder, `config.json` and weights.
 
     Raises:

@@ -15,6 +15,7 @@ from transformers import PreTrainedConfig
 from ...core.errors import UserError
 from ...core.files import checked
 from ...core.generation_config import generation_ends
+from ...core.json_types import JsonObject
 from ...core.pretrained import CPU
 from ..drafters import AnyDrafter
 from ..drafters.dflash import DflashConfig
@@ -29,7 +30,7 @@ from ..shipped import PREFIX, opened_target
 from ..targets.base import TargetShape, language_shape
 
 ReadConfig = HeadConfig | DflashConfig | MedusaConfig  # of drafters that read states
-Files = tuple[dict[str, Any], dict[str, Tensor]]  # config.json, model.safetensors
+Files = tuple[JsonObject, dict[str, Tensor]]  # config.json, model.safetensors
 # Drafted tokens that the speculators format names as its default.
 CHAIN = 5
 _DRAFTER: TypeAdapter[Any] = TypeAdapter(AnyDrafter)
@@ -71,7 +72,7 @@ class Source:
     config: ReadConfig
     head: Any  # StateHead | DflashHead | MedusaHead
     target: Target
-    manifest: dict[str, Any]
+    manifest: JsonObject
 
     @property
     def layout(self) -> Literal["eagle", "eagle3", "dflash", "medusa"]:
@@ -125,13 +126,13 @@ def kind_of(folder: Path) -> str:
     )  # fmt: skip
 
 
-def _target_section(folder: Path) -> dict[str, Any]:
+def _target_section(folder: Path) -> JsonObject:
     """The target's section in a drafter's manifest; a draft LVLM's is a name alone."""
     written = read_manifest(folder).get("target")
     return written if isinstance(written, dict) else {"kind": "llava", "path": written}
 
 
-def named_target(folder: Path, target: str | None) -> tuple[dict[str, Any], str]:
+def named_target(folder: Path, target: str | None) -> tuple[JsonObject, str]:
     """The target's section in a drafter's manifest, and the target that is named, or else the section's.
 
     Raises:
@@ -188,7 +189,7 @@ def read_beside(config: ReadConfig, folder: Path, text: Any) -> Any:
     return config.read(folder, beside, stored, None).eval()
 
 
-def _trained_config(manifest: dict[str, Any], folder: Path) -> ReadConfig:
+def _trained_config(manifest: JsonObject, folder: Path) -> ReadConfig:
     written, hint = manifest.get("drafter"), "train it with this version, or import it again"
     if manifest.get("method") == "dflash":
         return checked(written, DflashConfig, where=f"{folder / MANIFEST}, drafter", hint=hint)
@@ -207,7 +208,7 @@ def _trained_config(manifest: dict[str, Any], folder: Path) -> ReadConfig:
     return config
 
 
-def proposals(algorithm: str, speculative_tokens: int, target: Target) -> dict[str, Any]:
+def proposals(algorithm: str, speculative_tokens: int, target: Target) -> JsonObject:
     """The part of speculators' `config.json` that names the algorithm, its chain's length and the target."""
     return {
         "algorithm": algorithm,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ...core.errors import UserError
+from ...core.json_types import JsonObject
 from ..drafters.base import DrafterConfig, TargetIdentity
 from ..drafters.eagle import EagleConfig
 from ..drafters.head_config import FusedHeadConfig, HeadConfig
@@ -61,9 +62,7 @@ def _lantern(config: EagleConfig, folder: Path, target: Any, identity: TargetIde
     return config.load(folder, target, dtype=torch.float32, identity=identity)
 
 
-def _check_settings(
-    config: HeadConfig, told: HeadConfig, settings: dict[str, Any], shape: TargetShape, where: str
-) -> None:
+def _check_settings(config: HeadConfig, told: HeadConfig, settings: JsonObject, shape: TargetShape, where: str) -> None:
     """Compare what is no weight's shape."""
     _check_layer(config.layer(shape), told.layer(shape), settings, where)
     ours, theirs = config.reads(shape, training=True), told.reads(shape, training=True)
@@ -80,14 +79,14 @@ def _check_settings(
 _AXES = ("mrope_section", "mrope_interleaved")
 
 
-def _check_layer(ours: LayerShape, theirs: LayerShape, settings: dict[str, Any], where: str) -> None:
+def _check_layer(ours: LayerShape, theirs: LayerShape, settings: JsonObject, where: str) -> None:
     written = theirs.to_dict() | {name: ours.to_dict()[name] for name in _AXES}
     different = ours.differs_from(written)
     if different is not None:
         _refuse(*different, settings, where)
 
 
-def _refuse(name: str, theirs: Any, ours: Any, settings: dict[str, Any], where: str) -> None:
+def _refuse(name: str, theirs: Any, ours: Any, settings: JsonObject, where: str) -> None:
     section = ", ".join(f"{key}: {_text(value)}" for key, value in settings.items())
     raise UserError(
         f"the head was trained with {name} {theirs}, and the recipe's drafter has {ours}", where=where,

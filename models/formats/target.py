@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -13,6 +12,7 @@ from safetensors.torch import save_file
 from ...core.checksums import check_sums
 from ...core.errors import UserError
 from ...core.files import check_new, new_folder, read_json
+from ...core.json_types import JsonObject
 from ...core.pretrained import INDEX, RESTORE, reading_safetensors
 from ...core.results import check_written
 from ..drafters.manifest import MANIFEST
@@ -53,7 +53,7 @@ def export_target(source: Path, destination: Path) -> None:
                 state = {_served(key) if renames else key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118
             save_file(state, aside / file.name, {"format": "pt"})
         if (source / INDEX).is_file():
-            index = read_json(source / INDEX, dict[str, Any], hint=RESTORE)
+            index = read_json(source / INDEX, JsonObject, hint=RESTORE)
             if renames:
                 index["weight_map"] = {_served(key): file for key, file in index["weight_map"].items()}
             (aside / INDEX).write_text(json.dumps(index, indent=1))

@@ -6,10 +6,10 @@ import argparse
 import json
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from ...core.errors import UserError
 from ...core.files import write_whole
+from ...core.json_types import JsonObject
 from ...core.secrets import redact, redact_markdown
 from ..exit_codes import OK
 from ..launch import say
@@ -65,7 +65,7 @@ def _run(options: argparse.Namespace) -> int:
     return OK
 
 
-def _benchmarks(options: argparse.Namespace) -> tuple[dict[str, Any], Path]:
+def _benchmarks(options: argparse.Namespace) -> tuple[JsonObject, Path]:
     """The benchmarks that are named, and the folder of the run whose data they may read."""
     from ...trainers.evaluate.engine_conversations import benchmark_at
     from ...trainers.evaluate.evaluate_settings import EvaluateSettings

@@ -6,9 +6,10 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Literal, NoReturn
 
 from ...core.errors import UserError
+from ...core.json_types import JsonObject
 from ..load import find_recipe, setting_hint
 
 
@@ -18,7 +19,7 @@ class Argument:
 
     name: str
     help: str
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: JsonObject = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

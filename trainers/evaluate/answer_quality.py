@@ -11,6 +11,7 @@ from typing import Any
 from ...core import ranks
 from ...core.batch import Request
 from ...core.errors import UserError
+from ...core.json_types import JsonMapping, JsonObject
 from ...data.end_tokens import end_ids
 from ...data.records.record import paths
 from ...eval import text_quality
@@ -33,7 +34,7 @@ BLIND = " (text only)"
 
 def measure_quality(
     config: QualitySection, run: TabedRun, drafts: Mapping[str, Any], score: Mapping[Metric, Scorer]
-) -> dict[str, Any]:
+) -> JsonObject:
     """Let target and drafts answer every set with the pictures and without; write `quality.json` and `quality.md`.
 
     Args:
@@ -41,7 +42,7 @@ def measure_quality(
         score: as `text_quality.scorers`.
     """
     folder, models = run.context.folder, answering(config, run, drafts)
-    measured: list[dict[str, Any]] = []
+    measured: list[JsonObject] = []
     for name in config.sets:
         records = run.suite.first_turns(name, run.section.convention, config.max_samples)
         measured += _answers(name, records, run, models)
@@ -75,9 +76,7 @@ def answering(config: QualitySection, run: TabedRun, drafts: Mapping[str, Any]) 
     return models
 
 
-def _answers(
-    name: str, records: list[dict[str, Any]], run: TabedRun, models: Mapping[str, Answering]
-) -> list[dict[str, Any]]:
+def _answers(name: str, records: list[JsonObject], run: TabedRun, models: Mapping[str, Answering]) -> list[JsonObject]:
     """Every record with everyone's answers, of all ranks."""
     stem = run.folder / "quality" / name
     dataset, processor = run.dataset(records, stem.with_name(f"{name}.json"), run.form), run.opening.processor
@@ -101,7 +100,7 @@ def _answers(
     ]
 
 
-def _shown(record: Mapping[str, Any], source: Path, folder: Path) -> list[str]:
+def _shown(record: JsonMapping, source: Path, folder: Path) -> list[str]:
     """Copies of a record's pictures beside the page."""
     shown = []
     for number, path in enumerate(paths(dict(record), "image")):

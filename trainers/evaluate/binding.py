@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from typing import Any
 
 import torch
 
 from ...core import ranks
 from ...core.batch import Request
+from ...core.json_types import JsonObject
 from ...data.families.processor import Processor
 from ...eval.intervals import ratio
 from ...eval.loop import generate
@@ -25,7 +25,7 @@ from .requests import ConversationSet, Opening
 _NAMED_WITHIN = 16  # tokens of an answer in which its key word is looked for
 
 
-def binding(probe: Binding, opening: Opening, measuring: Measuring, processor: Processor) -> dict[str, Any]:
+def binding(probe: Binding, opening: Opening, measuring: Measuring, processor: Processor) -> JsonObject:
     """Share of questions whose answer names the record's key word, with the picture and without it."""
     dataset = opening.dataset(probe.data, data_files(probe.data, opening.context))
     questions = ConversationSet("binding", "image", "", dataset)

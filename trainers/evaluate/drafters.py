@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ...core.errors import UserError
+from ...core.json_types import JsonObject
 from ...core.section import Section
 from ...core.states import Taps
 from ...eval.held_visual import HeldVisual
@@ -71,9 +72,9 @@ class Drafting:
         share = 0.0 if config.visual(training=False) == "none" else config.held_visual_share
         return HeldVisual(self.drafter_name, share, config.attention_queries if 0 < share < 1 else None)
 
-    def details(self, opened: Opened, max_new_tokens: int) -> dict[str, Any]:
+    def details(self, opened: Opened, max_new_tokens: int) -> JsonObject:
         """Details that drafter, policy and rule recorded for the request that was just decoded."""
-        details: dict[str, Any] = {"rule": self.method.rule.kind}
+        details: JsonObject = {"rule": self.method.rule.kind}
         for key in ("num_held", "num_kept"):
             if (value := getattr(self.drafter, key, None)) is not None:
                 details[key] = int(value)

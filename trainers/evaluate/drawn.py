@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from ...core import ranks
+from ...core.json_types import JsonMapping, JsonObject
 from ...data.captioned.prompts import ImagePrompt, read_prompts
 from ...data.stage_folders import DATASET_FOLDER
 from ...eval.lantern import LanternConfig, lantern
@@ -100,8 +100,8 @@ def _scored(
 
 
 def _judged(
-    generator: Generator, judge: Judge, tokens: Mapping[float, Mapping[str, Any]], shown: int, stop: Stop
-) -> tuple[dict[float, dict[str, Any]], dict[float, dict[str, Tensor]]]:
+    generator: Generator, judge: Judge, tokens: Mapping[float, JsonMapping], shown: int, stop: Stop
+) -> tuple[dict[float, JsonObject], dict[float, dict[str, Tensor]]]:
     """temperature -> method -> scores of all of its pictures, and the first of them."""
     quality = {t: {m: judge(_drawn(generator, codes, stop)) for m, codes in by.items()} for t, by in tokens.items()}
     first = {
@@ -137,7 +137,7 @@ def _rule(generator: Generator, context: Context, method: Method) -> Callable[[f
     return lambda temperature: made(greedy=temperature == 0)
 
 
-def _about(stage: EvaluateSettings, context: Context, prompts: Sequence[ImagePrompt], judge: Judge) -> dict[str, Any]:
+def _about(stage: EvaluateSettings, context: Context, prompts: Sequence[ImagePrompt], judge: Judge) -> JsonObject:
     real, source, distance = judge.score_of_real(), stage.prompts, judge.fid_of_real()
     fid = "" if distance is None else f"; their FID on its features is {distance:.3g}"
     return {

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ...core.json_types import JsonObject
 from ...core.pictures import one_placeholder_each
 from ...data.families.processor import Processor
 from ...eval.measured_rows import PLAIN, Row
@@ -80,10 +81,10 @@ class ServedMeasuring(Measuring):
         temperature: float,
         max_new_tokens: int,
         together: int,
-        plain: Sequence[dict[str, Any] | None] | None,
+        plain: Sequence[JsonObject | None] | None,
         *,
         where: str,
-    ) -> list[dict[str, Any] | None]:
+    ) -> list[JsonObject | None]:
         """A cell: the row of every request, None of those that cannot be read.
 
         Args:
@@ -91,7 +92,7 @@ class ServedMeasuring(Measuring):
         """
         assert self.section is not None
         opened = {n: one for n in range(len(requests)) if (one := requests.open(n, _Whole)) is not None}
-        cell: list[dict[str, Any] | None] = [None] * len(requests)
+        cell: list[JsonObject | None] = [None] * len(requests)
         if not opened:
             return cell
         if self.stage.warmup and not self._warm[together]:
@@ -130,7 +131,7 @@ class ServedMeasuring(Measuring):
         return self.process.wait(self.process.submit(asked, pictures), job)
 
 
-def row_of(answer: Answer, plain: Row | None, *, by: Drafting | None, details: dict[str, Any], **common: Any) -> Row:
+def row_of(answer: Answer, plain: Row | None, *, by: Drafting | None, details: JsonObject, **common: Any) -> Row:
     """An engine's answer as a measured row.
 
     Args:
@@ -142,7 +143,7 @@ def row_of(answer: Answer, plain: Row | None, *, by: Drafting | None, details: d
     assert timing is not None, "asked for"
     passes, tokens = cycles(timing, answer.stop), tuple(answer.tokens)
     total_s, cycle_s = timing.first_s + timing.decode_s, timing.decode_s / max(1, len(timing.passes) - 1)
-    whose: dict[str, Any] = {} if by is None else {"drafter": by.drafter_name, "mode": by.mode}
+    whose: JsonObject = {} if by is None else {"drafter": by.drafter_name, "mode": by.mode}
     details = details | {"began_s": timing.began_s, "ended_s": timing.ended_s}
     return Row(
         method=PLAIN if by is None else by.name, **whose, **common,

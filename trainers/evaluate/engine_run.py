@@ -7,7 +7,7 @@ with its answers, and later turns of a conversation follow them.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 
 from ...core import ranks
 from ...core.errors import UserError
+from ...core.json_types import JsonMapping, JsonObject
 from ...data.end_tokens import end_ids
 from ...eval.by_category import turns_section
 from ...eval.engines.program import check_plugin, find_python, version_of
@@ -53,11 +54,11 @@ class Served:
     """
 
     drafting: Drafting | None = None
-    speculative: Mapping[str, Any] | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    speculative: JsonMapping | None = None
+    settings: JsonMapping = field(default_factory=dict)
 
     @property
-    def more(self) -> dict[str, Any]:
+    def more(self) -> JsonObject:
         """Arguments of vllm.LLM."""
         if self.speculative is None:
             return {}
@@ -219,7 +220,7 @@ def _methods(stage: EvaluateSettings, context: Context, python: str, *, pictures
             policy = method.policy(seed=context.seed)
             drafting = Drafting(name, source.name, method, config, None, policy, method.exact_rule)
             speculative = lookup_settings(config, method.chain or 0)
-            settings: Mapping[str, Any] = {}
+            settings: JsonMapping = {}
             if speculative is None:
                 folder = context.folder / EXPORTS / f"{len(plans)}-{config.kind}"
                 speculative, settings = _exported(source, folder, context, method.chain or 0, key, python, pictures)
@@ -234,7 +235,7 @@ def _methods(stage: EvaluateSettings, context: Context, python: str, *, pictures
 
 def _exported(
     source: Source, folder: Path, context: Context, gamma: int, key: str, python: str, pictures: bool
-) -> tuple[dict[str, Any], Mapping[str, Any]]:
+) -> tuple[JsonObject, JsonMapping]:
     """vLLM's speculative_config of a drafter, and what else it needs of the engine.
 
     Args:

@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from ...core.json_types import JsonObject
 from ...data.captioned import Captioned, TarSource, decode_image, read
 from ...data.captioned.prompts import ImagePrompt
 from ...eval.quality import Extractor, Measured, QualityConfig, as_is, check, measure
@@ -71,7 +72,7 @@ class Judge:
         # A handful of others is a worse reference than the prompts' own.
         self.reference = others if len(others) >= len(prompts) else self.real
 
-    def __call__(self, images: Sequence[np.ndarray]) -> dict[str, dict[str, Any]]:
+    def __call__(self, images: Sequence[np.ndarray]) -> dict[str, JsonObject]:
         """Metric -> {value, n, what, spread} for pictures uint8 [S,S,3], one for each prompt."""
         captions = [p.caption for p in self.prompts]
         measured: dict[str, Measured] = {}

@@ -9,7 +9,7 @@ import base64
 import hashlib
 import json
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from ...core import ranks
 from ...core.fields import PLACES
 from ...core.files import write_whole
+from ...core.json_types import JsonMapping, JsonObject
 from ...data.captioned.prompts import ImagePrompt
 from ...models.decoding.batched import even_batches
 from ..run.context import Context
@@ -44,7 +45,7 @@ class KeptPictures:
         identity: JSON values: what tokens depend on besides the prompt and its number (see `identity_of`).
     """
 
-    def __init__(self, run: Path, identity: Mapping[str, Any]):
+    def __init__(self, run: Path, identity: JsonMapping):
         text = json.dumps(identity, sort_keys=True)
         self.folder = run / FOLDER / hashlib.sha256(text.encode()).hexdigest()[:16]
         self._identity = text
@@ -72,7 +73,7 @@ class KeptPictures:
 
 def drawn_once(
     run: Path,
-    identity: Mapping[str, Any],
+    identity: JsonMapping,
     prompts: Sequence[ImagePrompt],
     draw: Any,
     stop: Stop,
@@ -97,9 +98,7 @@ def drawn_once(
     return kept.read(prompts)
 
 
-def keep(
-    run: Path, identity: Mapping[str, Any], prompts: Sequence[ImagePrompt], pictures: Iterable[KeptPicture]
-) -> None:
+def keep(run: Path, identity: JsonMapping, prompts: Sequence[ImagePrompt], pictures: Iterable[KeptPicture]) -> None:
     """Keep pictures that a measurement has drawn, one of each prompt."""
     kept = KeptPictures(run, identity)
     for number, (prompt, picture) in enumerate(zip(prompts, pictures, strict=True)):
@@ -107,7 +106,7 @@ def keep(
             kept.add(number, prompt, picture)
 
 
-def identity_of(stage: EvaluateSettings, context: Context, temperature: float, drafting: Any | None) -> dict[str, Any]:
+def identity_of(stage: EvaluateSettings, context: Context, temperature: float, drafting: Any | None) -> JsonObject:
     """What the tokens of a setting depend on besides the prompt and its number.
 
     Args:

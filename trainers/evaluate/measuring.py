@@ -16,6 +16,7 @@ import torch
 
 from ...core import ranks
 from ...core.errors import UserError
+from ...core.json_types import JsonMapping, JsonObject
 from ...data.lengths import count_long
 from ...eval.first_difference import first_difference
 from ...eval.generation_rows import measure
@@ -127,7 +128,7 @@ class Measuring:
         decodings = self.decodings(temperature, max_new_tokens)
         so_far: dict[str, tuple[int, int]] = {}
 
-        def decode(part: int, index: int) -> list[dict[str, Any]] | None:
+        def decode(part: int, index: int) -> list[JsonObject] | None:
             requests = sets[part]
             opened = requests.open(index, self.target)
             if opened is None:
@@ -171,13 +172,13 @@ class Measuring:
         index: int,
         opened: Opened,
         decodings: Mapping[Drafting, Decoding],
-        common: Mapping[str, Any],
-        labels: Mapping[str, Any],
+        common: JsonMapping,
+        labels: JsonMapping,
     ) -> list[Row]:
         """Plain decoding's row, and one for each method and drafter."""
         plain: list[Generation] = []
         drafted: dict[Drafting, list[Generation]] = {drafting: [] for drafting in decodings}
-        logs: dict[Drafting, dict[str, Any]] = {}
+        logs: dict[Drafting, JsonObject] = {}
         plainly = self.plainly(common["temperature"], common["max_new_tokens"])
         for _ in range(self.stage.repeats):
             # One pass of the tower for all methods of a repeat, whose times it counts in.
@@ -215,7 +216,7 @@ class Measuring:
         difference = first_difference(self.target, opened.request, plain[0].tokens, ours, plainly, embedded)
         return replace(row, details={**row.details, "difference": difference.to_json()})
 
-    def _about_plain(self, tokens: list[int], opened: Opened) -> dict[str, Any]:
+    def _about_plain(self, tokens: list[int], opened: Opened) -> JsonObject:
         """Whether the target's own answer is the data's, word for word."""
         if opened.answer is None or self.tokenizer is None:
             return {}
@@ -313,6 +314,6 @@ class Measuring:
         )
 
 
-def _measured(kept: Sequence[list[dict[str, Any]] | None], stem: Path) -> Measured:
+def _measured(kept: Sequence[list[JsonObject] | None], stem: Path) -> Measured:
     plain = [Row.from_json(values[0], where=stem) if values else None for values in kept]
     return Measured(Rows(Row.from_json(value, where=stem) for values in kept for value in values or ()), plain)

@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 from ...core.errors import UserError
 from ...core.fields import Temperature
 from ...core.import_paths import OrImported
+from ...core.json_types import JsonMapping, JsonObject
 from ...core.section import Section
 from ...eval.block import BlockConfig
 from ...eval.lantern import LanternConfig
@@ -112,7 +113,7 @@ class Method(Section):
         return members_of(self.drafter) if isinstance(self.drafter, MixedConfig) else []
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> JsonObject:
         """What this method changes in its drafter's section."""
         return {key: value for key, value in self if key in SETTINGS and value is not None}
 
@@ -221,7 +222,7 @@ def named_members(method: Method, methods: Mapping[str, Method], within: tuple[s
     return names
 
 
-def decoding_with(config: Any, settings: Mapping[str, Any], where: str) -> Any:
+def decoding_with(config: Any, settings: JsonMapping, where: str) -> Any:
     """A drafter's section with a method's settings. Raises `UserError` for a setting that this kind does not have."""
     try:
         return config.for_decoding(**settings)
@@ -249,12 +250,12 @@ RENAMED = {
 
 # LANTERN's and ADT-Tree's own comparisons; methods that a recipe names beside a preset are added to it. Trees have 60
 # nodes with the root: LANTERN's appendix B.2 passes 60 tokens to the target, and ADT-Tree gives no number.
-_EAGLE2: dict[str, Any] = {"tree": {"kind": "dynamic", "total": 60, "depth": 4, "width": 10}}
-_RELAXED: dict[str, Any] = {"rule": {"kind": "lantern", "k": 1000, "delta": 0.4}}
+_EAGLE2: JsonObject = {"tree": {"kind": "dynamic", "total": 60, "depth": 4, "width": 10}}
+_RELAXED: JsonObject = {"rule": {"kind": "lantern", "k": 1000, "delta": 0.4}}
 
 
-def _adt(family: str) -> dict[str, dict[str, Any]]:
-    tree: dict[str, Any] = {"tree": {"kind": "adt", "preset": family}}
+def _adt(family: str) -> dict[str, JsonObject]:
+    tree: JsonObject = {"tree": {"kind": "adt", "preset": family}}
     return {
         "EAGLE-2": _EAGLE2,
         "LANTERN": {**_EAGLE2, **_RELAXED},
@@ -263,7 +264,7 @@ def _adt(family: str) -> dict[str, dict[str, Any]]:
     }
 
 
-PRESETS: dict[str, dict[str, dict[str, Any]]] = {
+PRESETS: dict[str, dict[str, JsonObject]] = {
     "adt": _adt("anole"),
     "adt-llamagen": _adt("llamagen"),
     "lantern": {

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...core.json_types import JsonMapping
 from ...data.captioned.prompts import ImagePrompt
 from ...eval.measured_rows import Row, grouped
 from ...models.families.generators import Generator
@@ -29,7 +29,7 @@ class PicturesOfRows:
     prompts: Sequence[ImagePrompt]
     rows: Sequence[Row]
     shown: Mapping[float, Mapping[str, Tensor]]
-    quality: Mapping[float, Mapping[str, Mapping[str, Any]]]
+    quality: Mapping[float, Mapping[str, JsonMapping]]
 
 
 def drawn_tokens(rows: Sequence[Row]) -> dict[float, dict[str, list[tuple[int, ...]]]]:

@@ -19,6 +19,7 @@ import torch
 
 from ...core.batch import Request
 from ...core.errors import UserError, did_you_mean
+from ...core.json_types import JsonObject
 from ...data.pictures.visual_budget import visual_tokens as num_visual_tokens
 from ...eval.loop import Decoding, generate
 from ...eval.measured_rows import Row
@@ -60,7 +61,7 @@ class Probing:
             watched: methods whose confidence is of interest.
         """
         longest = _longest(sets)
-        data: dict[str, Any] = {}
+        data: JsonObject = {}
         sections = [self._watch(longest, rows, watched, data)] if watched else []
         clips = [part for part in longest if part.medium == "video"]
         if self.settings.states and clips:
@@ -77,7 +78,7 @@ class Probing:
         return list(itertools.islice(readable, self.settings.requests))
 
     def _watch(
-        self, sets: Sequence[ConversationSet], rows: Sequence[Row], watched: Sequence[str], data: dict[str, Any]
+        self, sets: Sequence[ConversationSet], rows: Sequence[Row], watched: Sequence[str], data: JsonObject
     ) -> ReportSection:
         bins, lags, plans = {}, {}, {}
         for name in watched:
@@ -113,7 +114,7 @@ class Probing:
         content.append("\n".join(f"- {name}: {_shown(data)}" for name, data in plans.items()))
         return ReportSection("Confidence and acceptance", tuple(content))
 
-    def _shares(self, sets: Sequence[ConversationSet], data: dict[str, Any]) -> list[ReportSection]:
+    def _shares(self, sets: Sequence[ConversationSet], data: JsonObject) -> list[ReportSection]:
         """The sections of every head, on the first set of clips, at each of its lengths."""
         first = next(part.benchmark for part in sets if part.medium == "video")
         shares: dict[str, dict[str, float]] = {}
@@ -137,7 +138,7 @@ class Probing:
         text = f"Attention of the first token after the prompt, on {first}."
         return [ReportSection("Where heads attend", (text, Figure("attention.png", "Attention shares.")))]
 
-    def _in_the_target(self, clips: Sequence[ConversationSet], data: dict[str, Any]) -> ReportSection:
+    def _in_the_target(self, clips: Sequence[ConversationSet], data: JsonObject) -> ReportSection:
         requests = [request for part in clips for _, request in self._requests(part)]
         self.context.stop.check(PROBING)
         curve = data["retention"] = visual_tokens.retention(self.target, requests)
@@ -159,7 +160,7 @@ class Probing:
         )
         return ReportSection("Visual tokens in the target", content)
 
-    def _importance(self, settings: Importance, sets: Sequence[ConversationSet], data: dict[str, Any]) -> ReportSection:
+    def _importance(self, settings: Importance, sets: Sequence[ConversationSet], data: JsonObject) -> ReportSection:
         count = self.target.decoder.num_layers
         layers = settings.layers or list(range(0, count, 2))
         if max(layers) > count:

@@ -7,12 +7,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...core import ranks
+from ...core.json_types import JsonMapping, JsonObject
 from ...core.secrets import variables_of
 from ...data.captioned.prompts import ImagePrompt
 from ...eval import report
@@ -35,7 +35,7 @@ class Reporting:
     context: Context
     measuring: Measuring
     rows: Sequence[Row]
-    about: Mapping[str, Any]  # beside what every report says
+    about: JsonMapping  # beside what every report says
     warnings: Sequence[str] = ()  # beside those of the settings
 
     def write(
@@ -73,7 +73,7 @@ class Reporting:
         report.write(self.context.folder, built, (), variables=variables_of(self.context.recipe))
         self.context.say(f"report: {self.context.folder / 'report.md'}")
 
-    def _about(self) -> dict[str, Any]:
+    def _about(self) -> JsonObject:
         stage, context, device = self.stage, self.context, self.context.device()
         name = device_name(device)
         left_out = self.measuring.left_out

@@ -11,6 +11,7 @@ from typing import Any
 from ...core import ranks
 from ...core.batch import ImageRequest, Request
 from ...core.errors import UserError
+from ...core.json_types import JsonMapping, JsonObject
 from ...core.pictures import TEXT
 from ...data.captioned.prompts import ImagePrompt
 from ...data.conversations import PromptFormat
@@ -68,7 +69,7 @@ class ConversationSet:
     turn: str = ""
     originals: bool = False  # with the pictures as they are on disk, for a captioner
     part: str = ""
-    records: Sequence[Mapping[str, Any]] = ()
+    records: Sequence[JsonMapping] = ()
 
     @property
     def name(self) -> str:
@@ -76,7 +77,7 @@ class ConversationSet:
         at, turn = (f" at {self.budget}" if self.budget else ""), self.turn or self.part
         return f"{self.benchmark}{at}" + (f" ({turn})" if turn else "")
 
-    def labels(self, index: int) -> dict[str, Any]:
+    def labels(self, index: int) -> JsonObject:
         """What tables group the rows of request `index` by: details of its rows."""
         record = self.records[index] if self.records else {}
         turn = {"turn": int(self.part.removeprefix("turn-") or 1)} if self.records else {}
@@ -126,7 +127,7 @@ class PromptSet:
         """The name in messages: the benchmark's."""
         return self.benchmark
 
-    def labels(self, index: int) -> dict[str, Any]:
+    def labels(self, index: int) -> JsonObject:
         """None: pictures have no categories."""
         return {}
 
@@ -270,7 +271,7 @@ def made_suite(context: Context, key: str, names: Sequence[str], fetch: Callable
     return Suite(folder, context.folder / "cache")
 
 
-def written(data: ConversationData, records: Sequence[dict[str, Any]], suite: Suite, file: Path) -> ConversationData:
+def written(data: ConversationData, records: Sequence[JsonObject], suite: Suite, file: Path) -> ConversationData:
     """Records with pictures of the suite's directory, written to `file`, as a data section."""
     if ranks.is_main():
         write_records(file, records)

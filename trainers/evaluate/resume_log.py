@@ -21,6 +21,7 @@ from pydantic import TypeAdapter
 from ...core import ranks
 from ...core.errors import UserError
 from ...core.files import LOG_BYTES, append_lines, parse_json, read_small
+from ...core.json_types import JsonObject
 from ...core.notices import notice
 from ..run.stopping import Stop, Stopped
 
@@ -37,7 +38,7 @@ class ResumeLog:
     def __init__(self, stem: Path):
         self._stem, self._path = stem, stem.with_name(f"{stem.name}-{ranks.rank()}.jsonl")
         self._written = re.compile(re.escape(stem.name) + r"-\d+\.jsonl")
-        self.values: dict[str, Any] = {}
+        self.values: JsonObject = {}
         self._told: set[str] = set()
         self.read()
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from ...core import ranks
 from ...core.errors import UserError
+from ...core.json_types import JsonObject
 from ...data.end_tokens import end_ids
 from ...data.suites.suite import Suite
 from ...eval import text_quality
@@ -99,7 +100,7 @@ def _report(
     rows: Rows,
     notes: list[str],
     early: list[str],
-    bound: dict[str, Any] | None,
+    bound: JsonObject | None,
 ) -> None:
     """The report, by rank 0 alone, and then the studies that decode again."""
     about = _about(stage, rows) | about_graphs(stage.graphs, measuring.target, measuring.drafting)
@@ -124,7 +125,7 @@ def _decode_along(context: Context, measuring: Measuring, sets: list[Conversatio
             study(replace(measuring, context=context), sets, rows)
 
 
-def _about(stage: EvaluateSettings, rows: Rows) -> dict[str, Any]:
+def _about(stage: EvaluateSettings, rows: Rows) -> JsonObject:
     tower = "runs once for each request and repeat; its time counts in every method's prefill, also in plain decoding's"
     prompts = {b.convention for b in stage.benchmarks.values() if isinstance(b, SetsBenchmark)}
     return {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from ...core.json_types import JsonObject
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationDataset
 from ...data.suites.suite import BENCHMARK, DEPENDENT, OOD, QUESTIONS, Suite
@@ -105,17 +105,17 @@ class TabedRun:
         return self.form.model_copy(update={"answer_end": end})
 
     def _turn(
-        self, name: str, turn: str, records: Sequence[dict[str, Any]], form: PromptFormat, folder: Path
+        self, name: str, turn: str, records: Sequence[JsonObject], form: PromptFormat, folder: Path
     ) -> ConversationSet:
         dataset = self.dataset(records, folder / f"{turn}.json", form)
         medium: Medium = "image" if dataset.column("images").any() else "text"
         return ConversationSet(name, medium, "", dataset, turn, self.opening.originals)
 
-    def dataset(self, records: Sequence[dict[str, Any]], file: Path, form: PromptFormat) -> ConversationDataset:
+    def dataset(self, records: Sequence[JsonObject], file: Path, form: PromptFormat) -> ConversationDataset:
         """Records as requests."""
         return self.opening.dataset(written(self.section.data, records, self.suite, file), [file], form)
 
-    def about(self) -> dict[str, Any]:
+    def about(self) -> JsonObject:
         """How the suite was asked."""
         section = self.section
         rows = section.data.max_samples or "all (of published sets those of the released code)"

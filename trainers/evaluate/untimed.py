@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...core.json_types import JsonMapping
 from ...data.captioned.prompts import ImagePrompt
 from ...eval.loop import generate
 from ...eval.measured_rows import PLAIN
@@ -83,7 +84,7 @@ class Untimed:
         self.context.say(f"{len(self.prompts)} pictures of {method} at temperature {temperature:g}")
 
 
-def scores_table(pictures: Pictures, quality: Mapping[float, Mapping[str, Mapping[str, Any]]], note: str) -> Table:
+def scores_table(pictures: Pictures, quality: Mapping[float, Mapping[str, JsonMapping]], note: str) -> Table:
     """A line for each method and temperature: pictures, tau and every metric."""
     metrics = sorted({metric for methods in quality.values() for scores in methods.values() for metric in scores})
     columns = [Column("T", "g", ranked=False), text("method"), Column("n", "d", ranked=False), Column("tau")]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import yaml
@@ -12,6 +11,7 @@ import yaml
 from ... import __version__
 from ...core.errors import UserError
 from ...core.files import read_json
+from ...core.json_types import JsonObject
 from ...core.markdown import Markup, block, cell, code, label, plain, sentence
 from ...core.templates import filled
 from ...eval.cells import RELAXED, MethodInfo, cells_of
@@ -47,7 +47,7 @@ class Evaluated:
 
     headline: str
     table: list[str]
-    about: dict[str, Any]
+    about: JsonObject
     findings: list[str]
     others: list[str] = field(default_factory=list)
     methods: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ def read_evaluation(folder: Path, drafter: str) -> Evaluated:
     path, again = folder / "report.json", f"run stage {folder.name} again, which writes it"
     if not path.is_file():
         raise UserError("no report of this evaluation", where=str(folder), hint=again)
-    report = read_json(path, dict[str, Any], hint=again)
+    report = read_json(path, JsonObject, hint=again)
     rows = folder / "rows.jsonl"
     own = [row for row in read_rows(rows) if row.drafter == drafter] if rows.is_file() else []
     if not own:
@@ -123,7 +123,7 @@ class CardFacts:
     plots: list[str]
     section: PublishedSection
     snippets: list[Snippet]
-    versions: dict[str, Any] = field(default_factory=dict)
+    versions: JsonObject = field(default_factory=dict)
 
     @property
     def is_whole(self) -> bool:
@@ -168,12 +168,12 @@ def linked(name: str) -> Markup:
     return Markup(f"[{label(name)}](https://huggingface.co/{quote(name)})")
 
 
-def front_matter(facts: CardFacts) -> dict[str, Any]:
+def front_matter(facts: CardFacts) -> JsonObject:
     """A drafter that runs alone is finetuned from its initial weights; a head is an adapter of its target."""
     whole = facts.is_whole
     base = facts.base if whole else facts.target
     licence = own_licence(facts.links, facts.license)
-    fields: dict[str, Any] = {
+    fields: JsonObject = {
         "library_name": "transformers" if whole else "draftsmith",
         "tags": ["speculative-decoding", "draft-model", "draftsmith", word(facts.method), facts.task],
         "language": facts.languages,

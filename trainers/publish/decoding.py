@@ -5,12 +5,13 @@ Exact ways alone: a relaxed rule changes what the target says, and belongs to wh
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import UserError, did_you_mean
 from ...core.fields import PLACES
+from ...core.json_types import JsonMapping, JsonObject
 from ...data.dataset import ConversationData
 from ...data.end_tokens import end_ids
 from ...eval.published_section import ImageSettings, PublishedDecoding, PublishedSection, UserRequest
@@ -68,7 +69,7 @@ def _typed(section: Any, dtype: str | None, context: Context) -> Any:
     return section.model_copy(update={"dtype": found})
 
 
-def _target(section: Any, base: str | None, trained: str | None) -> dict[str, Any]:
+def _target(section: Any, base: str | None, trained: str | None) -> JsonObject:
     """The target's section without places on this disk and without what is of this machine.
 
     Args:
@@ -87,7 +88,7 @@ def _target(section: Any, base: str | None, trained: str | None) -> dict[str, An
     return _elsewhere(values)
 
 
-def _elsewhere(values: Mapping[str, Any]) -> dict[str, Any]:
+def _elsewhere(values: JsonMapping) -> JsonObject:
     """Directories of this disk by their last name."""
     return {key: _name(value) if isinstance(value, str) else value for key, value in values.items()}
 
@@ -119,7 +120,7 @@ def _decoding(
     fitting = {name: m for name, m in stage.methods.items() if name in measured and _opens(m)}
     name = _chosen(list(fitting), method, "method")
     chosen = fitting[name]
-    common: dict[str, Any] = {"name": name, "tree": chosen.tree, "draw": chosen.draw, "top_k": stage.top_k,
+    common: JsonObject = {"name": name, "tree": chosen.tree, "draw": chosen.draw, "top_k": stage.top_k,
                               "top_p": stage.top_p,
                               "temperature": min(t for t in stage.temperatures if chosen.allowed(t))}  # fmt: skip
     if stage.draws:

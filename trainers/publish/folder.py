@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from ...core.errors import UserError
 from ...core.files import LOG_BYTES, read_text, read_yaml
+from ...core.json_types import JsonMapping, JsonObject
 from ...core.secrets import redact_tree
 from ...eval.html_page import outside_pictures
 from ...eval.published import KEY
@@ -65,11 +64,11 @@ def copy_report(source: Path, folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / REPORT).glob("*.png"))
 
 
-def copy_provenance(run: Path, recipe: Mapping[str, Any], folder: Path) -> None:
+def copy_provenance(run: Path, recipe: JsonMapping, folder: Path) -> None:
     """`recipe.yaml`, as the run resolved it, and `run.yaml`: command, versions and commit; files without places."""
     (folder / "recipe.yaml").write_text(yaml.safe_dump(without_places(redact_tree(dict(recipe))), sort_keys=False))
     if (run / "run.yaml").is_file():
-        about = read_yaml(run / "run.yaml", dict[str, Any], hint="restore the file, or run the recipe's command again")
+        about = read_yaml(run / "run.yaml", JsonObject, hint="restore the file, or run the recipe's command again")
         (folder / "run.yaml").write_text(yaml.safe_dump(without_places(about), sort_keys=False))
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import UserError
+from ...core.json_types import JsonMapping
 from ...core.secrets import redact
 from ..run.stopping import Stop
 from .snippets import Snippet
@@ -93,7 +94,7 @@ def _plain(target: Any) -> Any:
     return None if target is None else str(target)
 
 
-def _try(job: Mapping[str, Any]) -> None:
+def _try(job: JsonMapping) -> None:
     from ...eval.stored_prompt import reproduce
 
     for title, code in job["snippets"]:

@@ -9,9 +9,9 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ...core.files import LOG_BYTES, read_small
+from ...core.json_types import JsonMapping
 from ...core.notices import notice
 from ...core.results import DONE, read_mark
 
@@ -35,7 +35,7 @@ class Trained:
     hours: float | None
 
 
-def trained_by(stages: Mapping[str, Any], name: str) -> list[str]:
+def trained_by(stages: JsonMapping, name: str) -> list[str]:
     """The `train` stages that made the drafter of stage `name`, the first one first."""
     order, names = list(stages), [name]
     while (start := stages[names[-1]].get("from")) != SCRATCH:
@@ -47,35 +47,35 @@ def trained_by(stages: Mapping[str, Any], name: str) -> list[str]:
     return names[::-1]
 
 
-def starts_of(stages: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+def starts_of(stages: JsonMapping, names: Iterable[str]) -> list[str]:
     """Heads outside the run that the stages `names` started from."""
     starts = [stages[name].get("from") for name in names]
     return [str(start["path"]) for start in starts if isinstance(start, Mapping)]
 
 
-def _trains_drafter(stage: Mapping[str, Any]) -> bool:
+def _trains_drafter(stage: JsonMapping) -> bool:
     return stage.get("kind") == "train" and stage.get("model", "drafter") == "drafter"
 
 
-def _own(stage: Mapping[str, Any]) -> bool:
+def _own(stage: JsonMapping) -> bool:
     return stage.get("drafter") is not None
 
 
-def finished(stages: Mapping[str, Any]) -> list[str]:
+def finished(stages: JsonMapping) -> list[str]:
     """The `train` stages whose drafter no later stage trains on: the recipe's own before those of stages."""
     lines = {name: trained_by(stages, name) for name, stage in stages.items() if _trains_drafter(stage)}
     last = [name for name in lines if not any(name in line[:-1] for line in lines.values())]
     return sorted(last, key=lambda name: any(_own(stages[one]) for one in lines[name]))
 
 
-def data_of(stages: Mapping[str, Any], name: str) -> list[str]:
+def data_of(stages: JsonMapping, name: str) -> list[str]:
     """Names of the data that a stage read, through the stages that prepared it: files by their name alone."""
     names: list[str] = []
     _collect(stages, name, names, set())
     return list(dict.fromkeys(names))
 
 
-def _collect(stages: Mapping[str, Any], name: str, names: list[str], seen: set[str]) -> None:
+def _collect(stages: JsonMapping, name: str, names: list[str], seen: set[str]) -> None:
     if name in seen or name not in stages:
         return
     seen.add(name)
@@ -104,24 +104,24 @@ def _collect(stages: Mapping[str, Any], name: str, names: list[str], seen: set[s
         _collect(stages, stage["from"], names, seen)
 
 
-def _writes_codes(stage: Mapping[str, Any]) -> bool:
+def _writes_codes(stage: JsonMapping) -> bool:
     """Encoded pictures, or what the target drew; of pixels alone no drafter learns."""
     if stage.get("kind") == "encode":
         return "codes" in (stage.get("write") or ("codes",))
     return stage.get("kind") == "regenerate" and stage.get("prompts") is not None
 
 
-def _latest(stages: Mapping[str, Any], name: str, makes: Callable[[Mapping[str, Any]], bool]) -> str | None:
+def _latest(stages: JsonMapping, name: str, makes: Callable[[JsonMapping], bool]) -> str | None:
     before = list(stages)[: list(stages).index(name)]
     return next((n for n in reversed(before) if makes(stages[n])), None)
 
 
-def training_table(stages: Mapping[str, Any], names: list[str], run: Path) -> list[Trained]:
+def training_table(stages: JsonMapping, names: list[str], run: Path) -> list[Trained]:
     """A row for each of the stages `names`, whose folders lie in `run`."""
     return [_row(name, stages, run / name) for name in names]
 
 
-def _row(name: str, stages: Mapping[str, Any], folder: Path) -> Trained:
+def _row(name: str, stages: JsonMapping, folder: Path) -> Trained:
     stage = stages[name]
     optim = stage.get("optim") or {}
     steps, epochs = stage.get("steps"), stage.get("epochs")

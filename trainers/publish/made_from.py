@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from ...core.json_types import JsonMapping, JsonObject
 from ...models.drafters.base import DrafterConfig
 from ...models.shipped import PREFIX, shipped_name
 from ..run.context import Context
@@ -69,7 +70,7 @@ def _shipped(place: str) -> str | None:
     return name if (name := shipped_name(place)).startswith(PREFIX) else None
 
 
-def values_of(drafter: DrafterConfig | Mapping[str, Any] | None) -> dict[str, Any]:
+def values_of(drafter: DrafterConfig | JsonMapping | None) -> JsonObject:
     return {} if drafter is None else dict(drafter)
 
 

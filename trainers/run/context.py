@@ -12,6 +12,7 @@ import torch
 
 from ...core import ranks
 from ...core.generation_config import generation_ends
+from ...core.json_types import JsonObject
 from ...core.tracking import Tracker, TrackingConfig
 from ...data.families.processor import Processor
 from ...data.processor_files import load_processor, with_own_image_processor
@@ -41,7 +42,7 @@ class Context:
     tracking: TrackingConfig
     inputs: dict[str, Path]
     say: Callable[[str], None]
-    recipe: dict[str, Any] = field(default_factory=dict)  # the recipe's tree, secrets and values of variables included
+    recipe: JsonObject = field(default_factory=dict)  # the recipe's tree, secrets and values of variables included
     command: str = ""
     stop: Stop = field(default_factory=Stop)  # the run's: whether it was asked to stop
     resolved: dict[str, str] = field(default_factory=dict)  # setting that is `auto` -> what it is in this stage

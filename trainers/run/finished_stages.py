@@ -18,6 +18,7 @@ from typing import Any
 from ...core import ranks
 from ...core.errors import UserError
 from ...core.files import share_as_usual
+from ...core.json_types import JsonMapping
 from ...core.results import BEGUN, DONE, Fault, Mark, faults, loadable, read_mark, sums_of, write_mark
 from ...data.shards.shards import is_of_shard
 from .stage import Planned, Stage
@@ -53,7 +54,7 @@ def unreadable(folder: Path) -> list[str]:
     return [name for name in (DONE, BEGUN) if (folder / name).is_file() and read_mark(folder / name) is None]
 
 
-def named_weights(section: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def named_weights(section: JsonMapping) -> Iterator[tuple[str, str]]:
     """Key and path of the weights that a section itself names; words that stand in place of a path are left out."""
     for key in sorted(NAMES_WEIGHTS & section.keys()):
         if isinstance(value := section[key], str) and value not in _WORDS.get(key, ()):
@@ -127,7 +128,7 @@ def _names(stage: Stage, folder: Path) -> Iterator[str]:
                 yield path
 
 
-def _added(folder: Path, listed: Mapping[str, Any]) -> list[str]:
+def _added(folder: Path, listed: JsonMapping) -> list[str]:
     """Files at the top of a folder that a loader would pick up, and its stage has not written."""
     names = loadable(folder)
     return [n for n in names if n not in listed and n not in (DONE, BEGUN) and not _matches(n, _BESIDE)]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import UserError
+from ...core.json_types import JsonMapping, JsonObject
 from ...core.results import BEGUN, DONE, Mark, read_mark, write_mark
 from ...core.secrets import shortened
 from ...data.shards.shards import IDENTITY
@@ -141,7 +142,7 @@ def _is_data_here(planned: Planned) -> bool:
     return ABSENT not in planned.settings.get("data", ()) and all(map(_is_data_here, makers))
 
 
-def _are_same_settings(old: Mapping[str, Any], new: Mapping[str, Any], any_data: bool) -> bool:
+def _are_same_settings(old: JsonMapping, new: JsonMapping, any_data: bool) -> bool:
     if not old or not new or old["inputs"].keys() != new["inputs"].keys():
         return False
     if not _are_same_values(old, new):
@@ -150,7 +151,7 @@ def _are_same_settings(old: Mapping[str, Any], new: Mapping[str, Any], any_data:
     return is_same_data and not [*_changed_outside(old, new)]
 
 
-def _are_same_values(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+def _are_same_values(old: JsonMapping, new: JsonMapping) -> bool:
     """By their hash as they were written. What is stored of them depends on which secrets the environment has."""
     if HIDDEN in old and HIDDEN in new:
         return bool(old[HIDDEN] == new[HIDDEN])
@@ -164,7 +165,7 @@ def _is_same_data(before: Sequence[str], now: Sequence[str]) -> bool:
     return len(before) == len(now) and all(new in (old, ABSENT) for old, new in zip(before, now, strict=True))
 
 
-def _changed_outside(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+def _changed_outside(old: JsonMapping, new: JsonMapping) -> Iterator[str]:
     """Keys of weights and files outside the run that are here, were here when the stage began, and are other ones."""
     before, now = old.get("outside", {}), new.get("outside", {})
     for key in before.keys() & now.keys():
@@ -280,17 +281,17 @@ def _changed_inputs(planned: Planned, output: Path, recorded: Mapping[str, str])
     return told
 
 
-def flat(value: Any, key: str = "") -> dict[str, Any]:
+def flat(value: Any, key: str = "") -> JsonObject:
     """Dotted key -> value; lists and empty mappings are values."""
     if not isinstance(value, Mapping) or not value:
         return {key: value}
     return {k: v for name, item in value.items() for k, v in flat(item, f"{key}.{name}" if key else str(name)).items()}
 
 
-def _named(values: Mapping[str, Any], key: str) -> str:
+def _named(values: JsonMapping, key: str) -> str:
     """The path that a setting names."""
     return shortened(str(values.get(key, key)), 200)
 
 
-def _shown(values: Mapping[str, Any], key: str) -> str:
+def _shown(values: JsonMapping, key: str) -> str:
     return shortened(json.dumps(values[key]), 80) if key in values else "not set"

@@ -13,6 +13,7 @@ from pydantic import SerializerFunctionWrapHandler, model_serializer, model_vali
 
 from ...core.errors import did_you_mean
 from ...core.fields import Sentence
+from ...core.json_types import JsonMapping, JsonObject
 from ...core.refused import Refused
 from ...core.section import Section
 from ...data.conversations import PromptFormat
@@ -143,11 +144,11 @@ class Stage(Section):
         """Fields that change no result and stay out of the fingerprint: a run may go on with other values."""
         return set()
 
-    def reads_of_target(self, target: dict[str, Any]) -> dict[str, Any]:
+    def reads_of_target(self, target: JsonObject) -> JsonObject:
         """Of the recipe's target, as plain values, what its results depend on."""
         return target
 
-    def reads_of_drafter(self, drafter: Any) -> dict[str, Any] | None:
+    def reads_of_drafter(self, drafter: Any) -> JsonObject | None:
         """Of the recipe's drafter, a section or None, what its results depend on; None: nothing."""
         return None if drafter is None else drafter.model_dump(mode="json")
 
@@ -164,7 +165,7 @@ class Stage(Section):
             raise Refused(names[name], f"nothing reads it: {unread[name]}", hint)
 
     @model_serializer(mode="wrap")
-    def _as_read(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _as_read(self, write: SerializerFunctionWrapHandler) -> JsonObject:
         hidden = {key for name in self.unread() for key in (name, type(self).model_fields[name].alias)}
         return {key: value for key, value in write(self).items() if key not in hidden}
 
@@ -194,7 +195,7 @@ class Planned:
     fingerprint: str
     recipe: Any = None  # the whole recipe, for dry runs
     earlier: Mapping[str, Planned] = field(default_factory=dict)  # every earlier stage by its name
-    settings: Mapping[str, Any] = field(default_factory=dict)  # what the fingerprint covers, secrets hidden
+    settings: JsonMapping = field(default_factory=dict)  # what the fingerprint covers, secrets hidden
 
     @property
     def trained_drafter(self) -> Any:

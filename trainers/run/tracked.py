@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from ...core.errors import first_line
 from ...core.files import read_json, read_text
+from ...core.json_types import JsonObject
 from ...core.secrets import redact
 from ...core.tracking import Tracker
 from ...eval.run_tables import COLUMNS, cells, readable
@@ -54,7 +54,7 @@ def _hand_on(context: Context) -> None:
     if reports:
         tracker = context.tracker()
         for path in reports:
-            rows = cells(read_json(path, dict[str, Any], hint=_AGAIN))
+            rows = cells(read_json(path, JsonObject, hint=_AGAIN))
             if rows:
                 tracker.table(path.stem, COLUMNS, [readable(row) for row in rows])
         tracker.pictures(sorted(context.folder.glob("*.png")))

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ...core.json_types import JsonObject
 from ...data.answers import Answer
 from ...data.captioned.prompts import ImagePrompt, read_prompts
 from ...data.shards.shards import ShardReader, summary
@@ -37,7 +38,7 @@ class Pictures:
     def __len__(self) -> int:
         return len(self.prompts) * self.stage.repeats
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> JsonObject:
         """What the shards depend on besides the stage's fingerprint."""
         return {"write": ["ids", "codes", "features"]}
 

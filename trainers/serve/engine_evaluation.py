@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, model_validator
 
 from ...core.errors import UserError
+from ...core.json_types import JsonObject
 from ...core.refused import Refused
 from ...models.drafters.base import DrafterConfig
 from ...models.drafters.lookup import NgramConfig, SuffixConfig
@@ -45,10 +46,10 @@ class VllmEvaluation(VllmEngine):
         return self.beside
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> JsonObject:
         return super().identity | {"concurrency": self.concurrency, "beside": self.beside}
 
-    def settings(self, model: str, dtype: str, max_length: int, most_pictures: int, *, on_gpu: bool) -> dict[str, Any]:
+    def settings(self, model: str, dtype: str, max_length: int, most_pictures: int, *, on_gpu: bool) -> JsonObject:
         known = super().settings(model, dtype, max_length, most_pictures, on_gpu=on_gpu)
         own = {"max_num_seqs": max(self.concurrency), "enable_prefix_caching": False, "disable_log_stats": False}
         return known | own
@@ -83,10 +84,10 @@ class VllmEvaluation(VllmEngine):
             raise Refused(f"{key}.drafter", "; ".join(reasons), _OURS)
 
 
-def lookup_settings(drafter: Any, gamma: int) -> dict[str, Any] | None:
+def lookup_settings(drafter: Any, gamma: int) -> JsonObject | None:
     """vLLM's speculative_config of a drafter that looks tokens up; None: it has weights, which are exported."""
     if isinstance(drafter, NgramConfig):
-        own: dict[str, Any] = {"prompt_lookup_max": drafter.max_match, "prompt_lookup_min": drafter.min_match}
+        own: JsonObject = {"prompt_lookup_max": drafter.max_match, "prompt_lookup_min": drafter.min_match}
     elif isinstance(drafter, SuffixConfig):
         own = {
             "suffix_decoding_max_spec_factor": drafter.levels_per_match,
@@ -98,7 +99,7 @@ def lookup_settings(drafter: Any, gamma: int) -> dict[str, Any] | None:
     return {"method": drafter.kind, "num_speculative_tokens": gamma} | own
 
 
-def export_settings(exported: Exported, gamma: int, key: str) -> dict[str, Any]:
+def export_settings(exported: Exported, gamma: int, key: str) -> JsonObject:
     """vLLM's speculative_config of an exported drafter.
 
     Args:

@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from safetensors.torch import save_file
 from torch import Tensor
 
 from ...core.errors import UserError
 from ...core.files import unwritable
+from ...core.json_types import JsonMapping
 from ...core.locks import Lock
 from ...eval.engines.program import cure, ended, kill_program, last_lines, start_program
 from ..run.stopping import Stop
@@ -58,7 +58,7 @@ class EngineProcess:
         self,
         folder: Path,
         kind: str,
-        settings: Mapping[str, Any],
+        settings: JsonMapping,
         layers: Sequence[int] | None,
         *,
         python: str,
@@ -112,7 +112,7 @@ class EngineProcess:
             self._start()
         self._await(self.folder / "ready", "while an engine was loaded")
 
-    def submit(self, requests: Sequence[Mapping[str, Any]], pictures: Mapping[str, Tensor]) -> str:
+    def submit(self, requests: Sequence[JsonMapping], pictures: Mapping[str, Tensor]) -> str:
         """Hand over a job and return its name.
 
         Args:

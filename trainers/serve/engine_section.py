@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
+from ...core.json_types import JsonObject
 from ...core.states import Taps
 from ...data.families.processor import Processor
 from ...data.states.samples import StatesSamples
@@ -19,7 +20,7 @@ from .served import ServedAnswers, ServedStates, check_layers, layers_for
 class ServedEngine(ServedSettings):
     """A serving engine at work."""
 
-    def installed_identity(self, key: str) -> dict[str, Any]:
+    def installed_identity(self, key: str) -> JsonObject:
         return identity_of_engine(self, key)
 
     def side_by_side(self, batch_size: int) -> int:
@@ -69,8 +70,8 @@ class VllmEngine(ServedEngine):
 
     kind: Literal["vllm"]
 
-    def settings(self, model: str, dtype: str, max_length: int, most_pictures: int, *, on_gpu: bool) -> dict[str, Any]:
-        known: dict[str, Any] = {
+    def settings(self, model: str, dtype: str, max_length: int, most_pictures: int, *, on_gpu: bool) -> JsonObject:
+        known: JsonObject = {
             "model": model, "dtype": dtype, "tensor_parallel_size": self.tensor_parallel_size,
             "quantization": self.quantization, "max_num_seqs": self.max_num_seqs, "max_model_len": max_length,
             "seed": 0,
@@ -81,7 +82,7 @@ class VllmEngine(ServedEngine):
 
     def sampling(
         self, warp: Warp, *, seed: int, limit: int, ends: Sequence[int], never: Mapping[int, float]
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         return {
             "temperature": warp.temperature, "top_k": warp.top_k or -1, "top_p": warp.top_p, "seed": seed % 2**63,
             "max_tokens": limit, "ignore_eos": True, "stop_token_ids": list(ends), "skip_special_tokens": False,
@@ -99,8 +100,8 @@ class SglangEngine(ServedEngine):
 
     kind: Literal["sglang"]
 
-    def settings(self, model: str, dtype: str, max_length: int, most_pictures: int, *, on_gpu: bool) -> dict[str, Any]:
-        known: dict[str, Any] = {
+    def settings(self, model: str, dtype: str, max_length: int, most_pictures: int, *, on_gpu: bool) -> JsonObject:
+        known: JsonObject = {
             "model_path": model, "dtype": dtype, "tp_size": self.tensor_parallel_size,
             "quantization": self.quantization, "max_running_requests": self.max_num_seqs,
             "context_length": max_length, "random_seed": 0,
@@ -109,7 +110,7 @@ class SglangEngine(ServedEngine):
 
     def sampling(
         self, warp: Warp, *, seed: int, limit: int, ends: Sequence[int], never: Mapping[int, float]
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         return {
             "temperature": warp.temperature, "top_k": warp.top_k or -1, "top_p": warp.top_p, "sampling_seed": seed,
             "max_new_tokens": limit, "ignore_eos": True, "stop_token_ids": list(ends), "skip_special_tokens": False,

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from pydantic import Field, SerializationInfo, SerializerFunctionWrapHandler, model_serializer
 
 from ...core.fields import Place
+from ...core.json_types import JsonObject
 from ...core.refused import Refused
 from ...core.section import FINGERPRINT
 from ...models.decoding.warp import Warp
@@ -43,19 +44,19 @@ class ServedSettings(TargetEngine):
     # Seconds without a sign of it, loading included, after which it is taken for hung and started again.
     timeout_s: float = Field(3600.0, gt=0)
     # Further arguments of the engine, such as enforce_eager or max_num_batched_tokens.
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: JsonObject = Field(default_factory=dict)
 
     @model_serializer(mode="wrap")
-    def _written(self, write: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+    def _written(self, write: SerializerFunctionWrapHandler, info: SerializationInfo) -> JsonObject:
         """A stage's fingerprint holds its identity: a run goes on with another Python, folder or share of memory."""
         return self.identity if info.context == FINGERPRINT else write(self)
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> JsonObject:
         """What of this section changes the last bits of what it writes."""
         return {"kind": self.name, "quantization": self.quantization, "options": self.options}
 
-    def settings(self, model: str, dtype: str, max_length: int, most_pictures: int, *, on_gpu: bool) -> dict[str, Any]:
+    def settings(self, model: str, dtype: str, max_length: int, most_pictures: int, *, on_gpu: bool) -> JsonObject:
         """Arguments of the engine.
 
         Args:
@@ -66,7 +67,7 @@ class ServedSettings(TargetEngine):
 
     def sampling(
         self, warp: Warp, *, seed: int, limit: int, ends: Sequence[int], never: Mapping[int, float]
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """How an answer is drawn, in the engine's words.
 
         Args:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from ...core import ranks
 from ...core.errors import UserError
 from ...core.files import unwritable
+from ...core.json_types import JsonMapping, JsonObject
 from ...eval.engines.program import find_python, version_of
 from ...models.formats.target import export_target, vllm_reads
 from ..run.context import Context
@@ -23,7 +23,7 @@ _TARGET = "served-target"
 _WHOLE = 8192  # tokens of a pass at least, where prompts are computed in one piece
 
 
-def identity_of_engine(section: ServedSettings, key: str = "engine") -> dict[str, Any]:
+def identity_of_engine(section: ServedSettings, key: str = "engine") -> JsonObject:
     """What identifies the engine in what it writes.
 
     Args:
@@ -46,7 +46,7 @@ def engine_process(
     max_length: int,
     most_pictures: int,
     worker: str | None = None,
-    more: Mapping[str, Any] | None = None,
+    more: JsonMapping | None = None,
 ) -> Iterator[EngineProcess]:
     """The engine of this rank, with the stage's target; it is started by whoever first wants something.
 

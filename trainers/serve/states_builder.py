@@ -6,7 +6,7 @@ import functools
 import math
 import operator
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -22,6 +22,7 @@ from ...core.batch import Batch
 from ...core.errors import UserError
 from ...core.fields import PLACES
 from ...core.finite import check_states
+from ...core.json_types import JsonMapping, JsonObject
 from ...core.refused import Refused
 from ...core.section import Section
 from ...core.states import Taps, TargetStates
@@ -126,7 +127,7 @@ def identity_of(
     wanted: Taps,
     dtype: StatesDtype | None,
     engine: TargetEngine | None = None,
-) -> dict[str, Any]:
+) -> JsonObject:
     """What the states depend on, as `states_identity` has it; what only says where things lie is left out.
 
     Args:
@@ -256,7 +257,7 @@ class Builder:
         for part, batch, states in looked_ahead(begun(), self.ahead):
             yield part, batch, states()
 
-    def identity(self, known: Mapping[str, Any], measured: Measured, grouping: Mapping[str, Any]) -> dict[str, Any]:
+    def identity(self, known: JsonMapping, measured: Measured, grouping: JsonMapping) -> JsonObject:
         """The shards' identity: `known` of `identity_of`, and what makes these records these."""
         answered = self.samples.answered
         return {
@@ -273,7 +274,7 @@ class Builder:
         }
 
 
-def as_measured(measured: Measured) -> dict[str, Any]:
+def as_measured(measured: Measured) -> JsonObject:
     """For the manifest."""
     return {"head distribution": asdict(measured)["loss"]}
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, ClassVar, Literal, Protocol
 
 from ...core.batch import Batch, Request
+from ...core.json_types import JsonObject
 from ...core.section import Section
 from ...core.states import Taps, TargetStates
 from ...data.families.processor import Processor
@@ -95,7 +96,7 @@ class TargetEngine(Section):
         """Its lines of an evaluation's dry run."""
         return []
 
-    def installed_identity(self, key: str) -> dict[str, Any] | None:
+    def installed_identity(self, key: str) -> JsonObject | None:
         """What identifies the engine in what it writes; None: our own passes.
 
         Args:

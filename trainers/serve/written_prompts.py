@@ -17,6 +17,7 @@ from ...core import ranks
 from ...core.batch import Request
 from ...core.errors import UserError
 from ...core.files import write_whole
+from ...core.json_types import JsonObject
 from ...data.conversations import PromptFormat, encode
 from ...data.dataset import ConversationData
 from ...data.end_tokens import end_ids
@@ -42,7 +43,7 @@ class Begun:
     topic: str | None
     picture: str | None
 
-    def record(self, name: str, text: str) -> dict[str, Any]:
+    def record(self, name: str, text: str) -> JsonObject:
         """A record of a user's turn `text`, without an answer."""
         known = {"id": name, "topic": self.topic, "image": self.picture}
         turns = [{"from": "human", "value": text if self.picture is None else f"<image>\n{text}"}]

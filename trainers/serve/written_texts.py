@@ -14,6 +14,7 @@ from typing import Any
 
 from ...core.batch import Request
 from ...core.errors import UserError
+from ...core.json_types import JsonObject
 from ...data.answers import SKIPPED, Answer, kept_tensors, text_ids
 from ...data.end_tokens import end_ids
 from ...data.shards.shards import ShardReader
@@ -62,7 +63,7 @@ class Texts:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> JsonObject:
         """What the shards depend on besides the stage's fingerprint."""
         known = {"tokenizer": self.processor.tokenizer_hash, "kept": self.stage.keep_logprobs or 0}
         return known if self.engine is None else known | {"engine": self.engine}
@@ -150,7 +151,7 @@ class Texts:
             self.dataset.leave_out(number, error)
             return None
 
-    def _about(self, number: int, ids: list[int]) -> dict[str, Any]:
+    def _about(self, number: int, ids: list[int]) -> JsonObject:
         """What was asked, and the answer as text for people: training reads the ids."""
         record = self.dataset.record(number)
         turns = record["conversations"]

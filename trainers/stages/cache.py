@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import Field, SerializationInfo, SerializerFunctionWrapHandler, field_serializer, model_validator
 
 from ...core import ranks
+from ...core.json_types import JsonObject
 from ...core.refused import Refused
 from ...core.section import FINGERPRINT
 from ...core.words import counted
@@ -78,7 +79,7 @@ class CacheStage(Stage):
         """Whether each record has to bring an answer of its own."""
         return learns_records(self.answers, self.data)
 
-    def reads_of_drafter(self, drafter: Any) -> dict[str, Any] | None:
+    def reads_of_drafter(self, drafter: Any) -> JsonObject | None:
         """Which states it reads."""
         return None if drafter is None or drafter.trains_on != "states" else states_settings(drafter)
 

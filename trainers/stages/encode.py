@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ...core import ranks
 from ...core.errors import UserError
+from ...core.json_types import JsonObject
 from ...data.captioned import Captioned, CaptionedSource, Refused, class_labels, decode_image, num_items, read
 from ...data.records.duplicates import Duplicates, find_duplicates, next_number
 from ...data.shards.shards import claim, finish, summary, unfinished, write_shard
@@ -32,7 +33,7 @@ from ..run.progress import StageLine, of_shards
 from ..run.stage import Planned, Stage
 from ..train.engine import init_distributed
 
-Sample = tuple[str, dict[str, Tensor], dict[str, Any]]
+Sample = tuple[str, dict[str, Tensor], JsonObject]
 Write = Literal["pixels", "codes", "features"]
 
 

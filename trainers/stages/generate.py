@@ -17,6 +17,7 @@ from ...core import ranks
 from ...core.errors import did_you_mean
 from ...core.fields import FileName
 from ...core.files import LOG_BYTES, read_json
+from ...core.json_types import JsonObject
 from ...core.refused import Refused
 from ...data.captioned import Captioned, TarSource, read
 from ...data.families.llava import LLAVA, SYSTEM
@@ -218,7 +219,7 @@ class GenerateStage(Stage):
                     problem = f"pictures have {dict(self)[key]}, and target.vision_tower reads {tower[key]}"
                     raise Refused(key, problem, "write the same in both")
 
-    def reads_of_target(self, target: dict[str, Any]) -> dict[str, Any]:
+    def reads_of_target(self, target: JsonObject) -> JsonObject:
         """Of which family it is, for the processor, and where that lies."""
         return {key: target[key] for key in ("kind", "path", "revision") if key in target}
 
@@ -310,7 +311,7 @@ def _processor(stage: GenerateStage, kind: str, tokenizer: Any) -> Processor:
 
 def _texts(path: Path) -> list[str]:
     texts = [SYSTEM, "USER: ASSISTANT:", "\n"]
-    for record in read_json(path, list[dict[str, Any]], hint="run the stage again", max_bytes=LOG_BYTES):
+    for record in read_json(path, list[JsonObject], hint="run the stage again", max_bytes=LOG_BYTES):
         for question, answer in zip(record["conversations"][::2], record["conversations"][1::2], strict=True):
             texts.append(f"USER: {question['value'].replace('<image>', '')} ASSISTANT: {answer['value']}")
     return texts

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -18,6 +18,7 @@ from ...core import ranks
 from ...core.errors import UserError
 from ...core.fields import MOST_ANSWER, FileName, Place, TopK, TopP
 from ...core.files import read_json, write_whole
+from ...core.json_types import JsonMapping, JsonObject
 from ...core.refused import Refused
 from ...core.section import Section
 from ...core.words import counted
@@ -229,11 +230,9 @@ def _pictures(folder: str, key: str) -> list[str | None]:
     return [*found]
 
 
-def _kept(
-    name: str, begun: Sequence[Begun], texts: Sequence[str | None], seen: Collection[str]
-) -> list[dict[str, Any]]:
+def _kept(name: str, begun: Sequence[Begun], texts: Sequence[str | None], seen: Collection[str]) -> list[JsonObject]:
     """Records of the tries that ended, each text once and none that is `seen`."""
-    kept: dict[str, dict[str, Any]] = {}
+    kept: dict[str, JsonObject] = {}
     for number, text in enumerate(texts):
         if text is not None:
             record = begun[number].record(f"{name}-{number}", text)
@@ -242,6 +241,6 @@ def _kept(
     return [*kept.values()]
 
 
-def _key(record: Mapping[str, Any]) -> str:
+def _key(record: JsonMapping) -> str:
     """Equal for prompts of one picture that differ by case and blanks alone."""
     return f"{record.get('image')} {' '.join(record['conversations'][0]['value'].casefold().split())}"

@@ -21,6 +21,7 @@ from ...core.errors import UserError, first_line
 from ...core.fields import Revision
 from ...core.files import read_json, read_yaml
 from ...core.import_paths import kinds_within
+from ...core.json_types import JsonObject
 from ...core.pretrained import RESTORE
 from ...core.refused import Refused
 from ...core.secrets import as_written, redact_tree, variables_of
@@ -245,7 +246,7 @@ def _publish(stage: PublishStage, context: Context) -> None:
     parts = parts_of(context, drafter, target, starts_of(stages, trained), stage.datasets or data)
     run_file = context.folder.parent / "run.yaml"
     hint = "restore the file, or run the recipe's command again"
-    versions = read_yaml(run_file, dict[str, Any], hint=hint) if run_file.is_file() else {}
+    versions = read_yaml(run_file, JsonObject, hint=hint) if run_file.is_file() else {}
     facts = CardFacts(
         repo=repo, method=method, task=_task(context.target), target=target, target_name=target_name(context),
         base=base, links=chain(parts),
@@ -370,7 +371,7 @@ def _snippets(
     snippets = [loop_snippet(repo, shown, prompt.text, pictures=min(1, len(prompt.pictures)), label=prompt.label,
                              modules=modules)]  # fmt: skip
     if section.drafter["kind"] == LVLM:
-        family = read_json(folder / "config.json", dict[str, Any], hint=RESTORE).get("model_type")
+        family = read_json(folder / "config.json", JsonObject, hint=RESTORE).get("model_type")
         snippets.append(transformers_snippet(repo, has_processor=family != "llava_onevision"))
 
     def names(place: Path) -> dict[str, str]:
@@ -382,5 +383,5 @@ def _snippets(
     return snippets, names
 
 
-def _finish(folder: Path, result: dict[str, Any]) -> None:
+def _finish(folder: Path, result: JsonObject) -> None:
     (folder / RESULT).write_text(json.dumps(result, indent=1))

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import model_validator
 
 from ...core.errors import did_you_mean
+from ...core.json_types import JsonObject
 from ...core.refused import Refused
 from ...models.drafters import AnyDrafter
 from ...models.drafters.base import DrafterConfig
@@ -27,7 +28,7 @@ from ..train.loop import Training
 from ..train.validate import HeadValidation, Validation
 
 
-class Chosen(dict[str, Any]):
+class Chosen(JsonObject):
     """A `train` stage's section as written, what it trains on, and keys that other ways of training read."""
 
     way: str
@@ -114,7 +115,7 @@ class TrainStage(FitSettings):
         training = self.opens(context, seed)
         training.finish(fit(self, context, training))
 
-    def reads_of_drafter(self, drafter: Any) -> dict[str, Any] | None:
+    def reads_of_drafter(self, drafter: Any) -> JsonObject | None:
         """Nothing, where it trains another model, or a drafter of its own; a captioner is built as the draft is."""
         is_read = self.model in ("drafter", "captioner") and self.own_drafter is None
         return super().reads_of_drafter(drafter) if is_read else None

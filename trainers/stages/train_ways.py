@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Tag, TypeAdapter, ValidationError
 
+from ...core.json_types import JsonObject
 from ...core.refused import Refused
 from ...models.drafters import AnyDrafter
 from ...models.drafters.base import DrafterConfig
@@ -36,7 +37,7 @@ _KEYS = {
 }
 
 
-def chosen(section: dict[str, Any], target: Any, drafter: DrafterConfig | None, context: Any = None) -> Chosen:
+def chosen(section: JsonObject, target: Any, drafter: DrafterConfig | None, context: Any = None) -> Chosen:
     """The section with what it trains on.
 
     Args:
@@ -52,7 +53,7 @@ def chosen(section: dict[str, Any], target: Any, drafter: DrafterConfig | None, 
     return result
 
 
-def _trains_on(section: dict[str, Any], target: Any, drafter: DrafterConfig | None, context: Any) -> str:
+def _trains_on(section: JsonObject, target: Any, drafter: DrafterConfig | None, context: Any) -> str:
     model, own = section.get("model", "drafter"), section.get("drafter")
     if model == "captioner" and not target.draws_images and (drafter is None or drafter.trains_on != "records"):
         raise Refused("model", "'captioner' is no model here: it is built as a draft LVLM is", "leave it out")

@@ -15,6 +15,7 @@ from ...core import ranks
 from ...core.errors import UserError
 from ...core.fields import MOST_ANSWER, Temperature, TopK, TopP
 from ...core.import_paths import code_of
+from ...core.json_types import JsonMapping
 from ...core.refused import Refused
 from ...core.section import Section
 from ...data.captioned.prompts import PromptSource
@@ -116,7 +117,7 @@ class TrainedDrafter:
         target: Target,
         identity: TargetIdentity,
         *,
-        manifest_fields: Mapping[str, Any],
+        manifest_fields: JsonMapping,
         requests: Requests | None,
         count_tokens: CountTokens | None = None,
         objective: HeadObjective | None = None,
@@ -196,7 +197,7 @@ class TrainedDrafter:
             raise UserError(problem, where=f"key stages.{self.context.name}.select", hint=_EMPTY)
         self.context.say(f"{self.context.name}: {problem}: {_EMPTY}")
 
-    def keep_best(self, engine: Engine, values: Mapping[str, Any], step: int) -> None:
+    def keep_best(self, engine: Engine, values: JsonMapping, step: int) -> None:
         """Keep these weights beside the stage's result where a held-out accuracy or tau is the best so far."""
         taus = [value for name, value in values.items() if name.startswith("tau_")]
         scores = {name: values.get(f"val_{name}") for name in ("top1", "top3")}

@@ -18,6 +18,7 @@ from torch import nn
 
 from ...core import ranks
 from ...core.errors import TrainingError
+from ...core.json_types import JsonMapping, JsonObject
 from ...core.states import TargetStates, uploaded
 from ...data.loader import StepBatches
 from ..run.stopping import Stop, Stopped
@@ -25,7 +26,7 @@ from . import checkpoint
 from .checkpoint import CheckpointConfig
 from .engine import Engine
 
-Log = Callable[[Mapping[str, Any], int], None]
+Log = Callable[[JsonMapping, int], None]
 # A micro-batch on this rank's device -> the frozen target's states for it.
 Source = Callable[[Any], TargetStates | None]
 
@@ -267,7 +268,7 @@ def _report(engine: Engine, sums: _Sums, samples: int, seconds: float, step: int
     values = torch.stack([sums.loss, *(sums.metrics[n].to(sums.loss) for n in names)]).double()
     dist.all_reduce(values)
     loss, *rest = (values / sums.tokens).tolist()
-    shown: dict[str, Any] = {"loss": loss, **dict(zip(names, rest, strict=True)), "lr": engine.rates()[0]}
+    shown: JsonObject = {"loss": loss, **dict(zip(names, rest, strict=True)), "lr": engine.rates()[0]}
     shown |= {"samples_per_s": samples / seconds, "tokens_per_s": sums.tokens / seconds}
     if ranks.is_main():
         log(shown, step)

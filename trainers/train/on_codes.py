@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 
 from ...core import ranks
 from ...core.errors import UserError
+from ...core.json_types import JsonObject
 from ...core.pretrained import reading_pretrained
 from ...data.captioned.prompts import read_prompts
 from ...data.loader import Collate, Loader, steps_per_epoch
@@ -212,8 +213,8 @@ def _validation(
             rank=ranks.rank(), world_size=ranks.world_size(),
         )  # fmt: skip
 
-    def validate(engine: Engine, step: int) -> dict[str, Any]:
-        values: dict[str, Any] = {} if loader is None else held_out_scores(engine, loader, source, context.stop)
+    def validate(engine: Engine, step: int) -> JsonObject:
+        values: JsonObject = {} if loader is None else held_out_scores(engine, loader, source, context.stop)
         if decoding is not None and (step % decoding.every == 0 or step == total):
             values |= drafter.decode(engine, step)
         drafter.keep_best(engine, values, step)

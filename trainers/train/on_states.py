@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...core import ranks
 from ...core.errors import UserError
+from ...core.json_types import JsonObject
 from ...data.end_tokens import end_ids
 from ...data.families.processor import Processor
 from ...data.loader import Collate, Loader, Samples, steps_per_epoch
@@ -162,8 +163,8 @@ def _validation(
 
     stop = drafter.context.stop
 
-    def validate(engine: Engine, step: int) -> dict[str, Any]:
-        values: dict[str, Any] = {} if steps is None else held_out_scores(engine, steps(), states.held_out, stop)
+    def validate(engine: Engine, step: int) -> JsonObject:
+        values: JsonObject = {} if steps is None else held_out_scores(engine, steps(), states.held_out, stop)
         if decoding is not None and (step % decoding.every == 0 or step == total):
             values |= drafter.decode(engine, step)
         drafter.keep_best(engine, values, step)

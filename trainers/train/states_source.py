@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from ...core import ranks
 from ...core.batch import Batch
 from ...core.fields import Place
+from ...core.json_types import JsonObject
 from ...core.section import Section
 from ...core.states import TargetStates
 from ...data.loader import Collate, Loader, Samples, StepBatches
@@ -219,7 +220,7 @@ class FirstEpoch:
         measured: what keeping states in the store's dtype costs, for the manifest.
     """
 
-    def __init__(self, builder: Builder, known: dict[str, Any], measured: Measured, say: Callable[[str], None]):
+    def __init__(self, builder: Builder, known: JsonObject, measured: Measured, say: Callable[[str], None]):
         self.online, self.builder, self.say = Online(builder), builder, say
         self.lengths, self.draws = self.online.lengths, self.online.draws
         self.known, self.measured = known, measured

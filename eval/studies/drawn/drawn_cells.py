@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from ....core.errors import UserError
+from ....core.json_types import JsonObject
 from ....core.section import Section
 from ....data.shards.codes import ShardData, ShardSample, ShardSamples
 from ....models.decoding.neighbours import NeighbourTable, load_neighbours
@@ -116,7 +117,7 @@ class CellStatistics:
         """Share of cells where the target's most likely token is among the head's k most likely."""
         return float((self.rank_best <= k).float().mean())
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> JsonObject:
         """Means over pictures and cells, for the report; settings are the config's, in its order."""
         return {
             "pictures": len(self.top1),

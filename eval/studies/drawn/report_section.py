@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
+from ....core.json_types import JsonMapping
 from ...lantern import LanternConfig
 from ...measured_rows import PLAIN, Row, grouped
 from ...quality import LOWER_IS_BETTER
@@ -39,7 +39,7 @@ def drawn_section(
     captions: Sequence[str],
     *,
     rules: Mapping[str, LanternConfig],
-    quality: Mapping[float, Mapping[str, Mapping[str, Any]]],
+    quality: Mapping[float, Mapping[str, JsonMapping]],
     encoded: Mapping[str, CellStatistics],
     contrast: Mapping[float, Mapping[str, Tensor]],
 ) -> ReportSection:
@@ -203,7 +203,7 @@ def _trade_offs(
     place: Path,
     tag: str,
     summaries: Mapping[str, Summary],
-    quality: Mapping[str, Mapping[str, Any]],
+    quality: Mapping[str, JsonMapping],
     rules: Mapping[str, LanternConfig],
 ) -> Content:
     """One figure for each residual and metric, where several settings of the additive bound were measured."""

@@ -7,12 +7,13 @@ is checked in full, names and shapes, before a model is made of it.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from pydantic import ValidationError
 
 from ....core.errors import UserError, did_you_mean
+from ....core.json_types import JsonObject
 from ....core.pretrained import CPU
 from ....core.section import Section
 from ...folders import CONFIG, Shapes, State, find_folder, read_values, read_weights, shapes_of, write_folder
@@ -82,7 +83,7 @@ def load_vq(source: str | Path, device: torch.device = CPU) -> VqTokenizer:
     return model.eval()
 
 
-def values_of(config: LlamaGenConfig | VqConfig) -> dict[str, Any]:
+def values_of(config: LlamaGenConfig | VqConfig) -> JsonObject:
     """What `config.json` holds."""
     return {"model_type": VQ if isinstance(config, VqConfig) else LLAMAGEN, **config.model_dump(mode="json")}
 
@@ -97,7 +98,7 @@ def _meta_state(config: LlamaGenConfig | VqConfig) -> State:
         return (VqTokenizer(config) if isinstance(config, VqConfig) else LlamaGen(config)).state_dict()
 
 
-def _config(schema: type[C], model_type: str, values: dict[str, Any], path: Path) -> C:
+def _config(schema: type[C], model_type: str, values: JsonObject, path: Path) -> C:
     written = values.get("model_type")
     if written != model_type:
         raise UserError(

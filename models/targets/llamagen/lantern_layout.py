@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from pydantic import ValidationError
 from torch import Tensor
 
 from ....core.errors import UserError, did_you_mean
+from ....core.json_types import JsonMapping, JsonObject
 from ...folders import CONFIG, State
 from .transformer import LlamaGenConfig
 
@@ -47,12 +48,12 @@ _OPTIONAL = {
 LAYER = re.compile(r"(?:model\.)?layers\.(\d+)\.(.+)")
 
 
-def is_lantern(values: Mapping[str, Any]) -> bool:
+def is_lantern(values: JsonMapping) -> bool:
     """Whether a config is of LANTERN's layout: a Llama that says what its images are asked for by."""
     return values.get("model_type") == "llama" and "input_type" in values
 
 
-def to_lantern(state: Mapping[str, Tensor], config: LlamaGenConfig) -> tuple[State, dict[str, Any]]:
+def to_lantern(state: Mapping[str, Tensor], config: LlamaGenConfig) -> tuple[State, JsonObject]:
     """Weights and config in LANTERN's layout. Nothing is permuted: the rotation stays one of neighbouring pairs."""
     renamed: State = {}
     for name, tensor in state.items():
@@ -69,7 +70,7 @@ def to_lantern(state: Mapping[str, Tensor], config: LlamaGenConfig) -> tuple[Sta
     return renamed, _lantern_values(config)
 
 
-def from_lantern(state: Mapping[str, Tensor], values: Mapping[str, Any]) -> tuple[State, LlamaGenConfig]:
+def from_lantern(state: Mapping[str, Tensor], values: JsonMapping) -> tuple[State, LlamaGenConfig]:
     """Weights under the official names, and the config, of a model in LANTERN's layout."""
     renamed: State = {}
     for name, tensor in state.items():
@@ -87,7 +88,7 @@ def from_lantern(state: Mapping[str, Tensor], values: Mapping[str, Any]) -> tupl
     return renamed, lantern_config(values, where=CONFIG)
 
 
-def _lantern_values(config: LlamaGenConfig) -> dict[str, Any]:
+def _lantern_values(config: LlamaGenConfig) -> JsonObject:
     """Fields of transformers' Llama, and those that LANTERN's class reads besides."""
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -110,7 +111,7 @@ def _lantern_values(config: LlamaGenConfig) -> dict[str, Any]:
     }
 
 
-def lantern_config(values: Mapping[str, Any], *, where: str) -> LlamaGenConfig:
+def lantern_config(values: JsonMapping, *, where: str) -> LlamaGenConfig:
     """Our config of theirs. Of their dropouts, which act in training alone, the tokens' is taken for all."""
     for key in (*_NEEDED, "input_type", "block_size"):
         if key not in values:

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from ....core.errors import UserError, did_you_mean, first_line
+from ....core.json_types import JsonObject
 from ...folders import State
 from .lantern_layout import LAYER
 from .transformer import SIZES, LlamaGenConfig
@@ -98,7 +99,7 @@ def infer_config(
     if num_heads is None and not names:
         hint = f"give --heads; published sizes are {', '.join(SIZES)}"
         raise UserError(f"{layers} layers of width {dim} are no published size: heads unknown", where=where, hint=hint)
-    known: dict[str, Any] = {}
+    known: JsonObject = {}
     if "cls_embedding.embedding_table.weight" in state:
         known |= {"condition": "class", "num_classes": len(state["cls_embedding.embedding_table.weight"]) - 1}
     else:

@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from ....core.errors import UserError
+from ....core.json_types import JsonObject
 from ...hub import config_value
 from ...parts import TokenIds, _vocabulary_weights, grow_vocabulary
 from .made_for_engines import LlavaOnProjected, reading_of
@@ -59,7 +60,7 @@ def llava_config(
         )
     text.vocab_size = ids.vocab_size
     text.bos_token_id, text.eos_token_id, text.pad_token_id = ids.bos, ids.eos, ids.pad
-    own: dict[str, Any] = {}
+    own: JsonObject = {}
     # `default` leaves the first state out, CLIP's CLS; SigLIP has none.
     strategy = "full" if vision.model_type.startswith("siglip") else "default"
     if family != "llava_onevision":

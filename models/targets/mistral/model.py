@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from ....core.errors import UserError
+from ....core.json_types import JsonObject
 from ....core.pictures import Picture
 from ...hub import config_value
 from ...parts import TokenIds
@@ -42,7 +43,7 @@ def mistral_config(kind: str, text: PreTrainedConfig, vision: PreTrainedConfig, 
         )  # fmt: skip
     text.vocab_size = ids.vocab_size
     text.bos_token_id, text.eos_token_id, text.pad_token_id = ids.bos, ids.eos, ids.pad
-    joined: dict[str, Any] = {
+    joined: JsonObject = {
         "text_config": text.to_dict(), "vision_config": vision.to_dict(), "image_token_index": ids.image,
         "vision_feature_layer": -1, "tie_word_embeddings": bool(config_value(text, "tie_word_embeddings", False)),
     }  # fmt: skip

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
+from ....core.json_types import JsonObject
 from ....core.pictures import Picture
 from ....core.positions import PositionScheme, Resume
 from ....core.states import uploaded
@@ -23,7 +24,7 @@ from ...parts import TokenIds
 from .windows import tower_inputs
 
 
-def qwen_config(kind: str, text: dict[str, Any], vision: dict[str, Any], ids: TokenIds) -> PreTrainedConfig:
+def qwen_config(kind: str, text: JsonObject, vision: JsonObject, ids: TokenIds) -> PreTrainedConfig:
     """Join the inline halves of a tiny Qwen-VL; `model_type` of the text config may name the mixture of experts."""
     family = str(text.get("model_type", kind)).removesuffix("_text")
     assert family.startswith(kind) and ids.video is not None, (kind, family, ids)

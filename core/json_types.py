@@ -1,0 +1,13 @@
+"""Types of what JSON and YAML files hold: records, manifests, configs, reports, recipes as trees.
+
+Values are text, numbers, booleans, null, lists and objects again. Whoever reads one checks it, or a schema has checked
+its file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+JsonObject = dict[str, Any]
+JsonMapping = Mapping[str, Any]  # one that is only read
