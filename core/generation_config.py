@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .json_types import JsonObject
 from .errors import UserError
 from .files import read_json
+from .json_types import JsonObject
 from .pretrained import RESTORE, reading_pretrained
 
 _CURE = "check the name and the network, or give a directory"

@@ -23,8 +23,8 @@ from typing import Any
 
 import psutil
 
-from .json_types import JsonObject
 from .files import NotRegular, open_regular
+from .json_types import JsonObject
 
 # What flock answers where a file system has no locks, or its server none to give.
 NO_FLOCK = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}

@@ -13,16 +13,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from .json_types import JsonMapping, JsonObject
 from .errors import UserError, first_line
 from .files import open_regular, read_json
+from .json_types import JsonMapping, JsonObject
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 CPU = torch.device("cpu")
 INDEX = "model.safetensors.index.json"
@@ -154,7 +157,7 @@ _OF_QUANTISER = re.compile(
 )
 
 
-def check_quantised(model: Any, info: JsonMapping, source: str | Path, *, key: str | None = None) -> None:
+def check_quantised(model: PreTrainedModel, info: JsonMapping, source: str | Path, *, key: str | None = None) -> None:
     """Raise `UserError` where stored weights are quantised and transformers did not apply the method.
 
     It says so in a log line alone and goes on with weights that lack their scales: another model answers.

@@ -20,9 +20,9 @@ from typing import Annotated
 import xxhash
 from pydantic import AfterValidator
 
-from .json_types import JsonObject
 from .errors import UserError
 from .files import read_json, unwritable, write_whole
+from .json_types import JsonObject
 
 DONE = "done.json"
 BEGUN = "fingerprint.json"

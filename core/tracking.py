@@ -19,10 +19,10 @@ from urllib.parse import urlparse
 
 from pydantic import Field
 
-from .json_types import JsonObject
 from . import ranks
 from .errors import first_line
 from .files import LOG_BYTES, append_lines, read_small
+from .json_types import JsonObject
 from .notices import notice
 from .secrets import redact, redact_tree
 from .section import Section

@@ -10,12 +10,15 @@ import functools
 import inspect
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UserError, encodable, first_line
 from ..core.json_types import JsonMapping, JsonObject
 from .families.prompt_templates import SYSTEM_ROLES
 from .pictures.picture_marks import MARKS, VIDEO_MARK
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 _ROLES = {"human": "user", "gpt": "assistant"} | {role: role for role in (*SYSTEM_ROLES, "tool")}
 _PROBE, _ANSWER = "a question", "an answer"
@@ -25,7 +28,7 @@ Spans = tuple[tuple[int, int], ...]
 
 def render_chat(
     turns: Sequence[JsonMapping],
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerFast,
     record: JsonMapping,
     *,
     shown: re.Pattern[str] | None,
@@ -76,7 +79,7 @@ def render_chat(
 class _Chat:
     """A tokenizer's template, with what a record hands to it."""
 
-    def __init__(self, tokenizer: Any, record: JsonMapping):
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, record: JsonMapping):
         self._tokenizer = tokenizer
         self._tools = record.get("tools") or None
         self._options = dict(record.get("chat_template_kwargs") or {})
@@ -118,8 +121,12 @@ class _Chat:
         asks: whether an answer's beginning follows.
         """
         try:
-            text = self._tokenizer.apply_chat_template(
-                list(messages), tools=self._tools, add_generation_prompt=asks, tokenize=False, **self._options
+            text: str = self._tokenizer.apply_chat_template(  # type: ignore[assignment]
+                list(messages),  # type: ignore[arg-type]
+                tools=self._tools,
+                add_generation_prompt=asks,
+                tokenize=False,
+                **self._options,
             )
         except Exception as error:  # a template is a program, and raises what it likes
             raise UserError(f"the target's chat template refuses the record: {first_line(error)}",
@@ -148,7 +155,7 @@ class _Chat:
 
 
 @functools.lru_cache(maxsize=8)
-def end_of_answers(tokenizer: Any) -> str | None:
+def end_of_answers(tokenizer: PreTrainedTokenizerFast) -> str | None:
     """The special token that the tokenizer's chat template writes behind an answer; None: it writes none, or refuses a
     conversation without more than a question and an answer.
     """
@@ -161,14 +168,14 @@ def end_of_answers(tokenizer: Any) -> str | None:
     return max((token for token in _special(tokenizer) if behind.startswith(token)), key=len, default=None)
 
 
-def _end(answered: str, start: int, tokenizer: Any) -> tuple[int, bool]:
+def _end(answered: str, start: int, tokenizer: PreTrainedTokenizerFast) -> tuple[int, bool]:
     """Where the answer ends, and whether a token that ends it stands there."""
     text = answered.rstrip()
     return max(len(text), start), text[max(start, 0) :].endswith(_special(tokenizer))
 
 
 @functools.lru_cache(maxsize=8)
-def _special(tokenizer: Any) -> tuple[str, ...]:
+def _special(tokenizer: PreTrainedTokenizerFast) -> tuple[str, ...]:
     """Tokens that end turns are among them."""
     added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
     return tuple({*added, *tokenizer.all_special_tokens})

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from ..core.errors import UserError
 from ..core.files import read_json
@@ -41,7 +42,7 @@ def load_processor(
 
 def _loaded(source: str | Path, revision: str | None, family: PictureFamily | None, *, text_only: bool) -> Processor:
     key = f"processor {str(source)!r}"
-    tokenizer = AutoTokenizer.from_pretrained(source, revision=revision)
+    tokenizer = cast("PreTrainedTokenizerFast", AutoTokenizer.from_pretrained(source, revision=revision))
     if not tokenizer.chat_template:
         # Older files of processors have it in a file of its own, which tokenizers do not read.
         tokenizer.chat_template = _json(source, "chat_template.json", revision).get("chat_template")
@@ -72,7 +73,8 @@ def with_own_image_processor(
         images = type(old)(**(image_settings(old) | size))
     else:
         with reading_pretrained(tower, "cannot load image processor", hint=_CURE, weights=False):
-            images = tile_images(Files(None, _settings_of(tower, revision), None, tower, revision, tower))
+            settings = _settings_of(tower, revision)
+            images = tile_images(Files(processor.tokenizer, settings, None, tower, revision, tower))
     return replace(
         processor,
         image_processor=images,

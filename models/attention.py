@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedConfig
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from ..core.errors import UserError
@@ -100,7 +100,7 @@ def as_interface(attention: Callable[..., Tensor], *reads: str) -> Callable[...,
     return forward
 
 
-def check_takes_masks(config: Any) -> None:
+def check_takes_masks(config: PreTrainedConfig) -> None:
     """Raises `UserError` for a decoder whose attention does not read our masks of trees, padding and packed rows.
 
     transformers hands a mask [R,1,N,K] on as it is: flash attention reads it as a row of padding, so that nodes of a
@@ -114,7 +114,7 @@ def check_takes_masks(config: Any) -> None:
         )
 
 
-def use_grouped(config: Any) -> None:
+def use_grouped(config: PreTrainedConfig) -> None:
     """Run a decoder of transformers with grouped heads over `attend`, where it would run sdpa.
 
     Args:

@@ -42,7 +42,7 @@ RECURS = "linear_attention"  # what transformers calls such a layer in `layer_ty
 ModelSource: TypeAlias = str | JsonObject
 
 
-def recurrent_layers(text: Any) -> tuple[bool, ...]:
+def recurrent_layers(text: PreTrainedConfig) -> tuple[bool, ...]:
     """Of each layer of a text config whether it recurs (Qwen3.5's gated DeltaNet) and has no attention; empty where the
     config does not tell layers apart.
     """
@@ -55,12 +55,12 @@ def num_deepstack(config: PreTrainedConfig) -> int:
     return len(config_value(config_value(config, "vision_config"), "deepstack_visual_indexes") or ())
 
 
-def has_windows(text: Any) -> bool:
+def has_windows(text: PreTrainedConfig) -> bool:
     """Whether some layers of a text config see a window of positions and others all (Gemma 4)."""
     return "sliding_attention" in (config_value(text, "layer_types") or ())
 
 
-def kv_shapes(text: Any) -> list[tuple[int, int]]:
+def kv_shapes(text: PreTrainedConfig) -> list[tuple[int, int]]:
     """Of each layer of a text config its heads of keys and values, and the width of a head: Gemma 4's layers differ."""
     count = text.num_hidden_layers
     if config_value(text, "global_head_dim") is not None:  # as transformers wrote it before 5.20
@@ -75,12 +75,12 @@ def kv_shapes(text: Any) -> list[tuple[int, int]]:
     return [(heads, config_value(text, "head_dim") or text.hidden_size // text.num_attention_heads)] * count
 
 
-def usual_heads(text: Any) -> tuple[int, int]:
+def usual_heads(text: PreTrainedConfig) -> tuple[int, int]:
     """Heads of keys and values, and the width of a head, of most of the layers: those that heads mirror."""
     return Counter(kv_shapes(text)).most_common(1)[0][0]
 
 
-def own_layers(text: Any) -> int:
+def own_layers(text: PreTrainedConfig) -> int:
     """Layers that have keys and values of their own: the last of Gemma 4's smaller models read an earlier one's."""
     return int(text.num_hidden_layers - (config_value(text, "num_kv_shared_layers") or 0))
 
@@ -142,12 +142,12 @@ def load_vision_tower(
     return _load(AutoModel, source, key=key, revision=revision)
 
 
-def config_value(config: Any, name: str, default: Any = None) -> Any:
+def config_value(config: object, name: str, default: Any = None) -> Any:
     """A value of a transformers config that not every family's config has."""
     return getattr(config, name, default)
 
 
-def rope_of(text: Any) -> JsonObject:
+def rope_of(text: PreTrainedConfig) -> JsonObject:
     """The rotation of a transformers text config, a copy of its `rope_parameters`; empty where it names none. Where
     kinds of layers have one each (Gemma 4), that of the layers that see all.
     """

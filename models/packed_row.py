@@ -9,7 +9,7 @@ Letters: B samples, T tokens, M tokens without padding, D width, n coordinates o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from ..core.batch import Batch
 from ..core.states import uploaded
 from .attention import GROUPED
 from .hub import config_value, recurrent_layers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ def _padded(decoder: Any, batch: Batch, positions: Tensor) -> dict[str, Tensor]:
     return {"attention_mask": seen, "position_ids": positions}
 
 
-def _takes_a_mask(config: Any) -> bool:
+def _takes_a_mask(config: PreTrainedConfig) -> bool:
     """Whether all layers read one boolean mask [B,1,T,T]: torch's attention, and no sliding windows."""
     kinds = set(config_value(config, "layer_types") or ())
     whole = kinds == {"full_attention"} if kinds else config_value(config, "sliding_window") is None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast, get_args
+from typing import Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +41,7 @@ def placeholder_ids(config: PreTrainedConfig) -> tuple[int, ...]:
     return tuple({value for value in ids if value is not None})
 
 
-def language_model_of(model: Any) -> nn.Module:
+def language_model_of(model: PreTrainedModel) -> nn.Module:
     """The decoder of a vision-language model, or of a causal language model, without the LM head."""
     return dict(model.model.named_children()).get("language_model", model.model)
 

@@ -60,7 +60,7 @@ class ModelTraining(nn.Module):
         return self._modules["llava"]
 
     @staticmethod
-    def parts_of(model: Any) -> dict[Part, nn.Module]:
+    def parts_of(model: PreTrainedModel) -> dict[Part, nn.Module]:
         """A model's modules by part; the LM head belongs to the language model."""
         raise NotImplementedError
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any, Literal, cast
 
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ..core.errors import UserError, did_you_mean
 from ..core.files import new_folder
@@ -124,7 +124,7 @@ def _lantern(options: ImportOptions, folder: Path) -> tuple[JsonObject, Any]:
     return settings, notes
 
 
-def _own_words(options: ImportOptions, tokenizer: Any) -> list[str]:
+def _own_words(options: ImportOptions, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Compare the draft's words with the target's: as many rows are no sign of the same tokenizer (Mistral's)."""
     try:
         with reading_pretrained(options.source, "cannot load the head's tokenizer", weights=False):

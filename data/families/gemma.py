@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ratio_preserving_size
 
 from ...core.errors import UserError, first_line
@@ -53,7 +54,7 @@ class GemmaFamily(WholeFamily):
         """[P,S*S*C], row by row, the colours of a pixel beside each other."""
         return frames.view(grid.rows, side, grid.columns, side, 3).permute(0, 2, 1, 3, 4).reshape(-1, 3 * side * side)
 
-    def counted(self, config: Any, tower: Any) -> tuple[int, int, Any]:
+    def counted(self, config: PreTrainedConfig, tower: Any) -> tuple[int, int, Any]:
         images = SimpleNamespace(max_soft_tokens=SOFT_TOKENS, size={})
         return tower.patch_size * tower.pooling_kernel_size, tower.patch_size, images
 
@@ -63,7 +64,7 @@ class GemmaFamily(WholeFamily):
     def read(self, files: Files) -> Processor:
         return self.processor(files.tokenizer, files.images("Gemma4"), files.key)
 
-    def processor(self, tokenizer: Any, images: Any, key: str) -> Processor:
+    def processor(self, tokenizer: PreTrainedTokenizerFast, images: Any, key: str) -> Processor:
         """The family's processor. Raises `UserError` where the tokenizer lacks a token; `key` names the files."""
         image, start, end = mark_ids(tokenizer, _MARKS, key, "a Gemma 4's")
         mark_ids(tokenizer, (_TURN, _TURN_ENDS), key, "an instruction-tuned Gemma 4's")
@@ -78,8 +79,8 @@ class GemmaFamily(WholeFamily):
         )  # fmt: skip
 
     def new(
-        self, tokenizer: Any, kind: str = "", *, patch_size: int, image_size: int = 0, pooling: int = 3,
-        max_tokens: int = 70, **statistics: Any,
+        self, tokenizer: PreTrainedTokenizerFast, kind: str = "", *, patch_size: int,
+        image_size: int = 0, pooling: int = 3, max_tokens: int = 70, **statistics: Any,
     ) -> Processor:  # fmt: skip
         """A picture has at most 70, 140, 280, 560 or 1120 tokens, and channels are not normalised."""
         add_marks(tokenizer, *_MARKS, _TURN, _TURN_ENDS)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
@@ -22,6 +22,9 @@ from ..pictures.tiles import Size
 from ..pictures.videos import VideoSettings
 from .processor import Files, PictureFamily, Processor, Resizing, add_marks, mark_ids, pil, text_processor
 from .prompt_templates import CHATML
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 _MARKS = ("<IMG_CONTEXT>", "<img>", "</img>")
 MAX_TILES = 12  # that a picture is cut into at most, of the published files
@@ -57,7 +60,7 @@ class InternVLFamily(PictureFamily):
     def video(self, settings: VideoSettings) -> VideoSettings:
         return settings.model_copy(update={"newline": "none", "pooling": "none"})
 
-    def counted(self, config: Any, tower: Any) -> tuple[int, int, Any]:
+    def counted(self, config: PreTrainedConfig, tower: Any) -> tuple[int, int, Any]:
         """Of a tile's patches 2 x 2 become one token."""
         patch = round(tower.patch_size[0] / config.downsample_ratio)
         return tower.image_size[0], patch, SimpleNamespace(min_patches=1, max_patches=MAX_TILES)
@@ -84,7 +87,7 @@ class InternVLFamily(PictureFamily):
         num_tokens = int(files.settings.get("image_seq_length") or 256)
         return self.processor(files.tokenizer, files.images("GotOcr2"), num_tokens, files.key)
 
-    def processor(self, tokenizer: Any, images: Any, num_tokens: int, key: str) -> Processor:
+    def processor(self, tokenizer: PreTrainedTokenizerFast, images: Any, num_tokens: int, key: str) -> Processor:
         """The family's processor. Raises `UserError` where files do not fit.
 
         Args:
@@ -106,8 +109,8 @@ class InternVLFamily(PictureFamily):
         return {"image_seq_length": processor.num_image_tokens}
 
     def new(
-        self, tokenizer: Any, kind: str = "", *, image_size: int, patch_size: int, max_tiles: int = MAX_TILES,
-        **statistics: Any,
+        self, tokenizer: PreTrainedTokenizerFast, kind: str = "", *, image_size: int,
+        patch_size: int, max_tiles: int = MAX_TILES, **statistics: Any,
     ) -> Processor:  # fmt: skip
         """2 x 2 patches of the tower become one token; a picture is cut into at most `max_tiles`."""
         add_marks(tokenizer, *_MARKS, "<|im_start|>", "<|im_end|>")

@@ -12,10 +12,10 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from PIL import Image
-from transformers import LlavaNextProcessor, LlavaProcessor
+from transformers import LlavaNextProcessor, LlavaProcessor, PreTrainedTokenizerFast
 
 from ...core.errors import UserError
 from ...core.json_types import JsonMapping, JsonObject
@@ -178,9 +178,9 @@ class LlavaFamily(PictureFamily):
         made = self.processor(files.tokenizer, tile_images(files), int(patch), files.key)
         return replace(made, resolutions=tuple((int(a), int(b)) for a, b in pinpoints))
 
-    def processor(self, tokenizer: Any, images: Any, patch_size: int, key: str) -> Processor:
+    def processor(self, tokenizer: PreTrainedTokenizerFast, images: Any, patch_size: int, key: str) -> Processor:
         """The family's processor. Raises `UserError` where the tokenizer lacks a token; `key` names it."""
-        image_token_id = tokenizer.convert_tokens_to_ids("<image>")
+        image_token_id = cast(int, tokenizer.convert_tokens_to_ids("<image>"))
         if image_token_id is None or image_token_id == tokenizer.unk_token_id:
             raise UserError(f"{key}: the tokenizer has no <image> token", hint="use the files of a LLaVA target")
         missing = [name for name in self.needs if getattr(tokenizer, f"{name}_token_id") is None]
@@ -188,7 +188,7 @@ class LlavaFamily(PictureFamily):
             raise UserError(
                 f"{key}: the tokenizer has no {', '.join(missing)} token", hint="use the files of a LLaVA target"
             )
-        video = tokenizer.convert_tokens_to_ids("<video>")
+        video = cast(int, tokenizer.convert_tokens_to_ids("<video>"))
         return replace(
             text_processor(tokenizer, key), image_processor=images, image_token_id=image_token_id,
             patch_size=patch_size, image_size=tile_side(images), bos_id=tokenizer.bos_token_id, picture_family=self,
@@ -226,7 +226,9 @@ class LlavaFamily(PictureFamily):
             "patch_size": processor.patch_size,
         }
 
-    def new(self, tokenizer: Any, kind: str = "", *, image_size: int, patch_size: int, **statistics: Any) -> Processor:
+    def new(
+        self, tokenizer: PreTrainedTokenizerFast, kind: str = "", *, image_size: int, patch_size: int, **statistics: Any
+    ) -> Processor:
         """LLaVA's, whichever the member."""
         side = {"height": image_size, "width": image_size}
         images = pil("CLIP")(size={"shortest_edge": image_size}, crop_size=side, **statistics)

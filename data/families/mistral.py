@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...core.errors import UserError
 from ...core.json_types import JsonObject
@@ -18,11 +18,14 @@ from .processor import Files, Processor, add_marks, mark_ids, pil, text_processo
 from .prompt_templates import Pairs, Rendered, Template
 from .whole import WholeFamily, check_oblong
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedTokenizerFast
+
 _MARKS = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
 
 
 class _Mistral(Template):
-    def check_system(self, tokenizer: Any) -> None:
+    def check_system(self, tokenizer: PreTrainedTokenizerFast) -> None:
         if "[SYSTEM_PROMPT]" not in tokenizer.get_vocab():
             raise UserError("format.system is set, and the tokenizer has no [SYSTEM_PROMPT] token (Pixtral 12B's)",
                             hint="leave system out, and begin the question with the sentence")  # fmt: skip
@@ -68,7 +71,7 @@ class PixtralFamily(WholeFamily):
         wide, high = (max(1, math.ceil(side / unit)) * unit for side in sides)
         return wide, high
 
-    def counted(self, config: Any, tower: Any) -> tuple[int, int, Any]:
+    def counted(self, config: PreTrainedConfig, tower: Any) -> tuple[int, int, Any]:
         images = SimpleNamespace(size={"longest_edge": tower.image_size})
         return tower.patch_size * int(getattr(config, "spatial_merge_size", 1)), tower.patch_size, images
 
@@ -85,7 +88,7 @@ class PixtralFamily(WholeFamily):
         patch, merge = (int(files.settings.get(name) or 0) for name in ("patch_size", "spatial_merge_size"))
         return self.processor(files.tokenizer, files.images("Pixtral"), patch or 16, merge or 1, files.key)
 
-    def processor(self, tokenizer: Any, images: Any, patch: int, merge: int, key: str) -> Processor:
+    def processor(self, tokenizer: PreTrainedTokenizerFast, images: Any, patch: int, merge: int, key: str) -> Processor:
         """The family's processor. Raises `UserError` where the tokenizer lacks a token.
 
         Args:
@@ -103,7 +106,9 @@ class PixtralFamily(WholeFamily):
     def about(self, processor: Processor) -> JsonObject:
         return {"patch_size": processor.patch_size, "spatial_merge_size": processor.patches}
 
-    def new(self, tokenizer: Any, kind: str = "", *, image_size: int, patch_size: int, **statistics: Any) -> Processor:
+    def new(
+        self, tokenizer: PreTrainedTokenizerFast, kind: str = "", *, image_size: int, patch_size: int, **statistics: Any
+    ) -> Processor:
         """Two patches along a side become one token of Mistral 3; a side has at most `image_size` pixels."""
         add_marks(tokenizer, *_MARKS, "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]")
         size, patch = {"longest_edge": image_size}, {"height": patch_size, "width": patch_size}

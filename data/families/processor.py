@@ -13,13 +13,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 import transformers
 from PIL import Image
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 from ...core.errors import UserError
 from ...core.json_types import JsonMapping, JsonObject
@@ -61,7 +61,7 @@ class Files:
         key: names the files in messages.
     """
 
-    tokenizer: Any
+    tokenizer: PreTrainedTokenizerFast
     settings: JsonMapping
     published: JsonMapping | None
     source: str | Path
@@ -166,7 +166,7 @@ class PictureFamily:
         """Tiles that an image becomes at most; 1 where it is read whole."""
         return 1
 
-    def counted(self, config: Any, tower: Any) -> tuple[int, int, Any]:
+    def counted(self, config: PreTrainedConfig, tower: Any) -> tuple[int, int, Any]:
         """Image size, patch size and image processor of a `Processor` that only counts, by a model's config."""
         return tower.image_size, tower.patch_size, None
 
@@ -206,7 +206,9 @@ class PictureFamily:
         """What `processor_config.json` says beside the class."""
         return {}
 
-    def new(self, tokenizer: Any, kind: str = "", *, image_size: int, patch_size: int, **statistics: Any) -> Processor:
+    def new(
+        self, tokenizer: PreTrainedTokenizerFast, kind: str = "", *, image_size: int, patch_size: int, **statistics: Any
+    ) -> Processor:
         """A processor for a model that the project makes itself, for pictures of `image_size` pixels.
 
         Args:
@@ -314,7 +316,7 @@ def image_settings(images: Any) -> JsonObject:
     return {name: value for name in names if (value := getattr(images, name, None)) is not None}
 
 
-def text_processor(tokenizer: Any, key: str) -> Processor:
+def text_processor(tokenizer: PreTrainedTokenizerFast, key: str) -> Processor:
     """Llama's and Qwen's: what begins a text may be missing, and padding is then the end token.
 
     Raises:
@@ -339,9 +341,9 @@ def text_processor(tokenizer: Any, key: str) -> Processor:
     )
 
 
-def mark_ids(tokenizer: Any, marks: Sequence[str], key: str, whose: str) -> list[int]:
+def mark_ids(tokenizer: PreTrainedTokenizerFast, marks: Sequence[str], key: str, whose: str) -> list[int]:
     """Ids of these tokens. Raises `UserError` where the tokenizer lacks one."""
-    ids = [tokenizer.convert_tokens_to_ids(mark) for mark in marks]
+    ids = [cast(int, tokenizer.convert_tokens_to_ids(mark)) for mark in marks]
     if None in ids or tokenizer.unk_token_id in ids:
         raise UserError(f"{key}: the tokenizer lacks one of {', '.join(marks)}", hint=f"use {whose} files")
     return ids

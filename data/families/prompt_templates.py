@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 ROLES = {"human": "USER", "gpt": "ASSISTANT"}
 SYSTEM_ROLES = ("system", "developer")
@@ -48,7 +51,7 @@ class Template:
     keeps_breaks: bool = False
     strips: bool = False
 
-    def check_system(self, tokenizer: Any) -> None:
+    def check_system(self, tokenizer: PreTrainedTokenizerFast) -> None:
         """Raises `UserError` where the tokenizer lacks what surrounds a system sentence."""
 
     def render(self, pairs: Pairs, system: str, open_ended: bool, marks: re.Pattern[str]) -> Rendered:

@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -29,6 +29,9 @@ from .llava import CLIP_STATISTICS, SIGLIP_STATISTICS
 from .processor import Files, Processor, add_marks, mark_ids, pil, text_processor
 from .prompt_templates import CHATML
 from .whole import WholeFamily, check_oblong, grid_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 MARKS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
 _WRITTEN = re.compile(r"<\|vision_start\|><\|(?:image|video)_pad\|><\|vision_end\|>")
@@ -96,7 +99,7 @@ class QwenFamily(WholeFamily):
         resized = [rounded(size, unit, *limits) for size in sizes]
         return FrameTokens(statistics.median_low(w * h // unit**2 for w, h in resized), frames_per_step=_FRAMES)
 
-    def counted(self, config: Any, tower: Any) -> tuple[int, int, Any]:
+    def counted(self, config: PreTrainedConfig, tower: Any) -> tuple[int, int, Any]:
         return tower.patch_size * tower.spatial_merge_size, tower.patch_size, SimpleNamespace(size=self._limits)
 
     def marks(self, pictures: Sequence[Picture]) -> list[str]:
@@ -119,7 +122,7 @@ class QwenFamily(WholeFamily):
     def read(self, files: Files) -> Processor:
         return self.processor(files.tokenizer, files.images("Qwen2VL"), files.key)
 
-    def processor(self, tokenizer: Any, images: Any, key: str) -> Processor:
+    def processor(self, tokenizer: PreTrainedTokenizerFast, images: Any, key: str) -> Processor:
         """The family's processor. Raises `UserError` where files do not fit; `key` names them."""
         image, video, start, end = mark_ids(tokenizer, MARKS, key, "a Qwen-VL's")
         if images.temporal_patch_size != _FRAMES:
@@ -131,8 +134,8 @@ class QwenFamily(WholeFamily):
         )  # fmt: skip
 
     def new(
-        self, tokenizer: Any, kind: str = "", *, patch_size: int, image_size: int = 0, merge: int = 2,
-        min_pixels: int = 0, max_pixels: int = 0, **statistics: Any,
+        self, tokenizer: PreTrainedTokenizerFast, kind: str = "", *, patch_size: int,
+        image_size: int = 0, merge: int = 2, min_pixels: int = 0, max_pixels: int = 0, **statistics: Any,
     ) -> Processor:  # fmt: skip
         """Pictures have at least one token and at most `image_size` squared pixels, where limits are 0."""
         add_marks(tokenizer, *MARKS, "<|im_start|>", "<|im_end|>")

@@ -6,18 +6,21 @@ Letters: R rows, N new positions, D width, P past positions.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
 from .parallel import all_heads
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
 
 class LanguageModel(Protocol):
     """What the cached forward reads of transformers' decoders (`LlamaModel` and its likes)."""
 
-    config: Any
+    config: PreTrainedConfig
     layers: Sequence[nn.Module]
 
     def get_input_embeddings(self) -> nn.Embedding:

@@ -26,6 +26,8 @@ from ..targets.base import Target, TargetShape, TargetStep
 from .manifest import MANIFEST
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
     from .ensemble import EnsembleConfig
 
 
@@ -241,7 +243,7 @@ class DrafterConfig(Kinded):
         module = self.empty(shape)
         return {} if module is None else {"trainable": sum(p.numel() for p in module.parameters() if p.requires_grad)}
 
-    def lines(self, shape: TargetShape, config: Any) -> list[str]:
+    def lines(self, shape: TargetShape, config: PreTrainedConfig) -> list[str]:
         """What a dry run says of it beside a target of this shape and model config."""
         count = sum(self.count(shape).values())
         if self.trains_on is None:

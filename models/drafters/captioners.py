@@ -16,7 +16,13 @@ import torch
 import transformers
 from pydantic import Field
 from torch import Tensor
-from transformers import AutoConfig, AutoTokenizer, Blip2ForConditionalGeneration, BlipForConditionalGeneration
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    Blip2ForConditionalGeneration,
+    BlipForConditionalGeneration,
+    PreTrainedTokenizerBase,
+)
 from transformers import Florence2ForConditionalGeneration as Florence2Model
 
 from ...core.batch import Request
@@ -127,7 +133,7 @@ class PublishedCaptioner:
     def __init__(
         self,
         model: Any,
-        tokenizer: Any,
+        tokenizer: PreTrainedTokenizerBase,
         image_processor: Any,
         settings: Any,
         *,
@@ -267,7 +273,7 @@ class LvlmCaptioner:
         *,
         image_token_id: int,
         stop_ids: Collection[int],
-        tokenizer: Any,
+        tokenizer: PreTrainedTokenizerBase,
         max_new_tokens: int,
     ):
         self.decoder, self.tokenizer, self.max_new_tokens = decoder, tokenizer, max_new_tokens
@@ -291,7 +297,7 @@ class LvlmCaptioner:
             eos_ids=stop_ids,
         )
         spoken = [[token for token in answer.ids if token not in stop_ids] for answer in answers]
-        return [self.tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in spoken]
+        return [str(self.tokenizer.decode(ids, skip_special_tokens=True)).strip() for ids in spoken]
 
 
 def _one_tile_each(request: Request) -> list[Tensor]:

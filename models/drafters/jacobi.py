@@ -11,7 +11,7 @@ Letters: K known levels, V vocabulary, W window.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,9 @@ from ..decoding.expansions import Expansions
 from ..decoding.warp import Warp
 from ..targets.base import Target, TargetStep
 from .base import PLAIN, DraftingOptions, WeightlessDrafter
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 class JacobiConfig(WeightlessDrafter):
@@ -51,7 +54,7 @@ class JacobiConfig(WeightlessDrafter):
             problem = f"block is not exact with the coupling {self.coupling}"
             raise Refused("rule", problem, "write rule: exact, or coupling: independent")
 
-    def lines(self, shape: Any, config: Any) -> list[str]:
+    def lines(self, shape: Any, config: PreTrainedConfig) -> list[str]:
         return [f"  no weights, no training; {self.coupling} coupling, new places begin as {self.initial}"]
 
 

@@ -11,7 +11,7 @@ Letters: E ends of matches, F nodes, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -26,11 +26,14 @@ from ..decoding.warp import Warp
 from ..targets.base import Target, TargetStep
 from .base import PLAIN, DraftingOptions, WeightlessDrafter
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
 
 class LookupConfig(WeightlessDrafter):
     """What both kinds share: no weights, no states, any target that answers in words."""
 
-    def lines(self, shape: Any, config: Any) -> list[str]:
+    def lines(self, shape: Any, config: PreTrainedConfig) -> list[str]:
         return ["  no weights, no training; drafts what followed the same tokens before"]
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...core.errors import UserError
 from ...core.json_types import JsonMapping
 from ..families.table import text_of
 from ..hub import config_value, rope_of, usual_heads
 from ..layer import STRETCHED, LayerShape, stretched
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 class Mirroring(Protocol):
@@ -36,7 +39,9 @@ class Mirroring(Protocol):
     def positions(self) -> str: ...
 
 
-def mirrored_layer(config: Mirroring, text: Any, *, input_norm: bool | None, like_llama: bool = False) -> LayerShape:
+def mirrored_layer(
+    config: Mirroring, text: PreTrainedConfig, *, input_norm: bool | None, like_llama: bool = False
+) -> LayerShape:
     """The layer that mirrors one of the target's.
 
     Args:
@@ -83,7 +88,7 @@ def mirrored_layer(config: Mirroring, text: Any, *, input_norm: bool | None, lik
     )  # fmt: skip
 
 
-def _mrope_section(config: Mirroring, text: Any, rope: JsonMapping) -> tuple[int, ...]:
+def _mrope_section(config: Mirroring, text: PreTrainedConfig, rope: JsonMapping) -> tuple[int, ...]:
     if config.positions != "mrope":
         return ()
     section: tuple[int, ...] = tuple(rope.get("mrope_section") or text_of(text).mrope_section)

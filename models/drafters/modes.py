@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 
@@ -17,6 +17,9 @@ from ...core.errors import UserError
 from ...core.pictures import TEXT
 from ..pictures import pictures_of, pooled_view
 from .captioners import Captioner
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # M: the pictures; P: the pictures, pooled 2 x 2 before the projector; C: a caption of each; T: a newline for each.
 # T-text: the letters of "<image>"; T-raw: the placeholder's own embedding, which no training ever touched.
@@ -56,7 +59,9 @@ class ImageSubstitutes:
     captioner: Captioner | None = None
 
     @classmethod
-    def of(cls, tokenizer: Any, *, newline_id: int, captioner: Captioner | None = None) -> ImageSubstitutes:
+    def of(
+        cls, tokenizer: PreTrainedTokenizerBase, *, newline_id: int, captioner: Captioner | None = None
+    ) -> ImageSubstitutes:
         """From a tokenizer of transformers. The prefix and a caption are tokenized apart, as TABED's code does."""
 
         def encode(text: str) -> list[int]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -33,6 +33,9 @@ from ..targets.base import Target, TargetShape, TargetStep
 from ..targets.language import LanguageTarget
 from .base import PLAIN, Drafter, DrafterConfig, DraftingOptions, TargetIdentity
 from .independent import IndependentProposal
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 class PrunedConfig(DrafterConfig):
@@ -110,7 +113,7 @@ class PrunedConfig(DrafterConfig):
             return {}
         return parameter_counts(target_config(self.model, None, network=False))
 
-    def lines(self, shape: TargetShape, config: Any) -> list[str]:
+    def lines(self, shape: TargetShape, config: PreTrainedConfig) -> list[str]:
         """Return the share of visual tokens kept, after the sibling's parameters where a sibling drafts."""
         kept = f"{1 - self.ratio:.0%} of the visual tokens kept" if self.ratio else "every visual token kept"
         if self.model == "target":
@@ -287,5 +290,5 @@ def check_sibling(sibling: LanguageTarget, target: LanguageTarget) -> None:
             )
 
 
-def _image_token(config: Any) -> int | None:
+def _image_token(config: PreTrainedConfig) -> int | None:
     return config_value(config, "image_token_id", config_value(config, "image_token_index"))

@@ -6,9 +6,8 @@ What lives for a moment is counted on the meta device (`trainers/estimate/passes
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..hub import config_value, has_windows, kv_shapes, own_layers, recurrent_layers
 from ..parts import num_parameters
@@ -29,7 +28,7 @@ def weight_bytes(config: PreTrainedConfig, dtype: str, size: int = 1) -> dict[st
 
 def _share(config: PreTrainedConfig, size: int) -> int:
     """Parameters of the language model, with embedding and head, on one of `size` ranks."""
-    model: Any = empty_model(config)
+    model: PreTrainedModel = empty_model(config)
     core = dict(model.model.named_children()).get("language_model", model.model)
     whole = num_parameters([m for name, m in core.named_modules() if name.rsplit(".", 1)[-1].endswith(_WHOLE)])
     total = parameter_counts(config)["language_model"]
@@ -52,13 +51,13 @@ def cache_bytes(config: PreTrainedConfig, dtype: str, positions: int, size: int 
     return keys + recurring * (state + (text.linear_conv_kernel_dim - 1) * _channels(text) * BYTES[dtype])
 
 
-def _channels(text: Any) -> int:
+def _channels(text: PreTrainedConfig) -> int:
     """Of a recurrent layer's convolution: queries, keys and values."""
     keys = text.linear_num_key_heads * text.linear_key_head_dim
     return 2 * keys + text.linear_num_value_heads * text.linear_value_head_dim
 
 
-def _layer_bytes(text: Any, width: int, places: int) -> float:
+def _layer_bytes(text: PreTrainedConfig, width: int, places: int) -> float:
     """Memory of a layer's pass over this number of tokens, without its attention."""
     heads, head = text.num_attention_heads, max(head for _, head in kv_shapes(text))
     inner = config_value(text, "moe_intermediate_size") or text.intermediate_size

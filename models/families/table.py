@@ -57,7 +57,7 @@ def family_named(model_type: str, tower: str | None = None) -> Family:
     return CAUSAL
 
 
-def family_of(config: Any) -> Family:
+def family_of(config: PreTrainedConfig) -> Family:
     """The record of a model's family by its config."""
     return family_named(config.model_type, tower_type(config))
 
@@ -67,7 +67,7 @@ def new_model(config: PreTrainedConfig) -> PreTrainedModel:
     return family_of(config).new(config)
 
 
-def text_of(config: Any) -> Text:
+def text_of(config: PreTrainedConfig) -> Text:
     """What heads take from the language model of a text config, beside the config."""
     return _TEXTS.get(config.model_type, Text())
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from ...core.errors import UserError
 from ...core.json_types import JsonObject
@@ -25,6 +25,9 @@ from .expressible import Engine
 from .llama_layer import layer_settings, llama_values
 from .published_head import State
 from .source import Files, Source, proposals
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 BlockKind = Literal["dflash", "dspark", "dflash2"]
 BLOCK_KINDS: tuple[BlockKind, ...] = get_args(BlockKind)
@@ -112,7 +115,7 @@ def _speculators(source: Source, vocabulary: int) -> JsonObject:
 
 
 def to_ours(
-    kind: BlockKind, values: JsonObject, state: State, text: Any, folder: Path
+    kind: BlockKind, values: JsonObject, state: State, text: PreTrainedConfig, folder: Path
 ) -> tuple[DflashConfig, JsonObject, list[str]]:
     """The config, the recipe's section, and what was decided.
 

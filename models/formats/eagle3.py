@@ -6,7 +6,7 @@ SGLang's `eagle_config`: one less. The layer is `midlayer` (ours, EAGLE's, vLLM'
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -21,6 +21,9 @@ from .expressible import Engine
 from .llama_layer import llama_values
 from .published_head import State
 from .source import CHAIN, Files, Source, proposals
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 LAYER, _LAYER_OF_SPECULATORS = "midlayer.", "layers.0."
 TAPS, _OF_SGLANG = "eagle_aux_hidden_state_layer_ids", "eagle_config"
@@ -102,7 +105,7 @@ def _without_table(state: State, head: Eagle3Head) -> State:
 
 
 def to_ours(
-    values: JsonObject, state: State, text: Any, kind: str, where: str, notes: list[str]
+    values: JsonObject, state: State, text: PreTrainedConfig, kind: str, where: str, notes: list[str]
 ) -> tuple[JsonObject, State]:
     """The settings that config and weights show, and the weights, with both tables of ids.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from ...core.errors import UserError
 from ...core.finite import check_module
@@ -90,7 +90,7 @@ def _ends(source: Path) -> list[int]:
 
 def _plain(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     """The model without a sign of its file: transformers refuses to save what it has read of one."""
-    config: Any = model.config
+    config: PreTrainedConfig = model.config
     del config.quantization_config
     config.name_or_path = ""
     config.dtype = dtype

@@ -8,7 +8,7 @@ speculators format) and Medusa (vLLM's layout).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import torch
 from pydantic import TypeAdapter
@@ -29,6 +29,9 @@ from . import dflash, eagle, eagle3, medusa
 from .llama_layer import layer_settings
 from .published_head import State, read_published
 from .source import ReadConfig, read_beside
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 LanguageHead = Literal["eagle", "eagle3", "peagle", "msd", "vispec", "dflash", "dspark", "dflash2", "medusa"]
 LANGUAGE_HEADS: tuple[LanguageHead, ...] = get_args(LanguageHead)
@@ -52,7 +55,7 @@ class ImportedHead:
 def import_head(
     kind: LanguageHead,
     source: str,
-    text: Any,
+    text: PreTrainedConfig,
     *,
     embedding: Tensor | None,
     image: Image | None = None,
@@ -169,7 +172,7 @@ def _check_tables(state: State, embedding: Tensor | None, is_eagle3: bool, where
         )  # fmt: skip
 
 
-def _attention(state: State, layer: str, text: Any, where: str) -> JsonObject:
+def _attention(state: State, layer: str, text: PreTrainedConfig, where: str) -> JsonObject:
     key, gate = f"{layer}self_attn.k_proj.weight", f"{layer}mlp.gate_proj.weight"
     if key not in state or gate not in state:
         held = ", ".join(sorted(state)[:4])
@@ -202,7 +205,7 @@ def _at_pictures(kind: str, image: Image | None, sees: bool, where: str) -> Json
     return {"image": image} | ({"visual_slots": "read"} if kind in _OF_EAGLE3 else {})
 
 
-def _load(config: HeadConfig, state: State, text: Any, where: str) -> StateHead:
+def _load(config: HeadConfig, state: State, text: PreTrainedConfig, where: str) -> StateHead:
     ids = state["d2t"] + torch.arange(len(state["d2t"])) if config.is_eagle3 else None
     head = config.module(config.layer(language_shape(text)), ids)
     check_shapes(

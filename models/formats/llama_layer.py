@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ...core.errors import UserError
 from ...core.json_types import JsonObject
 from ..folders import CONFIG
 from ..hub import config_value, rope_of
 from ..layer import LayerShape, stretched, written_rope
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 # Key -> field of the layer, as far as they mean the same.
 _KEYS = {
@@ -21,7 +24,7 @@ _KEYS = {
 }
 
 
-def llama_values(shape: LayerShape, text: Any) -> JsonObject:
+def llama_values(shape: LayerShape, text: PreTrainedConfig) -> JsonObject:
     """A one-layer Llama of the head's shape, for readers of transformers 4 and 5."""
     scaling = None if shape.rope_scaling is None else dict(shape.rope_scaling)
     rope: JsonObject = {"rope_type": "default", "rope_theta": shape.rope_theta} | (scaling or {})
@@ -47,7 +50,7 @@ def llama_values(shape: LayerShape, text: Any) -> JsonObject:
     }
 
 
-def layer_settings(values: JsonObject, text: Any, where: str) -> tuple[JsonObject, tuple[int, ...]]:
+def layer_settings(values: JsonObject, text: PreTrainedConfig, where: str) -> tuple[JsonObject, tuple[int, ...]]:
     """What a layer's config says of norms and rotation that is not the target's anyway, and M-RoPE's sections, none
     where there is one position.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from ..folders import check_shapes, shapes_of
 from ..targets.base import language_shape
 from .published_head import State
 from .source import Files, Source
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 LM_HEAD, _IDS = "lm_head.weight", "token_map"
 _OURS = re.compile(r"heads\.(\d+)\.(\d+)\.linear\.(weight|bias)")
@@ -44,7 +47,9 @@ def from_ours(source: Source, lm_head: Tensor | None) -> Files:
     return values, state | {LM_HEAD: lm_head.to(next(head.parameters()).dtype)}
 
 
-def to_ours(values: JsonObject, state: State, text: Any, where: str) -> tuple[MedusaHead, MedusaConfig, list[str]]:
+def to_ours(
+    values: JsonObject, state: State, text: PreTrainedConfig, where: str
+) -> tuple[MedusaHead, MedusaConfig, list[str]]:
     """The heads, their section, and what was decided.
 
     Raises:

@@ -179,7 +179,7 @@ def read_source(folder: Path, target: Target) -> Source:
     return Source(folder, config, read_beside(config, folder, target.text), target, manifest)
 
 
-def read_beside(config: ReadConfig, folder: Path, text: Any) -> Any:
+def read_beside(config: ReadConfig, folder: Path, text: PreTrainedConfig) -> Any:
     """The module in a folder: shapes and settings are compared with the target's, none of whose weights is needed."""
     stored = next(value.dtype for value in head_state(folder).values() if value.is_floating_point())
     beside: Any = SimpleNamespace(

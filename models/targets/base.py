@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from ..decoding.decoder import PromptRows
 from ..decoding.rows import Guidance
 from ..decoding.tree import Tree
 from ..layer import LayerShape
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ class TargetShape:
         return self.text is None
 
 
-def language_shape(text: Any) -> TargetShape:
+def language_shape(text: PreTrainedConfig) -> TargetShape:
     """Of a language model, from transformers' text config."""
     return TargetShape(text.vocab_size, text.hidden_size, text.num_hidden_layers, text=text)
 

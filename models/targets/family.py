@@ -24,18 +24,18 @@ class Pictures:
     one_by_one = False  # each picture is a pass of the tower
     most_tokens: int | None = None  # of a picture, of the published files; None: as its size says
 
-    def unit(self, config: Any) -> tuple[int, int]:
+    def unit(self, config: PreTrainedConfig) -> tuple[int, int]:
         """Sides in pixels of a patch, and of what the image processor sizes: a tile, or a token of a whole picture."""
         return config.vision_config.patch_size, config.vision_config.image_size
 
-    def fill(self, config: Any, positions: int) -> tuple[list[Picture], tuple[int, ...]]:
+    def fill(self, config: PreTrainedConfig, positions: int) -> tuple[list[Picture], tuple[int, ...]]:
         """Pictures that take at most so many positions, one at least, and the shape of their pixels."""
         patch, side = self.unit(config)
         across = side // patch
         count = max(1, positions // across**2)
         return [Picture(across)] * count, (count, 3, side, side)
 
-    def of_frames(self, config: Any, frames: int, max_pixels: int) -> int:
+    def of_frames(self, config: PreTrainedConfig, frames: int, max_pixels: int) -> int:
         """Visual tokens of a clip, at most; its frames are tiles, whose patches are pooled two by two.
 
         Args:
@@ -44,7 +44,7 @@ class Pictures:
         vision = config.vision_config
         return frames * math.ceil(vision.image_size // vision.patch_size / 2) ** 2
 
-    def shallow(self, config: Any, layers: int) -> None:
+    def shallow(self, config: PreTrainedConfig, layers: int) -> None:
         """Leave so many layers of the tower in `config`, or more where they are of several kinds."""
 
 
@@ -100,7 +100,7 @@ class Family:
         return self.model
 
 
-def tower_type(config: Any) -> str | None:
+def tower_type(config: PreTrainedConfig) -> str | None:
     """model_type of a config's tower; None: it has none."""
     kind: str | None = config_value(config_value(config, "vision_config"), "model_type")
     return kind

@@ -6,8 +6,7 @@ tower is whole on every rank, as transformers' plans leave it.
 
 from __future__ import annotations
 
-from typing import Any
-
+from transformers import PreTrainedConfig
 from transformers.distributed import DistributedConfig
 
 from ...core import ranks
@@ -35,7 +34,7 @@ def check_ranks(size: int, *, key: str = KEY) -> None:
         )
 
 
-def parallel_plan(config: Any, size: int, source: str, *, key: str = KEY) -> DistributedConfig:
+def parallel_plan(config: PreTrainedConfig, size: int, source: str, *, key: str = KEY) -> DistributedConfig:
     """How transformers cuts a model of this config for `size` ranks.
 
     Raises:
@@ -51,7 +50,7 @@ def parallel_plan(config: Any, size: int, source: str, *, key: str = KEY) -> Dis
     return DistributedConfig(tp_size=size, tp_plan=plan)
 
 
-def check_cut(config: Any, size: int, source: str, *, key: str = KEY) -> None:
+def check_cut(config: PreTrainedConfig, size: int, source: str, *, key: str = KEY) -> None:
     """Raises `UserError` where a model of this config cannot be cut for `size` ranks.
 
     Args:

@@ -89,7 +89,7 @@ class _Model:
     """What counts are kept by: the text says all that a model is."""
 
     text: str
-    config: Any = field(compare=False)
+    config: PreTrainedConfig = field(compare=False)
     section: Any = field(compare=False)
     dtype: str = field(compare=False)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ...core import ranks
 from ...core.batch import IMAGE, TEXT, Batch, CodeBatch
@@ -120,7 +120,7 @@ def _lvlm_module(stage: Any, config: PreTrainedConfig, teacher: Any) -> nn.Modul
     settings: dict[str, Any] = {"gradient_checkpointing": stage.gradient_checkpointing, "lora": stage.lora}
     with META, warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of transformers, which the training itself shows
-        model: Any = empty_model(config)
+        model: PreTrainedModel = empty_model(config)
         if stage.objective is not None and stage.objective.kind == "distill":
             banned = torch.zeros(config.get_text_config().vocab_size, dtype=torch.bool)
             return DistillTraining(
@@ -129,7 +129,7 @@ def _lvlm_module(stage: Any, config: PreTrainedConfig, teacher: Any) -> nn.Modul
         return training_of(model, stage.trainable, **settings)
 
 
-def _run_lvlm(module: Any, config: Any, rows: int, length: int, patches: int, kept: int) -> None:
+def _run_lvlm(module: Any, config: PreTrainedConfig, rows: int, length: int, patches: int, kept: int) -> None:
     """Half of each row's places hold pictures. Tiles beyond that, of a tiled picture or a clip, are dummies."""
     pictures: list[Picture] = []
     pixels, dummies = None, 0
@@ -215,8 +215,8 @@ def _frozen_bytes(recipe: Any, weights: int) -> float:
 
 
 def _known(
-    recipe: Any, config: Any, shape: Any, step: Callable[[Any, Taps, int, int], None], *, objective: Any = None,
-    packing: Any = None,
+    recipe: Any, config: PreTrainedConfig, shape: Any, step: Callable[[Any, Taps, int, int], None], *,
+    objective: Any = None, packing: Any = None,
 ) -> Known:  # fmt: skip
     types = number_type(recipe), getattr(torch, held_dtype(recipe.target))
     text = f"{config!r} {objective!r} {shape} {types} {packing} {recipe.target}"
@@ -244,7 +244,7 @@ def _head_step(known: Known, rows: int, length: int) -> float | str:
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 
-def _with_step(parts: dict[str, float], config: Any, counted: float | str) -> Memory:
+def _with_step(parts: dict[str, float], config: PreTrainedConfig, counted: float | str) -> Memory:
     if isinstance(counted, str):
         return Memory(parts, unestimated=f"{config.kind} ({counted})")
     pass_over = parts.pop("the target's pass", 0.0)

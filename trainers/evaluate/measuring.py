@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -34,6 +34,9 @@ from .drafters import Drafting
 from .evaluate_settings import EvaluateSettings
 from .requests import ConversationSet, Opened, RequestSet
 from .resume_log import resumed_in_turn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 
 def best_so_far(taus: Mapping[str, tuple[int, int]]) -> list[str]:
@@ -80,7 +83,7 @@ class Measuring:
     target: Any
     drafting: Sequence[Drafting]
     eos_ids: tuple[int, ...]
-    tokenizer: Any = None
+    tokenizer: PreTrainedTokenizerFast | None = None
     left_out: dict[str, str] = field(default_factory=dict)  # set -> how many of how many requests cannot be read
     _warm: Counter[Any] = field(default_factory=Counter)
 
@@ -224,6 +227,7 @@ class Measuring:
 
     def text(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """Tokens as text, with the end token and other special ones where asked for."""
+        assert self.tokenizer is not None, "a language model answers in text"
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=not special))
 
     def _warm_up(

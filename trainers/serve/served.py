@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -27,6 +27,9 @@ from .engine_answers import Asked, Job
 from .engine_pictures import shown
 from .engine_process import EngineProcess
 from .engine_settings import ServedSettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 class ServedAnswers:
@@ -119,7 +122,7 @@ def layers_for(taps: Taps, num_layers: int) -> tuple[int, ...]:
     return tuple(sorted({*taps.layers, num_layers}))
 
 
-def check_layers(engine: str, layers: Sequence[int], config: Any) -> None:
+def check_layers(engine: str, layers: Sequence[int], config: PreTrainedConfig) -> None:
     """Raises `UserError` for layers whose states the engine hands out without what the target adds to them.
 
     Qwen3-VL adds what its tower saw to the output of its first layers, after the place that an engine taps (measured:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -35,6 +35,9 @@ from ...data.shapes.write import write_dataset
 from ...data.stage_folders import DATASET_FOLDER, TOKENIZER
 from ..run.context import Context
 from ..run.stage import Planned, Stage
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 CONVERSATIONS = {
     "patch_size",
@@ -301,7 +304,7 @@ def _family(kind: str) -> PictureFamily:
     return family_of(kind) or LLAVA
 
 
-def _processor(stage: GenerateStage, kind: str, tokenizer: Any) -> Processor:
+def _processor(stage: GenerateStage, kind: str, tokenizer: PreTrainedTokenizerFast) -> Processor:
     """The processor of the recipe's target."""
     return _family(kind).new(
         tokenizer, kind, image_size=stage.image_size, patch_size=stage.patch_size, image_mean=IMAGE_MEAN,

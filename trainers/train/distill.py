@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -32,6 +32,9 @@ from ..run.context import Context
 from .engine import Engine
 from .loop import Source, no_states
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 def frozen_target(context: Context) -> Any:
     """The target's model, whole on this rank (or spread by its device map), in evaluation, without gradients."""
@@ -49,7 +52,7 @@ def frozen_target(context: Context) -> Any:
     return target.requires_grad_(False).eval()
 
 
-def training_module(stage: Any, context: Context, model: Any, processor: Processor) -> ModelTraining:
+def training_module(stage: Any, context: Context, model: PreTrainedModel, processor: Processor) -> ModelTraining:
     """The module that the engine trains, with the target beside it where the objective asks for one."""
     settings = {"gradient_checkpointing": stage.gradient_checkpointing, "lora": stage.lora}
     objective: CrossEntropyObjective | DistillObjective = stage.objective or CrossEntropyObjective()

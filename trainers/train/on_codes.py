@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ...core import ranks
 from ...core.errors import UserError
@@ -185,7 +185,7 @@ def _words(context: Context) -> Any:
     source = context.target.tokenizer or context.inputs["tokenizer"] / TOKENIZER
     where, hint = "key target.tokenizer", "give a Hub id or a tokenizer's folder"
     with reading_pretrained(source, "cannot load the tokenizer", where=where, hint=hint, weights=False):
-        tokenizer: Any = AutoTokenizer.from_pretrained(source)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source)
     if tokenizer.pad_token_id is None:
         problem = f"the tokenizer {str(source)!r} has no padding token"
         raise UserError(problem, where="key target.tokenizer", hint="set its pad_token and save it again")

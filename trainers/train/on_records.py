@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -38,6 +38,9 @@ from .loop import Training, Validate
 from .packed_rows import row_tokens
 from .preflight import preflight
 from .validate import validate
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def open_records(stage: Any, context: Context, seed: int) -> Training:
@@ -117,7 +120,7 @@ def _validation(settings: Any, stage: Any, context: Context, processor: Processo
     return lambda engine, step: validate(engine, loader, target, context.stop)
 
 
-def _set_positions(model: Any, stage: Any) -> int:
+def _set_positions(model: PreTrainedModel, stage: Any) -> int:
     """The language model's positions in this stage."""
     text = model.config.get_text_config()
     if stage.positions is not None:

@@ -90,7 +90,7 @@ def _check(model: PreTrainedModel) -> None:
         raise UserError(f"{name} does more than embed, decode and score", where="key target", hint=hint)
 
 
-def check_windows(config: Any) -> None:
+def check_windows(config: PreTrainedConfig) -> None:
     """Raises `UserError` for a decoder some of whose layers see a window: our masks show all of the past to each layer.
 
     Args:
@@ -100,5 +100,5 @@ def check_windows(config: Any) -> None:
         raise UserError(f"some layers of {config.model_type} see a window alone", where="key target", hint=_HINT)
 
 
-def _window(config: Any) -> bool:
+def _window(config: PreTrainedConfig) -> bool:
     return config_value(config, "sliding_window") is not None and config_value(config, "use_sliding_window", True)

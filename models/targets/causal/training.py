@@ -31,7 +31,7 @@ class CausalTraining(ModelTraining):
         super().__init__(model, trainable, **settings)
 
     @staticmethod
-    def parts_of(model: Any) -> dict[Part, nn.Module]:
+    def parts_of(model: PreTrainedModel) -> dict[Part, nn.Module]:
         """The model's only part: the language model."""
         return {"language_model": model}
 

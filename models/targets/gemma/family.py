@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from math import isqrt
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ....core.pictures import PatchGrid, Picture, whole_picture
 from ..family import Family, Pictures, Text
 from .decoder import GemmaDecoder
 from .model import GEMMA, SOFT_TOKENS, Gemma4ForConditionalGeneration
 from .training import GemmaTraining
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 class GemmaPictures(Pictures):
@@ -18,18 +21,18 @@ class GemmaPictures(Pictures):
     one_by_one = True
     most_tokens = SOFT_TOKENS
 
-    def unit(self, config: Any) -> tuple[int, int]:
+    def unit(self, config: PreTrainedConfig) -> tuple[int, int]:
         vision = config.vision_config
         return vision.patch_size, vision.patch_size * vision.pooling_kernel_size
 
-    def fill(self, config: Any, positions: int) -> tuple[list[Picture], tuple[int, ...]]:
+    def fill(self, config: PreTrainedConfig, positions: int) -> tuple[list[Picture], tuple[int, ...]]:
         """One picture."""
         vision = config.vision_config
         pooled, rows = vision.pooling_kernel_size, isqrt(min(positions, SOFT_TOKENS))
         grid = PatchGrid(1, rows * pooled, rows * pooled, pooled)
         return [whole_picture(grid)], (grid.num_patches, 3 * vision.patch_size**2)
 
-    def shallow(self, config: Any, layers: int) -> None:
+    def shallow(self, config: PreTrainedConfig, layers: int) -> None:
         config.vision_config.num_hidden_layers = layers
 
 

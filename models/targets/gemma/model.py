@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ....core.errors import UserError
 from ....core.pictures import Picture
@@ -29,7 +29,7 @@ SOFT_TOKENS = 280  # that a picture has at most, of the published files
 class Gemma4ForConditionalGeneration(transformers.Gemma4ForConditionalGeneration):  # type: ignore[misc]
     """transformers' class, without the tower of sounds: E2B and E4B have one, and nothing here reads it."""
 
-    def __init__(self, config: Any):
+    def __init__(self, config: transformers.Gemma4Config):
         check_text(config.get_text_config())  # before any weight is read
         if config.audio_config is not None:
             config = copy.deepcopy(config)
@@ -57,7 +57,7 @@ def gemma_config(text: PreTrainedConfig, vision: PreTrainedConfig, ids: TokenIds
     )  # fmt: skip
 
 
-def check_text(text: Any) -> None:
+def check_text(text: PreTrainedConfig) -> None:
     """Raises `UserError` for a language model that our forward does not run exactly.
 
     Args:
@@ -80,7 +80,7 @@ def check_text(text: Any) -> None:
         )  # fmt: skip
 
 
-def see_whole(model: Any, patches: Tensor, pictures: Sequence[Picture]) -> Tensor:
+def see_whole(model: PreTrainedModel, patches: Tensor, pictures: Sequence[Picture]) -> Tensor:
     """[n,D] of patches [P,C] in [0, 1], row by row, of pictures that are read whole: one pass of the tower for each."""
     core, weight = model.model, next(model.model.vision_tower.parameters())
     assert sum(picture.num_tiles for picture in pictures) == len(patches), f"{len(patches)} patches for {pictures}"
@@ -146,7 +146,7 @@ def windowed(full: Tensor | None, places: Tensor, keys: Tensor, window: int, blo
     return full & near
 
 
-def capped(config: Any, scores: Tensor) -> Tensor:
+def capped(config: PreTrainedConfig, scores: Tensor) -> Tensor:
     """Scores under the model's soft cap, where it has one, in the order of transformers' operations."""
     cap = config_value(config, "final_logit_softcapping")
     return scores if cap is None else torch.tanh(scores / cap) * cap

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import model_validator
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -68,7 +68,7 @@ class GemmaTarget(LanguageTarget):
     """
 
     def __init__(self, model: PreTrainedModel, *, num_token_ids: int, prefill_chunk: int | None = None):
-        config: Any = model.config
+        config: PreTrainedConfig = model.config
         check_text(config.get_text_config())
         self.merge: int = config.vision_config.pooling_kernel_size
         super().__init__(GemmaDecoder(model, num_token_ids=num_token_ids), prefill_chunk=prefill_chunk)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +15,15 @@ from ...parts import Part
 from ..whole_pictures import WholePicturesTraining
 from .model import apart, blocks_of, capped, layer_tables, see_whole, windowed
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 class GemmaTraining(WholePicturesTraining):
     """The training forward over a Gemma 4: the common loss over states of its own, under the cap on scores."""
 
     @staticmethod
-    def parts_of(model: Any) -> dict[Part, nn.Module]:
+    def parts_of(model: PreTrainedModel) -> dict[Part, nn.Module]:
         """The model's modules by part; the layers' own tables and the LM head belong to the language model."""
         core = model.model
         return {

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from transformers import InternVLForConditionalGeneration
+from transformers import InternVLForConditionalGeneration, PreTrainedConfig
 
 from ..family import Family, Pictures
 from .model import INTERNVL, InternVLDecoder, InternVLTraining
@@ -13,11 +11,11 @@ from .model import INTERNVL, InternVLDecoder, InternVLTraining
 class InternVLPictures(Pictures):
     """Tiles, of which 2 x 2 patches become one token."""
 
-    def unit(self, config: Any) -> tuple[int, int]:
+    def unit(self, config: PreTrainedConfig) -> tuple[int, int]:
         vision = config.vision_config
         return round(vision.patch_size[0] / config.downsample_ratio), vision.image_size[0]
 
-    def of_frames(self, config: Any, frames: int, max_pixels: int) -> int:
+    def of_frames(self, config: PreTrainedConfig, frames: int, max_pixels: int) -> int:
         return frames * int(config.image_seq_length)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from transformers import InternVLConfig, PreTrainedConfig
+from transformers import InternVLConfig, PreTrainedConfig, PreTrainedModel
 
 from ....core.errors import UserError
 from ...hub import config_value
@@ -52,7 +52,7 @@ def internvl_config(text: PreTrainedConfig, vision: PreTrainedConfig, ids: Any) 
     )
 
 
-def see_tiles(model: Any, pixels: Tensor) -> Tensor:
+def see_tiles(model: PreTrainedModel, pixels: Tensor) -> Tensor:
     """[I,P/4,4C] of tiles [I,3,S,S]: states of the tower's chosen layer, merged, as the projector reads them."""
     config, core = model.config, model.model
     output = core.vision_tower(pixels.to(next(core.vision_tower.parameters()).dtype), output_hidden_states=True)

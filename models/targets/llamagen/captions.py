@@ -20,7 +20,7 @@ from urllib.parse import unquote_plus
 
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer, T5EncoderModel
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, T5EncoderModel
 
 from ....core.finite import check_module
 from ....core.placement import onto
@@ -91,7 +91,7 @@ def load_text_encoder(
     return encoder
 
 
-def caption_ids(tokenizer: Any, captions: Sequence[str], max_length: int) -> Any:
+def caption_ids(tokenizer: PreTrainedTokenizerBase, captions: Sequence[str], max_length: int) -> Any:
     """`input_ids` and `attention_mask` [B,max_length] of cleaned captions, with the tokenizer's special ids."""
     cleaned = [clean_caption(caption) for caption in captions]
     return tokenizer(
@@ -242,7 +242,7 @@ def _without_markup(text: str) -> str:
 class CaptionIds:
     """Ids [t] of a sample's caption, for a text encoder that is trained along."""
 
-    def __init__(self, tokenizer: Any, num_tokens: int):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, num_tokens: int):
         self.tokenizer, self.num_tokens = tokenizer, num_tokens
 
     def __call__(self, sample: Any) -> Tensor:

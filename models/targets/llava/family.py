@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..family import Family, Pictures
 from .decoder import LlavaDecoder
 from .model import MODELS, model_class
 from .training import LlavaTraining
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
 
 class LlavaFamily(Family):
     """Drafts among them may read a target's projected features."""
 
-    def class_of(self, config: Any) -> Any:
+    def class_of(self, config: PreTrainedConfig) -> Any:
         return model_class(config)
 
 

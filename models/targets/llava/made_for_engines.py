@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from torch import Tensor, nn
-from transformers import LlavaForConditionalGeneration, PreTrainedConfig
+from transformers import LlavaForConditionalGeneration, PreTrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 
 from ....core.errors import UserError
@@ -51,7 +51,7 @@ class Reading:
             setattr(config, _SECTION, asdict(self))
 
 
-def reading_of(config: Any) -> Reading:
+def reading_of(config: PreTrainedConfig) -> Reading:
     """Of a model config."""
     return Reading(**(config_value(config, _SECTION) or {}))
 
@@ -107,7 +107,7 @@ class LlavaOnProjected(LlavaForConditionalGeneration):
         )
 
 
-def own_projector(model: Any) -> nn.Module:
+def own_projector(model: PreTrainedModel) -> nn.Module:
     """The projector that a draft or target learns: without a target's inside a draft's."""
     whole: nn.Module = model.model.multi_modal_projector
     if not isinstance(whole, TwoProjectors):

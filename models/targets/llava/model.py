@@ -9,7 +9,7 @@ Letters: B rows, T tokens, I images, D width, V vocabulary, S supervised tokens.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -95,7 +95,7 @@ def new_model(config: PreTrainedConfig) -> PreTrainedModel:
     return model_class(config)(config)
 
 
-def model_class(config: Any) -> type[PreTrainedModel]:
+def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     """The class that holds the weights of a config: transformers', but for drafts on a target's projected features."""
     return MODELS[config.model_type] if reading_of(config).is_plain else LlavaOnProjected
 

@@ -45,7 +45,7 @@ class LlavaTraining(ModelTraining):
         self.packing = Packing(model.model)
 
     @staticmethod
-    def parts_of(model: Any) -> dict[Part, nn.Module]:
+    def parts_of(model: PreTrainedModel) -> dict[Part, nn.Module]:
         """The model's modules by part."""
         core, newline = model.model, Packing(model.model)
         return {

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from math import isqrt
-from typing import Any
 
-from transformers import LlavaForConditionalGeneration, Mistral3ForConditionalGeneration
+from transformers import LlavaForConditionalGeneration, Mistral3ForConditionalGeneration, PreTrainedConfig
 
 from ....core.pictures import PatchGrid, Picture, whole_picture
 from ..family import Family, Pictures
@@ -19,11 +18,11 @@ class MistralPictures(Pictures):
 
     one_by_one = True
 
-    def unit(self, config: Any) -> tuple[int, int]:
+    def unit(self, config: PreTrainedConfig) -> tuple[int, int]:
         patch = config.vision_config.patch_size
         return patch, patch * merge_of(config)
 
-    def fill(self, config: Any, positions: int) -> tuple[list[Picture], tuple[int, ...]]:
+    def fill(self, config: PreTrainedConfig, positions: int) -> tuple[list[Picture], tuple[int, ...]]:
         """One picture."""
         vision, (patch, side) = config.vision_config, self.unit(config)
         merge = merge_of(config)

@@ -9,7 +9,7 @@ Letters: B rows, T tokens, P patches, C numbers of a patch, n visual tokens, D w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from transformers import (
     LlavaConfig,
     Mistral3Config,
     PreTrainedConfig,
+    PreTrainedModel,
 )
 
 from ....core.errors import UserError
@@ -29,7 +30,7 @@ MistralKind = Literal["mistral3", "pixtral"]
 MISTRAL3, TOWER = "mistral3", "pixtral"  # model types of the whole and of the tower
 
 
-def merge_of(config: Any) -> int:
+def merge_of(config: PreTrainedConfig) -> int:
     """Patches along a side of what becomes one token."""
     return int(config_value(config, "spatial_merge_size", 1))
 
@@ -52,7 +53,7 @@ def mistral_config(kind: str, text: PreTrainedConfig, vision: PreTrainedConfig, 
     return LlavaConfig(**joined, vision_feature_select_strategy="full", image_seq_length=1)
 
 
-def see_whole(model: Any, patches: Tensor, pictures: Sequence[Picture]) -> Tensor:
+def see_whole(model: PreTrainedModel, patches: Tensor, pictures: Sequence[Picture]) -> Tensor:
     """[n,D] of patches [P,C], row by row, of pictures that are read whole: one pass of the tower for each picture."""
     config, core = model.config, model.model
     side, weight = int(config.vision_config.patch_size), next(core.vision_tower.parameters())

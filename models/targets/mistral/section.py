@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import model_validator
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -65,7 +65,7 @@ class MistralTarget(LanguageTarget):
     """
 
     def __init__(self, model: PreTrainedModel, *, num_token_ids: int, prefill_chunk: int | None = None):
-        config: Any = model.config
+        config: PreTrainedConfig = model.config
         if tower_type(config) != TOWER:
             raise UserError(f"the weights have a tower of model_type {config.vision_config.model_type}, no Pixtral's",
                             where="key target.kind", hint=f"write kind: {config.model_type}")  # fmt: skip

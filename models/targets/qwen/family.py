@@ -6,6 +6,7 @@ from math import isqrt
 from typing import Any
 
 from transformers import (
+    PreTrainedConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLForConditionalGeneration,
     Qwen3VLForConditionalGeneration,
@@ -22,22 +23,22 @@ from .training import QwenTraining
 class QwenPictures(Pictures):
     """Pictures that the tower reads whole, all of a prompt in one pass."""
 
-    def unit(self, config: Any) -> tuple[int, int]:
+    def unit(self, config: PreTrainedConfig) -> tuple[int, int]:
         vision = config.vision_config
         return vision.patch_size, vision.patch_size * vision.spatial_merge_size
 
-    def fill(self, config: Any, positions: int) -> tuple[list[Picture], tuple[int, ...]]:
+    def fill(self, config: PreTrainedConfig, positions: int) -> tuple[list[Picture], tuple[int, ...]]:
         """One picture."""
         vision = config.vision_config
         merge, rows = vision.spatial_merge_size, max(1, isqrt(positions))
         grid = PatchGrid(1, rows * merge, max(1, positions // rows) * merge, merge)
         return [whole_picture(grid)], (grid.num_patches, 3 * vision.temporal_patch_size * vision.patch_size**2)
 
-    def of_frames(self, config: Any, frames: int, max_pixels: int) -> int:
+    def of_frames(self, config: PreTrainedConfig, frames: int, max_pixels: int) -> int:
         vision = config.vision_config
         return frames // vision.temporal_patch_size * (max_pixels // self.unit(config)[1] ** 2)
 
-    def shallow(self, config: Any, layers: int) -> None:
+    def shallow(self, config: PreTrainedConfig, layers: int) -> None:
         vision, deep = config.vision_config, num_deepstack(config)
         vision.depth = max(layers, deep)
         if deep:

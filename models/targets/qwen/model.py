@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import CONFIG_MAPPING, PreTrainedConfig
+from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 
 from ....core.json_types import JsonObject
 from ....core.pictures import Picture
@@ -57,7 +57,7 @@ class SeenPatches:
     deepstack: tuple[Tensor, ...]  # [n,D] for each of the first decoder layers (Qwen3-VL)
 
 
-def see_patches(model: Any, patches: Tensor, pictures: Sequence[Picture]) -> SeenPatches:
+def see_patches(model: PreTrainedModel, patches: Tensor, pictures: Sequence[Picture]) -> SeenPatches:
     """Run the tower over patches [P,C] of pictures that are read whole."""
     grids = [picture.whole for picture in pictures]
     assert grids and all(grid is not None for grid in grids), "pictures in tiles, and the tower reads them whole"
@@ -84,7 +84,7 @@ def added_behind(deepstack: Sequence[Tensor], visual: Tensor) -> dict[str, Any]:
     return {"visual_pos_masks": places, "deepstack_visual_embeds": list(deepstack)}
 
 
-def use_places(model: Any) -> None:
+def use_places(model: PreTrainedModel) -> None:
     """Let a Qwen3-VL's decoder add visual states at places; at a mask's, transformers waits for the GPU each time."""
     if num_deepstack(model.config):
         model.model.language_model._deepstack_process = _added_at

@@ -41,7 +41,7 @@ class QwenTraining(ModelTraining):
         use_places(model)
 
     @staticmethod
-    def parts_of(model: Any) -> dict[Part, nn.Module]:
+    def parts_of(model: PreTrainedModel) -> dict[Part, nn.Module]:
         """The mergers are what LLaVA calls the projector; the LM head belongs to the language model."""
         rest = dict(model.model.visual.named_children())
         mergers = [rest.pop("merger"), *cast(nn.ModuleList, rest.pop("deepstack_merger_list", nn.ModuleList()))]

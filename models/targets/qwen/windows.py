@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedConfig
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.vision_utils import (
     get_vision_cu_seqlens,
@@ -31,7 +31,7 @@ from ...hub import config_value
 WINDOWS = "windows_as_flash"  # "flash": transformers then hands over all windows at once
 
 
-def use_windows(config: Any) -> None:
+def use_windows(config: PreTrainedConfig) -> None:
     """Run a Qwen-VL's tower over `attend_in_windows`, where it would run sdpa window by window.
 
     Args:
