@@ -90,8 +90,7 @@ def entries(runs: Sequence[Run]) -> list[Entry]:
 
 
 def _entry(run: Run, stage: str, cell: Cell) -> Entry:
-    about, unknown = run.about.get(stage, {}), {}
-    values: JsonObject = {}
+    about, unknown, values = run.about.get(stage, {}), dict[str, str](), JsonObject()
     for column, find in (("memory", _memory), ("training", _training)):
         try:
             if not cell.drafters:

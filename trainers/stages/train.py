@@ -9,23 +9,21 @@ trainers/train/loop.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
 from ...core.errors import did_you_mean
 from ...core.json_types import JsonObject
 from ...core.refused import Refused
-from ...models.drafters import AnyDrafter
 from ...models.drafters.base import DrafterConfig
 from ..estimate.train_stage import start_line, told_steps
 from ..run.context import Context
 from ..run.stage import Planned, TrainingLength, other_drafters
-from ..train.drafter import DecodingCheck
 from ..train.engine import init_distributed
-from ..train.fit import FitSettings, fit, seed_all
+from ..train.fit import fit, seed_all
 from ..train.loop import Training
-from ..train.validate import HeadValidation, Validation
+from ..train.settings import HeadSettings, TrainSettings
 
 
 class Chosen(JsonObject):
@@ -35,20 +33,11 @@ class Chosen(JsonObject):
     foreign: frozenset[str]
 
 
-class TrainStage(FitSettings):
-    """What all ways of training have."""
+class TrainStage(TrainSettings):
+    """What all ways of training share: where they start, what they take and make, and their run."""
 
     trains: ClassVar[bool] = True
     way: ClassVar[str]  # what it trains on
-    opens: ClassVar[Callable[[Any, Context, int], Training]]  # opens its data and its module
-
-    kind: Literal["train"]
-    # Whose weights are trained; everything else is frozen.
-    model: str = "drafter"
-    # Another drafter than the recipe's, so that two can be trained beside each other; it then needs `from` (a stage
-    # that trained such a one, or scratch), since the latest stage trained another.
-    drafter: AnyDrafter | None = None
-    validation: Validation | None = None
 
     @model_validator(mode="wrap")
     @classmethod
@@ -63,38 +52,10 @@ class TrainStage(FitSettings):
             )
         return stage
 
-    @model_validator(mode="after")
-    def _own_starts_somewhere(self) -> Self:
-        if self.drafter is not None and self.model != "drafter":
-            raise Refused("drafter", f"this stage trains the {self.model}", "leave it out")
-        if self.drafter is not None and self.from_stage is None:
-            raise ValueError("a drafter of its own starts from: scratch, or from a stage that trained such a one")
-        return self
-
     @property
     def purpose(self) -> str:
         """What it is for: the recipe's words, or whose weights are trained."""
         return self.about or f"trains the {self.trained}"
-
-    @property
-    def trained(self) -> str:
-        """Whose weights are trained, in words."""
-        return self.model
-
-    @property
-    def own_drafter(self) -> DrafterConfig | None:
-        """The drafter that it trains in place of the recipe's."""
-        return self.drafter
-
-    @property
-    def share_held_out(self) -> float:
-        """Share of its samples that is kept for validation."""
-        return 0.0
-
-    @property
-    def checked_every(self) -> int | None:
-        """Optimizer steps between two validations or decoding checks."""
-        return None if self.validation is None else self.validation.every
 
     def makes(self) -> set[str]:
         return {self.model}
@@ -112,8 +73,12 @@ class TrainStage(FitSettings):
         context = context.with_drafter(self.own_drafter)
         seed = context.seed if self.seed is None else self.seed
         seed_all(seed)
-        training = self.opens(context, seed)
+        training = self.open(context, seed)
         training.finish(fit(self, context, training))
+
+    def open(self, context: Context, seed: int) -> Training:
+        """Opens its data and its module."""
+        raise NotImplementedError
 
     def reads_of_drafter(self, drafter: Any) -> JsonObject | None:
         """Nothing, where it trains another model, or a drafter of its own; a captioner is built as the draft is."""
@@ -148,38 +113,8 @@ def take_data(wanted: dict[str, str | None], key: str, name: str | None) -> None
         wanted["data"] = name
 
 
-class TrainHead(TrainStage):
+class TrainHead(HeadSettings, TrainStage):
     """What is trained with the target's states, of records or of codes."""
-
-    held_out_key: ClassVar[str]  # key of the share that validation needs
-
-    validation: HeadValidation | None = None
-    # A small decoding run with the head as it is.
-    decoding: DecodingCheck | None = None
-    # Which weights become the stage's result: the last, or those with the best held-out accuracy or measured tau. Each
-    # best one is kept beside it as well.
-    select: Literal["last", "top1", "top3", "tau"] = "last"
-
-    @property
-    def checked_every(self) -> int | None:
-        settings = self.validation or self.decoding
-        return None if settings is None else settings.every
-
-    @model_validator(mode="after")
-    def _measured(self) -> TrainHead:
-        if self.model != "drafter" and (self.validation or self.decoding or self.select != "last"):
-            raise ValueError("validation, decoding and select are for heads (model: drafter)")
-        if self.select in ("top1", "top3") and self.validation is None:
-            raise ValueError(f"select: {self.select} needs validation")
-        if self.select == "tau" and self.decoding is None:
-            raise ValueError("select: tau needs decoding")
-        if self.decoding and self.validation and self.decoding.every % self.validation.every:
-            raise ValueError("decoding.every must be a multiple of validation.every")
-        if self.validation is not None and not self.share_held_out:
-            raise Refused(
-                "validation", f"validation needs {self.held_out_key}", "hold out a share of the samples: 0.05"
-            )
-        return self
 
     def runs_target(self) -> dict[str, str]:
         return {"decoding": "leave it out, and compare weights by an evaluate stage"} if self.decoding else {}

@@ -31,6 +31,7 @@ from ...models.training import ModelTraining
 from ..run.context import Context
 from .engine import Engine
 from .loop import Source, no_states
+from .settings import RecordsSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -52,7 +53,9 @@ def frozen_target(context: Context) -> Any:
     return target.requires_grad_(False).eval()
 
 
-def training_module(stage: Any, context: Context, model: PreTrainedModel, processor: Processor) -> ModelTraining:
+def training_module(
+    stage: RecordsSettings, context: Context, model: PreTrainedModel, processor: Processor
+) -> ModelTraining:
     """The module that the engine trains, with the target beside it where the objective asks for one."""
     settings = {"gradient_checkpointing": stage.gradient_checkpointing, "lora": stage.lora}
     objective: CrossEntropyObjective | DistillObjective = stage.objective or CrossEntropyObjective()
@@ -128,7 +131,7 @@ class TrainingData:
 
 
 def training_data(
-    stage: Any, context: Context, dataset: ConversationDataset, processor: Processor, seed: int
+    stage: RecordsSettings, context: Context, dataset: ConversationDataset, processor: Processor, seed: int
 ) -> TrainingData:
     """The records themselves, or their prompts with answers by source."""
     if stage.answers is None:

@@ -8,20 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import Field, model_validator
 from torch import nn
 
 from ...core import ranks
 from ...core.errors import UserError
-from ...core.fields import MOST_ANSWER, Temperature, TopK, TopP
 from ...core.import_paths import code_of
 from ...core.json_types import JsonMapping
-from ...core.refused import Refused
-from ...core.section import Section
-from ...data.captioned.prompts import PromptSource
-from ...data.dataset import ConversationData
 from ...eval.loop import Decoding, Generation, generate
-from ...eval.policies import Draw, TreeConfig
+from ...eval.policies import Draw
 from ...eval.rules import RULES
 from ...models.decoding.warp import Warp
 from ...models.drafters.base import CountTokens, DrafterConfig, TargetIdentity
@@ -34,52 +28,9 @@ from .best import Best
 from .engine import Engine
 from .fit import SCRATCH
 from .layouts import PUBLISHED
+from .settings import HeadSettings
 
 _EMPTY = "is the template right? Does the target answer the questions of `decoding`?"
-
-
-class DecodingCheck(Section):
-    """A real decoding run on a few requests: tau."""
-
-    # Optimizer steps between two of them (a multiple of validation.every); the last step always has one.
-    every: int = Field(ge=1)
-    tree: TreeConfig
-    # Null: 0 for answers; 0 and 1 for images.
-    temperatures: list[Temperature] | None = Field(None, min_length=1)
-    top_k: TopK = 0
-    top_p: TopP = 1.0
-
-
-class TextCheck(DecodingCheck):
-    """The check of a language model's drafter."""
-
-    # Records, each up to its last answer; max_samples keeps them few.
-    data: ConversationData
-    # Tokens of an answer; null: 64.
-    max_new_tokens: int | None = Field(None, ge=1, le=MOST_ANSWER)
-
-    @property
-    def from_stage(self) -> str | None:
-        """The stage whose data it decodes."""
-        return self.data.from_stage
-
-    @model_validator(mode="after")
-    def _of_text(self) -> TextCheck:
-        if not self.tree.for_text:
-            problem = f"{self.tree.kind} follows the rows of an image, and this target writes text"
-            raise Refused("tree", problem, "use a chain, static, dynamic or sage tree")
-        return self
-
-
-class PicturesCheck(DecodingCheck):
-    """The check of an image generator's drafter, which also keeps the pictures that come out."""
-
-    prompts: PromptSource
-
-    @property
-    def from_stage(self) -> str | None:
-        """The stage whose captions it draws."""
-        return self.prompts.from_stage
 
 
 @dataclass(frozen=True)
@@ -112,7 +63,7 @@ class TrainedDrafter:
 
     def __init__(
         self,
-        stage: Any,
+        stage: HeadSettings,
         context: Context,
         target: Target,
         identity: TargetIdentity,
@@ -158,7 +109,7 @@ class TrainedDrafter:
             Stopped: on all ranks, between two requests.
         """
         settings, requests = self.stage.decoding, self.requests
-        assert requests is not None
+        assert settings is not None and requests is not None
         proposal = self.config.drafter(self._copy(engine), self.target)
         values: dict[str, float | Path] = {}
         for temperature in requests.temperatures:

@@ -31,9 +31,10 @@ from .drafter import Requests, TrainedDrafter
 from .engine import Engine
 from .fit import training_loader
 from .loop import Source, Training, Validate
+from .settings import CodesSettings
 
 
-def open_codes(stage: Any, context: Context, seed: int) -> Training:
+def open_codes(stage: CodesSettings, context: Context, seed: int) -> Training:
     """A head of an image generator, or a model of the synthetic dataset: image tokenizer, reader, generator."""
     if stage.model in ("vq", "target") and not context.target.is_trained_here:
         raise UserError(f"model: {stage.model} for {context.target.kind}, which is published and not trained here",
@@ -51,7 +52,7 @@ def open_codes(stage: Any, context: Context, seed: int) -> Training:
     return Training(module, make_loader, total, lambda engine: _save(stage, context, engine))
 
 
-def _open_head(stage: Any, context: Context, seed: int, samples: ShardSamples, total: int) -> Training:
+def _open_head(stage: CodesSettings, context: Context, seed: int, samples: ShardSamples, total: int) -> Training:
     """A head beside its frozen target, whose states are computed for each batch."""
     target, requests = _target_and_requests(stage, context)
     dropout = 0.1 if stage.condition_dropout is None else stage.condition_dropout
@@ -76,7 +77,7 @@ def _open_head(stage: Any, context: Context, seed: int, samples: ShardSamples, t
     )
 
 
-def _target_and_requests(stage: Any, context: Context) -> tuple[Any, Requests | None]:
+def _target_and_requests(stage: CodesSettings, context: Context) -> tuple[Any, Requests | None]:
     """The frozen target, and what its decoding check draws."""
     device, check = context.device(), stage.decoding
     if check is None:
@@ -127,7 +128,7 @@ def lacking(makers: Sequence[Any], model: str) -> dict[str, str]:
     return lacks
 
 
-def _check_tensors(stage: Any, context: Context, sample: ShardSample) -> None:
+def _check_tensors(stage: CodesSettings, context: Context, sample: ShardSample) -> None:
     """What the shards hold is what this model reads."""
     wanted = tensors_read(stage.model, context.target)
     for name in wanted:
@@ -143,7 +144,7 @@ def _check_tensors(stage: Any, context: Context, sample: ShardSample) -> None:
         )  # fmt: skip
 
 
-def _module(stage: Any, context: Context, seed: int, total: int) -> nn.Module:
+def _module(stage: CodesSettings, context: Context, seed: int, total: int) -> nn.Module:
     """The model as this stage finds it, with its training forward."""
     folder = context.inputs.get(stage.model)
     if stage.model == "reader":
@@ -159,7 +160,7 @@ def _module(stage: Any, context: Context, seed: int, total: int) -> nn.Module:
     )  # fmt: skip
 
 
-def _collate(stage: Any, context: Context, samples: ShardSamples, seed: int) -> Collate:
+def _collate(stage: CodesSettings, context: Context, samples: ShardSamples, seed: int) -> Collate:
     template = samples[0]
     if stage.model in ("vq", "reader"):
         return PictureCollate(template, _places if stage.model == "reader" else _nothing)
@@ -193,7 +194,7 @@ def _words(context: Context) -> Any:
 
 
 def _validation(
-    stage: Any, context: Context, drafter: TrainedDrafter, collate: CodeCollate, source: Source, total: int
+    stage: CodesSettings, context: Context, drafter: TrainedDrafter, collate: CodeCollate, source: Source, total: int
 ) -> Validate | None:
     """Held-out loss and accuracies, and now and then tau in a real decoding loop."""
     settings, decoding = stage.validation, stage.decoding
@@ -236,7 +237,7 @@ class _First:
         return self.samples[index]
 
 
-def _save(stage: Any, context: Context, engine: Engine) -> None:
+def _save(stage: CodesSettings, context: Context, engine: Engine) -> None:
     module: Any = engine.module
     with engine.full_weights():
         if ranks.is_main():

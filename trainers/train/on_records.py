@@ -37,13 +37,14 @@ from .fit import training_loader
 from .loop import Training, Validate
 from .packed_rows import row_tokens
 from .preflight import preflight
-from .validate import validate
+from .settings import RecordsSettings
+from .validate import RecordsValidation, validate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def open_records(stage: Any, context: Context, seed: int) -> Training:
+def open_records(stage: RecordsSettings, context: Context, seed: int) -> Training:
     """A draft LVLM, a tiny target or a captioner on conversations: next tokens, or distillation."""
     processor = context.processor_of(stage.model)
     dataset = records.open_records(stage.data, stage.format, context, processor, learned=stage.learns_answers)
@@ -79,7 +80,9 @@ def open_records(stage: Any, context: Context, seed: int) -> Training:
     )
 
 
-def _batches(stage: Any, context: Context, dataset: ConversationDataset, samples: Samples, seed: int) -> dict[str, Any]:
+def _batches(
+    stage: RecordsSettings, context: Context, dataset: ConversationDataset, samples: Samples, seed: int
+) -> dict[str, Any]:
     """How the loader orders samples and shares them out: by words, as LLaVA does, or by tokens, which are counted."""
     if stage.window is None and stage.packing is None:
         return {"grouped": stage.group_by_modality}
@@ -93,7 +96,9 @@ def _batches(stage: Any, context: Context, dataset: ConversationDataset, samples
     }
 
 
-def _validation(settings: Any, stage: Any, context: Context, processor: Processor, module: ModelTraining) -> Validate:
+def _validation(
+    settings: RecordsValidation, stage: RecordsSettings, context: Context, processor: Processor, module: ModelTraining
+) -> Validate:
     """What the loop calls to score held-out records; the frozen target is loaded once, and only here."""
     dataset = records.open_records(settings.data, stage.format, context, processor, log="skipped-validation")
     target: Any = None
@@ -120,7 +125,7 @@ def _validation(settings: Any, stage: Any, context: Context, processor: Processo
     return lambda engine, step: validate(engine, loader, target, context.stop)
 
 
-def _set_positions(model: PreTrainedModel, stage: Any) -> int:
+def _set_positions(model: PreTrainedModel, stage: RecordsSettings) -> int:
     """The language model's positions in this stage."""
     text = model.config.get_text_config()
     if stage.positions is not None:
@@ -130,7 +135,7 @@ def _set_positions(model: PreTrainedModel, stage: Any) -> int:
     return text.max_position_embeddings
 
 
-def check_positions(positions: int, stage: Any) -> None:
+def check_positions(positions: int, stage: RecordsSettings) -> None:
     """Samples longer than the language model has positions would be learned wrong, silently."""
     if stage.data.max_length > positions:
         raise UserError(
@@ -141,7 +146,7 @@ def check_positions(positions: int, stage: Any) -> None:
         )
 
 
-def _start_weights(stage: Any, context: Context, processor: Processor, seed: int) -> Any:
+def _start_weights(stage: RecordsSettings, context: Context, processor: Processor, seed: int) -> Any:
     """The model as this stage finds it: an earlier stage's result, or assembled from the recipe."""
     trained = context.inputs.get(stage.model)
     if trained is not None:
@@ -163,7 +168,9 @@ def _start_weights(stage: Any, context: Context, processor: Processor, seed: int
     return build_drafter(context.drafter, target, ids, seed=seed)
 
 
-def _save(stage: Any, context: Context, engine: Engine, processor: Processor, total: int, seed: int) -> None:
+def _save(
+    stage: RecordsSettings, context: Context, engine: Engine, processor: Processor, total: int, seed: int
+) -> None:
     """The result: a directory that transformers loads, written by rank 0."""
     is_draft = stage.model == "drafter" and context.drafter is not None
     manifest = {

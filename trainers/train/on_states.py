@@ -44,10 +44,11 @@ from .engine import Engine
 from .fit import SCRATCH
 from .loop import Training, Validate
 from .packed_rows import row_tokens
+from .settings import StatesSettings
 from .states_source import Cached, CachedStates, FirstEpoch, FirstEpochStates, Online, OnlineStates, States
 
 
-def open_heads(stage: Any, context: Context, seed: int) -> Training:
+def open_heads(stage: StatesSettings, context: Context, seed: int) -> Training:
     """A head beside its target, with the stage's source of states."""
     processor = context.processor()
     target = open_target(context, processor, tables_only=stage.reads_tables)
@@ -84,7 +85,7 @@ def open_heads(stage: Any, context: Context, seed: int) -> Training:
     )
 
 
-def _text_only(stage: Any, context: Context, states: States, train: np.ndarray) -> dict[str, bool]:
+def _text_only(stage: StatesSettings, context: Context, states: States, train: np.ndarray) -> dict[str, bool]:
     """What the manifest says of weights that have read no sample with pictures, here or in a stage before."""
     folder, drafter = context.inputs.get("drafter"), context.drafter
     assert drafter is not None
@@ -100,7 +101,7 @@ def _text_only(stage: Any, context: Context, states: States, train: np.ndarray) 
     return {"text_only": True} if started_so and not (states.lengths[train] > 0).any() else {}
 
 
-def open_states(stage: Any, context: Context, processor: Processor, target: Any, seed: int) -> States:
+def open_states(stage: StatesSettings, context: Context, processor: Processor, target: Any, seed: int) -> States:
     """The stage's source, whose states are checked to be this target's."""
     taps, source = wanted_taps(context, target.shape), stage.source
     if isinstance(source, CachedStates):
@@ -124,7 +125,7 @@ def open_states(stage: Any, context: Context, processor: Processor, target: Any,
     return FirstEpoch(builder, known, measured, context.say)
 
 
-def training_order(stage: Any, lengths: np.ndarray, seed: int) -> Order:
+def training_order(stage: StatesSettings, lengths: np.ndarray, seed: int) -> Order:
     """Which samples each epoch has, and when."""
     if stage.visual_share is None:
         return BucketedOrder(lengths, seed, stage.batch_size, stage.window or WINDOW)
@@ -140,7 +141,7 @@ def training_order(stage: Any, lengths: np.ndarray, seed: int) -> Order:
 
 
 def _validation(
-    stage: Any, states: States, held_out: np.ndarray, drafter: TrainedDrafter, total: int
+    stage: StatesSettings, states: States, held_out: np.ndarray, drafter: TrainedDrafter, total: int
 ) -> Validate | None:
     """Held-out loss and accuracies, and now and then tau in a real decoding loop."""
     settings, decoding = stage.validation, stage.decoding
@@ -173,7 +174,7 @@ def _validation(
     return validate
 
 
-def _requests(stage: Any, context: Context, processor: Processor) -> Requests | None:
+def _requests(stage: StatesSettings, context: Context, processor: Processor) -> Requests | None:
     """The records of a decoding check."""
     check = stage.decoding
     if check is None:
