@@ -33,6 +33,7 @@ from ..data.sources import answered
 from ..data.stage_folders import DATASET_FOLDER
 from ..data.suites.suite import read_index
 from ..data.suites.turn_files import published_files
+from ..models.families.generators import AnyTarget, image_section
 from ..trainers.estimate.data import learns_answers
 from ..trainers.evaluate.benchmarks import HUB, SetsBenchmark, TabedBenchmark
 from ..trainers.run.context import Context
@@ -299,7 +300,7 @@ def _prompts(subject: str, source: PromptSource, context: Context) -> list[Findi
     return [ok(subject, f"{len(prompts_of(source, context.target)):,} prompts")]
 
 
-def prompts_of(source: PromptSource, target: Any) -> list[ImagePrompt]:
+def prompts_of(source: PromptSource, target: AnyTarget) -> list[ImagePrompt]:
     """The prompts. Raises `UserError` where they cannot be read, or the target cannot be asked by them."""
     prompts = read_prompts(source)
     if target.draws_images:
@@ -314,9 +315,10 @@ def _captioned(
     first = source.model_copy(update={"max_samples": min(count, source.max_samples or count)})
     refused: Counter[str] = Counter()
     example, seen, looked = "", set(), 0
+    target = image_section(context.target)
     try:
         if source.kind == "classes":
-            context.target.check_labels(class_labels(source))
+            target.check_labels(class_labels(source))
         for item in read(first):
             looked += 1
             problem = item if isinstance(item, Refused) else None
@@ -324,10 +326,10 @@ def _captioned(
                 digest = hashlib.sha256(item.image).digest()
                 if stage.deduplicate and digest in seen:
                     problem = Refused(item.number, item.key, "duplicate", item.where, "the same bytes came before")
-                elif isinstance(image := stage.decoded(item, context.target.image_size), Refused):
+                elif isinstance(image := stage.decoded(item, target.image_size), Refused):
                     problem = image
                 elif "codes" in stage.write:
-                    context.target.check_labels([(item.caption, item.label)])
+                    target.check_labels([(item.caption, item.label)])
                 seen.add(digest)
             if problem is not None:
                 refused[problem.reason] += 1

@@ -29,8 +29,8 @@ from ..models.drafters import AnyDrafter
 from ..models.drafters.base import DrafterConfig
 from ..models.families.generators import AnyTarget
 from ..models.targets.anole.section import refuse_lumina
-from ..trainers.estimate.evaluation_memory import Hardware
 from ..trainers.run.deepspeed_section import EngineConfig
+from ..trainers.run.hardware import Hardware
 from ..trainers.run.stage import Stage
 from ..trainers.stages.cache import CacheStage
 from ..trainers.stages.encode import EncodeStage
@@ -186,7 +186,7 @@ class Recipe(Section):
             raise Refused("drafter.path", problem, f"leave one of them out: {nulls}, or drafter.path=null")
 
 
-def check_classes(stage: Stage, target: Any) -> None:
+def check_classes(stage: Stage, target: AnyTarget) -> None:
     """Refuses prompts of classes that the target does not have, or that it is not asked by."""
     for data in data_sections(stage):
         source = data.section
@@ -197,7 +197,7 @@ def check_classes(stage: Stage, target: Any) -> None:
                 raise Refused(f"{data.key}.classes", error.problem, error.hint) from error
 
 
-def drafter_kinds(target: Any) -> list[str]:
+def drafter_kinds(target: AnyTarget) -> list[str]:
     """Kinds of drafters that a target's section can have. A draft LVLM sees what the target's image processor makes."""
     shares = not target.draws_images and target.family is not None and target.family.shares_pictures
     possible = [
@@ -210,7 +210,7 @@ def drafter_kinds(target: Any) -> list[str]:
     return [kind for kind in possible if kind != "ensemble" and (kind != "lvlm" or shares)]
 
 
-def _check_kinds(stages: JsonObject, target: Any, drafter: Any) -> None:
+def _check_kinds(stages: JsonObject, target: AnyTarget, drafter: DrafterConfig | None) -> None:
     """Raises `Refused` for a kind of stage that has no place beside this target and drafter."""
     reasons = {
         kind: section.unsuited(target, drafter)
@@ -224,7 +224,7 @@ def _check_kinds(stages: JsonObject, target: Any, drafter: Any) -> None:
             raise Refused(f"{name}.kind", reason, f"kinds here are {possible}")
 
 
-def _in_its_template(stage: Any, target: Any) -> Any:
+def _in_its_template(stage: Any, target: AnyTarget) -> Any:
     """A stage as it is; of a text target, whose family says nothing of its prompts, in the target's own template."""
     written = [kind for section in sections(AnyStage) if "format" in section.model_fields for kind in kinds(section)]
     if not target.reads_text_alone or not isinstance(stage, dict) or _kind_of(stage) not in written:
@@ -233,7 +233,7 @@ def _in_its_template(stage: Any, target: Any) -> Any:
     return stage | {"format": {"template": "chat"} | form} if isinstance(form, dict) else stage
 
 
-def _chosen(name: str, stage: Any, target: Any, drafter: Any, info: ValidationInfo) -> Any:
+def _chosen(name: str, stage: Any, target: AnyTarget, drafter: DrafterConfig | None, info: ValidationInfo) -> Any:
     """A stage as it is; a `train` stage's section with what it trains on."""
     if not isinstance(stage, dict) or stage.get("kind") != "train":
         return stage

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import torch
 from pydantic import Field
@@ -17,6 +17,7 @@ from ...core.batch import ImageRequest
 from ...core.import_paths import OrImported
 from ..targets.drawing import Conditions, Folders, ImageTargetSection
 from ..targets.section import TargetSection
+from .load import TargetConfig
 from .table import IMAGE_TARGETS, LANGUAGE_TARGETS
 
 # A recipe's `target` that draws.
@@ -25,6 +26,16 @@ ImageTargetConfig = Annotated[IMAGE_TARGETS, Field(discriminator="kind"), OrImpo
 AnyTarget = Annotated[
     LANGUAGE_TARGETS | IMAGE_TARGETS, Field(discriminator="kind"), OrImported(TargetSection, ImageTargetSection)
 ]
+
+
+def language_section(target: AnyTarget) -> TargetConfig:
+    """The section as it is, where only language models come."""
+    return cast(TargetConfig, target)
+
+
+def image_section(target: AnyTarget) -> ImageTargetConfig:
+    """The section as it is, where only image generators come."""
+    return cast(ImageTargetConfig, target)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +39,7 @@ COUNTED_IDS = 400  # of an inline text encoder, where its parameters are counted
 class ImageTargetSection(Kinded):
     """A family of image generators; `models/families/generators.py` has their union."""
 
-    draws_images: ClassVar[bool] = True
+    draws_images: ClassVar[Literal[True]] = True
     reads_text_alone: ClassVar[bool] = False
     is_trained_here: ClassVar[bool] = False  # transformer and image tokenizer; published ones are not
     adt_preset: ClassVar[str]  # the evaluation's preset that has ADT-Tree's trees for this family

@@ -24,7 +24,7 @@ class TargetSection(Kinded):
     families: ClassVar[Mapping[str, Family]] = {}
     # model_type that is close to the family's and cannot be read -> what to use in its place.
     lookalikes: ClassVar[Mapping[str, str]] = {}
-    draws_images: ClassVar[bool] = False
+    draws_images: ClassVar[Literal[False]] = False
     reads_text_alone: ClassVar[bool] = False  # no pictures
 
     # Hub id or directory of the weights and the processor; shipped:NAME is one that comes with the package.

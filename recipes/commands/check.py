@@ -6,10 +6,11 @@ import argparse
 import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...core.errors import UserError
 from ...core.pages import page
+from ...trainers.run.stage import WholeRecipe
 from ..exit_codes import FAULTS, OK
 from ..finding import Finding, any_fault, fault, ok, shown, warning
 from ..launch import context_maker, say
@@ -43,7 +44,7 @@ def _run(options: argparse.Namespace) -> int:
     return FAULTS if any_fault(findings) else OK
 
 
-def _engine(recipe: Any) -> list[Finding]:
+def _engine(recipe: WholeRecipe) -> list[Finding]:
     from ...trainers.run.deepspeed_section import check_engine
 
     try:
@@ -53,7 +54,7 @@ def _engine(recipe: Any) -> list[Finding]:
     return [ok("engine", f"zero_stage {recipe.engine.zero_stage}, {recipe.engine.precision}")]
 
 
-def _models(recipe: Any) -> list[Finding]:
+def _models(recipe: WholeRecipe) -> list[Finding]:
     """Whether the published models that the recipe names are on this machine."""
     from huggingface_hub import constants
 
@@ -71,7 +72,7 @@ def _models(recipe: Any) -> list[Finding]:
     return findings
 
 
-def _published(recipe: Any) -> list[tuple[str, str, str | None]]:
+def _published(recipe: WholeRecipe) -> list[tuple[str, str, str | None]]:
     """(key, Hub id or folder, revision)."""
     keys = ("path", "language_model", "vision_tower")
     repositories = []

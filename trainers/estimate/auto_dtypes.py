@@ -7,6 +7,7 @@ from typing import Any
 
 from ...models.families.memory import BYTES
 from ...models.stored import stored_dtype
+from ..run.stage import WholeRecipe
 
 # Of a Hub id, whose weights and config a dry run does not fetch: most are published so.
 UNKNOWN = "bfloat16"
@@ -42,14 +43,14 @@ def dtype_text(section: Any) -> str:
     return f"auto ({name}: as stored; float32 on a CPU)"
 
 
-def engine_precision(recipe: Any) -> str:
+def engine_precision(recipe: WholeRecipe) -> str:
     """fp32, bf16 or fp16: what a training is counted in."""
     if recipe.engine.precision != "auto":
         return str(recipe.engine.precision)
     return "fp32" if held_dtype(recipe.target) == "float32" else "bf16"
 
 
-def precision_text(recipe: Any) -> str:
+def precision_text(recipe: WholeRecipe) -> str:
     """The engine's setting as a dry run shows it."""
     asked, found = recipe.engine.precision, engine_precision(recipe)
     if asked != "auto":

@@ -7,13 +7,13 @@ Its drafters: `proposals.py`; of trainings: `training.py`; of image generators: 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
-from pydantic import Field
 
-from ...core.section import Section
 from ...models.drafters.captioners import LvlmCaptions, num_published
+from ...models.drafters.lvlm import LvlmConfig
+from ...models.families.generators import language_section
 from ...models.families.load import target_config
 from ...models.families.memory import BYTES, cache_bytes, graph_bytes, weight_bytes
 from ...models.hub import has_windows, recurrent_layers
@@ -21,6 +21,8 @@ from ...models.targets.base import language_shape
 from ...models.targets.parallel import check_cut
 from ...models.targets.verification import NODES, lengths_up_to
 from ..evaluate.evaluate_settings import EvaluateSettings
+from ..run.hardware import Hardware
+from ..run.stage import Planned, WholeRecipe
 from .auto_dtypes import held_dtype
 from .models import target_shape
 from .passes import Pass, moment
@@ -31,15 +33,6 @@ _GIB = 2**30
 RUNTIME = 2 * _GIB
 # Of a process without a GPU: Python with the libraries of a stage (0.42 to 0.53 GiB measured with tiny models).
 PROCESS = 0.5 * _GIB
-
-
-class Hardware(Section):
-    """What a recipe is meant to run on: a dry run says whether it fits. Nothing else reads it."""
-
-    # GPUs of the run, all nodes together.
-    gpus: int = Field(ge=1)
-    # Of each of them, as it is sold: 80 for an H100 of 80 GB.
-    memory_gb: float = Field(gt=0)
 
 
 @dataclass(frozen=True)
@@ -84,14 +77,14 @@ class Memory:
         return [line, f"  {verdict} {hardware.gpus} GPU(s) of {hardware.memory_gb:g} GB each"]
 
 
-def evaluation_memory(plan: Any) -> Memory:
+def evaluation_memory(plan: Planned) -> Memory:
     """The memory of an evaluation of a language target.
 
     Raises:
         UserError: the target cannot be cut over its ranks.
     """
     stage, recipe = plan.stage, plan.recipe
-    section = recipe.target if stage.target is None else stage.target
+    section = language_section(recipe.target if stage.target is None else stage.target)
     config = target_shape(recipe) if stage.target is None else target_config(section, None, network=False)
     size, dtype = section.tensor_parallel_size, held_dtype(section)
     if size > 1:
@@ -130,7 +123,7 @@ def evaluation_memory(plan: Any) -> Memory:
     return Memory({**parts, "activations": max(moments)}, tuple(uncounted))
 
 
-def target_memory(plan: Any) -> Memory | None:
+def target_memory(plan: Planned) -> Memory | None:
     """The memory of a stage that runs a language target alone: a pass over `batch_size` rows of `data.max_length`.
 
     None: an engine runs it.
@@ -141,9 +134,9 @@ def target_memory(plan: Any) -> Memory | None:
     return memory_of_rows(plan.recipe, stage.batch_size, stage.data.max_length)
 
 
-def memory_of_rows(recipe: Any, rows: int, length: int) -> Memory:
+def memory_of_rows(recipe: WholeRecipe, rows: int, length: int) -> Memory:
     """The memory of a language target's pass over `rows` of `length` ids each."""
-    section = recipe.target
+    section = language_section(recipe.target)
     config, size, dtype = target_shape(recipe), section.tensor_parallel_size, held_dtype(section)
     spread = recipe.hardware.gpus if recipe.hardware and section.device_map not in (None, "cpu") else 1
     chunk = section.prefill_chunk
@@ -182,7 +175,7 @@ def _takes_graphs(config: Any, section: Any) -> bool:
     return whole and not experts and not recurrent_layers(text) and not has_windows(text)
 
 
-def _captioner(plan: Any, target: Any) -> tuple[float, float] | None:
+def _captioner(plan: Planned, target: Any) -> tuple[float, float] | None:
     """Weights of what writes captions for mode C, and what lives while it does; None: its size is not known.
 
     Of a published one the pass is left out: its pictures are one batch of a size that nothing here tells.
@@ -191,7 +184,7 @@ def _captioner(plan: Any, target: Any) -> tuple[float, float] | None:
     if not isinstance(section, LvlmCaptions):
         count = num_published(section)
         return None if count is None else (float(count * BYTES[held_dtype(section, key="captioner")]), 0.0)
-    config = plan.recipe.drafter.config_beside(target)
+    config = cast(LvlmConfig, plan.recipe.drafter).config_beside(target)
     vision = config.vision_config
     pictures = max(1, plan.stage.capacity // (vision.image_size // vision.patch_size) ** 2)
     # As many pictures as a prompt can have, each with its caption: rows of one batch.

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...models.families.generators import ImageTargetConfig, image_section
 from ...models.targets.llamagen.transformer import published
+from ..run.stage import Planned
 from .auto_dtypes import held_bytes
 from .evaluation_memory import Memory
 from .models import mirrored_shape
@@ -16,10 +18,11 @@ from .proposals import proposals
 TOKENIZER, T5_XL = 72_000_000, 1_220_000_000
 
 
-def drawing_memory(plan: Any) -> Memory:
+def drawing_memory(plan: Planned) -> Memory:
     """The memory of an evaluation: pictures drawn one by one, or side by side where they are scored alone."""
     stage, recipe = plan.stage, plan.recipe
-    section, width, shape = recipe.target, held_bytes(recipe.target), mirrored_shape(recipe)
+    section = image_section(recipe.target)
+    width, shape = held_bytes(section), mirrored_shape(recipe)
     untimed = stage.drawing.untimed
     rows = (2 if section.cfg_scale != 1 else 1) * (1 if untimed is None else untimed.batch_size)
     nodes = 1 + max(method.policy(grid=shape.grid).max_nodes for method in stage.methods.values())
@@ -40,7 +43,7 @@ def drawing_memory(plan: Any) -> Memory:
     return Memory(parts)
 
 
-def _target(section: Any, width: int) -> dict[str, int]:
+def _target(section: ImageTargetConfig, width: int) -> dict[str, int]:
     """Bytes of each part. What is spelt out lies in float32, but for the transformer; a published T5 in bfloat16."""
     sizes = {name: count * (width if name == "transformer" else 4) for name, count in section.count().items()}
     sizes.setdefault("image tokenizer", 4 * TOKENIZER)

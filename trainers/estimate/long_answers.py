@@ -8,12 +8,13 @@ from typing import Any
 from ...core.errors import UserError
 from ...core.section import Section
 from ...models.families.load import target_config
+from ..run.stage import Planned
 from .models import target_shape
 
 _LENGTH = "max_new_tokens"
 
 
-def check_answers(plan: Any) -> None:
+def check_answers(plan: Planned) -> None:
     """Raises `UserError`, with the key, where an answer leaves no position of the target for its prompt.
 
     A captioner and a drafter have positions of their own, and a picture its own number of codes.
@@ -35,13 +36,13 @@ def check_answers(plan: Any) -> None:
             )  # fmt: skip
 
 
-def _of_stages(plan: Any) -> int | None:
+def _of_stages(plan: Planned) -> int | None:
     """The positions that the stage which trained the target gave it, if one did."""
-    maker = plan.earlier.get(plan.inputs.get("target"))
+    maker = plan.earlier.get(plan.inputs.get("target", ""))
     while maker is not None:
         if (positions := getattr(maker.stage, "positions", None)) is not None:
             return int(positions)
-        maker = maker.earlier.get(maker.inputs.get("target"))
+        maker = maker.earlier.get(maker.inputs.get("target", ""))
     return None
 
 

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...models.drafters.base import DrafterConfig
+from ...models.families.generators import ImageTargetConfig, language_section
 from ...models.families.load import target_config
 from ...models.families.sizes import parameter_lines
 from ...models.parts import TokenIds
 from ...models.targets.base import TargetShape, language_shape
 from ...models.targets.drawing import COUNTED_IDS
+from ..run.stage import WholeRecipe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 SYNTHETIC_VOCABULARY = 32064  # of an inline target where no stage generates a synthetic dataset
 
 
-def target_shape(recipe: Any) -> Any:
+def target_shape(recipe: WholeRecipe) -> Any:
     """The target's model config at full size. A synthetic dataset's vocabulary is its stage's."""
     if recipe.target.draws_images:
         return recipe.target.model_config_of()
-    sizes = [stage.vocabulary for stage in recipe.stages.values() if stage.kind == "generate"]
+    sizes = [size for stage in recipe.stages.values() if (size := stage.vocabulary) is not None]
     ids = TokenIds(sizes[0] if sizes else SYNTHETIC_VOCABULARY, 4, 1, 2, 3, 5, 6, 7)
-    return target_config(recipe.target, ids, network=False)
+    return target_config(language_section(recipe.target), ids, network=False)
 
 
-def target_lines(recipe: Any) -> list[str]:
+def target_lines(recipe: WholeRecipe) -> list[str]:
     """What the target is made of."""
     shape = target_shape(recipe)
     if recipe.target.draws_images:
@@ -32,19 +37,19 @@ def target_lines(recipe: Any) -> list[str]:
     return parameter_lines(shape, vocabulary=recipe.drafter is None or recipe.drafter.base_kind == "lvlm")
 
 
-def drafter_parameters(drafter: DrafterConfig, recipe: Any) -> int:
+def drafter_parameters(drafter: DrafterConfig, recipe: WholeRecipe) -> int:
     """Parameters of a drafter that are trained; it holds no others."""
     return sum(drafter.count(mirrored_shape(recipe)).values())
 
 
-def mirrored_shape(recipe: Any) -> TargetShape:
+def mirrored_shape(recipe: WholeRecipe) -> TargetShape:
     """What drafters mirror of the target."""
     if recipe.target.draws_images:
         return recipe.target.mirrored()
     return language_shape(target_shape(recipe).get_text_config())
 
 
-def _generator_lines(section: Any, shape: Any) -> list[str]:
+def _generator_lines(section: ImageTargetConfig, shape: PreTrainedConfig) -> list[str]:
     counts = section.count()
     suffix = f"   at {COUNTED_IDS} ids" if "text encoder" in counts else ""
     lines = [f"  {name:<16} {count:>16,}" for name, count in counts.items()]

@@ -25,6 +25,7 @@ from ...models.targets.base import language_shape
 from ...models.targets.verification import lengths_up_to
 from ..evaluate.evaluate_settings import EvaluateSettings
 from ..evaluate.methods import Method, decoding_with, members_of
+from ..run.stage import Planned
 from .auto_dtypes import held_bytes, held_dtype
 from .passes import Pass, moment
 
@@ -54,7 +55,7 @@ class Proposal:
         return not Path(one.path).is_dir() and pinned_config(one.path) is None
 
 
-def proposals(plan: Any, wanted: Callable[[Method], bool] = lambda method: True) -> list[Proposal]:
+def proposals(plan: Planned, wanted: Callable[[Method], bool] = lambda method: True) -> list[Proposal]:
     """The proposals of an evaluation's methods, members of ensembles among them."""
     opened = []
     for name, method in plan.stage.methods.items():
@@ -65,7 +66,7 @@ def proposals(plan: Any, wanted: Callable[[Method], bool] = lambda method: True)
     return opened
 
 
-def _of_method(plan: Any, name: str, method: Method) -> Iterator[tuple[Any, Hashable]]:
+def _of_method(plan: Planned, name: str, method: Method) -> Iterator[tuple[Any, Hashable]]:
     """(section as it decodes, key of its weights) of each drafter of a method."""
     for maker, section in _sources(plan, method):
         config = decoding_with(section, method.settings, name)
@@ -80,7 +81,7 @@ def _of_method(plan: Any, name: str, method: Method) -> Iterator[tuple[Any, Hash
             yield config, _key(maker, section, config)
 
 
-def _sources(plan: Any, method: Method) -> Iterator[tuple[str | None, Any]]:
+def _sources(plan: Planned, method: Method) -> Iterator[tuple[str | None, Any]]:
     """(stage that trained it, section) of each drafter; None: no stage did."""
     if method.names:
         yield from (_named(plan, name) for name in method.names)
@@ -93,7 +94,7 @@ def _sources(plan: Any, method: Method) -> Iterator[tuple[str | None, Any]]:
             yield maker, section
 
 
-def _named(plan: Any, name: str) -> tuple[str | None, Any]:
+def _named(plan: Planned, name: str) -> tuple[str | None, Any]:
     if name in plan.stage.drafters:
         return None, plan.stage.drafters[name]
     return name, getattr(plan.recipe.stages.get(name), "drafter", None) or plan.recipe.drafter

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from transformers import PreTrainedConfig
@@ -15,6 +15,7 @@ from ...core.states import Taps
 from ...core.words import counted
 from ...data.states.dtypes import DTYPES
 from ...data.states.estimate import Size, check_disk, declared_size, samples_per_shard, shown
+from ...models.drafters.base import DrafterConfig
 from ...models.hub import rope_of
 from ...models.targets.base import language_shape
 from ..run.stage import Planned
@@ -33,7 +34,7 @@ def describe_states(plan: Planned) -> list[str]:
     return caching(plan, recipe.drafter, target_shape(recipe), recipe.output)
 
 
-def caching(plan: Planned, drafter: Any, target: PreTrainedConfig, output: str | Path) -> list[str]:
+def caching(plan: Planned, drafter: DrafterConfig | None, target: PreTrainedConfig, output: str | Path) -> list[str]:
     """The same for one drafter and target.
 
     Args:

@@ -14,20 +14,28 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ...core import ranks
 from ...core.batch import IMAGE, TEXT, Batch, CodeBatch
+from ...core.loss import StepLoss
 from ...core.pictures import Picture
 from ...core.states import KeptScores, Taps, TargetStates
+from ...data.packing import PackingConfig
+from ...models.drafters.base import DrafterConfig
 from ...models.drafters.distillation import DistillTraining, Teacher
+from ...models.drafters.head_objective import HeadObjective
 from ...models.drafters.plain_module import ShapeAlone
+from ...models.families.generators import image_section, language_section
 from ...models.families.memory import cache_bytes
 from ...models.families.sizes import empty_model, parameter_counts
 from ...models.families.table import training_of
 from ...models.hub import config_value, rope_of
 from ...models.parts import is_tied
+from ...models.targets.base import TargetShape
+from ..run.stage import WholeRecipe
+from ..train.settings import CodesSettings, RecordsSettings, StatesSettings, TrainSettings
 from .auto_dtypes import engine_precision, held_bytes, held_dtype
 from .counted import META, Known, along, most_bytes
 from .evaluation_memory import Memory
@@ -39,24 +47,24 @@ _ROW = 4096  # positions of rows that are counted at once
 _RUN = 64  # of a conversation's tokens the last quarter of each so many is supervised
 
 
-def num_ranks(recipe: Any) -> int:
+def num_ranks(recipe: WholeRecipe) -> int:
     """Ranks of a training: one for each GPU, but for a target that one rank spreads over all."""
     if recipe.target.draws_images or getattr(recipe.target, "device_map", None) in (None, "cpu"):
         return recipe.hardware.gpus if recipe.hardware else ranks.world_size()
     return 1
 
 
-def micro_of(stage: Any, recipe: Any) -> int:
+def micro_of(stage: TrainSettings, recipe: WholeRecipe) -> int:
     """Rows of one forward on one rank."""
     return stage.micro_batch_size or -(-stage.batch_size // num_ranks(recipe))
 
 
-def number_type(recipe: Any) -> torch.dtype:
+def number_type(recipe: WholeRecipe) -> torch.dtype:
     """The type of a weight in a forward of training."""
     return torch.float32 if engine_precision(recipe) == "fp32" else torch.bfloat16
 
 
-def engine_parts(total: int, trained: int, stage: Any, recipe: Any) -> dict[str, float]:
+def engine_parts(total: int, trained: int, stage: TrainSettings, recipe: WholeRecipe) -> dict[str, float]:
     """Weights, gradients and optimizer on each rank, following the ZeRO paper's table (section 3).
 
     Args:
@@ -74,7 +82,9 @@ def engine_parts(total: int, trained: int, stage: Any, recipe: Any) -> dict[str,
     }
 
 
-def lvlm_parts(stage: Any, recipe: Any, config: PreTrainedConfig, trained: int, patches: int) -> dict[str, float]:
+def lvlm_parts(
+    stage: RecordsSettings, recipe: WholeRecipe, config: PreTrainedConfig, trained: int, patches: int
+) -> dict[str, float]:
     """Bytes of a draft LVLM's training, a captioner's or a tiny target's, by what holds them.
 
     Args:
@@ -116,7 +126,7 @@ def _lvlm_step(known: Known, rows: int, length: int, patches: int, kept: int) ->
     return along(count, config.get_text_config().num_hidden_layers, _LAYERS // 2)
 
 
-def _lvlm_module(stage: Any, config: PreTrainedConfig, teacher: Any) -> nn.Module:
+def _lvlm_module(stage: RecordsSettings, config: PreTrainedConfig, teacher: Any) -> nn.Module:
     settings: dict[str, Any] = {"gradient_checkpointing": stage.gradient_checkpointing, "lora": stage.lora}
     with META, warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of transformers, which the training itself shows
@@ -129,7 +139,7 @@ def _lvlm_module(stage: Any, config: PreTrainedConfig, teacher: Any) -> nn.Modul
         return training_of(model, stage.trainable, **settings)
 
 
-def _run_lvlm(module: Any, config: PreTrainedConfig, rows: int, length: int, patches: int, kept: int) -> None:
+def _run_lvlm(module: nn.Module, config: PreTrainedConfig, rows: int, length: int, patches: int, kept: int) -> None:
     """Half of each row's places hold pictures. Tiles beyond that, of a tiled picture or a clip, are dummies."""
     pictures: list[Picture] = []
     pixels, dummies = None, 0
@@ -148,13 +158,14 @@ def _run_lvlm(module: Any, config: PreTrainedConfig, rows: int, length: int, pat
     _backward(module, module(batch, states))
 
 
-def head_memory(stage: Any, recipe: Any, max_length: int | None) -> Memory:
+def head_memory(stage: StatesSettings, recipe: WholeRecipe, max_length: int | None) -> Memory:
     """The memory of training a hidden-state head of a language model.
 
     Args:
         max_length: of its samples; None: nobody knows, and activations are left out.
     """
     config, shape = stage.drafter or recipe.drafter, mirrored_shape(recipe)
+    assert config is not None
     trained = drafter_parameters(config, recipe)
     parts, target = engine_parts(trained, trained, stage, recipe), target_shape(recipe)
     own = target.get_text_config()
@@ -180,11 +191,13 @@ def head_memory(stage: Any, recipe: Any, max_length: int | None) -> Memory:
     return _with_step(parts, config, counted)
 
 
-def image_head_memory(stage: Any, recipe: Any) -> Memory | None:
+def image_head_memory(stage: CodesSettings, recipe: WholeRecipe) -> Memory | None:
     """Memory of training an image generator's head; None for its tokenizer, its reader and itself, as in demos."""
     if stage.model != "drafter":
         return None
-    config, shape, section = stage.drafter or recipe.drafter, mirrored_shape(recipe), recipe.target
+    config, shape = stage.drafter or recipe.drafter, mirrored_shape(recipe)
+    section = image_section(recipe.target)
+    assert config is not None
     trained = drafter_parameters(config, recipe)
     parts = engine_parts(trained, trained, stage, recipe)
     parts["frozen target"] = held_bytes(section) * section.count()["transformer"]
@@ -198,7 +211,7 @@ def image_head_memory(stage: Any, recipe: Any) -> Memory | None:
     return _with_step(parts, config, counted)
 
 
-def _rows(stage: Any, recipe: Any, max_length: int | None) -> tuple[int, int]:
+def _rows(stage: RecordsSettings | StatesSettings, recipe: WholeRecipe, max_length: int | None) -> tuple[int, int]:
     """Samples of a micro-batch, and the length of each."""
     if stage.packing is None:
         assert max_length is not None
@@ -207,16 +220,16 @@ def _rows(stage: Any, recipe: Any, max_length: int | None) -> tuple[int, int]:
     return max(1, stage.packing.max_tokens // length), length
 
 
-def _frozen_bytes(recipe: Any, weights: int) -> float:
+def _frozen_bytes(recipe: WholeRecipe, weights: int) -> float:
     """Bytes of the frozen target on a rank."""
-    section = recipe.target
+    section = language_section(recipe.target)
     spread = recipe.hardware.gpus if recipe.hardware and section.device_map not in (None, "cpu") else 1
     return held_bytes(section) * weights / spread
 
 
 def _known(
-    recipe: Any, config: PreTrainedConfig, shape: Any, step: Callable[[Any, Taps, int, int], None], *,
-    objective: Any = None, packing: Any = None,
+    recipe: WholeRecipe, config: DrafterConfig, shape: TargetShape, step: Callable[[Any, Taps, int, int], None], *,
+    objective: HeadObjective | None = None, packing: PackingConfig | None = None,
 ) -> Known:  # fmt: skip
     types = number_type(recipe), getattr(torch, held_dtype(recipe.target))
     text = f"{config!r} {objective!r} {shape} {types} {packing} {recipe.target}"
@@ -244,14 +257,14 @@ def _head_step(known: Known, rows: int, length: int) -> float | str:
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 
-def _with_step(parts: dict[str, float], config: PreTrainedConfig, counted: float | str) -> Memory:
+def _with_step(parts: dict[str, float], config: DrafterConfig, counted: float | str) -> Memory:
     if isinstance(counted, str):
         return Memory(parts, unestimated=f"{config.kind} ({counted})")
     pass_over = parts.pop("the target's pass", 0.0)
     return Memory({**parts, "activations": max(counted, pass_over)})
 
 
-def _backward(module: nn.Module, loss: Any) -> None:
+def _backward(module: nn.Module, loss: StepLoss) -> None:
     """Runs the backward pass; gradients go at once, since the engine's own are a part of their own."""
     for parameter in module.parameters():
         if parameter.requires_grad:
@@ -277,7 +290,7 @@ def _batch(rows: int, length: int, shown: int, *, axes: int = 1, **more: Any) ->
     return Batch(ids, torch.ones_like(ids, dtype=torch.bool), answers, modality, positions, **more).to(META)
 
 
-def _states(taps: Taps, width: int, dtype: str, batch: Any, length: int) -> TargetStates:
+def _states(taps: Taps, width: int, dtype: str, batch: Tensor, length: int) -> TargetStates:
     made = lambda: torch.empty(len(batch), length, width, dtype=getattr(torch, dtype), device=META)  # noqa: E731
     return TargetStates(made() if taps.feature else None, {layer: made() for layer in taps.layers})
 
@@ -288,7 +301,9 @@ def _kept(supervised: int, count: int) -> TargetStates:
     return TargetStates(kept=KeptScores(ids, ids.float(), ids[:, 0].float()).to(META))
 
 
-def _codes(rows: int, places: int, count: int, shape: Any, taps: Taps, dtype: str) -> tuple[CodeBatch, TargetStates]:
+def _codes(
+    rows: int, places: int, count: int, shape: TargetShape, taps: Taps, dtype: str
+) -> tuple[CodeBatch, TargetStates]:
     """Pictures of `count` codes behind `places` of a condition."""
     batch = CodeBatch(
         torch.ones(rows, count, dtype=torch.int64), (), torch.zeros(rows, dtype=torch.bool),

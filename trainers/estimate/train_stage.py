@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sized
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import numpy as np
 import torch
@@ -15,10 +15,14 @@ from ...data.dataset import ConversationData
 from ...data.families.llava import is_tiled
 from ...data.loader import steps_per_epoch
 from ...data.media import ImageReader
+from ...models.drafters.lvlm import LvlmConfig
 from ...models.drafters.outside import is_own
+from ...models.families.generators import AnyTarget, language_section
 from ...models.families.sizes import Described, empty_model, parameter_counts
 from ...models.families.table import training_of
 from ..run.stage import Planned
+from ..train.fit import Expected, OutsideStart
+from ..train.settings import RecordsSettings, StatesSettings, TrainSettings
 from .auto_dtypes import held_bytes
 from .data import generated, image_reader_of, most_patches, on_disk, samples, tokens
 from .evaluation_memory import Memory
@@ -43,8 +47,8 @@ def _lvlm_of(plan: Planned) -> tuple[PreTrainedConfig, ImageReader]:
     """The config of the model that trains, and what its pictures are read with."""
     stage, recipe = plan.stage, plan.recipe
     target = target_shape(recipe)
-    drafter = stage.drafter or recipe.drafter
-    config = target if stage.model == "target" else drafter.config_beside(target)
+    drafter = cast(LvlmConfig | None, stage.drafter or recipe.drafter)
+    config = target if stage.model == "target" or drafter is None else drafter.config_beside(target)
     own = stage.model != "target" and drafter is not None and drafter.pictures == "own"
     return config, image_reader_of(stage.data, config if own else target)
 
@@ -69,11 +73,11 @@ def positions_of(plan: Planned) -> int:
         return positions_of(before)
     config = target_shape(plan.recipe)
     if stage.model != "target":
-        config = (stage.drafter or plan.recipe.drafter).config_beside(config)
+        config = cast(LvlmConfig, stage.drafter or plan.recipe.drafter).config_beside(config)
     return config.text_config.max_position_embeddings
 
 
-def trainable_counts(stage: Any, config: PreTrainedConfig) -> dict[str, int]:
+def trainable_counts(stage: RecordsSettings, config: PreTrainedConfig) -> dict[str, int]:
     """Parameters that a stage trains, by part; with LoRA the adapters'."""
     return dict(_trainable(Described.of(config, stage.trainable, stage.lora)))
 
@@ -100,11 +104,11 @@ def _lvlm(plan: Planned, config: PreTrainedConfig, image_reader: ImageReader) ->
     return [*lines, f"  disk about {disk / _GIB:.1f} GiB ({stage.checkpoints.keep} checkpoints and the result)"]
 
 
-def _steps_line(steps: int | None, stage: Any) -> list[str]:
+def _steps_line(steps: int | None, stage: TrainSettings) -> list[str]:
     return [] if steps is None else [f"  steps {steps:,} at batch {stage.batch_size}, last partial batch kept"]
 
 
-def _rows_line(steps: int | None, stage: Any, image_reader: ImageReader) -> str:
+def _rows_line(steps: int | None, stage: RecordsSettings, image_reader: ImageReader) -> str:
     rows = f"{steps * stage.batch_size:,}" if steps else "?"
     what = "tile" if is_tiled(stage.data.aspect, 1) else "picture"
     each = f"{image_reader.processor.num_image_tokens} of them for each {what}"
@@ -127,7 +131,7 @@ def _beside(plan: Planned, target: PreTrainedConfig) -> list[str]:
     ]
 
 
-def start_line(start: Any) -> str:
+def start_line(start: OutsideStart) -> str:
     """Where a head's first weights come from. The stage compares their files with the drafter's section."""
     if not Path(start.path).is_dir():
         return f"  starts from {start.path} (not on this machine: a Hub id, or a folder that is elsewhere)"
@@ -157,8 +161,8 @@ def _caches(plan: Planned) -> list[Planned]:
     return [plan.earlier[maker] for thing, maker in plan.inputs.items() if thing.split("/")[0] == "states"]
 
 
-def _where(target: Any) -> str:
-    return "per rank" if target.device_map is None else "over the devices of a rank"
+def _where(target: AnyTarget) -> str:
+    return "per rank" if language_section(target).device_map is None else "over the devices of a rank"
 
 
 def lvlm_memory(plan: Planned) -> Memory:
@@ -171,7 +175,9 @@ def lvlm_memory(plan: Planned) -> Memory:
 # Hidden-state heads of language models.
 
 
-def describe_head(plan: Planned, order: Callable[[Any, np.ndarray, int], Sized]) -> list[str]:
+def describe_head(
+    plan: Planned[StatesSettings], order: Callable[[StatesSettings, np.ndarray, int], Sized]
+) -> list[str]:
     """A hidden-state head's stage.
 
     Args:
@@ -179,6 +185,7 @@ def describe_head(plan: Planned, order: Callable[[Any, np.ndarray, int], Sized])
     """
     stage, recipe = plan.stage, plan.recipe
     config = stage.drafter or recipe.drafter
+    assert config is not None
     trained = drafter_parameters(config, recipe)
     lines = [f"  trains the head ({config.kind}), {trained:,} parameters", *_head_samples(plan, order)]
     if stage.source.kind == "online":
@@ -190,7 +197,9 @@ def describe_head(plan: Planned, order: Callable[[Any, np.ndarray, int], Sized])
     return [*lines, _head_disk(plan, trained)]
 
 
-def _head_samples(plan: Planned, order: Callable[[Any, np.ndarray, int], Sized]) -> list[str]:
+def _head_samples(
+    plan: Planned[StatesSettings], order: Callable[[StatesSettings, np.ndarray, int], Sized]
+) -> list[str]:
     stage, known = plan.stage, stage_samples(plan)
     if known is None:
         return [_UNKNOWN, *_steps_line(stage.steps, stage)]
@@ -244,7 +253,7 @@ def _counted(plan: Planned) -> tuple[tuple[int, int], str] | None:
     return (text, number - text), how
 
 
-def _declared(expected: Any) -> tuple[tuple[int, int], str]:
+def _declared(expected: Expected) -> tuple[tuple[int, int], str]:
     return ((0, expected.samples) if expected.visual_tokens else (expected.samples, 0)), "declared"
 
 
@@ -256,7 +265,9 @@ def describe_image_model(plan: Planned) -> list[str]:
     stage, recipe = plan.stage, plan.recipe
     lines = [f"  trains the {stage.model}"]
     if stage.model == "drafter":
-        trained = drafter_parameters(stage.drafter or recipe.drafter, recipe)
+        config = stage.drafter or recipe.drafter
+        assert config is not None
+        trained = drafter_parameters(config, recipe)
         lines = [f"  trains the head, {trained:,} parameters"]
     declared = stage.expected.samples if stage.expected else None
     if declared is not None:

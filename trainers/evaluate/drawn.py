@@ -16,7 +16,7 @@ from ...eval.lantern import LanternConfig, lantern
 from ...eval.measured_rows import Row, grouped
 from ...eval.pair import open_pair
 from ...eval.rules import Rule
-from ...models.families.generators import Generator
+from ...models.families.generators import Generator, image_section
 from ..run.context import Context
 from ..run.stopping import Stop
 from .drafters import Drafters, Drafting
@@ -41,14 +41,14 @@ def run(stage: EvaluateSettings, context: Context) -> None:
     source = benchmark.prompts.resolved(
         context.inputs["data"] / DATASET_FOLDER if benchmark.prompts.from_stage else None
     )
-    prompts = read_prompts(source)
-    context.target.check_labels([(p.caption, p.label) for p in prompts])
+    prompts, target = read_prompts(source), image_section(context.target)
+    target.check_labels([(p.caption, p.label) for p in prompts])
     judge = Judge(
         benchmark.quality,
         prompts,
         reader=context.inputs["reader"] if benchmark.reader else None,
         real=Path(source.path) if source.path and source.path.endswith(".tar") else None,
-        size=context.target.image_size,
+        size=target.image_size,
         device=device,
     )
     rule_of = functools.partial(_rule, generator, context)
@@ -142,7 +142,7 @@ def _about(stage: EvaluateSettings, context: Context, prompts: Sequence[ImagePro
     fid = "" if distance is None else f"; their FID on its features is {distance:.3g}"
     return {
         "prompts": f"{len(prompts)} of {source.path or f'{source.classes} classes'}",
-        "guidance": f"scale {context.target.cfg_scale:g}",
+        "guidance": f"scale {image_section(context.target).cfg_scale:g}",
     } | (
         {} if real is None else {"reader": f"reads {real:.1%} of the real pictures of these prompts as captioned{fid}"}
     )

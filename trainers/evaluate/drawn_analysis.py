@@ -16,7 +16,7 @@ from ...eval.studies.drawn import CellStatistics, encoded_pictures, read_picture
 from ...eval.studies.drawn.places import contrasts
 from ...eval.tables import ReportSection
 from ...models.decoding.warp import Warp
-from ...models.families.generators import Generator
+from ...models.families.generators import Generator, image_section
 from .drafters import Drafting
 from .evaluate_settings import EvaluateSettings
 from .pictures_of_rows import PicturesOfRows, codes_of, drawn_tokens
@@ -62,7 +62,7 @@ def analysis(pictures: PicturesOfRows) -> list[ReportSection]:
     if config.head_data is not None:
         data = config.head_data
         folder = Path(data.path) if data.path else context.inputs["codes"] / CODES
-        for name, samples in encoded_pictures(config, folder, context.target.sample_condition()).items():
+        for name, samples in encoded_pictures(config, folder, image_section(context.target).sample_condition()).items():
             encoded[name] = read(samples, stage.temperatures[0])
     relaxed = {name: (m.tree, m.rule) for name, m in stage.methods.items() if isinstance(m.rule, LanternConfig)}
     tree = next((tree for tree, _ in relaxed.values()), None)

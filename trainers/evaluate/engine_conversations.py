@@ -46,12 +46,12 @@ def conversations(
     Raises:
         UserError: a benchmark is no set of conversations, or a record cannot be read.
     """
-    no_processor: Any = None  # the server has its own
+    of_the_server: Any = None  # target and processor
     context = Context(
-        name="bench", folder=folder / "bench", seed=0, fingerprint="", target=None, drafter=None,
+        name="bench", folder=folder / "bench", seed=0, fingerprint="", target=of_the_server, drafter=None,
         engine=EngineConfig(), tracking=TrackingConfig(), inputs={}, say=say,
     )  # fmt: skip
-    opening, found = Opening(context, no_processor, PromptFormat(), []), dict[str, list[Conversation]]()
+    opening, found = Opening(context, of_the_server, PromptFormat(), []), dict[str, list[Conversation]]()
     for name, benchmark in benchmarks.items():
         if not isinstance(benchmark, FilesBenchmark | SetsBenchmark):
             raise UserError(f"a server is asked conversations, and benchmark {name} is of kind {benchmark.kind}",

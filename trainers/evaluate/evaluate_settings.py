@@ -18,6 +18,7 @@ from ...eval.lantern import LanternConfig
 from ...models.drafters import AnyDrafter
 from ...models.drafters.base import DrafterConfig
 from ...models.drafters.captioners import CaptionerConfig
+from ...models.families.generators import AnyTarget
 from ...models.families.load import TargetConfig
 from ..run.stage import Stage
 from ..serve.engines import EvaluationEngine
@@ -222,7 +223,7 @@ class EvaluateSettings(Stage):
     def names_of(self, thing: str) -> list[str]:
         return [*self.methods, *self.drafters] if thing == "drafter" else []
 
-    def check(self, target: Any, drafter: Any) -> None:
+    def check(self, target: AnyTarget, drafter: DrafterConfig | None) -> None:
         """Refuses questions to an image generator, prompts of pictures to a language model, the trees of another
         target, and settings of decoding that the drafter does not read.
         """
@@ -373,7 +374,7 @@ class EvaluateSettings(Stage):
         return untimed is None or untimed.exact_methods or not method.is_exact
 
 
-def _check_settings(name: str, method: Method, drafter: Any) -> None:
+def _check_settings(name: str, method: Method, drafter: DrafterConfig) -> None:
     try:
         decoding_with(drafter, method.settings, "")
         drafter.check_method(method.tree.kind, method.rule.kind)

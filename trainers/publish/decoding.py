@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ...core.errors import UserError, did_you_mean
 from ...core.fields import PLACES
@@ -15,6 +15,7 @@ from ...core.json_types import JsonMapping, JsonObject
 from ...data.dataset import ConversationData
 from ...data.end_tokens import end_ids
 from ...eval.published_section import ImageSettings, PublishedDecoding, PublishedSection, UserRequest
+from ...models.drafters.base import DrafterConfig
 from ...models.drafters.manifest import read_manifest
 from ...models.stored import resolved_dtype
 from ..evaluate.evaluate_settings import EvaluateSettings
@@ -47,7 +48,9 @@ def published_section(
     Raises:
         UserError: no exact way of decoding with this drafter was measured.
     """
-    drafter = read_manifest(source).get("drafter") or context.drafter.model_dump(mode="json", by_alias=True)
+    drafter = read_manifest(source).get("drafter") or cast(DrafterConfig, context.drafter).model_dump(
+        mode="json", by_alias=True
+    )
     common = {"drafter": _elsewhere(drafter), "seed": context.seed, "prompt": prompt}
     trained = context.inputs.get("target")
     target = _target(_typed(context.target, dtype, context), base, None if trained is None else trained.name)

@@ -24,7 +24,7 @@ def target_name(context: Context) -> str:
 
 
 def parts_of(
-    context: Context, drafter: Any, target: str | None, starts: Iterable[str], datasets: Iterable[str]
+    context: Context, drafter: DrafterConfig | None, target: str | None, starts: Iterable[str], datasets: Iterable[str]
 ) -> list[tuple[str, str]]:
     """What the drafter was made from, whose licences the card follows: (role, name).
 
@@ -74,7 +74,7 @@ def values_of(drafter: DrafterConfig | JsonMapping | None) -> JsonObject:
     return {} if drafter is None else dict(drafter)
 
 
-def began_as(drafter: Any, *keys: str) -> list[str]:
+def began_as(drafter: DrafterConfig | None, *keys: str) -> list[str]:
     """Whose weights a drafter began with: Hub ids, and directories by their last name, of which nothing is known."""
     values = values_of(drafter)
     named = [value for key in keys if isinstance(value := values.get(key), str) and value != "target"]

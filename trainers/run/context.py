@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import torch
 
@@ -16,7 +16,10 @@ from ...core.json_types import JsonObject
 from ...core.tracking import Tracker, TrackingConfig
 from ...data.families.processor import Processor
 from ...data.processor_files import load_processor, with_own_image_processor
-from ...models.hub import read_config, vision_half
+from ...models.drafters.base import DrafterConfig
+from ...models.drafters.lvlm import LvlmConfig
+from ...models.families.generators import AnyTarget, language_section
+from ...models.hub import ModelSource, read_config, vision_half
 from ...models.parts import TokenIds
 from ...models.targets.parallel import check_ranks
 from .deepspeed_section import EngineConfig
@@ -36,8 +39,8 @@ class Context:
     folder: Path
     seed: int
     fingerprint: str
-    target: Any  # the recipe's section, of whichever track
-    drafter: Any
+    target: AnyTarget  # the recipe's
+    drafter: DrafterConfig | None
     engine: EngineConfig
     tracking: TrackingConfig
     inputs: dict[str, Path]
@@ -83,7 +86,7 @@ class Context:
             )
         return self.trackers[0]
 
-    def with_drafter(self, drafter: Any | None) -> Context:
+    def with_drafter(self, drafter: DrafterConfig | None) -> Context:
         """The same context for a stage that names its own drafter. None keeps the recipe's."""
         return self if drafter is None else replace(self, drafter=drafter)
 
@@ -99,7 +102,7 @@ class Context:
             waits = isinstance(whose, Path) and not whose.is_dir()
             ends = () if waits else generation_ends(whose, self.target.revision)
             processor = replace(processor, generation_ends=ends)
-        self.target.check_token_ids(processor.num_token_ids, str(source))
+        language_section(self.target).check_token_ids(processor.num_token_ids, str(source))
         return processor
 
     @property
@@ -118,14 +121,15 @@ class Context:
         """The target's tokenizer and the image processor of the draft's tower; None: it shares the target's tiles."""
         if not self.drafter_has_own_image_processor:
             return None
-        tower = self.drafter.vision_tower
+        draft = cast(LvlmConfig, self.drafter)
+        tower = cast(ModelSource, draft.vision_tower)
         vision = vision_half(read_config(tower, key="drafter.vision_tower"))
         return with_own_image_processor(
             self.processor(),
             tower if isinstance(tower, str) else None,
             image_size=vision.image_size,
             patch_size=vision.patch_size,
-            family=self.drafter.family,
+            family=draft.family,
             revision=None,
         )
 

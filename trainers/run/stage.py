@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
 
@@ -17,7 +17,11 @@ from ...core.json_types import JsonMapping, JsonObject
 from ...core.refused import Refused
 from ...core.section import Section
 from ...data.conversations import PromptFormat
+from ...models.drafters.base import DrafterConfig
+from ...models.families.generators import AnyTarget
 from .context import Context
+from .deepspeed_section import EngineConfig
+from .hardware import Hardware
 
 
 class Stage(Section):
@@ -49,6 +53,11 @@ class Stage(Section):
         """Folder of the shards that are its result; None: it writes none."""
         return None
 
+    @property
+    def own_drafter(self) -> DrafterConfig | None:
+        """The drafter that it trains in place of the recipe's."""
+        return None
+
     def makes(self) -> set[str]:
         """Things that later stages may take: data, processor, target, drafter, answers, states, codes, ..."""
         raise NotImplementedError
@@ -60,6 +69,11 @@ class Stage(Section):
             is_suite: directories of benchmark sets; else splits and mixtures, or of captioned pictures their tars.
         """
         return []
+
+    @property
+    def vocabulary(self) -> int | None:
+        """Ids of the tokenizer that it makes; None: it makes none."""
+        return None
 
     @property
     def ids_of_text(self) -> int | None:
@@ -93,14 +107,14 @@ class Stage(Section):
         """The hint where no earlier stage makes a `thing` that fits."""
         return "name the stage that makes it, or put one that fits before this one"
 
-    def check(self, target: Any, drafter: Any) -> None:
+    def check(self, target: AnyTarget, drafter: DrafterConfig | None) -> None:
         """Refuses settings that do not go with the recipe's target and drafter, both as sections.
 
         Raises:
             Refused: names the setting, and what can be used in its place.
         """
 
-    def check_named(self, trained: Mapping[str, Any]) -> None:
+    def check_named(self, trained: Mapping[str, DrafterConfig | None]) -> None:
         """Refuses settings that do not go with drafters that earlier stages train: stage -> section."""
 
     @property
@@ -108,11 +122,11 @@ class Stage(Section):
         """The form of the requests that it lets models answer up to an end token; None: it lets none."""
         return None
 
-    def check_engine(self, engine: Any) -> None:
+    def check_engine(self, engine: EngineConfig) -> None:
         """Refuses settings that do not go with the recipe's `engine` section. Raises `Refused`."""
 
     @classmethod
-    def unsuited(cls, target: Any, drafter: Any) -> str | None:
+    def unsuited(cls, target: AnyTarget, drafter: DrafterConfig | None) -> str | None:
         """Why this kind of stage has no place beside these sections; None where it has one."""
         return None
 
@@ -148,7 +162,7 @@ class Stage(Section):
         """Of the recipe's target, as plain values, what its results depend on."""
         return target
 
-    def reads_of_drafter(self, drafter: Any) -> JsonObject | None:
+    def reads_of_drafter(self, drafter: DrafterConfig | None) -> JsonObject | None:
         """Of the recipe's drafter, a section or None, what its results depend on; None: nothing."""
         return None if drafter is None else drafter.model_dump(mode="json")
 
@@ -185,20 +199,40 @@ class TrainingLength:
     batch_size: int
 
 
+class WholeRecipe(Protocol):
+    """What a stage reads of the recipe around it, in dry runs: `recipes/schema.py` has it."""
+
+    @property
+    def target(self) -> AnyTarget: ...
+    @property
+    def drafter(self) -> DrafterConfig | None: ...
+    @property
+    def stages(self) -> Mapping[str, Stage]: ...
+    @property
+    def engine(self) -> EngineConfig: ...
+    @property
+    def hardware(self) -> Hardware | None: ...
+    @property
+    def output(self) -> str: ...
+
+
+StageT = TypeVar("StageT", bound=Stage, covariant=True)
+
+
 @dataclass(frozen=True)
-class Planned:
+class Planned(Generic[StageT]):
     """A stage in its recipe, with the stages that make what it takes."""
 
     name: str
-    stage: Any
+    stage: StageT
     inputs: dict[str, str]  # thing -> name of the stage that makes it
     fingerprint: str
-    recipe: Any = None  # the whole recipe, for dry runs
+    recipe: WholeRecipe  # for dry runs
     earlier: Mapping[str, Planned] = field(default_factory=dict)  # every earlier stage by its name
     settings: JsonMapping = field(default_factory=dict)  # what the fingerprint covers, secrets hidden
 
     @property
-    def trained_drafter(self) -> Any:
+    def trained_drafter(self) -> DrafterConfig | None:
         """The section of the drafter that it trains; None: it trains none."""
         return self.stage.own_drafter or self.recipe.drafter if "drafter" in self.stage.makes() else None
 
@@ -210,7 +244,7 @@ class Planned:
 def other_drafters(makers: Sequence[Planned]) -> dict[str, str]:
     """Stages that train another drafter than the recipe's -> that they do, after "which"; none where it has none."""
     return {
-        maker.name: f"trains a drafter of its own, of kind {maker.trained_drafter.kind}, and not the recipe's"
+        maker.name: f"trains a drafter of its own, of kind {own.kind}, and not the recipe's"
         for maker in makers
-        if maker.recipe.drafter is not None and maker.trained_drafter != maker.recipe.drafter
+        if (own := maker.trained_drafter) is not None and maker.recipe.drafter not in (None, own)
     }

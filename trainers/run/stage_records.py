@@ -11,6 +11,7 @@ from ...data.dataset import ConversationData, ConversationDataset
 from ...data.families.processor import Processor
 from ...data.records.mixture import Name, is_mixture
 from ...models.decoding.decoder import CachedDecoder
+from ...models.families.generators import language_section
 from .context import Context
 
 
@@ -70,7 +71,7 @@ def check_fit(
             f"max_length is {data.max_length} and the target has {decoder.max_positions} positions", where=where,
             hint=f"set max_length to {decoder.max_positions} or less",
         )  # fmt: skip
-    in_tiles = context.target.reads_tiles
+    in_tiles = language_section(context.target).reads_tiles
     if in_tiles in (None, data.aspect.startswith("anyres")) or not dataset.column("images").any():
         return
     if not in_tiles and not as_cut:

@@ -14,7 +14,7 @@ from ...data.shards.shards import ShardReader, summary
 from ...data.stage_folders import DATASET_FOLDER
 from ...models.decoding.batched import draw_pictures, even_batches
 from ...models.decoding.warp import Warp
-from ...models.families.generators import Generator, load_generator
+from ...models.families.generators import Generator, image_section, load_generator
 from ...models.hub import config_value
 from ..run.context import Context
 
@@ -32,8 +32,8 @@ class Pictures:
         self.stage, self.context = stage, context
         folder = None if stage.prompts.from_stage is None else context.inputs["data"] / DATASET_FOLDER
         self.prompts = read_prompts(stage.prompts.resolved(folder))
-        context.target.check_labels([(p.caption, p.label) for p in self.prompts])
-        self.generator = load_generator(context.target, context.inputs, device=context.device())
+        image_section(context.target).check_labels([(p.caption, p.label) for p in self.prompts])
+        self.generator = load_generator(image_section(context.target), context.inputs, device=context.device())
 
     def __len__(self) -> int:
         return len(self.prompts) * self.stage.repeats

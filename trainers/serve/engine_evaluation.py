@@ -11,6 +11,7 @@ from ...core.json_types import JsonObject
 from ...core.refused import Refused
 from ...models.drafters.base import DrafterConfig
 from ...models.drafters.lookup import NgramConfig, SuffixConfig
+from ...models.families.generators import AnyTarget
 from ...models.formats.export import Exported
 from .engine_section import VllmEngine
 
@@ -58,7 +59,7 @@ class VllmEvaluation(VllmEngine):
         beside = "" if self.beside is None else f", beside our own loop's of stage {self.beside}"
         return [f"  decoded by vllm, {', '.join(map(str, self.concurrency))} requests at once{beside}"]
 
-    def check_evaluation(self, stage: Any, target: Any, drafter: Any) -> None:
+    def check_evaluation(self, stage: Any, target: AnyTarget, drafter: DrafterConfig | None) -> None:
         for name, benchmark in stage.benchmarks.items():
             if benchmark.kind == "tabed":
                 raise Refused(f"benchmarks.{name}", "TABED's tables are of our own loop", "leave out engine")
@@ -67,7 +68,7 @@ class VllmEvaluation(VllmEngine):
             own = method.drafter if isinstance(method.drafter, DrafterConfig) else None
             self.check_method(f"methods.{name}", method, own or (None if method.names else drafter))
 
-    def check_method(self, key: str, method: Any, drafter: Any | None) -> None:
+    def check_method(self, key: str, method: Any, drafter: DrafterConfig | None) -> None:
         if method.chain is None:
             problem = "vLLM drafts one chain of the likeliest tokens"
             which = "tree" if method.draw == "top-k" else "draw"
@@ -84,7 +85,7 @@ class VllmEvaluation(VllmEngine):
             raise Refused(f"{key}.drafter", "; ".join(reasons), _OURS)
 
 
-def lookup_settings(drafter: Any, gamma: int) -> JsonObject | None:
+def lookup_settings(drafter: DrafterConfig | None, gamma: int) -> JsonObject | None:
     """vLLM's speculative_config of a drafter that looks tokens up; None: it has weights, which are exported."""
     if isinstance(drafter, NgramConfig):
         own: JsonObject = {"prompt_lookup_max": drafter.max_match, "prompt_lookup_min": drafter.min_match}

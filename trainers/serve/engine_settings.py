@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import Field, SerializationInfo, SerializerFunctionWrapHandler, model_serializer
 
@@ -12,6 +12,7 @@ from ...core.json_types import JsonObject
 from ...core.refused import Refused
 from ...core.section import FINGERPRINT
 from ...models.decoding.warp import Warp
+from ...models.families.generators import AnyTarget, language_section
 from ...models.families.table import FAMILIES
 from .target_engine import TargetEngine
 
@@ -76,7 +77,8 @@ class ServedSettings(TargetEngine):
         """
         raise NotImplementedError
 
-    def check(self, target: Any, *, states: bool, aspect: str) -> None:
+    def check(self, target: AnyTarget, *, states: bool, aspect: str) -> None:
+        target = language_section(target)
         own, name = "engine: {kind: transformers} does", self.name
         if taken := sorted(set(self.options) & set(self.ours)):
             raise Refused(f"engine.options.{taken[0]}", "it follows from the recipe", "leave it out")

@@ -38,6 +38,7 @@ from ...data.states.identity import states_identity, weights_identity
 from ...data.states.samples import Chosen, Counts, SeededCollate, StatesSamples, joined_counts
 from ...data.states.writer import StatesWriting, batches
 from ...models.drafters.base import DrafterConfig
+from ...models.families.generators import language_section
 from ...models.families.load import load_target
 from ...models.losses import log_probs
 from ...models.targets.base import TargetShape
@@ -104,7 +105,7 @@ def count_samples(samples: StatesSamples, context: Context) -> Counts:
 def open_target(context: Context, processor: Processor, *, tables_only: bool = False) -> Any:
     """The frozen target, as it decodes; `tables_only` where its states are read: embedding, LM head and config."""
     return load_target(
-        context.target,
+        language_section(context.target),
         context.target_source(),
         num_token_ids=processor.num_token_ids,
         image_token_id=processor.image_token_id,

@@ -16,6 +16,8 @@ from ...data.families.processor import Processor
 from ...data.states.samples import StatesSamples
 from ...models.decoding.batched import Written
 from ...models.decoding.warp import Warp
+from ...models.drafters.base import DrafterConfig
+from ...models.families.generators import AnyTarget
 from ..run.context import Context
 
 
@@ -53,7 +55,7 @@ class TargetEngine(Section):
         """Its `kind`."""
         return str(getattr(self, "kind"))  # noqa: B009 (each engine has its own literal)
 
-    def check(self, target: Any, *, states: bool, aspect: str) -> None:
+    def check(self, target: AnyTarget, *, states: bool, aspect: str) -> None:
         """Refuse what this engine cannot do as our own passes do it.
 
         Args:
@@ -65,7 +67,7 @@ class TargetEngine(Section):
             Refused: names the setting, and what can be used in its place.
         """
 
-    def check_evaluation(self, stage: Any, target: Any, drafter: Any) -> None:
+    def check_evaluation(self, stage: Any, target: AnyTarget, drafter: DrafterConfig | None) -> None:
         """Refuse benchmarks and methods of an evaluation that this engine cannot run.
 
         Args:
@@ -76,7 +78,7 @@ class TargetEngine(Section):
             Refused: names the setting, and what can be done.
         """
 
-    def check_method(self, key: str, method: Any, drafter: Any | None) -> None:
+    def check_method(self, key: str, method: Any, drafter: DrafterConfig | None) -> None:
         """Refuse a method of an evaluation that this engine cannot run.
 
         Args:

@@ -26,6 +26,7 @@ from ...data.states.samples import SeededCollate
 from ...data.states.writer import Deal
 from ...models.drafters import AnyDrafter
 from ...models.drafters.base import DrafterConfig, states_settings
+from ...models.families.generators import AnyTarget
 from ..estimate.evaluation_memory import Memory, target_memory
 from ..estimate.states_size import describe_states
 from ..run.context import Context
@@ -79,7 +80,7 @@ class CacheStage(Stage):
         """Whether each record has to bring an answer of its own."""
         return learns_records(self.answers, self.data)
 
-    def reads_of_drafter(self, drafter: Any) -> JsonObject | None:
+    def reads_of_drafter(self, drafter: DrafterConfig | None) -> JsonObject | None:
         """Which states it reads."""
         return None if drafter is None or drafter.trains_on != "states" else states_settings(drafter)
 
@@ -98,10 +99,10 @@ class CacheStage(Stage):
         return sample_needs(self.data, self.answers) | {"target": None, "processor": None}
 
     @classmethod
-    def unsuited(cls, target: Any, drafter: Any) -> str | None:
+    def unsuited(cls, target: AnyTarget, drafter: DrafterConfig | None) -> str | None:
         return f"cache keeps hidden states of text, and a {target.kind} draws images" if target.draws_images else None
 
-    def check(self, target: Any, drafter: DrafterConfig | None) -> None:
+    def check(self, target: AnyTarget, drafter: DrafterConfig | None) -> None:
         """Refuses a recipe none of whose drafters reads states, and an entry of `drafters` that does not."""
         readers = [
             config for config in (drafter, *self.drafters) if config is not None and config.trains_on == "states"

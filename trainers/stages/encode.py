@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -28,6 +28,8 @@ from ...data.captioned import Captioned, CaptionedSource, Refused, class_labels,
 from ...data.records.duplicates import Duplicates, find_duplicates, next_number
 from ...data.shards.shards import claim, finish, summary, unfinished, write_shard
 from ...data.stage_folders import CODES, DATASET_FOLDER
+from ...models.drafters.base import DrafterConfig
+from ...models.families.generators import AnyTarget, ImageTargetConfig, image_section
 from ..run.context import Context
 from ..run.progress import StageLine, of_shards
 from ..run.stage import Planned, Stage
@@ -60,7 +62,7 @@ class EncodeStage(Stage):
     on_error: Literal["strict", "skip"] = "skip"
 
     @classmethod
-    def unsuited(cls, target: Any, drafter: Any) -> str | None:
+    def unsuited(cls, target: AnyTarget, drafter: DrafterConfig | None) -> str | None:
         return None if target.draws_images else f"encode writes codes of pictures, which no {target.kind} reads"
 
     @property
@@ -85,12 +87,12 @@ class EncodeStage(Stage):
             wanted["text"] = None
         return wanted
 
-    def reads_of_drafter(self, drafter: Any) -> None:
+    def reads_of_drafter(self, drafter: DrafterConfig | None) -> None:
         """Nothing: codes and features are of the target's parts alone."""
 
     def describe(self, plan: Planned) -> list[str]:
         """Samples, and how large their shards get."""
-        least, most = self._sample_bytes(plan.recipe.target)
+        least, most = self._sample_bytes(image_section(plan.recipe.target))
         count, how = self.source.max_samples, "declared"
         if self.from_stage is None:
             with contextlib.suppress(UserError):  # not on disk: what the recipe declares stands
@@ -101,7 +103,7 @@ class EncodeStage(Stage):
             lines.append(f"  {count:,} samples ({how}): up to {count * (most + 2560) / 2**30:.1f} GiB")
         return lines
 
-    def _sample_bytes(self, target: Any) -> tuple[int, int]:
+    def _sample_bytes(self, target: ImageTargetConfig) -> tuple[int, int]:
         """Bytes of a sample without a caption's features, and with the longest caption's."""
         least = 3 * target.image_size**2 * ("pixels" in self.write) + 4 * target.num_codes * ("codes" in self.write)
         if "features" not in self.write or target.condition != "text":
@@ -114,7 +116,7 @@ class EncodeStage(Stage):
         init_distributed()
         source = resolved(self.source, context.inputs.get("data"))
         if source.kind == "classes":
-            context.target.check_labels(class_labels(source))
+            image_section(context.target).check_labels(class_labels(source))
         folder = context.folder / CODES
         total = num_items(source)
         if not total:
@@ -122,7 +124,7 @@ class EncodeStage(Stage):
         num_shards = -(-total // self.samples_per_shard)
         identity = {
             "settings": self.model_dump(mode="json", by_alias=True, exclude={"about"}),
-            "image_size": context.target.image_size,
+            "image_size": image_section(context.target).image_size,
             "items": total,
             "stage": context.fingerprint,
         }
@@ -234,9 +236,8 @@ class _Encoder:
     """Writes what the stage asks for, a few pictures at a time."""
 
     def __init__(self, stage: EncodeStage, context: Context):
-        self.stage, self.size = stage, context.target.image_size
-        device = context.device()
-        target, folders = context.target, context.inputs
+        target, folders, device = image_section(context.target), context.inputs, context.device()
+        self.stage, self.size = stage, target.image_size
         self.codes = target.picture_encoder(folders, device=device) if "codes" in stage.write else None
         self.features = target.caption_encoder(folders, device=device) if "features" in stage.write else None
 

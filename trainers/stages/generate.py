@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -33,6 +33,8 @@ from ...data.shapes.tokenizer import train_tokenizer
 from ...data.shapes.wordings import Wordings
 from ...data.shapes.write import write_dataset
 from ...data.stage_folders import DATASET_FOLDER, TOKENIZER
+from ...models.drafters.base import DrafterConfig
+from ...models.families.generators import AnyTarget
 from ..run.context import Context
 from ..run.stage import Planned, Stage
 
@@ -203,7 +205,7 @@ class GenerateStage(Stage):
             return dict.fromkeys(CAPTIONED, "conversations have none")
         return dict.fromkeys(CONVERSATIONS, "captioned pictures have none")
 
-    def check(self, target: Any, drafter: Any) -> None:
+    def check(self, target: AnyTarget, drafter: DrafterConfig | None) -> None:
         """Refuses splits of pictures for a target that writes text, and of conversations for one that draws."""
         if target.draws_images == self.writes_conversations:
             wanted = "numbers of pictures" if target.draws_images else "records of each kind of scenario"
@@ -226,7 +228,7 @@ class GenerateStage(Stage):
         """Of which family it is, for the processor, and where that lies."""
         return {key: target[key] for key in ("kind", "path", "revision") if key in target}
 
-    def reads_of_drafter(self, drafter: Any) -> None:
+    def reads_of_drafter(self, drafter: DrafterConfig | None) -> None:
         """Nothing."""
 
     def makes(self) -> set[str]:

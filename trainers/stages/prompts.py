@@ -28,6 +28,8 @@ from ...data.pictures.picture_files import SUFFIXES
 from ...data.shards.shards import claim
 from ...data.stage_folders import DATASET_FOLDER
 from ...models.decoding.warp import Warp
+from ...models.drafters.base import DrafterConfig
+from ...models.families.generators import AnyTarget
 from ..estimate.evaluation_memory import Memory, memory_of_rows
 from ..run.context import Context
 from ..run.stage import Planned, Stage
@@ -106,14 +108,14 @@ class PromptsStage(Stage):
     def answer_format(self) -> PromptFormat:
         return self.format
 
-    def check(self, target: Any, drafter: Any) -> None:
+    def check(self, target: AnyTarget, drafter: DrafterConfig | None) -> None:
         """Refuses pictures for a target that reads text alone."""
         for name, split in self.splits.items():
             if split.pictures is not None and target.reads_text_alone:
                 raise Refused(f"splits.{name}.pictures", "the target reads text alone", "give topics")
 
     @classmethod
-    def unsuited(cls, target: Any, drafter: Any) -> str | None:
+    def unsuited(cls, target: AnyTarget, drafter: DrafterConfig | None) -> str | None:
         return "prompts are texts, and the target draws images" if target.draws_images else None
 
     @property

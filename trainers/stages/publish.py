@@ -29,6 +29,7 @@ from ...core.section import Section
 from ...eval.published import assemble
 from ...eval.published_section import PublishedSection, UserRequest
 from ...eval.stored_prompt import measure
+from ...models.families.generators import AnyTarget
 from ..publish import folder as folders
 from ..publish.card import LVLM, CardFacts, model_card, read_evaluation
 from ..publish.decoding import no_card, published_section
@@ -195,7 +196,9 @@ class PublishStage(Stage):
         trained, evaluation = plan.maker("drafter"), plan.maker("report")
         assert evaluation is not None, "needs() names it"
         target = evaluation.stage.target or plan.recipe.target
-        method = (plan.recipe.drafter if trained is None else trained.trained_drafter).kind
+        drafter = plan.recipe.drafter if trained is None else trained.trained_drafter
+        assert drafter is not None, "needs() names it"
+        method = drafter.kind
         name = self.base_model or target.path
         what = f"  the drafter of stage {plan.inputs.get('drafter', '?')} with the report of {evaluation.name}"
         if self.repo is None:
@@ -286,7 +289,7 @@ def _target_on_hub(stage: PublishStage, context: Context) -> str | None:
     return hub_id(stage.base_model or (None if "target" in context.inputs else context.target.path))
 
 
-def _task(target: Any) -> str:
+def _task(target: AnyTarget) -> str:
     """The Hub's name of what a target does; of those that draw classes it has none."""
     if target.draws_images:
         return "text-to-image" if target.condition == "text" else "image-generation"

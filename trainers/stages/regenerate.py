@@ -22,6 +22,8 @@ from ...data.dataset import ConversationData
 from ...data.shards.shards import ShardReader, claim, finish, unfinished, write_shard
 from ...data.stage_folders import CODES
 from ...data.states.estimate import RECORD_BYTES
+from ...models.drafters.base import DrafterConfig
+from ...models.families.generators import AnyTarget
 from ..estimate.data import on_disk, samples
 from ..estimate.evaluation_memory import Memory, target_memory
 from ..run.context import Context
@@ -90,7 +92,7 @@ class RegenerateStage(Stage):
         # Pictures alone, whose fingerprints never had it; those of texts stay as they were.
         return {"batch_size"} if self.data is None else set()
 
-    def reads_of_drafter(self, drafter: Any) -> None:
+    def reads_of_drafter(self, drafter: DrafterConfig | None) -> None:
         """Nothing: answers and pictures are the target's alone."""
 
     @property
@@ -104,7 +106,7 @@ class RegenerateStage(Stage):
             return self.temperature
         return 1.0 if self.data is None else 0.0
 
-    def check(self, target: Any, drafter: Any) -> None:
+    def check(self, target: AnyTarget, drafter: DrafterConfig | None) -> None:
         """Refuses `data` for a target that draws, and `prompts` for one that writes text."""
         if target.draws_images and self.prompts is None:
             raise Refused("data", f"target {target.kind} draws pictures and answers no questions", "give prompts")

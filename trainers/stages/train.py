@@ -17,6 +17,7 @@ from ...core.errors import did_you_mean
 from ...core.json_types import JsonObject
 from ...core.refused import Refused
 from ...models.drafters.base import DrafterConfig
+from ...models.families.generators import AnyTarget
 from ..estimate.train_stage import start_line, told_steps
 from ..run.context import Context
 from ..run.stage import Planned, TrainingLength, other_drafters
@@ -80,7 +81,7 @@ class TrainStage(TrainSettings):
         """Opens its data and its module."""
         raise NotImplementedError
 
-    def reads_of_drafter(self, drafter: Any) -> JsonObject | None:
+    def reads_of_drafter(self, drafter: DrafterConfig | None) -> JsonObject | None:
         """Nothing, where it trains another model, or a drafter of its own; a captioner is built as the draft is."""
         is_read = self.model in ("drafter", "captioner") and self.own_drafter is None
         return super().reads_of_drafter(drafter) if is_read else None
@@ -119,7 +120,7 @@ class TrainHead(HeadSettings, TrainStage):
     def runs_target(self) -> dict[str, str]:
         return {"decoding": "leave it out, and compare weights by an evaluate stage"} if self.decoding else {}
 
-    def check(self, target: Any, drafter: DrafterConfig | None) -> None:
+    def check(self, target: AnyTarget, drafter: DrafterConfig | None) -> None:
         """Refuses a drafter that this target does not have, and weights outside the run that it cannot start from."""
         if self.drafter is not None:
             try:

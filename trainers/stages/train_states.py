@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ...core.refused import Refused
 from ...data.conversations import PromptFormat
 from ...models.drafters.base import DrafterConfig
+from ...models.families.generators import AnyTarget
 from ..estimate.evaluation_memory import Memory
 from ..estimate.train_memory import head_memory
 from ..estimate.train_stage import describe_head, head_length
@@ -29,7 +30,7 @@ class TrainStates(StatesSettings, TrainHead):
     # States that it kept for its own later epochs.
     working: ClassVar[tuple[str, ...]] = (*FitSettings.working, "states")
 
-    def check(self, target: Any, drafter: DrafterConfig | None) -> None:
+    def check(self, target: AnyTarget, drafter: DrafterConfig | None) -> None:
         """Refuses also an engine that does not run this target, and terms of a loss that the drafter has by itself."""
         super().check(target, drafter)
         if self._engine is not None:

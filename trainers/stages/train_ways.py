@@ -15,6 +15,7 @@ from ...core.json_types import JsonObject
 from ...core.refused import Refused
 from ...models.drafters import AnyDrafter
 from ...models.drafters.base import DrafterConfig
+from ...models.families.generators import AnyTarget
 from .train import Chosen
 from .train_codes import TrainCodes
 from .train_records import TrainRecords
@@ -37,7 +38,7 @@ _KEYS = {
 }
 
 
-def chosen(section: JsonObject, target: Any, drafter: DrafterConfig | None, context: Any = None) -> Chosen:
+def chosen(section: JsonObject, target: AnyTarget, drafter: DrafterConfig | None, context: Any = None) -> Chosen:
     """The section with what it trains on.
 
     Args:
@@ -53,7 +54,7 @@ def chosen(section: JsonObject, target: Any, drafter: DrafterConfig | None, cont
     return result
 
 
-def _trains_on(section: JsonObject, target: Any, drafter: DrafterConfig | None, context: Any) -> str:
+def _trains_on(section: JsonObject, target: AnyTarget, drafter: DrafterConfig | None, context: Any) -> str:
     model, own = section.get("model", "drafter"), section.get("drafter")
     if model == "captioner" and not target.draws_images and (drafter is None or drafter.trains_on != "records"):
         raise Refused("model", "'captioner' is no model here: it is built as a draft LVLM is", "leave it out")

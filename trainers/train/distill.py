@@ -23,6 +23,7 @@ from ...models.decoding.batched import write_answers
 from ...models.decoding.decoder import CachedDecoder
 from ...models.decoding.warp import Warp
 from ...models.drafters.distillation import CrossEntropyObjective, DistillObjective, DistillTraining, Teacher
+from ...models.families.generators import language_section
 from ...models.families.load import target_weights
 from ...models.families.table import family_of, training_of
 from ...models.parts import placeholder_ids
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 def frozen_target(context: Context) -> Any:
     """The target's model, whole on this rank (or spread by its device map), in evaluation, without gradients."""
-    config = context.target
+    config = language_section(context.target)
     target: Any = target_weights(
         config,
         context.target_source(),
@@ -78,8 +79,9 @@ def other_pictures(context: Context, data: ConversationData) -> str | None:
     """Why target and draft cannot read one batch of `data`, as far as pictures are concerned; None: they can."""
     if context.drafter_has_own_image_processor:
         return "the drafter has an image processor of its own"
-    if context.target.reads_tiles not in (None, data.aspect.startswith("anyres")):
-        shown = "tiles" if context.target.reads_tiles else "single tiles"
+    in_tiles = language_section(context.target).reads_tiles
+    if in_tiles not in (None, data.aspect.startswith("anyres")):
+        shown = "tiles" if in_tiles else "single tiles"
         return f"the target reads pictures in {shown} and the drafter aspect: {data.aspect}"
     return None
 

@@ -22,7 +22,7 @@ from ...data.shards.codes import CodeCollate, PictureCollate, ShardData, ShardSa
 from ...data.stage_folders import CODES, DATASET_FOLDER, TOKENIZER
 from ...eval.figures import save_grid
 from ...models.drafters.base import TargetIdentity
-from ...models.families.generators import load_generator
+from ...models.families.generators import ImageTargetConfig, image_section, load_generator
 from ...models.targets.drawing import TEXT_ENCODER
 from ..readers import Reader, captioned, new_reader
 from ..run.context import Context
@@ -36,7 +36,7 @@ from .settings import CodesSettings
 
 def open_codes(stage: CodesSettings, context: Context, seed: int) -> Training:
     """A head of an image generator, or a model of the synthetic dataset: image tokenizer, reader, generator."""
-    if stage.model in ("vq", "target") and not context.target.is_trained_here:
+    if stage.model in ("vq", "target") and not image_section(context.target).is_trained_here:
         raise UserError(f"model: {stage.model} for {context.target.kind}, which is published and not trained here",
                         where=f"stages.{context.name}.model", hint="train its head: model: drafter")  # fmt: skip
     samples = ShardSamples(shards_of(stage.data, context), stage.data)
@@ -62,7 +62,7 @@ def _open_head(stage: CodesSettings, context: Context, seed: int, samples: Shard
     )  # fmt: skip
     template = samples[0]
     collate = CodeCollate(
-        context.target.sample_condition(), template, seed, dropout, len(template.tensors["codes"]) - 1
+        image_section(context.target).sample_condition(), template, seed, dropout, len(template.tensors["codes"]) - 1
     )  # fmt: skip
     taps = drafter.config.taps_for(target.shape, training=True)
     source = functools.partial(target.states, taps=taps)
@@ -81,8 +81,8 @@ def _target_and_requests(stage: CodesSettings, context: Context) -> tuple[Any, R
     """The frozen target, and what its decoding check draws."""
     device, check = context.device(), stage.decoding
     if check is None:
-        return context.target.load(context.inputs, device=device), None
-    generator = load_generator(context.target, context.inputs, device=device)
+        return image_section(context.target).load(context.inputs, device=device), None
+    generator = load_generator(image_section(context.target), context.inputs, device=device)
     target, source = generator.target, check.prompts
     folder = None if source.from_stage is None else context.inputs["data"] / DATASET_FOLDER
     requests = [generator.request(p.caption, p.label, p.key) for p in read_prompts(source.resolved(folder))]
@@ -109,7 +109,7 @@ def shards_of(data: ShardData, context: Context) -> Path:
     return Path(data.path) if data.path else context.inputs["codes"] / CODES
 
 
-def tensors_read(model: str, target: Any) -> list[str]:
+def tensors_read(model: str, target: ImageTargetConfig) -> list[str]:
     """What a model is trained on, of each sample of a shard: pixels, or codes with or without features."""
     if model in ("vq", "reader"):
         return ["pixels"]
@@ -123,23 +123,24 @@ def lacking(makers: Sequence[Any], model: str) -> dict[str, str]:
     lacks: dict[str, str] = {}
     for maker in makers:
         written = maker.stage.tensors
-        if missing := [name for name in tensors_read(model, maker.recipe.target) if name not in written]:
+        if missing := [name for name in tensors_read(model, image_section(maker.recipe.target)) if name not in written]:
             lacks[maker.name] = f"writes {', '.join(written)} and no {' or '.join(missing)}"
     return lacks
 
 
 def _check_tensors(stage: CodesSettings, context: Context, sample: ShardSample) -> None:
     """What the shards hold is what this model reads."""
-    wanted = tensors_read(stage.model, context.target)
+    target = image_section(context.target)
+    wanted = tensors_read(stage.model, target)
     for name in wanted:
         if name not in sample.tensors:
             raise UserError(
                 f"the shards hold {', '.join(sample.tensors)} and no {name}", where=str(stage.data),
                 hint=f"add {name} to `write` of the encode stage",
             )  # fmt: skip
-    if "codes" in wanted and len(sample.tensors["codes"]) != context.target.num_codes:
+    if "codes" in wanted and len(sample.tensors["codes"]) != target.num_codes:
         raise UserError(
-            f"images of {len(sample.tensors['codes'])} codes, the target's have {context.target.num_codes}",
+            f"images of {len(sample.tensors['codes'])} codes, the target's have {target.num_codes}",
             where=str(stage.data), hint="encode at the target's image_size",
         )  # fmt: skip
 
@@ -154,7 +155,7 @@ def _module(stage: CodesSettings, context: Context, seed: int, total: int) -> nn
         raise UserError("revive_every needs zero_stage 0 and fp32", hint="leave it out, or change the engine section")
     forwards = total * -(-stage.batch_size // (stage.micro * ranks.world_size()))  # of each rank
     words = _words(context) if stage.model == "target" else None
-    return context.target.training(
+    return image_section(context.target).training(
         stage.model, folder, seed=seed, words=words, revive_every=stage.revive_every,
         revive_until=int(0.6 * forwards),
     )  # fmt: skip
@@ -164,7 +165,7 @@ def _collate(stage: CodesSettings, context: Context, samples: ShardSamples, seed
     template = samples[0]
     if stage.model in ("vq", "reader"):
         return PictureCollate(template, _places if stage.model == "reader" else _nothing)
-    condition = context.target.sample_condition(_words(context))
+    condition = image_section(context.target).sample_condition(_words(context))
     dropout = 0.1 if stage.condition_dropout is None else stage.condition_dropout
     return CodeCollate(condition, template, seed, dropout, len(template.tensors["codes"]))
 
@@ -181,9 +182,10 @@ def _words(context: Context) -> Any:
     """The tokenizer of captions, for a text encoder that is trained along: the recipe's, or the synthetic dataset's;
     None: there is no such encoder.
     """
-    if not context.target.trains_text_encoder:
+    target = image_section(context.target)
+    if not target.trains_text_encoder:
         return None
-    source = context.target.tokenizer or context.inputs["tokenizer"] / TOKENIZER
+    source = getattr(target, "tokenizer", None) or context.inputs["tokenizer"] / TOKENIZER
     where, hint = "key target.tokenizer", "give a Hub id or a tokenizer's folder"
     with reading_pretrained(source, "cannot load the tokenizer", where=where, hint=hint, weights=False):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -18,8 +18,9 @@ from ...data.order import BucketedOrder
 from ...data.records.skipped import Listed
 from ...data.sources import AnsweredSamples
 from ...data.states.samples import StatesSamples
-from ...models.drafters.lvlm import build_drafter, load_drafter, save_lvlm
+from ...models.drafters.lvlm import LvlmConfig, build_drafter, load_drafter, save_lvlm
 from ...models.drafters.made_for import tested_with
+from ...models.families.generators import language_section
 from ...models.families.load import build_target, target_config, target_weights
 from ...models.families.table import family_of
 from ...models.hub import read_config
@@ -154,27 +155,27 @@ def _start_weights(stage: RecordsSettings, context: Context, processor: Processo
         place: dict[str, Any] = {"device": None if context.engine.zero_stage == 3 else context.device()}
         if stage.model != "target":
             return load_drafter(trained, tokenizer_hash=processor.tokenizer_hash, dtype=torch.float32, **place)
-        return target_weights(context.target, trained, dtype=torch.float32, **place)
+        return target_weights(language_section(context.target), trained, dtype=torch.float32, **place)
     if stage.model == "target":
-        return build_target(context.target, context.token_ids(processor, processor.num_token_ids))
-    assert context.drafter is not None
-    if context.drafter.vision_tower == "target":
-        target: Any = target_weights(context.target, context.target_source(), dtype=torch.float32)
+        return build_target(language_section(context.target), context.token_ids(processor, processor.num_token_ids))
+    drafter = cast(LvlmConfig, context.drafter)
+    if drafter.vision_tower == "target":
+        target: Any = target_weights(language_section(context.target), context.target_source(), dtype=torch.float32)
     elif (folder := context.inputs.get("target")) is not None:
         target = read_config(str(folder), key="target")
     else:
-        target = target_config(context.target, None, network=True)
+        target = target_config(language_section(context.target), None, network=True)
     ids = context.token_ids(processor, getattr(target, "config", target).text_config.vocab_size)
-    return build_drafter(context.drafter, target, ids, seed=seed)
+    return build_drafter(drafter, target, ids, seed=seed)
 
 
 def _save(
     stage: RecordsSettings, context: Context, engine: Engine, processor: Processor, total: int, seed: int
 ) -> None:
     """The result: a directory that transformers loads, written by rank 0."""
-    is_draft = stage.model == "drafter" and context.drafter is not None
+    draft = context.drafter if stage.model == "drafter" else None
     manifest = {
-        **({"drafter": context.drafter.model_dump(mode="json")} if is_draft else {}),
+        **({} if draft is None else {"drafter": draft.model_dump(mode="json")}),
         "model": stage.model,
         "target": shipped_name(context.target.path or "inline"),
         "target_revision": context.target.revision,
