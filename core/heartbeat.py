@@ -148,7 +148,7 @@ class Heartbeat:
         self._beats = 0
         threading.Thread(target=self._watch, name="waiting-for-ranks", daemon=True).start()
 
-    def join(self, store: Any) -> None:
+    def join(self, store: object) -> None:
         """The ranks have met.
 
         Args:

@@ -52,7 +52,7 @@ def spread(device_map: str, *, offload: str | None, key: str) -> dict[str, Any]:
     return {"device_map": device_map, "max_memory": {**memory, "cpu": 0}}
 
 
-def num_gpus(section: Any) -> int:
+def num_gpus(section: object) -> int:
     """GPUs that all ranks of a stage hold together: one each, or all that the one rank sees which spreads its target.
 
     Args:

@@ -158,7 +158,7 @@ def any_rank(value: bool) -> bool:
     return bool(total.item())
 
 
-def gather(value: Any) -> list[Any]:
+def gather(value: object) -> list[Any]:
     """Every rank's value, on every rank, in rank order."""
     if not _running():
         return [value]
@@ -168,7 +168,7 @@ def gather(value: Any) -> list[Any]:
     return values
 
 
-def broadcast(value: Any) -> Any:
+def broadcast(value: object) -> Any:
     """Broadcast rank 0's value to every rank."""
     if not _running():
         return value
@@ -178,7 +178,7 @@ def broadcast(value: Any) -> Any:
     return box[0]
 
 
-def on_main(work: Callable[..., Any], *arguments: Any) -> Any:
+def on_main(work: Callable[..., Any], *arguments: object) -> Any:
     """Rank 0 works while the others wait; all of them return its value, or raise its `UserError`."""
     value: Any = None
     if is_main():
@@ -242,7 +242,7 @@ def _is_of_gloo(error: BaseException) -> bool:
 
 
 @lru_cache(maxsize=1)
-def _patient(group: Any) -> Any:
+def _patient(group: object) -> Any:
     """A gloo group of all ranks, made at the first call. Waiting in it is not limited by a GPU's watchdog."""
     return _group().new_group(backend="gloo", timeout=PATIENCE)
 

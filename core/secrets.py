@@ -89,7 +89,7 @@ def _spellings(value: str) -> set[str]:
     return {value, json.dumps(value)[1:-1], repr(value)[1:-1], quote(value, safe=""), escape(value), plain(value)}
 
 
-def written_over(tree: Any, asked: Any) -> Any:
+def written_over(tree: object, asked: object) -> Any:
     """`tree` with `${oc.env:NAME}` where `asked`, a recipe's tree, has what a variable gave at the same place."""
     if isinstance(asked, AsWritten):
         return asked.written
@@ -100,7 +100,7 @@ def written_over(tree: Any, asked: Any) -> Any:
     return tree
 
 
-def only_variables(asked: Any) -> Any:
+def only_variables(asked: object) -> Any:
     """Of a recipe's tree what environment variables gave, at its places; None: they gave nothing."""
     if isinstance(asked, dict):
         return {k: kept for k, value in asked.items() if (kept := only_variables(value)) is not None} or None
@@ -110,7 +110,7 @@ def only_variables(asked: Any) -> Any:
     return asked if isinstance(asked, AsWritten) else None
 
 
-def variables_of(asked: Any) -> dict[str, str]:
+def variables_of(asked: object) -> dict[str, str]:
     """Value -> `${oc.env:NAME}`, of the variables that a recipe's tree asks for, without short values."""
     if isinstance(asked, AsWritten):
         names = re.findall(r"\$\{oc\.env:(\w+)", asked.written)
@@ -120,7 +120,7 @@ def variables_of(asked: Any) -> dict[str, str]:
     return {value: name for part in parts for value, name in variables_of(part).items()}
 
 
-def as_written(text: Any, variables: Mapping[str, str]) -> Any:
+def as_written(text: object, variables: Mapping[str, str]) -> Any:
     """A text, or a nested structure, with the values of `variables_of` as the recipe asks for them; keys stay."""
     if isinstance(text, dict):
         return {key: as_written(value, variables) for key, value in text.items()}
@@ -161,14 +161,14 @@ def redact_argument(argument: str) -> str:
     return f"{redact(key)}={HIDDEN}" if sign and hides else f"{redact(key)}{sign}{_redact_named(key, value)}"
 
 
-def redact_tree(value: Any, name: str = "") -> Any:
+def redact_tree(value: object, name: str = "") -> Any:
     """A nested structure with secret values hidden. Secrets are recognised by the name of their key or by their
     format.
     """
     return _redact_tree(value, name, secret_values())
 
 
-def _redact_tree(value: Any, name: str, values: Sequence[str]) -> Any:
+def _redact_tree(value: object, name: str, values: Sequence[str]) -> Any:
     if isinstance(value, dict):
         inherits = _is_secret(name, "")
         return {

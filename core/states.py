@@ -41,7 +41,7 @@ def uploaded(value: Tensor, device: torch.device) -> Tensor:
     return value.to(device, non_blocking=value.device.type == "cpu")
 
 
-def _moved(value: Any, device: torch.device | str) -> Any:
+def _moved(value: object, device: torch.device | str) -> Any:
     if isinstance(value, Tensor):
         return uploaded(value, torch.device(device))
     if isinstance(value, OnDevice):

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def filled(
-    template: Path, *filters: Callable[..., Any], escape: Callable[[Any], str] | None = None, **values: Any
+    template: Path, *filters: Callable[..., Any], escape: Callable[[Any], str] | None = None, **values: object
 ) -> str:
     """The text of a template with these values.
 

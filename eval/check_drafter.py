@@ -14,7 +14,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +22,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ..core.batch import Batch, Request
 from ..core.errors import UserError, first_line
+from ..core.states import Taps
 from ..models.decoding.tree import ROOT
 from ..models.decoding.warp import Warp
-from ..models.drafters.base import DrafterConfig, TargetIdentity
+from ..models.drafters.base import Drafter, DrafterConfig, TargetIdentity
+from ..models.targets.base import TargetStep
 from ..models.targets.causal.section import CausalTarget
 from .first_proposals import FirstProposals, NothingTaken
 from .lesson import KNOWN, Lesson
@@ -104,23 +106,23 @@ def tiny_target() -> CausalTarget:
 class _Watched:
     """A drafter that looks at each of its proposals, and keeps them."""
 
-    def __init__(self, inner: Any, vocab_size: int):
+    def __init__(self, inner: object, vocab_size: int):
         if missing := [name for name in ("taps", "max_levels", *_CALLS) if not hasattr(inner, name)]:
             raise UserError(f"what drafter() returned ({type(inner).__name__}) has no {', '.join(missing)}")
-        self.inner, self.roots, self.q = inner, list[Tensor](), list[Tensor]()
+        self.inner, self.roots, self.q = cast(Drafter, inner), list[Tensor](), list[Tensor]()
         self.first: dict[tuple[int, ...], Tensor] = {}  # path of tokens -> q [V] after it, in the first cycle
         self._paths: list[tuple[int, ...]] = []  # of this cycle's expansions
-        self._looks = FirstProposals(inner, vocab_size)
+        self._looks = FirstProposals(self.inner, vocab_size)
 
     @property
-    def taps(self) -> Any:
+    def taps(self) -> Taps:
         return self.inner.taps
 
     @property
     def max_levels(self) -> int | None:
-        return self.inner.max_levels  # type: ignore[no-any-return]
+        return self.inner.max_levels
 
-    def start(self, request: Any, prefill: Any, warp: Warp, *, capacity: int) -> None:
+    def start(self, request: Any, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
         self.inner.start(request, prefill, warp, capacity=capacity)
 
     def begin(self, first: int) -> None:

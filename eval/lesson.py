@@ -102,7 +102,7 @@ class Lesson:
             raise UserError("parts() names no weight that is trained")
         return named
 
-    def _forward(self, batch: Batch, states: Any) -> StepLoss:
+    def _forward(self, batch: Batch, states: object) -> StepLoss:
         loss = self.objective(batch, states)
         _expect(loss, StepLoss, "forward() of the training objective", "a StepLoss")
         for name in ("loss_sum", "num_tokens"):
@@ -134,7 +134,7 @@ class Lesson:
         self._optimizer.step()
 
 
-def _expect(value: Any, kind: type, what: str, wanted: str) -> None:
+def _expect(value: object, kind: type, what: str, wanted: str) -> None:
     if not isinstance(value, kind):
         found = "nothing (None)" if value is None else f"a {type(value).__name__}"
         raise UserError(f"{what} returned {found}, expected {wanted}")

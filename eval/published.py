@@ -241,7 +241,7 @@ def assemble(
         return opened(folder, section, config, trained, folders, device)
 
 
-def _checked(values: Any, schema: TypeAdapter[Any], where: str, allow_import: bool) -> Any:
+def _checked(values: object, schema: TypeAdapter[Any], where: str, allow_import: bool) -> Any:
     context = ALLOW_IMPORT if allow_import else None
     return checked(values, schema, where=where, hint=_PUBLISHER, context=context)
 

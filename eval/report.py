@@ -84,7 +84,7 @@ class Report:
         return nulls(values)
 
 
-def nulls(value: Any) -> Any:
+def nulls(value: object) -> Any:
     """The value with null, which JSON has, for NaN, which it has not."""
     if isinstance(value, Mapping):
         return {name: nulls(part) for name, part in value.items()}

@@ -33,7 +33,7 @@ class _Named:
     def __init__(self) -> None:
         self.codes, self.values, self._code_of = array("i"), list[Any](), dict[Any, int]()
 
-    def append(self, value: Any) -> None:
+    def append(self, value: object) -> None:
         code = self._code_of.setdefault(value, len(self.values))
         if code == len(self.values):
             self.values.append(value)
@@ -154,7 +154,7 @@ class Rows(Sequence[Row]):
         assert all(other._columns is self._columns for other in others)
         return self.take(np.concatenate([self._at, *(other._at for other in others)]))
 
-    def has(self, name: str, value: Any) -> np.ndarray:
+    def has(self, name: str, value: object) -> np.ndarray:
         """bool [rows]: whether a field is `value`."""
         named = self._columns.names[name]
         code = named.values.index(value) if value in named.values else -1

@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..core.errors import UserError
 from ..core.files import LOG_BYTES, read_json, read_small, read_yaml
@@ -72,7 +71,7 @@ def read_run(folder: Path, name: str) -> Run:
     return Run(name, settings, stages if isinstance(stages, dict) else {}, curves, evaluations, folder, about)
 
 
-def _flat(tree: Any, place: str = "") -> Iterator[tuple[str, str]]:
+def _flat(tree: object, place: str = "") -> Iterator[tuple[str, str]]:
     if isinstance(tree, dict) and tree:
         for key, value in tree.items():
             yield from _flat(value, f"{place}.{key}" if place else str(key))

@@ -70,7 +70,7 @@ def chain_of(assistant: PreTrainedModel, length: int) -> GenerationConfig:
     return config
 
 
-def _moved(value: Any, assistant: PreTrainedModel) -> Any:
+def _moved(value: object, assistant: PreTrainedModel) -> Any:
     if not isinstance(value, Tensor):
         return value
     return value.to(assistant.device, assistant.dtype if value.is_floating_point() else value.dtype)

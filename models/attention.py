@@ -9,7 +9,6 @@ Letters: R rows, H heads, G key-value heads, N queries, K keys, E head width.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -91,7 +90,7 @@ def as_interface(attention: Callable[..., Tensor], *reads: str) -> Callable[...,
         attention_mask: Tensor | None,
         dropout: float = 0.0,
         scaling: float | None = None,
-        **more: Any,
+        **more: object,
     ) -> tuple[Tensor, None]:
         read = {name: more[name] for name in reads}
         mixed = attention(query, key, value, attention_mask, scale=scaling, dropout=dropout, **read)

@@ -142,7 +142,7 @@ def load_vision_tower(
     return _load(AutoModel, source, key=key, revision=revision)
 
 
-def config_value(config: object, name: str, default: Any = None) -> Any:
+def config_value(config: object, name: str, default: object = None) -> Any:
     """A value of a transformers config that not every family's config has."""
     return getattr(config, name, default)
 

@@ -163,7 +163,7 @@ def check_sizes(values: JsonObject, key: str = "") -> None:
                 raise Refused(f"{key}{name}", f"should be {low:g} to {high:,g}, and is {value:g}", "write another")
 
 
-def _check_shape(config: Any) -> None:
+def _check_shape(config: object) -> None:
     """Raises `Refused` for sizes that do not go together.
 
     Args:
@@ -214,15 +214,15 @@ def _told(error: Exception) -> tuple[str, str]:
     return (field[1] if field else ""), f"{type(error).__name__}: {told}" if " " not in told else told
 
 
-def _parts(config: Any) -> tuple[Any, ...]:
+def _parts(config: object) -> tuple[Any, ...]:
     return config, _value(config, "text_config"), _value(config, "vision_config")
 
 
-def _value(config: Any, name: str) -> Any:
+def _value(config: object, name: str) -> Any:
     return config.get(name) if isinstance(config, dict) else getattr(config, name, None)
 
 
-def _count(config: Any, name: str) -> int | None:
+def _count(config: object, name: str) -> int | None:
     """A whole number; what is of another type is for transformers to say."""
     value = _value(config, name)
     return value if type(value) is int else None

@@ -67,7 +67,7 @@ def _defaults(config_class: Any, key: str) -> PreTrainedConfig:
         raise Refused(f"{key}model_type", problem, "llama and clip_vision_model, for example") from error
 
 
-def _class_of(values: JsonObject, part: Any, key: str) -> Any:
+def _class_of(values: JsonObject, part: object, key: str) -> Any:
     """Of a part of a config: as it says itself, or as its family has it."""
     named = values.get("model_type")
     if isinstance(named, str) and named in CONFIG_MAPPING:

@@ -241,7 +241,7 @@ def as_csv(found: Sequence[Entry]) -> str:
     return written.getvalue()
 
 
-def _harmless(value: Any) -> Any:
+def _harmless(value: object) -> Any:
     """A text that a spreadsheet would take for a formula, with a quote before it: names may be a stranger's."""
     return f"'{value}" if isinstance(value, str) and value[:1] in tuple("=+-@\t\r") else value
 

@@ -109,7 +109,7 @@ def with_bases(path: Path) -> JsonObject:
     return tree
 
 
-def _extended(path: Path, name: Any, seen: list[Path]) -> Path | None:
+def _extended(path: Path, name: object, seen: list[Path]) -> Path | None:
     """The file that the recipe at `path` extends, if any.
 
     Args:

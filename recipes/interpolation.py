@@ -54,7 +54,7 @@ def value_of(text: str, where: str) -> Any:
     return _followed(raw, where, True)["value"]
 
 
-def _followed(raw: Any, where: str, is_own: bool) -> Any:
+def _followed(raw: object, where: str, is_own: bool) -> Any:
     if not _holds_any(raw):
         return raw
     _Cost(raw, where).check()
@@ -72,7 +72,7 @@ def _followed(raw: Any, where: str, is_own: bool) -> Any:
     return _each(resolved, lambda text: _read(text, where, is_own))
 
 
-def _each(tree: Any, change: Callable[[str], Any]) -> Any:
+def _each(tree: object, change: Callable[[str], Any]) -> Any:
     """The tree with every text changed."""
     if isinstance(tree, dict):
         return {key: _each(value, change) for key, value in tree.items()}
@@ -81,7 +81,7 @@ def _each(tree: Any, change: Callable[[str], Any]) -> Any:
     return change(tree) if isinstance(tree, str) else tree
 
 
-def _holds_any(tree: Any) -> bool:
+def _holds_any(tree: object) -> bool:
     found: list[str] = []
     _each(tree, lambda text: found.append(text) if "${" in text else None)
     return bool(found)
@@ -104,7 +104,7 @@ def _refuse_others(text: str, where: str) -> None:
 class _Cost:
     """How much following all of a tree's `${...}` takes: looked at before OmegaConf follows them without a bound."""
 
-    def __init__(self, tree: Any, where: str):
+    def __init__(self, tree: object, where: str):
         self.tree, self.where = tree, where
         self._known: dict[tuple[str, ...], tuple[int, int]] = {}
         self._open: set[tuple[str, ...]] = set()
@@ -163,7 +163,7 @@ class _Cost:
         return target
 
 
-def _at(tree: Any, place: tuple[str, ...]) -> Any:
+def _at(tree: object, place: tuple[str, ...]) -> Any:
     for step in place:
         if isinstance(tree, dict):
             by_text = {str(key): value for key, value in tree.items()}
@@ -184,7 +184,7 @@ def _with_tokens(text: str) -> str:
     )
 
 
-def _token(*arguments: Any) -> str:
+def _token(*arguments: object) -> str:
     name, *default = arguments
     marked = f"{_DEFAULT}{_NULL if default[0] is None else default[0]}" if default else ""
     return f"{_OPEN}{name}{marked}{_CLOSE}"

@@ -201,7 +201,7 @@ def _options(pairs: list[tuple[str, str]], tree: JsonObject) -> tuple[Options, l
     return Options(stages, restart, **switches), overrides
 
 
-def _known_stage(stage: Any, known: list[str], option: str) -> None:
+def _known_stage(stage: object, known: list[str], option: str) -> None:
     if stage not in known:
         problem = f"{option} names {trees.shown(stage)!r}, which is no stage of this recipe"
         near = get_close_matches(stage, known, 1) if isinstance(stage, str) else []
@@ -211,7 +211,7 @@ def _known_stage(stage: Any, known: list[str], option: str) -> None:
         raise UserError(problem, where=f"command line: {option}={trees.shown(stage)}", hint=hint)
 
 
-def _leave_other_files(tree: JsonObject, key: str, value: Any) -> None:
+def _leave_other_files(tree: JsonObject, key: str, value: object) -> None:
     """Takes away what belongs to the files of the data section that `key` is in, if it names others."""
     *path, last = key.split(".")
     section: Any = tree
@@ -222,7 +222,7 @@ def _leave_other_files(tree: JsonObject, key: str, value: Any) -> None:
             section.pop(gone, None)
 
 
-def _override(tree: JsonObject, key: str, value: Any) -> None:
+def _override(tree: JsonObject, key: str, value: object) -> None:
     *path, last = key.split(".")
     section: Any = tree
     for part in path:

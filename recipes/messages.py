@@ -196,7 +196,7 @@ def _inside(name: str, places: list[str], asked: Asked) -> list[str]:
     return list(dict.fromkeys(deeper))
 
 
-def _keys(stage: Any, asked: Asked) -> set[str]:
+def _keys(stage: object, asked: Asked) -> set[str]:
     """Keys of a stage, by its kind."""
     kind = stage.get("kind") if isinstance(stage, dict) else None
     return {n for section in sections(asked.fields["stages"]) if kind in kinds(section) for n in names(section)}
@@ -226,14 +226,14 @@ def _example(places: list[str], asked: Asked) -> str | None:
     return None
 
 
-def _written(key: str, value: Any) -> str | None:
+def _written(key: str, value: object) -> str | None:
     if not isinstance(value, float | int | str | list | tuple | dict):
         return None
     text = yaml.safe_dump(value, default_flow_style=True).removesuffix("\n...\n").strip()
     return f"write {key}={text}, for example"
 
 
-def _of_type(annotation: Any) -> Any:
+def _of_type(annotation: object) -> Any:
     if annotation in _EXAMPLES:
         return _EXAMPLES[annotation]
     if get_origin(annotation) is Literal:

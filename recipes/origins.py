@@ -92,7 +92,7 @@ def _named(loaded: Loaded) -> list[Value]:
     return overridden
 
 
-def _is_empty(tree: Any, place: Place) -> bool:
+def _is_empty(tree: object, place: Place) -> bool:
     """Whether an empty section stands at `place`."""
     for key in place:
         if not isinstance(tree, dict) or key not in tree:
@@ -137,7 +137,7 @@ def _origin(place: Place, loaded: Loaded, layers: list[tuple[str, JsonObject]]) 
     return next((name for name, tree in layers if _sets(tree, place)), DEFAULT)
 
 
-def _sets(tree: Any, place: Place) -> bool:
+def _sets(tree: object, place: Place) -> bool:
     """Whether `tree` says what stands at `place`; a name that stands for a section says all that is in it."""
     for key in place:
         if not isinstance(tree, dict):
@@ -164,7 +164,7 @@ def _key(key: str) -> str:
     return _scalar(key)
 
 
-def _scalar(value: Any) -> str:
+def _scalar(value: object) -> str:
     """A value on one line, as YAML reads it back."""
     text = yaml.safe_dump(value, default_flow_style=True, width=1 << 30, allow_unicode=True, sort_keys=False)
     return text.removesuffix("\n").removesuffix("\n...")

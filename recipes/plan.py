@@ -169,7 +169,7 @@ def _settings(recipe: Recipe, name: str, inputs: dict[str, str], earlier: list[P
     }
 
 
-def _without_places(section: Any) -> Any:
+def _without_places(section: object) -> Any:
     """Of a section and those inside it: what does not only say where models lie."""
     if isinstance(section, list):
         return [_without_places(part) for part in section]
@@ -189,7 +189,7 @@ def _written(recipe: Recipe) -> list[str]:
     return [os.path.realpath(Path(recipe.output) / name) for name in recipe.stages]
 
 
-def _outside(section: Any, written: Sequence[str], key: str = "") -> dict[str, str]:
+def _outside(section: object, written: Sequence[str], key: str = "") -> dict[str, str]:
     """Dotted key -> identity of the weights or the file that a setting names by its path: `target.path`, a member's.
 
     Names on the Hub, what is not here and what this run writes are "absent": a name counts with its revision, which is
@@ -214,7 +214,7 @@ def _outside(section: Any, written: Sequence[str], key: str = "") -> dict[str, s
     return found
 
 
-def _data_identity(section: Any) -> list[str]:
+def _data_identity(section: object) -> list[str]:
     """Content of the files on disk that a stage reads; what another stage wrote is covered by its fingerprint."""
     if isinstance(section, list):
         return [identity for item in section for identity in _data_identity(item)]

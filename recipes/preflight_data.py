@@ -63,7 +63,7 @@ class Found:
 
 
 def sections(
-    section: Any, key: str = "", form: Any = None, maker: str | None = None, learned: bool = False
+    section: object, key: str = "", form: object = None, maker: str | None = None, learned: bool = False
 ) -> Iterator[Found]:
     """Every data section inside a stage."""
     if isinstance(section, ConversationData | PromptSource | Source):

@@ -62,7 +62,7 @@ def _dumped(section: Any) -> Any:
     return None if section is None else section.model_dump(mode="json")
 
 
-def _sizes(section: Any, key: str) -> Iterator[tuple[str, int]]:
+def _sizes(section: object, key: str) -> Iterator[tuple[str, int]]:
     """Key of each section that names a number of ranks, and the number; a serving engine's names its own GPUs."""
     if isinstance(section, list):
         for place, part in enumerate(section):

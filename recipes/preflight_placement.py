@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
 
 from ..core import ranks
 from ..core.placement import check_one_rank
@@ -27,7 +26,7 @@ def check_places(recipe: Recipe, planned: Sequence[Planned], chosen: Collection[
                 check_one_rank(device_map, key=place)
 
 
-def _device_maps(section: Any, key: str) -> Iterator[tuple[str, str]]:
+def _device_maps(section: object, key: str) -> Iterator[tuple[str, str]]:
     """Key of each section that has a device map, and the map."""
     if isinstance(section, list):
         for place, part in enumerate(section):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from ..core.errors import UserError
 from ..core.section import Section
@@ -15,7 +14,7 @@ from ..eval.quality import QualityConfig, check
 from .finding import Finding, fault, ok
 
 
-def judged(section: Any, key: str = "") -> Iterator[tuple[str, QualityConfig]]:
+def judged(section: object, key: str = "") -> Iterator[tuple[str, QualityConfig]]:
     """Every section inside a stage that says how drawn pictures are judged."""
     if isinstance(section, QualityConfig):
         yield key, section

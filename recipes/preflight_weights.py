@@ -19,7 +19,7 @@ from .finding import Finding, fault, ok
 from .preflight_data import is_local
 
 
-def trained_outside(section: Any, key: str) -> Iterator[tuple[str, OutsideStart | PublishedDrafter]]:
+def trained_outside(section: object, key: str) -> Iterator[tuple[str, OutsideStart | PublishedDrafter]]:
     """(key, section) of each that names weights of another run or of the Hub."""
     if isinstance(section, OutsideStart) or (isinstance(section, PublishedDrafter) and section.path is not None):
         yield f"{key}.path", section

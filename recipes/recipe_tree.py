@@ -35,7 +35,7 @@ def check(tree: Any, place: Callable[[str], str]) -> None:
                         hint="write `stages:` and under it `NAME: {kind: ..., ...}` for each")  # fmt: skip
 
 
-def values(tree: Any, where: str) -> Iterator[tuple[str, Any]]:
+def values(tree: object, where: str) -> Iterator[tuple[str, Any]]:
     """Every mapping, list and scalar with its dotted key, a bounded number of them: YAML's anchors can multiply.
 
     Args:
@@ -63,14 +63,14 @@ def values(tree: Any, where: str) -> Iterator[tuple[str, Any]]:
         stack += [(name, item, depth + 1) for name, item in reversed(inner)]
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """A key or value for a message: printable, and cut."""
     text = redact(value if isinstance(value, str) else repr(value))
     text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
     return text if len(text) <= 2 * _SHOWN else f"{text[:_SHOWN]}... ({len(text):,} characters)"
 
 
-def _problem(value: Any) -> tuple[str, str] | None:
+def _problem(value: object) -> tuple[str, str] | None:
     """What is wrong with one value, and what to do; None where nothing is."""
     if isinstance(value, dict):
         for name in value:

@@ -15,7 +15,7 @@ WORD = re.compile(rf"{_PLAIN}|list(\[.*)?|literal\[.*|{_CHECKED}")
 SECTION = re.compile(rf"(?!{_CHECKED}$)(tagged-union|function-\w+|dict)\[.*")
 
 
-def sections(annotation: Any) -> list[type[Section]]:
+def sections(annotation: object) -> list[type[Section]]:
     """The section classes inside an annotation."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return [annotation]

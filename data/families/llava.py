@@ -178,7 +178,7 @@ class LlavaFamily(PictureFamily):
         made = self.processor(files.tokenizer, tile_images(files), int(patch), files.key)
         return replace(made, resolutions=tuple((int(a), int(b)) for a, b in pinpoints))
 
-    def processor(self, tokenizer: PreTrainedTokenizerFast, images: Any, patch_size: int, key: str) -> Processor:
+    def processor(self, tokenizer: PreTrainedTokenizerFast, images: object, patch_size: int, key: str) -> Processor:
         """The family's processor. Raises `UserError` where the tokenizer lacks a token; `key` names it."""
         image_token_id = cast(int, tokenizer.convert_tokens_to_ids("<image>"))
         if image_token_id is None or image_token_id == tokenizer.unk_token_id:
@@ -254,7 +254,7 @@ def tile_images(files: Files) -> Any:
     return type(made)(**image_settings(made)) if says_more else made
 
 
-def tile_side(images: Any) -> int:
+def tile_side(images: object) -> int:
     """Side of a tile in pixels."""
     settings = image_settings(images)
     return int((settings.get("crop_size") or settings["size"])["height"])

@@ -88,7 +88,9 @@ class PixtralFamily(WholeFamily):
         patch, merge = (int(files.settings.get(name) or 0) for name in ("patch_size", "spatial_merge_size"))
         return self.processor(files.tokenizer, files.images("Pixtral"), patch or 16, merge or 1, files.key)
 
-    def processor(self, tokenizer: PreTrainedTokenizerFast, images: Any, patch: int, merge: int, key: str) -> Processor:
+    def processor(
+        self, tokenizer: PreTrainedTokenizerFast, images: object, patch: int, merge: int, key: str
+    ) -> Processor:
         """The family's processor. Raises `UserError` where the tokenizer lacks a token.
 
         Args:

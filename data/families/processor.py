@@ -310,7 +310,7 @@ def tile_pixels(tiles: Sequence[Image.Image], processor: Processor) -> Tensor:
     return torch.from_numpy(made["pixel_values"]).float()
 
 
-def image_settings(images: Any) -> JsonObject:
+def image_settings(images: object) -> JsonObject:
     """Settings that another family's image processor copies, from one that makes a single tile or from a file's."""
     names = ("size", "crop_size", "image_mean", "image_std", "resample")
     return {name: value for name in names if (value := getattr(images, name, None)) is not None}

@@ -137,7 +137,7 @@ def _parsed(line: bytes | None) -> JsonObject:
     return value
 
 
-def _at(value: Any, keys: tuple[str, ...]) -> Any:
+def _at(value: object, keys: tuple[str, ...]) -> Any:
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
         if key in _HALVES and isinstance(value, str):
@@ -247,7 +247,7 @@ def _calls(calls: Any) -> list[JsonObject]:
     return kept
 
 
-def _value(content: Any, role: str, pictures: LoggedPictures, images: list[str]) -> str:
+def _value(content: object, role: str, pictures: LoggedPictures, images: list[str]) -> str:
     """A turn's text with a mark for each picture, in order; template `chat` takes the breaks beside marks away."""
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):

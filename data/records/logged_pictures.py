@@ -7,7 +7,6 @@ import binascii
 import hashlib
 import io
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlparse
 
 from PIL import Image
@@ -39,7 +38,7 @@ class LoggedPictures:
         self._folder, self._root = folder, root
         self.count = 0
 
-    def keep(self, url: Any) -> str:
+    def keep(self, url: object) -> str:
         """The picture's name below the folder of the records. Raises `Unusable`."""
         if not isinstance(url, str) or not url:
             raise Unusable("a picture without an address")

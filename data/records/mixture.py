@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from pydantic import Discriminator, Field, Tag, TypeAdapter, ValidationError
@@ -40,7 +40,7 @@ _SOURCES: TypeAdapter[TableRecords | TarRecords] = TypeAdapter(
 )
 
 
-def kind(value: Any) -> str | None:
+def kind(value: object) -> str | None:
     """What one of a data section's `path` is; None: a section without a kind."""
     if isinstance(value, TableRecords | TarRecords):
         return value.kind
@@ -208,7 +208,7 @@ def is_mixture(path: Path) -> bool:
     return path.suffix in (".yaml", ".yml")
 
 
-def is_strategy(text: Any) -> bool:
+def is_strategy(text: object) -> bool:
     """Whether `text` is a valid strategy (how much of a file is used)."""
     match = _STRATEGY.fullmatch(text) if isinstance(text, str) else None
     return text == "all" or (match is not None and not (match["percent"] and int(match["amount"]) > 100))
@@ -297,7 +297,7 @@ def _source(section: JsonObject, place: str) -> TableRecords | TarRecords:
         raise UserError(f"{'.'.join(keys) or 'kind'}: {problem['msg']}", where=place, hint=hint) from error
 
 
-def _check_entry(entry: Any, place: str) -> None:
+def _check_entry(entry: object, place: str) -> None:
     if not isinstance(entry, dict) or not isinstance(entry.get("json_path"), str):
         raise UserError("an entry without json_path", where=place, hint="write json_path: FILE.json or FILE.jsonl")
     unknown = [str(key) for key in entry if key not in _KEYS]
@@ -307,7 +307,7 @@ def _check_entry(entry: Any, place: str) -> None:
         _check_strategy(entry["sampling_strategy"], f"{place} ({entry['json_path']})")
 
 
-def _check_strategy(strategy: Any, where: str) -> None:
+def _check_strategy(strategy: object, where: str) -> None:
     if not is_strategy(strategy):
         raise UserError(f"sampling_strategy {strategy!r} is none of this format", where=where, hint=STRATEGIES)
 

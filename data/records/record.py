@@ -24,7 +24,7 @@ class Unreadable:
     problem: str
 
 
-def check_record(record: Any) -> str | None:
+def check_record(record: object) -> str | None:
     """What is wrong with a record's text, or None. Pictures are looked at when they are read."""
     if isinstance(record, Unreadable):
         return record.problem
@@ -100,7 +100,7 @@ _HANDED: dict[str, type] = {"tools": list, "chat_template_kwargs": dict}
 _EVERY_ROLE = {*ROLES, *SYSTEM_ROLES, "tool"}
 
 
-def _are_calls(calls: Any) -> bool:
+def _are_calls(calls: object) -> bool:
     for call in calls if isinstance(calls, list) else [None]:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
@@ -153,7 +153,7 @@ def without_marks(record: JsonObject) -> list[JsonObject]:
     return [turn | {"value": stripped(turn["value"])} for turn in record["conversations"]]
 
 
-def usual_text(record: Any) -> bytes | None:
+def usual_text(record: object) -> bytes | None:
     """The text of all turns, with a blank between two, of a record that is as most are: no clips, at most one picture,
     turns of nothing but a role and a text. It asks what `check_record` asks, in a quarter of the time. None: the record
     is of another form, or something is wrong with it.

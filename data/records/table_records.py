@@ -283,13 +283,13 @@ def _checked(source: TableRecords, schema: Any) -> dict[str, str]:
     return result
 
 
-def _is_text(kind: Any) -> bool:
+def _is_text(kind: object) -> bool:
     from pyarrow import types
 
     return types.is_string(kind) or types.is_large_string(kind)
 
 
-def _is_plain(kind: Any) -> bool:
+def _is_plain(kind: object) -> bool:
     from pyarrow import types
 
     return _is_text(kind) or types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
@@ -302,12 +302,12 @@ def _element(kind: Any) -> Any:
     return kind.value_type if types.is_list(kind) or types.is_large_list(kind) else None
 
 
-def is_list(kind: Any) -> bool:
+def is_list(kind: object) -> bool:
     """Whether a column holds lists."""
     return _element(kind) is not None
 
 
-def _is_turns(kind: Any) -> bool:
+def _is_turns(kind: object) -> bool:
     from pyarrow import types
 
     turn = _element(kind)
@@ -325,7 +325,7 @@ def is_encoded(kind: Any) -> bool:
     return types.is_struct(kind) and {field.name for field in kind} == {"bytes", "path"}
 
 
-def _is_media(kind: Any) -> bool:
+def _is_media(kind: object) -> bool:
     from pyarrow import types
 
     if is_encoded(kind):

@@ -97,7 +97,7 @@ def _of_summary(summary: JsonMapping) -> int:
     return xxhash.xxh3_64_intdigest(json.dumps(summary).encode())
 
 
-def dump(value: Any) -> bytes:
+def dump(value: object) -> bytes:
     """The value as JSON bytes; values that are not finite are refused."""
     return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
 
@@ -107,7 +107,7 @@ def edited(path: Path, problem: str) -> UserError:
     return UserError(f"edited or damaged shard: {problem}", where=str(path), hint=AGAIN)
 
 
-def difference(held: Any, wanted: Any, name: str = "") -> tuple[str, Any, Any] | None:
+def difference(held: object, wanted: object, name: str = "") -> tuple[str, Any, Any] | None:
     """The first field in which two JSON values differ, dotted, with both values."""
     if not (isinstance(held, dict) and isinstance(wanted, dict)):
         return None if held == wanted else (name, held, wanted)

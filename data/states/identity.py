@@ -189,5 +189,5 @@ def _pictures(data: ConversationData) -> JsonObject:
     }
 
 
-def _hash(value: Any) -> str:
+def _hash(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -48,7 +48,7 @@ def prefetched(items: Iterable[T], depth: int = 2) -> Iterator[T]:
     pending: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(depth)
     stopped = threading.Event()
 
-    def put(item: Any, error: BaseException | None = None) -> None:
+    def put(item: object, error: BaseException | None = None) -> None:
         while not stopped.is_set():
             try:
                 pending.put((item, error), timeout=0.2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from ...core.errors import UserError, first_line
 from ...core.files import read_json_lines
@@ -84,7 +83,7 @@ def record(name: str, row: JsonMapping, *, where: str) -> JsonObject:
     return fields | {"conversations": conversation, "references": [NO_REFERENCE], "turns": further} | labels
 
 
-def _picture(folder: str, called: Any, where: str) -> str:
+def _picture(folder: str, called: object, where: str) -> str:
     if not isinstance(called, str) or not called or called.startswith("/") or ".." in Path(called).parts:
         raise UserError(f"key 'image' names no picture of the set: {called!r}", where=where,
                         hint=f"give the name of a file in {folder}/ beside the set's file")  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -116,7 +116,7 @@ class _Side:
     without_known_faults: bool
 
     def answers(
-        self, speculative: Any, together: Sequence[int] = (1,), *, in_pieces: bool = False
+        self, speculative: object, together: Sequence[int] = (1,), *, in_pieces: bool = False
     ) -> tuple[Engine, dict[int, dict[str, Drafted]]]:
         """To all requests, by number of them that are asked at once.
 

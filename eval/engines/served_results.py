@@ -106,7 +106,7 @@ def _cells(rows: Rows) -> list[JsonObject]:
     return cells
 
 
-def cell_of(rate: float, plain: float, first: np.ndarray, between: np.ndarray, **about: Any) -> JsonObject:
+def cell_of(rate: float, plain: float, first: np.ndarray, between: np.ndarray, **about: object) -> JsonObject:
     """The numbers of one method on one set at one number of requests at once.
 
     Args:

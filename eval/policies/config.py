@@ -40,7 +40,7 @@ _NAMED: dict[str, JsonObject] = {
 }
 
 
-def named_tree(value: Any) -> Any:
+def named_tree(value: object) -> Any:
     """The section that a name stands for; a section as it is.
 
     "chain" has 5 tokens, "static" 25 nodes; "30-4-8" is EAGLE-2's tree of 30 nodes with the root on 4 levels, 8 wide;

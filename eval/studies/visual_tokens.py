@@ -93,7 +93,7 @@ class _Observer(TorchFunctionMode):
         self.calls: list[Tensor] = []
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        self, func: Callable[..., Any], types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         named = dict(kwargs or {})
         if func is F.scaled_dot_product_attention:

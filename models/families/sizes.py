@@ -30,7 +30,7 @@ class Described:
     settings: tuple[Any, ...] = field(compare=False)
 
     @classmethod
-    def of(cls, config: PreTrainedConfig, *settings: Any) -> Described:
+    def of(cls, config: PreTrainedConfig, *settings: object) -> Described:
         """The config with settings whose `repr` says all of them."""
         return cls(f"{type(config).__name__} {config.to_json_string(use_diff=False)} {settings!r}", config, settings)
 

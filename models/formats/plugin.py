@@ -47,7 +47,7 @@ def plugins_name(config: Any) -> str | None:
     return "msd" if config.kind == "msd" and held == "direct" else None
 
 
-def served_by_plugin(values: JsonObject, drafter: str, **more: Any) -> JsonObject:
+def served_by_plugin(values: JsonObject, drafter: str, **more: object) -> JsonObject:
     """A config with the plugin's class in `architectures`, and its section.
 
     Args:

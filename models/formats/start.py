@@ -86,7 +86,7 @@ def _check_layer(ours: LayerShape, theirs: LayerShape, settings: JsonObject, whe
         _refuse(*different, settings, where)
 
 
-def _refuse(name: str, theirs: Any, ours: Any, settings: JsonObject, where: str) -> None:
+def _refuse(name: str, theirs: object, ours: object, settings: JsonObject, where: str) -> None:
     section = ", ".join(f"{key}: {_text(value)}" for key, value in settings.items())
     raise UserError(
         f"the head was trained with {name} {theirs}, and the recipe's drafter has {ours}", where=where,
@@ -94,5 +94,5 @@ def _refuse(name: str, theirs: Any, ours: Any, settings: JsonObject, where: str)
     )  # fmt: skip
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

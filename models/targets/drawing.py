@@ -92,7 +92,7 @@ class ImageTargetSection(Kinded):
         """What the target is asked by: a label [], features [t,F] or text ids [t]."""
         raise NotImplementedError
 
-    def sample_condition(self, words: Any = None) -> Callable[[Any], Tensor]:
+    def sample_condition(self, words: object = None) -> Callable[[Any], Tensor]:
         """What a sample of shards (its `tensors` and `info`) was asked for by, as `conditions` would make it.
 
         Args:
@@ -105,7 +105,7 @@ class ImageTargetSection(Kinded):
         """Whether captions are read by an encoder that is trained with the transformer."""
         return False
 
-    def training(self, part: str, folder: Path | None, *, seed: int, words: Any, **revival: Any) -> nn.Module:
+    def training(self, part: str, folder: Path | None, *, seed: int, words: object, **revival: object) -> nn.Module:
         """The training forward of a part (target, vq), from a stage's folder or new; its `save(folder)` writes it.
 
         Args:

@@ -26,7 +26,7 @@ def held_dtype(section: Any, *, key: str = "target") -> str:
     return stored_dtype(section.path, section.revision, key=key) if Path(section.path).is_dir() else UNKNOWN
 
 
-def held_bytes(section: Any) -> int:
+def held_bytes(section: object) -> int:
     """Bytes of a weight."""
     return BYTES[held_dtype(section)]
 

@@ -95,7 +95,7 @@ def _output_spec(func: Any, given: Any) -> Any:
     return _spec(func(*args, **dict(kwargs)))
 
 
-def _spec(value: Any) -> Any:
+def _spec(value: object) -> Any:
     """A key that tells apart what kernels tell apart; None: there is a tensor with values."""
     if isinstance(value, Tensor):
         return (Tensor, value.shape, value.stride(), value.dtype) if value.is_meta else None
@@ -116,7 +116,7 @@ def _tensors(args: Any) -> list[Tensor]:
     return [part for part in given if isinstance(part, Tensor)]
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, *_: Any, **__: Any) -> Tensor:
+def _attend(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, *_: object, **__: object) -> Tensor:
     """Attention as a fused kernel keeps it: inputs, output and log-sum-exp. The meta device would make all scores."""
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=q.dtype)  # kernels add it to scores

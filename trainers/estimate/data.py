@@ -54,7 +54,7 @@ def on_disk(stage: Any) -> OnDisk | None:
     return OnDisk(abs(words), images.astype(np.int64), clips.astype(np.int64), chosen.files, places, chosen.summary())
 
 
-def learns_answers(section: Any) -> bool:
+def learns_answers(section: object) -> bool:
     """Whether a section with data learns the records' own answers, so that each has to bring one."""
     return getattr(section, "learns_answers", False)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from ...core.errors import UserError
 from ...core.section import Section
@@ -46,7 +45,7 @@ def _of_stages(plan: Planned) -> int | None:
     return None
 
 
-def _lengths(section: Any, key: str = "") -> Iterator[tuple[str, int]]:
+def _lengths(section: object, key: str = "") -> Iterator[tuple[str, int]]:
     """Dotted key -> tokens of an answer, of a section and of those inside it."""
     if isinstance(section, Section):
         named = {field.alias or name: getattr(section, name) for name, field in type(section).model_fields.items()}

@@ -50,7 +50,7 @@ class Pass:
     attention: bool = False
 
 
-def moment(config: PreTrainedConfig, section: Any, dtype: str, asked: Pass) -> float:
+def moment(config: PreTrainedConfig, section: object, dtype: str, asked: Pass) -> float:
     """Bytes that live at most for a moment: the tower's pass over a prompt of pictures, or the language model's.
 
     Args:
@@ -70,7 +70,7 @@ def moment(config: PreTrainedConfig, section: Any, dtype: str, asked: Pass) -> f
     return max(prompt, tower_moment(config, section, dtype, asked.positions))
 
 
-def tower_moment(config: PreTrainedConfig, section: Any, dtype: str, positions: int) -> float:
+def tower_moment(config: PreTrainedConfig, section: object, dtype: str, positions: int) -> float:
     """Bytes of the tower and the projector over pictures that fill so many positions; 0: there is no tower."""
     if config_value(config, "vision_config") is None:
         return 0.0

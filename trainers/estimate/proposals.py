@@ -155,7 +155,7 @@ def sizes_of(one: Proposal, stage: EvaluateSettings, config: Any, section: Any) 
     return Sizes("drafters", weights, cache)
 
 
-def _left(drafter: DrafterConfig, stage: EvaluateSettings, config: Any, positions: int) -> int:
+def _left(drafter: DrafterConfig, stage: EvaluateSettings, config: object, positions: int) -> int:
     """Positions of the longest pruned prompt with its answer, where the recipe says how long its clips are."""
     lengths = [length for listed in stage.listed_lengths().values() for length in listed]
     data = max(stage.data, key=lambda data: data.max_length)

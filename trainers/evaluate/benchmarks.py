@@ -185,7 +185,7 @@ class TabedBenchmark(SuiteBenchmark):
         return lines
 
 
-def _known_kind(value: Any) -> Any:
+def _known_kind(value: object) -> Any:
     """Without a kind: prompts where it has them, else files."""
     if not isinstance(value, dict) or "kind" in value:
         return value
@@ -198,7 +198,7 @@ AnyBenchmark = Annotated[
 ]
 
 
-def _by_name(section: Any) -> Any:
+def _by_name(section: object) -> Any:
     """A list of sections with a name each, too. Raises `ValueError` where two have one name."""
     if not isinstance(section, list) or not all(isinstance(entry, dict) for entry in section):
         return section

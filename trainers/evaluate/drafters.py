@@ -228,7 +228,7 @@ class Drafters:
         return f"key stages.{self.context.name}.methods.{name}"
 
 
-def as_saved(section: Any, where: str) -> Any:
+def as_saved(section: object, where: str) -> Any:
     """A section whose `path` names a saved head, with the settings that the folder has: the section need not repeat
     them. What only decoding reads may be said otherwise.
 
@@ -253,7 +253,7 @@ def as_saved(section: Any, where: str) -> Any:
     return saved.model_copy(update=kept)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     return value.model_dump(mode="json") if isinstance(value, Section) else value
 
 

@@ -57,7 +57,7 @@ def capture_heads(config: GraphsConfig, target: Any, drafting: Sequence[Drafting
             head.graphs = PassGraphs(target.device, lengths, COUNTS, partial(Cache, 1)) if wanted else None
 
 
-def _heads(drafter: Any) -> Iterator[Recursive]:
+def _heads(drafter: object) -> Iterator[Recursive]:
     """The drafter, or what it is an ensemble of, as far as these are heads with levels."""
     if isinstance(drafter, Recursive):
         yield drafter

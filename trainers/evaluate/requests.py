@@ -138,7 +138,7 @@ class PromptSet:
         """All pictures have the same number of tokens."""
         return 0.0
 
-    def open(self, index: int, target: Any) -> Opened | None:
+    def open(self, index: int, target: object) -> Opened | None:
         """Prompt `index` as a request. It is never left out, and `target` is not read."""
         prompt = self.prompts[index]
         return Opened(self.generator.request(prompt.caption, prompt.label, prompt.key))
@@ -280,7 +280,7 @@ def written(data: ConversationData, records: Sequence[JsonObject], suite: Suite,
     return data.model_copy(update=update)
 
 
-def digest(*values: Any) -> str:
+def digest(*values: object) -> str:
     """A digest of what a folder of published sets holds, for its name."""
     return hashlib.sha256(repr(values).encode()).hexdigest()[:12]
 

@@ -28,7 +28,7 @@ from ..run.stopping import Stop, Stopped
 _LINE: TypeAdapter[tuple[str, Any] | tuple[str, Any, str]] = TypeAdapter(tuple[str, Any] | tuple[str, Any, str])
 
 
-def _checksum(key: str, value: Any) -> str:
+def _checksum(key: str, value: object) -> str:
     return xxhash.xxh3_64_hexdigest(json.dumps([key, value]).encode())
 
 
@@ -65,7 +65,7 @@ class ResumeLog:
             self._told.add(place)
             notice(f"{place} is damaged, and its item is worked on again ({why})")
 
-    def add(self, key: str, value: Any) -> None:
+    def add(self, key: str, value: object) -> None:
         """Keep a JSON value, and append it to this rank's file at once. Raises `UserError` where the disk is full."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         append_lines(self._path, json.dumps([key, value, _checksum(key, value)]).encode() + b"\n")

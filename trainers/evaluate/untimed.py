@@ -53,14 +53,16 @@ class Untimed:
         decodings = self.measuring.decodings(temperature, self.generator.target.num_codes)
         for drafting, decoding in decodings.items():
 
-            def one(some: Sequence[int], drafting: Drafting = drafting, decoding: Any = decoding) -> list[KeptPicture]:
+            def one(
+                some: Sequence[int], drafting: Drafting = drafting, decoding: object = decoding
+            ) -> list[KeptPicture]:
                 return [self._drafted(number, drafting, decoding) for number in some]
 
             pictures[drafting.title] = self._drawn(temperature, drafting, one, 1)
             self._say(drafting.title, temperature)
         return pictures
 
-    def _drawn(self, temperature: float, drafting: Drafting | None, draw: Any, size: int) -> list[KeptPicture]:
+    def _drawn(self, temperature: float, drafting: Drafting | None, draw: object, size: int) -> list[KeptPicture]:
         identity = identity_of(self.stage, self.context, temperature, drafting)
         return drawn_once(self.context.folder.parent, identity, self.prompts, draw, self.context.stop, batch_size=size)
 

@@ -32,7 +32,7 @@ _TRYING = "while the folder was tried in a fresh process"
 
 def try_folder(
     folder: Path,
-    target: Any,
+    target: object,
     snippets: Sequence[Snippet],
     names: Mapping[str, str],
     *,
@@ -88,7 +88,7 @@ def _said(process: subprocess.Popen[str], job: str, stop: Stop, folder: Path, ho
             )  # fmt: skip
 
 
-def _plain(target: Any) -> Any:
+def _plain(target: object) -> Any:
     if isinstance(target, Mapping):
         return {thing: str(place) for thing, place in target.items()}
     return None if target is None else str(target)

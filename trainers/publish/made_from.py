@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from ...core.json_types import JsonMapping, JsonObject
 from ...models.drafters.base import DrafterConfig
@@ -60,7 +59,7 @@ def sources_of(context: Context, base: str | None) -> dict[str, Path] | None:
     return folders or None
 
 
-def hub_id(name: Any) -> str | None:
+def hub_id(name: object) -> str | None:
     """A name that is one of the Hub's, and no directory here."""
     return name if isinstance(name, str) and name.count("/") == 1 and not Path(name).is_dir() else None
 

@@ -12,7 +12,7 @@ _HOME = re.compile(rf"/(?:home|Users)/{_PART}")
 _PLACE = re.compile(rf"(?<![\w.~/*)\]}}>-])(?:(?:/{_PART}){{2,}}|~(?:/{_PART})+|(?:\.\./)+(?:{_PART}/)*{_PART})/?")
 
 
-def without_places(value: Any) -> Any:
+def without_places(value: object) -> Any:
     """A text, or a nested structure of them, with the last names of the paths in it."""
     if isinstance(value, dict):
         return {key: without_places(held) for key, held in value.items()}

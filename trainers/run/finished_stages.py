@@ -13,7 +13,6 @@ from dataclasses import replace
 from fnmatch import translate
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from ...core import ranks
 from ...core.errors import UserError
@@ -134,7 +133,7 @@ def _added(folder: Path, listed: JsonMapping) -> list[str]:
     return [n for n in names if n not in listed and n not in (DONE, BEGUN) and not _matches(n, _BESIDE)]
 
 
-def _other_runs(settings: Any) -> list[Path]:
+def _other_runs(settings: object) -> list[Path]:
     """Folders of finished stages that a section names by their path."""
     if isinstance(settings, Mapping):
         named = [path for _, path in named_weights(settings)]

@@ -10,7 +10,6 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from ...core.errors import UserError
 from ...core.json_types import JsonMapping, JsonObject
@@ -281,7 +280,7 @@ def _changed_inputs(planned: Planned, output: Path, recorded: Mapping[str, str])
     return told
 
 
-def flat(value: Any, key: str = "") -> JsonObject:
+def flat(value: object, key: str = "") -> JsonObject:
     """Dotted key -> value; lists and empty mappings are values."""
     if not isinstance(value, Mapping) or not value:
         return {key: value}

@@ -85,7 +85,7 @@ def _resolutions(context: Context, planned: Planned) -> dict[str, str]:
     return resolved
 
 
-def _precision(context: Context, stage: Any, resolved: Mapping[str, str]) -> str:
+def _precision(context: Context, stage: object, resolved: Mapping[str, str]) -> str:
     if getattr(stage, "revive_every", None) or getattr(stage, "model", None) in ("vq", "reader"):
         # It writes weights in place; or it is a small convolutional net of our own, beside which no target is held.
         return "fp32"
@@ -93,7 +93,7 @@ def _precision(context: Context, stage: Any, resolved: Mapping[str, str]) -> str
     return str(context.engine.on(context.device(), target_dtype=held).precision)
 
 
-def _automatic(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+def _automatic(value: object, key: str) -> Iterator[tuple[str, Any]]:
     """(dotted key, section) of all sections below `value` whose `dtype` is auto."""
     if isinstance(value, Section) and getattr(value, "dtype", None) == AUTO:
         yield key, value
@@ -101,7 +101,7 @@ def _automatic(value: Any, key: str) -> Iterator[tuple[str, Any]]:
         yield from _automatic(part, f"{key}.{name}")
 
 
-def with_types(value: Any, key: str, resolved: Mapping[str, str]) -> Any:
+def with_types(value: object, key: str, resolved: Mapping[str, str]) -> Any:
     """`value`, a section or sections by name or place, with the types of `resolved` in all sections in it."""
     if not any(name.startswith(f"{key}.") for name in resolved):
         return value
@@ -116,7 +116,7 @@ def with_types(value: Any, key: str, resolved: Mapping[str, str]) -> Any:
     return type(value)(parts.values()) if isinstance(value, list | tuple) else value
 
 
-def _parts(value: Any) -> dict[Any, Any]:
+def _parts(value: object) -> dict[Any, Any]:
     """What is right below, by field, name or place. An ensemble has its members as sections."""
     if isinstance(value, Section):
         parts = {name: getattr(value, name) for name in type(value).model_fields}

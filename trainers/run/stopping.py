@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ...core import ranks
 
@@ -93,7 +93,7 @@ class Stop:
     def checked(self, work: Callable[..., _Item], place: str) -> Callable[..., _Item]:
         """`work`, with a `check` before each call."""
 
-        def run(*arguments: Any) -> _Item:
+        def run(*arguments: object) -> _Item:
             self.check(place)
             return work(*arguments)
 

@@ -6,7 +6,7 @@ Serving engines, which run it in a process of their own, are extras: `engines.py
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 from ...core.batch import Batch, Request
 from ...core.json_types import JsonObject
@@ -67,7 +67,7 @@ class TargetEngine(Section):
             Refused: names the setting, and what can be used in its place.
         """
 
-    def check_evaluation(self, stage: Any, target: AnyTarget, drafter: DrafterConfig | None) -> None:
+    def check_evaluation(self, stage: object, target: AnyTarget, drafter: DrafterConfig | None) -> None:
         """Refuse benchmarks and methods of an evaluation that this engine cannot run.
 
         Args:
@@ -78,7 +78,7 @@ class TargetEngine(Section):
             Refused: names the setting, and what can be done.
         """
 
-    def check_method(self, key: str, method: Any, drafter: DrafterConfig | None) -> None:
+    def check_method(self, key: str, method: object, drafter: DrafterConfig | None) -> None:
         """Refuse a method of an evaluation that this engine cannot run.
 
         Args:
@@ -135,7 +135,7 @@ class TargetEngine(Section):
         return None
 
     def open_states(
-        self, context: Context, samples: StatesSamples, target: Any, processor: Processor, wanted: Taps, *, key: str
+        self, context: Context, samples: StatesSamples, target: object, processor: Processor, wanted: Taps, *, key: str
     ) -> StatesElsewhere | None:
         """What computes the target's states beside this rank (all ranks call); None: the target in this process.
 

@@ -162,7 +162,7 @@ class Texts:
         return _finite(about | ({"image": _shown(record["image"])} if "image" in record else {}))
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> Any:
     """A JSON value whose numbers that are no numbers are text: an id of a table may be NaN, and no JSON holds one."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
@@ -171,7 +171,7 @@ def _finite(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _shown(image: Any) -> Any:
+def _shown(image: object) -> Any:
     """A record's `image` as text: bytes inside a table or a tar by their place."""
     return [str(one) for one in image] if isinstance(image, list) else image
 

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -151,7 +151,7 @@ class PromptsStage(Stage):
             for name, split in self.splits.items():
                 self._write(name, split, context, target, seen)
 
-    def _write(self, name: str, split: PromptSplit, context: Context, target: Any, seen: set[str]) -> None:
+    def _write(self, name: str, split: PromptSplit, context: Context, target: object, seen: set[str]) -> None:
         source = Prompts(
             name, self._begun(name, split), context, target, form=self.format,
             warp=Warp(self.temperature, self.top_k, self.top_p), max_new_tokens=self.max_new_tokens,

@@ -7,7 +7,7 @@ the way stands on the section (`Chosen`), where the discriminator reads it, and 
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Discriminator, Tag, TypeAdapter, ValidationError
 
@@ -22,7 +22,7 @@ from .train_records import TrainRecords
 from .train_states import TrainStates
 
 
-def _way(section: Any) -> str | None:
+def _way(section: object) -> str | None:
     return getattr(section, "way", None)
 
 
@@ -38,7 +38,7 @@ _KEYS = {
 }
 
 
-def chosen(section: JsonObject, target: AnyTarget, drafter: DrafterConfig | None, context: Any = None) -> Chosen:
+def chosen(section: JsonObject, target: AnyTarget, drafter: DrafterConfig | None, context: object = None) -> Chosen:
     """The section with what it trains on.
 
     Args:
@@ -54,7 +54,7 @@ def chosen(section: JsonObject, target: AnyTarget, drafter: DrafterConfig | None
     return result
 
 
-def _trains_on(section: JsonObject, target: AnyTarget, drafter: DrafterConfig | None, context: Any) -> str:
+def _trains_on(section: JsonObject, target: AnyTarget, drafter: DrafterConfig | None, context: object) -> str:
     model, own = section.get("model", "drafter"), section.get("drafter")
     if model == "captioner" and not target.draws_images and (drafter is None or drafter.trains_on != "records"):
         raise Refused("model", "'captioner' is no model here: it is built as a draft LVLM is", "leave it out")

@@ -96,7 +96,7 @@ class Best:
         mark = self._folder(name) / SCORE
         return not mark.is_file() or score > read_json(mark, _Score, hint=_AGAIN).score
 
-    def _write(self, head: Any, name: str, score: float, step: int) -> None:
+    def _write(self, head: object, name: str, score: float, step: int) -> None:
         """The score goes first and comes last: where it stands, the weights beside it are whole and its own."""
         folder = self._folder(name)
         (folder / SCORE).unlink(missing_ok=True)

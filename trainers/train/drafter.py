@@ -170,7 +170,7 @@ class TrainedDrafter:
     def _load(self, folder: Path | None) -> nn.Module:
         return self.config.load(folder, self.target, dtype=torch.float32, identity=self.identity)
 
-    def _save(self, head: nn.Module, folder: Path, step: int, **more: Any) -> None:
+    def _save(self, head: nn.Module, folder: Path, step: int, **more: object) -> None:
         context = self.context
         training = {"stage": context.name, "step": step, "fingerprint": context.fingerprint}
         if ":" in self.config.kind:  # of another package

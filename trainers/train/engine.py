@@ -227,7 +227,7 @@ class Engine:
         size = torch.linalg.vector_norm(gradient.detach(), ord=1, dtype=torch.float32) * self._terms
         self._finite = self._finite * size.isfinite()
 
-    def __call__(self, *inputs: Any) -> Any:
+    def __call__(self, *inputs: object) -> Any:
         with _linear_is(self._linear), _tensor_cores(self.device, self.config.tf32):
             return self._engine(*inputs)
 

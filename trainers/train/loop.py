@@ -31,7 +31,7 @@ Log = Callable[[JsonMapping, int], None]
 Source = Callable[[Any], TargetStates | None]
 
 
-def no_states(batch: Any) -> None:
+def no_states(batch: object) -> None:
     """States for a module that learns from its data alone: there are none."""
     return None
 

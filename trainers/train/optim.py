@@ -82,7 +82,7 @@ def build_optimizer(parts: Parts, config: OptimConfig) -> torch.optim.AdamW:
     return optimizer
 
 
-def _clip_values(bound: float, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+def _clip_values(bound: float, optimizer: torch.optim.Optimizer, *_: object) -> None:
     nn.utils.clip_grad_value_([p for group in optimizer.param_groups for p in group["params"]], bound)
 
 

@@ -51,7 +51,7 @@ class AnalysisConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _defaults(cls, value: Any) -> Any:
+    def _defaults(cls, value: object) -> Any:
         """`true` stands for the defaults."""
         return {} if value is True else value
 

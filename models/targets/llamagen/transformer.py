@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -95,7 +95,7 @@ class LlamaGenConfig(Section):
         return self.ffn_hidden or -(-int(2 * 4 * self.dim / 3) // 256) * 256
 
 
-def published(size: str, **values: Any) -> LlamaGenConfig:
+def published(size: str, **values: object) -> LlamaGenConfig:
     """The config of a published size (a key of `SIZES`)."""
     layers, heads, dim = SIZES[size]
     return LlamaGenConfig(num_layers=layers, num_heads=heads, dim=dim, **values)

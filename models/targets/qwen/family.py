@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from math import isqrt
-from typing import Any
 
 from transformers import (
     PreTrainedConfig,
@@ -54,7 +53,7 @@ _VL3 = Text(norms_input=True, norms_heads=True, mrope_section=(24, 20, 20), mrop
 _STATES = {"vllm": ("eagle", "eagle3", "dflash"), "sglang": ("eagle3",)}
 
 
-def _family(kind: str, model: Any, texts: dict[str, Text], engines: dict[str, tuple[str, ...]]) -> Family:
+def _family(kind: str, model: object, texts: dict[str, Text], engines: dict[str, tuple[str, ...]]) -> Family:
     return Family(
         kind, model, QwenTraining, QwenDecoder, QwenPictures(), texts=texts, engines=engines, is_misplaced_in_v1=True
     )

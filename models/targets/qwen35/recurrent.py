@@ -126,7 +126,9 @@ class RecurrentLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing: the first pass knows the shapes."""
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         """Raises `AssertionError`: a recurrent layer has no keys."""
         raise AssertionError("a recurrent layer has no keys and values")
 
