@@ -28,6 +28,7 @@ from ..models.decoding.warp import Warp
 from ..models.drafters.base import Drafter, DrafterConfig, TargetIdentity
 from ..models.targets.base import TargetStep
 from ..models.targets.causal.section import CausalTarget
+from ..models.targets.verified import Verified
 from .first_proposals import FirstProposals, NothingTaken
 from .lesson import KNOWN, Lesson
 from .loop import Decoding, Generation, generate
@@ -144,7 +145,7 @@ class _Watched:
             self.first |= zip(self._paths[-len(above) :], q.clone(), strict=True)
         return q
 
-    def accept(self, verified: Any) -> None:
+    def accept(self, verified: Verified) -> None:
         self.inner.accept(verified)
 
     def _seen(self, call: str, q: Tensor, *rows: int) -> Tensor:

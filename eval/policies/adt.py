@@ -19,9 +19,9 @@ from ...core.errors import UserError
 from ...core.fields import MOST_LEVELS, MOST_NODES
 from ...core.json_types import JsonObject
 from ...models.decoding.tree import Tree
+from ...models.targets.verified import Verified
 from .base import Draw, Expand, TreeSection
 from .dynamic import candidates, most_written
-from .verified import Verified
 
 # Section V-A; both have beta 1, a depth step of 1 and depths in (0, 10).
 PRESETS: dict[str, JsonObject] = {

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ...core.fields import MOST_NODES
 from ...models.decoding.tree import Tree, chain
+from ...models.targets.verified import Verified
 from .base import Draw, Expand, TreeSection, ends_read, proposes_nothing
-from .verified import Verified
 
 
 class Chain:

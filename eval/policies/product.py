@@ -19,9 +19,9 @@ from torch import Tensor
 
 from ...core.fields import MOST_LEVELS, MOST_NODES
 from ...models.decoding.tree import ROOT, Tree
+from ...models.targets.verified import Verified
 from .base import Draw, Expand, TreeSection
 from .dynamic import read_ranked
-from .verified import Verified
 
 
 class Product:

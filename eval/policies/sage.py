@@ -19,6 +19,7 @@ from ...core.errors import did_you_mean
 from ...core.json_types import JsonObject
 from ...core.refused import Refused
 from ...models.decoding.tree import ROOT, Tree
+from ...models.targets.verified import Verified
 from .base import Draw, Expand, TreeSection
 from .choices import CHOICES
 from .draft_confidence import Drafted, confidence
@@ -26,7 +27,6 @@ from .dynamic import candidates, most_written, read_ranked
 from .history import DepthCap, History
 from .sizing import Node, SizingRules, SizingSettings, grow_nodes
 from .static import Static
-from .verified import Verified
 
 
 class SageTree(TreeSection, SizingSettings):

@@ -17,9 +17,9 @@ from ...core.errors import UserError, did_you_mean
 from ...core.fields import MOST_LEVELS, MOST_NODES
 from ...core.refused import Refused
 from ...models.decoding.tree import ROOT, Tree
+from ...models.targets.verified import Verified
 from .base import Draw, Expand, TreeSection, ends_read, proposes_nothing
 from .choices import CHOICES
-from .verified import Verified
 
 
 class Static:

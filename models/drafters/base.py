@@ -23,6 +23,8 @@ from ...core.states import Taps
 from ..decoding.warp import Warp
 from ..folders import CONFIG, WEIGHTS, find_folder
 from ..targets.base import Target, TargetShape, TargetStep
+from ..targets.verified import Verified
+from .head_objective import HeadObjective
 from .manifest import MANIFEST
 
 if TYPE_CHECKING:
@@ -67,7 +69,7 @@ class Drafter(Protocol):
         """
         ...
 
-    def accept(self, verified: Any) -> None:
+    def accept(self, verified: Verified) -> None:
         """Receive the outcome of the cycle: the accepted path, the bonus token and the target's states along it."""
         ...
 
@@ -215,11 +217,11 @@ class DrafterConfig(Kinded):
         """Write the module's folder."""
         raise self._unwritten("save")
 
-    def manifest(self, target: Target, identity: TargetIdentity, **training: Any) -> JsonObject:
+    def manifest(self, target: Target, identity: TargetIdentity, **training: object) -> JsonObject:
         """What `draftsmith.json` says of a module that was trained beside `target`."""
         raise self._unwritten("manifest")
 
-    def training_objective(self, module: nn.Module, target: Target, settings: Any = None) -> nn.Module:
+    def training_objective(self, module: nn.Module, target: Target, settings: HeadObjective | None = None) -> nn.Module:
         """The training forward: (batch, states) -> StepLoss.
 
         Args:

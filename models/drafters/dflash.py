@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from ..attention import attend_all
 from ..decoding.cache import Cache
 from ..decoding.warp import Warp
 from ..targets.base import Target, TargetShape, TargetStep
+from ..targets.verified import Verified
 from .base import PLAIN, CountTokens, Drafter, DraftingOptions, TargetIdentity
 from .dflash_confidence import kept_levels
 from .dflash_files import dflash_manifest, holds_dflash, load_dflash, save_dflash
@@ -33,6 +34,7 @@ from .dflash_training import DflashTraining
 from .dflash_walk import answers_of, likeliest_before
 from .draft_vocabulary import drafted_ids
 from .head_files import head_state
+from .head_objective import HeadObjective
 from .made_for import image_head_manifest
 
 CONFIDENCE = "confidence_head."
@@ -91,12 +93,12 @@ class DflashConfig(DflashSettings):
     def save(self, module: nn.Module, folder: Path, manifest: JsonMapping) -> None:
         save_dflash(self.kind, cast(DflashHead, module), folder, manifest)
 
-    def manifest(self, target: Target, identity: TargetIdentity, **training: Any) -> JsonObject:
+    def manifest(self, target: Target, identity: TargetIdentity, **training: object) -> JsonObject:
         if target.shape.draws_images:
             return image_head_manifest(self.model_dump(mode="json"), identity, **training)
         return dflash_manifest(self, target.shape, identity, drafter=self.model_dump(mode="json"), **training)
 
-    def training_objective(self, module: nn.Module, target: Target, settings: Any = None) -> nn.Module:
+    def training_objective(self, module: nn.Module, target: Target, settings: HeadObjective | None = None) -> nn.Module:
         """Use the section's own loss; `settings` is not read."""
         training = DflashImageTraining if target.shape.draws_images else DflashTraining
         return training(cast(DflashHead, module), target, self)
@@ -133,7 +135,7 @@ class DflashProposal:
         return self._cache.length
 
     @torch.inference_mode()
-    def start(self, request: Any, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
+    def start(self, request: object, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
         """Make keys and values of the prompt's states; no attention is needed for that."""
         prompt = prefill.prompt
         assert prompt is not None and prompt.modality is not None, "this target does not tell what it prefilled"
@@ -175,8 +177,9 @@ class DflashProposal:
         """Return q [F,V] of nodes, by their depth alone where no place reads the token before it."""
         return self._answers.expand(parents, tokens)
 
-    def accept(self, verified: Any) -> None:
+    def accept(self, verified: Verified) -> None:
         """True states of the last committed token and of the accepted path; the bonus token begins the next block."""
+        assert verified.step is not None
         self._states = torch.cat([verified.step.layers[tap] for tap in self.taps.text_layers], dim=-1)
         self._last = torch.tensor([[verified.bonus]])
         self._next += self._states.shape[1]

@@ -28,6 +28,7 @@ from .dflash_images import DflashImageTraining
 from .dflash_module import BlockLayer, DflashHead, DflashShape, Turn
 from .dflash_training import DflashTraining, Places
 from .dflash_walk import Before, Reduce
+from .head_objective import HeadObjective
 
 BEFORE, AFTER = 0, 1  # a sublayer
 
@@ -204,7 +205,7 @@ class Dflash2Config(DflashConfig):
         """Return also the confidence head's settings: its label would not be the walk's acceptance."""
         return super().unread(draws_images) | {"confidence", "cut_below"}
 
-    def training_objective(self, module: nn.Module, target: Target, settings: Any = None) -> nn.Module:
+    def training_objective(self, module: nn.Module, target: Target, settings: HeadObjective | None = None) -> nn.Module:
         """Return DFlash's with the selector's; `settings` is not read."""
         training = Dflash2ImageTraining if target.shape.draws_images else Dflash2Training
         return training(cast(DflashHead, module), target, self)

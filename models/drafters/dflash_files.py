@@ -39,7 +39,7 @@ _OTHERWISE = {
 _REPEATED = ("embed_tokens.weight", "verifier_lm_head.weight", "verifier_norm.weight", "rotary_emb.inv_freq")
 
 
-def dflash_manifest(config: DflashSettings, shape: TargetShape, identity: TargetIdentity, **more: Any) -> JsonObject:
+def dflash_manifest(config: DflashSettings, shape: TargetShape, identity: TargetIdentity, **more: object) -> JsonObject:
     """What stands in `draftsmith.json`; `more` is of the stage."""
     return {
         "method": config.kind,

@@ -9,7 +9,6 @@ Letters: R rows, B samples, T places, N committed states of a cycle, Q places of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +21,7 @@ from ..decoding.cache import Cache
 from ..decoding.warp import Warp
 from ..layer import LayerShape
 from ..targets.base import Target, TargetStep
+from ..targets.verified import Verified
 from .dflash_module import DflashHead
 from .dflash_settings import DflashSettings
 from .dflash_training import DflashTraining, Sequences
@@ -74,7 +74,7 @@ class DflashImageProposal:
         self.max_levels: int | None = head.shape.num_drafts
 
     @torch.inference_mode()
-    def start(self, request: Any, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
+    def start(self, request: object, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
         """Make keys and values of the condition's states; no attention is needed for that."""
         prompt = prefill.prompt
         assert prompt is not None, "this target does not tell what it prefilled"
@@ -116,8 +116,9 @@ class DflashImageProposal:
         codes = [self._codes[i] if 0 <= i < step else -1 for i in index]
         return uploaded(torch.tensor(codes), self.target.embedding.device)
 
-    def accept(self, verified: Any) -> None:
+    def accept(self, verified: Verified) -> None:
         """True states of the last drawn code and of the accepted path; the bonus code begins the next block."""
+        assert verified.step is not None
         self._states = self._joined(verified.step)
         self._next = self._next + self._states.shape[1]
         self._codes += [*verified.tokens, verified.bonus]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import ClassVar, Literal, cast
 
 import torch
 from pydantic import Field
@@ -127,7 +127,7 @@ class EagleConfig(FusedHeadConfig):
         else:
             super().save(module, folder, manifest)
 
-    def manifest(self, target: Target, identity: TargetIdentity, **training: Any) -> JsonObject:
+    def manifest(self, target: Target, identity: TargetIdentity, **training: object) -> JsonObject:
         if not target.shape.draws_images:
             return super().manifest(target, identity, **training)
         return image_head_manifest(self.model_dump(mode="json"), identity, **training)

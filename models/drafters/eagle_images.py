@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -31,6 +31,7 @@ from ..folders import check_shapes, shapes_of
 from ..layer import LayerShape
 from ..losses import Divergence, divergence
 from ..targets.base import Target, TargetStep
+from ..targets.verified import Verified
 from .head_config import HeadConfig
 from .head_files import head_state, stored_layer, weights_file
 from .head_module import FusedHead
@@ -275,7 +276,7 @@ class ImageEagleProposal(Recursive):
         self.head, self.guided = head.eval(), guided
 
     @torch.inference_mode()
-    def start(self, request: Any, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
+    def start(self, request: object, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
         """Keep the prompt and its features, and make the cache; the head first runs in `root`."""
         prompt = prefill.prompt
         assert prompt is not None and prefill.feature is not None, "an image generator's prefill gives its prompt"
@@ -292,8 +293,9 @@ class ImageEagleProposal(Recursive):
         self._tokens = torch.cat([ids[:, 1:], ids.new_full((len(ids), 1), first)], dim=1)
         self._emitted = 1
 
-    def accept(self, verified: Any) -> None:
+    def accept(self, verified: Verified) -> None:
         """Features of the root and of the accepted path, each with the token after it."""
+        assert verified.step is not None and verified.step.feature is not None
         self._states = verified.step.feature
         tokens = uploaded(torch.tensor([*verified.tokens, verified.bonus]), self._states.device)
         self._tokens = tokens.expand(len(self._states), -1)

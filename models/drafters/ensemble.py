@@ -25,6 +25,7 @@ from ..decoding.decoder import CachedDecoder
 from ..decoding.rows import Places, stacked
 from ..decoding.warp import Warp
 from ..targets.base import TargetStep
+from ..targets.verified import Verified
 from .independent import IndependentProposal
 from .modes import MODES, ImageSubstitutes, Mode, View
 from .weights import FixedWeights, GridWeights, InverseWeights, Weights, WeightsConfig, grid, grid_scores, mixture
@@ -157,25 +158,26 @@ class EnsembleProposal(IndependentProposal):
         return mixture(self.weights.current(), q)
 
     @torch.inference_mode()
-    def accept(self, verified: Any) -> None:
+    def accept(self, verified: Verified) -> None:
         """Update the weights by the cycle's p and q, then commit the path."""
         self._observe(verified)
         self._emitted += len(verified.tokens) + 1
         super().accept(verified)
 
-    def _observe(self, verified: Any) -> None:
+    def _observe(self, verified: Verified) -> None:
         """Positions whose token was drafted and whose place was reached: the accepted ones and the first rejected.
 
         The bonus position of a path that was accepted whole is none of them, as in TABED's code.
         """
-        tree, expansions = verified.tree, []
+        tree, step, expansions = verified.tree, verified.step, []
+        assert tree is not None and step is not None
         for node in (-1, *verified.path):
             if node not in tree.children:
                 break
             expansions.append(0 if node == -1 else tree.expansions[node] + 1)
         if not expansions or not (self.weights.adaptive or self.record):
             return
-        p = self._warp.apply_temperature(verified.step.logits[: len(expansions)])
+        p = self._warp.apply_temperature(step.logits[: len(expansions)])
         q = _rows(self._drafted, expansions)
         if self.trace is not None:
             self._note(self.trace, p, q)

@@ -7,7 +7,7 @@ setting (`head_settings.py`): MTP is `mtp_steps`, IVSB is `ivsb`, VATA is `vata`
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import ClassVar, Literal, cast
 
 import torch
 from pydantic import Field
@@ -44,7 +44,7 @@ class HeadConfig(HeadSettings):
     def save(self, module: nn.Module, folder: Path, manifest: JsonMapping) -> None:
         save_head(cast(StateHead, module), folder, manifest)
 
-    def manifest(self, target: Target, identity: TargetIdentity, **training: Any) -> JsonObject:
+    def manifest(self, target: Target, identity: TargetIdentity, **training: object) -> JsonObject:
         return manifest_of(self, target.shape, identity, drafter=self.model_dump(mode="json"), **training)
 
     def training_objective(self, module: nn.Module, target: Target, settings: HeadObjective | None = None) -> nn.Module:

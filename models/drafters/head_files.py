@@ -70,7 +70,7 @@ def weights_file(folder: Path) -> Path:
     return older if older.is_file() and not ours.is_file() else ours
 
 
-def manifest_of(config: HeadSettings, shape: TargetShape, identity: TargetIdentity, **more: Any) -> JsonObject:
+def manifest_of(config: HeadSettings, shape: TargetShape, identity: TargetIdentity, **more: object) -> JsonObject:
     """What stands in `draftsmith.json`.
 
     Args:

@@ -9,7 +9,6 @@ Letters: N inputs, T places, F nodes, D width, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +18,7 @@ from ...core.pictures import TEXT
 from ...core.states import uploaded
 from ..decoding.warp import Warp
 from ..targets.base import Prompt, Target, TargetStep
+from ..targets.verified import Verified
 from .head_inputs import Filled, Sequences, base_positions, fill, lay_out
 from .head_module import StateHead
 from .head_settings import HeadSettings
@@ -43,7 +43,7 @@ class HeadProposal(Recursive):
         return self._cache.length
 
     @torch.inference_mode()
-    def start(self, request: Any, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
+    def start(self, request: object, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
         """Keep the prompt and its states; the head reads them in `begin`."""
         prompt = prefill.prompt
         assert prompt is not None and prompt.modality is not None, "this target does not tell what it prefilled"
@@ -69,8 +69,9 @@ class HeadProposal(Recursive):
         self._states, self._tokens = filled.states[:, -1:].clone(), sequences.ids[:, -1:]
         self._positions, self._emitted = positions[..., -1:], 1
 
-    def accept(self, verified: Any) -> None:
+    def accept(self, verified: Verified) -> None:
         """True states of the root and of the accepted path, each with the token after it."""
+        assert verified.step is not None
         self._states = self._true(verified.step)
         self._tokens = uploaded(torch.tensor([[*verified.tokens, verified.bonus]]), self._states.device)
         self._positions = self._next + torch.arange(self._tokens.shape[1], device=self._states.device)

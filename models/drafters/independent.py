@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +22,7 @@ from ..decoding.upload import upload, upload_tokens
 from ..decoding.warp import Warp
 from ..pictures import flat_view, without_first
 from ..targets.base import Taps, TargetStep
+from ..targets.verified import Verified
 from .modes import ImageSubstitutes, Mode, View
 
 
@@ -136,7 +136,7 @@ class IndependentProposal:
         """[R,N,D] -> [N,V]."""
         return self._warp.apply_temperature(self.decoder.logits(feature[0]))
 
-    def accept(self, verified: Any) -> None:
+    def accept(self, verified: Verified) -> None:
         """Keep the cache of accepted nodes; `root` feeds the bonus token and accepted tokens that were not expanded."""
         assert self._cache is not None
         kept = accepted_expansions(verified)

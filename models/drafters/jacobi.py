@@ -24,6 +24,7 @@ from ...core.states import Taps
 from ..decoding.expansions import Expansions
 from ..decoding.warp import Warp
 from ..targets.base import Target, TargetStep
+from ..targets.verified import Verified
 from .base import PLAIN, DraftingOptions, WeightlessDrafter
 
 if TYPE_CHECKING:
@@ -116,9 +117,10 @@ class JacobiProposal:
         chance = torch.rand((), device=q.device, generator=generator)
         return torch.where(chance * old_q[old] < q[0, old], old, other)[None]
 
-    def accept(self, verified: Any) -> None:
+    def accept(self, verified: Verified) -> None:
         """Keep what the pass computed behind the place that the bonus code took."""
         tree, accepted = verified.tree, len(verified.path)
+        assert tree is not None and verified.scores is not None
         if not tree.is_chain:
             raise _branches()
         self._codes += [*verified.tokens, verified.bonus]

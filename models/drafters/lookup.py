@@ -24,6 +24,7 @@ from ...core.states import Taps
 from ..decoding.tree import ROOT
 from ..decoding.warp import Warp
 from ..targets.base import Target, TargetStep
+from ..targets.verified import Verified
 from .base import PLAIN, DraftingOptions, WeightlessDrafter
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ class LookupProposal:
         self._nodes += made
         return self._q(made)
 
-    def accept(self, verified: Any) -> None:
+    def accept(self, verified: Verified) -> None:
         """Take the accepted tokens and the bonus token into the text."""
         self._append((*verified.tokens, verified.bonus))
 

@@ -33,7 +33,7 @@ def tested_with() -> dict[str, str]:
     return {name: metadata.version(name) for name in ("torch", "transformers", "safetensors", "tokenizers")}
 
 
-def image_head_manifest(drafter: JsonObject, identity: TargetIdentity, **training: Any) -> JsonObject:
+def image_head_manifest(drafter: JsonObject, identity: TargetIdentity, **training: object) -> JsonObject:
     """What `draftsmith.json` says of a head of an image generator.
 
     Args:

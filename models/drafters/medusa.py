@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Literal, cast
+from typing import ClassVar, Literal, cast
 
 import torch
 from pydantic import Field
@@ -26,8 +26,10 @@ from ..decoding.expansions import Expansions
 from ..decoding.warp import Warp
 from ..losses import Divergence, divergence
 from ..targets.base import Target, TargetShape, TargetStep
+from ..targets.verified import Verified
 from .base import PLAIN, CountTokens, Drafter, DraftingOptions
 from .draft_vocabulary import OwnVocabulary, drafted_ids, entries
+from .head_objective import HeadObjective
 from .plain_module import ModuleDrafter
 
 
@@ -84,7 +86,7 @@ class MedusaConfig(ModuleDrafter):
         own = {} if head.draft_ids is None else {"draft_vocab_size": len(head.draft_ids)}
         return {"model_type": "medusa", **asdict(head.shape), **own}
 
-    def training_objective(self, module: nn.Module, target: Target, settings: Any = None) -> nn.Module:
+    def training_objective(self, module: nn.Module, target: Target, settings: HeadObjective | None = None) -> nn.Module:
         """Use the section's own loss; `settings` is not read."""
         training = MedusaImageTraining if target.shape.draws_images else MedusaTraining
         return training(cast(MedusaHead, module), target, self.loss)
@@ -260,7 +262,7 @@ class MedusaProposal:
         self.head, self.guided = head.eval(), guided
         self.max_levels: int | None = head.shape.num_heads
 
-    def start(self, request: Any, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
+    def start(self, request: object, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
         """Keep the feature [R,1,D] of the prompt's last token."""
         assert prefill.feature is not None
         self._warp, self._feature, self._emitted = warp, prefill.feature[:, -1:], 0
@@ -282,7 +284,8 @@ class MedusaProposal:
         """Return q [F,V] by the depth of each node; `tokens` are not read."""
         return self._levels[self._expansions.take(parents)]
 
-    def accept(self, verified: Any) -> None:
+    def accept(self, verified: Verified) -> None:
         """The feature whose own head gave the bonus token is that of the last accepted one."""
+        assert verified.step is not None and verified.step.feature is not None
         self._feature = verified.step.feature[:, -1:]
         self._emitted += len(verified.path) + 1

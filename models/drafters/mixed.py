@@ -16,9 +16,11 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
+from ...core.batch import Request
 from ...core.states import Taps
 from ..decoding.warp import Warp
 from ..targets.base import Target, TargetStep
+from ..targets.verified import Verified
 from .base import PLAIN, Drafter, DrafterConfig, DraftingOptions, TargetIdentity
 from .weights import FixedWeights, Weights, WeightsConfig, mixture
 
@@ -77,7 +79,7 @@ class MixedProposal:
         self._may_pass = any(getattr(member, "may_pass", False) for member in members)
 
     @torch.inference_mode()
-    def start(self, request: Any, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
+    def start(self, request: Request, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
         self._warp = warp
         self.weights.start(prefill.logits.device)
         self._drafted = []
@@ -100,7 +102,7 @@ class MixedProposal:
         return self._mixed([member.expand(parents, tokens) for member in self.members])
 
     @torch.inference_mode()
-    def accept(self, verified: Any) -> None:
+    def accept(self, verified: Verified) -> None:
         """Update the weights by the cycle's p and q, then tell every member."""
         self._observe(verified)
         for member in self.members:
@@ -123,17 +125,18 @@ class MixedProposal:
         equal = equal / equal.sum(-1, keepdim=True).clamp(min=torch.finfo(q.dtype).tiny)
         return torch.where(total > 0, mixed / total.where(total > 0, 1.0), equal)
 
-    def _observe(self, verified: Any) -> None:
+    def _observe(self, verified: Verified) -> None:
         """Hand the weights p and q at the accepted positions and at the first rejected one (TABED, section 5)."""
         if not self.weights.adaptive:
             return
-        tree, numbers = verified.tree, []
+        tree, step, numbers = verified.tree, verified.step, []
+        assert tree is not None and step is not None
         for node in (-1, *verified.path):
             if node not in tree.children:
                 break
             numbers.append(0 if node == -1 else tree.expansions[node] + 1)
         if numbers:
-            p = self._warp.apply_temperature(verified.step.logits[: len(numbers)])
+            p = self._warp.apply_temperature(step.logits[: len(numbers)])
             self.weights.observe(p, torch.cat(self._drafted, dim=1)[:, numbers])
 
 

@@ -29,10 +29,12 @@ from ..decoding.warp import Warp
 from ..layer import LayerShape
 from ..losses import Divergence
 from ..targets.base import Target, TargetShape, TargetStep
+from ..targets.verified import Verified
 from .base import PLAIN, CountTokens, Drafter, DraftingOptions
 from .dflash_training import Places, draw_blocks
 from .eagle3 import Eagle3Config, Eagle3Head
 from .head_module import StateHead
+from .head_objective import HeadObjective
 from .head_proposal import HeadProposal
 from .head_training import HeadTraining
 
@@ -95,7 +97,7 @@ class PeagleConfig(Eagle3Config):
             head.mask_embedding.data = target.embedding.float().mean(0).cpu()
         return head
 
-    def training_objective(self, module: nn.Module, target: Target, settings: Any = None) -> nn.Module:
+    def training_objective(self, module: nn.Module, target: Target, settings: HeadObjective | None = None) -> nn.Module:
         """Use the section's own loss; `settings` is not read."""
         return PeagleTraining(cast(PeagleHead, module), target, self)
 
@@ -232,7 +234,7 @@ class PeagleProposal:
     def _cache(self) -> Any:
         return self.reader._cache
 
-    def start(self, request: Any, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
+    def start(self, request: object, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
         """Keep the prompt and its states; `begin` reads them. Masks are written after what is committed."""
         self._warp = warp
         self.reader.start(request, prefill, warp, capacity=capacity + self.config.parallel_tokens)
@@ -265,6 +267,6 @@ class PeagleProposal:
         """Return q [F,V] by the depth of each node; `tokens` are not read."""
         return self._levels[self._expansions.take(parents)]
 
-    def accept(self, verified: Any) -> None:
+    def accept(self, verified: Verified) -> None:
         """True states of the root and of the accepted path, each with the token after it."""
         self.reader.accept(verified)

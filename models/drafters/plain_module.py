@@ -35,7 +35,7 @@ class ModuleDrafter(PublishedDrafter):
 
     trains_on: ClassVar[str | None] = "states"
 
-    def manifest(self, target: Target, identity: TargetIdentity, **training: Any) -> JsonObject:
+    def manifest(self, target: Target, identity: TargetIdentity, **training: object) -> JsonObject:
         """The section, the target, and of a target that answers in words its tokenizer's hash."""
         more = {} if target.shape.draws_images else {"tokenizer_sha256": identity.tokenizer_sha256}
         return image_head_manifest(self.model_dump(mode="json"), identity, **more, **training)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+from ...core.batch import ImageRequest
 from ...core.errors import UserError
 from ...core.fields import Place, Revision
 from ...core.states import Taps
@@ -23,6 +24,7 @@ from ..targets.base import Target, TargetShape, TargetStep
 from ..targets.llamagen.files import load_llamagen
 from ..targets.llamagen.target import LlamaGenTarget
 from ..targets.llamagen.transformer import LlamaGen, LlamaGenConfig, published
+from ..targets.verified import Verified
 from .base import PLAIN, Drafter, DrafterConfig, DraftingOptions, TargetIdentity
 
 
@@ -95,7 +97,7 @@ class SiblingProposal:
     def __init__(self, model: LlamaGenTarget):
         self.model = model
 
-    def start(self, request: Any, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
+    def start(self, request: ImageRequest, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
         """Run the request's prompt through the sibling, into a cache of its own."""
         self._warp = warp
         self._session, _ = self.model.prefill(request, Taps(), capacity=capacity)
@@ -125,7 +127,7 @@ class SiblingProposal:
             self.model.extend(self._session, tokens, offsets, self._expansions.ancestors(first))
         )
 
-    def accept(self, verified: Any) -> None:
+    def accept(self, verified: Verified) -> None:
         """Keep the cache of accepted nodes; `root` feeds the bonus token and accepted tokens that were not expanded."""
         kept = accepted_expansions(verified)
         self._session.cache.commit(kept)

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ...models.decoding.tree import Tree
-from ...models.decoding.warp import Distributions
-from ...models.targets.base import TargetStep
+from ..decoding.tree import Tree
+from ..decoding.warp import Distributions
+from .base import TargetStep
 
 
 @dataclass(frozen=True)
