@@ -206,7 +206,7 @@ def checked(
         raise UserError(problem.removeprefix(": ") + found + others, where=where, hint=hint) from error
 
 
-def _each_once(pairs: list[tuple[str, Any]]) -> JsonObject:
+def _each_once(pairs: list[tuple[str, object]]) -> JsonObject:
     value: JsonObject = {}
     for key, entry in pairs:
         if key in value:

@@ -55,7 +55,7 @@ class Kinded(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _kind_of_its_own(cls, values: object) -> Any:
+    def _kind_of_its_own(cls, values: object) -> object:
         if not isinstance(values, dict) or _declares_a_word(cls):
             return values
         words, said = _words(cls), None if isinstance(cls.base_kind, property) else cls.base_kind
@@ -77,7 +77,7 @@ class OrImported:
     def __init__(self, *bases: type[Kinded]):
         self.bases = bases
 
-    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> Any:
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> object:
         # What is written out is the section that is there, which the union may not know.
         as_it_is = core_schema.simple_ser_schema("any")  # type: ignore[arg-type]
         return core_schema.with_info_wrap_validator_function(self._read, handler(source), serialization=as_it_is)
@@ -97,7 +97,7 @@ def _tagged(kind: str, section: type[Kinded]) -> Any:
 
     class Tagged:
         @staticmethod
-        def __get_pydantic_core_schema__(source: object, handler: GetCoreSchemaHandler) -> Any:
+        def __get_pydantic_core_schema__(source: object, handler: GetCoreSchemaHandler) -> object:
             return core_schema.tagged_union_schema({kind: handler(section)}, discriminator="kind")
 
     return Tagged

@@ -178,9 +178,9 @@ def broadcast(value: object) -> Any:
     return box[0]
 
 
-def on_main(work: Callable[..., Any], *arguments: object) -> Any:
+def on_main(work: Callable[..., object], *arguments: object) -> Any:
     """Rank 0 works while the others wait; all of them return its value, or raise its `UserError`."""
-    value: Any = None
+    value: object = None
     if is_main():
         try:
             value = work(*arguments)

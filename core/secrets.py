@@ -100,7 +100,7 @@ def written_over(tree: object, asked: object) -> Any:
     return tree
 
 
-def only_variables(asked: object) -> Any:
+def only_variables(asked: object) -> object:
     """Of a recipe's tree what environment variables gave, at its places; None: they gave nothing."""
     if isinstance(asked, dict):
         return {k: kept for k, value in asked.items() if (kept := only_variables(value)) is not None} or None
@@ -168,7 +168,7 @@ def redact_tree(value: object, name: str = "") -> Any:
     return _redact_tree(value, name, secret_values())
 
 
-def _redact_tree(value: object, name: str, values: Sequence[str]) -> Any:
+def _redact_tree(value: object, name: str, values: Sequence[str]) -> object:
     if isinstance(value, dict):
         inherits = _is_secret(name, "")
         return {

@@ -110,7 +110,7 @@ class Tracker:
         if self._run is not None:
             self._attempt("wandb", lambda: self._send(values, step))
 
-    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         """A table for wandb: samples, or what an evaluation measured. Its file is the caller's."""
         if self._run is not None:
             self._attempt("wandb", lambda: self._send_table(name, columns, rows))
@@ -156,7 +156,7 @@ class Tracker:
         append_lines(self.path, "".join(self._unwritten).encode())
         self._unwritten = []
 
-    def _mode(self, config: WandbConfig) -> Any:
+    def _mode(self, config: WandbConfig) -> object:
         if config.mode is not None:
             return config.mode
         return os.environ.get("WANDB_MODE") or ("online" if wandb_login() else "offline")
@@ -251,7 +251,7 @@ class Tracker:
             artifact.add_dir(str(path)) if path.is_dir() else artifact.add_file(str(path))
         self._run.log_artifact(artifact, aliases=["latest"] if step is None else ["latest", f"step-{step}"])
 
-    def _attempt(self, where: str, action: Callable[[], Any]) -> None:
+    def _attempt(self, where: str, action: Callable[[], object]) -> None:
         try:
             action()
         except Exception as error:  # a failed tracker must not end a run: the failure is printed and training continues

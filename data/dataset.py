@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -345,7 +345,7 @@ class ConversationDataset:
         media: Media,
         processor: Processor,
         index: int,
-        originals: tuple[Any, ...],
+        originals: tuple[object, ...],
         pixels: bool,
         most: int | None,
     ) -> Request:

@@ -123,7 +123,7 @@ class _Watched:
     def max_levels(self) -> int | None:
         return self.inner.max_levels
 
-    def start(self, request: Any, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
+    def start(self, request: object, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
         self.inner.start(request, prefill, warp, capacity=capacity)
 
     def begin(self, first: int) -> None:

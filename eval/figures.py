@@ -13,7 +13,7 @@ from typing import Any
 from PIL import Image
 from torch import Tensor
 
-from .style import BLUE, COLORS, GREY, INK, ORANGE, WIDEST, errors, one_panel, panel_grid, save, styled, wrapped
+from .style import BLUE, COLORS, GREY, INK, ORANGE, WIDEST, Panel, errors, one_panel, panel_grid, save, styled, wrapped
 from .summary import Depth, Summary
 from .tables import GAP
 
@@ -50,7 +50,7 @@ def acceptance_by_depth(path: Path, places: Mapping[str, Mapping[str, Summary]])
     save(figure, path)
 
 
-def _counts(panel: Any, lines: Mapping[int, Sequence[Depth]]) -> None:
+def _counts(panel: Panel, lines: Mapping[int, Sequence[Depth]]) -> None:
     """At each depth the cycles that each point is of, in its line's colour and in the order of the points: over the
     highest or under the lowest, where there is more room.
 
@@ -131,7 +131,7 @@ def draw_curves(path: Path, panels: Sequence[tuple[str, Mapping[str, Sequence[tu
     for panel, (title, lines) in zip(axes.flat, panels, strict=False):
         for name, points in lines.items():
             steps, values = zip(*points, strict=True)
-            marks: dict[str, Any] = {"marker": "o", "markersize": 3} if len(points) < 12 else {}
+            marks: dict[str, object] = {"marker": "o", "markersize": 3} if len(points) < 12 else {}
             number = names.index(name)
             # Wider below: runs that agree are both seen.
             width = 1.2 + 1.6 * (len(names) - 1 - number) / len(names)

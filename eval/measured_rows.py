@@ -125,7 +125,7 @@ _TUPLES = {"tokens", "planned", "drafted", "nodes", "accepted", "emitted"}
 
 def grouped(rows: Iterable[Grouped], *names: str) -> dict[tuple[Any, ...], list[Grouped]]:
     """Rows, or cells of them, by these fields, in the order in which each group first comes up."""
-    groups: dict[tuple[Any, ...], list[Grouped]] = {}
+    groups: dict[tuple[object, ...], list[Grouped]] = {}
     for row in rows:
         groups.setdefault(tuple(getattr(row, name) for name in names), []).append(row)
     return groups

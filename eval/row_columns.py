@@ -176,7 +176,7 @@ class Rows(Sequence[Row]):
             groups.setdefault(key(self[int(places[0])]), []).append(places)
         return {name: self.where(np.sort(np.concatenate(places))) for name, places in groups.items()}
 
-    def _groups(self, names: Sequence[str]) -> dict[tuple[Any, ...], np.ndarray]:
+    def _groups(self, names: Sequence[str]) -> dict[tuple[object, ...], np.ndarray]:
         """Values of these fields -> the rows that have them."""
         if not len(self):
             return {}

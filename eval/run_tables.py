@@ -85,7 +85,7 @@ def _pair(values: Any) -> tuple[float, float] | None:
     return None if low is None or high is None else (low, high)
 
 
-def readable(cell: Cell) -> list[Any]:
+def readable(cell: Cell) -> list[object]:
     """The cell under `COLUMNS`."""
     low, high = cell.interval or (None, None)
     return [cell.where, cell.method, cell.requests, cell.tau, low, high, cell.speedup, cell.identical]

@@ -10,7 +10,14 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.axes import Axes as Panel
+    from matplotlib.figure import Figure
+else:  # matplotlib is imported where a figure is drawn
+    Panel = object
 
 BLUE, ORANGE, GREEN, VERMILION, PINK, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
 GREY, PALE, INK = "#8A8A8A", "#D9D9D9", "#333333"
@@ -41,7 +48,7 @@ def styled(draw: Callable[Drawing, None]) -> Callable[Drawing, None]:
     return drawn
 
 
-def one_panel(size: tuple[float, float]) -> tuple[Any, Any]:
+def one_panel(size: tuple[float, float]) -> tuple[Figure, Panel]:
     """A figure of `size` inches and its only panel."""
     figure, panels = panel_grid(1, 1, size)
     return figure, panels[0][0]
@@ -55,7 +62,7 @@ def panel_grid(
     sharey: bool = False,
     widths: Sequence[float] | None = None,
     heights: Sequence[float] | None = None,
-) -> tuple[Any, Any]:
+) -> tuple[Figure, np.ndarray]:
     """A figure of `size` inches and its panels [rows][columns]."""
     from matplotlib.figure import Figure  # without a window, whatever the backend
 
@@ -65,14 +72,14 @@ def panel_grid(
     )
 
 
-def save(figure: Any, path: Path) -> None:
+def save(figure: Figure, path: Path) -> None:
     """Writes the file, its folders too."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130, bbox_inches="tight", pad_inches=0.08)
 
 
 def lines(
-    panel: Any, groups: Mapping[str, tuple[Sequence[float], Sequence[float]]], style: str = "-", **more: Any
+    panel: Panel, groups: Mapping[str, tuple[Sequence[float], Sequence[float]]], style: str = "-", **more: Any
 ) -> None:
     """A line for each name, (x, y), with a colour and a mark of its own."""
     assert len(groups) <= len(COLORS), f"{len(groups)} lines, and {len(COLORS)} colours"
@@ -81,7 +88,7 @@ def lines(
 
 
 def stacked(
-    panel: Any, bars: Mapping[str, Sequence[float]], colors: Sequence[str], *, shown: str, least: float
+    panel: Panel, bars: Mapping[str, Sequence[float]], colors: Sequence[str], *, shown: str, least: float
 ) -> list[Any]:
     """Horizontal bars of parts side by side, the first on top, with the parts' values where there is room.
 
@@ -93,7 +100,7 @@ def stacked(
     Returns:
         a handle of each part, for a legend.
     """
-    handles: list[Any] = []
+    handles: list[object] = []
     longest = max(map(sum, bars.values()))
     for row, parts in enumerate(bars.values()):
         ends = [*accumulate(parts, initial=0.0)]

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from .measured_rows import PLAIN, Row, grouped
-from .style import BLUE, panel_grid, save, styled
+from .style import BLUE, Panel, panel_grid, save, styled
 from .summary import mean, summarize, tau_of
 from .tables import Column, Figure, Mark, ReportSection, Table, Value, text
 
@@ -170,7 +169,7 @@ def draw_tables(path: Path, tables: Sequence[Table]) -> None:
     save(figure, path)
 
 
-def _draw(panel: Any, table: Table, width: float) -> None:
+def _draw(panel: Panel, table: Table, width: float) -> None:
     numbers = table.columns[2:]
     panel.text(0, 0, table.title, weight="bold", fontsize=9, va="center")
     for number, column in enumerate(table.columns[:2]):
@@ -183,11 +182,11 @@ def _draw(panel: Any, table: Table, width: float) -> None:
     for place, (row, marks) in enumerate(zip(table.rows, table.marks(), strict=True)):
         y = place + 3
         if row[0] != shown:
-            panel.text(0, y, row[0], fontsize=8, va="center")
+            panel.text(0, y, str(row[0]), fontsize=8, va="center")
             if shown is not None:
                 panel.plot([0, width], [y - 0.5, y - 0.5], color="black", linewidth=0.4)
         shown = row[0]
-        panel.text(_NAME, y, row[1], fontsize=8, va="center")
+        panel.text(_NAME, y, str(row[1]), fontsize=8, va="center")
         for number, (value, column, mark) in enumerate(zip(row[2:], numbers, marks[2:], strict=True)):
             _number(panel, _x(number), y, value, column, mark)
     for name in dict.fromkeys(column.group for column in numbers if column.group):
@@ -196,7 +195,7 @@ def _draw(panel: Any, table: Table, width: float) -> None:
         panel.text(_x(sum(places) / len(places)), 0.55, name, fontsize=8, ha="center", va="center")
 
 
-def _number(panel: Any, x: float, y: float, value: Value, column: Column, mark: Mark) -> None:
+def _number(panel: Panel, x: float, y: float, value: Value, column: Column, mark: Mark) -> None:
     if value is None:
         return
     best = mark == "best"

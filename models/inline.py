@@ -218,7 +218,7 @@ def _parts(config: object) -> tuple[Any, ...]:
     return config, _value(config, "text_config"), _value(config, "vision_config")
 
 
-def _value(config: object, name: str) -> Any:
+def _value(config: object, name: str) -> object:
     return config.get(name) if isinstance(config, dict) else getattr(config, name, None)
 
 

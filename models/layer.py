@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from ..core.errors import UserError
 from ..core.json_types import JsonMapping, JsonObject
@@ -60,7 +60,7 @@ class LayerShape:
         """As JSON holds it."""
         return {**asdict(self), "mrope_section": list(self.mrope_section)}
 
-    def differs_from(self, written: JsonObject) -> tuple[str, Any, Any] | None:
+    def differs_from(self, written: JsonObject) -> tuple[str, object, object] | None:
         """The first field that a head's file gives otherwise, with the file's value and this one's.
 
         What the file does not say is what layers were before they had the field.

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn, Protocol
 
 import torch
 from safetensors import safe_open
@@ -29,7 +29,18 @@ _NAMES = {"F64": "float32", "F32": "float32", "BF16": "bfloat16", "F16": "float1
 _KNOWN = ("float32", "bfloat16", "float16")
 
 
-def resolved_dtype(section: Any, source: str | Path | None, device: torch.device, *, key: str) -> str:
+class Held(Protocol):
+    """What a section says of the weights that it names."""
+
+    @property
+    def dtype(self) -> str | None: ...
+    @property
+    def path(self) -> str | None: ...
+    @property
+    def revision(self) -> str | None: ...
+
+
+def resolved_dtype(section: Held, source: str | Path | None, device: torch.device, *, key: str) -> str:
     """The section's own `dtype`, or what `auto` means for these weights on this device.
 
     Args:

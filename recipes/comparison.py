@@ -14,7 +14,6 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from safetensors import safe_open
 
@@ -241,7 +240,7 @@ def as_csv(found: Sequence[Entry]) -> str:
     return written.getvalue()
 
 
-def _harmless(value: object) -> Any:
+def _harmless(value: object) -> object:
     """A text that a spreadsheet would take for a formula, with a quote before it: names may be a stranger's."""
     return f"'{value}" if isinstance(value, str) and value[:1] in tuple("=+-@\t\r") else value
 

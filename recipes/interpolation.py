@@ -72,7 +72,7 @@ def _followed(raw: object, where: str, is_own: bool) -> Any:
     return _each(resolved, lambda text: _read(text, where, is_own))
 
 
-def _each(tree: object, change: Callable[[str], Any]) -> Any:
+def _each(tree: object, change: Callable[[str], object]) -> Any:
     """The tree with every text changed."""
     if isinstance(tree, dict):
         return {key: _each(value, change) for key, value in tree.items()}

@@ -173,7 +173,7 @@ def setting_hint(word: str) -> str:
     return f"write {meant if meant in RUN_OPTIONS else name}=VALUE, without blanks{alone}"
 
 
-def _options(pairs: list[tuple[str, str]], tree: JsonObject) -> tuple[Options, list[tuple[str, Any]]]:
+def _options(pairs: list[tuple[str, str]], tree: JsonObject) -> tuple[Options, list[tuple[str, object]]]:
     values: JsonObject = {}
     overrides = []
     for key, text in pairs:
@@ -214,7 +214,7 @@ def _known_stage(stage: object, known: list[str], option: str) -> None:
 def _leave_other_files(tree: JsonObject, key: str, value: object) -> None:
     """Takes away what belongs to the files of the data section that `key` is in, if it names others."""
     *path, last = key.split(".")
-    section: Any = tree
+    section: object = tree
     for part in path:
         section = section.get(part) if isinstance(section, dict) else None
     if isinstance(section, dict):

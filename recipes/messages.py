@@ -65,7 +65,7 @@ class Asked:
 
     def _writes(self, key: str) -> bool:
         """Whether the recipe's files have this key."""
-        section: Any = self.tree
+        section: object = self.tree
         for part in key.split("."):
             if not isinstance(section, dict) or part not in section:
                 return False
@@ -233,7 +233,7 @@ def _written(key: str, value: object) -> str | None:
     return f"write {key}={text}, for example"
 
 
-def _of_type(annotation: object) -> Any:
+def _of_type(annotation: object) -> object:
     if annotation in _EXAMPLES:
         return _EXAMPLES[annotation]
     if get_origin(annotation) is Literal:

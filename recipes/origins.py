@@ -148,7 +148,7 @@ def _sets(tree: object, place: Place) -> bool:
     return True
 
 
-def _leaves(tree: JsonObject, place: Place = ()) -> Iterator[tuple[Place, Any]]:
+def _leaves(tree: JsonObject, place: Place = ()) -> Iterator[tuple[Place, object]]:
     for key, value in tree.items():
         if isinstance(value, dict) and value:
             yield from _leaves(value, (*place, str(key)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, get_args, get_origin
+from typing import get_args, get_origin
 
 from ..core.import_paths import loaded
 from ..core.section import Section
@@ -33,7 +33,7 @@ def names(section: type[Section]) -> set[str]:
     return {field.alias or name for name, field in section.model_fields.items()}
 
 
-def walk(fields: dict[str, Any], places: list[str]) -> tuple[list[str], list[type[Section]]]:
+def walk(fields: dict[str, object], places: list[str]) -> tuple[list[str], list[type[Section]]]:
     """Follow pydantic's place in a schema: the keys that the user wrote, and the sections reached.
 
     Tagged unions put the kind into the place, and a mapping's keys (stage names) are no field.

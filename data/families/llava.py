@@ -245,7 +245,7 @@ LLAVA_ONEVISION = LlavaFamily(
 )
 
 
-def tile_images(files: Files) -> Any:
+def tile_images(files: Files) -> object:
     """What makes one tile: CLIP's cuts the middle out of the picture, SigLIP's squeezes it."""
     known = files.settings if files.published is None else files.published
     made = files.images("CLIP" if known.get("crop_size") else "Siglip")

@@ -15,7 +15,6 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 from ...core.errors import UserError, encodable
 from ...core.locks import Lock
@@ -101,7 +100,7 @@ class Duplicates:
             self._connections[process] = _connected(self.database, "&mode=ro")
         return self._connections[process]
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"_connections": {}}
 
 

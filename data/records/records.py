@@ -249,7 +249,7 @@ def _scan_pieces(path: Path) -> list[Part] | None:
     return _all_of(list(map(scan_piece, cuts[:-1], cuts[1:])))
 
 
-def by_processes(scan_piece: Callable[..., Part | None], *arguments: Iterable[Any]) -> list[Part] | None:
+def by_processes(scan_piece: Callable[..., Part | None], *arguments: Iterable[object]) -> list[Part] | None:
     """The parts of all pieces in their order; None where one of them is None."""
     fork = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(num_processes(), mp_context=fork, initializer=quiet_worker, initargs=(0,)) as pool:
@@ -323,7 +323,7 @@ def _keep(records: RecordFile, kept: Path) -> None:
     write_arrays(kept, records.columns | {"extra": np.array(json.dumps(extra))})
 
 
-def id_of(file: RecordFile, index: int) -> Any:
+def id_of(file: RecordFile, index: int) -> object:
     """What a record calls itself; None where it is no object or has no id."""
     record = file.read(index)
     return record.get("id") if isinstance(record, dict) else None

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import transformers
@@ -176,7 +176,7 @@ def _lacking(problem: str, folder: Path) -> UserError:
     return UserError(problem, where=str(folder), hint="make the cache for this drafter: it keeps what the head reads")
 
 
-def _template(form: PromptFormat, processor: Processor) -> Any:
+def _template(form: PromptFormat, processor: Processor) -> object:
     settings = form.model_dump(mode="json")
     return [settings, processor.tokenizer.chat_template] if form.template == "chat" else settings
 

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -124,7 +123,7 @@ class StatesReader:
         storage = torch.UntypedStorage._new_shared(size)
         return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (size,), (1,))
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"_pool": None}
 
     def supervised_ids(self, index: int) -> Tensor:

@@ -165,7 +165,7 @@ def _record(name: str, row: JsonObject, number: int, source: Published, folder: 
     return record | ({"image": pictures} if pictures else {})
 
 
-def _pictures(row: JsonMapping) -> list[Any]:
+def _pictures(row: JsonMapping) -> list[object]:
     """`image`, or image_0, image_1, ... in the order of their numbers."""
     if row.get("image") is not None:
         return [row["image"]]
@@ -182,7 +182,7 @@ def _references(row: JsonMapping, source: Published) -> list[str]:
     return [NO_REFERENCE]
 
 
-def save_pictures(name: str, images: Sequence[Any], number: int, folder: Path) -> list[str]:
+def save_pictures(name: str, images: Sequence[object], number: int, folder: Path) -> list[str]:
     """Write the pictures of row `number` below `folder`, upright, as PNG; returns their paths from there.
 
     One that cannot be read is written as it is: it is a bad record for whoever reads the set, as `on_error` says.

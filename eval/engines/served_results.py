@@ -122,7 +122,7 @@ def cell_of(rate: float, plain: float, first: np.ndarray, between: np.ndarray, *
     }  # fmt: skip
 
 
-def _where(rows: Rows, names: Sequence[str], values: Sequence[Any]) -> Rows:
+def _where(rows: Rows, names: Sequence[str], values: Sequence[object]) -> Rows:
     mask = np.ones(len(rows), bool)
     for name, value in zip(names, values, strict=True):
         mask &= rows.has(name, value)

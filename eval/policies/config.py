@@ -12,7 +12,7 @@ Every section has `build(grid=..., seed=...)`: codes in a row of the image (null
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
@@ -40,7 +40,7 @@ _NAMED: dict[str, JsonObject] = {
 }
 
 
-def named_tree(value: object) -> Any:
+def named_tree(value: object) -> object:
     """The section that a name stands for; a section as it is.
 
     "chain" has 5 tokens, "static" 25 nodes; "30-4-8" is EAGLE-2's tree of 30 nodes with the root on 4 levels, 8 wide;

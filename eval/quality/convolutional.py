@@ -24,7 +24,7 @@ CROP = 256  # LANTERN's "FID at 256 pixels"
 SIDE = 299
 
 
-def load_inception(path: Path, device: torch.device | str) -> Any:
+def load_inception(path: Path, device: torch.device | str) -> object:
     """The network. Raises `UserError` where the file is no TorchScript of an Inception, or a weight is not finite."""
     try:
         network = torch.jit.load(path, map_location=device).eval()

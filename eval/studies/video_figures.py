@@ -18,6 +18,7 @@ from ..style import (
     MARKERS,
     ORANGE,
     WIDEST,
+    Panel,
     lines,
     one_panel,
     panel_grid,
@@ -114,7 +115,7 @@ def attention_map(path: Path, shares: Sequence[Sequence[float]], *, bridge: int 
     # The strongest head of each layer on the left: heads have no order of their own.
     image = panel.imshow([sorted(heads, reverse=True) for heads in shares], aspect="auto", cmap="viridis", vmin=0)
     for axis in (panel.xaxis, panel.yaxis):
-        axis.get_major_locator().set_params(integer=True)
+        axis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
     if bridge is not None:
         panel.axhline(bridge - 0.5, color="white", linestyle="--", linewidth=1)
         panel.annotate("m*", (1, bridge - 0.5), xycoords=("axes fraction", "data"), xytext=(-3, 3), ha="right",
@@ -159,7 +160,7 @@ def retention_curve(path: Path, retention: Mapping[str, Sequence[float]], *, bri
     save(figure, path)
 
 
-def _bridge(panel: Any, layer: int | None) -> None:
+def _bridge(panel: Panel, layer: int | None) -> None:
     if layer is not None:
         panel.axvline(layer, color=INK, linestyle="--", linewidth=1)
         panel.annotate("m*", (layer, 1), xytext=(3, -2), xycoords=("data", "axes fraction"), textcoords="offset points",

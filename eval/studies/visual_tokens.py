@@ -23,6 +23,7 @@ from ...models.decoding.removal import unseen_from
 from ...models.decoding.warp import Warp
 from ...models.drafters.base import Drafter
 from ...models.targets.base import Taps
+from ...models.targets.language import LanguageTarget
 from ..loop import Decoding, embed_once, generate
 
 Kind = Literal["instruction", "visual", "text"]
@@ -53,16 +54,17 @@ def attention_shares(weights: Tensor, kinds: Tensor) -> dict[Kind, Tensor]:
 
 
 @torch.inference_mode()
-def target_visual_attention(target: Any, request: Request) -> Tensor:
+def target_visual_attention(target: LanguageTarget, request: Request) -> Tensor:
     """[L,H] of the last prompt token's attention that visual tokens receive together (figure 3b)."""
     layers = tuple(range(target.decoder.num_layers))
     _, step = target.prefill(request, Taps(prefill_attention=layers, attention_queries="last"), capacity=1)
+    assert step.prompt is not None and step.prompt.modality is not None
     visual = step.prompt.modality[0] != TEXT
     return torch.stack([step.attention[layer][0][:, visual].sum(-1) for layer in layers])
 
 
 @torch.inference_mode()
-def head_shares(target: Any, head: Drafter, request: Request) -> dict[Kind, float]:
+def head_shares(target: LanguageTarget, head: Drafter, request: Request) -> dict[Kind, float]:
     """Where a hidden-state head looks from the first token after the prompt, which is text, as shares over kinds.
 
     It is observed while it drafts: it must attend through `scaled_dot_product_attention`.
@@ -147,7 +149,7 @@ def says_letter(decode: Callable[[list[int]], str], letter: str) -> Callable[[li
 
 
 def importance(
-    target: Any, questions: Sequence[Question], layers: Sequence[int], decoding: Decoding
+    target: LanguageTarget, questions: Sequence[Question], layers: Sequence[int], decoding: Decoding
 ) -> dict[int, float]:
     """Layer -> share of right answers where visual tokens are unseen from that layer on (figures 3a and 5).
 
@@ -167,13 +169,13 @@ def importance(
     return {layer: count / len(questions) for layer, count in right.items()}
 
 
-def _visual(target: Any, request: Request) -> Tensor:
+def _visual(target: LanguageTarget, request: Request) -> Tensor:
     """[T] bool of the prompt as the target reads it."""
     return target.view(request).modality != TEXT
 
 
 @torch.inference_mode()
-def retention(target: Any, requests: Sequence[Request]) -> dict[str, list[float]]:
+def retention(target: LanguageTarget, requests: Sequence[Request]) -> dict[str, list[float]]:
     """Mean cosine of states after each layer with the embeddings of the same places (figure 6).
 
     Returns:
@@ -185,6 +187,7 @@ def retention(target: Any, requests: Sequence[Request]) -> dict[str, list[float]
     counts = dict.fromkeys(sums, 0)
     for request in requests:
         _, step = target.prefill(request, Taps(text_layers=layers), capacity=1)
+        assert step.prompt is not None and step.prompt.modality is not None
         places = step.prompt.modality[0] != TEXT
         start = step.layers[0][0].float()
         cosines = torch.stack(

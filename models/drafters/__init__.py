@@ -53,7 +53,7 @@ AnyDrafter = Annotated[
 ]
 
 
-def members_of(config: MixedConfig, context: Any = None) -> list[Any]:
+def members_of(config: MixedConfig, context: object = None) -> list[Any]:
     """An ensemble's members: names as they are, sections read as a recipe's `drafter`.
 
     Args:

@@ -81,7 +81,7 @@ class ConvolvedLayer(BlockLayer):
         sizes = shape.layer.hidden_size, shape.conv_group_size, shape.block_size
         self.attention_conv, self.mlp_conv = GroupedConvolution(*sizes), GroupedConvolution(*sizes)
 
-    def forward(self, blocks: Tensor, context: Tensor, turn: Turn, attend: Any) -> Tensor:
+    def forward(self, blocks: Tensor, context: Tensor, turn: Turn, attend: object) -> Tensor:
         """As `BlockLayer.forward`."""
         mixed, corrections = self.attention_conv(self.input_layernorm(blocks))
         blocks = blocks + self.attention_conv(self.self_attn(mixed, context, turn, attend), corrections)[0]

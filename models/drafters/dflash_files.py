@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -203,7 +202,7 @@ def settings_of(values: JsonObject, path: Path) -> JsonObject:
     }
 
 
-def _refuse(name: str, value: Any, expected: Any, path: Path) -> None:
+def _refuse(name: str, value: object, expected: object, path: Path) -> None:
     raise UserError(
         f"the draft was made otherwise: {name} is {value}, expected {expected}", where=str(path),
         hint=f"set drafter.{name} as the draft was trained, or train one for these settings",

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -103,7 +102,7 @@ class BlockLayer(nn.Module):
         self.input_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
 
-    def forward(self, blocks: Tensor, context: Tensor, turn: Turn, attend: Any) -> Tensor:
+    def forward(self, blocks: Tensor, context: Tensor, turn: Turn, attend: object) -> Tensor:
         """Blocks [B,Q,D] -> [B,Q,D]; the rest as of `BlockAttention.forward`."""
         blocks = blocks + self.self_attn(self.input_layernorm(blocks), context, turn, attend)
         return blocks + self.mlp(self.post_attention_layernorm(blocks))

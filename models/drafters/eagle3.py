@@ -173,7 +173,7 @@ class Eagle3Head(StateHead):
         states: Tensor,
         positions: Tensor,
         mask: Tensor | None,
-        cache: Cache | Any | None = None,
+        cache: Cache | object | None = None,
         *,
         direct: tuple[Tensor, Tensor] | None = None,
         image: Tensor | None = None,

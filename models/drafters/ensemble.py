@@ -69,7 +69,7 @@ def preset(name: str) -> EnsembleConfig:
     return EnsembleConfig(name=name, members=members, weights=weights)
 
 
-def _named(value: Any) -> Any:
+def _named(value: object) -> Any:
     return preset(value) if isinstance(value, str) else value
 
 

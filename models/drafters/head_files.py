@@ -298,7 +298,7 @@ def check_vocabulary(config: DrafterConfig, head: Any, target: Target, path: Pat
         _refuse("draft_vocab_size", held, settings["draft_vocab_size"] or f"null, all {whole} ids", path)
 
 
-def _refuse(name: str, value: Any, expected: Any, path: Path, error: type[UserError] = UserError) -> None:
+def _refuse(name: str, value: object, expected: object, path: Path, error: type[UserError] = UserError) -> None:
     raise error(
         f"the head was made otherwise: {name} is {value}, expected {expected}", where=str(path),
         hint="name the target and the settings that the head was trained with, or train one for these",

@@ -7,8 +7,6 @@ Letters: B rows, N inputs, D width, S joined states, K positions seen, V vocabul
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -76,7 +74,7 @@ class FusedHead(StateHead):
         states: Tensor,
         positions: Tensor,
         mask: Tensor | None,
-        cache: Cache | Any | None = None,
+        cache: Cache | object | None = None,
         *,
         direct: tuple[Tensor, Tensor] | None = None,
         image: Tensor | None = None,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import ClassVar, Literal, cast
 
 import torch
 from pydantic import Field, model_validator
@@ -213,7 +213,7 @@ class MtpHead(StateHead):
         states: Tensor,
         positions: Tensor,
         mask: Tensor | None,
-        cache: Cache | Any | None = None,
+        cache: Cache | object | None = None,
         *,
         direct: tuple[Tensor, Tensor] | None = None,
         image: Tensor | None = None,

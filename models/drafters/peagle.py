@@ -10,7 +10,7 @@ Letters: B rows, N true entries, A blocks of a row, M = K - 1 masks of a block, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, cast
+from typing import ClassVar, Literal, cast
 
 import torch
 from pydantic import Field
@@ -231,7 +231,7 @@ class PeagleProposal:
         return self.reader.num_held
 
     @property
-    def _cache(self) -> Any:
+    def _cache(self) -> object:
         return self.reader._cache
 
     def start(self, request: object, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:

@@ -74,7 +74,7 @@ class ModuleDrafter(PublishedDrafter):
         twin.load_state_dict(state)
         return twin
 
-    def empty(self, shape: Any) -> nn.Module:
+    def empty(self, shape: object) -> nn.Module:
         """What is built beside a target of this shape."""
         with torch.device("meta"):
             return self.build(ShapeAlone(shape))  # type: ignore[arg-type]

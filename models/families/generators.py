@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 
 import torch
 from pydantic import Field
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...core.batch import ImageRequest
 from ...core.import_paths import OrImported
+from ..targets.base import DrawingTarget
 from ..targets.drawing import Conditions, Folders, ImageTargetSection
 from ..targets.section import TargetSection
 from .load import TargetConfig
@@ -42,7 +43,7 @@ def image_section(target: AnyTarget) -> ImageTargetConfig:
 class Generator:
     """A frozen target with its two translators."""
 
-    target: Any
+    target: DrawingTarget
     condition: Conditions
     pictures: Callable[[Tensor], Tensor]  # codes [B,n] -> uint8 [B,3,S,S]
     codebook: Tensor  # [C,d] as stored: what codes are near one another by

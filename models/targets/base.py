@@ -170,6 +170,20 @@ class DrawingTarget(Target, DrawsSideBySide, Protocol):
 
     guidance: Guidance
 
+    @property
+    def grid(self) -> int:
+        """Codes along a side of a picture."""
+        ...
+
+    @property
+    def config(self) -> object:
+        """The transformer's."""
+        ...
+
+    def codes(self, tokens: Sequence[int]) -> Tensor:
+        """[n] int64: the codes of a picture's tokens."""
+        ...
+
 
 def guided_batch(target: DrawingTarget, feature: Tensor, step: int) -> Tensor:
     """[R*B,D] -> [B,V]: what B pictures are decoded from at token `step`; their conditional rows come first."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ...core.errors import UserError
 from ...core.import_paths import Kinded
 from ..decoding.rows import Guidance
-from .base import TargetShape
+from .base import DrawingTarget, TargetShape
 
 Folders = Mapping[str, Path]
 Conditions = Callable[[str, int | None], Tensor]  # caption, label -> what the target is asked by
@@ -84,7 +84,7 @@ class ImageTargetSection(Kinded):
         """Parameters of each part that the section describes, without weights."""
         raise NotImplementedError
 
-    def load(self, folders: Folders, *, device: torch.device) -> Any:
+    def load(self, folders: Folders, *, device: torch.device) -> DrawingTarget:
         """The frozen target alone: what a head needs while it trains."""
         raise NotImplementedError
 

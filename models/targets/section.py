@@ -105,7 +105,7 @@ class TargetSection(Kinded):
                 where="key target.num_token_ids", hint="leave the key out: the number follows from the tokenizer",
             )  # fmt: skip
 
-    def check_one_source(self, language_model: Any, vision_tower: Any) -> None:
+    def check_one_source(self, language_model: object, vision_tower: object) -> None:
         """Raises `ValueError` unless there is a path alone, or both inline configs alone."""
         given = [] if language_model is None else ["language_model"]
         given += [] if vision_tower is None else ["vision_tower"]

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from ...models.families.memory import BYTES
-from ...models.stored import stored_dtype
+from ...models.stored import Held, stored_dtype
 from ..run.stage import WholeRecipe
 
 # Of a Hub id, whose weights and config a dry run does not fetch: most are published so.
 UNKNOWN = "bfloat16"
 
 
-def held_dtype(section: Any, *, key: str = "target") -> str:
+def held_dtype(section: Held, *, key: str = "target") -> str:
     """float32, bfloat16 or float16: in which a section's weights are counted.
 
     Raises:
@@ -26,12 +25,12 @@ def held_dtype(section: Any, *, key: str = "target") -> str:
     return stored_dtype(section.path, section.revision, key=key) if Path(section.path).is_dir() else UNKNOWN
 
 
-def held_bytes(section: object) -> int:
+def held_bytes(section: Held) -> int:
     """Bytes of a weight."""
     return BYTES[held_dtype(section)]
 
 
-def dtype_text(section: Any) -> str:
+def dtype_text(section: Held) -> str:
     """The setting as a dry run shows it: `auto (bfloat16: as stored; float32 on a CPU)`."""
     if section.dtype != "auto":
         return str(section.dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from transformers import PreTrainedConfig
@@ -21,6 +21,7 @@ from ...data.records.mixture import JsonFile, Name, Selection, Share, are_presen
 from ...data.records.records import RecordFile
 from ...models.hub import config_value
 from ..run.stage import Planned
+from ..train.settings import RecordsSettings
 
 LOOKED_AT = 500  # records whose pictures are opened at most: a head costs little, and a clip is read through
 
@@ -40,9 +41,17 @@ class OnDisk:
         return len(self.words)
 
 
-def on_disk(stage: Any) -> OnDisk | None:
+class OfRecords(Protocol):
+    """A stage on records."""
+
+    @property
+    def data(self) -> ConversationData | None: ...
+
+
+def on_disk(stage: OfRecords) -> OnDisk | None:
     """A stage's data, indexed, where all of it is on disk."""
     data = stage.data
+    assert data is not None
     names = _names(data)
     if data.from_stage is not None or not are_present(names, opens_fast=True):
         return None
@@ -169,7 +178,7 @@ def most_patches(data: ConversationData, image_reader: ImageReader) -> int:
     return max(data.max_length, tiles * tile.num_image_tokens)
 
 
-def tokens(stage: Any, files: OnDisk | None, image_reader: ImageReader) -> list[str]:
+def tokens(stage: RecordsSettings, files: OnDisk | None, image_reader: ImageReader) -> list[str]:
     """Text and visual tokens of one epoch; words are counted where the data is there, for a tokenizer is not."""
     if files is not None:
         visual = visual_tokens(files, stage.data, image_reader)

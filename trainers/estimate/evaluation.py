@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import cast
 
 from ...models.drafters.base import DrafterConfig
-from ...models.families.load import target_config
+from ...models.families.load import TargetConfig, target_config
 from ...models.families.sizes import parameter_counts
 from ...models.targets.section import TargetSection
 from ..evaluate.evaluate_settings import EvaluateSettings
+from ..evaluate.methods import Method
 
 
 def describe_evaluation(stage: EvaluateSettings) -> list[str]:
@@ -41,10 +42,12 @@ def describe_evaluation(stage: EvaluateSettings) -> list[str]:
     sections = [method.drafter for method in stage.methods.values()] + list(stage.drafters.values())
     models = [section.whole_model for section in sections if isinstance(section, DrafterConfig)]
     published = {model.path: model for model in models if isinstance(model, TargetSection)}
-    return lines + [f"  draft {p}: {_num_parameters(model):,} parameters" for p, model in published.items()]
+    return lines + [
+        f"  draft {p}: {_num_parameters(cast(TargetConfig, model)):,} parameters" for p, model in published.items()
+    ]
 
 
-def _own_temperatures(method: Any, temperatures: Sequence[float]) -> str:
+def _own_temperatures(method: Method, temperatures: Sequence[float]) -> str:
     """Those that a method is used at, where it is not used at all of the evaluation's."""
     own = [t for t in temperatures if method.allowed(t)]
     if len(own) == len(temperatures):
@@ -62,6 +65,6 @@ def _untimed_lines(stage: EvaluateSettings) -> list[str]:
     return lines
 
 
-def _num_parameters(section: Any) -> int:
+def _num_parameters(section: TargetConfig) -> int:
     """The number of parameters of a published model that reads pictures."""
     return sum(parameter_counts(target_config(section, None, network=False)).values())

@@ -7,14 +7,14 @@ Its drafters: `proposals.py`; of trainings: `training.py`; of image generators: 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 
 from ...models.drafters.captioners import LvlmCaptions, num_published
 from ...models.drafters.lvlm import LvlmConfig
 from ...models.families.generators import language_section
-from ...models.families.load import target_config
+from ...models.families.load import TargetConfig, target_config
 from ...models.families.memory import BYTES, cache_bytes, graph_bytes, weight_bytes
 from ...models.hub import has_windows, recurrent_layers
 from ...models.targets.base import language_shape
@@ -27,6 +27,9 @@ from .auto_dtypes import held_dtype
 from .models import target_shape
 from .passes import Pass, moment
 from .proposals import proposals, sizes_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 _GIB = 2**30
 # CUDA's context, libraries' workspaces and what the allocator cannot use.
@@ -112,7 +115,7 @@ def evaluation_memory(plan: Planned) -> Memory:
         if cache:
             parts["drafters' caches"] = parts.get("drafters' caches", 0.0) + cache
         moments.append(sizes.moment)
-    uncounted = list(dict.fromkeys(str(one.config.path) for one in opened if one.is_unknown))
+    uncounted = list(dict.fromkeys(str(cast(LvlmConfig, one.config).path) for one in opened if one.is_unknown))
     if stage.captioner is not None:
         captioner = _captioner(plan, config)
         if captioner is None:
@@ -147,7 +150,7 @@ def memory_of_rows(recipe: WholeRecipe, rows: int, length: int) -> Memory:
     return Memory(parts | {"activations": rows * moment(config, section, dtype, Pass(length, chunk))})
 
 
-def _caches(stage: EvaluateSettings, config: Any, section: Any, asked: Pass) -> dict[str, float]:
+def _caches(stage: EvaluateSettings, config: PreTrainedConfig, section: TargetConfig, asked: Pass) -> dict[str, float]:
     """The target's cache, and what its graphs hold where its passes are graphs.
 
     Args:
@@ -167,7 +170,7 @@ def _caches(stage: EvaluateSettings, config: Any, section: Any, asked: Pass) -> 
     return {"key-value cache": static + beside, "graphs": graphs}
 
 
-def _takes_graphs(config: Any, section: Any) -> bool:
+def _takes_graphs(config: PreTrainedConfig, section: TargetConfig) -> bool:
     """Whether the target's passes can be graphs on a GPU (`targets/verification.py`), as far as a recipe tells."""
     text = config.get_text_config()
     experts = getattr(text, "num_experts", None) or getattr(text, "num_local_experts", None)
@@ -175,7 +178,7 @@ def _takes_graphs(config: Any, section: Any) -> bool:
     return whole and not experts and not recurrent_layers(text) and not has_windows(text)
 
 
-def _captioner(plan: Planned, target: Any) -> tuple[float, float] | None:
+def _captioner(plan: Planned, target: PreTrainedConfig) -> tuple[float, float] | None:
     """Weights of what writes captions for mode C, and what lives while it does; None: its size is not known.
 
     Of a published one the pass is left out: its pictures are one batch of a size that nothing here tells.

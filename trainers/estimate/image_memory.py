@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...models.families.generators import ImageTargetConfig, image_section
+from ...models.targets.base import TargetShape
 from ...models.targets.llamagen.transformer import published
 from ..run.stage import Planned
 from .auto_dtypes import held_bytes
@@ -52,7 +53,7 @@ def _target(section: ImageTargetConfig, width: int) -> dict[str, int]:
     return sizes
 
 
-def _drafter(config: Any, shape: Any, places: int, width: int) -> tuple[float, float]:
+def _drafter(config: Any, shape: TargetShape, places: int, width: int) -> tuple[float, float]:
     """Memory of the weights, and of keys and values at this number of tokens of all rows."""
     weights = float(width * sum(config.count(shape).values()))
     if config.base_kind == "llamagen":

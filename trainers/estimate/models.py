@@ -11,10 +11,11 @@ from ...models.families.sizes import parameter_lines
 from ...models.parts import TokenIds
 from ...models.targets.base import TargetShape, language_shape
 from ...models.targets.drawing import COUNTED_IDS
+from ...models.targets.llamagen.transformer import LlamaGenConfig
 from ..run.stage import WholeRecipe
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+    from transformers import ChameleonConfig
 
 SYNTHETIC_VOCABULARY = 32064  # of an inline target where no stage generates a synthetic dataset
 
@@ -49,7 +50,7 @@ def mirrored_shape(recipe: WholeRecipe) -> TargetShape:
     return language_shape(target_shape(recipe).get_text_config())
 
 
-def _generator_lines(section: ImageTargetConfig, shape: PreTrainedConfig) -> list[str]:
+def _generator_lines(section: ImageTargetConfig, shape: LlamaGenConfig | ChameleonConfig) -> list[str]:
     counts = section.count()
     suffix = f"   at {COUNTED_IDS} ids" if "text encoder" in counts else ""
     lines = [f"  {name:<16} {count:>16,}" for name, count in counts.items()]

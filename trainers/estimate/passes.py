@@ -20,6 +20,7 @@ from transformers import PreTrainedConfig
 
 from ...core.pictures import IMAGE, TEXT, Picture
 from ...models.decoding.decoder import CachedDecoder
+from ...models.families.load import TargetConfig
 from ...models.families.memory import BYTES, cache_bytes
 from ...models.families.sizes import empty_model
 from ...models.families.table import family_of
@@ -50,7 +51,7 @@ class Pass:
     attention: bool = False
 
 
-def moment(config: PreTrainedConfig, section: object, dtype: str, asked: Pass) -> float:
+def moment(config: PreTrainedConfig, section: TargetConfig | None, dtype: str, asked: Pass) -> float:
     """Bytes that live at most for a moment: the tower's pass over a prompt of pictures, or the language model's.
 
     Args:
@@ -70,7 +71,7 @@ def moment(config: PreTrainedConfig, section: object, dtype: str, asked: Pass) -
     return max(prompt, tower_moment(config, section, dtype, asked.positions))
 
 
-def tower_moment(config: PreTrainedConfig, section: object, dtype: str, positions: int) -> float:
+def tower_moment(config: PreTrainedConfig, section: TargetConfig | None, dtype: str, positions: int) -> float:
     """Bytes of the tower and the projector over pictures that fill so many positions; 0: there is no tower."""
     if config_value(config, "vision_config") is None:
         return 0.0
@@ -90,11 +91,11 @@ class _Model:
 
     text: str
     config: PreTrainedConfig = field(compare=False)
-    section: Any = field(compare=False)
+    section: TargetConfig | None = field(compare=False)
     dtype: str = field(compare=False)
 
     @classmethod
-    def of(cls, config: PreTrainedConfig, section: Any, dtype: str) -> _Model:
+    def of(cls, config: PreTrainedConfig, section: TargetConfig | None, dtype: str) -> _Model:
         kind = None if section is None else section.kind
         return cls(f"{dtype} {kind} {config.to_json_string(use_diff=False)}", config, section, dtype)
 
@@ -116,7 +117,7 @@ def _prompt(model: _Model, length: int, chunk: int | None, attention: bool) -> f
 
 
 @torch.no_grad()
-def _run(decoder: CachedDecoder, length: int, chunk: int | None, attention: bool) -> Any:
+def _run(decoder: CachedDecoder, length: int, chunk: int | None, attention: bool) -> object:
     words = torch.full((1, length), TEXT, dtype=torch.int8)
     rows = decoder.prompts(torch.ones(1, length, dtype=torch.int64, device=META), words.to(META), on_host=(words, None))
     queries = torch.arange(length) >= length - _ATTENDED

@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Literal, cast
 
+from ...data.dataset import ConversationData
 from ...data.pictures.visual_budget import visual_tokens
 from ...models.drafters.base import DrafterConfig
 from ...models.drafters.head_config import HeadConfig
 from ...models.drafters.head_graphs import COUNTS, MOST_EXPANSIONS
 from ...models.drafters.lvlm import LvlmConfig
 from ...models.drafters.mixed import MixedConfig
-from ...models.families.load import target_config
+from ...models.families.load import TargetConfig, target_config
 from ...models.families.memory import BYTES, cache_bytes, weight_bytes
 from ...models.families.table import family_of
 from ...models.hub import pinned_config
@@ -28,6 +29,9 @@ from ..evaluate.methods import Method, decoding_with, members_of
 from ..run.stage import Planned
 from .auto_dtypes import held_bytes, held_dtype
 from .passes import Pass, moment
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ class Proposal:
         chain: drafted tokens of a chain that is one graph; None: it is none.
     """
 
-    config: Any
+    config: DrafterConfig
     weights: Hashable
     nodes: int
     chain: int | None = None
@@ -66,7 +70,7 @@ def proposals(plan: Planned, wanted: Callable[[Method], bool] = lambda method: T
     return opened
 
 
-def _of_method(plan: Planned, name: str, method: Method) -> Iterator[tuple[Any, Hashable]]:
+def _of_method(plan: Planned, name: str, method: Method) -> Iterator[tuple[DrafterConfig, Hashable]]:
     """(section as it decodes, key of its weights) of each drafter of a method."""
     for maker, section in _sources(plan, method):
         config = decoding_with(section, method.settings, name)
@@ -81,12 +85,12 @@ def _of_method(plan: Planned, name: str, method: Method) -> Iterator[tuple[Any, 
             yield config, _key(maker, section, config)
 
 
-def _sources(plan: Planned, method: Method) -> Iterator[tuple[str | None, Any]]:
+def _sources(plan: Planned, method: Method) -> Iterator[tuple[str | None, DrafterConfig]]:
     """(stage that trained it, section) of each drafter; None: no stage did."""
     if method.names:
         yield from (_named(plan, name) for name in method.names)
     elif method.drafter is not None:
-        yield None, method.drafter
+        yield None, cast(DrafterConfig, method.drafter)
     else:
         maker = plan.inputs.get("drafter")
         section = plan.recipe.drafter if maker is None else _named(plan, maker)[1]
@@ -94,13 +98,13 @@ def _sources(plan: Planned, method: Method) -> Iterator[tuple[str | None, Any]]:
             yield maker, section
 
 
-def _named(plan: Planned, name: str) -> tuple[str | None, Any]:
+def _named(plan: Planned, name: str) -> tuple[str | None, DrafterConfig]:
     if name in plan.stage.drafters:
         return None, plan.stage.drafters[name]
-    return name, getattr(plan.recipe.stages.get(name), "drafter", None) or plan.recipe.drafter
+    return name, cast(DrafterConfig, getattr(plan.recipe.stages.get(name), "drafter", None) or plan.recipe.drafter)
 
 
-def _key(maker: str | None, section: Any, config: Any = None) -> Hashable:
+def _key(maker: str | None, section: DrafterConfig, config: DrafterConfig | None = None) -> Hashable:
     """Settings of decoding share weights, but rotary positions of three rows are part of a head's module."""
     shared = section.model_dump_json(by_alias=True, exclude=set(section.decoding_settings))
     return maker, shared, getattr(config or section, "positions", None) == "mrope"
@@ -123,7 +127,7 @@ class Sizes:
     is_targets: bool = False
 
 
-def sizes_of(one: Proposal, stage: EvaluateSettings, config: Any, section: Any) -> Sizes:
+def sizes_of(one: Proposal, stage: EvaluateSettings, config: PreTrainedConfig, section: TargetConfig) -> Sizes:
     """The sizes of a proposal beside a language target.
 
     Args:
@@ -155,7 +159,7 @@ def sizes_of(one: Proposal, stage: EvaluateSettings, config: Any, section: Any) 
     return Sizes("drafters", weights, cache)
 
 
-def _left(drafter: DrafterConfig, stage: EvaluateSettings, config: object, positions: int) -> int:
+def _left(drafter: DrafterConfig, stage: EvaluateSettings, config: PreTrainedConfig, positions: int) -> int:
     """Positions of the longest pruned prompt with its answer, where the recipe says how long its clips are."""
     lengths = [length for listed in stage.listed_lengths().values() for length in listed]
     data = max(stage.data, key=lambda data: data.max_length)
@@ -164,7 +168,7 @@ def _left(drafter: DrafterConfig, stage: EvaluateSettings, config: object, posit
     return positions - visual + drafter.num_kept(visual)
 
 
-def _visual(length: int | str, data: Any, config: Any) -> int:
+def _visual(length: int | str, data: ConversationData, config: PreTrainedConfig) -> int:
     """Visual tokens of a clip of so many frames, at most, or of the tokens that the text says."""
     if isinstance(length, str):
         return visual_tokens(length)
@@ -173,7 +177,9 @@ def _visual(length: int | str, data: Any, config: Any) -> int:
     return read.of_frames(config, length, data.video.max_pixels or 0)  # null: nobody says, and nothing is taken off
 
 
-def _whole_model(model: Any, positions: int, config: Any, section: Any) -> Sizes:
+def _whole_model(
+    model: TargetConfig | Literal["target"], positions: int, config: PreTrainedConfig, section: TargetConfig
+) -> Sizes:
     """Of a model's section, or of "target"."""
     if model == "target":
         own = cache_bytes(config, held_dtype(section), positions, section.tensor_parallel_size)
@@ -185,7 +191,9 @@ def _whole_model(model: Any, positions: int, config: Any, section: Any) -> Sizes
     return Sizes("sibling", weights, cache_bytes(own_config, dtype, positions, size), made)
 
 
-def _draft_lvlm(one: Proposal, drafter: LvlmConfig, positions: int, config: Any, section: Any) -> Sizes:
+def _draft_lvlm(
+    one: Proposal, drafter: LvlmConfig, positions: int, config: PreTrainedConfig, section: TargetConfig
+) -> Sizes:
     """A cache for each mode that it mixes, padded to the longest; the prompts run in caches that are joined then."""
     own, dtype = drafter.config_beside(config), drafter.dtype or held_dtype(section)
     rows = len(drafter.drafting_mode.members)

@@ -46,6 +46,8 @@ _LAYERS = 12  # of a decoder that are counted at once; more add equal steps
 _ROW = 4096  # positions of rows that are counted at once
 _RUN = 64  # of a conversation's tokens the last quarter of each so many is supervised
 
+_Step = Callable[[nn.Module, Taps, int, int], None]
+
 
 def num_ranks(recipe: WholeRecipe) -> int:
     """Ranks of a training: one for each GPU, but for a target that one rank spreads over all."""
@@ -126,8 +128,8 @@ def _lvlm_step(known: Known, rows: int, length: int, patches: int, kept: int) ->
     return along(count, config.get_text_config().num_hidden_layers, _LAYERS // 2)
 
 
-def _lvlm_module(stage: RecordsSettings, config: PreTrainedConfig, teacher: Any) -> nn.Module:
-    settings: dict[str, Any] = {"gradient_checkpointing": stage.gradient_checkpointing, "lora": stage.lora}
+def _lvlm_module(stage: RecordsSettings, config: PreTrainedConfig, teacher: Teacher | None) -> nn.Module:
+    settings: dict[str, object] = {"gradient_checkpointing": stage.gradient_checkpointing, "lora": stage.lora}
     with META, warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of transformers, which the training itself shows
         model: PreTrainedModel = empty_model(config)
@@ -177,7 +179,7 @@ def head_memory(stage: StatesSettings, recipe: WholeRecipe, max_length: int | No
     rows, length = _rows(stage, recipe, max_length)
     axes = 3 if "mrope_section" in rope_of(own) else 1
 
-    def step(training: Any, taps: Taps, count: int, length: int) -> None:
+    def step(training: nn.Module, taps: Taps, count: int, length: int) -> None:
         batch = _batch(count, length, min(16, length // 4), axes=axes, packed=stage.packing is not None)
         states = _states(taps, shape.hidden_size, held_dtype(recipe.target), batch.ids, length)
         _backward(training, training(batch, replace(states, positions=batch.positions)))
@@ -186,7 +188,7 @@ def head_memory(stage: StatesSettings, recipe: WholeRecipe, max_length: int | No
     counted = _head_step(known, rows, length)
     if not stage.reads_tables:  # the target's pass is over when the head begins, and has left its states
         asked = Pass(rows * length)
-        parts["the target's pass"] = moment(target, recipe.target, held_dtype(recipe.target), asked)
+        parts["the target's pass"] = moment(target, language_section(recipe.target), held_dtype(recipe.target), asked)
         parts["the target's pass"] += cache_bytes(target, held_dtype(recipe.target), rows * length)
     return _with_step(parts, config, counted)
 
@@ -202,7 +204,7 @@ def image_head_memory(stage: CodesSettings, recipe: WholeRecipe) -> Memory | Non
     parts = engine_parts(trained, trained, stage, recipe)
     parts["frozen target"] = held_bytes(section) * section.count()["transformer"]
 
-    def step(training: Any, taps: Taps, count: int, length: int) -> None:
+    def step(training: nn.Module, taps: Taps, count: int, length: int) -> None:
         sizes = count, section.prompt_places, section.num_codes
         batch, states = _codes(*sizes, shape, taps, held_dtype(section))
         _backward(training, training(batch, states))
@@ -228,7 +230,7 @@ def _frozen_bytes(recipe: WholeRecipe, weights: int) -> float:
 
 
 def _known(
-    recipe: WholeRecipe, config: DrafterConfig, shape: TargetShape, step: Callable[[Any, Taps, int, int], None], *,
+    recipe: WholeRecipe, config: DrafterConfig, shape: TargetShape, step: _Step, *,
     objective: HeadObjective | None = None, packing: PackingConfig | None = None,
 ) -> Known:  # fmt: skip
     types = number_type(recipe), getattr(torch, held_dtype(recipe.target))

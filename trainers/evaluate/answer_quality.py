@@ -33,7 +33,7 @@ BLIND = " (text only)"
 
 
 def measure_quality(
-    config: QualitySection, run: TabedRun, drafts: Mapping[str, Any], score: Mapping[Metric, Scorer]
+    config: QualitySection, run: TabedRun, drafts: Mapping[str, object], score: Mapping[Metric, Scorer]
 ) -> JsonObject:
     """Let target and drafts answer every set with the pictures and without; write `quality.json` and `quality.md`.
 

@@ -185,7 +185,7 @@ class TabedBenchmark(SuiteBenchmark):
         return lines
 
 
-def _known_kind(value: object) -> Any:
+def _known_kind(value: object) -> object:
     """Without a kind: prompts where it has them, else files."""
     if not isinstance(value, dict) or "kind" in value:
         return value
@@ -198,11 +198,11 @@ AnyBenchmark = Annotated[
 ]
 
 
-def _by_name(section: object) -> Any:
+def _by_name(section: object) -> object:
     """A list of sections with a name each, too. Raises `ValueError` where two have one name."""
     if not isinstance(section, list) or not all(isinstance(entry, dict) for entry in section):
         return section
-    entries: dict[str, Any] = {}
+    entries: dict[str, object] = {}
     for entry in section:
         name = str(entry.get("name") or entry.get("kind"))
         if name in entries:

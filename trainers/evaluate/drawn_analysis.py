@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -16,13 +15,14 @@ from ...eval.studies.drawn import CellStatistics, encoded_pictures, read_picture
 from ...eval.studies.drawn.places import contrasts
 from ...eval.tables import ReportSection
 from ...models.decoding.warp import Warp
+from ...models.drafters.eagle_images import ImageEagleHead
 from ...models.families.generators import Generator, image_section
 from .drafters import Drafting
 from .evaluate_settings import EvaluateSettings
 from .pictures_of_rows import PicturesOfRows, codes_of, drawn_tokens
 
 
-def eagle_head(drafting: Sequence[Drafting]) -> Any:
+def eagle_head(drafting: Sequence[Drafting]) -> ImageEagleHead:
     """The head of the first method. Raises `UserError` where it is none of EAGLE's."""
     head = getattr(drafting[0].drafter, "head", None)
     if drafting[0].config.base_kind != "eagle" or head is None:

@@ -104,7 +104,7 @@ class EvaluateSettings(Stage):
 
     @field_validator("target", mode="before")
     @classmethod
-    def _published(cls, target: object) -> Any:
+    def _published(cls, target: object) -> object:
         """Said before what is wrong with an inline config, which would be of no use here."""
         if isinstance(target, dict) and "kind" in target and target.get("path") is None:
             problem = "is missing: what a stage trains is the recipe's own target"
@@ -113,7 +113,7 @@ class EvaluateSettings(Stage):
 
     @model_validator(mode="before")
     @classmethod
-    def _spelled_out(cls, values: object) -> Any:
+    def _spelled_out(cls, values: object) -> object:
         """Old keys are refused; presets become methods; methods without a tree get the stage's."""
         if not isinstance(values, dict):
             return values
@@ -248,7 +248,7 @@ class EvaluateSettings(Stage):
 
     def _check_codebook(self, size: int) -> None:
         """Refuses neighbours that the codebook does not have."""
-        asked: dict[str, Callable[[int], Any]] = {
+        asked: dict[str, Callable[[int], object]] = {
             f"methods.{name}.rule.k": method.rule.num_neighbours
             for name, method in self.methods.items()
             if isinstance(method.rule, LanternConfig)

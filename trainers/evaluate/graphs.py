@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
 
 from pydantic import Field
 
@@ -14,6 +13,7 @@ from ...models.decoding.captured import PassGraphs
 from ...models.drafters import head_graphs
 from ...models.drafters.head_graphs import COUNTS
 from ...models.drafters.recursion import Recursive
+from ...models.targets.language import LanguageTarget
 from ...models.targets.verification import NODES, lengths_up_to, why_not
 from .drafters import Drafting
 
@@ -34,7 +34,7 @@ class GraphsConfig(Section):
     length: int | None = Field(None, ge=1)
 
 
-def capture_target(config: GraphsConfig, target: Any, drafting: Sequence[Drafting], capacity: int) -> None:
+def capture_target(config: GraphsConfig, target: LanguageTarget, drafting: Sequence[Drafting], capacity: int) -> None:
     """Let the target's passes be graphs, where that is asked for and can be.
 
     Args:
@@ -47,7 +47,7 @@ def capture_target(config: GraphsConfig, target: Any, drafting: Sequence[Draftin
         target.graphs = PassGraphs(target.device, lengths, NODES, target.decoder.new_cache)
 
 
-def capture_heads(config: GraphsConfig, target: Any, drafting: Sequence[Drafting], capacity: int) -> None:
+def capture_heads(config: GraphsConfig, target: LanguageTarget, drafting: Sequence[Drafting], capacity: int) -> None:
     """Let the passes of the methods' heads be graphs, where that is asked for and can be; arguments as above."""
     wanted = config.head and head_graphs.why_not(target) is None
     for one in drafting:
@@ -65,18 +65,20 @@ def _heads(drafter: object) -> Iterator[Recursive]:
         yield from _heads(member)
 
 
-def about_graphs(config: GraphsConfig, target: Any, drafting: Sequence[Drafting] = ()) -> dict[str, str]:
+def about_graphs(config: GraphsConfig, target: LanguageTarget, drafting: Sequence[Drafting] = ()) -> dict[str, str]:
     """The report's lines: of the target's passes and of heads', where they were asked for."""
     lines = {}
     if config.target:
-        why = why_not(target.decoder) if target.graphs is None else None
-        lines["graphs of the target"] = f"off: {why}" if why else f"on rank 0, {target.graphs.summary}"
+        if target.graphs is None:
+            lines["graphs of the target"] = f"off: {why_not(target.decoder)}"
+        else:
+            lines["graphs of the target"] = f"on rank 0, {target.graphs.summary}"
     if config.head:
         lines["graphs of heads"] = _about_heads(target, drafting)
     return lines
 
 
-def _about_heads(target: Any, drafting: Sequence[Drafting]) -> str:
+def _about_heads(target: LanguageTarget, drafting: Sequence[Drafting]) -> str:
     if (why := head_graphs.why_not(target)) is not None:
         return f"off: {why}"
     of_method = {one.title: [head.graphs for head in _heads(one.drafter)] for one in drafting}

@@ -35,7 +35,7 @@ class ExactRule(RuleSection):
         return RULES["sampling" if temperature else "greedy"]
 
 
-def _rule(value: object) -> Any:
+def _rule(value: object) -> object:
     return {"kind": value} if isinstance(value, str) else value
 
 

@@ -32,6 +32,7 @@ from ...eval.studies.planner import Costs, Plan, plan
 from ...eval.style import COLORS
 from ...eval.tables import Figure, ReportSection
 from ...models.decoding.warp import Warp
+from ...models.targets.language import LanguageTarget
 from ..run.context import Context
 from .drafters import Drafting
 from .measuring import Measuring
@@ -48,7 +49,7 @@ class Probing:
 
     settings: Probes
     context: Context
-    target: Any
+    target: LanguageTarget
     drafting: Mapping[str, Drafting]
     decoding: Decoding  # plain decoding at the lowest temperature
 

@@ -78,7 +78,7 @@ Unit = list[tuple[int, int]]  # items (number of the log, index) that one rank d
 def resumed(
     stem: Path,
     count: int,
-    work: Callable[[int], Any],
+    work: Callable[[int], object],
     stop: Stop,
     *,
     before: Callable[[Sequence[int]], None] = lambda left: None,

@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ...core import ranks
 from ...core.errors import UserError
@@ -151,7 +150,7 @@ def refuse_twice(stage: str, names: set[str], suites: Sequence[tuple[TabedBenchm
         names = names | more
 
 
-def _draft_models(stage: EvaluateSettings, drafters: Drafters) -> dict[str, Any]:
+def _draft_models(stage: EvaluateSettings, drafters: Drafters) -> dict[str, object]:
     """Models of draft LVLMs, by name: they answer on their own."""
     return {
         name: model

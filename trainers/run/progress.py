@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import psutil
 from rich.cells import cell_len, set_cell_size
@@ -219,7 +219,7 @@ def watched() -> bool:
 
     `TERM=dumb` switches the live line off, and so does a continuous integration (`CI`), whose terminals are logs.
     """
-    stream: Any = sys.stdout
+    stream: object = sys.stdout
     is_terminal = getattr(stream, "isatty", lambda: False)()
     return bool(is_terminal and os.environ.get("TERM", "") not in ("", "dumb", "unknown") and not os.environ.get("CI"))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from ...core.json_types import JsonObject
 from ...core.states import Taps
@@ -11,6 +11,7 @@ from ...data.families.processor import Processor
 from ...data.states.samples import StatesSamples
 from ...models.decoding.warp import Warp
 from ...models.hub import read_config
+from ...models.targets.language import LanguageTarget
 from ..run.context import Context
 from .engine_settings import ServedSettings
 from .rank_engine import engine_process, identity_of_engine
@@ -43,7 +44,14 @@ class ServedEngine(ServedSettings):
         return ServedAnswers(self, process, processor, warp, ends, never)
 
     def open_states(
-        self, context: Context, samples: StatesSamples, target: Any, processor: Processor, wanted: Taps, *, key: str
+        self,
+        context: Context,
+        samples: StatesSamples,
+        target: LanguageTarget,
+        processor: Processor,
+        wanted: Taps,
+        *,
+        key: str,
     ) -> ServedStates:
         target.check(wanted)
         data = samples.dataset

@@ -42,6 +42,7 @@ from ...models.families.generators import language_section
 from ...models.families.load import load_target
 from ...models.losses import log_probs
 from ...models.targets.base import TargetShape
+from ...models.targets.language import LanguageTarget
 from ..run.context import Context
 from ..run.stage_records import open_records
 from ..run.stopping import Stop
@@ -102,7 +103,7 @@ def count_samples(samples: StatesSamples, context: Context) -> Counts:
     return joined_counts(ranks.gather(mine))
 
 
-def open_target(context: Context, processor: Processor, *, tables_only: bool = False) -> Any:
+def open_target(context: Context, processor: Processor, *, tables_only: bool = False) -> LanguageTarget:
     """The frozen target, as it decodes; `tables_only` where its states are read: embedding, LM head and config."""
     return load_target(
         language_section(context.target),
@@ -164,7 +165,7 @@ class Builder:
 
     samples: StatesSamples
     counts: Counts
-    target: Any
+    target: LanguageTarget
     wanted: Taps
     store: StatesStore
     folder: Path

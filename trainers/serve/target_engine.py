@@ -18,6 +18,7 @@ from ...models.decoding.batched import Written
 from ...models.decoding.warp import Warp
 from ...models.drafters.base import DrafterConfig
 from ...models.families.generators import AnyTarget
+from ...models.targets.language import LanguageTarget
 from ..run.context import Context
 
 
@@ -135,7 +136,14 @@ class TargetEngine(Section):
         return None
 
     def open_states(
-        self, context: Context, samples: StatesSamples, target: object, processor: Processor, wanted: Taps, *, key: str
+        self,
+        context: Context,
+        samples: StatesSamples,
+        target: LanguageTarget,
+        processor: Processor,
+        wanted: Taps,
+        *,
+        key: str,
     ) -> StatesElsewhere | None:
         """What computes the target's states beside this rank (all ranks call); None: the target in this process.
 

@@ -11,7 +11,6 @@ import json
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ...core import ranks
 from ...core.batch import Request
@@ -24,6 +23,7 @@ from ...data.end_tokens import end_ids
 from ...data.families.processor import Aspect, Processor
 from ...models.decoding.batched import Written, write_answers
 from ...models.decoding.warp import Warp
+from ...models.targets.language import LanguageTarget
 from ..run.context import Context
 from ..run.stage_records import check_fit, open_records
 
@@ -65,7 +65,7 @@ class Prompts:
         split: str,
         begun: Sequence[Begun],
         context: Context,
-        target: Any,
+        target: LanguageTarget,
         *,
         form: PromptFormat,
         warp: Warp,
@@ -156,5 +156,5 @@ def _behind(begin: str, form: PromptFormat, processor: Processor) -> tuple[int, 
     return len(one.ids) - same, behind
 
 
-def _num_same(one: Sequence[Any], other: Sequence[Any]) -> int:
+def _num_same(one: Sequence[object], other: Sequence[object]) -> int:
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

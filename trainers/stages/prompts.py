@@ -30,6 +30,7 @@ from ...data.stage_folders import DATASET_FOLDER
 from ...models.decoding.warp import Warp
 from ...models.drafters.base import DrafterConfig
 from ...models.families.generators import AnyTarget
+from ...models.targets.language import LanguageTarget
 from ..estimate.evaluation_memory import Memory, memory_of_rows
 from ..run.context import Context
 from ..run.stage import Planned, Stage
@@ -151,7 +152,7 @@ class PromptsStage(Stage):
             for name, split in self.splits.items():
                 self._write(name, split, context, target, seen)
 
-    def _write(self, name: str, split: PromptSplit, context: Context, target: object, seen: set[str]) -> None:
+    def _write(self, name: str, split: PromptSplit, context: Context, target: LanguageTarget, seen: set[str]) -> None:
         source = Prompts(
             name, self._begun(name, split), context, target, form=self.format,
             warp=Warp(self.temperature, self.top_k, self.top_p), max_new_tokens=self.max_new_tokens,

@@ -102,7 +102,7 @@ class PublishStage(Stage):
 
     @model_validator(mode="before")
     @classmethod
-    def _old_word(cls, values: object) -> Any:
+    def _old_word(cls, values: object) -> object:
         """Refuses the key that `upload` was: on the command line the same word describes the run and writes nothing."""
         if isinstance(values, dict) and "dry_run" in values:
             raise Refused("dry_run", "is now written upload", "upload: false builds and tests the folder alone")

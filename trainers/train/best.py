@@ -70,7 +70,7 @@ class Best:
     folder: Path
     save: Callable[[Any, Path, int], None]
 
-    def keep(self, scores: Mapping[str, float | None], step: int, head: Callable[[], Any]) -> None:
+    def keep(self, scores: Mapping[str, float | None], step: int, head: Callable[[], object]) -> None:
         """Keep the weights as they are where a score is the best so far (all ranks call).
 
         Args:

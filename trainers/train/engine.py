@@ -123,7 +123,7 @@ def _tensor_cores(device: torch.device, allowed: bool) -> Iterator[None]:
             torch.set_float32_matmul_precision(before)
 
 
-def _gradient_sums(config: EngineConfig, accumulation: int) -> tuple[int, dict[str, Any]]:
+def _gradient_sums(config: EngineConfig, accumulation: int) -> tuple[int, dict[str, object]]:
     """ZeRO's stage, and what DeepSpeed is told so that micro-batches' gradients under bf16 are summed in float32.
 
     Under bf16 DeepSpeed's stage 0 sums in bfloat16 alone. Its stage 1 takes over where there is something to sum.
@@ -267,7 +267,7 @@ class Engine:
         """Current learning rate of each parameter group."""
         return [group["lr"] for group in self._engine.optimizer.param_groups]
 
-    def save(self, folder: Path, client_state: dict[str, Any]) -> None:
+    def save(self, folder: Path, client_state: dict[str, object]) -> None:
         """Write every rank's part under `folder` (all ranks call); frozen weights stay out."""
         with _patient_barriers():
             self._engine.save_checkpoint(

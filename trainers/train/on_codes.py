@@ -23,9 +23,11 @@ from ...data.stage_folders import CODES, DATASET_FOLDER, TOKENIZER
 from ...eval.figures import save_grid
 from ...models.drafters.base import TargetIdentity
 from ...models.families.generators import ImageTargetConfig, image_section, load_generator
+from ...models.targets.base import DrawingTarget
 from ...models.targets.drawing import TEXT_ENCODER
 from ..readers import Reader, captioned, new_reader
 from ..run.context import Context
+from ..run.stage import Planned
 from .best import held_out_scores
 from .drafter import Requests, TrainedDrafter
 from .engine import Engine
@@ -77,7 +79,7 @@ def _open_head(stage: CodesSettings, context: Context, seed: int, samples: Shard
     )
 
 
-def _target_and_requests(stage: CodesSettings, context: Context) -> tuple[Any, Requests | None]:
+def _target_and_requests(stage: CodesSettings, context: Context) -> tuple[DrawingTarget, Requests | None]:
     """The frozen target, and what its decoding check draws."""
     device, check = context.device(), stage.decoding
     if check is None:
@@ -118,7 +120,7 @@ def tensors_read(model: str, target: ImageTargetConfig) -> list[str]:
     return ["codes", "features"] if reads and target.condition == "text" else ["codes"]
 
 
-def lacking(makers: Sequence[Any], model: str) -> dict[str, str]:
+def lacking(makers: Sequence[Planned], model: str) -> dict[str, str]:
     """Planned stages that write shards without what a model is trained on -> what they lack, after "which"."""
     lacks: dict[str, str] = {}
     for maker in makers:
@@ -178,7 +180,7 @@ def _nothing(sample: ShardSample) -> Tensor:
     return torch.zeros(0, dtype=torch.int64)
 
 
-def _words(context: Context) -> Any:
+def _words(context: Context) -> PreTrainedTokenizerBase | None:
     """The tokenizer of captions, for a text encoder that is trained along: the recipe's, or the synthetic dataset's;
     None: there is no such encoder.
     """

@@ -89,7 +89,7 @@ def _batches(
         return {"grouped": stage.group_by_modality}
     answered = samples if isinstance(samples, AnsweredSamples) else None
     lengths = count_samples(StatesSamples(dataset, answered), context).signed
-    counted: dict[str, Any] = {"lengths": lengths, "max_tokens": row_tokens(stage, context, lengths)}
+    counted: dict[str, object] = {"lengths": lengths, "max_tokens": row_tokens(stage, context, lengths)}
     if stage.window is None:
         return counted | {"grouped": stage.group_by_modality}
     return counted | {

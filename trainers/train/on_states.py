@@ -27,6 +27,7 @@ from ...data.states.samples import SeededCollate, split
 from ...models.drafters.base import TargetIdentity
 from ...models.drafters.manifest import read_manifest
 from ...models.drafters.outside import find_start, is_own
+from ...models.targets.language import LanguageTarget
 from ..run.context import Context
 from ..run.stage_records import check_fit, open_records
 from ..serve.states_builder import (
@@ -101,7 +102,9 @@ def _text_only(stage: StatesSettings, context: Context, states: States, train: n
     return {"text_only": True} if started_so and not (states.lengths[train] > 0).any() else {}
 
 
-def open_states(stage: StatesSettings, context: Context, processor: Processor, target: Any, seed: int) -> States:
+def open_states(
+    stage: StatesSettings, context: Context, processor: Processor, target: LanguageTarget, seed: int
+) -> States:
     """The stage's source, whose states are checked to be this target's."""
     taps, source = wanted_taps(context, target.shape), stage.source
     if isinstance(source, CachedStates):

@@ -7,7 +7,6 @@ V vocabulary, D width.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from ....core.batch import CodeBatch
 from ....core.states import Taps, TargetStates
 from ....models.decoding.warp import Warp
 from ....models.drafters.eagle_images import ImageEagleHead, causal_mask
+from ....models.targets.base import DrawingTarget
 
 AT_ONCE = 256  # cells whose scores are held in full before they are warped
 
@@ -35,7 +35,7 @@ class Curves:
 
 
 @torch.no_grad()
-def teacher_forced(target: Any, head: ImageEagleHead, condition: Tensor, codes: Tensor, warp: Warp) -> Curves:
+def teacher_forced(target: DrawingTarget, head: ImageEagleHead, condition: Tensor, codes: Tensor, warp: Warp) -> Curves:
     """What decoding sees, had it drawn this picture: p before each token, q at the root of a cycle that starts there.
 
     Args:
@@ -69,7 +69,7 @@ def _predicted(head: ImageEagleHead, sequence: TargetStates) -> Tensor:
     return predicted.to(features.dtype)
 
 
-def _distributions(target: Any, feature: Tensor, first: int, warp: Warp) -> Tensor:
+def _distributions(target: DrawingTarget, feature: Tensor, first: int, warp: Warp) -> Tensor:
     """[R,N,D] -> [N,V]; the first of them scores image token number `first`."""
     probs = []
     for start in range(0, feature.shape[1], AT_ONCE):

@@ -22,6 +22,7 @@ from ....data.shards.codes import ShardData, ShardSample, ShardSamples
 from ....models.decoding.neighbours import NeighbourTable, load_neighbours
 from ....models.decoding.warp import Warp
 from ....models.drafters.eagle_images import ImageEagleHead
+from ....models.targets.base import DrawingTarget
 from ...lantern import LanternConfig
 from .distributions import Curves, overlap, ranks, teacher_forced, top_mass
 from .relaxation import BoundCost, bound_cost, relaxed
@@ -135,7 +136,7 @@ class CellStatistics:
 
 def read_pictures(
     config: AnalysisConfig,
-    target: Any,
+    target: DrawingTarget,
     head: ImageEagleHead,
     pictures: Sequence[ConditionAndCodes],
     warp: Warp,

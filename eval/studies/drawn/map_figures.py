@@ -19,7 +19,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from ...style import BLUE, GREEN, GREY, INK, PALE, VERMILION, WIDEST, panel_grid, save, styled
+from ...style import BLUE, GREEN, GREY, INK, PALE, VERMILION, WIDEST, Panel, panel_grid, save, styled
 
 MAP = "cividis"
 MOST_COLUMNS = 5  # pictures side by side
@@ -71,14 +71,14 @@ def distributions_at(
         _distribution(panel, p[cell], None if q is None or cell == 0 else q[cell - 1], color)
         panel.set_title(f"{name}: row {row + 1}, column {column + 1}")
     panels[0][1].set_ylabel("probability")
-    entries: list[Any] = [Patch(color=GREY, label="target")]
+    entries: list[object] = [Patch(color=GREY, label="target")]
     if q is not None:
         entries.append(Line2D([], [], color=INK, marker=".", linestyle="", label="head, same tokens"))
     panels[0][0].legend(handles=entries, loc="upper center", bbox_to_anchor=(0.5, 0.0))
     save(figure, path)
 
 
-def _mark(panel: Any, row: int, column: int, scale: float, name: str, color: str) -> None:
+def _mark(panel: Panel, row: int, column: int, scale: float, name: str, color: str) -> None:
     """A frame around a cell, with a white rim that shows it on any picture, and its letter beside it."""
     corner = (column * scale - 0.5, row * scale - 0.5)
     for width, rim in ((3.6, "white"), (1.8, color)):
@@ -91,7 +91,7 @@ def _mark(panel: Any, row: int, column: int, scale: float, name: str, color: str
     )  # fmt: skip
 
 
-def _distribution(panel: Any, p: Tensor, q: Tensor | None, color: str) -> None:
+def _distribution(panel: Panel, p: Tensor, q: Tensor | None, color: str) -> None:
     shown = max(min(SHOWN_TOKENS, int((p > 0).sum())), 5)
     mass, order = p.sort(descending=True)
     places = range(1, shown + 1)
@@ -157,14 +157,14 @@ def _maps(
     save(figure, path)
 
 
-def _picture(panel: Any, picture: Tensor) -> None:
+def _picture(panel: Panel, picture: Tensor) -> None:
     panel.imshow(picture.permute(1, 2, 0).cpu().numpy(), interpolation="nearest")
     panel.set(xticks=[], yticks=[])
     panel.spines[:].set(visible=True, color=PALE)
 
 
 def _probabilities(
-    panel: Any, values: Tensor, limits: tuple[float, float] | None = None, *, steps: bool = False
+    panel: Panel, values: Tensor, limits: tuple[float, float] | None = None, *, steps: bool = False
 ) -> Any:
     """The map; `steps` gives each whole number a colour of its own, and cells without a number stay grey."""
     low, high = limits or (float(values[~values.isnan()].min()), float(values[~values.isnan()].max()))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from matplotlib.ticker import PercentFormatter
 from torch import Tensor
 
-from ...style import COLORS, INK, WIDEST, one_panel, save, styled, wrapped
+from ...style import COLORS, INK, WIDEST, Panel, one_panel, save, styled, wrapped
 
 RANK_BINS = ((1, 1), (2, 2), (3, 3), (4, 5), (6, 10), (11, 20), (21, 50), (51, 100), (101, 300), (301, 1000))
 
@@ -82,7 +81,7 @@ def _shares(path: Path, groups: Mapping[str, Mapping[str, float]], label: str) -
 
 
 def _grouped(
-    panel: Any,
+    panel: Panel,
     groups: Mapping[str, Mapping[str, float]],
     *,
     labels: Mapping[str, str] | None = None,

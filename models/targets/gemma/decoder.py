@@ -94,7 +94,7 @@ class GemmaDecoder(CachedDecoder):
                 yield first, stop, wanted
                 first = stop
 
-    def _deepstack(self, prompts: PromptRows, start: int, stop: int) -> Mapping[str, Any]:
+    def _deepstack(self, prompts: PromptRows, start: int, stop: int) -> Mapping[str, object]:
         return {} if prompts.blocks is None else {"blocks": prompts.blocks[:, start:stop]}
 
     def _inputs(

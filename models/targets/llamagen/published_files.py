@@ -27,7 +27,7 @@ from .vq import VqConfig
 WRAPPERS = ("model", "module", "state_dict")
 
 
-def load_pickle(path: Path) -> dict[str, Any]:
+def load_pickle(path: Path) -> dict[str, object]:
     """A `.pt` file's top level, memory mapped. Runs no code from it.
 
     Raises:

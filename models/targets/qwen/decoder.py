@@ -50,7 +50,7 @@ class QwenDecoder(CachedDecoder):
     def _deepstack_of(self, seen: Any) -> tuple[Tensor, ...]:
         return () if seen is None else seen.deepstack
 
-    def _deepstack(self, prompts: PromptRows, start: int, stop: int) -> Mapping[str, Any]:
+    def _deepstack(self, prompts: PromptRows, start: int, stop: int) -> Mapping[str, object]:
         if prompts.visual is None or not (here := prompts.visual[:, start:stop]).any():
             return {}
         number = (prompts.visual.flatten().cumsum(0) - 1).view_as(prompts.visual)[:, start:stop][here]

@@ -65,7 +65,7 @@ class HybridDecoder(QwenDecoder):
         with cache.running_prompt(prompts.mask):
             return super().run(prompts, cache, layers=layers, attention=attention, queries=queries, chunk=chunk)
 
-    def _mask_of_layers(self, full: Tensor | None) -> Any:
+    def _mask_of_layers(self, full: Tensor | None) -> object:
         # Each kind of layer reads its own; given so, transformers makes none itself.
         return {"full_attention": full, RECURS: full}
 
