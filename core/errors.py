@@ -38,6 +38,10 @@ class UserError(Exception):
         super().__init__("\n".join(lines))
 
 
+class NotFound(UserError):
+    """A file or a folder that a recipe names is not there."""
+
+
 class TrainingError(UserError):
     """Training stopped before anything was lost: the loss is not finite, a step was skipped, ..."""
 

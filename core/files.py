@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, TypeVar, cast
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from .errors import UserError, first_line
+from .errors import NotFound, UserError, first_line
 from .file_kinds import HEAD, other_kind
 from .import_paths import NotImported
 from .json_types import JsonObject
@@ -77,7 +77,7 @@ def _opened(path: Path, hint: str) -> Iterator[BinaryIO]:
         with open_regular(path) as file:
             yield file
     except FileNotFoundError as error:
-        raise UserError("file not found", where=str(path), hint=hint) from error
+        raise NotFound("file not found", where=str(path), hint=hint) from error
     except NotRegular as error:
         raise UserError(f"not a regular file: {error}", where=str(path), hint=hint) from error
     except OSError as error:

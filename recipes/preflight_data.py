@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import UserError, first_line
+from ..core.errors import NotFound, UserError, first_line
 from ..core.pages import page
 from ..core.section import Section
 from ..core.words import counted
@@ -334,9 +334,7 @@ def _captioned(
             if problem is not None:
                 refused[problem.reason] += 1
                 example = example or f"; the first: {problem.where}: {problem.detail}"
-    except UserError as error:
-        if "not found" not in error.problem and "no file" not in error.problem:
-            raise
+    except NotFound as error:
         return [_absent(subject, [error.where or error.problem], context, is_fetched=True)]
     usable, why = looked - refused.total(), ", ".join(f"{n} {reason}" for reason, n in refused.most_common())
     if not usable:

@@ -13,7 +13,7 @@ from pathlib import Path
 from PIL import Image
 from pydantic import Field
 
-from ...core.errors import UserError, encodable
+from ...core.errors import NotFound, encodable
 from ...core.file_kinds import HEAD, other_kind
 from ...core.files import LOG_BYTES, NotRegular, open_regular, read_json
 from ...core.json_types import JsonObject
@@ -122,7 +122,7 @@ def existing_folder(folder: str) -> Path:
     """The folder as a path. Raises `UserError` where there is none."""
     path = Path(folder)
     if not path.is_dir():
-        raise UserError("folder not found", where=folder, hint="check the data section")
+        raise NotFound("folder not found", where=folder, hint="check the data section")
     return path
 
 

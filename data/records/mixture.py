@@ -18,7 +18,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Discriminator, Field, Tag, TypeAdapter, ValidationError
 
-from ...core.errors import UserError, did_you_mean
+from ...core.errors import NotFound, UserError, did_you_mean
 from ...core.fields import Place
 from ...core.files import read_yaml
 from ...core.json_types import JsonObject
@@ -224,7 +224,7 @@ def _shares(source: Source, *, check: bool = True) -> list[Share]:
         return [Share(source)]
     path = source.path
     if not source.is_present():
-        raise UserError("mixture not found", where=str(path), hint="check `path` of the data section")
+        raise NotFound("mixture not found", where=str(path), hint="check `path` of the data section")
     entries = _entries(path, source.place)
     # Tables and tars say themselves what is missing of them; a set of the Hub may have to be fetched first.
     missing = [s for s in entries if check and isinstance(s.source, JsonFile) and not s.source.is_present()]

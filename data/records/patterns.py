@@ -9,7 +9,7 @@ from pathlib import Path
 
 from braceexpand import braceexpand
 
-from ...core.errors import UserError
+from ...core.errors import NotFound, UserError
 
 MOST_NAMES = 200_000  # the largest published sets have 140,000 shards
 _GROUP, _NUMBER = re.compile(r"\{([^{}]*)\}"), re.compile("\0(\\d+)\0")
@@ -71,6 +71,6 @@ def matched(name: str, key: str) -> str:
     if is_pattern(name) and not glob(name):
         folder = Path(name).parent
         missing = "" if folder.is_dir() or has_magic(str(folder)) else ", which is no folder"
-        raise UserError(f"no file matches the pattern {Path(name).name!r} in {folder}{missing}", where=key,
+        raise NotFound(f"no file matches the pattern {Path(name).name!r} in {folder}{missing}", where=key,
                         hint="correct the pattern or the folder")  # fmt: skip
     return name

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ...core.errors import UserError
+from ...core.errors import NotFound, UserError
 from ...core.files import open_data, parse_json
 from ...core.json_types import JsonObject
 from ...core.locks import Lock
@@ -148,7 +148,7 @@ def open_records(path: Path, cache: Path) -> RecordFile:
         UserError: the file is missing, empty or not JSON; the message names the place.
     """
     if not path.is_file():
-        raise UserError("data file not found", where=str(path), hint="check `path` of the data section")
+        raise NotFound("data file not found", where=str(path), hint="check `path` of the data section")
     return open_index(JsonReader(path), f"{path.stem}-{file_identity(path)[:16]}", cache, lambda: _index(path))
 
 

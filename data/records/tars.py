@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...core.errors import UserError
+from ...core.errors import NotFound, UserError
 from ...core.files import open_data
 from ..pictures.picture_files import SUFFIXES as IMAGE_SUFFIXES
 from .patterns import MOST_NAMES, expanded, matched
@@ -96,7 +96,7 @@ def expand_paths(path: str | list[str]) -> list[Path]:
     seen = set()
     for file in paths:
         if not file.is_file():
-            raise UserError("tar file not found", where=str(file), hint="check `path` of the data section")
+            raise NotFound("tar file not found", where=str(file), hint="check `path` of the data section")
         if file in seen:
             raise UserError("tar file named twice", where=str(file), hint="name each file once in `path`")
         seen.add(file)

@@ -22,6 +22,13 @@ MAX_NEW_TOKENS = 48
 _AT_ONCE = 3
 _CURE = "the engine or its program is at fault: read log.txt beside it"
 
+HEADER = ("prompts", "plain answers", "drafted answers", "equal chains", "accepted here", "accepted there", "")
+
+MEANING = (
+    "plain answers: the engine's tokens without the drafter are ours. drafted answers: they stay the same with it.",
+    "equal chains: drafted tokens that agree at every place. accepted: drafted tokens that stood.",
+)
+
 
 @dataclass(frozen=True)
 class Verification:
@@ -30,6 +37,25 @@ class Verification:
     engine: Engine
     cells: list[Cell]
     faults: list[tuple[str, str]]
+
+    def shown(self) -> str:
+        """The table of groups, and every fault with what it points at."""
+        rows = [HEADER]
+        for cell in self.cells:
+            rows.append((
+                cell.group, f"{cell.plain}/{cell.requests}", f"{cell.same}/{cell.requests}",
+                f"{cell.equal}/{cell.chains}", str(cell.accepted[0]), str(cell.accepted[1]),
+                "ok" if cell.good and cell.plain == cell.requests else "DIFFERS",
+            ))  # fmt: skip
+        widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
+        lines = [f"vLLM {self.engine.version} on {self.engine.device}, runner {self.engine.runner}", ""]
+        lines += [
+            "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        ]
+        lines += ["", *MEANING, ""]
+        for problem, hint in self.faults:
+            lines += [f"fault    {problem}", f"         hint: {hint}"]
+        return "\n".join([*lines, f"{len(self.faults)} fault(s)"])
 
 
 def verify_engine(

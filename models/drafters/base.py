@@ -30,8 +30,6 @@ from .manifest import MANIFEST
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from .ensemble import EnsembleConfig
-
 
 # What is fetched of a trained drafter on the Hub.
 FILES = (CONFIG, MANIFEST, WEIGHTS, "pytorch_model.bin")
@@ -72,6 +70,15 @@ class Drafter(Protocol):
     def accept(self, verified: Verified) -> None:
         """Receive the outcome of the cycle: the accepted path, the bonus token and the target's states along it."""
         ...
+
+
+class DraftingMode(Protocol):
+    """What a draft LVLM is shown: `ensemble.py` has them."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def members(self) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -123,7 +130,7 @@ class DrafterConfig(Kinded):
         return self.kind
 
     @property
-    def drafting_mode(self) -> EnsembleConfig | None:
+    def drafting_mode(self) -> DraftingMode | None:
         """What a draft LVLM is shown in decoding; None of other drafters."""
         return None
 

@@ -5,22 +5,11 @@ from __future__ import annotations
 import argparse
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ...core.files import check_new
 from ..exit_codes import FAULTS, OK
 from ..launch import say
 from .command import Argument, Command
-
-if TYPE_CHECKING:
-    from ...eval.engines.engine_check import Verification
-
-HEADER = ("prompts", "plain answers", "drafted answers", "equal chains", "accepted here", "accepted there", "")
-
-MEANING = (
-    "plain answers: the engine's tokens without the drafter are ours. drafted answers: they stay the same with it.",
-    "equal chains: drafted tokens that agree at every place. accepted: drafted tokens that stood.",
-)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -38,26 +27,8 @@ def _run(options: argparse.Namespace) -> int:
             Path(options.folder), place, python=python, target=options.target, max_new_tokens=options.tokens,
             without_known_faults=options.without_known_faults, timeout_s=options.timeout,
         )  # fmt: skip
-    say(shown(found))
+    say(found.shown())
     return FAULTS if found.faults else OK
-
-
-def shown(found: Verification) -> str:
-    """The table of groups, and every fault with what it points at."""
-    rows = [HEADER]
-    for cell in found.cells:
-        rows.append((
-            cell.group, f"{cell.plain}/{cell.requests}", f"{cell.same}/{cell.requests}",
-            f"{cell.equal}/{cell.chains}", str(cell.accepted[0]), str(cell.accepted[1]),
-            "ok" if cell.good and cell.plain == cell.requests else "DIFFERS",
-        ))  # fmt: skip
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
-    lines = [f"vLLM {found.engine.version} on {found.engine.device}, runner {found.engine.runner}", ""]
-    lines += ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    lines += ["", *MEANING, ""]
-    for problem, hint in found.faults:
-        lines += [f"fault    {problem}", f"         hint: {hint}"]
-    return "\n".join([*lines, f"{len(found.faults)} fault(s)"])
 
 
 COMMAND = Command(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import operator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from transformers import PreTrainedConfig
@@ -19,11 +18,9 @@ from ...models.drafters.base import DrafterConfig
 from ...models.hub import rope_of
 from ...models.targets.base import language_shape
 from ..run.stage import Planned
+from ..serve.states_builder import StatesStore
 from .data import OnDisk, image_reader_of, on_disk, samples, text_lengths, visual_tokens
 from .models import target_shape
-
-if TYPE_CHECKING:
-    from ..serve.states_builder import StatesStore
 
 _WORD = 1.4  # approximate ids of a word: no tokenizer is asked
 
