@@ -12,7 +12,7 @@ import numpy as np
 
 from ..core.errors import UserError
 from .dataset import ConversationDataset
-from .families.llava import SYSTEM
+from .families.prompt_templates import SYSTEM
 from .records.mixture import fewest_ids
 from .text_pieces import TooLong
 

@@ -22,21 +22,22 @@ from ...core.json_types import JsonMapping, JsonObject
 from ...core.pictures import Newline, Picture
 from ..pictures.picture_files import MAX_CANVAS, check_area
 from ..pictures.tiles import Size, Tiling, cut, next_resolutions, onevision_resolutions, tiled_picture
-from .processor import Aspect, Files, PictureFamily, Processor, Resizing, image_settings, pil, text_processor
-from .prompt_templates import CHATML, ROLES, Pairs, Rendered, Template
-
-SYSTEM = (
-    "A chat between a curious user and an artificial intelligence assistant. "
-    "The assistant gives helpful, detailed, and polite answers to the user's questions."
+from .processor import (
+    CLIP_STATISTICS,
+    SIGLIP_STATISTICS,
+    Aspect,
+    Files,
+    PictureFamily,
+    Processor,
+    Resizing,
+    image_settings,
+    is_tiled,
+    pil,
+    text_processor,
 )
+from .prompt_templates import CHATML, ROLES, SYSTEM, Pairs, Rendered, Template
+
 _MAX_TILES = 9
-# Of each channel, in CLIP's and SigLIP's published files.
-CLIP_STATISTICS = {
-    "image_mean": [0.48145466, 0.4578275, 0.40821073],
-    "image_std": [0.26862954, 0.26130258, 0.27577711],
-    "resample": 3,
-}
-SIGLIP_STATISTICS = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 3}
 
 
 def expand_to_square(image: Image.Image, mean: tuple[float, ...]) -> Image.Image:
@@ -59,11 +60,6 @@ def tiling(processor: Processor, resizing: Resizing) -> Tiling:
         family, usual, cap = "llava_onevision", onevision_resolutions(tile), _MAX_TILES
     own = processor.resolutions if processor.family == family else ()
     return Tiling(tile, processor.patches, own or usual, resizing.convention, cap)
-
-
-def is_tiled(aspect: Aspect, num_images: int) -> bool:
-    """Whether the pictures of a sample are cut into tiles."""
-    return aspect == "anyres" or (aspect == "anyres_max_9" and num_images == 1)
 
 
 class _Plain(Template):

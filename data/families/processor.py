@@ -34,6 +34,18 @@ Aspect = Literal["square", "pad", "anyres", "anyres_max_9"]
 # The fewest and the most pixels of a picture whose size decides; None: as the processor's files say.
 Limits = tuple[int | None, int | None]
 NO_TOKEN = -1
+# Of each channel, in CLIP's and SigLIP's published files.
+CLIP_STATISTICS = {
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+    "resample": 3,
+}
+SIGLIP_STATISTICS = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 3}
+
+
+def is_tiled(aspect: Aspect, num_images: int) -> bool:
+    """Whether the pictures of a sample are cut into tiles."""
+    return aspect == "anyres" or (aspect == "anyres_max_9" and num_images == 1)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 ROLES = {"human": "USER", "gpt": "ASSISTANT"}
+# Vicuna's.
+SYSTEM = (
+    "A chat between a curious user and an artificial intelligence assistant. "
+    "The assistant gives helpful, detailed, and polite answers to the user's questions."
+)
 SYSTEM_ROLES = ("system", "developer")
 Pairs = list[tuple[str, str]]  # role (human or gpt) and text of each turn
 

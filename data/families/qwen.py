@@ -25,8 +25,7 @@ from ..pictures.picture_marks import mark_of
 from ..pictures.tiles import Size
 from ..pictures.videos import Clip, VideoSettings
 from ..pictures.visual_budget import FrameTokens
-from .llava import CLIP_STATISTICS, SIGLIP_STATISTICS
-from .processor import Files, Processor, add_marks, mark_ids, pil, text_processor
+from .processor import CLIP_STATISTICS, SIGLIP_STATISTICS, Files, Processor, add_marks, mark_ids, pil, text_processor
 from .prompt_templates import CHATML
 from .whole import WholeFamily, check_oblong, grid_of
 

@@ -11,11 +11,10 @@ from ...models.families.sizes import parameter_lines
 from ...models.parts import TokenIds
 from ...models.targets.base import TargetShape, language_shape
 from ...models.targets.drawing import COUNTED_IDS
-from ...models.targets.llamagen.transformer import LlamaGenConfig
 from ..run.stage import WholeRecipe
 
 if TYPE_CHECKING:
-    from transformers import ChameleonConfig
+    pass
 
 SYNTHETIC_VOCABULARY = 32064  # of an inline target where no stage generates a synthetic dataset
 
@@ -33,7 +32,7 @@ def target_lines(recipe: WholeRecipe) -> list[str]:
     """What the target is made of."""
     shape = target_shape(recipe)
     if recipe.target.draws_images:
-        return _generator_lines(recipe.target, shape)
+        return _generator_lines(recipe.target, shape.vocab_size)
     # A draft LVLM has a vocabulary of its own, which must be the target's.
     return parameter_lines(shape, vocabulary=recipe.drafter is None or recipe.drafter.base_kind == "lvlm")
 
@@ -50,10 +49,10 @@ def mirrored_shape(recipe: WholeRecipe) -> TargetShape:
     return language_shape(target_shape(recipe).get_text_config())
 
 
-def _generator_lines(section: ImageTargetConfig, shape: LlamaGenConfig | ChameleonConfig) -> list[str]:
+def _generator_lines(section: ImageTargetConfig, num_ids: int) -> list[str]:
     counts = section.count()
     suffix = f"   at {COUNTED_IDS} ids" if "text encoder" in counts else ""
     lines = [f"  {name:<16} {count:>16,}" for name, count in counts.items()]
-    codes = f"{section.num_codes} codes of {shape.vocab_size:,}"
+    codes = f"{section.num_codes} codes of {num_ids:,}"
     guidance = f"  images of {section.image_size} pixels, {codes}; guidance {section.cfg_scale:g}"
     return [*lines[:-1], lines[-1] + suffix, guidance]

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from ...data.dataset import ConversationData
-from ...data.families.llava import is_tiled
+from ...data.families.processor import is_tiled
 from ...data.loader import steps_per_epoch
 from ...data.media import ImageReader
 from ...models.drafters.lvlm import LvlmConfig

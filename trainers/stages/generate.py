@@ -20,9 +20,9 @@ from ...core.files import LOG_BYTES, read_json
 from ...core.json_types import JsonObject
 from ...core.refused import Refused
 from ...data.captioned import Captioned, TarSource, read
-from ...data.families.llava import LLAVA, SYSTEM
 from ...data.families.processor import PictureFamily, Processor
-from ...data.families.table import family_of
+from ...data.families.prompt_templates import SYSTEM
+from ...data.families.table import USUAL, family_of
 from ...data.records.mixture import STRATEGIES, is_strategy
 from ...data.shapes.captioned import HELD_OUT, write_captioned
 from ...data.shapes.scenarios import KINDS, WITHOUT_PICTURES
@@ -303,7 +303,7 @@ def _counting(context: Context) -> Callable[[], None]:
 
 def _family(kind: str) -> PictureFamily:
     """How targets of a kind read pictures. A text-only one ignores what is written for them."""
-    return family_of(kind) or LLAVA
+    return family_of(kind) or USUAL
 
 
 def _processor(stage: GenerateStage, kind: str, tokenizer: PreTrainedTokenizerFast) -> Processor:
