@@ -9,5 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+Json = Any  # a value in such a file, or a whole tree
 JsonObject = dict[str, Any]
 JsonMapping = Mapping[str, Any]  # one that is only read

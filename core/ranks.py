@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import UserError
 from .heartbeat import BOUND_S, Heartbeat, Pulse
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 # Of the group in which ranks wait while rank 0 works alone (uploads, scores pictures, writes a report). What ends a
 # wait for a rank that is stopped or lost is the heartbeat, far sooner.
 PATIENCE = timedelta(days=7)
+
+T = TypeVar("T")
 
 
 def rank() -> int:
@@ -158,7 +160,7 @@ def any_rank(value: bool) -> bool:
     return bool(total.item())
 
 
-def gather(value: object) -> list[Any]:
+def gather(value: T) -> list[T]:
     """Every rank's value, on every rank, in rank order."""
     if not _running():
         return [value]

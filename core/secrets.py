@@ -13,6 +13,7 @@ from html import escape
 from typing import Any
 from urllib.parse import quote
 
+from .json_types import Json
 from .markdown import plain
 from .secret_rules import ENVIRONMENT, NAME, hits
 
@@ -89,7 +90,7 @@ def _spellings(value: str) -> set[str]:
     return {value, json.dumps(value)[1:-1], repr(value)[1:-1], quote(value, safe=""), escape(value), plain(value)}
 
 
-def written_over(tree: object, asked: object) -> Any:
+def written_over(tree: object, asked: object) -> Json:
     """`tree` with `${oc.env:NAME}` where `asked`, a recipe's tree, has what a variable gave at the same place."""
     if isinstance(asked, AsWritten):
         return asked.written
@@ -120,7 +121,7 @@ def variables_of(asked: object) -> dict[str, str]:
     return {value: name for part in parts for value, name in variables_of(part).items()}
 
 
-def as_written(text: object, variables: Mapping[str, str]) -> Any:
+def as_written(text: object, variables: Mapping[str, str]) -> Json:
     """A text, or a nested structure, with the values of `variables_of` as the recipe asks for them; keys stay."""
     if isinstance(text, dict):
         return {key: as_written(value, variables) for key, value in text.items()}
@@ -161,7 +162,7 @@ def redact_argument(argument: str) -> str:
     return f"{redact(key)}={HIDDEN}" if sign and hides else f"{redact(key)}{sign}{_redact_named(key, value)}"
 
 
-def redact_tree(value: object, name: str = "") -> Any:
+def redact_tree(value: object, name: str = "") -> Json:
     """A nested structure with secret values hidden. Secrets are recognised by the name of their key or by their
     format.
     """

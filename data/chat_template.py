@@ -10,10 +10,10 @@ import functools
 import inspect
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..core.errors import UserError, encodable, first_line
-from ..core.json_types import JsonMapping, JsonObject
+from ..core.json_types import Json, JsonMapping, JsonObject
 from .families.prompt_templates import SYSTEM_ROLES
 from .pictures.picture_marks import MARKS, VIDEO_MARK
 
@@ -145,7 +145,7 @@ class _Chat:
         answered = self.text(messages, asks=False) if whole is None else whole
         return (len(prompt) if answered.startswith(prompt) else -1), answered
 
-    def _shows(self, content: Any) -> bool:
+    def _shows(self, content: Json) -> bool:
         """Whether the template writes a message of this form as a message."""
         try:
             text = self._tokenizer.apply_chat_template([{"role": "user", "content": content}], tokenize=False)

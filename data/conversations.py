@@ -11,12 +11,12 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import model_validator
 
 from ..core.errors import UserError
-from ..core.json_types import JsonMapping, JsonObject
+from ..core.json_types import Json, JsonMapping, JsonObject
 from ..core.pictures import TEXT, VIDEO, Picture
 from ..core.section import Section
 from .chat_template import render_chat
@@ -52,7 +52,7 @@ class PromptFormat(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _served(cls, values: Any) -> Any:
+    def _served(cls, values: Json) -> Json:
         """The order of a message's pictures and texts is a part of what was served."""
         is_chat = isinstance(values, dict) and values.get("template") == "chat"
         return {"image_rule": "verbatim"} | values if is_chat else values

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from typing import Any
 
+from ..core.json_types import Json
 from .intervals import ratio
 from .measured_rows import PLAIN, Row
 from .summary import summarize
@@ -42,8 +42,8 @@ def turns_section(rows: Sequence[Row], notes: Sequence[str] = ()) -> ReportSecti
 
 
 def _table(label: str, rows: Sequence[Row]) -> Table | None:
-    groups: dict[tuple[Any, ...], list[Row]] = {}
-    several: dict[str, set[Any]] = {}
+    groups: dict[tuple[Json, ...], list[Row]] = {}
+    several: dict[str, set[Json]] = {}
     for row in rows:
         if (value := row.details.get(label)) is not None:
             groups.setdefault((row.benchmark, value, row.temperature, row.max_new_tokens, row.method), []).append(row)

@@ -26,7 +26,7 @@ from ..core.states import Taps
 from ..models.decoding.tree import ROOT
 from ..models.decoding.warp import Warp
 from ..models.drafters.base import Drafter, DrafterConfig, TargetIdentity
-from ..models.targets.base import TargetStep
+from ..models.targets.base import Target, TargetStep
 from ..models.targets.causal.section import CausalTarget
 from ..models.targets.verified import Verified
 from .first_proposals import FirstProposals, NothingTaken
@@ -50,7 +50,7 @@ _NEEDS = {
 
 
 def check_drafter(
-    config: DrafterConfig, target: Any = None, *, steps: int = 300, of_pictures: Sequence[str] = ()
+    config: DrafterConfig, target: Target | None = None, *, steps: int = 300, of_pictures: Sequence[str] = ()
 ) -> dict[str, str]:
     """Check a drafter of a language model: its loss, its proposals, its files.
 
@@ -156,7 +156,7 @@ class _Watched:
 
 
 class _Checks:
-    def __init__(self, config: DrafterConfig, target: Any, steps: int, of_pictures: tuple[str, ...]):
+    def __init__(self, config: DrafterConfig, target: Target, steps: int, of_pictures: tuple[str, ...]):
         self.config, self.target, self.steps, self.of_pictures = config, target, steps, of_pictures
         self.module: nn.Module | None = None
         self.lesson: Lesson | None = None

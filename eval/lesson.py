@@ -12,6 +12,7 @@ from ..core.batch import Batch
 from ..core.errors import UserError
 from ..core.loss import StepLoss
 from ..models.drafters.base import DrafterConfig
+from ..models.targets.base import Target
 
 KNOWN = 0.95  # share of the answer's tokens that training guesses where it is known by heart
 _ZEROS, _CHUNK = 3, 40  # steps: a weight that starts behind a zero then has a gradient; learned at a time
@@ -32,7 +33,7 @@ class Lesson:
         UserError: a verb returned something else than its protocol says.
     """
 
-    def __init__(self, config: DrafterConfig, target: Any, batch: Batch, steps: int, of_pictures: tuple[str, ...]):
+    def __init__(self, config: DrafterConfig, target: Target, batch: Batch, steps: int, of_pictures: tuple[str, ...]):
         torch.manual_seed(0)
         module = config.build(target, count_tokens=lambda: torch.ones(target.vocab_size).long())
         _expect(module, nn.Module, "build()", "a torch.nn.Module")

@@ -10,10 +10,10 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from ..core.errors import UserError
-from ..core.json_types import JsonMapping, JsonObject
+from ..core.json_types import Json, JsonMapping, JsonObject
 
 VERSION = 2  # of the JSON form
 PLAIN = "plain decoding"  # the method that drafts nothing
@@ -83,7 +83,7 @@ class Row:
         return sum(self.emitted)
 
     @property
-    def key(self) -> tuple[Any, ...]:
+    def key(self) -> tuple[Json, ...]:
         """The key that identifies this row within an evaluation. Rows are sorted by it before resampling."""
         return (self.benchmark, self.turn, self.budget, self.temperature, self.max_new_tokens, self.method,
                 self.drafter, self.mode, self.engine, self.concurrency, self.request)  # fmt: skip
@@ -123,7 +123,7 @@ _OF_ENGINES = ("engine", "concurrency")
 _TUPLES = {"tokens", "planned", "drafted", "nodes", "accepted", "emitted"}
 
 
-def grouped(rows: Iterable[Grouped], *names: str) -> dict[tuple[Any, ...], list[Grouped]]:
+def grouped(rows: Iterable[Grouped], *names: str) -> dict[tuple[Json, ...], list[Grouped]]:
     """Rows, or cells of them, by these fields, in the order in which each group first comes up."""
     groups: dict[tuple[object, ...], list[Grouped]] = {}
     for row in rows:

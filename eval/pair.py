@@ -4,7 +4,7 @@ folder.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,16 @@ from torch import nn
 
 from ..core.files import checked
 from ..core.generation_config import generation_ends
+from ..core.json_types import JsonMapping
 from ..data.families.processor import Processor
 from ..data.processor_files import load_processor
 from ..models.drafters import AnyDrafter
 from ..models.drafters.base import PLAIN, Drafter, DrafterConfig, DraftingOptions, TargetIdentity
 from ..models.drafters.manifest import MANIFEST, read_manifest
-from ..models.families.generators import Generator, load_generator
+from ..models.families.generators import AnyTarget, Generator, load_generator
 from ..models.families.load import load_target
 
-_DRAFTER: TypeAdapter[Any] = TypeAdapter(AnyDrafter)
+_DRAFTER: TypeAdapter[DrafterConfig] = TypeAdapter(AnyDrafter)
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Pair:
     identity: TargetIdentity
     processor: Processor | None = None
     generator: Generator | None = None
-    modules: dict[Any, nn.Module] = field(default_factory=dict)
+    modules: dict[Hashable, nn.Module] = field(default_factory=dict)
 
     def drafter(
         self,
@@ -75,12 +76,12 @@ class Pair:
 
 
 def open_pair(
-    config: Any,
+    config: AnyTarget,
     parts: Mapping[str, str | Path],
     *,
     device: torch.device,
     processor: Processor | None = None,
-    section: Mapping[str, Any] | None = None,
+    section: JsonMapping | None = None,
 ) -> Pair:
     """The target on its device, ready for drafters.
 
@@ -109,7 +110,7 @@ def open_pair(
     return Pair(target, TargetIdentity(section, processor.tokenizer_hash), processor=processor)
 
 
-def trained_section(folder: Path, *, hint: str) -> Any | None:
+def trained_section(folder: Path, *, hint: str) -> DrafterConfig | None:
     """The section of the drafter in a folder; None: its manifest has none.
 
     Raises:

@@ -31,10 +31,10 @@ from ..data.pictures.picture_marks import IMAGE_MARK
 from ..data.processor_files import load_processor
 from ..models.decoding.warp import Warp
 from ..models.drafters import AnyDrafter
-from ..models.drafters.base import PLAIN, Drafter, DraftingOptions
+from ..models.drafters.base import PLAIN, Drafter, DrafterConfig, DraftingOptions
 from ..models.drafters.manifest import MANIFEST, read_manifest
 from ..models.drafters.modes import ImageSubstitutes
-from ..models.families.generators import AnyTarget
+from ..models.families.generators import AnyTarget, image_section
 from ..models.hub import is_somewhere
 from ..models.shipped import opened_target
 from ..models.stored import check_types
@@ -48,8 +48,8 @@ KEY = "published"
 LOST_TARGET = "the target of this drafter was on the disk of whoever trained it"
 _GIVE_TARGET = "give its folder as target="
 _PUBLISHER = "use the version that published it, or fetch the folder again"
-_DRAFTER: TypeAdapter[Any] = TypeAdapter(AnyDrafter)
-_TARGET: TypeAdapter[Any] = TypeAdapter(AnyTarget)
+_DRAFTER: TypeAdapter[DrafterConfig] = TypeAdapter(AnyDrafter)
+_TARGET: TypeAdapter[AnyTarget] = TypeAdapter(AnyTarget)
 # Part -> folder or Hub id. A language target is one part; a generator may keep its tokenizer and encoder elsewhere.
 Sources = Mapping[str, str | Path]
 
@@ -205,7 +205,7 @@ def read_published(folder: Path, *, allow_import: bool = False) -> PublishedSect
     return published
 
 
-def _sections(section: PublishedSection, path: Path, allow_import: bool) -> tuple[Any, Any]:
+def _sections(section: PublishedSection, path: Path, allow_import: bool) -> tuple[AnyTarget, DrafterConfig]:
     """The sections of the target and of the drafter, under the bounds of a recipe; and what decoding changes of it."""
     # A folder may hold a number that its recipe wrote by hand when that was not checked.
     written = section.target | ({"num_token_ids": None} if "num_token_ids" in section.target else {})
@@ -247,10 +247,15 @@ def _checked(values: object, schema: TypeAdapter[Any], where: str, allow_import:
 
 
 def _drawing(
-    folder: Path, section: PublishedSection, config: Any, trained: Any, folders: JsonObject, device: torch.device
+    folder: Path,
+    section: PublishedSection,
+    config: AnyTarget,
+    trained: DrafterConfig,
+    folders: JsonObject,
+    device: torch.device,
 ) -> Speculator:
     parts = {thing: Path(place) for thing, place in folders.items()}
-    pair = open_pair(config.placed(parts), parts, device=device)
+    pair = open_pair(image_section(config).placed(parts), parts, device=device)
     generator: Any = pair.generator
     target, drafter = pair.target, _checked_drafter(pair, folder, trained)
     decoding = _decoding(section, grid=target.grid, length=target.num_codes, eos=())
@@ -265,7 +270,12 @@ def _drawing(
 
 
 def _answering(
-    folder: Path, section: PublishedSection, config: Any, trained: Any, folders: JsonObject, device: torch.device
+    folder: Path,
+    section: PublishedSection,
+    config: AnyTarget,
+    trained: DrafterConfig,
+    folders: JsonObject,
+    device: torch.device,
 ) -> Speculator:
     source = folders.get("target") or config.path
     if source is None or not is_somewhere(str(source)):
@@ -302,7 +312,11 @@ def _answering(
 
 
 def _checked_drafter(
-    pair: Pair, folder: Path, trained: Any, decoded: Any = None, options: DraftingOptions = PLAIN
+    pair: Pair,
+    folder: Path,
+    trained: DrafterConfig,
+    decoded: DrafterConfig | None = None,
+    options: DraftingOptions = PLAIN,
 ) -> Drafter:
     """The proposal of the folder's weights, which must be of the types that it names."""
     check_types(folder, pair.module(trained, folder, decoded))

@@ -11,9 +11,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-from ..core.json_types import JsonMapping, JsonObject
+from ..core.json_types import Json, JsonMapping, JsonObject
 from ..core.markdown import plain
 from ..core.secrets import as_written, redact, redact_markdown
 from . import figures
@@ -84,7 +83,7 @@ class Report:
         return nulls(values)
 
 
-def nulls(value: object) -> Any:
+def nulls(value: object) -> Json:
     """The value with null, which JSON has, for NaN, which it has not."""
     if isinstance(value, Mapping):
         return {name: nulls(part) for name, part in value.items()}

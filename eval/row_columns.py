@@ -14,7 +14,7 @@ from typing import Any, overload
 import numpy as np
 
 from ..core.files import read_json_lines
-from ..core.json_types import JsonMapping, JsonObject
+from ..core.json_types import Json, JsonMapping, JsonObject
 from .measured_rows import Row
 
 # In this order rows are sorted: by request first, so that a bootstrap resamples the same requests for every method.
@@ -31,7 +31,7 @@ class _Named:
     """A value of few for each row: its number, and the values."""
 
     def __init__(self) -> None:
-        self.codes, self.values, self._code_of = array("i"), list[Any](), dict[Any, int]()
+        self.codes, self.values, self._code_of = array("i"), list[Json](), dict[Json, int]()
 
     def append(self, value: object) -> None:
         code = self._code_of.setdefault(value, len(self.values))
@@ -56,7 +56,7 @@ class _Lists:
             return self.append(values)
         self._ends.append(len(self._values))
 
-    def __getitem__(self, row: int) -> tuple[Any, ...]:
+    def __getitem__(self, row: int) -> tuple[Json, ...]:
         return tuple(self._values[self._ends[row] : self._ends[row + 1]])
 
     def lengths(self, at: np.ndarray) -> np.ndarray:
@@ -160,12 +160,12 @@ class Rows(Sequence[Row]):
         code = named.values.index(value) if value in named.values else -1
         return self._codes(named) == code
 
-    def distinct(self, name: str) -> list[Any]:
+    def distinct(self, name: str) -> list[Json]:
         """The values of a field, each once, in the order in which they first come up."""
         named = self._columns.names[name]
         return [named.values[code] for code in dict.fromkeys(self._codes(named).tolist())]
 
-    def grouped(self, *names: str) -> dict[tuple[Any, ...], Rows]:
+    def grouped(self, *names: str) -> dict[tuple[Json, ...], Rows]:
         """Rows by these fields, in the order in which each group first comes up."""
         return {key: self.where(places) for key, places in self._groups(names).items()}
 
@@ -201,7 +201,7 @@ class Rows(Sequence[Row]):
         values = np.asarray(self._columns.numbers[name])[self._at]
         return values.astype(bool) if name == "identical" else values
 
-    def texts(self, name: str) -> list[Any]:
+    def texts(self, name: str) -> list[Json]:
         """A field of `NAMES` of each row."""
         named = self._columns.names[name]
         return [named.values[code] for code in self._codes(named).tolist()]

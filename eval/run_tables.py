@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
-from ..core.json_types import JsonMapping
+from ..core.json_types import Json, JsonMapping
 from .tables import Column, Table, text
 
 COLUMNS = (
@@ -76,11 +75,11 @@ def _cell(cell: JsonMapping, with_temperature: bool, with_length: bool) -> Cell:
     )
 
 
-def _number(value: Any) -> float | None:
+def _number(value: Json) -> float | None:
     return None if value is None or math.isnan(value) else float(value)
 
 
-def _pair(values: Any) -> tuple[float, float] | None:
+def _pair(values: Json) -> tuple[float, float] | None:
     low, high = map(_number, values or (None, None))
     return None if low is None or high is None else (low, high)
 

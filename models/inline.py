@@ -124,7 +124,7 @@ def _made(make: Callable[..., PreTrainedConfig], values: JsonObject) -> PreTrain
         raise Refused(named, f"transformers refuses it: {told}", "fix the size or type") from error
 
 
-def check_part(values: JsonObject, config_class: Any, key: str) -> None:
+def check_part(values: JsonObject, config_class: type[PreTrainedConfig], key: str) -> None:
     """Raises `Refused` for what a part of a model cannot mean whose class follows from the family.
 
     Args:

@@ -37,7 +37,7 @@ ROPE_KEYS: dict[str, set[str]] = {
 _PART = "partial_rotary_factor"
 
 
-def check_known(values: JsonObject, config_class: Any, key: str = "") -> None:
+def check_known(values: JsonObject, config_class: type[PreTrainedConfig], key: str = "") -> None:
     """Raises `Refused` for keys that nothing reads, at every level.
 
     Before the config is made: transformers tells a misspelt key by what does not go together without it.
@@ -59,7 +59,7 @@ def check_known(values: JsonObject, config_class: Any, key: str = "") -> None:
     _check_rope(values, defaults, key)
 
 
-def _defaults(config_class: Any, key: str) -> PreTrainedConfig:
+def _defaults(config_class: type[PreTrainedConfig], key: str) -> PreTrainedConfig:
     try:
         return config_class()
     except Exception as error:  # some classes of transformers have no defaults that go together

@@ -18,7 +18,7 @@ import yaml
 
 from ..core.checksums import SUMS
 from ..core.errors import UserError, did_you_mean, nearest
-from ..core.json_types import JsonObject
+from ..core.json_types import Json, JsonObject
 from ..core.secrets import redact_argument
 from . import interpolation
 from . import recipe_tree as trees
@@ -257,7 +257,7 @@ def of_other_files(section: JsonObject, top: JsonObject) -> tuple[str, ...]:
     return ("question_end",) if changes else ()
 
 
-def value_of(key: str, text: str) -> Any:
+def value_of(key: str, text: str) -> Json:
     """What `key=text` of the command line says, read as YAML. Raises `UserError` where it cannot be."""
     place = f"command line: {redact_argument(f'{key}={text}')}"
     try:

@@ -88,7 +88,7 @@ def _origin(options: ImportOptions) -> JsonObject:
     return {"source": options.source, "revision": options.revision, "as": options.kind}
 
 
-def _head(options: ImportOptions, folder: Path) -> tuple[JsonObject, Any]:
+def _head(options: ImportOptions, folder: Path) -> tuple[JsonObject, tuple[str, ...]]:
     """Write a head that reads hidden states to `folder`. Returns the recipe's drafter section and notes."""
     kind, revision = cast(LanguageHead, options.kind), options.target_revision
     config = read_config(options.target, key="--target", revision=revision)
@@ -106,7 +106,7 @@ def _head(options: ImportOptions, folder: Path) -> tuple[JsonObject, Any]:
     return imported.settings, imported.notes
 
 
-def _lantern(options: ImportOptions, folder: Path) -> tuple[JsonObject, Any]:
+def _lantern(options: ImportOptions, folder: Path) -> tuple[JsonObject, tuple[str, ...]]:
     """Write an image generator's EAGLE head to `folder`. Returns the recipe's drafter section and notes."""
     published = find_folder(options.target, options.target_revision, files=("config.json",))
     values = read_values(published)
@@ -142,7 +142,7 @@ def _own_words(options: ImportOptions, tokenizer: PreTrainedTokenizerBase) -> li
     return []
 
 
-def _lvlm(options: ImportOptions, folder: Path) -> tuple[JsonObject, Any]:
+def _lvlm(options: ImportOptions, folder: Path) -> tuple[JsonObject, tuple[str, ...]]:
     """Write a draft LVLM to `folder`. Returns the recipe's drafter section and notes."""
     target = read_config(options.target, key="--target", revision=options.target_revision)
     ends = generation_ends(options.target, options.target_revision)

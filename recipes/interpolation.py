@@ -10,13 +10,12 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ..core.errors import UserError
-from ..core.json_types import JsonObject
+from ..core.json_types import Json, JsonObject
 from ..core.secret_rules import ENVIRONMENT
 from ..core.secrets import AsWritten
 
@@ -48,13 +47,13 @@ def loaded(path: Path, *, is_own: bool) -> JsonObject:
     return _followed(raw, str(path), is_own)  # type: ignore[no-any-return]
 
 
-def value_of(text: str, where: str) -> Any:
+def value_of(text: str, where: str) -> Json:
     """A value of the command line. It has no keys beside it."""
     raw = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))
     return _followed(raw, where, True)["value"]
 
 
-def _followed(raw: object, where: str, is_own: bool) -> Any:
+def _followed(raw: object, where: str, is_own: bool) -> Json:
     if not _holds_any(raw):
         return raw
     _Cost(raw, where).check()
@@ -72,7 +71,7 @@ def _followed(raw: object, where: str, is_own: bool) -> Any:
     return _each(resolved, lambda text: _read(text, where, is_own))
 
 
-def _each(tree: object, change: Callable[[str], object]) -> Any:
+def _each(tree: object, change: Callable[[str], object]) -> Json:
     """The tree with every text changed."""
     if isinstance(tree, dict):
         return {key: _each(value, change) for key, value in tree.items()}
@@ -163,7 +162,7 @@ class _Cost:
         return target
 
 
-def _at(tree: object, place: tuple[str, ...]) -> Any:
+def _at(tree: object, place: tuple[str, ...]) -> Json:
     for step in place:
         if isinstance(tree, dict):
             by_text = {str(key): value for key, value in tree.items()}
@@ -190,7 +189,7 @@ def _token(*arguments: object) -> str:
     return f"{_OPEN}{name}{marked}{_CLOSE}"
 
 
-def _read(text: str, where: str, is_own: bool) -> Any:
+def _read(text: str, where: str, is_own: bool) -> Json:
     """The value of a text with tokens; it knows how it was written where that is not how it reads."""
     value, written = text, re.sub(r"(\\*)\$\{", lambda match: match[1] * 2 + r"\${", text)
     is_null = False

@@ -161,7 +161,7 @@ def describe(recipe: Recipe, planned: Sequence[Planned], stages: Collection[str]
     return FAULTS if large else OK
 
 
-def _refuse_missing(loaded: Loaded, planned: Sequence[Any], command: str) -> None:
+def _refuse_missing(loaded: Loaded, planned: Sequence[Planned], command: str) -> None:
     """Raises `UserError` where data of a stage that would run is not on disk: before earlier stages take hours."""
     from ..trainers.run.run import is_done
     from .preflight_data import missing_data
@@ -180,7 +180,7 @@ def _refuse_missing(loaded: Loaded, planned: Sequence[Any], command: str) -> Non
                             hint=f'{finding.hint}; or name the stages whose data is there: "stages=[...]"')  # fmt: skip
 
 
-def _look_at_data(loaded: Loaded, planned: Sequence[Any], command: str) -> None:
+def _look_at_data(loaded: Loaded, planned: Sequence[Planned], command: str) -> None:
     """Raises `UserError` where data of the restarted stages is missing or broken: before results move aside.
 
     A look indexes the data.

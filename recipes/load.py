@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from ..core.errors import UserError
 from ..core.import_paths import ALLOW_IMPORT, NotImported
-from ..core.json_types import JsonObject
+from ..core.json_types import Json, JsonObject
 from ..core.secrets import redact_argument
 from . import recipe_tree as trees
 from .files import (
@@ -64,7 +64,7 @@ class Loaded:
     tree: JsonObject
     path: Path
     options: Options
-    overrides: tuple[tuple[str, Any], ...] = ()  # of the command line: dotted key, value
+    overrides: tuple[tuple[str, Json], ...] = ()  # of the command line: dotted key, value
     asked: Asked | None = None  # who set what
 
 
@@ -76,7 +76,7 @@ class Words:
     tree: JsonObject
     settings: list[tuple[str, str]]
     options: Options
-    overrides: list[tuple[str, Any]]
+    overrides: list[tuple[str, Json]]
 
 
 def read_words(arguments: Sequence[str]) -> Words:
@@ -224,7 +224,7 @@ def _leave_other_files(tree: JsonObject, key: str, value: object) -> None:
 
 def _override(tree: JsonObject, key: str, value: object) -> None:
     *path, last = key.split(".")
-    section: Any = tree
+    section: Json = tree
     for part in path:
         if not isinstance(section.get(part), dict):
             section[part] = {}

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from ..core.json_types import JsonObject
+from ..core.json_types import Json, JsonObject
 from ..core.secrets import redact_tree
 from ..core.section import Section
 from .files import FOLDER, sources
@@ -27,7 +26,7 @@ class Value:
     """One setting of a resolved recipe."""
 
     place: Place  # keys from the top
-    value: Any  # a scalar, a list, or an empty section
+    value: Json  # a scalar, a list, or an empty section
     origin: str
 
 
@@ -48,7 +47,7 @@ def _hide(tree: JsonObject, section: Section, unread: Iterable[str]) -> None:
         tree.pop(type(section).model_fields[name].alias or name, None)
 
 
-def _hide_of_drafters(tree: Any, value: Any, draws_images: bool) -> None:
+def _hide_of_drafters(tree: Json, value: Json, draws_images: bool) -> None:
     """The same for every drafter that a stage's section spells out."""
     from ..models.drafters.base import DrafterConfig  # help texts need no torch
 

@@ -8,11 +8,10 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from ..core.errors import UserError, did_you_mean
 from ..core.fields import PLACES
-from ..core.json_types import JsonObject
+from ..core.json_types import Json, JsonObject
 from ..core.secrets import redact_tree
 from ..core.section import FINGERPRINT
 from ..core.weights_identity import weights_identity
@@ -169,7 +168,7 @@ def _settings(recipe: Recipe, name: str, inputs: dict[str, str], earlier: list[P
     }
 
 
-def _without_places(section: object) -> Any:
+def _without_places(section: object) -> Json:
     """Of a section and those inside it: what does not only say where models lie."""
     if isinstance(section, list):
         return [_without_places(part) for part in section]

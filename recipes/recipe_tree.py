@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from ..core.errors import UserError
+from ..core.json_types import Json
 from ..core.secrets import redact, shortened
 
 # More is no recipe: the largest that ships has 400 values on 7 levels.
@@ -19,7 +19,7 @@ LONGEST = 20_000
 _SHOWN = 40
 
 
-def check(tree: Any, place: Callable[[str], str]) -> None:
+def check(tree: Json, place: Callable[[str], str]) -> None:
     """Raises `UserError` for the first value that cannot be meant.
 
     Args:
@@ -35,7 +35,7 @@ def check(tree: Any, place: Callable[[str], str]) -> None:
                         hint="write `stages:` and under it `NAME: {kind: ..., ...}` for each")  # fmt: skip
 
 
-def values(tree: object, where: str) -> Iterator[tuple[str, Any]]:
+def values(tree: object, where: str) -> Iterator[tuple[str, Json]]:
     """Every mapping, list and scalar with its dotted key, a bounded number of them: YAML's anchors can multiply.
 
     Args:

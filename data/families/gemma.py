@@ -54,7 +54,7 @@ class GemmaFamily(WholeFamily):
         """[P,S*S*C], row by row, the colours of a pixel beside each other."""
         return frames.view(grid.rows, side, grid.columns, side, 3).permute(0, 2, 1, 3, 4).reshape(-1, 3 * side * side)
 
-    def counted(self, config: PreTrainedConfig, tower: Any) -> tuple[int, int, Any]:
+    def counted(self, config: PreTrainedConfig, tower: PreTrainedConfig) -> tuple[int, int, Any]:
         images = SimpleNamespace(max_soft_tokens=SOFT_TOKENS, size={})
         return tower.patch_size * tower.pooling_kernel_size, tower.patch_size, images
 

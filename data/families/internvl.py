@@ -60,7 +60,7 @@ class InternVLFamily(PictureFamily):
     def video(self, settings: VideoSettings) -> VideoSettings:
         return settings.model_copy(update={"newline": "none", "pooling": "none"})
 
-    def counted(self, config: PreTrainedConfig, tower: Any) -> tuple[int, int, Any]:
+    def counted(self, config: PreTrainedConfig, tower: PreTrainedConfig) -> tuple[int, int, Any]:
         """Of a tile's patches 2 x 2 become one token."""
         patch = round(tower.patch_size[0] / config.downsample_ratio)
         return tower.image_size[0], patch, SimpleNamespace(min_patches=1, max_patches=MAX_TILES)
@@ -141,7 +141,7 @@ def tiles_of(size: Size, tile: int, *, least: int, most: int) -> tuple[int, int]
     return best
 
 
-def _cut(image: Image.Image, grid: tuple[int, int], side: int, resample: Any) -> list[Image.Image]:
+def _cut(image: Image.Image, grid: tuple[int, int], side: int, resample: Image.Resampling | None) -> list[Image.Image]:
     """The tiles of a grid, row by row, of the picture squeezed into it; after several, the whole picture."""
     wide, high = grid
     canvas = image.resize((wide * side, high * side), resample)

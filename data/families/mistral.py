@@ -71,7 +71,7 @@ class PixtralFamily(WholeFamily):
         wide, high = (max(1, math.ceil(side / unit)) * unit for side in sides)
         return wide, high
 
-    def counted(self, config: PreTrainedConfig, tower: Any) -> tuple[int, int, Any]:
+    def counted(self, config: PreTrainedConfig, tower: PreTrainedConfig) -> tuple[int, int, Any]:
         images = SimpleNamespace(size={"longest_edge": tower.image_size})
         return tower.patch_size * int(getattr(config, "spatial_merge_size", 1)), tower.patch_size, images
 
@@ -109,7 +109,13 @@ class PixtralFamily(WholeFamily):
         return {"patch_size": processor.patch_size, "spatial_merge_size": processor.patches}
 
     def new(
-        self, tokenizer: PreTrainedTokenizerFast, kind: str = "", *, image_size: int, patch_size: int, **statistics: Any
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        kind: str = "",
+        *,
+        image_size: int,
+        patch_size: int,
+        **statistics: Any,
     ) -> Processor:
         """Two patches along a side become one token of Mistral 3; a side has at most `image_size` pixels."""
         add_marks(tokenizer, *_MARKS, "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]")

@@ -178,7 +178,7 @@ class PictureFamily:
         """Tiles that an image becomes at most; 1 where it is read whole."""
         return 1
 
-    def counted(self, config: PreTrainedConfig, tower: Any) -> tuple[int, int, Any]:
+    def counted(self, config: PreTrainedConfig, tower: PreTrainedConfig) -> tuple[int, int, Any]:
         """Image size, patch size and image processor of a `Processor` that only counts, by a model's config."""
         return tower.image_size, tower.patch_size, None
 
@@ -219,7 +219,13 @@ class PictureFamily:
         return {}
 
     def new(
-        self, tokenizer: PreTrainedTokenizerFast, kind: str = "", *, image_size: int, patch_size: int, **statistics: Any
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        kind: str = "",
+        *,
+        image_size: int,
+        patch_size: int,
+        **statistics: Any,
     ) -> Processor:
         """A processor for a model that the project makes itself, for pictures of `image_size` pixels.
 

@@ -98,7 +98,7 @@ class QwenFamily(WholeFamily):
         resized = [rounded(size, unit, *limits) for size in sizes]
         return FrameTokens(statistics.median_low(w * h // unit**2 for w, h in resized), frames_per_step=_FRAMES)
 
-    def counted(self, config: PreTrainedConfig, tower: Any) -> tuple[int, int, Any]:
+    def counted(self, config: PreTrainedConfig, tower: PreTrainedConfig) -> tuple[int, int, Any]:
         return tower.patch_size * tower.spatial_merge_size, tower.patch_size, SimpleNamespace(size=self._limits)
 
     def marks(self, pictures: Sequence[Picture]) -> list[str]:

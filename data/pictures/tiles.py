@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from PIL import Image
 
@@ -91,7 +91,7 @@ def _without_padding(size: Size, rows: int, columns: int, convention: Convention
     return rows, columns
 
 
-def cut(image: Image.Image, tiling: Tiling, resample: Any) -> list[Image.Image]:
+def cut(image: Image.Image, tiling: Tiling, resample: Image.Resampling | None) -> list[Image.Image]:
     """The squeezed picture and the tiles of its grid, row by row; black surrounds what does not fill the grid."""
     wide, high = best_resolution(image.size, tiling)
     scale_wide, scale_high = wide / image.width, high / image.height

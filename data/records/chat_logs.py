@@ -15,11 +15,10 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ...core.errors import UserError, encodable
 from ...core.files import new_folder
-from ...core.json_types import JsonObject
+from ...core.json_types import Json, JsonObject
 from ..families.prompt_templates import SYSTEM_ROLES
 from ..pictures.picture_marks import IMAGE_MARK
 from .log_lines import MOST_BYTES, lines
@@ -137,7 +136,7 @@ def _parsed(line: bytes | None) -> JsonObject:
     return value
 
 
-def _at(value: object, keys: tuple[str, ...]) -> Any:
+def _at(value: object, keys: tuple[str, ...]) -> Json:
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
         if key in _HALVES and isinstance(value, str):
@@ -230,7 +229,7 @@ def _turn(message: JsonObject, number: int, pictures: LoggedPictures, images: li
     return turn | {key: message[key] for key in ("tool_call_id", "name") if role == "tool" and message.get(key)}
 
 
-def _calls(calls: Any) -> list[JsonObject]:
+def _calls(calls: Json) -> list[JsonObject]:
     """Arguments become objects, as servers hand them to templates."""
     kept = []
     for call in calls if isinstance(calls, list) else [calls]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import base64
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ...core.errors import UserError
-from ...core.json_types import JsonMapping, JsonObject
+from ...core.json_types import Json, JsonMapping, JsonObject
 from ..pictures.media_files import located, open_media
 from ..pictures.picture_files import mime_type
 from ..pictures.picture_marks import MARKS
@@ -55,7 +54,7 @@ class Conversation:
         return [{"role": _ROLES[turn["from"]], "content": _content(turn["value"], pictures)} for turn in turns]
 
 
-def _content(text: str, pictures: Any) -> str | list[JsonObject]:
+def _content(text: str, pictures: Json) -> str | list[JsonObject]:
     """The text alone; with marks a list of texts and pictures in their order."""
     first, *others = MARKS[False].split(text)
     if not others:
@@ -66,7 +65,7 @@ def _content(text: str, pictures: Any) -> str | list[JsonObject]:
     return [part for part in parts if part.get("text") != ""]
 
 
-def _url(folder: Path, name: Any, allow_outside: bool) -> str:
+def _url(folder: Path, name: Json, allow_outside: bool) -> str:
     file = located(folder, name, allow_outside=allow_outside)
     kind = mime_type(file)
     with open_media(file, "image") as data:

@@ -6,12 +6,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
 
 import numpy as np
 
 from ...core.errors import encodable
-from ...core.json_types import JsonObject
+from ...core.json_types import Json, JsonObject
 from ..families.prompt_templates import ROLES, SYSTEM_ROLES
 from ..pictures.embedded import Embedded
 from ..pictures.picture_marks import IMAGE_MARK, MARKS, VIDEO_MARK
@@ -55,7 +54,7 @@ def _without_turns(record: JsonObject) -> str:
     return "no conversations" + (f" (it has {', '.join(sorted(others)[:6])})" if others else "")
 
 
-def _check_turns(turns: list[Any], images: int, clips: int) -> str | None:
+def _check_turns(turns: list[Json], images: int, clips: int) -> str | None:
     """One loop: at 665k records most of the time of a first start goes here."""
     expected, marks, asks, before = "human", 0, False, ""
     for place, turn in enumerate(turns):
@@ -129,7 +128,7 @@ def num_clips(record: JsonObject) -> int:
     return len(paths(record, "video"))
 
 
-def paths(record: JsonObject, key: str) -> list[Any]:
+def paths(record: JsonObject, key: str) -> list[Json]:
     """The paths (or `Embedded` bytes) that a record names under `key`: none, one, or a list."""
     named = record.get(key)
     return [] if not named else [named] if isinstance(named, str) else named

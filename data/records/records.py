@@ -17,13 +17,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from ...core.errors import NotFound, UserError
 from ...core.files import open_data, parse_json
-from ...core.json_types import JsonObject
+from ...core.json_types import Json, JsonObject
 from ...core.locks import Lock
 from . import scan
 from .kept_arrays import read_arrays, write_arrays
@@ -66,7 +66,7 @@ class Reader(Protocol):
         """The file that holds the record at `offset`, for messages."""
         ...
 
-    def read(self, offset: int, size: int) -> Any:
+    def read(self, offset: int, size: int) -> Json:
         """The record there. Files are opened anew: a handle shared by workers would share its position."""
         ...
 
@@ -94,7 +94,7 @@ class JsonReader:
         """The file itself."""
         return str(self.path)
 
-    def read(self, offset: int, size: int) -> Any:
+    def read(self, offset: int, size: int) -> Json:
         """Decode the bytes [offset, offset + size)."""
         with open_data(self.path) as file:
             file.seek(offset)

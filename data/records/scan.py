@@ -19,6 +19,7 @@ from pydantic_core import from_json
 from ...core.errors import UserError
 from ...core.file_kinds import HEAD, MARK, other_kind
 from ...core.files import open_data
+from ...core.json_types import Json
 
 CHUNK = 16 << 20  # read at a time, and the size of a piece
 LONGEST = 64 << 20  # characters of a record: one that goes on for longer is broken
@@ -26,7 +27,7 @@ _GAP = re.compile(r"[\s,]*")
 _LIST = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[")
 _FIRST_KEY = re.compile(rb'\s*\{\s*("[^"\\]*"\s*:)')
 
-Entry = tuple[int, int, Any]  # first byte, bytes, value
+Entry = tuple[int, int, Json]  # first byte, bytes, value
 
 
 def check_kind(path: Path) -> None:
@@ -151,7 +152,7 @@ def _lines(path: Path, file: Any, offset: int) -> Iterator[Entry]:
             raise _object(path, "an object of records by name", "give a list of them: jq '[.[]]' FILE > records.json")
 
 
-def _line(line: bytes) -> Any:
+def _line(line: bytes) -> Json:
     """The value of a line. json says what is wrong with one, and takes half of a character's two escapes."""
     try:
         return from_json(line, cache_strings="keys")

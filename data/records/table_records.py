@@ -18,7 +18,7 @@ from ...core.errors import UserError, did_you_mean, first_line
 from ...core.fields import Place, Revision
 from ...core.file_kinds import HEAD, other_kind
 from ...core.files import open_data, read_text, write_whole
-from ...core.json_types import JsonObject
+from ...core.json_types import Json, JsonObject
 from ...core.section import Section
 from ..pictures.embedded import Embedded
 from .record import Unreadable
@@ -231,7 +231,7 @@ class TableReader:
         """The set."""
         return self.label
 
-    def read(self, offset: int, size: int) -> Any:
+    def read(self, offset: int, size: int) -> Json:
         """Row `offset`."""
         return self._record(self.rows[offset], 0, offset)
 

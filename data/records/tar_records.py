@@ -13,12 +13,13 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from ...core.errors import UserError
 from ...core.fields import Place
+from ...core.json_types import Json
 from ...core.section import Section
 from ..pictures.embedded import Embedded
 from . import tars
@@ -116,7 +117,7 @@ class TarReader:
         """The tar that holds this byte."""
         return str(self.shards[self._shard(offset)])
 
-    def read(self, offset: int, size: int) -> Any:
+    def read(self, offset: int, size: int) -> Json:
         """The sample that begins there; of `size` 0 an item that is no sample."""
         if not size:
             return Unreadable("no sample")
@@ -180,7 +181,7 @@ def _items(path: Path, start: int) -> Iterator[tars.TarSample | tars.RefusedMemb
             yield item
 
 
-def _record(path: Path, sample: tars.TarSample) -> Any:
+def _record(path: Path, sample: tars.TarSample) -> Json:
     """The record of the json member, with the sample's pictures and clips in place of their names."""
     text = sample.members.get("json")
     if text is None or text.size > MAX_RECORD_BYTES:
@@ -207,7 +208,7 @@ def _record(path: Path, sample: tars.TarSample) -> Any:
     return record
 
 
-def _ordered(named: Any, media: list[tars.Member]) -> list[tars.Member] | None:
+def _ordered(named: Json, media: list[tars.Member]) -> list[tars.Member] | None:
     """The members in the order in which the record names them, else by their labels; None: it names more or less."""
     by_name = {member.name.rpartition("/")[2]: member for member in media}
     names = [named] if isinstance(named, str) else named or []

@@ -10,7 +10,6 @@ import json
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import safetensors.torch
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from ...core.errors import UserError
 from ...core.files import parse_json, read_small
-from ...core.json_types import JsonMapping, JsonObject
+from ...core.json_types import Json, JsonMapping, JsonObject
 
 FORMAT = 2  # of shards, their json and the manifest: count up when one changes
 AGAIN = "delete the file and run the stage again: it writes the missing shard only"
@@ -107,7 +106,7 @@ def edited(path: Path, problem: str) -> UserError:
     return UserError(f"edited or damaged shard: {problem}", where=str(path), hint=AGAIN)
 
 
-def difference(held: object, wanted: object, name: str = "") -> tuple[str, Any, Any] | None:
+def difference(held: object, wanted: object, name: str = "") -> tuple[str, Json, Json] | None:
     """The first field in which two JSON values differ, dotted, with both values."""
     if not (isinstance(held, dict) and isinstance(wanted, dict)):
         return None if held == wanted else (name, held, wanted)

@@ -17,7 +17,7 @@ from urllib.parse import urlparse
 from urllib.request import Request, urlopen
 
 from ...core.errors import UserError, first_line
-from ...core.json_types import JsonObject
+from ...core.json_types import Json, JsonObject
 
 _SAMPLE = re.compile(r'(vllm:\w+?)(?:_total)?(?:\{(?:.*position="(\d+)".*|.*)\})? (\S+)')
 _DIED = "look into the server's own log: it may have ended, or run out of memory"
@@ -74,7 +74,7 @@ class ChatServer:
         except (UserError, KeyError):
             return "server"
 
-    def ask(self, messages: Sequence[Any], *, temperature: float, max_new_tokens: int, seed: int) -> Streamed:
+    def ask(self, messages: Sequence[Json], *, temperature: float, max_new_tokens: int, seed: int) -> Streamed:
         """The answer to messages. Raises `UserError` for an error of the server, or where it ends within the answer."""
         body = {
             "model": self.model, "messages": messages, "temperature": temperature, "max_tokens": max_new_tokens,
@@ -144,7 +144,7 @@ class ChatServer:
             raise self._error(f"the server ends within an answer: {first_line(error)}") from error
         raise self._error("the server ends within an answer")
 
-    def _json(self, text: str | bytes) -> Any:
+    def _json(self, text: str | bytes) -> Json:
         try:
             return json.loads(text)
         except ValueError as error:

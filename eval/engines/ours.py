@@ -35,7 +35,7 @@ from ..policies import Chain, Draw
 from ..rules import Greedy
 from .engine_prompts import Asked
 
-_TARGET: TypeAdapter[Any] = TypeAdapter(TargetConfig)
+_TARGET: TypeAdapter[TargetConfig] = TypeAdapter(TargetConfig)
 _SERVED = ("vllm", "speculators")  # layouts that vLLM reads
 # Kinds whose chains vLLM 0.32 does not show.
 _UNCOMPARED = {

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 import random
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 from torch import Tensor
 
 from ...core.errors import UserError
 from ...core.fields import MOST_LEVELS, MOST_NODES
-from ...core.json_types import JsonObject
+from ...core.json_types import Json, JsonObject
 from ...models.decoding.tree import Tree
 from ...models.targets.verified import Verified
 from .base import Draw, Expand, TreeSection
@@ -72,7 +72,7 @@ class AdtTree(TreeSection):
 
     @model_validator(mode="before")
     @classmethod
-    def _from_preset(cls, value: Any) -> Any:
+    def _from_preset(cls, value: Json) -> Json:
         preset = value.get("preset") if isinstance(value, dict) else None
         return {**PRESETS[preset], **value} if isinstance(preset, str) and preset in PRESETS else value
 

@@ -5,11 +5,12 @@ Families import what stands in `models/targets`, and this imports them: rooms im
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from ..parts import Part
 from ..targets.anole.section import AnoleTargetConfig
 from ..targets.causal.family import CAUSAL
 from ..targets.causal.section import CausalTargetConfig
@@ -72,7 +73,7 @@ def text_of(config: PreTrainedConfig) -> Text:
     return _TEXTS.get(config.model_type, Text())
 
 
-def training_of(model: PreTrainedModel, trainable: Any, **settings: Any) -> ModelTraining:
+def training_of(model: PreTrainedModel, trainable: Sequence[Part], **settings: Any) -> ModelTraining:
     """The training module of the model's family.
 
     Args:

@@ -18,6 +18,7 @@ from ...core.generation_config import generation_ends
 from ...core.json_types import JsonObject
 from ...core.pretrained import CPU
 from ..drafters import AnyDrafter
+from ..drafters.base import DrafterConfig
 from ..drafters.dflash import DflashConfig
 from ..drafters.head_config import HeadConfig
 from ..drafters.head_files import head_state
@@ -33,7 +34,7 @@ ReadConfig = HeadConfig | DflashConfig | MedusaConfig  # of drafters that read s
 Files = tuple[JsonObject, dict[str, Tensor]]  # config.json, model.safetensors
 # Drafted tokens that the speculators format names as its default.
 CHAIN = 5
-_DRAFTER: TypeAdapter[Any] = TypeAdapter(AnyDrafter)
+_DRAFTER: TypeAdapter[DrafterConfig] = TypeAdapter(AnyDrafter)
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.fx.experimental import _config
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -56,9 +57,11 @@ class _Live(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.now = self.most = 0
-        self.held: dict[int, weakref.ref[Any]] = {}
+        self.held: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
-    def __torch_dispatch__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: Sequence[Any] = (), kwargs: dict[str, object] | None = None
+    ) -> object:
         if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta and args[0].dtype == torch.bool:
             return True  # transformers asks whether rows are whole and hold one sample each: they do
         made = _outputs(func, args, kwargs or {})
@@ -67,7 +70,7 @@ class _Live(TorchDispatchMode):
                 self._count(tensor.untyped_storage(), args)
         return made
 
-    def _count(self, storage: Any, args: Any) -> None:
+    def _count(self, storage: torch.UntypedStorage, args: Sequence[object]) -> None:
         key, size = storage._cdata, storage.nbytes()
         if key in self.held or any(key == given.untyped_storage()._cdata for given in _tensors(args)):
             return  # a view, or written in place: perhaps of a weight, which was there before
@@ -80,7 +83,7 @@ class _Live(TorchDispatchMode):
         del self.held[key]
 
 
-def _outputs(func: Any, args: Any, kwargs: Any) -> Any:
+def _outputs(func: OpOverload, args: Sequence[object], kwargs: dict[str, object]) -> object:
     """What `func` makes. Meta kernels are slow and passes repeat few shapes: results of known shapes are made again."""
     given = _spec((args, tuple(kwargs.items())))
     if given is None or any(part.alias_info for part in (*func._schema.arguments, *func._schema.returns)):
@@ -90,7 +93,7 @@ def _outputs(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 @functools.lru_cache(8192)
-def _output_spec(func: Any, given: Any) -> Any:
+def _output_spec(func: OpOverload, given: Hashable) -> Any:
     args, kwargs = _remade(given)
     return _spec(func(*args, **dict(kwargs)))
 
@@ -111,7 +114,7 @@ def _remade(spec: Any) -> Any:
     return spec[0](map(_remade, spec[1])) if issubclass(spec[0], tuple | list) else spec[1]
 
 
-def _tensors(args: Any) -> list[Tensor]:
+def _tensors(args: Sequence[object]) -> list[Tensor]:
     given = [part for one in args for part in (one if isinstance(one, tuple | list) else (one,))]
     return [part for part in given if isinstance(part, Tensor)]
 

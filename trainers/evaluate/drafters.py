@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from torch import nn
 
 from ...core.errors import UserError
 from ...core.json_types import JsonObject
@@ -21,8 +23,12 @@ from ...models.drafters.head_config import HeadConfig
 from ...models.drafters.manifest import MANIFEST
 from ...models.drafters.mixed import MixedConfig
 from ..run.context import Context
+from .graphs import GraphsConfig
 from .methods import Method, decoding_with
 from .requests import Opened
+
+if TYPE_CHECKING:
+    pass
 
 RuleOf = Callable[[Method], Callable[[float], Rule]]
 
@@ -41,7 +47,7 @@ class Drafting:
     name: str
     drafter_name: str
     method: Method
-    config: Any
+    config: DrafterConfig
     drafter: Any  # a `Drafter`; draft LVLMs and pruned copies have a `decoder` besides
     policy: TreePolicy
     rule: Callable[[float], Rule]
@@ -91,7 +97,7 @@ class Source:
     """The source of a drafter: its section, and the folder of the stage that trained it (None if no stage did)."""
 
     name: str
-    config: Any
+    config: DrafterConfig
     folder: Path | None
 
 
@@ -105,7 +111,7 @@ class Drafts(Protocol):
     def methods(self) -> Mapping[str, Method]: ...
 
     @property
-    def graphs(self) -> Any: ...
+    def graphs(self) -> GraphsConfig: ...
 
 
 class Drafters:
@@ -121,7 +127,7 @@ class Drafters:
     ):
         self.context, self.pair, self.options = context, pair, options
         # The evaluation's own sections by name, and the methods that members of an ensemble may name.
-        self.named: Mapping[str, Any] = stage.drafters
+        self.named: Mapping[str, DrafterConfig] = stage.drafters
         self.methods: Mapping[str, Method] = stage.methods
         self.graphs: bool = stage.graphs.draft
 
@@ -158,7 +164,7 @@ class Drafters:
             opened.append(Drafting(name, source.name, method, config, drafter, policy, rule))
         return opened
 
-    def modules(self, method: Method, name: str, *, kind: str) -> dict[str, Any]:
+    def modules(self, method: Method, name: str, *, kind: str) -> dict[str, nn.Module]:
         """The loaded models of a method's drafters of one kind, by drafter."""
         sources = [source for source in self.sources(name, method) if source.config.base_kind == kind]
         return {source.name: self.pair.module(source.config, source.folder) for source in sources}
@@ -195,14 +201,14 @@ class Drafters:
             return Source(name, as_saved(self.named[name], where), None)
         folder = self.context.inputs[f"drafter/{name}"]
         # A stage may have trained another drafter than the recipe's.
-        return Source(name, _trained(folder) or self.context.drafter, folder)
+        return Source(name, _trained(folder) or cast(DrafterConfig, self.context.drafter), folder)
 
     def _options(self, method: Method, policy: TreePolicy) -> DraftingOptions:
         capacity = self.options.capacity + policy.max_nodes
         chain = method.chain if self.graphs else None
         return replace(self.options, chain=chain, capacity=capacity)
 
-    def _drafter(self, source: Source, config: Any, options: DraftingOptions, name: str) -> Drafter:
+    def _drafter(self, source: Source, config: DrafterConfig, options: DraftingOptions, name: str) -> Drafter:
         if isinstance(config, MixedConfig):
             return self._mixed(config, options, name)
         return self.pair.drafter(source.config, source.folder, config, options)
@@ -228,7 +234,7 @@ class Drafters:
         return f"key stages.{self.context.name}.methods.{name}"
 
 
-def as_saved(section: object, where: str) -> Any:
+def as_saved(section: DrafterConfig, where: str) -> DrafterConfig:
     """A section whose `path` names a saved head, with the settings that the folder has: the section need not repeat
     them. What only decoding reads may be said otherwise.
 
@@ -253,10 +259,10 @@ def as_saved(section: object, where: str) -> Any:
     return saved.model_copy(update=kept)
 
 
-def _plain(value: object) -> Any:
+def _plain(value: object) -> object:
     return value.model_dump(mode="json") if isinstance(value, Section) else value
 
 
-def _trained(folder: Path) -> Any | None:
+def _trained(folder: Path) -> DrafterConfig | None:
     """The section of the drafter in a stage's folder; None: its manifest has none."""
     return trained_section(folder, hint="train the drafter again with this version")

@@ -33,7 +33,7 @@ class _Whole:
     """In the place of a target: the engine reads requests as they are."""
 
     @staticmethod
-    def view(request: object) -> Any:
+    def view(request: object) -> object:
         return request
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ...core import ranks
 from ...core.errors import UserError
@@ -22,6 +22,7 @@ from ...eval.engines.program import check_plugin, find_python, version_of
 from ...eval.engines.served_results import disagreements, served_section
 from ...eval.measured_rows import PLAIN
 from ...eval.row_columns import Rows, read_rows
+from ...models.drafters.base import PublishedDrafter
 from ...models.formats import Prompts, export_drafter, read_export
 from ...models.formats.plugin import MODULE, PACKAGE
 from ...models.hub import config_value, read_config
@@ -241,7 +242,7 @@ def _exported(
     Args:
         folder: that it is exported into, where it is no export already.
     """
-    weights = source.folder or source.config.fetched()
+    weights = source.folder or cast(PublishedDrafter, source.config).fetched()
     prompts: Prompts = "all" if pictures else "text"
     if (found := read_export(weights)) is None:
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -279,7 +279,7 @@ class EvaluateSettings(Stage):
             if isinstance(method.drafter, DrafterConfig):
                 yield f"methods.{name}.drafter", method.drafter
 
-    def check_named(self, trained: Mapping[str, Any]) -> None:
+    def check_named(self, trained: Mapping[str, DrafterConfig | None]) -> None:
         """Refuses settings of decoding that a drafter that is named does not read, and a name of two drafters."""
         for name in self.drafters:
             if name in trained:
@@ -288,9 +288,9 @@ class EvaluateSettings(Stage):
         sections = {**trained, **self.drafters}
         for name, method in self.methods.items():
             for drafter in method.names:
-                if sections.get(drafter) is not None:
-                    _check_settings(name, method, sections[drafter])
-                    self.engine.check_method(f"methods.{name}", method, sections[drafter])
+                if (section := sections.get(drafter)) is not None:
+                    _check_settings(name, method, section)
+                    self.engine.check_method(f"methods.{name}", method, section)
 
     def warnings(self) -> list[str]:
         return [

@@ -222,7 +222,7 @@ def named_members(method: Method, methods: Mapping[str, Method], within: tuple[s
     return names
 
 
-def decoding_with(config: Any, settings: JsonMapping, where: str) -> Any:
+def decoding_with(config: DrafterConfig, settings: JsonMapping, where: str) -> DrafterConfig:
     """A drafter's section with a method's settings. Raises `UserError` for a setting that this kind does not have."""
     try:
         return config.for_decoding(**settings)

@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -32,6 +32,7 @@ from ...eval.studies.planner import Costs, Plan, plan
 from ...eval.style import COLORS
 from ...eval.tables import Figure, ReportSection
 from ...models.decoding.warp import Warp
+from ...models.drafters.head_config import FusedHeadConfig
 from ...models.targets.language import LanguageTarget
 from ..run.context import Context
 from .drafters import Drafting
@@ -203,7 +204,9 @@ class Probing:
 
     def _bridge(self) -> int | None:
         """The middle layer that some head was trained with."""
-        heads = [one.config for one in self.drafting.values() if one.config.base_kind == "sparrow"]
+        heads = [
+            cast(FusedHeadConfig, one.config) for one in self.drafting.values() if one.config.base_kind == "sparrow"
+        ]
         return heads[0].visual_layer(self.target.shape, training=True) or None if heads else None
 
     def _path(self, name: str) -> Path:

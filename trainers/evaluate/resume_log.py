@@ -13,7 +13,6 @@ import re
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import xxhash
 from pydantic import TypeAdapter
@@ -21,11 +20,11 @@ from pydantic import TypeAdapter
 from ...core import ranks
 from ...core.errors import UserError
 from ...core.files import LOG_BYTES, append_lines, parse_json, read_small
-from ...core.json_types import JsonObject
+from ...core.json_types import Json, JsonObject
 from ...core.notices import notice
 from ..run.stopping import Stop, Stopped
 
-_LINE: TypeAdapter[tuple[str, Any] | tuple[str, Any, str]] = TypeAdapter(tuple[str, Any] | tuple[str, Any, str])
+_LINE: TypeAdapter[tuple[str, Json] | tuple[str, Json, str]] = TypeAdapter(tuple[str, Json] | tuple[str, Json, str])
 
 
 def _checksum(key: str, value: object) -> str:
@@ -82,7 +81,7 @@ def resumed(
     stop: Stop,
     *,
     before: Callable[[Sequence[int]], None] = lambda left: None,
-) -> list[Any]:
+) -> list[Json]:
     """What `work` returns for each of `count` items, of all ranks: kept as soon as it is there, and not done again.
 
     Args:
@@ -99,13 +98,13 @@ def resumed(
 def resumed_in_turn(
     stems: Sequence[Path],
     counts: Sequence[int],
-    work: Callable[[int, int], Any],
+    work: Callable[[int, int], Json],
     stop: Stop,
     *,
     before: Callable[[int, Sequence[int]], None] = lambda part, left: None,
     expected: Callable[[int, int], float] = lambda part, index: 0.0,
     others: Callable[[int], None] = lambda count: None,
-) -> list[list[Any]]:
+) -> list[list[Json]]:
     """`resumed` for several logs whose items are worked on in turn: item 0 of each log, then item 1 of each.
 
     Several ranks draw from one queue, the longest first, so that all end at nearly the same time.

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...core.batch import ImageRequest
 from ...core.json_types import JsonMapping
 from ...data.captioned.prompts import ImagePrompt
 from ...eval.loop import generate
@@ -78,7 +79,7 @@ class Untimed:
         result = generate(self.generator.target, drafting.drafter, self._request(number), decoding, uniforms)
         return KeptPicture(tuple(result.tokens), len(result.cycles))
 
-    def _request(self, number: int) -> Any:
+    def _request(self, number: int) -> ImageRequest:
         prompt = self.prompts[number]
         return self.generator.request(prompt.caption, prompt.label, prompt.key)
 

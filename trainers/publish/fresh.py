@@ -15,7 +15,6 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from ...core.errors import UserError
 from ...core.json_types import JsonMapping
@@ -88,7 +87,7 @@ def _said(process: subprocess.Popen[str], job: str, stop: Stop, folder: Path, ho
             )  # fmt: skip
 
 
-def _plain(target: object) -> Any:
+def _plain(target: object) -> object:
     if isinstance(target, Mapping):
         return {thing: str(place) for thing, place in target.items()}
     return None if target is None else str(target)

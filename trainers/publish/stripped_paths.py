@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+
+from ...core.json_types import Json
 
 _PART = r"[^\s/\\'\"`,;:=(){}\[\]<>|&]+"
 _HOME = re.compile(rf"/(?:home|Users)/{_PART}")
@@ -12,7 +13,7 @@ _HOME = re.compile(rf"/(?:home|Users)/{_PART}")
 _PLACE = re.compile(rf"(?<![\w.~/*)\]}}>-])(?:(?:/{_PART}){{2,}}|~(?:/{_PART})+|(?:\.\./)+(?:{_PART}/)*{_PART})/?")
 
 
-def without_places(value: object) -> Any:
+def without_places(value: object) -> Json:
     """A text, or a nested structure of them, with the last names of the paths in it."""
     if isinstance(value, dict):
         return {key: without_places(held) for key, held in value.items()}

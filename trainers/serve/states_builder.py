@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -294,7 +294,9 @@ def looked_ahead(items: Iterable[_Item], count: int) -> Iterator[_Item]:
 _PLACES = 128  # whose scores are compared at once: five copies of 152,000 of them for each
 
 
-def dtype_loss(batches: Iterable[tuple[Batch, TargetStates]], scores: Any) -> dict[str, dict[str, float]]:
+def dtype_loss(
+    batches: Iterable[tuple[Batch, TargetStates]], scores: Callable[[Tensor], Tensor]
+) -> dict[str, dict[str, float]]:
     """What each dtype does to the LM head's distribution: mean KL in nats from the exact one, and how often the
     likeliest token stays. At the places whose next token is supervised; each record is encoded as in a cache.
     """

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...core.batch import Request
 from ...core.errors import UserError
-from ...core.json_types import JsonObject
+from ...core.json_types import Json, JsonObject
 from ...data.answers import SKIPPED, Answer, kept_tensors, text_ids
 from ...data.end_tokens import end_ids
 from ...data.shards.shards import ShardReader
@@ -162,7 +162,7 @@ class Texts:
         return _finite(about | ({"image": _shown(record["image"])} if "image" in record else {}))
 
 
-def _finite(value: object) -> Any:
+def _finite(value: object) -> Json:
     """A JSON value whose numbers that are no numbers are text: an id of a table may be NaN, and no JSON holds one."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}

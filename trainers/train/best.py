@@ -7,11 +7,10 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...core import ranks
 from ...core.files import read_json
@@ -68,9 +67,9 @@ class Best:
     """
 
     folder: Path
-    save: Callable[[Any, Path, int], None]
+    save: Callable[[nn.Module, Path, int], None]
 
-    def keep(self, scores: Mapping[str, float | None], step: int, head: Callable[[], object]) -> None:
+    def keep(self, scores: Mapping[str, float | None], step: int, head: Callable[[], nn.Module]) -> None:
         """Keep the weights as they are where a score is the best so far (all ranks call).
 
         Args:
@@ -96,7 +95,7 @@ class Best:
         mark = self._folder(name) / SCORE
         return not mark.is_file() or score > read_json(mark, _Score, hint=_AGAIN).score
 
-    def _write(self, head: object, name: str, score: float, step: int) -> None:
+    def _write(self, head: nn.Module, name: str, score: float, step: int) -> None:
         """The score goes first and comes last: where it stands, the weights beside it are whole and its own."""
         folder = self._folder(name)
         (folder / SCORE).unlink(missing_ok=True)

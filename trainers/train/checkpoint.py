@@ -233,7 +233,7 @@ def _random(rank: int) -> str:
     return f"random-{rank:05d}.pt"
 
 
-def random_state() -> dict[str, Any]:
+def random_state() -> dict[str, object]:
     """The state of all generators of this process, in plain tensors and numbers, so that weights_only loads it."""
     version, words, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)

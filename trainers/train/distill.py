@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...core.batch import Request
 from ...core.errors import UserError
 from ...core.section import torch_dtype
 from ...data.answers import SHARDS, Answers
@@ -35,13 +36,13 @@ from .loop import Source, no_states
 from .settings import RecordsSettings
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 
-def frozen_target(context: Context) -> Any:
+def frozen_target(context: Context) -> PreTrainedModel:
     """The target's model, whole on this rank (or spread by its device map), in evaluation, without gradients."""
     config = language_section(context.target)
-    target: Any = target_weights(
+    target = target_weights(
         config,
         context.target_source(),
         dtype=torch_dtype(resolved_dtype(config, context.target_source(), context.device(), key="target")),
@@ -95,13 +96,13 @@ def source_of(module: ModelTraining) -> Source:
     return lambda batch: batch.states
 
 
-def held_target(module: ModelTraining) -> Any | None:
+def held_target(module: ModelTraining) -> PreTrainedModel | None:
     """The target's model, where the module that is trained has a teacher beside it."""
     teacher = module.teacher if isinstance(module, DistillTraining) else None
     return None if teacher is None else teacher.model
 
 
-def _check_shares(draft: Any, target: Any) -> None:
+def _check_shares(draft: PreTrainedConfig, target: PreTrainedConfig) -> None:
     """Online, the target reads the draft's own batch."""
     pairs = {
         "text_config.vocab_size": (draft.text_config.vocab_size, target.text_config.vocab_size),
@@ -194,7 +195,7 @@ class DraftWriter:
     def _filled(self, decoder: CachedDecoder, batch: OpenBatch, step: int) -> Any:
         return batch.filled(self._answers(decoder, batch.requests, step) if batch.requests else [])
 
-    def _answers(self, decoder: CachedDecoder, requests: Sequence[Any], step: int) -> list[list[int]]:
+    def _answers(self, decoder: CachedDecoder, requests: Sequence[Request], step: int) -> list[list[int]]:
         settings = self.samples.config.draft
         written = write_answers(
             decoder,

@@ -102,7 +102,7 @@ def _validation(
 ) -> Validate:
     """What the loop calls to score held-out records; the frozen target is loaded once, and only here."""
     dataset = records.open_records(settings.data, stage.format, context, processor, log="skipped-validation")
-    target: Any = None
+    target: PreTrainedModel | None = None
     if stage.model == "drafter" and settings.against_target is not False:
         if (difference := other_pictures(context, settings.data)) is not None:
             raise UserError(
@@ -147,7 +147,7 @@ def check_positions(positions: int, stage: RecordsSettings) -> None:
         )
 
 
-def _start_weights(stage: RecordsSettings, context: Context, processor: Processor, seed: int) -> Any:
+def _start_weights(stage: RecordsSettings, context: Context, processor: Processor, seed: int) -> PreTrainedModel:
     """The model as this stage finds it: an earlier stage's result, or assembled from the recipe."""
     trained = context.inputs.get(stage.model)
     if trained is not None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
 from ....core.errors import UserError
-from ....core.json_types import JsonObject
+from ....core.json_types import Json, JsonObject
 from ....core.section import Section
 from ....data.shards.codes import ShardData, ShardSample, ShardSamples
 from ....models.decoding.neighbours import NeighbourTable, load_neighbours
@@ -52,7 +52,7 @@ class AnalysisConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _defaults(cls, value: object) -> Any:
+    def _defaults(cls, value: object) -> Json:
         """`true` stands for the defaults."""
         return {} if value is True else value
 

@@ -7,20 +7,19 @@ Letters: I tiles, P patches, C channels, S side of a tile.
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 from transformers import InternVLConfig, PreTrainedConfig, PreTrainedModel
 
 from ....core.errors import UserError
 from ...hub import config_value
+from ...parts import TokenIds
 from ..llava.decoder import LlavaDecoder
 from ..llava.training import LlavaTraining
 
 INTERNVL = "internvl"  # model_type
 
 
-def internvl_config(text: PreTrainedConfig, vision: PreTrainedConfig, ids: Any) -> PreTrainedConfig:
+def internvl_config(text: PreTrainedConfig, vision: PreTrainedConfig, ids: TokenIds) -> PreTrainedConfig:
     """Join two configs into an InternVL.
 
     Args:
