@@ -6,14 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import constants
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 
 from ..core.section import Section
 from ..models.drafters.base import PublishedDrafter
-from ..trainers.run.stage import WholeRecipe
+from ..trainers.run.stage import Stage, WholeRecipe
 from ..trainers.train.fit import OutsideStart
 from .finding import Finding, fault, ok
 from .preflight_data import is_local
@@ -31,7 +30,7 @@ def trained_outside(section: object, key: str) -> Iterator[tuple[str, OutsideSta
             yield from trained_outside(value, f"{key}.{name}")
 
 
-def weight_findings(name: str, stage: Any, recipe: WholeRecipe) -> list[Finding]:
+def weight_findings(name: str, stage: Stage, recipe: WholeRecipe) -> list[Finding]:
     """A finding for each of a stage's."""
     found = dict(trained_outside(stage, f"stages.{name}"))
     if isinstance(recipe.drafter, PublishedDrafter) and recipe.drafter.path is not None and stage.trains:

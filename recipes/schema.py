@@ -224,7 +224,7 @@ def _check_kinds(stages: JsonObject, target: AnyTarget, drafter: DrafterConfig |
             raise Refused(f"{name}.kind", reason, f"kinds here are {possible}")
 
 
-def _in_its_template(stage: Any, target: AnyTarget) -> Any:
+def _in_its_template(stage: object, target: AnyTarget) -> Any:
     """A stage as it is; of a text target, whose family says nothing of its prompts, in the target's own template."""
     written = [kind for section in sections(AnyStage) if "format" in section.model_fields for kind in kinds(section)]
     if not target.reads_text_alone or not isinstance(stage, dict) or _kind_of(stage) not in written:
@@ -233,7 +233,7 @@ def _in_its_template(stage: Any, target: AnyTarget) -> Any:
     return stage | {"format": {"template": "chat"} | form} if isinstance(form, dict) else stage
 
 
-def _chosen(name: str, stage: Any, target: AnyTarget, drafter: DrafterConfig | None, info: ValidationInfo) -> Any:
+def _chosen(name: str, stage: object, target: AnyTarget, drafter: DrafterConfig | None, info: ValidationInfo) -> Any:
     """A stage as it is; a `train` stage's section with what it trains on."""
     if not isinstance(stage, dict) or stage.get("kind") != "train":
         return stage

@@ -23,7 +23,6 @@ from ...models.drafters.head_config import HeadConfig
 from ...models.drafters.manifest import MANIFEST
 from ...models.drafters.mixed import MixedConfig
 from ..run.context import Context
-from .graphs import GraphsConfig
 from .methods import Method, decoding_with
 from .requests import Opened
 
@@ -101,6 +100,13 @@ class Source:
     folder: Path | None
 
 
+class DraftGraphs(Protocol):
+    """What drafters read of a stage's `graphs`."""
+
+    @property
+    def draft(self) -> bool: ...
+
+
 class Drafts(Protocol):
     """What opening drafters asks of an `evaluate` stage's section."""
 
@@ -111,7 +117,7 @@ class Drafts(Protocol):
     def methods(self) -> Mapping[str, Method]: ...
 
     @property
-    def graphs(self) -> GraphsConfig: ...
+    def graphs(self) -> DraftGraphs: ...
 
 
 class Drafters:

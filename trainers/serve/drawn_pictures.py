@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Protocol
 
 import torch
 
 from ...core.json_types import JsonObject
 from ...data.answers import Answer
-from ...data.captioned.prompts import ImagePrompt, read_prompts
+from ...data.captioned.prompts import ImagePrompt, PromptSource, read_prompts
 from ...data.shards.shards import ShardReader, summary
 from ...data.stage_folders import DATASET_FOLDER
 from ...models.decoding.batched import draw_pictures, even_batches
@@ -17,6 +17,23 @@ from ...models.decoding.warp import Warp
 from ...models.families.generators import Generator, image_section, load_generator
 from ...models.hub import config_value
 from ..run.context import Context
+
+
+class AsksPictures(Protocol):
+    """What is read of the stage's section."""
+
+    @property
+    def prompts(self) -> PromptSource | None: ...
+    @property
+    def repeats(self) -> int: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def sampling_temperature(self) -> float: ...
+    @property
+    def top_k(self) -> int: ...
+    @property
+    def top_p(self) -> float: ...
 
 
 class Pictures:
@@ -28,8 +45,9 @@ class Pictures:
 
     per_shard = 100  # where the recipe names no number
 
-    def __init__(self, stage: Any, context: Context):
+    def __init__(self, stage: AsksPictures, context: Context):
         self.stage, self.context = stage, context
+        assert stage.prompts is not None
         folder = None if stage.prompts.from_stage is None else context.inputs["data"] / DATASET_FOLDER
         self.prompts = read_prompts(stage.prompts.resolved(folder))
         image_section(context.target).check_labels([(p.caption, p.label) for p in self.prompts])
@@ -52,7 +70,7 @@ class Pictures:
 
 
 def draw(
-    stage: Any, context: Context, generator: Generator, prompts: Sequence[ImagePrompt], numbers: range
+    stage: AsksPictures, context: Context, generator: Generator, prompts: Sequence[ImagePrompt], numbers: range
 ) -> Iterator[Answer]:
     """Pictures by their numbers, `batch_size` side by side; each depends on its number, the run's seed and the target
     alone.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field, model_validator
 
@@ -14,6 +14,7 @@ from ...models.drafters.lookup import NgramConfig, SuffixConfig
 from ...models.families.generators import AnyTarget
 from ...models.formats.export import Exported
 from .engine_section import VllmEngine
+from .target_engine import DecodedBy, Evaluated
 
 _OURS = "measure it in a stage without engine"
 # Methods of vLLM whose number of drafted tokens is a setting: they draft one after the other.
@@ -59,7 +60,7 @@ class VllmEvaluation(VllmEngine):
         beside = "" if self.beside is None else f", beside our own loop's of stage {self.beside}"
         return [f"  decoded by vllm, {', '.join(map(str, self.concurrency))} requests at once{beside}"]
 
-    def check_evaluation(self, stage: Any, target: AnyTarget, drafter: DrafterConfig | None) -> None:
+    def check_evaluation(self, stage: Evaluated, target: AnyTarget, drafter: DrafterConfig | None) -> None:
         for name, benchmark in stage.benchmarks.items():
             if benchmark.kind == "tabed":
                 raise Refused(f"benchmarks.{name}", "TABED's tables are of our own loop", "leave out engine")
@@ -68,7 +69,7 @@ class VllmEvaluation(VllmEngine):
             own = method.drafter if isinstance(method.drafter, DrafterConfig) else None
             self.check_method(f"methods.{name}", method, own or (None if method.names else drafter))
 
-    def check_method(self, key: str, method: Any, drafter: DrafterConfig | None) -> None:
+    def check_method(self, key: str, method: DecodedBy, drafter: DrafterConfig | None) -> None:
         if method.chain is None:
             problem = "vLLM drafts one chain of the likeliest tokens"
             which = "tree" if method.draw == "top-k" else "draw"

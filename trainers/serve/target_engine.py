@@ -5,10 +5,11 @@ Serving engines, which run it in a process of their own, are extras: `engines.py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import ClassVar, Literal, Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, ClassVar, Literal, Protocol
 
 from ...core.batch import Batch, Request
+from ...core.import_paths import Kinded
 from ...core.json_types import JsonObject
 from ...core.section import Section
 from ...core.states import Taps, TargetStates
@@ -20,6 +21,34 @@ from ...models.drafters.base import DrafterConfig
 from ...models.families.generators import AnyTarget
 from ...models.targets.language import LanguageTarget
 from ..run.context import Context
+
+
+class DecodedBy(Protocol):
+    """What an engine reads of an evaluation's method."""
+
+    @property
+    def chain(self) -> int | None: ...
+    @property
+    def draw(self) -> str: ...
+    @property
+    def rule(self) -> Kinded: ...
+    @property
+    def settings(self) -> JsonObject: ...
+    @property
+    def visual_skip(self) -> float | None: ...
+    @property
+    def drafter(self) -> object: ...
+    @property
+    def names(self) -> Sequence[str]: ...
+
+
+class Evaluated(Protocol):
+    """What an engine reads of an evaluate stage's section."""
+
+    @property
+    def benchmarks(self) -> Mapping[str, Any]: ...
+    @property
+    def methods(self) -> Mapping[str, DecodedBy]: ...
 
 
 class AnswersElsewhere(Protocol):
@@ -68,7 +97,7 @@ class TargetEngine(Section):
             Refused: names the setting, and what can be used in its place.
         """
 
-    def check_evaluation(self, stage: object, target: AnyTarget, drafter: DrafterConfig | None) -> None:
+    def check_evaluation(self, stage: Evaluated, target: AnyTarget, drafter: DrafterConfig | None) -> None:
         """Refuse benchmarks and methods of an evaluation that this engine cannot run.
 
         Args:
@@ -79,7 +108,7 @@ class TargetEngine(Section):
             Refused: names the setting, and what can be done.
         """
 
-    def check_method(self, key: str, method: object, drafter: DrafterConfig | None) -> None:
+    def check_method(self, key: str, method: DecodedBy, drafter: DrafterConfig | None) -> None:
         """Refuse a method of an evaluation that this engine cannot run.
 
         Args:

@@ -10,12 +10,14 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from ...core.batch import Request
 from ...core.errors import UserError
 from ...core.json_types import Json, JsonObject
 from ...data.answers import SKIPPED, Answer, kept_tensors, text_ids
+from ...data.conversations import PromptFormat
+from ...data.dataset import ConversationData
 from ...data.end_tokens import end_ids
 from ...data.shards.shards import ShardReader
 from ...models.decoding.batched import Written, write_answers
@@ -30,6 +32,29 @@ from .target_engine import TargetEngine
 STOPPED = "inside a shard of answers; the finished shards are kept"
 
 
+class AsksTexts(Protocol):
+    """What is read of the stage's section."""
+
+    @property
+    def data(self) -> ConversationData | None: ...
+    @property
+    def format(self) -> PromptFormat: ...
+    @property
+    def engine(self) -> TargetEngine: ...
+    @property
+    def keep_logprobs(self) -> int | None: ...
+    @property
+    def max_new_tokens(self) -> int: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def sampling_temperature(self) -> float: ...
+    @property
+    def top_k(self) -> int: ...
+    @property
+    def top_p(self) -> float: ...
+
+
 class Texts:
     """Writes the answers of a `regenerate` stage, one for each record of its data.
 
@@ -37,8 +62,9 @@ class Texts:
         stage: its section.
     """
 
-    def __init__(self, stage: Any, context: Context):
-        self.stage, self.context = stage, context
+    def __init__(self, stage: AsksTexts, context: Context):
+        assert stage.data is not None
+        self.stage, self.data, self.context = stage, stage.data, context
         self.processor = context.processor()
         self.ends = end_ids(self.processor, stage.format)
         self.dataset = open_records(stage.data, stage.format, context, self.processor, learned=False)
@@ -128,7 +154,7 @@ class Texts:
 
     def _write(self, requests: list[Request], seeds: list[int]) -> Callable[[], Sequence[Written]]:
         stage = self.stage
-        limits = [min(stage.max_new_tokens, stage.data.max_length - len(r.ids)) for r in requests]
+        limits = [min(stage.max_new_tokens, self.data.max_length - len(r.ids)) for r in requests]
         if not requests:
             return lambda: []
         if self.served is not None:
