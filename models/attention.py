@@ -127,6 +127,14 @@ def use_grouped(config: Any) -> None:
         config._attn_implementation = GROUPED
 
 
+def hidden_below(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A boolean mask [...,N,K] as torch's kernels add it to scores: 0, or minus infinity where nothing is seen.
+
+    With a boolean one, `scaled_dot_product_attention` makes these very numbers in each layer.
+    """
+    return torch.where(mask, 0.0, float("-inf")).to(dtype)
+
+
 def added(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """A boolean mask as eager attention adds it to scores."""
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)

@@ -265,7 +265,7 @@ class CachedDecoder:
         attention: Sequence[int] = (), more: Mapping[str, Any] | None = None,
     ) -> DecoderStates:  # fmt: skip
         places = self.coordinates(positions)
-        plain = None if attention or more or self.always_masks else unwrapped.layers_of(self.language_model)
+        plain = None if attention or more or self.always_masks else unwrapped.layers_of(self.language_model, cache)
         if plain is not None:
             feature, states = unwrapped.run(self.language_model, plain, embeds, cache, places, full, layers)
             return DecoderStates(feature, states | ({0: embeds} if 0 in layers else {}), {})

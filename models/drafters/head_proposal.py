@@ -65,6 +65,8 @@ class HeadProposal(Recursive):
         positions = base_positions(self.config.positions, layout, sequences, visual_held=True)
         self._cache = self._new_cache(layout.index.shape[1] + self._capacity)
         self._image = None if filled.image is None else self._in_place("image", filled.image[:, -1:].clone())
+        if self.head.takes_rotations:
+            self._lay_out(self.head.rotary, positions, self._capacity)
         self._read_prompt(filled, positions)
         self._states, self._tokens = filled.states[:, -1:].clone(), sequences.ids[:, -1:]
         self._positions, self._emitted = positions[..., -1:], 1
@@ -99,13 +101,13 @@ class HeadProposal(Recursive):
         return self.head.fuse(states.to(self.head.dtype))
 
     def _run(self, states: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor | None, depths: Tensor) -> Tensor:
-        return self._read(self._embed(tokens), states, positions, mask, depths, None, None)
+        return self._read(self._embed(tokens), states, self._turned(positions), mask, depths, None, None)
 
     def _embed(self, tokens: Tensor) -> Tensor:
         return F.embedding(tokens, self.target.embedding).to(self.head.dtype)
 
     def _read(
-        self, embeds: Tensor, states: Tensor, positions: Tensor, mask: Tensor | None, depths: Tensor,
+        self, embeds: Tensor, states: Tensor, positions: Any, mask: Tensor | None, depths: Tensor,
         direct: tuple[Tensor, Tensor] | None, image: Tensor | None,
     ) -> Tensor:  # fmt: skip
         if image is None and self._image is not None:
