@@ -50,6 +50,7 @@ class HeadProposal(Recursive):
         assert len(prompt.ids) == 1, "heads of language models read one row"
         self._warp, self._capacity, self._emitted = warp, capacity, 0
         self._prompt, self._prefill = prompt, prefill
+        self._embedding = self.target.embedding  # to ask for it takes as long as to read it
 
     @torch.inference_mode()
     def begin(self, first: int) -> None:
@@ -104,7 +105,7 @@ class HeadProposal(Recursive):
         return self._read(self._embed(tokens), states, self._turned(positions), mask, depths, None, None)
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        return F.embedding(tokens, self.target.embedding).to(self.head.dtype)
+        return F.embedding(tokens, self._embedding).to(self.head.dtype)
 
     def _read(
         self, embeds: Tensor, states: Tensor, positions: Any, mask: Tensor | None, depths: Tensor,
@@ -119,7 +120,7 @@ class HeadProposal(Recursive):
         return torch.zeros(count, dtype=torch.int64, device=self.target.embedding.device)
 
     def _probabilities(self, hidden: Tensor, steps: Sequence[int]) -> Tensor:
-        scores = self.head.draft_scores(hidden[0], self.target.scores, self.target.embedding.dtype)
+        scores = self.head.draft_scores(hidden[0], self.target.scores, self._embedding.dtype)
         return self._warp.apply_temperature(scores)
 
     def _kept(self, prompt: Prompt, prefill: TargetStep) -> Tensor:
