@@ -127,6 +127,28 @@ def use_grouped(config: Any) -> None:
         config._attn_implementation = GROUPED
 
 
+def hidden_below(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A boolean mask [...,N,K] as torch's kernels add it to scores: 0, or minus infinity where nothing is seen.
+
+    With a boolean one, `scaled_dot_product_attention` makes these very numbers in each layer.
+    """
+    return torch.where(mask, 0.0, float("-inf")).to(dtype)
+
+
+def behind_all(mask: Tensor, rows: int, total: int, dtype: torch.dtype) -> Tensor:
+    """[R,1,N,total] bool, or as `hidden_below` makes it: `mask` [N,K] or [R,N,K] over the last K places; those before
+    them are seen. A long prefix is written once.
+    """
+    seen = mask if mask.dim() == 2 else mask.unsqueeze(1)
+    full = torch.full((rows, 1, seen.shape[-2], total), dtype == torch.bool, dtype=dtype, device=mask.device)
+    last = full[..., total - mask.shape[-1] :]
+    if dtype == torch.bool:
+        last.copy_(seen)
+    else:
+        last.masked_fill_(~seen, float("-inf"))
+    return full
+
+
 def added(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """A boolean mask as eager attention adds it to scores."""
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)

@@ -36,6 +36,8 @@ def test_assisted_generation_gives_the_same_tokens_and_a_row_each(tiny, capsys):
     greedy, sampled = rows[2:4]
     assert int(greedy[5]) >= 1 and sampled[5] == ""  # compared cycles: sampled answers cannot be
     assert greedy[2] in ("met", "missed") and greedy[6] == "1"
+    # What the products alone take is less than the models' own work, of which they are a part.
+    assert 0 < float(greedy[7]) < float(greedy[3].split()[0])
     for profile in profiles:
         assert set(profile.shares) == {*pairs.PARTS, pairs.REST} and all(profile.shares.values())
         assert sum(profile.shares.values()) == pytest.approx(1.0, abs=0.2)  # medians of each part

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from ...core.pictures import TEXT, Picture
 from ...core.positions import FLAT, PositionScheme, place_positions
 from ...core.states import uploaded
-from ..attention import added, check_takes_masks, use_grouped
+from ..attention import added, behind_all, check_takes_masks, use_grouped
 from ..hub import config_value
 from ..packed_row import PackedRow
 from ..parts import language_model_of, placeholder_ids
@@ -251,7 +251,8 @@ class CachedDecoder:
                 them is seen); None is causal.
             layers: 0 is the embedding, i the state after i decoder layers.
         """
-        full = self._mask(embeds, cache.length, mask, wants_weights=bool(attention))
+        dtype = torch.bool if self._plain(cache, attention, more) is None else embeds.dtype
+        full = self._mask(embeds, cache.length, mask, wants_weights=bool(attention), dtype=dtype)
         return self._through(embeds, cache, positions, full, layers, attention, more)
 
     def forward_seeing(
@@ -265,8 +266,7 @@ class CachedDecoder:
         attention: Sequence[int] = (), more: Mapping[str, Any] | None = None,
     ) -> DecoderStates:  # fmt: skip
         places = self.coordinates(positions)
-        plain = None if attention or more or self.always_masks else unwrapped.layers_of(self.language_model)
-        if plain is not None:
+        if (plain := self._plain(cache, attention, more)) is not None:
             feature, states = unwrapped.run(self.language_model, plain, embeds, cache, places, full, layers)
             return DecoderStates(feature, states | ({0: embeds} if 0 in layers else {}), {})
         # Eager attention, the only one that returns its weights, adds the mask to the scores.
@@ -281,18 +281,23 @@ class CachedDecoder:
         here = lambda by_layer: {layer: part.to(embeds.device) for layer, part in by_layer.items()}  # noqa: E731
         return DecoderStates(output.last_hidden_state.to(embeds.device), here(tapped.states), here(tapped.weights))
 
-    def _mask(self, embeds: Tensor, past: int, mask: Tensor | None, *, wants_weights: bool) -> Tensor | None:
-        """[R,1,N,K] bool: what N new positions [R,N,D] see; None where a kernel knows it: all, or causal from 0."""
+    def _plain(self, cache: Cache, attention: Sequence[int], more: Any) -> list[unwrapped.Layer] | None:
+        """The layers that run without the modules around them; None: transformers' own forward runs."""
+        return None if attention or more or self.always_masks else unwrapped.layers_of(self.language_model, cache)
+
+    def _mask(
+        self, embeds: Tensor, past: int, mask: Tensor | None, *, wants_weights: bool, dtype: torch.dtype
+    ) -> Tensor | None:
+        """[R,1,N,K] bool, or what is added to scores: what N new positions [R,N,D] see; None where a kernel knows it:
+        all, or causal from 0.
+        """
         rows, count = embeds.shape[:2]
         eager = wants_weights or self._eager
         if mask is None and not eager and not self.always_masks and (count == 1 or past == 0):
             return None
-        full = torch.ones(rows, 1, count, past + count, dtype=torch.bool, device=embeds.device)
-        if mask is not None:
-            full[..., past + count - mask.shape[-1] :] = mask if mask.dim() == 2 else mask.unsqueeze(1)
-        elif count > 1:
-            full[..., past:].tril_()
-        return full
+        if mask is None:
+            mask = torch.ones(count, count, dtype=torch.bool, device=embeds.device).tril_()
+        return behind_all(mask, rows, past + count, dtype)
 
     def _inputs(
         self, embeds: Tensor, cache: Cache, places: Tensor, full: Tensor | None, additive: torch.dtype | None,

@@ -252,8 +252,8 @@ class PeagleProposal:
         seen = torch.ones(count + masks, past + count + masks, dtype=torch.bool, device=device).tril_(past)
         true = F.embedding(reader._tokens, self.target.embedding).to(head.dtype)
         outputs = head(
-            torch.cat([true, embeds], 1), torch.cat([reader._fused(reader._states), hidden], 1), positions, seen,
-            reader._cache,
+            torch.cat([true, embeds], 1), torch.cat([reader._fused(reader._states), hidden], 1),
+            reader._turned(positions), seen, reader._cache,
         )  # fmt: skip
         reader._cache.advance(count)
         scores = head.draft_scores(outputs[0, count - 1 :], self.target.scores, self.target.embedding.dtype)

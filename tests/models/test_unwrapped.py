@@ -65,7 +65,7 @@ def test_every_bit_is_transformers_own(family, heads, dtype, monkeypatch):
     monkeypatch.setattr(unwrapped, "run", lambda *given: runs.append(given) or run(*given))
     ours = passes(model)
     assert len(runs) == 3
-    monkeypatch.setattr(unwrapped, "layers_of", lambda model: None)
+    monkeypatch.setattr(unwrapped, "layers_of", lambda *given: None)
     for mine, theirs in zip(ours, passes(model), strict=True):
         assert mine.dtype == theirs.dtype and torch.equal(mine, theirs)
     assert len(runs) == 3
@@ -99,35 +99,45 @@ def _mixed_layer(model: Any) -> None:
 CHANGES = (_hooked, _forward_of_its_own, _adapters, _other_activation)
 
 
+def test_a_model_is_looked_at_once_for_each_request(monkeypatch):
+    model, looks = model_of(), []
+    look = unwrapped._layers
+    monkeypatch.setattr(unwrapped, "_layers", lambda model: looks.append(model) or look(model))
+    passes(model)  # three, over one cache
+    assert len(looks) == 1
+    passes(model)
+    assert len(looks) == 2
+
+
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_changes_a_model_between_passes_is_not_passed_over(change):
+def test_what_changes_a_model_between_requests_is_not_passed_over(change):
     model = model_of()
     before = passes(model)
-    assert unwrapped.layers_of(model.model) is None  # with gradients
+    assert unwrapped.layers_of(model.model, Cache(3, 1)) is None  # with gradients
     with torch.inference_mode():
-        assert unwrapped.layers_of(model.model) is not None
+        assert unwrapped.layers_of(model.model, Cache(3, 1)) is not None
     change(model)
     model.eval()
     with torch.inference_mode():
-        assert unwrapped.layers_of(model.model) is None
+        assert unwrapped.layers_of(model.model, Cache(3, 1)) is None
     assert not torch.allclose(passes(model)[0], before[0])
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("settings", [{"family": "mistral", "sliding_window": 4}, {"attn_implementation": "eager"}])
 def test_windows_and_other_attention_are_left_to_transformers(settings):
-    assert unwrapped.layers_of(model_of(**settings).model) is None
+    assert unwrapped.layers_of(model_of(**settings).model, Cache(3, 1)) is None
 
 
 @torch.inference_mode()
 def test_a_model_in_training_or_of_another_layer_is_left_to_transformers():
     model = model_of()
-    assert unwrapped.layers_of(model.train().model) is None
+    assert unwrapped.layers_of(model.train().model, Cache(3, 1)) is None
     _mixed_layer(model.eval())
-    assert unwrapped.layers_of(model.model) is None
+    assert unwrapped.layers_of(model.model, Cache(3, 1)) is None
 
 
-def test_new_weights_are_read_in_the_next_pass():
+def test_new_weights_are_read_in_the_next_request():
     model = model_of()
     before = passes(model)
     model.load_state_dict({name: 2 * weight for name, weight in model.state_dict().items()}, assign=True)
@@ -193,7 +203,7 @@ def test_hooks_within_a_heads_layer_are_called(name):
 def test_a_heads_layer_with_gradients_or_norms_of_its_own_runs_its_modules():
     own_norms = head_layer(replace(SHAPE, qk_norm=True))
     parts = [(part.self_attn, part.mlp, part.post_attention_layernorm) for part in (head_layer(SHAPE), own_norms)]
-    assert unwrapped.head_layer_of(*parts[0]) is None
+    assert unwrapped.head_layer_of(*parts[0], Cache(1, 1)) is None
     with torch.inference_mode():
-        assert unwrapped.head_layer_of(*parts[0]) is not None
-        assert unwrapped.head_layer_of(*parts[1]) is None
+        assert unwrapped.head_layer_of(*parts[0], Cache(1, 1)) is not None
+        assert unwrapped.head_layer_of(*parts[1], Cache(1, 1)) is None
