@@ -323,9 +323,13 @@ class CachedDecoder:
 
     def logits(self, feature: Tensor) -> Tensor:
         """Scores [...,V] float32; minus infinity for ids that are never emitted."""
-        scores = self.projected(feature)
+        scores = self.capped(self.model.lm_head(feature).to(self.device)).float()
         # Few ids are banned: a mask over the vocabulary would be read whole, for every row.
         return scores.index_fill_(-1, self._banned, float("-inf")) if len(self._banned) else scores
+
+    def capped(self, scores: Tensor) -> Tensor:
+        """What a model makes of its LM head's scores, each by itself."""
+        return scores
 
 
 def packed_prompts(prompts: PromptRows, row: PackedRow) -> PromptRows:
