@@ -152,8 +152,8 @@ class HeadTraining(nn.Module):
         # Padding comes after a row's inputs, so causal attention suffices and no [N,N] mask is needed.
         mask = segments = None
         if row is not None:
-            inputs, segments = inputs.packed(row), row.segments[None]
-            mask = row.mask if config.mtp_attention != "ttt" else None
+            inputs, segments = inputs.packed(row), row.numbers[None]
+            mask = row.seen(inputs.states) if config.mtp_attention != "ttt" else None
         keys = TrainingPasses(self.num_passes, segments) if config.mtp_attention == "ttt" else None
         outputs: list[Tensor] = []
         for step in range(self.num_passes):

@@ -201,7 +201,7 @@ class MedusaTraining(_Training):
         """
         goals, answer = self.goal_scores(goal[piece]).at(None, ours), labels[piece]
         theirs, best, best_known = goals.scores, goals.scores.argmax(-1), goals.known
-        answer_known = torch.ones_like(best_known)
+        answer_known = best_known  # with all ids both are
         if self.ids is not None:
             answer, answer_known = entries(self.ids, answer)
         if self.config.token_divergence == "ce":

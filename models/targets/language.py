@@ -20,7 +20,7 @@ from ...core.pictures import TEXT
 from ...core.states import Taps, TargetStates, feature_places, visual_places
 from ..decoding.cache import Cache
 from ..decoding.captured import PassGraphs
-from ..decoding.decoder import CachedDecoder, DecoderStates, PromptRows, packed_prompts
+from ..decoding.decoder import CachedDecoder, DecoderStates, PromptRows
 from ..decoding.end_attention import check_end_attention, end_attention
 from ..decoding.parallel import whole
 from ..decoding.rows import Guidance
@@ -277,6 +277,19 @@ class LanguageTarget:
                 f"each of its first {deepstack} layers: a tap there and the next layer's input are two things",
                 hint=f"tap visual tokens above layer {deepstack} (half of the layers is usual), or at 0, the embedding",
             )
+
+
+def packed_prompts(prompts: PromptRows, row: PackedRow) -> PromptRows:
+    """The samples of padded prompts in one row, each with the positions that it has alone."""
+    return replace(
+        prompts,
+        embeds=row.pack(prompts.embeds),
+        positions=torch.stack([row.pack(part) for part in prompts.positions]),
+        mask=None,
+        visual=None if prompts.visual is None else prompts.visual[row.kept][None],
+        row=row,
+        blocks=None if prompts.blocks is None else row.pack(prompts.blocks),
+    )
 
 
 def kept_states(
