@@ -41,7 +41,8 @@ class Goals:
 @dataclass(frozen=True)
 class _Part:
     scores: Callable[[Tensor], Tensor]  # [C,D] -> [C,...] of neighbouring ids
-    within: Tensor  # int64, which of them the draft has
+    own: slice  # of the draft's ids, which ascend: those among them
+    within: Tensor  # int64, where these stand in the part
 
 
 class GoalScores:
@@ -67,18 +68,18 @@ class GoalScores:
             scores = self.target.scores(states)
             known = torch.ones(len(scores), dtype=torch.bool, device=scores.device)
             return Goals(scores, known)
-        own: list[Tensor] = []
-        highest = log_sum = None
+        picked = highest = log_sum = None
         for part in self._split():
             scores = part.scores(states)
-            own.append(scores.index_select(-1, part.within.to(scores.device)))
+            if picked is None:
+                picked = scores.new_empty(len(scores), self.draft.lm_head.out_features)
+            picked[:, part.own] = scores.index_select(-1, part.within.to(scores.device))
             most = scores.amax(-1)
             highest = most if highest is None else torch.maximum(highest, most)
             if sums:
                 more = scores.logsumexp(-1)
                 log_sum = more if log_sum is None else torch.logaddexp(log_sum, more)
-        picked = torch.cat(own, dim=-1)
-        assert highest is not None
+        assert picked is not None and highest is not None
         return Goals(picked, picked.amax(-1) == highest, log_sum)
 
     def _split(self) -> list[_Part]:
@@ -94,6 +95,6 @@ class GoalScores:
             ends = [*(first for first, _ in parts[1:]), self.draft.vocab_size]
             self._parts = []
             for (first, scores), end in zip(parts, ends, strict=True):
-                own = slice(bisect.bisect_left(known, first), bisect.bisect_left(known, end))  # ids ascend
-                self._parts.append(_Part(scores, ids[own] - first))
+                own = slice(bisect.bisect_left(known, first), bisect.bisect_left(known, end))
+                self._parts.append(_Part(scores, own, ids[own] - first))
         return self._parts
