@@ -8,7 +8,8 @@ Letters: R rows, H heads, G key-value heads, N queries, K keys, E head width.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from ..core.errors import UserError
+from ..core.states import uploaded
 from .hub import kv_shapes
 
 GROUPED = "grouped_sdpa"
@@ -30,8 +32,10 @@ def attend(
 
     Args:
         mask: [N,K], [R,1,N,K] or [1,1,N,K] bool or additive; None: a single query sees all, several are causal with
-            nothing before them.
+            nothing before them; int64: `PackedRow.bounds`.
     """
+    if mask is not None and mask.dtype == torch.int64:
+        return attend_samples(q, k, v, mask.flatten().tolist(), scale=scale, dropout=dropout)
     groups = q.shape[1] // k.shape[1]
     if groups > 1 and q.shape[2] == 1 and q.device.type == "cpu" and q.element_size() == 2:
         # A CPU's kernel reads all keys for each query head: 4 to 12 times as slow where it converts 16-bit ones first.
@@ -48,6 +52,26 @@ def attend(
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, scale=scale, dropout_p=dropout, enable_gqa=groups > 1
     )
+
+
+def attend_samples(
+    q: Tensor, k: Tensor, v: Tensor, bounds: Sequence[int], *, scale: float | None = None, dropout: float = 0.0
+) -> Tensor:
+    """[1,H,N,E] as of `attend`, of samples one after the other in a row, each causal and without the others.
+
+    Args:
+        bounds: where samples begin, and the last one's end.
+    """
+    sizes = [end - start for start, end in itertools.pairwise(bounds)]
+    if q.device.type == "cuda" and q.element_size() == 2 and q.shape[-1] % 8 == 0 and not dropout:
+        starts = uploaded(torch.tensor(bounds, dtype=torch.int32), q.device)
+        rows = (states.squeeze(0).transpose(0, 1) for states in (q, k, v))
+        ends = starts, starts, max(sizes), max(sizes)
+        # One launch of flash attention; its public name differs between the versions of torch that are allowed.
+        mixed = torch.ops.aten._flash_attention_forward(*rows, *ends, 0.0, True, False, scale=scale)[0]
+        return mixed.transpose(0, 1).unsqueeze(0)
+    parts = zip(*(states.split(sizes, dim=2) for states in (q, k, v)), strict=True)
+    return torch.cat([attend(*part, None, scale=scale, dropout=dropout) for part in parts], dim=2)
 
 
 def attend_all(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -120,8 +144,13 @@ def use_grouped(config: Any) -> None:
     Args:
         config: the decoder's own.
     """
-    groups = any(heads != config.num_attention_heads for heads, _ in kv_shapes(config))
-    if config._attn_implementation == "sdpa" and groups:
+    if any(heads != config.num_attention_heads for heads, _ in kv_shapes(config)):
+        use_own(config)
+
+
+def use_own(config: Any) -> None:
+    """Run a decoder of transformers over `attend`, where it would run sdpa."""
+    if config._attn_implementation == "sdpa":
         AttentionInterface.register(GROUPED, as_interface(attend))
         AttentionMaskInterface.register(GROUPED, sdpa_mask)
         config._attn_implementation = GROUPED

@@ -165,9 +165,8 @@ class PeagleTraining(HeadTraining):
         weights = uploaded(self.place_weights, device)[place] * blocks.share[row]
         name = self.loss.token_divergence
         compare = Places(
-            name, self.target, self.head.draft_ids, states.feature, drawn.sources(trained), batch.ids[row, at + 1],
-            weights,
-        )  # fmt: skip
+            name, self.goal_scores, states.feature, drawn.sources(trained), batch.ids[row, at + 1], weights
+        )
         loss, _ = self.lm(self.head.hidden(outputs[row, block, place]), compare)
         sums = compare.hits(trained.shape, (row, block, place), blocks.share)
         return StepLoss(loss, batch.loss_mask[:, 1:].sum(), dict(zip(self.metrics, sums, strict=True)))
