@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from ...core.pictures import TEXT, Picture
 from ...core.positions import FLAT, PositionScheme, place_positions
 from ...core.states import uploaded
-from ..attention import added, behind_all, check_takes_masks, use_grouped
+from ..attention import FEW, added, behind_all, check_takes_masks, use_grouped
 from ..hub import config_value
 from ..packed_row import PackedRow
 from ..parts import language_model_of, placeholder_ids
@@ -251,7 +251,8 @@ class CachedDecoder:
                 them is seen); None is causal.
             layers: 0 is the embedding, i the state after i decoder layers.
         """
-        dtype = torch.bool if self._plain(cache, attention, more) is None else embeds.dtype
+        adds = embeds.shape[1] <= FEW and self._plain(cache, attention, more) is not None
+        dtype = embeds.dtype if adds else torch.bool
         full = self._mask(embeds, cache.length, mask, wants_weights=bool(attention), dtype=dtype)
         return self._through(embeds, cache, positions, full, layers, attention, more)
 
