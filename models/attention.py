@@ -23,6 +23,9 @@ from ..core.states import uploaded
 from .hub import kv_shapes
 
 GROUPED = "grouped_sdpa"
+# Positions of a pass up to which its mask is made additive once, for all layers: a tree's, not a piece of a prompt's,
+# whose boolean mask is large enough.
+FEW = 512
 
 
 def attend(

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from ...core.pictures import TEXT, Picture
 from ...core.positions import FLAT, PositionScheme, place_positions
 from ...core.states import uploaded
-from ..attention import added, behind_all, check_takes_masks, use_grouped
+from ..attention import FEW, added, behind_all, check_takes_masks, use_grouped
 from ..hub import config_value
 from ..packed_row import PackedRow, reads_bounds
 from ..parts import language_model_of, placeholder_ids
@@ -261,7 +261,8 @@ class CachedDecoder:
         """
         full = mask  # of a packed row: `PackedRow.bounds`
         if mask is None or mask.dtype == torch.bool:
-            dtype = torch.bool if self._plain(cache, attention, more) is None else embeds.dtype
+            adds = embeds.shape[1] <= FEW and self._plain(cache, attention, more) is not None
+            dtype = embeds.dtype if adds else torch.bool
             full = self._mask(embeds, cache.length, mask, wants_weights=bool(attention), dtype=dtype)
         return self._through(embeds, cache, positions, full, layers, attention, more)
 

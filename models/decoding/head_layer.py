@@ -7,7 +7,6 @@ Letters: R rows, N new positions, K places seen, D width, H heads, G key-value h
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -51,7 +50,11 @@ def through(
     plain = unwrapped.head_layer_of(attention, mlp, norm, cache) if isinstance(cache, Cache) else None
     if plain is not None:
         assert isinstance(cache, Cache)
-        turn = rope if isinstance(rope, Rotation) else partial(attention.turn, rope=rope)
+
+        def turn(heads: Tensor) -> Tensor:
+            turned: Tensor = attention.turn(heads, rope)
+            return turned
+
         return unwrapped.step(plain, states, inputs, turn, for_heads(mask), cache.own_layers[0])
     states = states + attention(inputs, rope, mask, cache)
     return states + mlp(norm(states))
@@ -273,7 +276,9 @@ def rope_table(grid: int, head_dim: int, base: float, *, zeros_before: int, zero
 def rotate_pairs(states: Tensor, rope: Tensor) -> Tensor:
     """Turn neighbouring pairs of [R,N,H,E] by `rope` [N,E/2,2] or [R,N,E/2,2]."""
     pairs = states.float().unflatten(-1, (-1, 2))
-    if not torch.is_grad_enabled():  # a product of complex numbers: one call, and on a CPU the same bits
+    # A product of complex numbers is one call. On a CPU it has the same bits in whole vectors, of at most 8 pairs: what
+    # is left over is fused and rounded once.
+    if not torch.is_grad_enabled() and rope.shape[-2] % 8 == 0:
         turned = torch.view_as_complex(pairs) * torch.view_as_complex(rope).unsqueeze(-2)
         return torch.view_as_real(turned).flatten(-2).to(states)
     cos, sin = rope[..., None, :, 0], rope[..., None, :, 1]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.activations import SiLUActivation
 
-from ..attention import GROUPED, attend, hidden_below
+from ..attention import FEW, GROUPED, attend, hidden_below
 from .cache import Cache, CacheLayer
 
 # Families of transformers whose layers are alike, but for biases and norms of heads.
@@ -84,7 +84,7 @@ def run(
     Returns:
         The feature [R,N,D], post-final-norm, and the kept states [R,N,D].
     """
-    if mask is not None and mask.dtype == torch.bool:
+    if mask is not None and mask.dtype == torch.bool and mask.shape[-2] <= FEW:
         mask = hidden_below(mask, embeds.dtype)  # once, and not in each layer's attention
     cos, sin = model.rotary_emb(embeds, position_ids=positions)
     half = cos.shape[-1] // 2

@@ -73,10 +73,13 @@ def test_a_rotation_from_a_table_has_the_bits_of_one_that_is_computed(scaling, d
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_pairs_are_turned_alike_with_gradients_and_without(dtype):
+@pytest.mark.parametrize("width", [4, 8, 16, 48, 64])
+@pytest.mark.parametrize("num_heads", [1, 3])
+def test_pairs_are_turned_alike_with_gradients_and_without(num_heads, width, dtype):
     generator = torch.Generator().manual_seed(0)
-    both = torch.randn(2, 7, 6, 16, generator=generator).to(dtype)
-    heads, rope = both[:, :, :4], torch.randn(7, 8, 2, generator=generator)  # as a joined projection cuts them
+    both = torch.randn(2, 7, num_heads + 2, width, generator=generator).to(dtype)
+    # As a joined projection cuts them.
+    heads, rope = both[:, :, :num_heads], torch.randn(7, width // 2, 2, generator=generator)
     expected = rotate_pairs(heads, rope)
     with torch.inference_mode():
         assert torch.equal(rotate_pairs(heads, rope), expected)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from draftsmith.models.decoding import unwrapped
+from draftsmith.models.decoding import decoder, unwrapped
 from draftsmith.models.decoding.cache import Cache
 from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.head_layer import DecoderLayer, Rotary
@@ -41,16 +41,16 @@ def model_of(family: str = "llama", **settings: Any) -> Any:
 @torch.inference_mode()
 def passes(model: Any, layers: tuple[int, ...] = (0, 1, 3)) -> list[torch.Tensor]:
     """Features and tapped states of a prompt, a tree after it and one token, and what the cache then holds."""
-    decoder = CachedDecoder(model, num_token_ids=VOCABULARY)
+    whole = CachedDecoder(model, num_token_ids=VOCABULARY)
     ids = torch.arange(3, 3 + PAST + len(TREE) + 1)[None]
-    kv, found = decoder.new_cache(30), []
+    kv, found = whole.new_cache(30), []
     depths = torch.tensor([0, 1, 1, 2, 2, 2])
     for part, places, mask in (
         (ids[:, :PAST], torch.arange(PAST), None),
         (ids[:, PAST:], PAST + depths, ancestor_mask(TREE)),
         (ids[:, -1:], torch.tensor([PAST]), None),
     ):
-        states = decoder.forward(decoder.embed(part), kv, places[None], mask, layers=layers)
+        states = whole.forward(whole.embed(part), kv, places[None], mask, layers=layers)
         found += [states.feature, *(states.layers[layer] for layer in layers)]
         kv.advance(PAST if part.shape[1] == PAST else 0)
     return found + [part for layer in kv.own_layers for part in (layer.keys, layer.values)]
@@ -69,6 +69,19 @@ def test_every_bit_is_transformers_own(family, heads, dtype, monkeypatch):
     for mine, theirs in zip(ours, passes(model), strict=True):
         assert mine.dtype == theirs.dtype and torch.equal(mine, theirs)
     assert len(runs) == 3
+
+
+def test_a_long_piece_of_a_prompt_keeps_its_boolean_mask(monkeypatch):
+    """An additive one takes four times the memory; the numbers are the same."""
+    model, kinds, attend = model_of(), [], unwrapped.attend
+    few = passes(model)
+    monkeypatch.setattr(unwrapped, "attend", lambda *given, **more: kinds.append(given[3]) or attend(*given, **more))
+    for limit, kind in ((len(TREE), torch.bool), (len(TREE) + 1, torch.float32)):
+        kinds.clear()
+        for module in (unwrapped, decoder):
+            monkeypatch.setattr(module, "FEW", limit)
+        assert all(torch.equal(a, b) for a, b in zip(passes(model), few, strict=True))
+        assert {mask.dtype for mask in kinds if mask is not None} == {kind}
 
 
 def _hooked(model: Any) -> None:
