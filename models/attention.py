@@ -74,7 +74,7 @@ def attend_samples(
         mixed = torch.ops.aten._flash_attention_forward(*rows, *ends, 0.0, True, False, scale=scale)[0]
         return mixed.transpose(0, 1).unsqueeze(0)
     parts = zip(*(states.split(sizes, dim=2) for states in (q, k, v)), strict=True)
-    return torch.cat([attend(*part, None, scale=scale, dropout=dropout) for part in parts], dim=2)
+    return torch.cat([attend(one, k, v, None, scale=scale, dropout=dropout) for one, k, v in parts], dim=2)
 
 
 def attend_all(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:

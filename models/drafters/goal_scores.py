@@ -53,7 +53,7 @@ class GoalScores:
     """
 
     def __init__(self, target: Target, draft: OwnVocabulary):
-        self.target, self.draft = target, draft
+        self.target, self.draft, self.scores, self.dtype = target, draft, target.scores, target.embedding.dtype
         self._parts: list[_Part] | None = None
 
     @torch.no_grad()
@@ -63,9 +63,9 @@ class GoalScores:
         Args:
             sums: whether `log_sum` is wanted.
         """
-        states = states.to(self.target.embedding.dtype)
+        states = states.to(self.dtype)
         if self.draft.lm_head is None:
-            scores = self.target.scores(states)
+            scores = self.scores(states)
             known = torch.ones(len(scores), dtype=torch.bool, device=scores.device)
             return Goals(scores, known)
         picked = highest = log_sum = None
@@ -89,8 +89,8 @@ class GoalScores:
             # On meta memory is counted, and values are not known.
             known = list(range(len(ids))) if ids.is_meta else ids.tolist()
             target: Any = self.target
-            parts = [(0, target.scores)]  # of a target whose LM head is not its own to cut
-            if hasattr(target, "score_parts"):
+            parts = [(0, self.scores)]  # an image generator says no parts
+            if self.draft.vocab_size > ROWS and hasattr(target, "score_parts"):
                 parts = target.score_parts(ROWS)
             ends = [*(first for first, _ in parts[1:]), self.draft.vocab_size]
             self._parts = []
