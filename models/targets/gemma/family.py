@@ -8,7 +8,8 @@ from typing import Any
 from ....core.pictures import PatchGrid, Picture, whole_picture
 from ..family import Family, Pictures, Text
 from .decoder import GemmaDecoder
-from .model import GEMMA, SOFT_TOKENS, Gemma4ForConditionalGeneration
+from .model import GEMMA, SOFT_TOKENS
+from .soundless import Gemma4ForConditionalGeneration
 from .training import GemmaTraining
 
 

@@ -26,7 +26,8 @@ from transformers import (
 from ....core.errors import UserError
 from ...hub import config_value
 from ...parts import TokenIds, _vocabulary_weights, grow_vocabulary
-from .made_for_engines import LlavaOnProjected, reading_of
+from .made_for_engines import reading_of
+from .on_projected import LlavaOnProjected
 
 LlavaKind = Literal["llava", "llava_next", "llava_onevision"]
 # model_type -> class.
