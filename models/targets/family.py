@@ -8,14 +8,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from ...core.pictures import Picture
 from ..decoding.decoder import CachedDecoder
 from ..hub import config_value
 from ..training import ModelTraining
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class Pictures:

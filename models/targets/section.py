@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_serializer, field_validator, model_validator
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from ...core.errors import UserError
 from ...core.fields import AttentionName, DeviceMap, Dtype, Place, Revision
@@ -15,6 +15,9 @@ from ...core.refused import Refused
 from ..parts import TokenIds
 from ..shipped import shipped_folder, shipped_name
 from .family import Family
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class TargetSection(Kinded):

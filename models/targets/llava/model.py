@@ -9,7 +9,7 @@ Letters: B rows, T tokens, I images, D width, V vocabulary, S supervised tokens.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,6 @@ from transformers import (
     LlavaNextForConditionalGeneration,
     LlavaOnevisionForConditionalGeneration,
     PreTrainedConfig,
-    PreTrainedModel,
 )
 
 from ....core.errors import UserError
@@ -28,6 +27,9 @@ from ...hub import config_value
 from ...parts import TokenIds, _vocabulary_weights, grow_vocabulary
 from .made_for_engines import reading_of
 from .on_projected import LlavaOnProjected
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 LlavaKind = Literal["llava", "llava_next", "llava_onevision"]
 # model_type -> class.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from ....core.batch import Request
 from ....core.errors import UserError
@@ -21,6 +21,9 @@ from ..section import TargetSection
 from .decoder import QwenDecoder
 from .family import FAMILIES
 from .model import qwen_config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class QwenSection(TargetSection):
