@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from ..core.errors import UserError
 from .hub import kv_shapes
@@ -122,6 +120,9 @@ def use_grouped(config: Any) -> None:
     """
     groups = any(heads != config.num_attention_heads for heads, _ in kv_shapes(config))
     if config._attn_implementation == "sdpa" and groups:
+        from transformers import AttentionInterface, AttentionMaskInterface
+        from transformers.masking_utils import sdpa_mask
+
         AttentionInterface.register(GROUPED, as_interface(attend))
         AttentionMaskInterface.register(GROUPED, sdpa_mask)
         config._attn_implementation = GROUPED

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers.activations import SiLUActivation
 
 from ..attention import GROUPED, attend
 from .cache import Cache, CacheLayer
@@ -179,6 +178,8 @@ def _part(kind: type) -> str | None:
 
     Classes of ours name it themselves (`unwrapped_as`), each for itself: one that extends them may compute otherwise.
     """
+    from transformers.activations import SiLUActivation  # a model of transformers has imported it
+
     if kind in (nn.Linear, nn.Identity, SiLUActivation):
         return kind.__name__
     if (ours := vars(kind).get("unwrapped_as")) is not None:

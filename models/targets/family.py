@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import transformers
 from transformers import PreTrainedConfig
 
 from ...core.pictures import Picture
@@ -72,7 +73,9 @@ class Family:
     """Models of one model_type of transformers."""
 
     kind: str  # as a recipe's `target` names it
-    model: Any  # transformers' class
+    model: (
+        Any  # a class, or the name of transformers': its module is heavy, and is imported when the class is asked for
+    )
     training: type[ModelTraining]
     decoder: type[CachedDecoder]
     pictures: Pictures | None = None  # None: it reads text alone
@@ -98,9 +101,14 @@ class Family:
         made: PreTrainedModel = getattr(maker, "from_config", maker)(config)
         return made
 
+    @property
+    def model_class(self) -> Any:
+        """transformers' class, or one of ours in its place."""
+        return getattr(transformers, self.model) if isinstance(self.model, str) else self.model
+
     def class_of(self, config: PreTrainedConfig) -> Any:
         """The class that holds the weights of a config."""
-        return self.model
+        return self.model_class
 
 
 def tower_type(config: Any) -> str | None:

@@ -135,7 +135,7 @@ class TargetSection(Kinded):
             model_type: of the weights' own config.
             source: where they are, for messages.
         """
-        return self.families[model_type].model
+        return self.families[model_type].model_class
 
     def target(self, model: PreTrainedModel, *, num_token_ids: int, image_token_id: int | None) -> Any:
         """The loaded model as the decoding loop and training see it."""

@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
-from transformers.activations import ACT2FN
 
 from ....core.errors import UserError
 from ...hub import config_value
@@ -73,6 +72,8 @@ class _Projector(nn.Module):
     """Linear, activation, linear, as LLaVA's: [...,n] -> [...,D]."""
 
     def __init__(self, inputs: int, width: int, activation: str):
+        from transformers.activations import ACT2FN
+
         super().__init__()
         self.linear_1, self.linear_2 = nn.Linear(inputs, width), nn.Linear(width, width)
         self.act = ACT2FN[activation]

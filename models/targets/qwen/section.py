@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 from torch import nn
-from transformers import PreTrainedConfig
+from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from ....core.batch import Request
 from ....core.errors import UserError
@@ -47,7 +47,7 @@ class QwenSection(TargetSection):
             if named not in own:
                 problem = f"a target of kind {self.base_kind} has none of model_type {named}"
                 raise Refused("language_model.model_type", problem, f"write {' or '.join(own)}")
-            config: Any = self.families[named.removesuffix("_text")].model.config_class
+            config: Any = CONFIG_MAPPING[named.removesuffix("_text")]
             check_part(self.vision_tower, config.sub_configs["vision_config"], "vision_tower")
         return self
 
