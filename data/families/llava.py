@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import transformers
 from PIL import Image
-from transformers import LlavaNextProcessor, LlavaProcessor
 
 from ...core.errors import UserError
 from ...core.pictures import Newline, Picture
@@ -113,12 +113,12 @@ class LlavaFamily(PictureFamily):
     Args:
         usual: resolutions that pictures are fitted into, by the side of a tile; None: a picture is one tile.
         needs: special tokens that the tokenizer must have.
-        maker: transformers' processor, which makes the files where it needs no torchvision.
+        maker: name of transformers' processor, which makes the files where it needs no torchvision.
     """
 
     usual: Callable[[int], tuple[tuple[int, int], ...]] | None = None
     needs: tuple[str, ...] = ("bos", "eos", "pad")
-    maker: type[Any] | None = None
+    maker: str | None = None
 
     def needs_sizes(self, aspect: Aspect, num_images: int) -> bool:
         return is_tiled(aspect, num_images)  # a single tile does not depend on the picture's size
@@ -198,7 +198,7 @@ class LlavaFamily(PictureFamily):
         if self.maker is None:
             super().save(processor, folder)
             return
-        self.maker(
+        getattr(transformers, self.maker)(
             image_processor=self.saved_images(processor),
             tokenizer=processor.tokenizer,
             patch_size=processor.patch_size,
@@ -232,9 +232,9 @@ class LlavaFamily(PictureFamily):
         return LLAVA.processor(tokenizer, images, patch_size, "a new processor")
 
 
-LLAVA = LlavaFamily("llava", "LlavaProcessor", (PLAIN, V1), maker=LlavaProcessor)
+LLAVA = LlavaFamily("llava", "LlavaProcessor", (PLAIN, V1), maker="LlavaProcessor")
 LLAVA_NEXT = LlavaFamily(
-    "llava_next", "LlavaNextProcessor", (PLAIN, V1), usual=next_resolutions, maker=LlavaNextProcessor
+    "llava_next", "LlavaNextProcessor", (PLAIN, V1), usual=next_resolutions, maker="LlavaNextProcessor"
 )
 # Qwen's tokenizer has no token that begins a text; what it pads with is another end token.
 LLAVA_ONEVISION = LlavaFamily(

@@ -12,7 +12,6 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ..attention import attend
@@ -236,6 +235,8 @@ def _frequencies(shape: LayerShape) -> tuple[Tensor, float]:
         powers = torch.arange(0, shape.head_dim, 2).float() / shape.head_dim
         return 1.0 / shape.rope_theta**powers, 1.0
     rope = {"rope_theta": shape.rope_theta, **shape.rope_scaling}
+    from transformers import LlamaConfig  # brings the code of models
+
     config = LlamaConfig(
         hidden_size=shape.hidden_size, num_attention_heads=shape.num_heads, head_dim=shape.head_dim,
         rope_parameters=rope,

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers.activations import SiLUActivation
 
 from ..attention import FEW, GROUPED, attend, hidden_below
 from .cache import Cache, CacheLayer
@@ -206,6 +205,8 @@ def _part(kind: type) -> str | None:
 
     Classes of ours name it themselves (`unwrapped_as`), each for itself: one that extends them may compute otherwise.
     """
+    from transformers.activations import SiLUActivation  # a model of transformers has imported it
+
     if kind in (nn.Linear, nn.Identity, SiLUActivation):
         return kind.__name__
     if (ours := vars(kind).get("unwrapped_as")) is not None:

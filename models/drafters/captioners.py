@@ -16,8 +16,7 @@ import torch
 import transformers
 from pydantic import Field
 from torch import Tensor
-from transformers import AutoConfig, AutoTokenizer, Blip2ForConditionalGeneration, BlipForConditionalGeneration
-from transformers import Florence2ForConditionalGeneration as Florence2Model
+from transformers import AutoConfig, AutoTokenizer
 
 from ...core.batch import Request
 from ...core.errors import UserError
@@ -99,8 +98,10 @@ CaptionerConfig = Annotated[
 _PARAMETERS = {
     "Florence-2-large-ft": 776_465_408, "blip-image-captioning-base": 223_971_644, "blip2-opt-2.7b": 3_744_761_856,
 }  # fmt: skip
-_CLASSES: dict[str, Any] = {
-    "florence2": Florence2Model, "blip": BlipForConditionalGeneration, "blip2": Blip2ForConditionalGeneration,
+# Names of transformers' classes.
+_CLASSES = {
+    "florence2": "Florence2ForConditionalGeneration", "blip": "BlipForConditionalGeneration",
+    "blip2": "Blip2ForConditionalGeneration",
 }  # fmt: skip
 
 
@@ -109,7 +110,7 @@ def num_published(config: Florence2Captions | BlipCaptions | Blip2Captions) -> i
     if not Path(config.path).is_dir():
         return _PARAMETERS.get(config.path.rstrip("/").split("/")[-1])
     with reading_pretrained(config.path, "cannot load a captioner from", where=_where(config), hint=_CURE):
-        own, made = AutoConfig.from_pretrained(config.path), _CLASSES[config.kind]
+        own, made = AutoConfig.from_pretrained(config.path), getattr(transformers, _CLASSES[config.kind])
         with torch.device("meta"):
             model = made(own)
         model.tie_weights()
@@ -178,11 +179,11 @@ def load_captioner(
 ) -> PublishedCaptioner:
     """A published captioner. Raises `UserError` where its files are missing or of another model."""
     if isinstance(config, BlipCaptions):
-        model = _load(BlipForConditionalGeneration, config, device)
+        model = _load(config, device)
         # `generate` begins with a token of its own.
         return PublishedCaptioner(model, *_reader("BlipImageProcessor", config), config, num_echoed=1)
     if isinstance(config, Blip2Captions):
-        model = _load(Blip2ForConditionalGeneration, config, device)
+        model = _load(config, device)
         queries, settings = model.config.num_query_tokens, model.config
         if settings.image_token_index is None or not settings.use_decoder_only_language_model:
             raise UserError(
@@ -193,7 +194,7 @@ def load_captioner(
         prompt = torch.tensor([settings.image_token_index] * queries + [settings.text_config.bos_token_id])
         reader = _reader("BlipImageProcessor", config)
         return PublishedCaptioner(model, *reader, config, prompt=prompt, num_echoed=len(prompt))
-    model = _load(Florence2Model, config, device)
+    model = _load(config, device)
     tokenizer, images = _reader("CLIPImageProcessor", config)
     asked = tokenizer(_FLORENCE_TASKS[config.task], add_special_tokens=False).input_ids
     run = [model.config.image_token_id] * _florence_tokens(model, images)
@@ -208,7 +209,8 @@ def _florence_tokens(model: Any, images: Any) -> int:
     return model.model.get_image_features(blank.to(model.device, model.dtype)).pooler_output.shape[1]
 
 
-def _load(cls: Any, config: _Published, device: torch.device) -> Any:
+def _load(config: Florence2Captions | BlipCaptions | Blip2Captions, device: torch.device) -> Any:
+    cls: Any = getattr(transformers, _CLASSES[config.kind])
     with reading_pretrained(config.path, "cannot load a captioner from", where=_where(config), hint=_CURE):
         model, report = cls.from_pretrained(
             config.path,

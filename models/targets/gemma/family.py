@@ -8,7 +8,7 @@ from typing import Any
 from ....core.pictures import PatchGrid, Picture, whole_picture
 from ..family import Family, Pictures, Text
 from .decoder import GemmaDecoder
-from .model import GEMMA, SOFT_TOKENS, Gemma4ForConditionalGeneration
+from .model import GEMMA, SOFT_TOKENS
 from .training import GemmaTraining
 
 
@@ -33,11 +33,21 @@ class GemmaPictures(Pictures):
         config.vision_config.num_hidden_layers = layers
 
 
+class GemmaFamily(Family):
+    """Its towers of sounds are left out."""
+
+    @property
+    def model_class(self) -> Any:
+        from .soundless import Gemma4ForConditionalGeneration
+
+        return Gemma4ForConditionalGeneration
+
+
 _SCALED = Text(scales_embeddings=True)
 # model_type -> record.
 FAMILIES = {
-    GEMMA: Family(
-        GEMMA, Gemma4ForConditionalGeneration, GemmaTraining, GemmaDecoder, GemmaPictures(),
+    GEMMA: GemmaFamily(
+        GEMMA, "Gemma4ForConditionalGeneration", GemmaTraining, GemmaDecoder, GemmaPictures(),
         texts=dict.fromkeys(("gemma", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text"), _SCALED),
         unread=("vllm", "sglang"), is_compared=False,
     ),

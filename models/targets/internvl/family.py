@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import InternVLForConditionalGeneration
-
 from ..family import Family, Pictures
 from .model import INTERNVL, InternVLDecoder, InternVLTraining
 
@@ -24,7 +22,7 @@ class InternVLPictures(Pictures):
 # model_type -> record.
 FAMILIES = {
     INTERNVL: Family(
-        INTERNVL, InternVLForConditionalGeneration, InternVLTraining, InternVLDecoder, InternVLPictures(),
+        INTERNVL, "InternVLForConditionalGeneration", InternVLTraining, InternVLDecoder, InternVLPictures(),
         unread=("sglang",), is_compared=False,
     ),
 }  # fmt: skip

@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from torch import Tensor, nn
-from transformers import LlavaForConditionalGeneration, PreTrainedConfig
-from transformers.activations import ACT2FN
+from transformers import PreTrainedConfig
 
 from ....core.errors import UserError
 from ...hub import config_value
@@ -73,6 +72,8 @@ class _Projector(nn.Module):
     """Linear, activation, linear, as LLaVA's: [...,n] -> [...,D]."""
 
     def __init__(self, inputs: int, width: int, activation: str):
+        from transformers.activations import ACT2FN
+
         super().__init__()
         self.linear_1, self.linear_2 = nn.Linear(inputs, width), nn.Linear(width, width)
         self.act = ACT2FN[activation]
@@ -93,18 +94,6 @@ class TwoProjectors(_Projector):
     def forward(self, features: Tensor) -> Tensor:
         """Project the tower's features."""
         return super().forward(self.target(features))
-
-
-class LlavaOnProjected(LlavaForConditionalGeneration):
-    """transformers' LLaVA with two projectors. The plain class refuses the weights: the first reads another width."""
-
-    def __init__(self, config: Any):  # a `LlavaConfig`
-        super().__init__(config)
-        width = reading_of(config).target_width
-        assert width is not None
-        self.model.multi_modal_projector = TwoProjectors(
-            config.vision_config.hidden_size, width, config.text_config.hidden_size, config.projector_hidden_act
-        )
 
 
 def own_projector(model: Any) -> nn.Module:

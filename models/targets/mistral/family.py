@@ -5,8 +5,6 @@ from __future__ import annotations
 from math import isqrt
 from typing import Any
 
-from transformers import LlavaForConditionalGeneration, Mistral3ForConditionalGeneration
-
 from ....core.pictures import PatchGrid, Picture, whole_picture
 from ..family import Family, Pictures
 from .decoder import MistralDecoder
@@ -36,11 +34,11 @@ _ENGINES = {"vllm": ("eagle", "eagle3")}
 # model_type -> record. Pixtral's says llava: its tower makes it another family.
 FAMILIES = {
     MISTRAL3: Family(
-        MISTRAL3, Mistral3ForConditionalGeneration, MistralTraining, MistralDecoder, MistralPictures(),
+        MISTRAL3, "Mistral3ForConditionalGeneration", MistralTraining, MistralDecoder, MistralPictures(),
         engines=_ENGINES, unread=("sglang",), is_compared=False,
     ),
     "llava": Family(
-        "pixtral", LlavaForConditionalGeneration, MistralTraining, MistralDecoder, MistralPictures(),
+        "pixtral", "LlavaForConditionalGeneration", MistralTraining, MistralDecoder, MistralPictures(),
         tower=TOWER, engines=_ENGINES, unread=("sglang",), is_compared=False,
     ),
 }  # fmt: skip

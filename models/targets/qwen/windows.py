@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.vision_utils import (
     get_vision_cu_seqlens,
     get_vision_interpolation_indices_and_weights,
@@ -38,6 +36,9 @@ def use_windows(config: Any) -> None:
         config: the tower's own.
     """
     if config._attn_implementation == "sdpa":
+        from transformers import AttentionInterface, AttentionMaskInterface
+        from transformers.masking_utils import sdpa_mask
+
         AttentionInterface.register(WINDOWS, as_interface(attend_in_windows, "cu_seq_lens_q"))
         AttentionMaskInterface.register(WINDOWS, sdpa_mask)
         config._attn_implementation = WINDOWS
