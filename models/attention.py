@@ -8,18 +8,25 @@ Letters: R rows, H heads, G key-value heads, N queries, K keys, E head width.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AttentionInterface, PreTrainedConfig
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from ..core.errors import UserError
+from ..core.states import uploaded
 from .hub import kv_shapes
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
 GROUPED = "grouped_sdpa"
+# Positions of a pass up to which its mask is made additive once, for all layers: a tree's, not a piece of a prompt's,
+# whose boolean mask is large enough.
+FEW = 512
 
 
 def attend(
@@ -29,8 +36,10 @@ def attend(
 
     Args:
         mask: [N,K], [R,1,N,K] or [1,1,N,K] bool or additive; None: a single query sees all, several are causal with
-            nothing before them.
+            nothing before them; int64: `PackedRow.bounds`.
     """
+    if mask is not None and mask.dtype == torch.int64:
+        return attend_samples(q, k, v, mask.flatten().tolist(), scale=scale, dropout=dropout)
     groups = q.shape[1] // k.shape[1]
     if groups > 1 and q.shape[2] == 1 and q.device.type == "cpu" and q.element_size() == 2:
         # A CPU's kernel reads all keys for each query head: 4 to 12 times as slow where it converts 16-bit ones first.
@@ -47,6 +56,26 @@ def attend(
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, scale=scale, dropout_p=dropout, enable_gqa=groups > 1
     )
+
+
+def attend_samples(
+    q: Tensor, k: Tensor, v: Tensor, bounds: Sequence[int], *, scale: float | None = None, dropout: float = 0.0
+) -> Tensor:
+    """[1,H,N,E] as of `attend`, of samples one after the other in a row, each causal and without the others.
+
+    Args:
+        bounds: where samples begin, and the last one's end.
+    """
+    sizes = [end - start for start, end in itertools.pairwise(bounds)]
+    if q.device.type == "cuda" and q.element_size() == 2 and q.shape[-1] % 8 == 0 and not dropout:
+        starts = uploaded(torch.tensor(bounds, dtype=torch.int32), q.device)
+        rows = (states.squeeze(0).transpose(0, 1) for states in (q, k, v))
+        ends = starts, starts, max(sizes), max(sizes)
+        # One launch of flash attention; its public name differs between the versions of torch that are allowed.
+        mixed = torch.ops.aten._flash_attention_forward(*rows, *ends, 0.0, True, False, scale=scale)[0]
+        return mixed.transpose(0, 1).unsqueeze(0)
+    parts = zip(*(states.split(sizes, dim=2) for states in (q, k, v)), strict=True)
+    return torch.cat([attend(one, k, v, None, scale=scale, dropout=dropout) for one, k, v in parts], dim=2)
 
 
 def attend_all(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -119,11 +148,41 @@ def use_grouped(config: PreTrainedConfig) -> None:
     Args:
         config: the decoder's own.
     """
-    groups = any(heads != config.num_attention_heads for heads, _ in kv_shapes(config))
-    if config._attn_implementation == "sdpa" and groups:
+    if any(heads != config.num_attention_heads for heads, _ in kv_shapes(config)):
+        use_own(config)
+
+
+def use_own(config: Any) -> None:
+    """Run a decoder of transformers over `attend`, where it would run sdpa."""
+    if config._attn_implementation == "sdpa":
+        from transformers import AttentionInterface, AttentionMaskInterface
+        from transformers.masking_utils import sdpa_mask
+
         AttentionInterface.register(GROUPED, as_interface(attend))
         AttentionMaskInterface.register(GROUPED, sdpa_mask)
         config._attn_implementation = GROUPED
+
+
+def hidden_below(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A boolean mask [...,N,K] as torch's kernels add it to scores: 0, or minus infinity where nothing is seen.
+
+    With a boolean one, `scaled_dot_product_attention` makes these very numbers in each layer.
+    """
+    return torch.where(mask, 0.0, float("-inf")).to(dtype)
+
+
+def behind_all(mask: Tensor, rows: int, total: int, dtype: torch.dtype) -> Tensor:
+    """[R,1,N,total] bool, or as `hidden_below` makes it: `mask` [N,K] or [R,N,K] over the last K places; those before
+    them are seen. A long prefix is written once.
+    """
+    seen = mask if mask.dim() == 2 else mask.unsqueeze(1)
+    full = torch.full((rows, 1, seen.shape[-2], total), dtype == torch.bool, dtype=dtype, device=mask.device)
+    last = full[..., total - mask.shape[-1] :]
+    if dtype == torch.bool:
+        last.copy_(seen)
+    else:
+        last.masked_fill_(~seen, float("-inf"))
+    return full
 
 
 def added(mask: Tensor, dtype: torch.dtype) -> Tensor:

@@ -19,8 +19,8 @@ Kernel = Literal["cpu", "flash", "efficient", "plain"]
 _CPU_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-def kernel_of(q: Tensor, k: Tensor, v: Tensor, *, masked: bool) -> Kernel:
-    """The kernel for queries [B,H,N,E] and keys and values [B,G,N,E]; `masked`: packed samples need a mask.
+def kernel_of(q: Tensor, k: Tensor, v: Tensor) -> Kernel:
+    """The kernel for queries [B,H,N,E] and keys and values [B,G,N,E].
 
     "plain" is matrix products; it keeps [B,H,N,N] scores for as long as one call lasts.
     """
@@ -29,8 +29,7 @@ def kernel_of(q: Tensor, k: Tensor, v: Tensor, *, masked: bool) -> Kernel:
     if q.device.type == "cuda":
         grouped = q.shape[1] != k.shape[1]
         # The public function pads other widths before it chooses flash attention.
-        aligned = not masked and q.shape[-1] % 8 == 0
-        if aligned and can_use_flash_attention(SDPAParams(q, k, v, None, 0.0, True, grouped)):
+        if q.shape[-1] % 8 == 0 and can_use_flash_attention(SDPAParams(q, k, v, None, 0.0, True, grouped)):
             return "flash"
         whole_k, whole_v = _repeated(k, q), _repeated(v, q)
         if can_use_efficient_attention(SDPAParams(q, whole_k, whole_v, None, 0.0, True, False)):
@@ -39,17 +38,16 @@ def kernel_of(q: Tensor, k: Tensor, v: Tensor, *, masked: bool) -> Kernel:
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, kernel: Kernel, *, causal: bool = True
+    q: Tensor, k: Tensor, v: Tensor, kernel: Kernel, *, causal: bool = True
 ) -> tuple[Tensor, Tensor, tuple[Tensor | None, ...]]:
     """Output [B,H,N,E], log-sum-exp [B,H,N] in at least float32, and what `attend_backward` needs beside them.
 
     Args:
-        mask: [B,N,N] bool, at least one True in each row and causal itself; None: causal.
-        causal: False: queries [B,H,N,E] see all keys [B,G,K,E], and there is no mask.
+        causal: False: queries [B,H,N,E] see all keys [B,G,K,E].
     """
-    aten, causal = torch.ops.aten, causal and mask is None
+    aten = torch.ops.aten
     if kernel == "cpu":
-        out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=_bias(mask, q))
+        out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
         return out, lse, ()
     if kernel == "flash":
         answer = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)
@@ -57,16 +55,16 @@ def attend(
         return out, lse, (starts_q, starts_k, seed, offset)
     if kernel == "efficient":
         out, lse, *rest = aten._scaled_dot_product_efficient_attention(
-            q, _repeated(k, q), _repeated(v, q), _bias(mask, q), True, 0.0, causal
+            q, _repeated(k, q), _repeated(v, q), None, True, 0.0, causal
         )
         return out, lse.narrow(-1, 0, q.shape[2]), tuple(rest)  # padded to a multiple of 32
-    scores = _scores(q, k, mask, causal)
+    scores = _scores(q, k, causal)
     lse = scores.logsumexp(-1)
     return (scores - lse[..., None]).exp().to(q) @ _repeated(v, q), lse, ()
 
 
 def attend_backward(
-    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None, kernel: Kernel,
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, kernel: Kernel,
     rest: tuple[Tensor | None, ...], *, causal: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of queries, keys and values: the part of these keys where `out` and `lse` belong to more keys.
@@ -74,10 +72,10 @@ def attend_backward(
     Args:
         gradient: [B,H,N,E] of the output.
     """
-    aten, causal = torch.ops.aten, causal and mask is None
+    aten = torch.ops.aten
     if kernel == "cpu":
         return aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            gradient, q, k, v, out, lse.contiguous(), 0.0, causal, attn_mask=_bias(mask, q)
+            gradient, q, k, v, out, lse.contiguous(), 0.0, causal
         )
     if kernel == "flash":
         return aten._scaled_dot_product_flash_attention_backward(
@@ -86,11 +84,11 @@ def attend_backward(
     if kernel == "efficient":
         padded = torch.nn.functional.pad(lse, (0, -lse.shape[-1] % 32)).contiguous()
         dq, dk, dv, _ = aten._scaled_dot_product_efficient_attention_backward(
-            gradient, q, _repeated(k, q), _repeated(v, q), _bias(mask, q), out, padded, *rest, 0.0,
+            gradient, q, _repeated(k, q), _repeated(v, q), None, out, padded, *rest, 0.0,
             [True, True, True, False], causal,
         )  # fmt: skip
         return dq, _shared(dk, k), _shared(dv, v)
-    p = (_scores(q, k, mask, causal) - lse[..., None]).exp()
+    p = (_scores(q, k, causal) - lse[..., None]).exp()
     along = gradient.to(p) @ _repeated(v, q).to(p).transpose(-1, -2)
     scale = 1 / math.sqrt(q.shape[-1])
     ds = p * (along - (gradient.to(p) * out.to(p)).sum(-1, keepdim=True)) * scale
@@ -98,25 +96,13 @@ def attend_backward(
     return (ds @ _repeated(k, q).to(p)).to(q), _shared(dk, k), _shared(dv, v)
 
 
-def _scores(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+def _scores(q: Tensor, k: Tensor, causal: bool) -> Tensor:
     """[B,H,N,K] in at least float32."""
     wide = torch.promote_types(q.dtype, torch.float32)
     scores = (q @ _repeated(k, q).transpose(-1, -2)).to(wide) / math.sqrt(q.shape[-1])
-    if causal:
-        mask = scores.new_ones(scores.shape[-2:], dtype=torch.bool).tril()[None]
-    if mask is None:
+    if not causal:
         return scores
-    return scores.masked_fill(~mask[:, None], -math.inf)
-
-
-def _bias(mask: Tensor | None, q: Tensor) -> Tensor | None:
-    """[B,H,N,N] of zeros and minus infinity; a row's stride is a multiple of 16, as CUDA's kernel asks."""
-    if mask is None:
-        return None
-    count = mask.shape[-1]
-    bias = torch.zeros_like(mask, dtype=q.dtype).masked_fill(mask.logical_not(), -math.inf)
-    bias = torch.nn.functional.pad(bias, (0, -count % 16)).narrow(-1, 0, count)
-    return bias.unsqueeze(1).expand(-1, q.shape[1], -1, -1)
+    return scores.masked_fill(~scores.new_ones(scores.shape[-2:], dtype=torch.bool).tril(), -math.inf)
 
 
 def _repeated(k: Tensor, q: Tensor) -> Tensor:

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError
 from safetensors import safe_open
 from torch import Tensor
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedConfig
 
 from ..core.errors import UserError, did_you_mean, first_line
 from ..core.files import read_json
@@ -34,6 +34,9 @@ from ..core.pretrained import (
 )
 from .inline import inline_config
 from .shipped import PREFIX
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 PINNED = Path(__file__).parent / "configs"
 

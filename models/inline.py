@@ -14,7 +14,6 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
-from transformers.activations import ACT2FN
 
 from ..core.errors import UserError, did_you_mean
 from ..core.json_types import JsonObject
@@ -110,7 +109,11 @@ def new_config(values: JsonObject, *, uneven: bool = False) -> PreTrainedConfig:
 
 
 def _check_activation(values: JsonObject) -> None:
-    if (activation := values.get("hidden_act")) is not None and str(activation) not in ACT2FN:
+    if (activation := values.get("hidden_act")) is None:
+        return
+    from transformers.activations import ACT2FN  # brings the code of models
+
+    if str(activation) not in ACT2FN:
         problem = f"transformers knows no activation {shortened(str(activation), 60)!r}"
         raise Refused("hidden_act", problem, did_you_mean(str(activation), ACT2FN))
 

@@ -1,8 +1,8 @@
 """Packing: the samples of a batch one after the other in a single row without padding, each attending to itself alone.
 
 A packed `Batch` is laid out as any other; models put its tokens into one row while they run and spread what comes out,
-so pictures, labels, positions and seeds are those of the padded batch. torch's attention is given a block-diagonal
-mask; for flash and eager attention transformers' decoders see where token indices begin anew.
+so pictures, labels, positions and seeds are those of the padded batch. Our attention is told where samples begin and
+runs each alone; for flash and eager attention transformers' decoders see where token indices begin anew.
 Letters: B samples, T tokens, M tokens without padding, D width, n coordinates of positions.
 """
 
@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..core.batch import Batch
 from ..core.states import uploaded
-from .attention import GROUPED
+from .attention import GROUPED, use_own
 from .hub import config_value, recurrent_layers
 
 if TYPE_CHECKING:
@@ -32,13 +33,15 @@ class PackedRow:
     segments: Tensor  # [M] int64 number of each token's sample, ascending
     indices: Tensor  # [M] int64 token index within its sample
     kept: Tensor  # [B,T] bool, on the CPU: no padding
+    bounds: Tensor  # [1,1,1,S+1] int64, on the CPU: where each of S samples begins, and the last one's end
 
     @classmethod
     def of(cls, mask: Tensor, device: torch.device) -> PackedRow:
         """Of a batch whose tokens `mask` [B,T], on the CPU, keeps; padded on the right."""
         places = uploaded(mask.flatten().nonzero()[:, 0], device)
-        width = mask.shape[1]
-        return cls((mask.shape[0], width), places, places // width, places % width, mask)
+        width, lengths = mask.shape[1], mask.sum(1)
+        bounds = F.pad(lengths[lengths > 0].cumsum(0), (1, 0))[None, None, None]
+        return cls((mask.shape[0], width), places, places // width, places % width, mask, bounds)
 
     def pack(self, values: Tensor) -> Tensor:
         """[B,T,...] -> [1,M,...]."""
@@ -49,6 +52,17 @@ class PackedRow:
         rows, width = self.shape
         empty = states.new_zeros(rows * width, *states.shape[2:])
         return empty.index_copy(0, self.places, states[0]).unflatten(0, self.shape)
+
+    @property
+    def numbers(self) -> Tensor:
+        """[M] int64 on the CPU: `segments`."""
+        return self.kept.nonzero()[:, 0]
+
+    def seen(self, states: Tensor) -> Tensor:
+        """What our attention reads for these states: `bounds`, or [1,1,M,M] bool where a GPU has no kernel of samples
+        in a row (flash attention, of 16 bits) and would launch one for each.
+        """
+        return self.bounds if runs_samples(states) else self.mask[None, None]
 
     @property
     def mask(self) -> Tensor:
@@ -73,7 +87,9 @@ def last_states(decoder: Any, batch: Batch, embeds: Tensor, positions: Tensor, *
     else:
         packed = row.pack(positions)
     # Without a mask transformers asks the device whether token indices begin anew.
-    mask = row.mask[None, None] if _takes_a_mask(decoder.config) else None
+    mask = row.bounds if reads_bounds(decoder.config, embeds) else None
+    if mask is None and _takes_a_mask(decoder.config):
+        mask = row.mask[None, None]
     return row.spread(_run(decoder, inputs_embeds=row.pack(embeds), attention_mask=mask, position_ids=packed, **more))
 
 
@@ -93,6 +109,21 @@ def _padded(decoder: Any, batch: Batch, positions: Tensor) -> dict[str, Tensor]:
             return {}
     seen = torch.ones(length, length, dtype=torch.bool, device=mask.device).tril() & mask[:, None, None]
     return {"attention_mask": seen, "position_ids": positions}
+
+
+def runs_samples(states: Tensor) -> bool:
+    """Whether attention over these states runs the samples of a row one by one, or all in one launch."""
+    return states.device.type == "cpu" or states.element_size() == 2
+
+
+def reads_bounds(config: PreTrainedConfig, states: Tensor) -> bool:
+    """Whether a decoder's attention over these states reads `PackedRow.bounds` for a mask; one that ran sdpa does from
+    now on, so that layers that run again for their gradients do.
+    """
+    if not (_takes_a_mask(config) and runs_samples(states)):
+        return False
+    use_own(config)
+    return True
 
 
 def _takes_a_mask(config: PreTrainedConfig) -> bool:

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import TYPE_CHECKING, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from .hub import config_value
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Part = Literal["vision_tower", "projector", "language_model"]
 PARTS: tuple[Part, ...] = get_args(Part)

@@ -7,11 +7,10 @@ Letters: B rows, T tokens, D width, V vocabulary, S supervised tokens; of pixels
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PreTrainedModel
 
 from ..core.batch import Batch
 from ..core.loss import StepLoss
@@ -19,6 +18,9 @@ from ..core.positions import Resume
 from ..core.states import TargetStates, at_places, places_of
 from .lora import LoraConfig, add_adapters
 from .parts import Part, is_tied, language_model_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class ModelTraining(nn.Module):

@@ -12,16 +12,16 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Hashable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from ..core.states import uploaded
 from .causal_attention import Kernel, attend, attend_backward, kernel_of
 
-_NEVER = 1e30  # a log-sum-exp beside which every probability is zero
 # Numbers that an elementwise product of several passes' keys may have: what does not fit a cache takes longer at once
 # than pass by pass, and what does takes fewer calls.
 _AT_ONCE = 1 << 19
@@ -32,11 +32,12 @@ class TrainingPasses:
 
     Args:
         count: passes that are run at most.
-        segments: [B,N] int64, the sample that each input of a packed row belongs to, in ascending order; None: a row
-            is one sample, padded on the right.
+        segments: [B,N] int64 on the CPU, the sample that each input of a packed row belongs to, in ascending order;
+            None: a row is one sample, padded on the right.
     """
 
     def __init__(self, count: int, segments: Tensor | None = None):
+        assert segments is None or segments.device.type == "cpu", "the host says where samples begin"
         self.count, self.segments = count, segments
         self.step = 0
         self.keys: _Keys | None = None
@@ -77,7 +78,13 @@ class _Keys:
     """
 
     def __init__(self, true: Tensor, later: int, segments: Tensor | None):
-        self.true, self.later, self.segments = true, later, segments  # true: [2,B,G,N,E]
+        self.true, self.later = true, later  # true: [2,B,G,N,E]
+        self.segments = None if segments is None else uploaded(segments, true.device)
+        # Row, first input and the one behind the last of each sample of packed rows.
+        self.samples: list[tuple[int, int, int]] = []
+        for row, numbers in enumerate(() if segments is None else segments):
+            ends = torch.unique_consecutive(numbers, return_counts=True)[1].cumsum(0).tolist()
+            self.samples += zip([row] * len(ends), [0, *ends[:-1]], ends, strict=True)
         self.wide = torch.promote_types(true.dtype, torch.float32)
         self.held = true.new_zeros(0)  # [2,P,B,G,L,E] from the first later pass on
         self._hidden = true.new_zeros(0)
@@ -182,28 +189,44 @@ def _grouped(states: Tensor, keys: _Keys, dim: int = 1) -> Tensor:
     return states.unflatten(dim, (keys.true.shape[2], -1))
 
 
+class _Piece(NamedTuple):
+    """Queries that attend to some of the true states' keys, as a kernel knows without a mask."""
+
+    rows: slice
+    queries: slice
+    keys: slice
+    causal: bool
+
+
 class _True:
-    """Attention of a pass to the true states' keys alone, in one or two pieces that a kernel knows the mask of.
+    """Attention of a pass to the true states' keys alone, in pieces.
 
     Queries of a pass that runs all inputs are moved by its number: the first ones see no true state. After N - M
-    inputs that later passes leave out, all queries see the first of them, and the rest is causal.
+    inputs that later passes leave out, all queries see the first of them, and the rest is causal. In a packed row each
+    sample is a piece of its own: a mask over all of its inputs would be [N,N], and most of it hidden.
     """
 
     def __init__(self, q: Tensor, keys: _Keys, step: int):
         self.q, self.keys, count = q, keys, q.shape[2]
         self.moved = max(0, step - (keys.true.shape[3] - count))
-        before = keys.true.shape[3] - count - step
-        self.pieces: list[tuple[slice, bool]] = []  # keys, and whether they are causal
+        self.packed = bool(keys.samples)
+        if self.packed:
+            assert count == keys.true.shape[3], "packed rows run all of their inputs"
+            self.pieces = [
+                _Piece(slice(row, row + 1), slice(start + step, end), slice(start, end - step), True)
+                for row, start, end in keys.samples
+                if end - start > step
+            ]
+            return
+        before, rows, queries = keys.true.shape[3] - count - step, slice(None), slice(self.moved, None)
+        self.pieces = []
         if before > 0:
-            self.pieces.append((slice(0, before), False))
+            self.pieces.append(_Piece(rows, queries, slice(0, before), False))
         if self.moved < count:
-            self.pieces.append((slice(max(0, before), before + count), True))
-        self.mask = self.none = None
-        if keys.segments is not None:
-            self.mask, self.none = _masks(keys.segments, step)
+            self.pieces.append(_Piece(rows, queries, slice(max(0, before), before + count), True))
 
     def attend(self) -> tuple[list[Tensor], list[Tensor], list[Kernel], list[tuple[Tensor | None, ...]]]:
-        """Of each piece the output [B,H,M,E], the log-sum-exp [B,H,M], the kernel and what it left.
+        """Outputs [B,H,M,E] and log-sum-exps [B,H,M] of disjoint keys; of each piece the kernel and what it left.
 
         Queries that see no key have zeros, and minus infinity.
         """
@@ -211,18 +234,23 @@ class _True:
         lses: list[Tensor] = []
         kernels: list[Kernel] = []
         rests: list[tuple[Tensor | None, ...]] = []
-        for where, causal in self.pieces:
-            q, (k, v) = self.q[:, :, self.moved :], self.keys.true[:, :, :, where]
-            kernel = kernel_of(q, k, v, masked=self.mask is not None)
-            out, lse, rest = attend(q, k, v, self.mask, kernel, causal=causal)
-            if self.none is not None:
-                lse = lse.masked_fill(self.none[:, None], -math.inf)
-            if self.moved:
-                out, lse = F.pad(out, (0, 0, self.moved, 0)), F.pad(lse, (self.moved, 0), value=-math.inf)
+        for piece in self.pieces:
+            q, (k, v) = self.q[piece.rows, :, piece.queries], self.keys.true[:, piece.rows, :, piece.keys]
+            kernel = kernel_of(q, k, v)
+            out, lse, rest = attend(q, k, v, kernel, causal=piece.causal)
             outs.append(out)
             lses.append(lse)
             kernels.append(kernel)
             rests.append(rest)
+        if self.packed:
+            whole = self.q.new_zeros(self.q.shape)
+            sums = self.q.new_full(self.q.shape[:3], -math.inf, dtype=self.keys.wide)
+            for piece, out, lse in zip(self.pieces, outs, lses, strict=True):
+                whole[piece.rows, :, piece.queries], sums[piece.rows, :, piece.queries] = out, lse
+            outs, lses = [whole], [sums]
+        elif self.moved:
+            outs = [F.pad(out, (0, 0, self.moved, 0)) for out in outs]
+            lses = [F.pad(lse, (self.moved, 0), value=-math.inf) for lse in lses]
         return outs, lses, kernels, rests
 
     def gradients(
@@ -234,25 +262,20 @@ class _True:
         Args:
             gradient: [B,H,M,E] of the merged output `out`; `whole` is the merged log-sum-exp.
         """
-        gradient, out, whole = (part[:, :, self.moved :] for part in (gradient.to(self.q), out, whole))
-        if self.none is not None:
-            gradient = gradient.masked_fill(self.none[:, None, :, None], 0)
-            whole = whole.masked_fill(self.none[:, None], _NEVER)
-        total = None
-        for (where, causal), kernel, rest in zip(self.pieces, kernels, rests, strict=True):
-            q, (k, v) = self.q[:, :, self.moved :], self.keys.true[:, :, :, where]
-            dq, dk, dv = attend_backward(gradient, q, k, v, out, whole, self.mask, kernel, rest, causal=causal)
-            d_true[0, :, :, where] += dk
-            d_true[1, :, :, where] += dv
-            total = dq if total is None else total + dq
-        if total is None:
-            return torch.zeros_like(self.q)
-        return F.pad(total, (0, 0, self.moved, 0)) if self.moved else total
-
-
-def _masks(segments: Tensor, step: int) -> tuple[Tensor, Tensor]:
-    """Keys of the same sample [B,K,K] and queries without any [B,K], which get their own so that no row is empty."""
-    count = segments.shape[1] - step
-    same = (segments[:, step:, None] == segments[:, None, :count]).tril()
-    none = ~same.any(-1)
-    return same | torch.diag_embed(none), none
+        gradient, total = gradient.to(self.q), None
+        if self.packed or not self.pieces:
+            total = torch.zeros_like(self.q)
+        for piece, kernel, rest in zip(self.pieces, kernels, rests, strict=True):
+            at = piece.rows, slice(None), piece.queries
+            k, v = self.keys.true[:, piece.rows, :, piece.keys]
+            dq, dk, dv = attend_backward(
+                gradient[at], self.q[at], k, v, out[at], whole[at], kernel, rest, causal=piece.causal
+            )
+            d_true[0, piece.rows, :, piece.keys] += dk
+            d_true[1, piece.rows, :, piece.keys] += dv
+            if self.packed and total is not None:
+                total[at] = dq
+            else:
+                total = dq if total is None else total + dq
+        assert total is not None
+        return F.pad(total, (0, 0, self.moved, 0)) if self.moved and not self.packed and self.pieces else total

@@ -13,7 +13,17 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts" / "bench"))
 from draftsmith.core.errors import UserError
 from draftsmith.eval.policies import Chain
-from peers import assisted, clones, official_blocks, ours, pairs, speculators_step, step_pairs, training_step
+from peers import (
+    assisted,
+    clones,
+    official_blocks,
+    ours,
+    pairs,
+    speculators_eagle3,
+    speculators_step,
+    step_pairs,
+    training_step,
+)
 from transformers import LlamaForCausalLM
 
 TINY = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "vocab_size": 32}
@@ -36,6 +46,8 @@ def test_assisted_generation_gives_the_same_tokens_and_a_row_each(tiny, capsys):
     greedy, sampled = rows[2:4]
     assert int(greedy[5]) >= 1 and sampled[5] == ""  # compared cycles: sampled answers cannot be
     assert greedy[2] in ("met", "missed") and greedy[6] == "1"
+    # What the products alone take is less than the models' own work, of which they are a part.
+    assert 0 < float(greedy[7]) < float(greedy[3].split()[0])
     for profile in profiles:
         assert set(profile.shares) == {*pairs.PARTS, pairs.REST} and all(profile.shares.values())
         assert sum(profile.shares.values()) == pytest.approx(1.0, abs=0.2)  # medians of each part
@@ -145,6 +157,29 @@ def test_training_steps_give_a_row_each_and_say_where_missed_ones_go(tiny, monke
     measured = [row for row in rows if row[0] in ("8, tiny", "16, tiny")]
     assert [row[2] for row in measured[:2]] == [outcome] * 2 and measured[0][4] == "0e+00, 0e+00"
     assert len(measured) == (4 if outcome == "missed" else 2), "a missed step is taken apart"
+
+
+class StatesTwin(speculators_eagle3.Ours):
+    """In the place of speculators' side: ours again, with the same weights."""
+
+    def __init__(self, arguments: argparse.Namespace, mine: speculators_eagle3.Ours):
+        super().__init__(mine.target.decoder.model)
+        self.head.load_state_dict(mine.head.state_dict())
+
+
+def test_steps_over_states_give_a_row_for_each_length_and_supervise_what_the_draft_can_say(tiny, monkeypatch, capsys):
+    monkeypatch.setattr(speculators_eagle3, "Theirs", StatesTwin)
+    monkeypatch.setattr(speculators_eagle3, "BAR", 1e6)
+    speculators_eagle3.speculators_eagle3(argparse.Namespace(seed=0, pairs=1, sizes=[tiny], lengths=(32, 40)))
+    rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert [row[0] for row in rows[2:]] == ["32, tiny", "40, tiny"] and {row[4] for row in rows[2:]} == {"0e+00, 0e+00"}
+    torch.manual_seed(0)
+    mine = speculators_eagle3.Ours(LlamaForCausalLM(ours.target_config(tiny, 7)).eval())
+    batch, states, entropy = speculators_eagle3.Samples(mine, 40)(0)
+    best = mine.target.scores(states.feature[0]).argmax(-1)
+    inside = torch.isin(best, mine.head.draft_ids) & (torch.arange(40) >= 10)
+    assert torch.equal(batch.loss_mask[0], inside) and 0 < inside.sum() < 30
+    assert entropy < float(mine.loss(batch, states, entropy).detach()), "a cross-entropy is at least the entropy"
 
 
 class BlockTwin(speculators_step.Ours):

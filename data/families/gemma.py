@@ -6,11 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedTokenizerFast
-from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ratio_preserving_size
 
 from ...core.errors import UserError, first_line
 from ...core.pictures import PatchGrid, Picture
@@ -19,6 +17,9 @@ from ..pictures.tiles import Size
 from .processor import Files, Processor, add_marks, mark_ids, pil, text_processor
 from .prompt_templates import Template
 from .whole import WholeFamily
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 _MARKS = ("<|image|>", "<|image>", "<image|>")
 _TURN, _TURN_ENDS = "<|turn>", "<turn|>"
@@ -37,6 +38,8 @@ class GemmaFamily(WholeFamily):
         if least is not None:
             raise UserError(f"min_pixels is {least}, and Gemma 4's pictures all get as many tokens as they may have",
                             hint="leave min_pixels out; max_pixels is honoured")  # fmt: skip
+        from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ratio_preserving_size
+
         images, unit = processor.image_processor, processor.image_size
         count = images.max_soft_tokens if most is None else max(1, min(images.max_soft_tokens, most // unit**2))
         merge = unit // processor.patch_size

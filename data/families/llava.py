@@ -12,10 +12,10 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
+import transformers
 from PIL import Image
-from transformers import LlavaNextProcessor, LlavaProcessor, PreTrainedTokenizerFast
 
 from ...core.errors import UserError
 from ...core.json_types import JsonMapping, JsonObject
@@ -36,6 +36,9 @@ from .processor import (
     text_processor,
 )
 from .prompt_templates import CHATML, ROLES, SYSTEM, Pairs, Rendered, Template
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 _MAX_TILES = 9
 
@@ -110,12 +113,12 @@ class LlavaFamily(PictureFamily):
     Args:
         usual: resolutions that pictures are fitted into, by the side of a tile; None: a picture is one tile.
         needs: special tokens that the tokenizer must have.
-        maker: transformers' processor, which makes the files where it needs no torchvision.
+        maker: name of transformers' processor, which makes the files where it needs no torchvision.
     """
 
     usual: Callable[[int], tuple[tuple[int, int], ...]] | None = None
     needs: tuple[str, ...] = ("bos", "eos", "pad")
-    maker: type[Any] | None = None
+    maker: str | None = None
 
     def needs_sizes(self, aspect: Aspect, num_images: int) -> bool:
         return is_tiled(aspect, num_images)  # a single tile does not depend on the picture's size
@@ -195,7 +198,7 @@ class LlavaFamily(PictureFamily):
         if self.maker is None:
             super().save(processor, folder)
             return
-        self.maker(
+        getattr(transformers, self.maker)(
             image_processor=self.saved_images(processor),
             tokenizer=processor.tokenizer,
             patch_size=processor.patch_size,
@@ -237,9 +240,9 @@ class LlavaFamily(PictureFamily):
         return LLAVA.processor(tokenizer, images, patch_size, "a new processor")
 
 
-LLAVA = LlavaFamily("llava", "LlavaProcessor", (PLAIN, V1), maker=LlavaProcessor)
+LLAVA = LlavaFamily("llava", "LlavaProcessor", (PLAIN, V1), maker="LlavaProcessor")
 LLAVA_NEXT = LlavaFamily(
-    "llava_next", "LlavaNextProcessor", (PLAIN, V1), usual=next_resolutions, maker=LlavaNextProcessor
+    "llava_next", "LlavaNextProcessor", (PLAIN, V1), usual=next_resolutions, maker="LlavaNextProcessor"
 )
 # Qwen's tokenizer has no token that begins a text; what it pads with is another end token.
 LLAVA_ONEVISION = LlavaFamily(

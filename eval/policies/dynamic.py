@@ -115,6 +115,8 @@ def read_ranked(best: tuple[Tensor, Tensor]) -> tuple[np.ndarray, np.ndarray]:
     are whole in float64, too.
     """
     values, ids = best
+    if ids.device.type == "cpu":
+        return ids.numpy(), values.double().numpy()
     both = torch.cat([ids.double(), values.double()], dim=-1).cpu().numpy()
     return both[:, : ids.shape[-1]].astype(np.int64), both[:, ids.shape[-1] :]
 

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import AutoTokenizer, CLIPConfig, CLIPModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, CLIPConfig, PreTrainedTokenizerBase
 
 from ...core.errors import UserError
 from ...core.finite import check_module
@@ -65,7 +66,7 @@ def hps_pair(path: Path, clip_folder: Path, device: torch.device | str, config: 
     Raises `UserError` where the file is not that model.
     """
     with torch.device(device):
-        model = CLIPModel(CLIPConfig(**config)).eval()
+        model = transformers.CLIPModel(CLIPConfig(**config)).eval()
     load_state(model, transformers_names(read_state(path, "hpsv2")), path, "hpsv2")
     tokenizer = _load_tokenizer(clip_folder, model)
     return Extractor(
@@ -102,13 +103,13 @@ def aesthetic_scores(path: Path, clip_folder: Path, device: torch.device | str) 
     return Extractor(f"{path.stem} on {clip_folder.name}", partial(crop_bicubic, side=_side(model)), scores)
 
 
-def embed_images(model: CLIPModel, images: Tensor) -> Tensor:
+def embed_images(model: transformers.CLIPModel, images: Tensor) -> Tensor:
     """uint8 [B,3,S,S] of the model's size to unit embeddings [B,D]."""
     pooled = model.vision_model(pixel_values=standardize(images, MEAN, STD)).pooler_output
     return F.normalize(model.visual_projection(pooled), dim=-1)
 
 
-def embed_texts(model: CLIPModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Tensor:
+def embed_texts(model: transformers.CLIPModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Tensor:
     """B texts, cut to the model's positions, to unit embeddings [B,D]."""
     text_config: Any = model.config.text_config
     length = text_config.max_position_embeddings
@@ -157,7 +158,7 @@ def transformers_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return renamed
 
 
-def _side(model: CLIPModel) -> int:
+def _side(model: transformers.CLIPModel) -> int:
     vision_config: Any = model.config.vision_config
     return vision_config.image_size
 
@@ -172,9 +173,9 @@ def _telling(folder: Path, name: WeightName, what: str) -> Iterator[None]:
         raise unfit(folder, name, problem) from error
 
 
-def _load_clip(folder: Path, name: WeightName, device: torch.device | str) -> CLIPModel:
+def _load_clip(folder: Path, name: WeightName, device: torch.device | str) -> transformers.CLIPModel:
     with _telling(folder, name, "no CLIP model"):
-        loaded: Any = CLIPModel.from_pretrained(
+        loaded: Any = transformers.CLIPModel.from_pretrained(
             folder, local_files_only=True, dtype=torch.float32, weights_only=True, output_loading_info=True
         )
     model, report = loaded
@@ -186,7 +187,7 @@ def _load_clip(folder: Path, name: WeightName, device: torch.device | str) -> CL
     return model
 
 
-def _load_tokenizer(folder: Path, model: CLIPModel) -> PreTrainedTokenizerBase:
+def _load_tokenizer(folder: Path, model: transformers.CLIPModel) -> PreTrainedTokenizerBase:
     with _telling(folder, "clip", "no tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     text_config: Any = model.config.text_config

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -80,6 +80,8 @@ class Cache(TransformersCache):
     def __init__(self, num_layers: int, capacity: int):
         super().__init__(layers=[CacheLayer(capacity) for _ in range(num_layers)])
         self.capacity = capacity
+        # What `unwrapped` found in the model whose keys these are, in a tuple; None: nobody looked yet.
+        self.looked_at: tuple[Any] | None = None
 
     @property
     def own_layers(self) -> list[CacheLayer]:

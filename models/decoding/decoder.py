@@ -8,7 +8,7 @@ Letters: R rows, N new positions, D width, V vocabulary, P past positions.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -18,9 +18,9 @@ from torch.nn import functional as F
 from ...core.pictures import TEXT, Picture
 from ...core.positions import FLAT, PositionScheme, place_positions
 from ...core.states import uploaded
-from ..attention import added, check_takes_masks, use_grouped
+from ..attention import FEW, added, behind_all, check_takes_masks, use_grouped
 from ..hub import config_value
-from ..packed_row import PackedRow
+from ..packed_row import PackedRow, reads_bounds
 from ..parts import language_model_of, placeholder_ids
 from . import unwrapped
 from .cache import Cache
@@ -48,7 +48,7 @@ class PromptRows:
     mask: Tensor | None = None  # [R,T] bool: no padding; None: there is none that could be seen
     visual: Tensor | None = None  # [R,T] bool, on the CPU; given where `deepstack` is
     deepstack: tuple[Tensor, ...] = ()  # of the first layers: [n,D] that is added after each, at visual tokens
-    segments: Tensor | None = None  # [1,T] int64: the sample of each token of a packed row, which sees no other
+    row: PackedRow | None = None  # whose tokens these are: samples that do not see each other; None: one each
     # [R,T] int64: of a picture whose tokens see each other (Gemma 4) a number of its own, elsewhere -1; None: no such
     blocks: Tensor | None = None
 
@@ -214,7 +214,7 @@ class CachedDecoder:
                 prompts.embeds[:, start:stop],
                 cache,
                 prompts.positions[:, :, start:stop],
-                _seen(prompts, start, stop),
+                self._seen(prompts, start, stop, wants_weights=bool(attention)),
                 layers=layers,
                 attention=attention if wants_attention else (),
                 more=self._deepstack(prompts, start, stop),
@@ -222,6 +222,14 @@ class CachedDecoder:
             cache.advance(stop - start)
             parts.append(part)
         return parts[0] if len(parts) == 1 else _joined(parts, length)
+
+    def _seen(self, prompts: PromptRows, start: int, stop: int, *, wants_weights: bool) -> Tensor | None:
+        """What the places from `start` to `stop` see: `PackedRow.bounds` where attention reads them, else `_seen`."""
+        row, dense = prompts.row, wants_weights or self.always_masks
+        if row is None or dense or stop - start < prompts.embeds.shape[1]:
+            return _seen(prompts, start, stop)
+        reads = reads_bounds(self.language_model.config, prompts.embeds)
+        return row.bounds if reads else _seen(prompts, start, stop)
 
     def _whole(self, pieces: Iterable[tuple[int, int, bool]], prompts: PromptRows) -> Iterable[tuple[int, int, bool]]:
         """The chunks of a prompt, none of which may cut what must run at once."""
@@ -251,7 +259,11 @@ class CachedDecoder:
                 them is seen); None is causal.
             layers: 0 is the embedding, i the state after i decoder layers.
         """
-        full = self._mask(embeds, cache.length, mask, wants_weights=bool(attention))
+        full = mask  # of a packed row: `PackedRow.bounds`
+        if mask is None or mask.dtype == torch.bool:
+            adds = embeds.shape[1] <= FEW and self._plain(cache, attention, more) is not None
+            dtype = embeds.dtype if adds else torch.bool
+            full = self._mask(embeds, cache.length, mask, wants_weights=bool(attention), dtype=dtype)
         return self._through(embeds, cache, positions, full, layers, attention, more)
 
     def forward_seeing(
@@ -265,8 +277,7 @@ class CachedDecoder:
         attention: Sequence[int] = (), more: Mapping[str, Any] | None = None,
     ) -> DecoderStates:  # fmt: skip
         places = self.coordinates(positions)
-        plain = None if attention or more or self.always_masks else unwrapped.layers_of(self.language_model)
-        if plain is not None:
+        if (plain := self._plain(cache, attention, more)) is not None:
             feature, states = unwrapped.run(self.language_model, plain, embeds, cache, places, full, layers)
             return DecoderStates(feature, states | ({0: embeds} if 0 in layers else {}), {})
         # Eager attention, the only one that returns its weights, adds the mask to the scores.
@@ -281,18 +292,23 @@ class CachedDecoder:
         here = lambda by_layer: {layer: part.to(embeds.device) for layer, part in by_layer.items()}  # noqa: E731
         return DecoderStates(output.last_hidden_state.to(embeds.device), here(tapped.states), here(tapped.weights))
 
-    def _mask(self, embeds: Tensor, past: int, mask: Tensor | None, *, wants_weights: bool) -> Tensor | None:
-        """[R,1,N,K] bool: what N new positions [R,N,D] see; None where a kernel knows it: all, or causal from 0."""
+    def _plain(self, cache: Cache, attention: Sequence[int], more: Any) -> list[unwrapped.Layer] | None:
+        """The layers that run without the modules around them; None: transformers' own forward runs."""
+        return None if attention or more or self.always_masks else unwrapped.layers_of(self.language_model, cache)
+
+    def _mask(
+        self, embeds: Tensor, past: int, mask: Tensor | None, *, wants_weights: bool, dtype: torch.dtype
+    ) -> Tensor | None:
+        """[R,1,N,K] bool, or what is added to scores: what N new positions [R,N,D] see; None where a kernel knows it:
+        all, or causal from 0.
+        """
         rows, count = embeds.shape[:2]
         eager = wants_weights or self._eager
         if mask is None and not eager and not self.always_masks and (count == 1 or past == 0):
             return None
-        full = torch.ones(rows, 1, count, past + count, dtype=torch.bool, device=embeds.device)
-        if mask is not None:
-            full[..., past + count - mask.shape[-1] :] = mask if mask.dim() == 2 else mask.unsqueeze(1)
-        elif count > 1:
-            full[..., past:].tril_()
-        return full
+        if mask is None:
+            mask = torch.ones(count, count, dtype=torch.bool, device=embeds.device).tril_()
+        return behind_all(mask, rows, past + count, dtype)
 
     def _inputs(
         self, embeds: Tensor, cache: Cache, places: Tensor, full: Tensor | None, additive: torch.dtype | None,
@@ -323,33 +339,25 @@ class CachedDecoder:
 
     def logits(self, feature: Tensor) -> Tensor:
         """Scores [...,V] float32; minus infinity for ids that are never emitted."""
-        scores = self.projected(feature)
+        scores = self.capped(self.model.lm_head(feature).to(self.device)).float()
         # Few ids are banned: a mask over the vocabulary would be read whole, for every row.
         return scores.index_fill_(-1, self._banned, float("-inf")) if len(self._banned) else scores
 
-
-def packed_prompts(prompts: PromptRows, row: PackedRow) -> PromptRows:
-    """The samples of padded prompts in one row, each with the positions that it has alone."""
-    return replace(
-        prompts,
-        embeds=row.pack(prompts.embeds),
-        positions=torch.stack([row.pack(part) for part in prompts.positions]),
-        mask=None,
-        visual=None if prompts.visual is None else prompts.visual[row.kept][None],
-        segments=row.segments[None],
-        blocks=None if prompts.blocks is None else row.pack(prompts.blocks),
-    )
+    def capped(self, scores: Tensor) -> Tensor:
+        """What a model makes of its LM head's scores, each by itself."""
+        return scores
 
 
 def _seen(prompts: PromptRows, start: int, stop: int) -> Tensor | None:
     """[R,N,stop] bool: what the places from `start` to `stop` see; None: all up to themselves."""
-    mask, segments = prompts.mask, prompts.segments
-    if mask is None and segments is None:
+    mask = prompts.mask
+    if mask is None and prompts.row is None:
         return None
     places = torch.arange(stop, device=prompts.embeds.device)
     causal = places[None, :] <= places[start:, None]
-    if segments is not None:
-        return causal & (segments[:, start:stop, None] == segments[:, None, :stop])
+    if prompts.row is not None:
+        segments = prompts.row.segments
+        return (causal & (segments[start:stop, None] == segments[:stop]))[None]
     assert mask is not None
     # Padding attends to itself, because the softmax of a fully masked row is undefined.
     return (causal & mask[:, None, :stop]) | (places[None, :] == places[start:, None])

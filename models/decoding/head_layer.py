@@ -7,13 +7,11 @@ Letters: R rows, N new positions, K places seen, D width, H heads, G key-value h
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ..attention import attend
@@ -34,23 +32,28 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
 
     def forward(
-        self, states: Tensor, rope: Tensor, mask: Tensor | None, cache: Cache | TrainingPasses | None
+        self, states: Tensor, rope: Tensor | Rotation, mask: Tensor | None, cache: Cache | TrainingPasses | None
     ) -> Tensor:
-        """states [R,N,D], mask [N,K] or [R,N,K] bool; None: one position sees all, several are causal with nothing
-        before them, or what `TrainingPasses` says.
+        """states [R,N,D], rope of a `Rotary`, mask [N,K] or [R,N,K] bool; None: one position sees all, several are
+        causal with nothing before them, or what `TrainingPasses` says.
         """
         return through(self, states, self.input_layernorm(states), rope, mask, cache)
 
 
 def through(
-    layer: Any, states: Tensor, inputs: Any, rope: Tensor, mask: Tensor | None, cache: Cache | TrainingPasses | None
-) -> Tensor:
+    layer: Any, states: Tensor, inputs: Any, rope: Tensor | Rotation, mask: Tensor | None,
+    cache: Cache | TrainingPasses | None,
+) -> Tensor:  # fmt: skip
     """States [R,N,D] after a layer whose attention reads `inputs` [R,N,...]; the rest as of `DecoderLayer.forward`."""
     attention, mlp, norm = layer.self_attn, layer.mlp, layer.post_attention_layernorm
-    plain = unwrapped.head_layer_of(attention, mlp, norm) if isinstance(cache, Cache) else None
+    plain = unwrapped.head_layer_of(attention, mlp, norm, cache) if isinstance(cache, Cache) else None
     if plain is not None:
         assert isinstance(cache, Cache)
-        turn = partial(attention.turn, rope=rope)
+
+        def turn(heads: Tensor) -> Tensor:
+            turned: Tensor = attention.turn(heads, rope)
+            return turned
+
         return unwrapped.step(plain, states, inputs, turn, for_heads(mask), cache.own_layers[0])
     states = states + attention(inputs, rope, mask, cache)
     return states + mlp(norm(states))
@@ -59,6 +62,18 @@ def through(
 def for_heads(mask: Tensor | None) -> Tensor | None:
     """[N,K] as it is, [R,N,K] as [R,1,N,K]."""
     return mask.unsqueeze(1) if mask is not None and mask.dim() == 3 else mask
+
+
+class Rotation(NamedTuple):
+    """What turns heads [R,N,H,E] whose halves turn together: cosines and signed sines [R,N,1,E] or [1,N,1,E]."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __call__(self, heads: Tensor) -> Tensor:
+        """Heads, turned in float32; the bits are those of `rotate_halves`."""
+        wide = heads.float()
+        return (wide * self.cos + wide.roll(heads.shape[-1] // 2, -1) * self.sin).to(heads)
 
 
 class HeadAttention(nn.Module):
@@ -78,8 +93,10 @@ class HeadAttention(nn.Module):
         self.o_proj = nn.Linear(inner * shape.head_dim, shape.hidden_size, bias=False)
         self.q_norm, self.k_norm = _head_norm(shape, inner), _head_norm(shape, shared)
 
-    def turn(self, heads: Tensor, rope: Tensor) -> Tensor:
+    def turn(self, heads: Tensor, rope: Tensor | Rotation) -> Tensor:
         """Heads [R,N,H,E] turned by `rope`, as of `DecoderLayer.forward`."""
+        if isinstance(rope, Rotation):
+            return rope(heads)
         return (rotate_pairs if self.shape.rope == "grid" else rotate_halves)(heads, rope)
 
     def projected(self, states: Any, cache: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -87,13 +104,13 @@ class HeadAttention(nn.Module):
         return self.q_proj(states), self.k_proj(states), self.v_proj(states)
 
     def forward(
-        self, states: Tensor, rope: Tensor, mask: Tensor | None, cache: Cache | TrainingPasses | None
+        self, states: Tensor, rope: Tensor | Rotation, mask: Tensor | None, cache: Cache | TrainingPasses | None
     ) -> Tensor:
         """States [R,N,D] -> [R,N,D]; arguments as in `DecoderLayer.forward`."""
         return self.o_proj(self.mixed(*self.projected(states, cache), rope, mask, cache))
 
     def mixed(
-        self, read: Tensor, keys: Tensor, values: Tensor, rope: Tensor, mask: Tensor | None,
+        self, read: Tensor, keys: Tensor, values: Tensor, rope: Tensor | Rotation, mask: Tensor | None,
         cache: Cache | TrainingPasses | None,
     ) -> Tensor:  # fmt: skip
         """Values [R,N,H*E] that the queries `read` find; shapes as of `projected`, the rest as of `forward`."""
@@ -163,9 +180,10 @@ class RMSNorm(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         """[...,D] -> [...,D]."""
-        if states.dtype == self.weight.dtype == torch.float32 and states.device.type == "cpu":
-            # The same operations in one call, and the same bits.
-            return F.rms_norm(states, self.weight.shape, self.weight, self.eps)
+        if not torch.is_grad_enabled() or (
+            states.dtype == self.weight.dtype == torch.float32 and states.device.type == "cpu"
+        ):
+            return unwrapped.normed(states, (self.weight, self.eps))  # fewer calls, and on a CPU the same bits
         wide = states.float()
         return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(states) * self.weight
 
@@ -198,6 +216,18 @@ class Rotary:
         turned = torch.stack([angles.cos(), angles.sin()], dim=-1)
         return turned if self._gain == 1.0 else self._gain * turned
 
+    def table(self, length: int, device: torch.device) -> Tensor | None:
+        """[length,2*E] float32: where `rotation` finds the first `length` positions; None: of a grid, which has one."""
+        if self.shape.rope == "grid":
+            return None
+        cos, sin = self(torch.arange(length, device=device)).unbind(-1)
+        return torch.cat([cos, cos, -sin, sin], dim=-1)
+
+
+def rotation(table: Tensor, positions: Tensor) -> Rotation:
+    """Of positions [R,N] int64, from a `Rotary.table`."""
+    return Rotation(*F.embedding(positions, table).unsqueeze(-2).chunk(2, dim=-1))
+
 
 def _frequencies(shape: LayerShape) -> tuple[Tensor, float]:
     """[E/2] float32, and what cosines and sines are multiplied by (YaRN)."""
@@ -205,6 +235,8 @@ def _frequencies(shape: LayerShape) -> tuple[Tensor, float]:
         powers = torch.arange(0, shape.head_dim, 2).float() / shape.head_dim
         return 1.0 / shape.rope_theta**powers, 1.0
     rope = {"rope_theta": shape.rope_theta, **shape.rope_scaling}
+    from transformers import LlamaConfig  # brings the code of models
+
     config = LlamaConfig(
         hidden_size=shape.hidden_size, num_attention_heads=shape.num_heads, head_dim=shape.head_dim,
         rope_parameters=rope,
@@ -245,6 +277,11 @@ def rope_table(grid: int, head_dim: int, base: float, *, zeros_before: int, zero
 def rotate_pairs(states: Tensor, rope: Tensor) -> Tensor:
     """Turn neighbouring pairs of [R,N,H,E] by `rope` [N,E/2,2] or [R,N,E/2,2]."""
     pairs = states.float().unflatten(-1, (-1, 2))
+    # A product of complex numbers is one call. On a CPU it has the same bits in whole vectors, of at most 8 pairs: what
+    # is left over is fused and rounded once.
+    if not torch.is_grad_enabled() and rope.shape[-2] % 8 == 0:
+        turned = torch.view_as_complex(pairs) * torch.view_as_complex(rope).unsqueeze(-2)
+        return torch.view_as_real(turned).flatten(-2).to(states)
     cos, sin = rope[..., None, :, 0], rope[..., None, :, 1]
     even, odd = pairs[..., 0], pairs[..., 1]
     turned = torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1)
@@ -259,11 +296,11 @@ def turning(shape: LayerShape, rope: Tensor) -> Callable[[Tensor], Tensor]:
     if shape.rope == "grid":
         return lambda heads: rotate_pairs(heads, rope[:, rope.shape[1] - heads.shape[1] :])
     cos, sin = rope[..., None, :, 0], rope[..., None, :, 1]
-    cos, sin, half = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1), rope.shape[-2]
+    cos, sin = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
 
     def turn(heads: Tensor) -> Tensor:
-        wide, last = heads.float(), slice(cos.shape[1] - heads.shape[1], None)
-        return (wide * cos[:, last] + wide.roll(half, -1) * sin[:, last]).to(heads)
+        last = slice(cos.shape[1] - heads.shape[1], None)
+        return Rotation(cos[:, last], sin[:, last])(heads)
 
     return turn
 

@@ -2,8 +2,9 @@
 
 Decoding runs many passes over few positions, and there a sixth to a half of a pass on a CPU goes to calls of modules,
 keywords that pass from layer to layer, masks that the caller has made already, and classes of outputs. Here the same
-operations run in the same order on the modules' own weights, so that every bit is transformers'. The model is looked at
-again in each pass: one of another kind, or with hooks, adapters or parts that lie elsewhere, runs its own forward.
+operations run in the same order on the modules' own weights, so that every bit is transformers'; on a GPU the sum
+within a norm may take another order. The model is looked at once for each request (`Cache.looked_at`): one of another
+kind, or with hooks, adapters or parts that lie elsewhere, runs its own forward.
 Letters: R rows, N new positions, D width, H heads, G key-value heads, E head width, K places.
 """
 
@@ -16,9 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers.activations import SiLUActivation
 
-from ..attention import GROUPED, attend
+from ..attention import FEW, GROUPED, attend, hidden_below
 from .cache import Cache, CacheLayer
 
 # Families of transformers whose layers are alike, but for biases and norms of heads.
@@ -43,9 +43,20 @@ class Layer(NamedTuple):
     before: Norm | None = None  # the attention; None: a head's own, which its layer applies
 
 
-def layers_of(model: Any) -> list[Layer] | None:
-    """The layers of a decoder as they are now; None: its own forward must run, which does something else or more."""
-    if torch.is_grad_enabled() or not _plain((model,), ("Model",)) or model.training:
+def layers_of(model: Any, cache: Cache) -> list[Layer] | None:
+    """The layers of a decoder as they were when a request's `cache` was first written; None: its own forward must run,
+    which does something else or more.
+    """
+    if torch.is_grad_enabled():
+        return None
+    if cache.looked_at is None:
+        cache.looked_at = (_layers(model),)
+    found: list[Layer] | None = cache.looked_at[0]
+    return found
+
+
+def _layers(model: Any) -> list[Layer] | None:
+    if not _plain((model,), ("Model",)) or model.training:
         return None
     config, layers = model.config, list[Layer]()
     windows = getattr(config, "sliding_window", None) is not None
@@ -66,12 +77,14 @@ def run(
 
     Args:
         positions: [R,N] int64; one row counts for all.
-        mask: [R,1,N,K] bool; None: one position sees all, several are causal with nothing before them.
+        mask: [R,1,N,K] bool or additive; None: one position sees all, several are causal with nothing before them.
         tapped: layers, counted from 1, after which states are kept.
 
     Returns:
         The feature [R,N,D], post-final-norm, and the kept states [R,N,D].
     """
+    if mask is not None and mask.dtype == torch.bool and mask.shape[-2] <= FEW:
+        mask = hidden_below(mask, embeds.dtype)  # once, and not in each layer's attention
     cos, sin = model.rotary_emb(embeds, position_ids=positions)
     half = cos.shape[-1] // 2
     # The sign that a turned half gets, once and not in each layer.
@@ -108,12 +121,16 @@ def step(
 
 
 def normed(states: Tensor, norm: Norm) -> Tensor:
-    """As the modules do: in float32, cast back, then scaled."""
+    """As the modules do: in float32, cast back, then scaled. So 16 bits are rounded twice, before the gain and behind
+    it: one call with the gain would round once, and differ from transformers in the last place.
+    """
     weight, epsilon = norm
-    if states.dtype == weight.dtype == torch.float32 and states.device.type == "cpu":
-        return F.rms_norm(states, weight.shape, weight, epsilon)  # the same operations in one call, and the same bits
+    if states.dtype == weight.dtype == torch.float32:
+        return F.rms_norm(states, weight.shape, weight, epsilon)
+    if states.dtype in (torch.bfloat16, torch.float16, torch.float32):
+        return weight * F.rms_norm(states, weight.shape, None, epsilon)
     wide = states.to(torch.float32)
-    return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)).to(states.dtype)
+    return weight * F.rms_norm(wide, weight.shape, None, epsilon).to(states.dtype)
 
 
 def _layer(layer: Any) -> Layer | None:
@@ -129,9 +146,18 @@ def _layer(layer: Any) -> Layer | None:
     return None if found is None else Layer(attention.head_dim, attention.scaling, *found, _norm(before, _EPSILON))
 
 
-def head_layer_of(attention: Any, mlp: Any, behind: nn.Module) -> Layer | None:
+def head_layer_of(attention: Any, mlp: Any, behind: nn.Module, cache: Cache) -> Layer | None:
     """What a head's layer computes with after its first norm; None: as of `layers_of`."""
-    if torch.is_grad_enabled() or not _plain((attention, mlp), ("HeadAttention", "GatedFeedForward")):
+    if torch.is_grad_enabled():
+        return None
+    if cache.looked_at is None:
+        cache.looked_at = (_head_layer(attention, mlp, behind),)
+    found: Layer | None = cache.looked_at[0]
+    return found
+
+
+def _head_layer(attention: Any, mlp: Any, behind: nn.Module) -> Layer | None:
+    if not _plain((attention, mlp), ("HeadAttention", "GatedFeedForward")):
         return None
     own = attention._modules
     of_heads = (own["q_norm"], own["k_norm"])
@@ -164,7 +190,7 @@ def _norm(module: Any, epsilon: str) -> Norm:
 
 
 def _plain(modules: Sequence[Any], parts: tuple[str, ...]) -> bool:
-    """Whether calling each module is the forward of such a part's class and nothing else. Short: each pass asks."""
+    """Whether calling each module is the forward of such a part's class and nothing else."""
     if tuple(map(_part, map(type, modules))) != parts:
         return False
     for module in modules:
@@ -179,6 +205,8 @@ def _part(kind: type) -> str | None:
 
     Classes of ours name it themselves (`unwrapped_as`), each for itself: one that extends them may compute otherwise.
     """
+    from transformers.activations import SiLUActivation  # a model of transformers has imported it
+
     if kind in (nn.Linear, nn.Identity, SiLUActivation):
         return kind.__name__
     if (ours := vars(kind).get("unwrapped_as")) is not None:

@@ -9,21 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 import numpy as np
 import torch
 import transformers
 from pydantic import Field
 from torch import Tensor
-from transformers import (
-    AutoConfig,
-    AutoTokenizer,
-    Blip2ForConditionalGeneration,
-    BlipForConditionalGeneration,
-    PreTrainedTokenizerBase,
-)
-from transformers import Florence2ForConditionalGeneration as Florence2Model
+from transformers import AutoConfig, AutoTokenizer
 
 from ...core.batch import Request
 from ...core.errors import UserError
@@ -39,6 +32,9 @@ from ..decoding.warp import Warp
 from ..parts import num_parameters
 from ..pictures import pictures_of
 from ..stored import resolved_dtype
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class Captioner(Protocol):
@@ -105,8 +101,10 @@ CaptionerConfig = Annotated[
 _PARAMETERS = {
     "Florence-2-large-ft": 776_465_408, "blip-image-captioning-base": 223_971_644, "blip2-opt-2.7b": 3_744_761_856,
 }  # fmt: skip
-_CLASSES: dict[str, Any] = {
-    "florence2": Florence2Model, "blip": BlipForConditionalGeneration, "blip2": Blip2ForConditionalGeneration,
+# Names of transformers' classes.
+_CLASSES = {
+    "florence2": "Florence2ForConditionalGeneration", "blip": "BlipForConditionalGeneration",
+    "blip2": "Blip2ForConditionalGeneration",
 }  # fmt: skip
 
 
@@ -115,7 +113,7 @@ def num_published(config: Florence2Captions | BlipCaptions | Blip2Captions) -> i
     if not Path(config.path).is_dir():
         return _PARAMETERS.get(config.path.rstrip("/").split("/")[-1])
     with reading_pretrained(config.path, "cannot load a captioner from", where=_where(config), hint=_CURE):
-        own, made = AutoConfig.from_pretrained(config.path), _CLASSES[config.kind]
+        own, made = AutoConfig.from_pretrained(config.path), getattr(transformers, _CLASSES[config.kind])
         with torch.device("meta"):
             model = made(own)
         model.tie_weights()
@@ -184,11 +182,11 @@ def load_captioner(
 ) -> PublishedCaptioner:
     """A published captioner. Raises `UserError` where its files are missing or of another model."""
     if isinstance(config, BlipCaptions):
-        model = _load(BlipForConditionalGeneration, config, device)
+        model = _load(config, device)
         # `generate` begins with a token of its own.
         return PublishedCaptioner(model, *_reader("BlipImageProcessor", config), config, num_echoed=1)
     if isinstance(config, Blip2Captions):
-        model = _load(Blip2ForConditionalGeneration, config, device)
+        model = _load(config, device)
         queries, settings = model.config.num_query_tokens, model.config
         if settings.image_token_index is None or not settings.use_decoder_only_language_model:
             raise UserError(
@@ -199,7 +197,7 @@ def load_captioner(
         prompt = torch.tensor([settings.image_token_index] * queries + [settings.text_config.bos_token_id])
         reader = _reader("BlipImageProcessor", config)
         return PublishedCaptioner(model, *reader, config, prompt=prompt, num_echoed=len(prompt))
-    model = _load(Florence2Model, config, device)
+    model = _load(config, device)
     tokenizer, images = _reader("CLIPImageProcessor", config)
     asked = tokenizer(_FLORENCE_TASKS[config.task], add_special_tokens=False).input_ids
     run = [model.config.image_token_id] * _florence_tokens(model, images)
@@ -214,7 +212,8 @@ def _florence_tokens(model: Any, images: Any) -> int:
     return model.model.get_image_features(blank.to(model.device, model.dtype)).pooler_output.shape[1]
 
 
-def _load(cls: Any, config: _Published, device: torch.device) -> Any:
+def _load(config: Florence2Captions | BlipCaptions | Blip2Captions, device: torch.device) -> Any:
+    cls: Any = getattr(transformers, _CLASSES[config.kind])
     with reading_pretrained(config.path, "cannot load a captioner from", where=_where(config), hint=_CURE):
         model, report = cls.from_pretrained(
             config.path,

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...core.section import Section
+from .goal_scores import Goals
 
 
 class DflashConfidence(Section):
@@ -40,14 +41,16 @@ class ConfidenceHead(nn.Module):
         return self.proj(outputs)[..., 0].float()
 
 
-def acceptance(target_scores: Tensor, draft_scores: Tensor, ids: Tensor | None) -> Tensor:
-    """[S,V], [S,V'] -> [S] float32: the chance that a token drawn from the draft is accepted at temperature 1.
+@torch.no_grad()
+def acceptance(goals: Goals, draft_scores: Tensor) -> Tensor:
+    """Of scores [S,V'], [S] float32: the chance that a token drawn from the draft is accepted at temperature 1.
 
     Args:
-        ids: [V'] that the draft scores; None: all. It never proposes another one.
+        goals: the target's, of the ids that the draft scores; it never proposes another one.
     """
-    p = target_scores.float().softmax(-1)
-    return torch.minimum(p if ids is None else p[:, ids], draft_scores.float().softmax(-1)).sum(-1)
+    p = goals.scores.float()
+    p = p.softmax(-1) if goals.log_sum is None else (p - goals.log_sum[:, None]).exp_()
+    return torch.minimum(p, draft_scores.float().softmax(-1)).sum(-1)
 
 
 def confidence_loss(logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:

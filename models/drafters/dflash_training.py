@@ -29,6 +29,7 @@ from .dflash_module import DflashHead
 from .dflash_settings import DflashSettings
 from .dflash_walk import Before
 from .draft_vocabulary import entries
+from .goal_scores import Goals, GoalScores
 from .head_training import is_blind
 
 # Blocks whose attention is computed at once: they read the states before their last anchor and each other's places, so
@@ -114,6 +115,7 @@ class DflashTraining(nn.Module):
         self.head, self.config, self.loss = head, config, config.loss
         self.target = target  # no module: neither the optimizer nor a checkpoint sees it
         self.lm = head.lm_head_of(target.scores, self.loss.chunk, target.embedding.dtype)
+        self.goal_scores = GoalScores(target, head)
         self.weights = self.loss.weights(head.shape.block_size, head.shape.num_drafts)
         if config.confidence is not None:
             self.metrics = (*self.metrics, "confidence_error")
@@ -144,8 +146,8 @@ class DflashTraining(nn.Module):
         labels = rows.ids[row, places + 1]
         weights = uploaded(torch.tensor(self.weights), device)[mask] * blocks.share[row]
         compare = Places(
-            self.loss.token_divergence, self.target, self.head.draft_ids, states.feature, drawn.sources(trained),
-            labels, weights, keeps_acceptance=self.config.confidence is not None, share=self.loss.shares(),
+            self.loss.token_divergence, self.goal_scores, states.feature, drawn.sources(trained), labels, weights,
+            keeps_acceptance=self.config.confidence is not None, share=self.loss.shares(),
             num_candidates=self.head.num_candidates,
         )  # fmt: skip
         read = self.head.for_loss(outputs, before)[at]
@@ -246,7 +248,7 @@ class Places:
 
     Args:
         name: of a divergence from the target's distribution, or ce.
-        ids: [V'] of the draft's vocabulary; None: the target's.
+        scores: of the target, over the draft's vocabulary.
         feature: [B,T,D] of the target.
         sources: [S,2] as of `Blocks.sources`: what scores the tokens `labels` [S].
         weights: [S].
@@ -256,12 +258,12 @@ class Places:
     """
 
     def __init__(
-        self, name: Literal["ce"] | Divergence, target: Target, ids: Tensor | None, feature: Tensor, sources: Tensor,
-        labels: Tensor, weights: Tensor, *, keeps_acceptance: bool = False, share: tuple[float, float] = (1.0, 0.0),
+        self, name: Literal["ce"] | Divergence, scores: GoalScores, feature: Tensor, sources: Tensor, labels: Tensor,
+        weights: Tensor, *, keeps_acceptance: bool = False, share: tuple[float, float] = (1.0, 0.0),
         num_candidates: int = 0,
     ):  # fmt: skip
-        self.name, self.scores, self.dtype = name, target.scores, target.embedding.dtype
-        self.ids, self.feature, self.sources, self.labels, self.weights = ids, feature, sources, labels, weights
+        self.name, self.scores, self.ids = name, scores, scores.draft.draft_ids
+        self.feature, self.sources, self.labels, self.weights = feature, sources, labels, weights
         self.ranks: list[Tensor] = []
         self.keeps_acceptance, self.acceptances = keeps_acceptance, list[Tensor]()
         self.share, self.num_candidates, self.candidates = share, num_candidates, list[tuple[Tensor, Tensor]]()
@@ -287,16 +289,17 @@ class Places:
         """
         labels, theirs = self.labels[piece], None
         of_terms = self.name == "tvd" and self.ids is None  # which is 1 less what is accepted
-        if self.name != "ce" or self.keeps_acceptance:
-            with torch.no_grad():
-                theirs = self.target_scores(self.sources[piece]).to(ours)
-                if self.keeps_acceptance and not of_terms:
-                    self.acceptances.append(acceptance(theirs, ours, self.ids))
-        right, known = self.entries(labels if self.name == "ce" or theirs is None else theirs.argmax(-1))
+        keeps = self.keeps_acceptance and not of_terms
+        if self.name != "ce" or keeps:
+            theirs = self.goals(self.sources[piece], ours, sums=keeps)
+            if keeps:
+                self.acceptances.append(acceptance(theirs, ours))
         if self.name == "ce" or theirs is None:
+            right, known = self.entries(labels)
             terms = F.cross_entropy(ours, right, reduction="none")
         else:
-            terms = divergence(self.name, theirs if self.ids is None else theirs[:, self.ids], ours)
+            right, known = theirs.scores.argmax(-1), theirs.known
+            terms = divergence(self.name, theirs.scores, ours)
             if self.keeps_acceptance and of_terms:
                 self.acceptances.append(1 - terms.detach())
         terms = self.share[0] * terms * known
@@ -311,13 +314,13 @@ class Places:
                 self.candidates.append((values, entries_of))
         return (terms * self.weights[piece]).sum(), torch.zeros((), device=ours.device)
 
-    def target_scores(self, sources: Tensor) -> Tensor:
-        """[C,V] of the states at `sources` [C,2]. Blocks overlap: a state that scores several places is read once."""
+    def goals(self, sources: Tensor, ours: Tensor, *, sums: bool) -> Goals:
+        """Of the states at `sources` [C,2]. Blocks overlap: a state that scores several places is read once."""
         distinct, back = sources.unique(dim=0, return_inverse=True)
         fewer = len(distinct) < len(sources)
         row, token = uploaded((distinct if fewer else sources).T.contiguous(), self.feature.device)
-        found = self.scores(self.feature[row, token].to(self.dtype))
-        return found[uploaded(back, found.device)] if fewer else found
+        found = self.scores(self.feature[row, token], sums=sums)
+        return found.at(uploaded(back, found.scores.device) if fewer else None, ours)
 
     def entries(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Where tokens [C] of the target stand in the draft's vocabulary, and whether they are in it."""

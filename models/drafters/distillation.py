@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PreTrainedModel
 
 from ...core.batch import Batch
 from ...core.loss import StepLoss
@@ -24,6 +23,9 @@ from ...core.states import KeptScores, Taps, TargetStates, at_places, places_of
 from ..losses import NEVER, ChunkedHead, Divergence, divergence_of_logs, log_probs
 from ..parts import Part
 from ..targets.llava.training import LlavaTraining
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class CrossEntropyObjective(Section):

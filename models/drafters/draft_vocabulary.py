@@ -60,7 +60,7 @@ class OwnVocabulary(nn.Module):
 
     def draft_scores(self, outputs: Tensor, scores: Scores, dtype: torch.dtype) -> Tensor:
         """Outputs [N,D] -> [N,V] float32 over the target's vocabulary: minus infinity for ids that are not drafted."""
-        if self.lm_head is None or self.draft_ids is None:
+        if self.lm_head is None:
             return scores(outputs.to(dtype))
         return self.vocabulary(self.lm_head(outputs.to(self.lm_head.weight.dtype)))
 

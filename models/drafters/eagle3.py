@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from ...core.errors import UserError
 from ..decoding.cache import Cache
-from ..decoding.head_layer import GatedFeedForward, HeadAttention, RMSNorm, Rotary, through
+from ..decoding.head_layer import GatedFeedForward, HeadAttention, RMSNorm, Rotary, Rotation, through
 from ..layer import LayerShape
 from ..targets.base import Target, TargetShape
 from ..training_passes import TrainingPasses
@@ -131,6 +131,7 @@ class Eagle3Head(StateHead):
     """
 
     model_type = "eagle3"
+    takes_rotations = True
 
     def __init__(self, shape: LayerShape, draft_ids: Tensor, *, fc_norm: bool = False, norm_output: bool = False):
         super().__init__()
@@ -171,7 +172,7 @@ class Eagle3Head(StateHead):
         self,
         embeds: Tensor,
         states: Tensor,
-        positions: Tensor,
+        positions: Tensor | Rotation,
         mask: Tensor | None,
         cache: Cache | object | None = None,
         *,
@@ -181,7 +182,10 @@ class Eagle3Head(StateHead):
     ) -> Tensor:
         """As `FusedHead.forward`; what comes out is normed under `norm_output` alone."""
         assert direct is None and image is None, "no input of EAGLE-3 bypasses its layer"
-        if isinstance(cache, TrainingPasses):
+        rope: Tensor | Rotation
+        if isinstance(positions, Rotation):
+            rope = positions
+        elif isinstance(cache, TrainingPasses):
             rope = cache.shared(self.rotary, states.shape[1], lambda: self.rotary(positions))
         else:
             rope = self.rotary(positions)
@@ -240,7 +244,9 @@ class JoinedLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
         self.mlp = GatedFeedForward(shape)
 
-    def forward(self, embeds: Tensor, states: Tensor, rope: Tensor, mask: Tensor | None, cache: Any) -> Tensor:
+    def forward(
+        self, embeds: Tensor, states: Tensor, rope: Tensor | Rotation, mask: Tensor | None, cache: Any
+    ) -> Tensor:
         """Return [B,N,D] from embeddings and states [B,N,D]; `rope` comes from `Rotary`, `mask` is [N,K] or [B,N,K]."""
         joined: Any
         if isinstance(cache, TrainingPasses):

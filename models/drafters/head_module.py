@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..decoding.cache import Cache
-from ..decoding.head_layer import DecoderLayer, Rotary
+from ..decoding.head_layer import DecoderLayer, Rotary, Rotation
 from ..layer import LayerShape
 from .draft_vocabulary import OwnVocabulary
 
@@ -26,6 +26,7 @@ class StateHead(OwnVocabulary):
     # ViSpec's queries and HiViS' step vectors, which config.json names for every head; 0: none.
     num_queries: int = 0
     num_steps: int = 0
+    takes_rotations = False  # in place of positions: found in a table, for all that a cycle reads
 
     shape: LayerShape
     fc: nn.Linear
@@ -52,6 +53,8 @@ class StateHead(OwnVocabulary):
 class FusedHead(StateHead):
     """`fc` joins a token's embedding with the state before it: Sparrow, MSD and EAGLE; ViSpec and HiViS add to that."""
 
+    takes_rotations = True
+
     def __init__(self, shape: LayerShape, draft_ids: Tensor | None = None, *, fc_bias: bool = True):
         super().__init__()
         self.shape = shape
@@ -72,7 +75,7 @@ class FusedHead(StateHead):
         self,
         embeds: Tensor,
         states: Tensor,
-        positions: Tensor,
+        positions: Tensor | Rotation,
         mask: Tensor | None,
         cache: Cache | object | None = None,
         *,
@@ -85,7 +88,7 @@ class FusedHead(StateHead):
         Args:
             embeds: [B,N,D] of the tokens after the states.
             states: [B,N,D], fused where they are true.
-            positions: [B,N], [N] or [3,B,N] int64.
+            positions: [B,N], [N] or [3,B,N] int64, or the rotation of them where the head `takes_rotations`.
             mask: [N,K] or [B,N,K] bool; None: one input sees all, several are causal with nothing before them.
             direct: which inputs [B,N] take [B,N,D] in place of what fc makes.
             image: [B,N,D] global vectors (ViSpec), zeros before the first image.
@@ -95,4 +98,5 @@ class FusedHead(StateHead):
         if direct is not None:
             where, values = direct
             inputs = torch.where(where.unsqueeze(-1), values, inputs)
-        return self.layers[0](inputs, self.rotary(positions), mask, cache)
+        rope = positions if isinstance(positions, Rotation) else self.rotary(positions)
+        return self.layers[0](inputs, rope, mask, cache)

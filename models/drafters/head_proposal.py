@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from ...core.pictures import TEXT
 from ...core.states import uploaded
+from ..decoding.head_layer import Rotation
 from ..decoding.warp import Warp
 from ..targets.base import Prompt, Target, TargetStep
 from ..targets.verified import Verified
@@ -50,6 +51,7 @@ class HeadProposal(Recursive):
         assert len(prompt.ids) == 1, "heads of language models read one row"
         self._warp, self._capacity, self._emitted = warp, capacity, 0
         self._prompt, self._prefill = prompt, prefill
+        self._embedding = self.target.embedding  # to ask for it takes as long as to read it
 
     @torch.inference_mode()
     def begin(self, first: int) -> None:
@@ -65,6 +67,8 @@ class HeadProposal(Recursive):
         positions = base_positions(self.config.positions, layout, sequences, visual_held=True)
         self._cache = self._new_cache(layout.index.shape[1] + self._capacity)
         self._image = None if filled.image is None else self._in_place("image", filled.image[:, -1:].clone())
+        if self.head.takes_rotations:
+            self._lay_out(self.head.rotary, positions, self._capacity)
         self._read_prompt(filled, positions)
         self._states, self._tokens = filled.states[:, -1:].clone(), sequences.ids[:, -1:]
         self._positions, self._emitted = positions[..., -1:], 1
@@ -100,13 +104,13 @@ class HeadProposal(Recursive):
         return self.head.fuse(states.to(self.head.dtype))
 
     def _run(self, states: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor | None, depths: Tensor) -> Tensor:
-        return self._read(self._embed(tokens), states, positions, mask, depths, None, None)
+        return self._read(self._embed(tokens), states, self._turned(positions), mask, depths, None, None)
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        return F.embedding(tokens, self.target.embedding).to(self.head.dtype)
+        return F.embedding(tokens, self._embedding).to(self.head.dtype)
 
     def _read(
-        self, embeds: Tensor, states: Tensor, positions: Tensor, mask: Tensor | None, depths: Tensor,
+        self, embeds: Tensor, states: Tensor, positions: Tensor | Rotation, mask: Tensor | None, depths: Tensor,
         direct: tuple[Tensor, Tensor] | None, image: Tensor | None,
     ) -> Tensor:  # fmt: skip
         if image is None and self._image is not None:
@@ -118,7 +122,7 @@ class HeadProposal(Recursive):
         return torch.zeros(count, dtype=torch.int64, device=self.target.embedding.device)
 
     def _probabilities(self, hidden: Tensor, steps: Sequence[int]) -> Tensor:
-        scores = self.head.draft_scores(hidden[0], self.target.scores, self.target.embedding.dtype)
+        scores = self.head.draft_scores(hidden[0], self.target.scores, self._embedding.dtype)
         return self._warp.apply_temperature(scores)
 
     def _kept(self, prompt: Prompt, prefill: TargetStep) -> Tensor:

@@ -9,7 +9,7 @@ Letters: B rows, T tokens, N input entries, S trained entries, W passes, C entri
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from ..losses import divergence_of_logs, list_mle, log_probs, soft_cross_entropy
 from ..packed_row import PackedRow
 from ..targets.base import Target
 from ..training_passes import TrainingPasses
+from .goal_scores import GoalScores
 from .head_inputs import Filled, Inputs, Sequences, base_positions, fill, lay_out, with_gaps
 from .head_module import StateHead
 from .head_objective import HeadObjective
@@ -47,7 +48,7 @@ class HeadTraining(nn.Module):
         super().__init__()
         self.head, self.config, self.objective = head, config, objective or config.terms
         self.target = target  # no module: neither the optimizer nor a checkpoint sees it
-        self.scores, self.embedding, self.dtype = target.scores, target.embedding.detach(), target.embedding.dtype
+        self.goal_scores, self.embedding = GoalScores(target, head), target.embedding.detach()
         self.visual, self.reads = config.visual(training=True), config.reads(target.shape, training=True)
         self.share, self.held = config.trained_visual_share, config.visual(training=False) == self.visual
         steps = self.objective.mtp_steps
@@ -76,7 +77,7 @@ class HeadTraining(nn.Module):
         outputs = at_places(passes, in_row, -skipped)  # [S,W,D]
         assert states.feature is not None
         goal = at_places(filled.layout.pick(states.feature, 1), places)
-        terms = TokenTerms(self.objective, goal, self.weights, self.target_scores, self.head.draft_ids)
+        terms = TokenTerms(self.objective, goal, self.weights, self.goal_scores)
         loss, sums = self.lm(self.head.hidden(outputs).flatten(0, 1), terms)
         if self.objective.feature:
             away = F.smooth_l1_loss(
@@ -151,8 +152,8 @@ class HeadTraining(nn.Module):
         # Padding comes after a row's inputs, so causal attention suffices and no [N,N] mask is needed.
         mask = segments = None
         if row is not None:
-            inputs, segments = inputs.packed(row), row.segments[None]
-            mask = row.mask if config.mtp_attention != "ttt" else None
+            inputs, segments = inputs.packed(row), row.numbers[None]
+            mask = row.seen(inputs.states) if config.mtp_attention != "ttt" else None
         keys = TrainingPasses(self.num_passes, segments) if config.mtp_attention == "ttt" else None
         outputs: list[Tensor] = []
         for step in range(self.num_passes):
@@ -168,10 +169,6 @@ class HeadTraining(nn.Module):
                 out, inputs = out[:, skipped:], inputs.behind(skipped)
             outputs.append(out)
         return outputs
-
-    def target_scores(self, states: Tensor) -> Tensor:
-        """[...,D] -> [...,V] float32."""
-        return self.scores(states.to(self.dtype))
 
 
 def _gaps(seeds: Sequence[int], share: float, most: int) -> list[int | None]:
@@ -206,18 +203,14 @@ class TokenTerms:
 
     Args:
         goal: [S,D] true states.
-        scores: the target's LM head.
-        ids: [V] of the draft's vocabulary; None: the target's. The target's distribution is then the one over these
-            ids, and inputs whose likeliest token lies outside count nothing (EAGLE-3).
+        scores: with a vocabulary of the draft's own the target's distribution is the one over its ids, and inputs whose
+            likeliest token lies outside count nothing (EAGLE-3).
     """
 
     metrics = ("top1", "top3", "alpha", "top1_last")
 
-    def __init__(
-        self, objective: HeadObjective, goal: Tensor, weights: list[float], scores: Callable[[Tensor], Tensor],
-        ids: Tensor | None = None,
-    ):  # fmt: skip
-        self.objective, self.goal, self.scores, self.ids = objective, goal, scores, ids
+    def __init__(self, objective: HeadObjective, goal: Tensor, weights: list[float], scores: GoalScores):
+        self.objective, self.goal, self.scores = objective, goal, scores
         self.weights = uploaded(torch.tensor(weights, dtype=torch.float32), goal.device)
 
     def __call__(self, piece: slice, ours: Tensor) -> tuple[Tensor, Tensor]:
@@ -225,14 +218,9 @@ class TokenTerms:
         passes = len(self.weights)
         ours = ours.unflatten(0, (-1, passes))  # [C,W,V]
         with torch.no_grad():
-            theirs = self.scores(self.goal[piece.start // passes : piece.stop // passes])
-            theirs = theirs.to(ours.device, ours.dtype)
+            goals = self.scores(self.goal[piece.start // passes : piece.stop // passes])
+            theirs, known = goals.scores.to(ours.device, ours.dtype), goals.known.to(ours.device)
             best = theirs.argmax(-1)
-            known = torch.ones_like(best, dtype=torch.bool)
-            if self.ids is not None:
-                theirs, whole = theirs[:, self.ids], best
-                best = theirs.argmax(-1)
-                known = self.ids[best] == whole
             log_p = log_probs(theirs)
             never = theirs.isneginf()  # ids without a token have no score on either side
         terms = self._terms(log_p, theirs, ours, never) * known[:, None]

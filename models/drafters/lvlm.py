@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
+import transformers
 from pydantic import Field, model_validator
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 from transformers.utils import cached_file
 
 from ...core.checksums import check_sums
@@ -131,10 +132,10 @@ class LvlmConfig(PublishedDrafter):
         count_tokens: CountTokens | None = None,
         ids: TokenIds | None = None,
         seed: int = 0,
-    ) -> PreTrainedModel:
+    ) -> transformers.PreTrainedModel:
         """As `build_drafter`; `target` may be a loaded target, its model, or the model's config."""
         assert ids is not None, "a draft shares the target's special ids"
-        plain = isinstance(target, PreTrainedModel | PreTrainedConfig)
+        plain = isinstance(target, transformers.PreTrainedModel | PreTrainedConfig)
         return build_drafter(self, target if plain else target.decoder.model, ids, seed=seed)
 
     def load(
@@ -144,7 +145,7 @@ class LvlmConfig(PublishedDrafter):
         *,
         dtype: torch.dtype | None = None,
         identity: TargetIdentity | None = None,
-    ) -> PreTrainedModel:
+    ) -> transformers.PreTrainedModel:
         """Load a draft of ours, or one without our manifest; `dtype` None: the section's, or else the target's."""
         model = target.decoder.model  # type: ignore[attr-defined]
         dtype = dtype or (torch_dtype(self.dtype) if self.dtype else model.dtype)
@@ -155,7 +156,7 @@ class LvlmConfig(PublishedDrafter):
         return load_drafter(ours, tokenizer_hash=tokenizer, dtype=dtype, device=target.device)
 
     def save(self, module: nn.Module, folder: Path, manifest: JsonMapping) -> None:
-        assert isinstance(module, PreTrainedModel)
+        assert isinstance(module, transformers.PreTrainedModel)
         save_lvlm(module, folder, manifest)
 
     def lines(self, shape: TargetShape, config: PreTrainedConfig) -> list[str]:
@@ -177,7 +178,7 @@ class LvlmConfig(PublishedDrafter):
         return [f"the {engine} layout is for heads, and this is a whole model"]
 
     def drafter(self, module: nn.Module, target: Target, options: DraftingOptions = PLAIN) -> Drafter:
-        assert isinstance(module, PreTrainedModel)
+        assert isinstance(module, transformers.PreTrainedModel)
         decoder = target.decoder  # type: ignore[attr-defined]
         substitutes = options.substitutes
         return proposal(
@@ -245,10 +246,10 @@ def scale_positions(text: PreTrainedConfig, scaling: RopeScaling) -> None:
 
 
 def build_drafter(
-    config: LvlmConfig, target: PreTrainedModel | PreTrainedConfig, ids: TokenIds, *, seed: int
-) -> PreTrainedModel:
+    config: LvlmConfig, target: transformers.PreTrainedModel | PreTrainedConfig, ids: TokenIds, *, seed: int
+) -> transformers.PreTrainedModel:
     """A float32 draft before its first stage. A whole target is needed only for `vision_tower: target`."""
-    full = target.config if isinstance(target, PreTrainedModel) else target
+    full = target.config if isinstance(target, transformers.PreTrainedModel) else target
     assert config.language_model is not None and config.vision_tower is not None
     joined = drafter_config(config, full, ids, network=True)
     text = read_config(config.language_model, key="drafter.language_model", revision=config.revision)
@@ -256,7 +257,7 @@ def build_drafter(
         config.language_model, text, key="drafter.language_model", revision=config.revision
     ) if not isinstance(config.language_model, dict) else None  # fmt: skip
     if config.vision_tower == "target":
-        assert isinstance(target, PreTrainedModel)
+        assert isinstance(target, transformers.PreTrainedModel)
         tower = target.model.vision_tower
     elif isinstance(config.vision_tower, dict):
         tower = None
@@ -269,7 +270,7 @@ def build_drafter(
     )
 
 
-def save_lvlm(model: PreTrainedModel, folder: Path, manifest: JsonMapping) -> None:
+def save_lvlm(model: transformers.PreTrainedModel, folder: Path, manifest: JsonMapping) -> None:
     """A directory that plain `from_pretrained` of the model's class loads, plus our small manifest."""
     name_accelerator()
     model.save_pretrained(folder)
@@ -278,7 +279,7 @@ def save_lvlm(model: PreTrainedModel, folder: Path, manifest: JsonMapping) -> No
 
 def load_drafter(
     folder: Path, *, tokenizer_hash: str | None, dtype: torch.dtype, device: torch.device | None = None
-) -> PreTrainedModel:
+) -> transformers.PreTrainedModel:
     """A trained draft on `device`; None: the CPU.
 
     Args:
@@ -303,7 +304,7 @@ def load_drafter(
 
 def load_strangers(
     config: LvlmConfig, target: PreTrainedConfig, *, dtype: torch.dtype, device: torch.device | None = None
-) -> PreTrainedModel:
+) -> transformers.PreTrainedModel:
     """A published draft without our manifest: taken at its word, as far as the sizes that must agree do.
 
     Raises:
@@ -342,14 +343,14 @@ def _folder_of_ours(config: LvlmConfig) -> Path | None:
     return None if manifest is None else find_folder(str(config.path), config.revision, files=("*",))
 
 
-def as_target(model: PreTrainedModel, *, num_token_ids: int, image_token_id: int) -> LlavaTarget:
+def as_target(model: transformers.PreTrainedModel, *, num_token_ids: int, image_token_id: int) -> LlavaTarget:
     """The draft as it answers on its own. One without a newline reads one tile of what a target reads in several."""
     reads_tiles = False if model.config.model_type == "llava" else None
     return LlavaTarget(model, num_token_ids=num_token_ids, image_token_id=image_token_id, reads_tiles=reads_tiles)
 
 
 def proposal(
-    model: PreTrainedModel,
+    model: transformers.PreTrainedModel,
     mode: Mode | EnsembleConfig,
     *,
     num_token_ids: int,

@@ -29,6 +29,7 @@ from ..targets.base import Target, TargetShape, TargetStep
 from ..targets.verified import Verified
 from .base import PLAIN, CountTokens, Drafter, DraftingOptions
 from .draft_vocabulary import OwnVocabulary, drafted_ids, entries
+from .goal_scores import GoalScores
 from .head_objective import HeadObjective
 from .plain_module import ModuleDrafter
 
@@ -166,6 +167,7 @@ class MedusaTraining(_Training):
     def __init__(self, head: MedusaHead, target: Target, config: MedusaLoss, chunk: int = 256):
         super().__init__(head, target, config)
         self.lm, self.ids = head.lm_head_of(target.scores, chunk, target.embedding.dtype), head.draft_ids
+        self.goal_scores = GoalScores(target, head)
 
     def forward(self, batch: Batch, states: TargetStates) -> StepLoss:
         """Sums over supervised tokens; top1 and top3 are hits of the first level on the target's best token.
@@ -200,13 +202,11 @@ class MedusaTraining(_Training):
         Args:
             goal: [S,D] features that score the tokens `labels` [S].
         """
-        with torch.no_grad():
-            theirs = self.target.scores(goal[piece].to(self.target.embedding.dtype)).to(ours)
-        best, answer = theirs.argmax(-1), labels[piece]
-        best_known = answer_known = torch.ones_like(best, dtype=torch.bool)
+        goals, answer = self.goal_scores(goal[piece]).at(None, ours), labels[piece]
+        theirs, best, best_known = goals.scores, goals.scores.argmax(-1), goals.known
+        answer_known = best_known  # with all ids both are
         if self.ids is not None:
-            (best, best_known), (answer, answer_known) = entries(self.ids, best), entries(self.ids, answer)
-            theirs = theirs[:, self.ids]
+            answer, answer_known = entries(self.ids, answer)
         if self.config.token_divergence == "ce":
             loss = F.cross_entropy(ours, answer.masked_fill(~answer_known, -100), reduction="sum", ignore_index=-100)
         else:

@@ -24,7 +24,7 @@ from ...core.json_types import JsonMapping
 from ...core.placement import fill, without_storage
 from ...core.refused import Refused
 from ..decoding.cache import Cache
-from ..decoding.head_layer import GatedFeedForward, HeadAttention, Rotary, rotate_halves
+from ..decoding.head_layer import GatedFeedForward, HeadAttention, Rotary, Rotation, rotate_halves
 from ..families.table import text_of
 from ..folders import check_shapes, shapes_of, write_folder
 from ..hub import config_value, rope_of, tensors_under, usual_heads
@@ -252,13 +252,14 @@ class GatedAttention(HeadAttention):
         self.o_proj = nn.Linear(inner, shape.hidden_size, bias=bias)
         self.q_norm, self.k_norm = (CentredNorm(shape.head_dim, shape.norm_eps) for _ in range(2))
 
-    def turn(self, heads: Tensor, rope: Tensor) -> Tensor:
+    def turn(self, heads: Tensor, rope: Tensor | Rotation) -> Tensor:
         """The first entries of heads [R,N,H,E], twice as many as `rope` [...,2] has angles."""
+        assert isinstance(rope, Tensor), "this head takes positions"
         width = 2 * rope.shape[-2]
         return torch.cat([rotate_halves(heads[..., :width], rope), heads[..., width:]], dim=-1)
 
     def forward(
-        self, states: Tensor, rope: Tensor, mask: Tensor | None, cache: Cache | TrainingPasses | None
+        self, states: Tensor, rope: Tensor | Rotation, mask: Tensor | None, cache: Cache | TrainingPasses | None
     ) -> Tensor:
         both, keys, values = self.projected(states, cache)
         read, gate = both.unflatten(-1, (self.shape.num_heads, 2 * self.head_dim)).chunk(2, dim=-1)

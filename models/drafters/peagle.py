@@ -168,9 +168,8 @@ class PeagleTraining(HeadTraining):
         weights = uploaded(self.place_weights, device)[place] * blocks.share[row]
         name = self.loss.token_divergence
         compare = Places(
-            name, self.target, self.head.draft_ids, states.feature, drawn.sources(trained), batch.ids[row, at + 1],
-            weights,
-        )  # fmt: skip
+            name, self.goal_scores, states.feature, drawn.sources(trained), batch.ids[row, at + 1], weights
+        )
         loss, _ = self.lm(self.head.hidden(outputs[row, block, place]), compare)
         sums = compare.hits(trained.shape, (row, block, place), blocks.share)
         return StepLoss(loss, batch.loss_mask[:, 1:].sum(), dict(zip(self.metrics, sums, strict=True)))
@@ -255,8 +254,8 @@ class PeagleProposal:
         seen = torch.ones(count + masks, past + count + masks, dtype=torch.bool, device=device).tril_(past)
         true = F.embedding(reader._tokens, self.target.embedding).to(head.dtype)
         outputs = head(
-            torch.cat([true, embeds], 1), torch.cat([reader._fused(reader._states), hidden], 1), positions, seen,
-            reader._cache,
+            torch.cat([true, embeds], 1), torch.cat([reader._fused(reader._states), hidden], 1),
+            reader._turned(positions), seen, reader._cache,
         )  # fmt: skip
         reader._cache.advance(count)
         scores = head.draft_scores(outputs[0, count - 1 :], self.target.scores, self.target.embedding.dtype)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -92,7 +93,16 @@ class ShapeAlone:
 
     def scores(self, feature: Tensor) -> Tensor:
         """[...,D] -> [...,V] float32."""
-        return F.linear(feature, self._head).float()
+        return self._scores_of(slice(None), feature)
+
+    def score_parts(self, size: int) -> list[tuple[int, Callable[[Tensor], Tensor]]]:
+        """As `LanguageTarget.score_parts`."""
+        return [
+            (first, partial(self._scores_of, slice(first, first + size))) for first in range(0, self.vocab_size, size)
+        ]
+
+    def _scores_of(self, ids: slice, feature: Tensor) -> Tensor:
+        return F.linear(feature, self._head[ids]).float()
 
     def guided(self, feature: Tensor, steps: Sequence[int]) -> Tensor:
         """[R,N,D] -> [N,V] float32, of an image generator's rows with a condition and without."""

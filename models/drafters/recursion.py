@@ -17,6 +17,7 @@ from torch import Tensor
 from ..decoding.cache import Cache
 from ..decoding.captured import PassGraphs
 from ..decoding.expansions import Expansions
+from ..decoding.head_layer import Rotary, Rotation, rotation
 from ..decoding.upload import upload, upload_tokens
 from ..decoding.warp import Warp
 
@@ -33,6 +34,7 @@ class Recursive:
     _tokens: Tensor  # [R,N] the token after each of them, or [1,N] for all rows
     _positions: Tensor  # [R,N], or [3,R,N] of a prompt's end under M-RoPE
     _next: Tensor  # [R,1] position of the root's children
+    _rotations: Tensor | None = None  # of the head's `Rotary.table`; None: they are computed in each pass
     _expansions: Expansions
     _outputs: Tensor  # [R,1+S,D] the root's, then each expansion's
 
@@ -55,6 +57,23 @@ class Recursive:
     def _in_place(self, name: str, value: Tensor) -> Tensor:
         """`value`, which `_run` reads in all passes of a request; graphs find it at one address for all requests."""
         return value if self.graphs is None else self.graphs.in_place(name, value)
+
+    def _lay_out(self, rotary: Rotary, positions: Tensor, further: int) -> None:
+        """Make rotations up to `further` behind the last of a request's `positions`. A graph computes its own: it would
+        read a shorter request's table.
+        """
+        if self.graphs is not None:
+            self._rotations = None
+            return
+        reach = int(positions.max()) + further + 1
+        if self._rotations is None or len(self._rotations) < reach:
+            self._rotations = rotary.table(max(256, 1 << (reach - 1).bit_length()), positions.device)
+
+    def _turned(self, positions: Tensor) -> Tensor | Rotation:
+        """Positions as the head's forward reads them: [R,N] as their rotation where there is a table."""
+        if self._rotations is None or positions.dim() == 3:
+            return positions
+        return rotation(self._rotations, positions)
 
     @torch.inference_mode()
     def root(self) -> Tensor:
@@ -91,16 +110,17 @@ class Recursive:
         past, first, count, device = self._cache.length, len(self._expansions), len(parents), self._outputs.device
         depths = self._expansions.take(parents)
         # The root's output, whose parent is ROOT, -1, stands before the expansions'.
-        rows, seen = np.array([parents, depths]), self._expansions.ancestors(first, past=past).numpy()
+        rows, seen = np.array([parents, depths, depths]), self._expansions.ancestors(first, past=past).numpy()
         rows[0] += 1
+        rows[2] -= 1  # behind the root's children
         fit = None if self.graphs is None else self.graphs.fit(self._cache, count, first)
         if fit is not None:
             # Padding is children of the root that see what is committed: an empty row of attention is undefined.
-            rows, seen, tokens = _padded(rows, 2, fit[0]), _padded(seen, *fit), F.pad(tokens, (0, fit[0] - count))
+            rows, seen, tokens = _padded(rows, 3, fit[0]), _padded(seen, *fit), F.pad(tokens, (0, fit[0] - count))
             seen[count:, :past] = True
             rows = np.vstack([rows, np.arange(past + first, past + first + fit[0])])
-        tokens, (above, below, *places), mask = upload_tokens(device, tokens, rows, seen)
-        states, positions = self._outputs[:, above], self._next + below - 1
+        tokens, (above, below, further, *places), mask = upload_tokens(device, tokens, rows, seen)
+        states, positions = self._outputs[:, above], self._next + further
         tokens = tokens.expand(len(states), -1)
         if fit is not None and self.graphs is not None:
             hidden, q = self.graphs.run(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 from pydantic import Field
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from ...core.errors import UserError, did_you_mean
 from ...core.import_paths import OrImported
@@ -20,6 +20,9 @@ from ..targets.loading import load_weights
 from ..targets.parallel import check_ranks
 from ..targets.section import TargetSection
 from .table import FAMILIES, LANGUAGE_TARGETS, family_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # A recipe's `target` of the language tracks.
 TargetConfig = Annotated[LANGUAGE_TARGETS, Field(discriminator="kind"), OrImported(TargetSection)]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from ..parts import is_tied, num_parameters
 from .table import family_of, new_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def empty_model(config: PreTrainedConfig) -> PreTrainedModel:

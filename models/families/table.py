@@ -6,9 +6,9 @@ Families import what stands in `models/targets`, and this imports them: rooms im
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from ..parts import Part
 from ..targets.anole.section import AnoleTargetConfig
@@ -24,6 +24,9 @@ from ..targets.qwen.section import QwenTargetConfig
 from ..targets.qwen35.section import Qwen35TargetConfig
 from ..targets.section import TargetSection
 from ..training import ModelTraining
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 LANGUAGE_TARGETS = (
     LlavaTargetConfig

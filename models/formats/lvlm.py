@@ -10,11 +10,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from ...core.errors import UserError
 from ...core.pretrained import read_safetensors
@@ -27,6 +27,9 @@ from ..targets.loading import load_weights
 from .expressible import Engine, Prompts
 from .plugin import SECTION, served_by_plugin
 from .source import Files, Target
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 LEFT_OUT = ("architectures", "dtype", "torch_dtype", "transformers_version", "_name_or_path")

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import AutoTokenizer
 
 from ...core.errors import UserError
 from ...core.files import checked
@@ -26,6 +26,9 @@ from ..parts import language_model_of
 from .lvlm import HELD, IDS, LEFT_OUT, PROJECTOR
 from .plugin import served_by_plugin
 from .source import Files, Target
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 PatchedMode = Literal["M", "T"]
 

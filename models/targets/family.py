@@ -8,14 +8,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import PreTrainedConfig, PreTrainedModel
+import transformers
+from transformers import PreTrainedConfig
 
 from ...core.pictures import Picture
 from ..decoding.decoder import CachedDecoder
 from ..hub import config_value
 from ..training import ModelTraining
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class Pictures:
@@ -69,7 +73,9 @@ class Family:
     """Models of one model_type of transformers."""
 
     kind: str  # as a recipe's `target` names it
-    model: Any  # transformers' class
+    model: (
+        Any  # a class, or the name of transformers': its module is heavy, and is imported when the class is asked for
+    )
     training: type[ModelTraining]
     decoder: type[CachedDecoder]
     pictures: Pictures | None = None  # None: it reads text alone
@@ -95,9 +101,14 @@ class Family:
         made: PreTrainedModel = getattr(maker, "from_config", maker)(config)
         return made
 
+    @property
+    def model_class(self) -> Any:
+        """transformers' class, or one of ours in its place."""
+        return getattr(transformers, self.model) if isinstance(self.model, str) else self.model
+
     def class_of(self, config: PreTrainedConfig) -> Any:
         """The class that holds the weights of a config."""
-        return self.model
+        return self.model_class
 
 
 def tower_type(config: PreTrainedConfig) -> str | None:

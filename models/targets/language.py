@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ...core.batch import Batch, Request
 from ...core.errors import UserError
@@ -18,7 +20,7 @@ from ...core.pictures import TEXT
 from ...core.states import Taps, TargetStates, feature_places, visual_places
 from ..decoding.cache import Cache
 from ..decoding.captured import PassGraphs
-from ..decoding.decoder import CachedDecoder, DecoderStates, PromptRows, packed_prompts
+from ..decoding.decoder import CachedDecoder, DecoderStates, PromptRows
 from ..decoding.end_attention import check_end_attention, end_attention
 from ..decoding.parallel import whole
 from ..decoding.rows import Guidance
@@ -101,6 +103,30 @@ class LanguageTarget:
     def scores(self) -> Callable[[Tensor], Tensor]:
         """[...,D] -> [...,V] float32; minus infinity where no token may come."""
         return self.decoder.logits
+
+    def score_parts(self, size: int) -> list[tuple[int, Callable[[Tensor], Tensor]]]:
+        """`scores` of at most `size` neighbouring ids at a time: the first id of each part, and [...,D] -> [...,W].
+
+        One part where the LM head's rows cannot be read: it is quantised, held elsewhere or by several ranks.
+        """
+        head, banned = self.decoder.model.lm_head, self.decoder.banned
+        plain = type(head) is nn.Linear and not hasattr(head.weight, "full_tensor")
+        if not plain or (head.weight.is_meta and self.device.type != "meta"):
+            return [(0, self.scores)]
+        parts: list[tuple[int, Callable[[Tensor], Tensor]]] = []
+        for first in range(0, self.vocab_size, size):
+            ids = slice(first, min(first + size, self.vocab_size))
+            within = torch.tensor(
+                [number - first for number in banned if first <= number < ids.stop], dtype=torch.int64
+            )
+            parts.append((first, partial(self._scores_of, ids, within.to(self.device))))
+        return parts
+
+    def _scores_of(self, ids: slice, banned: Tensor, feature: Tensor) -> Tensor:
+        """`scores` of these ids alone; `banned` are numbers within them."""
+        weight: Tensor = self.decoder.model.lm_head.weight
+        scores = F.linear(feature.to(weight.device), weight[ids]).to(self.device)
+        return self.decoder.capped(scores).float().index_fill_(-1, banned, float("-inf"))
 
     def guided(self, feature: Tensor, steps: Sequence[int]) -> Tensor:
         """[1,N,D] -> [N,V]: one row, nothing to guide."""
@@ -251,6 +277,19 @@ class LanguageTarget:
                 f"each of its first {deepstack} layers: a tap there and the next layer's input are two things",
                 hint=f"tap visual tokens above layer {deepstack} (half of the layers is usual), or at 0, the embedding",
             )
+
+
+def packed_prompts(prompts: PromptRows, row: PackedRow) -> PromptRows:
+    """The samples of padded prompts in one row, each with the positions that it has alone."""
+    return replace(
+        prompts,
+        embeds=row.pack(prompts.embeds),
+        positions=torch.stack([row.pack(part) for part in prompts.positions]),
+        mask=None,
+        visual=None if prompts.visual is None else prompts.visual[row.kept][None],
+        row=row,
+        blocks=None if prompts.blocks is None else row.pack(prompts.blocks),
+    )
 
 
 def kept_states(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 from transformers.utils import logging
 
 from ...core.errors import UserError
@@ -15,6 +15,9 @@ from ...core.placement import check_spread, onto, spread
 from ...core.pretrained import check_quantised, reading_pretrained
 from ..hub import config_value, read_config
 from .parallel import parallel_plan
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # Tables that follow from the config: older checkpoints hold them.
 _DERIVED = ("position_ids", "rotary_emb.inv_freq")

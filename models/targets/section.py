@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_serializer, field_validator, model_validator
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from ...core.errors import UserError
 from ...core.fields import AttentionName, DeviceMap, Dtype, Place, Revision
@@ -15,6 +15,9 @@ from ...core.refused import Refused
 from ..parts import TokenIds
 from ..shipped import shipped_folder, shipped_name
 from .family import Family
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class TargetSection(Kinded):
@@ -132,7 +135,7 @@ class TargetSection(Kinded):
             model_type: of the weights' own config.
             source: where they are, for messages.
         """
-        return self.families[model_type].model
+        return self.families[model_type].model_class
 
     def target(self, model: PreTrainedModel, *, num_token_ids: int, image_token_id: int | None) -> Any:
         """The loaded model as the decoding loop and training see it."""

@@ -9,7 +9,7 @@
 3. `generate` of jadohu/LANTERN: the same tree over a LlamaGen with guidance, exact and relaxed.
 4. `dflash_generate` of z-lab/dflash and the decoding loop of deepseek-ai/DeepSpec: DFlash's and DSpark's blocks.
 5. The EAGLE-3 training step of SafeAILab/EAGLE, at four lengths.
-6. The training steps of vllm-project/speculators, DFlash's and DSpark's, at three lengths.
+6. The training steps of vllm-project/speculators: DFlash's and DSpark's at three lengths, EAGLE-3's at four.
 
 FOLDER holds clones, which are read and not installed:
 
@@ -39,12 +39,13 @@ from peers.official_blocks import official_blocks
 from peers.official_eagle import official_eagle
 from peers.official_lantern import official_lantern
 from peers.ours import SIZES
+from peers.speculators_eagle3 import speculators_eagle3
 from peers.speculators_step import speculators
 from peers.training_step import training
 from transformers.utils import logging
 
 LOOPS = {"assisted": assisted, "eagle": official_eagle, "lantern": official_lantern, "blocks": official_blocks}
-STEPS = {"training": training, "speculators": speculators}
+STEPS = {"training": training, "speculators": speculators, "speculators-eagle3": speculators_eagle3}
 
 
 def main() -> None:

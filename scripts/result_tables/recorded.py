@@ -23,7 +23,7 @@ TABLES: dict[str, Callable[[], Rows]] = {}
 # beside its table says so. The list is empty again when all are measured anew.
 LATER = {
     "compare", "lvlm", "smollm2", "smollm2-full", "dflash", "visual-ar-blocks", "engines-own", "peers-blocks",
-    "peers-speculators",
+    "peers-speculators", "data",
 }  # fmt: skip
 # The stage that measured, where it is not `evaluate`.
 _STAGES = {"suite": "suite", "lvlm-distilled": "compare"}

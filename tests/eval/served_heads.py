@@ -40,7 +40,7 @@ def save_drawn(kind: str, target: Path, folder: Path, num_layers: int = 1, **set
     holds two vectors of each.
 
     Args:
-        settings: of Medusa.
+        settings: of Medusa and EAGLE-3.
     """
     config = read_config(str(target), key="target")
     shape = language_shape(config.get_text_config())
@@ -74,7 +74,7 @@ def save_drawn(kind: str, target: Path, folder: Path, num_layers: int = 1, **set
             head.layers[0].mlp.down_proj.weight.mul_(0.06)
         save_head(head, folder, manifest_of(section, shape, identity, drafter=section.model_dump(mode="json")))
         return
-    section = Eagle3Config(kind=kind, **_READ) if kind == "eagle3" else \
+    section = Eagle3Config(kind=kind, **_READ, **settings) if kind == "eagle3" else \
         PeagleConfig(kind=kind, parallel_tokens=4, mask_token_id=0, **_READ)  # fmt: skip
     head = _drawn(section.module(section.layer(shape), None))
     save_head(head, folder, manifest_of(section, shape, identity, drafter=section.model_dump(mode="json")))

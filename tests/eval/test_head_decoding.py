@@ -77,6 +77,7 @@ class Oracle(nn.Module):
     """
 
     num_queries = num_steps = 0
+    takes_rotations = False  # it reads positions
     dtype = torch.float32
 
     def __init__(self, model, asked, held):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from draftsmith.models.attention import GROUPED, attend, attend_all, folded
+from draftsmith.models.attention import GROUPED, attend, attend_all, behind_all, folded, hidden_below
 from draftsmith.models.decoding.cache import Cache
 from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.head_layer import DecoderLayer, Rotary
@@ -46,6 +46,21 @@ def test_folded_heads_are_repeated_ones(kv_heads, rows):
     close(attend(q[:, :, :1], k, v, None), F.scaled_dot_product_attention(q[:, :, :1], *whole))
     causal = F.scaled_dot_product_attention(q, *[part[:, :, :5] for part in whole], is_causal=True)
     close(attend(q, k[:, :, :5], v[:, :, :5], None), causal)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [0, 2])
+def test_an_additive_mask_has_the_bits_of_a_boolean_one(rows, dtype):
+    """It is made once a pass, for all layers; `rows` 0: one mask for all rows."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 4, n, 16, generator=generator).to(dtype) for n in (5, 9, 9))
+    mask = torch.rand(*(rows,) * (rows > 0), 5, 5, generator=generator) < 0.5
+    mask |= torch.eye(5, dtype=torch.bool)
+    full, additive = behind_all(mask, 2, 9, torch.bool), behind_all(mask, 2, 9, dtype)
+    assert full.shape == additive.shape == (2, 1, 5, 9) and full[..., :4].all()
+    assert torch.equal(full[..., 4:], (mask if rows else mask.expand(2, 5, 5)).unsqueeze(1))
+    assert additive.dtype == dtype and torch.equal(additive, hidden_below(full, dtype))
+    assert torch.equal(attend(q, k, v, additive), attend(q, k, v, full))
 
 
 @pytest.mark.parametrize(("dtype", "shape"), [(torch.bfloat16, (2, 2, 4, 16)), (torch.float32, (2, 8, 1, 16))])

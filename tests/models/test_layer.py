@@ -4,7 +4,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from draftsmith.models.decoding.head_layer import HeadAttention, RMSNorm, Rotary, rotate_halves, rotate_pairs, turning
+from draftsmith.models.decoding.head_layer import (
+    HeadAttention,
+    RMSNorm,
+    Rotary,
+    rotate_halves,
+    rotate_pairs,
+    rotation,
+    turning,
+)
 from draftsmith.models.layer import LayerShape
 from heads_tiny import text_config
 from torch.nn import functional as F
@@ -49,6 +57,32 @@ def test_a_rotation_laid_out_once_turns_the_last_places_as_each_layer_did(rope, 
     heads, table = torch.randn(2, count, 2, 16, generator=generator), torch.randn(2, 7, 8, 2, generator=generator)
     turn = rotate_pairs if rope == "grid" else rotate_halves
     assert torch.equal(turning(shape, table)(heads), turn(heads, table[:, 7 - count :]))
+
+
+@pytest.mark.parametrize(
+    "scaling", [None, {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_rotation_from_a_table_has_the_bits_of_one_that_is_computed(scaling, dtype):
+    rotary = Rotary(replace(LayerShape(8, 32, 8, 2, 2, 1e-6), rope_scaling=scaling))
+    positions = torch.tensor([[0, 3, 3, 511], [17, 18, 200, 19]])
+    heads = torch.randn(2, 4, 2, 16, generator=torch.Generator().manual_seed(0)).to(dtype)
+    turned = rotation(rotary.table(512, positions.device), positions)(heads)
+    assert turned.dtype == dtype and torch.equal(turned, rotate_halves(heads, rotary(positions)))
+    assert Rotary(replace(rotary.shape, rope="grid", grid=4, rope_scaling=None)).table(8, positions.device) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [4, 8, 16, 48, 64])
+@pytest.mark.parametrize("num_heads", [1, 3])
+def test_pairs_are_turned_alike_with_gradients_and_without(num_heads, width, dtype):
+    generator = torch.Generator().manual_seed(0)
+    both = torch.randn(2, 7, num_heads + 2, width, generator=generator).to(dtype)
+    # As a joined projection cuts them.
+    heads, rope = both[:, :, :num_heads], torch.randn(7, width // 2, 2, generator=generator)
+    expected = rotate_pairs(heads, rope)
+    with torch.inference_mode():
+        assert torch.equal(rotate_pairs(heads, rope), expected)
 
 
 def test_rotations_of_three_rows():

@@ -7,6 +7,7 @@ import torch
 from draftsmith.core.batch import Batch
 from draftsmith.core.states import Taps
 from draftsmith.data.collate import Sample, collate, empty_sample
+from draftsmith.models.attention import attend, attend_samples
 from draftsmith.models.drafters.distillation import DistillObjective, DistillTraining, Teacher
 from draftsmith.models.families.table import training_of
 from draftsmith.models.packed_row import PackedRow
@@ -20,6 +21,10 @@ from tiny_qwen import target as qwen_target
 from tiny_towers import model as tower_model
 from tiny_towers import request as tower_request
 from tiny_towers import target as tower_target
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from training import Samples
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -146,12 +151,87 @@ def test_packed_heads_learn_what_padded_ones_do(name):
     compare(module, batch, replace(states, feature=states.feature.double(), layers=layers))
 
 
+class Square(TorchDispatchMode):
+    """How many tensors are made whose last two dimensions have this size."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.size, self.found = size, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **kwargs or {})
+        shapes = [part.shape for part in tree_leaves(made) if isinstance(part, torch.Tensor)]
+        self.found += sum(tuple(shape[-2:]) == (self.size, self.size) for shape in shapes)
+        return made
+
+
+@pytest.mark.parametrize("name", ["sparrow", "msd", "eagle3", "eagle3-read"])
+def test_packed_heads_make_no_mask_of_the_row(name):
+    config, made, module = built(name)
+    batch, states = case_for(config, made)
+    assert len({*map(int, batch.attention_mask.sum(1))}) > 1
+    entries = int(module.fill(batch, states)[0].layout.on_host("real").sum())
+    with Square(entries) as square:
+        module.train()(replace(batch, packed=True), states).loss_sum.backward()
+    assert square.found == 0
+
+
+@pytest.mark.parametrize("family", ["llava", "llama", "qwen2_5_vl", "qwen3_vl", "internvl"])
+def test_packed_models_make_no_mask_of_the_row(family):
+    """Of a draft that learns, with its passes run again, and of a target."""
+    llm = model(family)
+    module = training_of(llm, PARTS if family != "llama" else PARTS[2:], gradient_checkpointing=True).train()
+    batch = replace(collate(samples(family), pad_id=3, image_size=16), packed=True)
+    with Square(int(batch.attention_mask.sum())) as square:
+        module(batch, None).loss_sum.backward()
+        if family != "llama":
+            made = (qwen_target if family in QWEN else tower_target if family in TOWERS else target)(llm.eval())
+            made.states(batch, Taps(feature=True, text_layers=(1,)))
+    assert square.found == 0
+
+
+@pytest.mark.parametrize("bounds", [(0, 1, 20, 33), (0, 33)])
+@pytest.mark.parametrize("groups", [1, 4])
+def test_attention_of_samples_is_flex_attention_under_their_block_mask(groups, bounds):
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, heads, 33, 8, generator=generator) for heads in (4, groups, groups))
+    numbers = torch.bucketize(torch.arange(33), torch.tensor(bounds[1:]), right=True)
+    block_mask = create_block_mask(
+        lambda b, h, at, to: (numbers[at] == numbers[to]) & (to <= at), None, None, 33, 33, device="cpu", BLOCK_SIZE=16
+    )
+    expected = flex_attention(q, k, v, block_mask=block_mask, enable_gqa=groups != 4)
+    found = attend(q, k, v, torch.tensor(bounds)[None, None, None])
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
+
+
+def test_a_gpu_attends_to_all_samples_in_one_launch():
+    """Name, arguments and shapes, as torch's own rules for tensors without values know them. Nothing is computed."""
+    with FakeTensorMode(), torch.no_grad(), Calls() as calls:
+        q, k, v = (torch.empty(1, heads, 33, 64, dtype=torch.bfloat16, device="cuda") for heads in (4, 2, 2))
+        mixed = attend_samples(q, k, v, (0, 1, 20, 33))
+    assert mixed.shape == q.shape and mixed.dtype == q.dtype and mixed.device.type == "cuda"
+    assert calls.names.count("aten._flash_attention_forward.default") == 1
+
+
+class Calls(TorchDispatchMode):
+    """Names of operations."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(str(func))
+        return func(*args, **kwargs or {})
+
+
 def test_a_row_and_its_batch():
     mask = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 0, 0]]).bool()
     row, ids = PackedRow.of(mask, mask.device), torch.arange(12).view(3, 4)
     assert row.pack(ids).tolist() == [[0, 1, 2, 4, 8, 9]] and row.segments.tolist() == [0, 0, 0, 1, 2, 2]
     assert row.indices.tolist() == [0, 1, 2, 0, 0, 1]
     assert torch.equal(row.spread(row.pack(ids)), ids * mask)
+    assert row.bounds.flatten().tolist() == [0, 3, 4, 6] and row.numbers.tolist() == row.segments.tolist()
     assert row.mask.int().tolist() == [
         [1, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0], [1, 1, 1, 0, 0, 0], [0, 0, 0, 1, 0, 0], [0, 0, 0, 0, 1, 0],
         [0, 0, 0, 0, 1, 1],

@@ -116,17 +116,15 @@ def test_what_is_kept_grows_linearly_with_passes_and_inputs():
 
 
 @pytest.mark.parametrize(
-    ("kernel", "dtype", "packed"),
-    [("flash", torch.bfloat16, False), ("efficient", torch.float32, False), ("efficient", torch.bfloat16, True)],
+    ("kernel", "dtype"), [("flash", torch.bfloat16), ("efficient", torch.float32), ("efficient", torch.bfloat16)]
 )
-def test_cudas_kernels_take_what_they_are_given(kernel, dtype, packed):
+def test_cudas_kernels_take_what_they_are_given(kernel, dtype):
     """Names, arguments and shapes, as torch's own rules for tensors without values know them. Nothing is computed."""
     with FakeTensorMode(), torch.no_grad():
         q, k, v = (torch.empty(2, 33, heads, 64, dtype=dtype, device="cuda").transpose(1, 2) for heads in (4, 2, 2))
-        mask = torch.ones(2, 33, 33, dtype=torch.bool, device="cuda") if packed else None
-        out, lse, rest = causal_attention.attend(q, k, v, mask, kernel)
+        out, lse, rest = causal_attention.attend(q, k, v, kernel)
         assert out.shape == q.shape and lse.shape == (2, 4, 33) and lse.dtype == torch.float32
-        gradients = causal_attention.attend_backward(out, q, k, v, out, lse, mask, kernel, rest)
+        gradients = causal_attention.attend_backward(out, q, k, v, out, lse, kernel, rest)
     for state, gradient in zip((q, k, v), gradients, strict=True):
         assert (gradient.shape, gradient.dtype, gradient.device.type) == (state.shape, dtype, "cuda")
 
@@ -144,10 +142,10 @@ def test_an_expanded_gradient_is_taken():
 def test_a_cpu_has_its_kernel_and_other_devices_products():
     """A dry run counts on the meta device what a fused kernel keeps."""
     q, k, v = (state[:, :, :5] for state in drawn(5)[:3])
-    assert causal_attention.kernel_of(q, k, v, masked=False) == "cpu"
-    assert causal_attention.kernel_of(*(state.to("meta") for state in (q, k, v)), masked=False) == "cpu"
+    assert causal_attention.kernel_of(q, k, v) == "cpu"
+    assert causal_attention.kernel_of(*(state.to("meta") for state in (q, k, v))) == "cpu"
     other = SimpleNamespace(device=torch.device("xpu"), dtype=q.dtype)
-    assert causal_attention.kernel_of(other, k, v, masked=False) == "plain"
+    assert causal_attention.kernel_of(other, k, v) == "plain"
 
 
 def test_a_first_pass_asks_for_the_fused_kernel(monkeypatch):

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from draftsmith.models.decoding import unwrapped
+from draftsmith.models.decoding import decoder, unwrapped
 from draftsmith.models.decoding.cache import Cache
 from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.head_layer import DecoderLayer, Rotary
@@ -41,16 +41,16 @@ def model_of(family: str = "llama", **settings: Any) -> Any:
 @torch.inference_mode()
 def passes(model: Any, layers: tuple[int, ...] = (0, 1, 3)) -> list[torch.Tensor]:
     """Features and tapped states of a prompt, a tree after it and one token, and what the cache then holds."""
-    decoder = CachedDecoder(model, num_token_ids=VOCABULARY)
+    whole = CachedDecoder(model, num_token_ids=VOCABULARY)
     ids = torch.arange(3, 3 + PAST + len(TREE) + 1)[None]
-    kv, found = decoder.new_cache(30), []
+    kv, found = whole.new_cache(30), []
     depths = torch.tensor([0, 1, 1, 2, 2, 2])
     for part, places, mask in (
         (ids[:, :PAST], torch.arange(PAST), None),
         (ids[:, PAST:], PAST + depths, ancestor_mask(TREE)),
         (ids[:, -1:], torch.tensor([PAST]), None),
     ):
-        states = decoder.forward(decoder.embed(part), kv, places[None], mask, layers=layers)
+        states = whole.forward(whole.embed(part), kv, places[None], mask, layers=layers)
         found += [states.feature, *(states.layers[layer] for layer in layers)]
         kv.advance(PAST if part.shape[1] == PAST else 0)
     return found + [part for layer in kv.own_layers for part in (layer.keys, layer.values)]
@@ -65,10 +65,23 @@ def test_every_bit_is_transformers_own(family, heads, dtype, monkeypatch):
     monkeypatch.setattr(unwrapped, "run", lambda *given: runs.append(given) or run(*given))
     ours = passes(model)
     assert len(runs) == 3
-    monkeypatch.setattr(unwrapped, "layers_of", lambda model: None)
+    monkeypatch.setattr(unwrapped, "layers_of", lambda *given: None)
     for mine, theirs in zip(ours, passes(model), strict=True):
         assert mine.dtype == theirs.dtype and torch.equal(mine, theirs)
     assert len(runs) == 3
+
+
+def test_a_long_piece_of_a_prompt_keeps_its_boolean_mask(monkeypatch):
+    """An additive one takes four times the memory; the numbers are the same."""
+    model, kinds, attend = model_of(), [], unwrapped.attend
+    few = passes(model)
+    monkeypatch.setattr(unwrapped, "attend", lambda *given, **more: kinds.append(given[3]) or attend(*given, **more))
+    for limit, kind in ((len(TREE), torch.bool), (len(TREE) + 1, torch.float32)):
+        kinds.clear()
+        for module in (unwrapped, decoder):
+            monkeypatch.setattr(module, "FEW", limit)
+        assert all(torch.equal(a, b) for a, b in zip(passes(model), few, strict=True))
+        assert {mask.dtype for mask in kinds if mask is not None} == {kind}
 
 
 def _hooked(model: Any) -> None:
@@ -99,35 +112,45 @@ def _mixed_layer(model: Any) -> None:
 CHANGES = (_hooked, _forward_of_its_own, _adapters, _other_activation)
 
 
+def test_a_model_is_looked_at_once_for_each_request(monkeypatch):
+    model, looks = model_of(), []
+    look = unwrapped._layers
+    monkeypatch.setattr(unwrapped, "_layers", lambda model: looks.append(model) or look(model))
+    passes(model)  # three, over one cache
+    assert len(looks) == 1
+    passes(model)
+    assert len(looks) == 2
+
+
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_changes_a_model_between_passes_is_not_passed_over(change):
+def test_what_changes_a_model_between_requests_is_not_passed_over(change):
     model = model_of()
     before = passes(model)
-    assert unwrapped.layers_of(model.model) is None  # with gradients
+    assert unwrapped.layers_of(model.model, Cache(3, 1)) is None  # with gradients
     with torch.inference_mode():
-        assert unwrapped.layers_of(model.model) is not None
+        assert unwrapped.layers_of(model.model, Cache(3, 1)) is not None
     change(model)
     model.eval()
     with torch.inference_mode():
-        assert unwrapped.layers_of(model.model) is None
+        assert unwrapped.layers_of(model.model, Cache(3, 1)) is None
     assert not torch.allclose(passes(model)[0], before[0])
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("settings", [{"family": "mistral", "sliding_window": 4}, {"attn_implementation": "eager"}])
 def test_windows_and_other_attention_are_left_to_transformers(settings):
-    assert unwrapped.layers_of(model_of(**settings).model) is None
+    assert unwrapped.layers_of(model_of(**settings).model, Cache(3, 1)) is None
 
 
 @torch.inference_mode()
 def test_a_model_in_training_or_of_another_layer_is_left_to_transformers():
     model = model_of()
-    assert unwrapped.layers_of(model.train().model) is None
+    assert unwrapped.layers_of(model.train().model, Cache(3, 1)) is None
     _mixed_layer(model.eval())
-    assert unwrapped.layers_of(model.model) is None
+    assert unwrapped.layers_of(model.model, Cache(3, 1)) is None
 
 
-def test_new_weights_are_read_in_the_next_pass():
+def test_new_weights_are_read_in_the_next_request():
     model = model_of()
     before = passes(model)
     model.load_state_dict({name: 2 * weight for name, weight in model.state_dict().items()}, assign=True)
@@ -193,7 +216,7 @@ def test_hooks_within_a_heads_layer_are_called(name):
 def test_a_heads_layer_with_gradients_or_norms_of_its_own_runs_its_modules():
     own_norms = head_layer(replace(SHAPE, qk_norm=True))
     parts = [(part.self_attn, part.mlp, part.post_attention_layernorm) for part in (head_layer(SHAPE), own_norms)]
-    assert unwrapped.head_layer_of(*parts[0]) is None
+    assert unwrapped.head_layer_of(*parts[0], Cache(1, 1)) is None
     with torch.inference_mode():
-        assert unwrapped.head_layer_of(*parts[0]) is not None
-        assert unwrapped.head_layer_of(*parts[1]) is None
+        assert unwrapped.head_layer_of(*parts[0], Cache(1, 1)) is not None
+        assert unwrapped.head_layer_of(*parts[1], Cache(1, 1)) is None

@@ -4,6 +4,7 @@ import copy
 import functools
 from collections import Counter
 
+import dflash_tiny
 import test_head_decoding as heads
 import tiny
 import torch
@@ -35,7 +36,9 @@ def _built(name):
         generator = visual_tiny.llamagen("text", 0)
         head = visual_tiny.trained(visual_tiny.target(generator, 3.0), visual_tiny.EAGLE, steps=10)[0]
         return generator, head, visual_tiny.request(generator, 7)
-    whole, asked = tiny.llava(0, layers=6 if name in HEADS else 2), tiny.request(1, 1)
+    whole, asked = tiny.llava(0, layers=6 if name in (*HEADS, "dflash") else 2), tiny.request(1, 1)
+    if name == "dflash":
+        return whole, dflash_tiny.draft(tiny.target(whole))[1], asked
     draft = heads.loud_head(heads.settings_of(name), tiny.target(whole)) if name in HEADS else tiny.near(whole)
     return whole, draft, asked
 
@@ -55,7 +58,10 @@ def _case(name, device, spread=False):
     if name == "graph":
         decoder = LlavaDecoder(draft, num_token_ids=tiny.TOKENS, never=(tiny.IMAGE_ID,))
         return big, GraphedChain(decoder, "M", newline_id=5, gamma=4, capacity=96), Chain(4), asked
-    return big, None if name == "plain" else tiny.proposal(draft), Chain(4), asked
+    if name == "dflash":
+        return big, dflash_tiny.config_of(**dflash_tiny.SMALL).drafter(draft, big), Chain(4), asked
+    policy = Dynamic(**TREE) if name == "draft tree" else Chain(4)
+    return big, None if name == "plain" else tiny.proposal(draft), policy, asked
 
 
 def _with_graphs(big, drafter):
@@ -103,7 +109,8 @@ def _decoded(name, temperature, device, spread=False):
 HEADS = ("eagle3", "eagle", "sparrow")
 GRAPHED = " in graphs"
 CASES = (
-    "plain", "chain", "graph", *HEADS, "image eagle", "eagle3" + GRAPHED, "sparrow" + GRAPHED, "image eagle" + GRAPHED,
+    "plain", "chain", "draft tree", "graph", *HEADS, "dflash", "image eagle", "eagle3" + GRAPHED, "sparrow" + GRAPHED,
+    "image eagle" + GRAPHED,
 )  # fmt: skip
 
 

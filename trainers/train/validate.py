@@ -7,13 +7,12 @@ the loss against the record's own answer says less about that.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.distributed as dist
 from pydantic import Field
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from ...core import ranks
 from ...core.batch import Batch
@@ -23,6 +22,9 @@ from ...data.loader import StepBatches
 from ...models.drafters.distillation import Teacher
 from ..run.stopping import Stop
 from .engine import Engine
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class Validation(Section):

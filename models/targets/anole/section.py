@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NoReturn
 
 import torch
+import transformers
 from torch import Tensor
-from transformers import AutoTokenizer, ChameleonConfig, ChameleonForConditionalGeneration
+from transformers import AutoTokenizer, ChameleonConfig
 
 from ....core.errors import UserError
 from ....core.fields import DeviceMap, Dtype, Place, Revision
@@ -105,7 +106,7 @@ class AnoleTargetConfig(ImageTargetSection):
     def count(self) -> dict[str, int]:
         """Parameters of the transformer."""
         with torch.device("meta"):
-            model = ChameleonForConditionalGeneration(self.model_config_of())
+            model = transformers.ChameleonForConditionalGeneration(self.model_config_of())
         return {"transformer": sum(p.numel() for p in model.parameters())}
 
     def load(self, folders: Folders, *, device: torch.device) -> AnoleTarget:
@@ -185,7 +186,7 @@ def load_anole(
         UserError: it cannot be read, is no Chameleon, or lacks weights.
     """
     _chameleon(read_config(str(path), key="target.path", revision=revision), path)
-    maker: Any = ChameleonForConditionalGeneration
+    maker: Any = transformers.ChameleonForConditionalGeneration
     hint = "check the name and the network; the layout is transformers', in safetensors"
     place = None if device is None else torch.device(device)
     placed = onto(place) if device_map is None else spread(device_map, offload=None, key="target")

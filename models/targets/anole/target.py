@@ -12,12 +12,12 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import ChameleonConfig, ChameleonForConditionalGeneration
+from transformers import ChameleonConfig
 
 from ....core.batch import CodeBatch, ImageRequest
 from ....core.errors import UserError
@@ -31,6 +31,9 @@ from ...decoding.upload import upload_tree
 from ...layer import LayerShape
 from ..base import Prompt, TargetShape, TargetStep, check_layers, guided_batch
 from ..llamagen.target import both_sides
+
+if TYPE_CHECKING:
+    from transformers import ChameleonForConditionalGeneration
 
 DEFAULT_GUIDANCE = Guidance(3.0)
 

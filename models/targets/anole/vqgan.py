@@ -14,10 +14,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
+import transformers
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import ChameleonVQVAE, ChameleonVQVAEConfig
+from transformers import ChameleonVQVAEConfig
 
 from ....core.errors import UserError
 from ....core.finite import check_weights
@@ -144,8 +145,8 @@ def encode_images(model: nn.Module, pixels: Tensor) -> Tensor:
         UserError: weights below float32. Distances are differences of large squares, and half precision picks
             other codes.
     """
-    vq = model if isinstance(model, ChameleonVQVAE) else model.get_submodule("model.vqmodel")
-    assert isinstance(vq, ChameleonVQVAE), type(vq)
+    vq = model if isinstance(model, transformers.ChameleonVQVAE) else model.get_submodule("model.vqmodel")
+    assert isinstance(vq, transformers.ChameleonVQVAE), type(vq)
     if vq.quant_conv.weight.dtype != torch.float32:
         raise UserError(
             f"images cannot be encoded in {vq.quant_conv.weight.dtype}: half precision picks other codes",
@@ -176,7 +177,7 @@ def load_vqgan(source: str | Path, *, revision: str | None = None) -> VqGan:
     return model.float()
 
 
-def load_encoder(source: str | Path, *, revision: str | None = None) -> ChameleonVQVAE:
+def load_encoder(source: str | Path, *, revision: str | None = None) -> transformers.ChameleonVQVAE:
     """The encoding half in float32, in transformers' class, from the same files as `load_vqgan`."""
     state, where = _read(source, revision)
     shape = _infer_config(state, where)
@@ -184,7 +185,7 @@ def load_encoder(source: str | Path, *, revision: str | None = None) -> Chameleo
         base_channels=shape.base_channels, channel_multiplier=list(shape.ch_mult), num_res_blocks=shape.num_res_blocks,
         latent_channels=shape.z_channels, embed_dim=shape.codebook_dim, num_embeddings=shape.codebook_size,
     )  # fmt: skip
-    model = ChameleonVQVAE(config).float().eval().requires_grad_(False)
+    model = transformers.ChameleonVQVAE(config).float().eval().requires_grad_(False)
     mine = {name: tensor.float() for name, tensor in state.items() if name.startswith(_ENCODER)}
     check_shapes(shapes_of(mine), shapes_of(model.state_dict()), where=where)
     model.load_state_dict(mine)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from pydantic import model_validator
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from ....core.errors import UserError
 from ...decoding.decoder import CachedDecoder
@@ -19,6 +19,9 @@ from ..family import Family
 from ..language import LanguageTarget
 from ..section import TargetSection
 from .family import FAMILIES
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _HINT = "use a model of Llama's shape (llama, qwen2, qwen3, mistral without windows)"
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from ....core.batch import Batch
 from ....core.errors import UserError
 from ...packed_row import last_states
 from ...parts import Part
 from ...training import ModelTraining
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class CausalTraining(ModelTraining):

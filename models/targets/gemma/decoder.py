@@ -113,7 +113,6 @@ class GemmaDecoder(CachedDecoder):
             inputs["per_layer_inputs"] = tables.unflatten(-1, (self.num_layers, -1))
         return inputs
 
-    def logits(self, feature: Tensor) -> Tensor:
-        """Scores [...,V] float32 under the model's soft cap; minus infinity for ids that are never emitted."""
-        scores = capped(self.language_model.config, self.model.lm_head(feature).to(self.device)).float()
-        return scores.index_fill(-1, self._banned, float("-inf")) if len(self._banned) else scores
+    def capped(self, scores: Tensor) -> Tensor:
+        """Scores under the model's soft cap."""
+        return capped(self.language_model.config, scores)

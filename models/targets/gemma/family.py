@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from ....core.pictures import PatchGrid, Picture, whole_picture
 from ..family import Family, Pictures, Text
 from .decoder import GemmaDecoder
-from .model import GEMMA, SOFT_TOKENS, Gemma4ForConditionalGeneration
+from .model import GEMMA, SOFT_TOKENS
 from .training import GemmaTraining
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 class GemmaPictures(Pictures):
@@ -36,11 +36,21 @@ class GemmaPictures(Pictures):
         config.vision_config.num_hidden_layers = layers
 
 
+class GemmaFamily(Family):
+    """Its towers of sounds are left out."""
+
+    @property
+    def model_class(self) -> type[PreTrainedModel]:
+        from .soundless import Gemma4ForConditionalGeneration
+
+        return Gemma4ForConditionalGeneration
+
+
 _SCALED = Text(scales_embeddings=True)
 # model_type -> record.
 FAMILIES = {
-    GEMMA: Family(
-        GEMMA, Gemma4ForConditionalGeneration, GemmaTraining, GemmaDecoder, GemmaPictures(),
+    GEMMA: GemmaFamily(
+        GEMMA, "Gemma4ForConditionalGeneration", GemmaTraining, GemmaDecoder, GemmaPictures(),
         texts=dict.fromkeys(("gemma", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text"), _SCALED),
         unread=("vllm", "sglang"), is_compared=False,
     ),

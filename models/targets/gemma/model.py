@@ -8,7 +8,6 @@ width of a layer's own embedding.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,19 +23,6 @@ from ...parts import TokenIds
 
 GEMMA = "gemma4"  # model_type
 SOFT_TOKENS = 280  # that a picture has at most, of the published files
-
-
-class Gemma4ForConditionalGeneration(transformers.Gemma4ForConditionalGeneration):  # type: ignore[misc]
-    """transformers' class, without the tower of sounds: E2B and E4B have one, and nothing here reads it."""
-
-    def __init__(self, config: transformers.Gemma4Config):
-        check_text(config.get_text_config())  # before any weight is read
-        if config.audio_config is not None:
-            config = copy.deepcopy(config)
-            config.audio_config = None
-        super().__init__(config)
-        left_out = self._keys_to_ignore_on_load_unexpected or ()
-        self._keys_to_ignore_on_load_unexpected = {*left_out, r"audio_tower\.", r"embed_audio\."}
 
 
 def gemma_config(text: PreTrainedConfig, vision: PreTrainedConfig, ids: TokenIds) -> PreTrainedConfig:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import model_validator
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from ....core.batch import Request
 from ....core.refused import Refused
@@ -19,6 +19,9 @@ from ..whole_pictures import check_whole
 from .decoder import GemmaDecoder
 from .family import FAMILIES
 from .model import check_text, gemma_config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class GemmaTargetConfig(TargetSection):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from transformers import InternVLForConditionalGeneration, PreTrainedConfig
+from typing import TYPE_CHECKING
 
 from ..family import Family, Pictures
 from .model import INTERNVL, InternVLDecoder, InternVLTraining
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 class InternVLPictures(Pictures):
@@ -22,7 +25,7 @@ class InternVLPictures(Pictures):
 # model_type -> record.
 FAMILIES = {
     INTERNVL: Family(
-        INTERNVL, InternVLForConditionalGeneration, InternVLTraining, InternVLDecoder, InternVLPictures(),
+        INTERNVL, "InternVLForConditionalGeneration", InternVLTraining, InternVLDecoder, InternVLPictures(),
         unread=("sglang",), is_compared=False,
     ),
 }  # fmt: skip

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import model_validator
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from ....core.batch import Request
 from ....core.errors import UserError
@@ -19,6 +19,9 @@ from ..language import LanguageTarget
 from ..section import TargetSection
 from .family import FAMILIES
 from .model import InternVLDecoder, internvl_config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class InternVLTargetConfig(TargetSection):

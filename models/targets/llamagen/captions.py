@@ -15,16 +15,20 @@ import unicodedata
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_plus
 
 import torch
+import transformers
 from torch import Tensor
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, T5EncoderModel
+from transformers import AutoTokenizer
 
 from ....core.finite import check_module
 from ....core.placement import onto
 from ....core.pretrained import check_all_read, check_quantised, reading_pretrained
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class TextFeatures:
@@ -79,7 +83,7 @@ def load_text_encoder(
     Raises:
         UserError: it cannot be read, lacks a weight, or has one that is not finite.
     """
-    encoders: Any = T5EncoderModel  # its annotations refuse a revision of None
+    encoders: Any = transformers.T5EncoderModel  # its annotations refuse a revision of None
     with reading_pretrained(source, "cannot load the text encoder", hint=_CURE):
         # The decoder's weights in a full T5 are left out; older files are read with weights_only: no code runs.
         encoder, info = encoders.from_pretrained(

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
+import transformers
 from pydantic import Field, model_validator
 from torch import Tensor, nn
-from transformers import T5Config, T5EncoderModel
 
 from ....core.errors import UserError
 from ....core.fields import Dtype, Place, Revision
@@ -271,13 +271,15 @@ def build_transformer(config: LlamaGenTargetConfig, seed: int) -> LlamaGen:
     return model
 
 
-def build_text_encoder(config: LlamaGenTargetConfig, *, vocab_size: int, pad_id: int) -> T5EncoderModel | None:
+def build_text_encoder(
+    config: LlamaGenTargetConfig, *, vocab_size: int, pad_id: int
+) -> transformers.T5EncoderModel | None:
     """The inline one, random; None where it comes from outside (its features then lie in the shards)."""
     if not isinstance(config.text_encoder, dict):
         return None
     values = {k: v for k, v in config.text_encoder.items() if k != "model_type"}
-    shape = T5Config(**values, vocab_size=vocab_size, pad_token_id=pad_id)
-    return T5EncoderModel(shape)
+    shape = transformers.T5Config(**values, vocab_size=vocab_size, pad_token_id=pad_id)
+    return transformers.T5EncoderModel(shape)
 
 
 # At the module's level, since reading processes get them pickled.

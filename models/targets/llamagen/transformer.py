@@ -19,9 +19,9 @@ from torch.nn import functional as F
 
 from ....core.section import Section
 from ....core.states import uploaded
-from ...attention import attend
+from ...attention import attend, hidden_below
 from ...decoding.cache import Cache
-from ...decoding.head_layer import RMSNorm, rope_table, rotate_pairs
+from ...decoding.head_layer import RMSNorm, for_heads, rope_table, rotate_pairs
 
 # name -> (layers, heads, width): the published sizes.
 SIZES: dict[str, tuple[int, int, int]] = {
@@ -162,7 +162,9 @@ class LlamaGen(nn.Module):
                 several are causal with nothing before them.
         """
         rope = self.rope(embeds.device)[positions]  # [N,E/2,2] or [R,N,E/2,2]
-        seen = mask.unsqueeze(1) if mask is not None and mask.dim() == 3 else mask
+        seen = for_heads(mask)
+        if seen is not None and cache is not None:
+            seen = hidden_below(seen, embeds.dtype)  # once, and not in each layer's attention
         by_layer = {0: embeds} if 0 in layers else {}
         states = embeds
         for number, block in enumerate(self.layers):

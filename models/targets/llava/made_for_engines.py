@@ -8,14 +8,16 @@ Letters: I tiles, P patches, C width of the tower, E the target's width, D the d
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor, nn
-from transformers import LlavaForConditionalGeneration, PreTrainedConfig, PreTrainedModel
-from transformers.activations import ACT2FN
+from transformers import PreTrainedConfig
 
 from ....core.errors import UserError
 from ...hub import config_value
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 ProjectorInput = Literal["tower", "projected"]
 _SECTION = "draftsmith"
@@ -73,6 +75,8 @@ class _Projector(nn.Module):
     """Linear, activation, linear, as LLaVA's: [...,n] -> [...,D]."""
 
     def __init__(self, inputs: int, width: int, activation: str):
+        from transformers.activations import ACT2FN
+
         super().__init__()
         self.linear_1, self.linear_2 = nn.Linear(inputs, width), nn.Linear(width, width)
         self.act = ACT2FN[activation]
@@ -93,18 +97,6 @@ class TwoProjectors(_Projector):
     def forward(self, features: Tensor) -> Tensor:
         """Project the tower's features."""
         return super().forward(self.target(features))
-
-
-class LlavaOnProjected(LlavaForConditionalGeneration):
-    """transformers' LLaVA with two projectors. The plain class refuses the weights: the first reads another width."""
-
-    def __init__(self, config: Any):  # a `LlavaConfig`
-        super().__init__(config)
-        width = reading_of(config).target_width
-        assert width is not None
-        self.model.multi_modal_projector = TwoProjectors(
-            config.vision_config.hidden_size, width, config.text_config.hidden_size, config.projector_hidden_act
-        )
 
 
 def own_projector(model: PreTrainedModel) -> nn.Module:

@@ -9,32 +9,29 @@ Letters: B rows, T tokens, I images, D width, V vocabulary, S supervised tokens.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import (
-    CONFIG_MAPPING,
-    LlavaForConditionalGeneration,
-    LlavaNextForConditionalGeneration,
-    LlavaOnevisionForConditionalGeneration,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from ....core.errors import UserError
 from ....core.json_types import JsonObject
 from ...hub import config_value
 from ...parts import TokenIds, _vocabulary_weights, grow_vocabulary
-from .made_for_engines import LlavaOnProjected, reading_of
+from .made_for_engines import reading_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 LlavaKind = Literal["llava", "llava_next", "llava_onevision"]
-# model_type -> class.
-MODELS: dict[str, type[PreTrainedModel]] = {
-    "llava": LlavaForConditionalGeneration,
-    "llava_next": LlavaNextForConditionalGeneration,
-    "llava_onevision": LlavaOnevisionForConditionalGeneration,
+# model_type -> name of transformers' class.
+MODELS: dict[str, str] = {
+    "llava": "LlavaForConditionalGeneration",
+    "llava_next": "LlavaNextForConditionalGeneration",
+    "llava_onevision": "LlavaOnevisionForConditionalGeneration",
 }
 
 
@@ -97,7 +94,12 @@ def new_model(config: PreTrainedConfig) -> PreTrainedModel:
 
 def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     """The class that holds the weights of a config: transformers', but for drafts on a target's projected features."""
-    return MODELS[config.model_type] if reading_of(config).is_plain else LlavaOnProjected
+    if reading_of(config).is_plain:
+        made: type[PreTrainedModel] = getattr(transformers, MODELS[config.model_type])
+        return made
+    from .on_projected import LlavaOnProjected
+
+    return LlavaOnProjected
 
 
 def assemble(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal, cast
+from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
 from pydantic import model_validator
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from ....core.batch import IMAGE, Request
 from ....core.errors import UserError
@@ -21,6 +21,9 @@ from ..section import TargetSection
 from .decoder import LlavaDecoder
 from .family import FAMILIES
 from .model import LlavaKind, assemble, llava_config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class LlavaTargetConfig(TargetSection):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PreTrainedModel
 
 from ....core.batch import TEXT, Batch
 from ....core.errors import UserError
@@ -20,6 +19,9 @@ from ...training import ModelTraining
 from .made_for_engines import own_projector, reading_of
 from .model import selected_features
 from .packing import Packing
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def _without_first(batch: Batch) -> Batch:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from math import isqrt
-
-from transformers import LlavaForConditionalGeneration, Mistral3ForConditionalGeneration, PreTrainedConfig
+from typing import TYPE_CHECKING
 
 from ....core.pictures import PatchGrid, Picture, whole_picture
 from ..family import Family, Pictures
 from .decoder import MistralDecoder
 from .model import MISTRAL3, TOWER, merge_of
 from .training import MistralTraining
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 class MistralPictures(Pictures):
@@ -35,11 +37,11 @@ _ENGINES = {"vllm": ("eagle", "eagle3")}
 # model_type -> record. Pixtral's says llava: its tower makes it another family.
 FAMILIES = {
     MISTRAL3: Family(
-        MISTRAL3, Mistral3ForConditionalGeneration, MistralTraining, MistralDecoder, MistralPictures(),
+        MISTRAL3, "Mistral3ForConditionalGeneration", MistralTraining, MistralDecoder, MistralPictures(),
         engines=_ENGINES, unread=("sglang",), is_compared=False,
     ),
     "llava": Family(
-        "pixtral", LlavaForConditionalGeneration, MistralTraining, MistralDecoder, MistralPictures(),
+        "pixtral", "LlavaForConditionalGeneration", MistralTraining, MistralDecoder, MistralPictures(),
         tower=TOWER, engines=_ENGINES, unread=("sglang",), is_compared=False,
     ),
 }  # fmt: skip

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import model_validator
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from ....core.batch import Request
 from ....core.errors import UserError
@@ -21,6 +21,9 @@ from ..whole_pictures import check_whole
 from .decoder import MistralDecoder
 from .family import FAMILIES
 from .model import TOWER, MistralKind, merge_of, mistral_config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class MistralTargetConfig(TargetSection):

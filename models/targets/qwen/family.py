@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from math import isqrt
-
-from transformers import (
-    PreTrainedConfig,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen2VLForConditionalGeneration,
-    Qwen3VLForConditionalGeneration,
-    Qwen3VLMoeForConditionalGeneration,
-)
+from typing import TYPE_CHECKING
 
 from ....core.pictures import PatchGrid, Picture, whole_picture
 from ...hub import config_value, num_deepstack
 from ..family import Family, Pictures, Text
 from .decoder import QwenDecoder
 from .training import QwenTraining
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 class QwenPictures(Pictures):
@@ -53,7 +49,7 @@ _VL3 = Text(norms_input=True, norms_heads=True, mrope_section=(24, 20, 20), mrop
 _STATES = {"vllm": ("eagle", "eagle3", "dflash"), "sglang": ("eagle3",)}
 
 
-def _family(kind: str, model: object, texts: dict[str, Text], engines: dict[str, tuple[str, ...]]) -> Family:
+def _family(kind: str, model: str, texts: dict[str, Text], engines: dict[str, tuple[str, ...]]) -> Family:
     return Family(
         kind, model, QwenTraining, QwenDecoder, QwenPictures(), texts=texts, engines=engines, is_misplaced_in_v1=True
     )
@@ -62,13 +58,13 @@ def _family(kind: str, model: object, texts: dict[str, Text], engines: dict[str,
 # model_type -> record; the mixture of experts is of its dense model's kind.
 FAMILIES = {
     "qwen2_vl": _family(
-        "qwen2_vl", Qwen2VLForConditionalGeneration,
+        "qwen2_vl", "Qwen2VLForConditionalGeneration",
         {"qwen2_vl_text": _VL2, "qwen2": QWEN2, "qwen2_moe": QWEN2}, {},
     ),
-    "qwen2_5_vl": _family("qwen2_5_vl", Qwen2_5_VLForConditionalGeneration, {"qwen2_5_vl_text": _VL2}, _STATES),
+    "qwen2_5_vl": _family("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", {"qwen2_5_vl_text": _VL2}, _STATES),
     "qwen3_vl": _family(
-        "qwen3_vl", Qwen3VLForConditionalGeneration,
+        "qwen3_vl", "Qwen3VLForConditionalGeneration",
         {"qwen3_vl_text": _VL3, "qwen3": QWEN3, "qwen3_moe": QWEN3}, _STATES,
     ),
-    "qwen3_vl_moe": _family("qwen3_vl", Qwen3VLMoeForConditionalGeneration, {"qwen3_vl_moe_text": _VL3}, _STATES),
+    "qwen3_vl_moe": _family("qwen3_vl", "Qwen3VLMoeForConditionalGeneration", {"qwen3_vl_moe_text": _VL3}, _STATES),
 }  # fmt: skip

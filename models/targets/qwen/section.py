@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from ....core.batch import Request
 from ....core.errors import UserError
@@ -21,6 +21,9 @@ from ..section import TargetSection
 from .decoder import QwenDecoder
 from .family import FAMILIES
 from .model import qwen_config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class QwenSection(TargetSection):
@@ -44,7 +47,7 @@ class QwenSection(TargetSection):
             if named not in own:
                 problem = f"a target of kind {self.base_kind} has none of model_type {named}"
                 raise Refused("language_model.model_type", problem, f"write {' or '.join(own)}")
-            config: Any = self.families[named.removesuffix("_text")].model.config_class
+            config: Any = CONFIG_MAPPING[named.removesuffix("_text")]
             check_part(self.vision_tower, config.sub_configs["vision_config"], "vision_tower")
         return self
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from ....core.batch import TEXT, Batch
 from ....core.pictures import PatchGrid, whole_picture
@@ -18,6 +17,9 @@ from ...parts import Part
 from ...training import ModelTraining
 from .model import SeenPatches, added_behind, position_scheme, see_patches, use_places
 from .windows import use_windows
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class QwenTraining(ModelTraining):

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import AttentionInterface, PreTrainedConfig
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.vision_utils import (
     get_vision_cu_seqlens,
     get_vision_interpolation_indices_and_weights,
@@ -28,6 +26,9 @@ from ....core.states import uploaded
 from ...attention import as_interface
 from ...hub import config_value
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
 WINDOWS = "windows_as_flash"  # "flash": transformers then hands over all windows at once
 
 
@@ -38,6 +39,9 @@ def use_windows(config: PreTrainedConfig) -> None:
         config: the tower's own.
     """
     if config._attn_implementation == "sdpa":
+        from transformers import AttentionInterface, AttentionMaskInterface
+        from transformers.masking_utils import sdpa_mask
+
         AttentionInterface.register(WINDOWS, as_interface(attend_in_windows, "cu_seq_lens_q"))
         AttentionMaskInterface.register(WINDOWS, sdpa_mask)
         config._attn_implementation = WINDOWS

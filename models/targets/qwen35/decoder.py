@@ -56,7 +56,7 @@ class HybridDecoder(QwenDecoder):
         chunk: int | None = None,
     ) -> DecoderStates:
         """As every decoder's. Raises `UserError` where attention is wanted of a layer that has none."""
-        assert isinstance(cache, HybridCache) and prompts.segments is None, "samples in one row would share a state"
+        assert isinstance(cache, HybridCache) and prompts.row is None, "samples in one row would share a state"
         if recurring := [layer for layer in attention if self.recurs[layer]]:
             raise UserError(
                 f"attention of layer {recurring[0]} is wanted, which recurs and has none",

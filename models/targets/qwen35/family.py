@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from transformers import Qwen3_5ForConditionalGeneration, Qwen3_5MoeForConditionalGeneration
-
 from ..family import Family
 from ..qwen.family import QWEN3, QwenPictures
 from ..qwen.training import QwenTraining
@@ -18,6 +16,6 @@ FAMILIES = {
         texts={f"{name}_text": replace(QWEN3, ships_mtp=True)}, unread=("vllm", "sglang"), is_misplaced_in_v1=True,
     )
     for name, model in (
-        ("qwen3_5", Qwen3_5ForConditionalGeneration), ("qwen3_5_moe", Qwen3_5MoeForConditionalGeneration),
+        ("qwen3_5", "Qwen3_5ForConditionalGeneration"), ("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration"),
     )
 }  # fmt: skip

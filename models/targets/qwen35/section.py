@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import model_validator
-from transformers import PreTrainedModel
 
 from ....core.refused import Refused
 from ....core.states import Taps
@@ -16,6 +15,9 @@ from ..family import Family
 from ..qwen.section import QwenSection, QwenTarget
 from .decoder import HybridDecoder
 from .family import FAMILIES
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class Qwen35TargetConfig(QwenSection):

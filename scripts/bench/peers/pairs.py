@@ -14,10 +14,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+import torch
 from draftsmith.scripts.timing import ratios, row, spread, table
 from metering import Meter, watched
+from torch.utils._python_dispatch import TorchDispatchMode
 
 BAR = 0.75  # of a peer's cycle
 LONG = 64  # tokens of an answer that is broken off
@@ -29,7 +32,7 @@ OWN_WORK = (TARGET, DRAFT, SCORES)  # the models'
 REST = "loop"  # and the rule
 COLUMNS = (
     "peer", "cycle: ours / theirs [quartiles]", f"at most {BAR}", "our models' own work / their cycle",
-    "tau, ours and theirs", "equal greedy cycles", "pairs",
+    "tau, ours and theirs", "equal greedy cycles", "pairs", "our products and attention alone / their cycle",
 )  # fmt: skip
 
 
@@ -81,7 +84,7 @@ class _Enough(Exception):
 class _Cycles:
     """Counts passes: this thread's seconds of the timed cycles."""
 
-    def __init__(self, cycles: int, meter: Meter):
+    def __init__(self, cycles: int, meter: Any):
         self.cycles, self.meter = cycles, meter
         self.calls, self.begin, self.seconds = 0, 0.0, 0.0
 
@@ -121,6 +124,49 @@ def cycle_seconds(side: Side, number: int, cycles: int = 6) -> float:
     return _run(side, number, cycles)[0]
 
 
+class _Products(TorchDispatchMode):
+    """Keeps the calls of matrix products and attention since `restart`, with what they were given."""
+
+    names = frozenset({"linear", "matmul", "mm", "addmm", "bmm", "baddbmm", "scaled_dot_product_attention",
+                       "_scaled_dot_product_flash_attention_for_cpu"})  # fmt: skip
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget all calls so far."""
+        self.calls: list[Callable[[], Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.name.removeprefix("aten::") in self.names:
+            self.calls.append(partial(func, *args, **(kwargs or {})))
+        return func(*args, **(kwargs or {}))
+
+
+def products_of(side: Side, number: int, cycles: int) -> list[Callable[[], Any]]:
+    """The matrix products and attention of so many cycles of one answer, to be called again: no loop over the same
+    models takes less than they do.
+    """
+    products = _Products()
+    count = _Cycles(cycles, products)
+    try:
+        with products, watched(side.passes, count.watch):
+            side.answer(number, LONG)
+    except _Enough:
+        return products.calls
+    raise SystemExit("an answer ended before its cycles")
+
+
+@torch.inference_mode()
+def replayed_seconds(calls: Sequence[Callable[[], Any]], cycles: int) -> float:
+    """Thread seconds of the calls of a cycle, one after the other."""
+    begin = time.thread_time()
+    for call in calls:
+        call()
+    return (time.thread_time() - begin) / cycles
+
+
 def compare(what: str, ours: Side, theirs: Side, arguments: argparse.Namespace, *, equal: bool = True) -> Profile:
     """Print a row of the table, and return where our cycle goes.
 
@@ -128,20 +174,22 @@ def compare(what: str, ours: Side, theirs: Side, arguments: argparse.Namespace, 
         equal: answers are compared first, token by token and cycle by cycle; those of sampled decoding cannot be.
     """
     cycles, taus = check_equal(what, ours, theirs, arguments, equal=equal)
-    found: tuple[list[float], list[float]] = ([], [])
+    found: tuple[list[float], list[float], list[float]] = ([], [], [])  # ours, theirs, our products alone
+    products = products_of(ours, 1, arguments.cycles)
     for number in range(arguments.pairs + 1):
         for index in (0, 1) if number % 2 else (1, 0):
             seconds = cycle_seconds((ours, theirs)[index], number, arguments.cycles)
             if number:  # the first warms up
                 found[index].append(seconds)
+        found[2].append(replayed_seconds(products, arguments.cycles))
     metered = [_run(ours, number, arguments.cycles, metered=True)[1] for number in range(1, 4)]
     shares = {part: statistics.median(run.get(part, 0.0) for run in metered) for part in (*ours.parts, REST)}
     own = sum(shares[part] for part in OWN_WORK)
-    pairs = ratios(*found)
+    pairs, alone = ratios(*found[:2]), statistics.median(ratios(found[2][1:], found[1]))
     middle = statistics.median(pairs)
     row(
         what, spread(pairs), "met" if middle <= BAR else "missed", f"{own * middle:.2f} ({own:.0%} of ours)",
-        "{:.2f}, {:.2f}".format(*taus), cycles or "", len(pairs),
+        "{:.2f}, {:.2f}".format(*taus), cycles or "", len(pairs), f"{alone:.2f}",
     )  # fmt: skip
     return Profile(what, middle <= BAR, shares)
 

@@ -48,11 +48,7 @@ class Ours:
 
     def loss(self, ids: Tensor, supervised: Tensor) -> Tensor:
         """Mean over the supervised tokens of the sample [1,T], weighted by pass."""
-        positions = torch.arange(ids.shape[1])[None, None]
-        batch = Batch(
-            ids, torch.ones_like(ids, dtype=torch.bool), supervised, torch.full_like(ids, TEXT, dtype=torch.int8),
-            positions[0], None, ("1",), seeds=(0,),
-        )  # fmt: skip
+        batch = batch_of(ids, supervised)
         found = self.training(batch, self.target.states(batch, self.taps))
         return found.loss_sum / found.num_tokens
 
@@ -94,6 +90,14 @@ class Theirs:
         before = torch.cat([supervised[:, 1:], torch.zeros_like(supervised[:, :1])], dim=1).long()
         losses, _, _ = self.model(input_ids=ids, attention_mask=torch.ones_like(ids), loss_mask=before)
         return sum(0.8**number * loss for number, loss in enumerate(losses)) * ids.shape[1] / before.sum()
+
+
+def batch_of(ids: Tensor, supervised: Tensor) -> Batch:
+    """A sample [1,T] as our loop reads it."""
+    return Batch(
+        ids, torch.ones_like(ids, dtype=torch.bool), supervised, torch.full_like(ids, TEXT, dtype=torch.int8),
+        torch.arange(ids.shape[1])[None], None, ("1",), seeds=(0,),
+    )  # fmt: skip
 
 
 def sample(number: int, length: int, vocab_size: int) -> tuple[Tensor, Tensor]:

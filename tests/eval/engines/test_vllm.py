@@ -115,6 +115,31 @@ def test_what_speculators_reads_is_served_too(pair, tmp_path, monkeypatch, kind)
     assert not found.faults and all(cell.chains > 30 for cell in found.cells)
 
 
+@pytest.mark.parametrize("layout", ["vllm", "speculators"])
+def test_the_norms_of_eagle31_are_served(pair, tmp_path, monkeypatch, layout):
+    """Each joined state has a norm, and passes read normed states; without the second, chains are others."""
+    monkeypatch.setattr(export, "_check_named", lambda engine, whose: None)
+    save_drawn("eagle3", pair / "target", tmp_path / "head", fc_norm=True, norm_output=True)
+    served = tmp_path / "served"
+    export_drafter(tmp_path / "head", served, layout, target=str(pair / "target"))
+    found = verified(served, tmp_path, target=str(pair / "target"))
+    assert not found.faults and all(cell.chains > 30 for cell in found.cells)
+    if layout == "speculators":
+        return
+    opened = Exported._drafter
+
+    def trained(self):
+        self.folder, folder = tmp_path / "whole", self.folder
+        drafter, self.folder = opened(self), folder
+        return drafter
+
+    shutil.copytree(served, tmp_path / "whole")
+    values = json.loads((served / "config.json").read_text())
+    (served / "config.json").write_text(json.dumps(values | {"norm_output": False}))
+    monkeypatch.setattr(Exported, "_drafter", trained)
+    assert not any(cell.good for cell in verified(served, tmp_path, target=str(pair / "target")).cells)
+
+
 def test_the_norm_op_of_a_cpu_is_named(pair, tmp_path):
     """A DFlash draft of two layers: the engine's fault, and no other one beside it."""
     save_drawn("dflash", pair / "target", tmp_path / "head", num_layers=2)
