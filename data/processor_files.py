@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer
 
 from ..core.errors import UserError
 from ..core.files import read_json
@@ -17,6 +17,9 @@ from ..core.pretrained import RESTORE, reading_pretrained
 from .families.llava import LLAVA, SIGLIP_STATISTICS, tile_images, tile_side
 from .families.processor import Files, PictureFamily, Processor, image_settings, text_processor
 from .families.table import FAMILIES, family_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 # Of these a file that says how pictures are read has some.
 _IMAGE_KEYS = {"image_mean", "size", "crop_size", "image_processor_type", "feature_extractor_type"}

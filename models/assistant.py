@@ -11,12 +11,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
 
 from ..core.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PreTrainedModel
 
 # What a processor makes of pictures and clips, by the names that models take.
 PICTURES = (

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer
 
 from ..core.errors import UserError, did_you_mean
 from ..core.files import new_folder
@@ -36,6 +36,9 @@ from ..models.targets.base import language_shape
 from ..models.targets.llamagen.files import lantern_config
 from ..models.targets.llamagen.lantern_layout import is_lantern
 from ..models.targets.llamagen.transformer import LlamaGenConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 LANTERN, LVLM = "lantern", "lvlm"
 KINDS = (*LANGUAGE_HEADS, LANTERN, LVLM)

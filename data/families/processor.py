@@ -13,13 +13,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 import transformers
 from PIL import Image
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedTokenizerFast
+from transformers import PreTrainedConfig
 
 from ...core.errors import UserError
 from ...core.json_types import JsonMapping, JsonObject
@@ -29,6 +29,9 @@ from ..pictures.tiles import Convention, Size
 from ..pictures.videos import Clip, VideoSettings
 from ..pictures.visual_budget import FrameTokens, tile_frames
 from .prompt_templates import LLAMA3, Template
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 Aspect = Literal["square", "pad", "anyres", "anyres_max_9"]
 # The fewest and the most pixels of a picture whose size decides; None: as the processor's files say.

@@ -9,14 +9,17 @@ import importlib.util
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedConfig
 
 from ...core.errors import UserError
 from ...core.finite import check_module
 from ...core.pretrained import check_all_read, name_accelerator, reading_pretrained
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 SUFFIX = ".gguf"
 _MAGIC = b"GGUF"

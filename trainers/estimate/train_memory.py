@@ -11,11 +11,11 @@ import functools
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from ...core import ranks
 from ...core.batch import IMAGE, TEXT, Batch, CodeBatch
@@ -41,6 +41,9 @@ from .counted import META, Known, along, most_bytes
 from .evaluation_memory import Memory
 from .models import drafter_parameters, mirrored_shape, target_shape
 from .passes import Pass, fill_with_pictures, moment
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _LAYERS = 12  # of a decoder that are counted at once; more add equal steps
 _ROW = 4096  # positions of rows that are counted at once

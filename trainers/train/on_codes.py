@@ -6,11 +6,11 @@ import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer
 
 from ...core import ranks
 from ...core.errors import UserError
@@ -34,6 +34,9 @@ from .engine import Engine
 from .fit import training_loader
 from .loop import Source, Training, Validate
 from .settings import CodesSettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def open_codes(stage: CodesSettings, context: Context, seed: int) -> Training:

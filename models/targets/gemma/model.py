@@ -9,17 +9,20 @@ width of a layer's own embedding.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from ....core.errors import UserError
 from ....core.pictures import Picture
 from ...hub import config_value
 from ...parts import TokenIds
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 GEMMA = "gemma4"  # model_type
 SOFT_TOKENS = 280  # that a picture has at most, of the published files

@@ -7,14 +7,19 @@ Letters: I tiles, P patches, C channels, S side of a tile.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor
-from transformers import InternVLConfig, PreTrainedConfig, PreTrainedModel
+from transformers import InternVLConfig, PreTrainedConfig
 
 from ....core.errors import UserError
 from ...hub import config_value
 from ...parts import TokenIds
 from ..llava.decoder import LlavaDecoder
 from ..llava.training import LlavaTraining
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 INTERNVL = "internvl"  # model_type
 

@@ -9,22 +9,20 @@ Letters: B rows, T tokens, P patches, C numbers of a patch, n visual tokens, D w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
-from transformers import (
-    LlavaConfig,
-    Mistral3Config,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import LlavaConfig, Mistral3Config, PreTrainedConfig
 
 from ....core.errors import UserError
 from ....core.json_types import JsonObject
 from ....core.pictures import Picture
 from ...hub import config_value
 from ...parts import TokenIds
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 MistralKind = Literal["mistral3", "pixtral"]
 MISTRAL3, TOWER = "mistral3", "pixtral"  # model types of the whole and of the tower

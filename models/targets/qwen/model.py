@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from ....core.json_types import JsonObject
 from ....core.pictures import Picture
@@ -22,6 +22,9 @@ from ....core.states import uploaded
 from ...hub import num_deepstack
 from ...parts import TokenIds
 from .windows import tower_inputs
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def qwen_config(kind: str, text: JsonObject, vision: JsonObject, ids: TokenIds) -> PreTrainedConfig:
