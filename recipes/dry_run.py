@@ -17,8 +17,10 @@ from ..trainers.estimate.models import mirrored_shape, target_lines, target_shap
 from ..trainers.run.stage import Planned
 from .preflight_data import prompts_of, sections
 from .schema import Recipe
+from .uncollected import uncollected
 
 
+@uncollected()
 def check_models(recipe: Recipe) -> None:
     """Builds target and drafter on the meta device where the recipe spells them out, as a dry run does.
 
@@ -34,6 +36,7 @@ def check_models(recipe: Recipe) -> None:
         recipe.drafter.lines(mirrored_shape(recipe), target_shape(recipe))
 
 
+@uncollected()
 def dry_run(recipe: Recipe, planned: Sequence[Planned], stages: Collection[str] | None = None) -> str:
     """The report. Models are built on the meta device from pinned or inline configs.
 

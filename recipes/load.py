@@ -36,6 +36,7 @@ from .files import (
     with_bases,
 )
 from .messages import Asked, placed, readable
+from .uncollected import uncollected
 
 if TYPE_CHECKING:
     from .schema import Recipe
@@ -93,6 +94,7 @@ def read_words(arguments: Sequence[str]) -> Words:
     return Words(path, tree, [pair for pair in pairs if pair[0] not in RUN_OPTIONS], options, overrides)
 
 
+@uncollected()
 def load(arguments: list[str]) -> Loaded:
     """Read `recipe=NAME key=value ...`."""
     # The schema brings torch and transformers: a moment's wait that --help does not need.

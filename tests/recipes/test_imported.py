@@ -1,0 +1,50 @@
+"""Which modules a command imports: what waits for torch or for the code of models waits for seconds."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+# Runs a command, and prints which modules are there then.
+RUN = """
+import contextlib, io, json, sys
+from draftsmith.recipes.commands.cli import main
+with contextlib.redirect_stdout(io.StringIO()) as said:
+    assert main(sys.argv[1:]) == 0
+print(json.dumps([len(said.getvalue()), *sys.modules]))
+"""
+# The code of models, and what it brings of torch.
+MODELS = {"transformers.modeling_utils", "transformers.masking_utils", "torch._dynamo", "torch.distributed.tensor"}
+
+
+def imported(words: str) -> set[str]:
+    """By a fresh Python that runs a command."""
+    command = [sys.executable, "-c", RUN, *words.split()]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    said, *modules = json.loads(result.stdout)
+    assert said > 100, "the command printed nothing"
+    return set(modules)
+
+
+@pytest.mark.parametrize("words", ["--help", "recipes", "train --help", "completion bash"])
+def test_help_and_lists_import_no_torch(words):
+    modules = imported(words)
+    assert "pydantic" in modules and not modules & {"torch", "transformers", "numpy", "draftsmith.recipes.schema"}
+
+
+@pytest.mark.parametrize("recipe", ["llava15-68m", "sparrow-qwen3-vl-8b", "eagle-llamagen-xl-stage1"])
+def test_a_recipe_is_read_without_the_code_of_models(recipe):
+    """Recipes that name published models. transformers' check of a config that a recipe spells out imports it."""
+    modules = imported(f"show {recipe}")
+    assert "draftsmith.recipes.schema" in modules and not modules & MODELS
+
+
+def test_a_dry_run_imports_the_models_of_its_recipe_alone():
+    modules = imported("train recipe=llava15-68m dry_run=true")
+    models = {
+        name.split(".")[2] for name in modules if name.startswith("transformers.models.") and ".modeling_" in name
+    }
+    assert {"llava", "llama"} <= models <= {"auto", "llava", "llama", "clip"}
+    assert not modules & {"deepspeed", "torchvision", "pandas", "matplotlib", "datasets", "peft", "wandb"}
