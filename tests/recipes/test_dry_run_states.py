@@ -40,7 +40,7 @@ TARGET = LlavaConfig(
 
 
 def plan(stage) -> Planned:
-    return Planned("cache", stage, {}, "f")
+    return Planned("cache", stage, {}, "f", None)
 
 
 def stage(text: int, visual: int, **settings) -> CacheStage:

@@ -111,7 +111,7 @@ class Steps(Stage):
 
 
 def planned(name: str, **settings) -> Planned:
-    return Planned(name=name, stage=Steps(**settings), inputs={}, fingerprint="f")
+    return Planned(name=name, stage=Steps(**settings), inputs={}, fingerprint="f", recipe=None)
 
 
 def test_what_is_left_of_the_run_is_of_steps_to_come_alone(time_of):
@@ -147,7 +147,7 @@ def test_a_batch_of_another_size_takes_in_proportion(time_of):
         def training(self, plan):
             return TrainingLength(("head",), 10, 8)
 
-    later = Planned(name="later", stage=Larger(), inputs={}, fingerprint="f")
+    later = Planned(name="later", stage=Larger(), inputs={}, fingerprint="f", recipe=None)
     times = RunTime([planned("first", steps=100), later])
     assert times.behind("first", None) is None
     assert times.behind("first", 1.0) == (20.0, 0)

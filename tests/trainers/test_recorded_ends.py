@@ -199,7 +199,7 @@ def begun(made, stage, folder, **mark):
     """A stage's context, its folder begun."""
     asked = context(made, folder)
     write_mark(folder / BEGUN, Mark("f", settings={}, **({"resolved": {}} | mark)))
-    return asked, Planned("answers", stage, {}, "f")
+    return asked, Planned("answers", stage, {}, "f", None)
 
 
 STAGE = RegenerateStage(kind="regenerate", data={"path": "x.json", "max_length": 64})

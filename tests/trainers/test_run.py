@@ -26,7 +26,7 @@ class Note(Stage):
 
 
 def planned(**changes) -> Planned:
-    return Planned(**{"name": "note", "stage": Note(), "inputs": {}, "fingerprint": "f", **changes})
+    return Planned(**{"name": "note", "stage": Note(), "inputs": {}, "fingerprint": "f", "recipe": None, **changes})
 
 
 def run(output: Path, *plan: Planned, restart: str | None = None, chosen: Sequence[str] | None = None) -> list[str]:
@@ -339,7 +339,7 @@ def start(output: Path, plan: list[Planned], words=WORDS, chosen=None) -> list[s
 
 def fragile(path: Path) -> list[Planned]:
     first = planned()
-    second = Planned("second", Fragile(path=str(path)), {"data": "note"}, "s", earlier={"note": first})
+    second = Planned("second", Fragile(path=str(path)), {"data": "note"}, "s", None, earlier={"note": first})
     return [first, second]
 
 

@@ -127,7 +127,7 @@ class Work(Stage):
 
 def stages(output: Path, *, asks: bool) -> list[str]:
     said: list[str] = []
-    plan = [Planned("first", Work(asks=asks), {}, "f"), Planned("second", Work(), {}, "g")]
+    plan = [Planned("first", Work(asks=asks), {}, "f", None), Planned("second", Work(), {}, "g", None)]
     run_stages(plan, contexts(said.append), output=output, chosen=None, restart=None, say=said.append)
     return said
 
@@ -142,7 +142,7 @@ def test_between_two_stages_the_run_stops(number, tmp_path, monkeypatch):
     assert (tmp_path / "first" / DONE).is_file() and not (tmp_path / "second").exists()
     assert stages(tmp_path, asks=False) == ["stage first: finished before, same inputs", "stage second"]
     # Asked in the last stage there is nothing left to stop.
-    other = [Planned("first", Work(asks=True), {}, "f")]
+    other = [Planned("first", Work(asks=True), {}, "f", None)]
     run_stages(other, contexts(print), output=tmp_path / "other", chosen=None, restart=None, say=lambda text: None)
     assert (tmp_path / "other" / "first" / DONE).is_file()
 
