@@ -67,7 +67,7 @@ def attend_samples(
         bounds: where samples begin, and the last one's end.
     """
     sizes = [end - start for start, end in itertools.pairwise(bounds)]
-    if q.device.type == "cuda" and q.element_size() == 2 and q.shape[-1] % 8 == 0 and not dropout:
+    if _takes_flash(q) and not dropout:
         starts = uploaded(torch.tensor(bounds, dtype=torch.int32), q.device)
         rows = (states.squeeze(0).transpose(0, 1) for states in (q, k, v))
         ends = starts, starts, max(sizes), max(sizes)
@@ -76,6 +76,12 @@ def attend_samples(
         return mixed.transpose(0, 1).unsqueeze(0)
     parts = zip(*(states.split(sizes, dim=2) for states in (q, k, v)), strict=True)
     return torch.cat([attend(one, k, v, None, scale=scale, dropout=dropout) for one, k, v in parts], dim=2)
+
+
+def _takes_flash(q: Tensor) -> bool:
+    """Whether flash attention of torch reads such queries [1,H,N,E]: 16 bits, narrow heads, an Ampere GPU or newer."""
+    fits = q.device.type == "cuda" and q.element_size() == 2 and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
+    return fits and torch.cuda.get_device_capability(q.device) >= (8, 0)
 
 
 def attend_all(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -53,7 +53,7 @@ def test_more_mutants_begin_with_the_same_ones_and_are_of_all_parts(mutants):
         ("models/drafters/medusa.py", "tests/models/drafters/test_medusa.py"),
         ("trainers/evaluate/resume_log.py", "tests/trainers/test_stopping.py"),
         ("eval/engines/engine_check.py", "tests/eval/engines/test_verify.py"),
-        ("models/targets/language.py", "tests/models/targets/test_gemma.py"),
+        ("models/targets/language.py", "tests/models/drafters/test_medusa.py"),
     ],
 )
 def test_the_nearest_tests(mutants, file, wanted):

@@ -107,10 +107,11 @@ class LanguageTarget:
     def score_parts(self, size: int) -> list[tuple[int, Callable[[Tensor], Tensor]]]:
         """`scores` of at most `size` neighbouring ids at a time: the first id of each part, and [...,D] -> [...,W].
 
-        One part where the LM head's rows cannot be read: it is quantised, held elsewhere or by several ranks.
+        One part where the LM head is more than rows that can be read: it has a bias, is quantised, or is held elsewhere
+        or by several ranks.
         """
         head, banned = self.decoder.model.lm_head, self.decoder.banned
-        plain = type(head) is nn.Linear and not hasattr(head.weight, "full_tensor")
+        plain = type(head) is nn.Linear and head.bias is None and not hasattr(head.weight, "full_tensor")
         if not plain or (head.weight.is_meta and self.device.type != "meta"):
             return [(0, self.scores)]
         parts: list[tuple[int, Callable[[Tensor], Tensor]]] = []

@@ -204,13 +204,17 @@ def test_attention_of_samples_is_flex_attention_under_their_block_mask(groups, b
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
 
 
-def test_a_gpu_attends_to_all_samples_in_one_launch():
-    """Name, arguments and shapes, as torch's own rules for tensors without values know them. Nothing is computed."""
+@pytest.mark.parametrize(("width", "capability", "launches"), [(64, (9, 0), 1), (512, (9, 0), 0), (64, (7, 5), 0)])
+def test_a_gpu_attends_to_all_samples_in_one_launch(monkeypatch, width, capability, launches):
+    """Name, arguments and shapes, as torch's own rules for tensors without values know them. Nothing is computed.
+    Wide heads and older GPUs have no such launch: sample by sample.
+    """
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
     with FakeTensorMode(), torch.no_grad(), Calls() as calls:
-        q, k, v = (torch.empty(1, heads, 33, 64, dtype=torch.bfloat16, device="cuda") for heads in (4, 2, 2))
+        q, k, v = (torch.empty(1, heads, 33, width, dtype=torch.bfloat16, device="cuda") for heads in (4, 2, 2))
         mixed = attend_samples(q, k, v, (0, 1, 20, 33))
     assert mixed.shape == q.shape and mixed.dtype == q.dtype and mixed.device.type == "cuda"
-    assert calls.names.count("aten._flash_attention_forward.default") == 1
+    assert calls.names.count("aten._flash_attention_forward.default") == launches
 
 
 class Calls(TorchDispatchMode):

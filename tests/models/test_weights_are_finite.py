@@ -3,6 +3,7 @@
 import json
 import math
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from draftsmith.core.errors import UserError
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.eval.quality.clip import _load_clip
 from draftsmith.eval.quality.metric_weights import read_state
-from draftsmith.models.drafters.captioners import _load as load_captioner
+from draftsmith.models.drafters import captioners
 from draftsmith.models.drafters.head_files import head_state
 from draftsmith.models.drafters.medusa import MedusaConfig
 from draftsmith.models.families.load import load_lvlm
@@ -62,10 +63,11 @@ def clip(folder):
     CLIPModel(config).save_pretrained(folder)
 
 
-def captioner(folder, load):
+def captioner(folder):
     """A published captioner's loader, here of a class that is small."""
     section = SimpleNamespace(kind="blip", path=str(folder), revision=None, dtype="float32")
-    return load(LlamaForCausalLM, section, torch.device("cpu"))
+    with mock.patch.dict(captioners._CLASSES, blip="LlamaForCausalLM"):
+        return captioners._load(section, torch.device("cpu"))
 
 
 def language(folder):
@@ -90,7 +92,7 @@ DOORS = {
     "VQ-GAN": (vq_gan, load_vqgan),
     "text encoder": (text_encoder, TextFeatures),
     "CLIP": (clip, lambda f: _load_clip(f, "clip", "cpu")),
-    "captioner": (causal, lambda f: captioner(f, load_captioner)),
+    "captioner": (causal, captioner),
     "reader of shapes": (lambda f: ShapesReader(3, 3).save(f), ShapesReader.load),
     "quality": (causal, lambda f: read_state(f / "model.safetensors", "inception")),
 }  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...models.drafters.base import DrafterConfig
 from ...models.families.generators import ImageTargetConfig, language_section
@@ -12,9 +12,6 @@ from ...models.parts import TokenIds
 from ...models.targets.base import TargetShape, language_shape
 from ...models.targets.drawing import COUNTED_IDS
 from ..run.stage import WholeRecipe
-
-if TYPE_CHECKING:
-    pass
 
 SYNTHETIC_VOCABULARY = 32064  # of an inline target where no stage generates a synthetic dataset
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 from torch import nn
 
@@ -25,9 +25,6 @@ from ...models.drafters.mixed import MixedConfig
 from ..run.context import Context
 from .methods import Method, decoding_with
 from .requests import Opened
-
-if TYPE_CHECKING:
-    pass
 
 RuleOf = Callable[[Method], Callable[[float], Rule]]
 

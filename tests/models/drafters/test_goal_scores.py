@@ -78,6 +78,7 @@ def test_a_head_whose_rows_cannot_be_read_is_run_whole():
     for other in (
         type("Quantised", (torch.nn.Linear,), {})(32, 64, bias=False),
         SimpleNamespace(weight=SimpleNamespace(full_tensor=None)),
+        torch.nn.Linear(32, 64),  # whose bias is no row (Phi)
     ):
         target.decoder.model._modules["lm_head"] = other
         assert target.score_parts(30) == [(0, target.scores)]
