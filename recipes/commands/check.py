@@ -14,6 +14,7 @@ from ..exit_codes import FAULTS, OK
 from ..finding import Finding, any_fault, fault, ok, shown, warning
 from ..launch import context_maker, say
 from ..load import Loaded, load
+from ..uncollected import leave_at_once
 from .command import NAME, SETTINGS, Argument, Command, recipe_arguments
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def _run(options: argparse.Namespace) -> int:
     from ..dry_run import dry_run
     from ..plan import plan
 
+    leave_at_once()
     loaded = load(recipe_arguments(options))
     planned = plan(loaded.recipe, loaded.path)
     text = dry_run(loaded.recipe, planned, loaded.options.stages)
