@@ -22,6 +22,7 @@ from .announce import ANNOUNCED, announcement
 from .exit_codes import FAULTS, OK
 from .load import Loaded, load
 from .messages import blamed
+from .uncollected import leave_at_once
 
 if TYPE_CHECKING:
     from ..trainers.run.stage import Planned
@@ -154,6 +155,7 @@ def describe(recipe: Recipe, planned: Sequence[Planned], stages: Collection[str]
     """Say what would run, and write nothing. Returns the exit code: a finding where a stage does not fit."""
     from .dry_run import does_not_fit, dry_run
 
+    leave_at_once()
     say(dry_run(recipe, planned, stages))
     large = does_not_fit(recipe, planned, stages)
     if large:

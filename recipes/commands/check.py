@@ -10,6 +10,7 @@ from ..exit_codes import FAULTS, OK
 from ..finding import any_fault, shown, warning
 from ..launch import say
 from ..load import load
+from ..uncollected import leave_at_once
 from .command import NAME, SETTINGS, Argument, Command, recipe_arguments
 
 
@@ -18,6 +19,7 @@ def _run(options: argparse.Namespace) -> int:
     from ..dry_run import dry_run
     from ..plan import plan
 
+    leave_at_once()
     loaded = load(recipe_arguments(options))
     planned = plan(loaded.recipe, loaded.path)
     text = dry_run(loaded.recipe, planned, loaded.options.stages)

@@ -9,6 +9,7 @@ from ..exit_codes import OK
 from ..launch import say
 from ..load import load, recipe_names
 from ..origins import shown
+from ..uncollected import leave_at_once
 from .command import NAME, SETTINGS, Argument, Command, recipe_arguments
 
 
@@ -50,6 +51,7 @@ LIST = Command(
 
 
 def _show(given: argparse.Namespace) -> int:
+    leave_at_once()
     loaded = load(recipe_arguments(given))
     say(f"# {loaded.path}")
     say(shown(loaded, defaults=not given.no_defaults))

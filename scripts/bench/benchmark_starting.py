@@ -17,6 +17,8 @@ from draftsmith.scripts import timing
 
 COMMANDS = {
     "draftsmith --help": (["--help"], 0.5),
+    "draftsmith show llava15-68m": (["show", "llava15-68m"], 1.0),
+    "draftsmith train recipe=llava15-68m dry_run=true": (["train", "recipe=llava15-68m", "dry_run=true"], 3.0),
     "draftsmith train recipe=demo/lvlm dry_run=true": (["train", "recipe=demo/lvlm", "dry_run=true"], 3.0),
 }
 

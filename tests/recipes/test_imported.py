@@ -1,10 +1,12 @@
-"""Which modules a command imports: what waits for torch or for the code of models waits for seconds."""
+"""Which modules a command imports, and garbage: what waits for torch or for the code of models waits for seconds."""
 
+import gc
 import json
 import subprocess
 import sys
 
 import pytest
+from draftsmith.recipes.uncollected import uncollected
 
 # Runs a command, and prints which modules are there then.
 RUN = """
@@ -48,3 +50,36 @@ def test_a_dry_run_imports_the_models_of_its_recipe_alone():
     }
     assert {"llava", "llama"} <= models <= {"auto", "llava", "llama", "clip"}
     assert not modules & {"deepspeed", "torchvision", "pandas", "matplotlib", "datasets", "peft", "wandb"}
+
+
+# Runs a command, and prints at its exit how many objects no search for garbage looks at.
+FROZEN = """
+import atexit, contextlib, gc, io, sys
+out = sys.stdout
+atexit.register(lambda: print(gc.get_freeze_count(), gc.isenabled(), file=out))
+from draftsmith.recipes.commands.cli import main
+with contextlib.redirect_stdout(io.StringIO()):
+    main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("words", ["show llava15-68m", "train recipe=llava15-68m dry_run=true"])
+def test_what_has_only_read_leaves_without_a_search(words):
+    command = [sys.executable, "-c", FROZEN, *words.split()]
+    count, enabled = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout.split()
+    assert int(count) > 100_000 and enabled == "True"
+
+
+@uncollected()
+def failing() -> None:
+    with uncollected():
+        assert not gc.isenabled()
+    assert not gc.isenabled(), "the outer one goes on"
+    raise KeyError
+
+
+def test_garbage_is_searched_for_again_behind_an_error():
+    assert gc.isenabled()
+    with pytest.raises(KeyError):
+        failing()
+    assert gc.isenabled()
