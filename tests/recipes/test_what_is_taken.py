@@ -209,3 +209,15 @@ def test_one_of_several_publishing_stages_must_be_named(tmp_path):
     with pytest.raises(UserError, match="publishes in 2 stages, a, b") as caught:
         publish_run(tmp_path, [])
     assert caught.value.where == str(tmp_path / "recipe.yaml") and "stages=[b]" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_no_two_stages_train_the_same_weights(name):
+    """Whatever the run's seed: a stage without one of its own beside stages of seeds 1 and 2 would be one of them."""
+    stages = load([f"recipe={name}"]).recipe.stages
+    trained = [stage for stage in stages.values() if stage.kind == "train"]
+    for seed in (0, 1, 2):
+        made = [
+            (one.model_dump_json(exclude={"about", "seed"}), seed if one.seed is None else one.seed) for one in trained
+        ]
+        assert len({*made}) == len(made), f"a run of seed {seed} has the same drafter twice"
