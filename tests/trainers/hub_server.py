@@ -49,6 +49,7 @@ def is_lfs(path: str) -> bool:
 
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # a body would wait for the client's word of its headers, 40 ms a request
     server: "HubServer"
 
     def log_message(self, *_):
@@ -336,7 +337,7 @@ class HubServer(http.server.ThreadingHTTPServer):
             monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
 
     def __enter__(self):
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
         return self
 
     def __exit__(self, *_):
