@@ -199,6 +199,36 @@ def test_core_never_imports_extras():
     holds([pair for pair in reached if pair[0] not in UNIONS], "core_imports_extras")
 
 
+def test_tests_of_the_core_need_no_extra_that_can_be_deleted():
+    """Nor do the files beside them that they import; `tests/tools/without.py` deletes these groups and runs the core."""
+    texts = (ROOT / "tests" / "tools" / "without.py").read_text(), (ROOT / "tests" / "conftest.py").read_text()
+    groups, apart = (
+        next(
+            ast.literal_eval(n.value)
+            for n in ast.parse(text).body
+            if isinstance(n, ast.Assign) and n.targets[0].id == name
+        )
+        for text, name in zip(texts, ("LINES", "EXTRAS"), strict=True)
+    )
+    deleted = tuple(f"draftsmith.{part.removesuffix('.py').rstrip('/').replace('/', '.')}"
+                    for group in groups for part in house.EXTRAS.get(group, ()))  # fmt: skip
+    files = {path.relative_to(ROOT / "tests"): path for path in (ROOT / "tests").rglob("*.py")}
+    beside = {path.stem: path for path in files.values()}
+    core = [path for place, path in files.items() if not any(str(part) in apart for part in (place, *place.parents))]
+    queue = [path for path in core if path.name.startswith("test_")]
+    reached, core_seen = set(), set()
+    while queue:
+        path = queue.pop()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+                reached |= {(path.name, name) for name in names if name.startswith(deleted)}
+                if (helper := beside.get(node.module)) and helper not in core_seen:
+                    core_seen.add(helper)
+                    queue.append(helper)
+    assert not reached
+
+
 def test_files_are_short():
     assert not [path for path in FILES if len((ROOT / path).read_text().splitlines()) > 400]
 

@@ -38,7 +38,8 @@ LINES = {
     "serving": {
         "trainers/serve/engines.py": {r"= Annotated\[.*": "= TransformersEngine"},
         "trainers/evaluate/studies.py": {r"= \{\"vllm\": run_in_engine\}": "= {}"},
-        "recipes/commands/cli.py": {r"        verify_engine\.COMMAND,\n": "", r"    verify_engine,\n": ""},
+        "recipes/commands/cli.py": {r"        (bench|verify_engine)\.COMMAND,\n": "",
+                                     r"    (bench|verify_engine),\n": ""},
     },
 }  # fmt: skip
 # What a change of the tables touches first: the shape of the tree, stages, one that asks its engine, a report.
