@@ -68,6 +68,8 @@ def test_one_rank_that_cannot_capture_keeps_all_from_it(monkeypatch):
     big = target(llava(0))
     capture_target(GraphsConfig(), big, (), 100, stage="evaluate")
     assert big.graphs is None
+    said = about_graphs(GraphsConfig(head=False), on_gpu(big))
+    assert said == {"graphs of the target": "off: another rank cannot capture them"}
     with pytest.raises(UserError, match="its kernels are others"):
         capture_target(GraphsConfig(target=True), big, (), 100, stage="evaluate")
 

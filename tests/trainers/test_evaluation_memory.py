@@ -177,7 +177,9 @@ def test_graphs_are_counted_on_a_gpu_and_not_without_one():
     ]
     (line, verdict) = memory.lines(Hardware(gpus=1, memory_gb=5), is_here=True)
     assert line == "  memory of the fullest GPU about 5.5 GiB: key-value cache 1.5, graphs 2.0, CUDA 2.0"
-    assert "DOES NOT FIT" in verdict and Memory(memory.parts).fits(Hardware(gpus=1, memory_gb=5))
+    cure = "; without CUDA graphs it does: graphs={target: false, head: false}"
+    assert verdict == f"  DOES NOT FIT 1 GPU(s) of 5 GB each{cure}"
+    assert memory.lines(Hardware(gpus=1, memory_gb=2))[1] == "  DOES NOT FIT 1 GPU(s) of 2 GB each"
 
 
 def test_a_target_on_several_devices_has_its_caches_there_too(planned):

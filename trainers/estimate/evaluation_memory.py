@@ -84,8 +84,10 @@ class Memory:
             line += f"; not counted: activations of {self.unestimated}"
         if hardware is None:
             return [line]
-        verdict = "fits" if self.fits(hardware) else "DOES NOT FIT"
-        return [line, f"  {verdict} {hardware.gpus} GPU(s) of {hardware.memory_gb:g} GB each"]
+        verdict, cure = "fits" if self.fits(hardware) else "DOES NOT FIT", ""
+        if not self.fits(hardware) and Memory(self.parts).fits(hardware):
+            cure = "; without CUDA graphs it does: graphs={target: false, head: false}"
+        return [line, f"  {verdict} {hardware.gpus} GPU(s) of {hardware.memory_gb:g} GB each{cure}"]
 
 
 def evaluation_memory(plan: Planned) -> Memory:

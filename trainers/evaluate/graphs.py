@@ -125,17 +125,17 @@ def _heads(drafter: object) -> Iterator[Recursive]:
 
 def about_graphs(config: GraphsConfig, target: LanguageTarget, drafting: Sequence[Drafting] = ()) -> dict[str, str]:
     """The report's lines of an evaluation on a GPU: of the target's passes and of heads'. All ranks call."""
-    lines: dict[str, str] = {}
+    lines, other = dict[str, str](), "another rank cannot capture them"
     if target.device.type != "cuda":
         return lines
     if config.target:
         graphs = target.graphs
-        lines["graphs of the target"] = f"off: {why_not(target.decoder)}" if graphs is None else _about([("", graphs)])
+        lines["graphs of the target"] = _about([("", graphs)]) if graphs else f"off: {why_not(target.decoder) or other}"
     if config.head:
         of_method = {one.title: [*_heads(one.drafter)] for one in drafting}
         captured = [(f"{title}: ", head.graphs) for title, heads in of_method.items() for head in heads if head.graphs]
         others = [title for title, heads in of_method.items() if not heads]
-        why = head_graphs.why_not(target)
+        why = head_graphs.why_not(target) or (other if any(of_method.values()) else None)
         said = [_about(captured) if captured else "off" if why is None else f"off: {why}"]
         said += [f"no head with levels: {', '.join(others)}"] if others else []
         lines["graphs of heads"] = "; ".join(said)
