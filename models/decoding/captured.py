@@ -122,7 +122,7 @@ class Graphs:
         with suppress(RuntimeError):  # the pool is closed
             cuda._cuda_endAllocateToPool(self.device.index, self._pool)
             cuda._cuda_releasePool(self.device.index, self._pool)
-        # Before torch 2.13 the device's random numbers would stay in the capture.
+        # Torch with one state for all captures (2.13 has one for each) would leave random numbers in the capture.
         generator = torch.cuda.default_generators[self.device.index]
         generator.graphsafe_set_state(generator.clone_state())
 
