@@ -36,6 +36,7 @@ def measure(
     """
     first, cycles = drafted[0], [cycle for generation in drafted for cycle in generation.cycles]
     parts = [time_parts(generation) for generation in drafted]
+    replayed = {part: sum(g.replayed[n] for g in drafted) for n, part in enumerate(("target", "drafter"))}
     return Row(
         benchmark=benchmark,
         method=method,
@@ -69,7 +70,7 @@ def measure(
         rule_s=median(cycle.rule_s for cycle in cycles),
         cycle_s=median(cycle.total_s for cycle in cycles),
         parts_s={name: median(part[name] for part in parts) for name in parts[0]},
-        details=dict(details or {}),
+        details={**(details or {}), **({"replayed": replayed} if any(replayed.values()) else {})},
     )
 
 

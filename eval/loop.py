@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..core.batch import ImageRequest, Request
 from ..core.finite import NotFinite, likeliest
-from ..models.decoding.captured import capture_seconds
+from ..models.decoding.captured import capture_seconds, num_replayed
 from ..models.decoding.tree import Tree, no_tree
 from ..models.decoding.warp import Distributions, Warp
 from ..models.drafters.base import Drafter
@@ -58,6 +58,7 @@ class Generation:
     total_s: float
     stop: Literal["eos", "length"]
     pruning_s: float = 0.0  # of the draft's prefill, what a drafter that prunes the prompt chose with
+    replayed: tuple[int, int] = (0, 0)  # passes of target and drafter that CUDA graphs ran
 
     def visual_skips(self, skip: float) -> dict[str, Any]:
         """Of ViSkip at threshold `skip`: how many cycles drafted nothing for it, and the mean attention on the picture,
@@ -141,7 +142,7 @@ def generate(
     Warns with `NothingTaken` where the drafter's first proposals do not change with what is accepted.
     """
     run = _Run(target, drafter, decoding, generator, clock or _clock(target, drafter))
-    start = run.clock()
+    start, replayed = run.clock(), run.replayed()
     cycles = []
     embedded_s = 0.0 if embedded is None else embedded.seconds
     try:
@@ -153,7 +154,11 @@ def generate(
     stop: Literal["eos", "length"] = "eos" if run.tokens[-1] in decoding.eos_ids else "length"
     pruning_s = getattr(drafter, "pruning_s", 0.0)
     total_s = run.clock() - start + embedded_s
-    return Generation(run.tokens, cycles, prefill_s + embedded_s, draft_prefill_s, total_s, stop, pruning_s)
+    target_passes, draft_passes = (now - then for now, then in zip(run.replayed(), replayed, strict=True))
+    return Generation(
+        run.tokens, cycles, prefill_s + embedded_s, draft_prefill_s, total_s, stop, pruning_s,
+        (target_passes, draft_passes),
+    )  # fmt: skip
 
 
 class _Run:
@@ -183,6 +188,11 @@ class _Run:
     def room(self) -> int:
         """How many tokens may still come."""
         return self.decoding.max_new_tokens - len(self.tokens)
+
+    def replayed(self) -> tuple[int, int]:
+        """Passes of target and drafter that graphs have run so far; none on a CPU, where nothing is captured."""
+        on_gpu = self.target.device.type == "cuda"
+        return (num_replayed(self.target), num_replayed(self.drafter)) if on_gpu else (0, 0)
 
     @property
     def ended(self) -> bool:

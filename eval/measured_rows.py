@@ -70,6 +70,7 @@ class Row:
 
     # What only some methods have: SAGE's log ("sage"), visual tokens held or kept by the drafter ("num_held",
     # "num_kept"), "plain_is_data", "beyond_positions", ADT-Tree's log ("adaptation"), "rule". JSON values.
+    # "replayed": passes of {target, drafter} that CUDA graphs ran, over all repeats; left out where all were eager.
     details: JsonMapping = field(default_factory=dict)
 
     @property

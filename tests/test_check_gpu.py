@@ -21,10 +21,12 @@ def test_the_steps_begin_with_one_rank_and_end_with_all():
     steps = [(row.step.split(": ")[-1], row.ranks) for row in rows]
     both = ("train and evaluate", "evaluate alone", "waits of a training step")
     assert steps[:2] == [("all-reduce", 2), ("all-reduce", 8)] and steps[2:4] == [(both[0], 1)] * 2
-    assert steps[4] == ("evaluate with graphs", 1) and check_gpu.GRAPHS in rows[4].command
-    assert steps[5:9] == [(both[1], 2), (both[1], 8)] * 2
-    assert steps[9:13] == [(both[0], 2), (both[0], 8)] * 2 and steps[13:] == [(both[2], 1)] * 2
-    alone = rows[5].command
+    assert steps[4:6] == [("evaluate without graphs", 1), ("launches with graphs", 1)], "of the draft alone"
+    assert check_gpu.EAGER in rows[4].command and check_gpu.EAGER not in rows[2].command
+    assert "--launches" in rows[5].command and {"stages=[evaluate]", "restart=evaluate"} <= {*rows[5].command}
+    assert steps[6:10] == [(both[1], 2), (both[1], 8)] * 2
+    assert steps[10:14] == [(both[0], 2), (both[0], 8)] * 2 and steps[14:] == [(both[2], 1)] * 2
+    alone = rows[6].command
     assert {"stages=[evaluate]", "restart=evaluate", "--nproc-per-node=2"} <= {*alone}
     trained = next(word for word in rows[2].command if word.startswith("output="))
     assert trained in alone, "of the weights that one rank trained"
@@ -34,7 +36,7 @@ def test_the_steps_begin_with_one_rank_and_end_with_all():
 @pytest.mark.parametrize("name", check_gpu.TRACKS)
 def test_the_tracks_are_recipes(name, quick):
     track = check_gpu.TRACKS[name]
-    loaded = load(track.words(Path("out"), quick))
+    loaded = load([*track.words(Path("out"), quick), *([] if name == "image head" else [check_gpu.EAGER])])
     assert [p.name for p in plan(loaded.recipe, loaded.path)][-1] == "evaluate"
     assert {*track.trained} <= {*loaded.recipe.stages}
 
@@ -44,6 +46,7 @@ def rows_of(folder, identical=True, emitted=(2, 3)):
     row = {"method": "M", "drafter": "d", "benchmark": "b", "budget": "", "temperature": 0, "identical": identical}
     lines = [row | {"emitted": [*emitted]}, row | {"temperature": 1, "identical": None, "emitted": [9]}]
     (folder / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "report.md").write_text("- seed: 0\n")
 
 
 def judged(tmp_path, known, **rows):
@@ -63,12 +66,14 @@ def test_a_step_is_judged_by_tokens_and_tau(tmp_path):
     assert not judged(tmp_path, known, identical=False).good
     other = judged(tmp_path, known, emitted=(2, 2))
     assert not other.good and "tau differs" in other.found
-    for said, good in (("on rank 0, 2 captured in 0.1 s, 9 passes replayed", True), ("off: several devices", False)):
-        output = tmp_path / f"graphs-{good}"
+    replayed, failed = "on rank 0, 2 captured in 0.1 s, 9 passes replayed", "a capture failed on rank 3"
+    said_and_good = {replayed: True, "off: several devices": False, f"{replayed}; {failed}": False,
+                     "off; no head with levels: chain": True}  # fmt: skip
+    for number, (said, good) in enumerate(said_and_good.items()):
+        output = tmp_path / f"graphs-{number}"
         rows_of(output / "evaluate")
         (output / "evaluate" / "report.md").write_text(f"- graphs of the target: {said}\n")
-        command = [sys.executable, "-c", "", f"output={output}", check_gpu.GRAPHS]
-        graphs = check_gpu.Row("draft: evaluate with graphs", 1, "tau of eager passes", command=command)
+        graphs = check_gpu.Row("draft: x", 1, "tau of 1 rank", command=[sys.executable, "-c", "", f"output={output}"])
         check_gpu.run(graphs, tmp_path, known)
         assert graphs.good is good and said in graphs.found and "tau equal" in graphs.found
     failing = check_gpu.Row("draft: x", 1, "greedy identical", command=[sys.executable, "-c", "exit(3)", "output=a"])
@@ -86,6 +91,8 @@ def test_a_sum_and_waits_are_judged_by_their_number(tmp_path):
     assert found("1", "1 by nccl, 200.0 GB/s of 256 MB") and not found("1", "2 by nccl")
     assert found("at most 1", "0.88 waits a step", "--waits") and not found("at most 1", "2.00 waits a step", "--waits")
     assert found("at most 1", "not measurable without CUDA", "--waits")
+    assert found("at most 0.5", "0.14 of eager passes'", "--launches", "output=a")
+    assert not found("at most 0.5", "0.51 of eager passes'", "--launches", "output=a")
 
 
 def test_evaluation_alone_of_a_run_that_is_there():
@@ -103,4 +110,4 @@ def test_a_track_on_two_ranks_of_a_cpu(tmp_path):
     )  # fmt: skip
     assert ended.returncode == 0, ended.stdout + ended.stderr
     table = (tmp_path / "table.md").read_text()
-    assert table.count("| ok |") == 6 and "tau equal" in table and "1 by gloo" in table
+    assert table.count("| ok |") == 7 and "tau equal" in table and "1 by gloo" in table

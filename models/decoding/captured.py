@@ -12,11 +12,13 @@ import copy
 import time
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ...core.errors import first_line
 from .cache import Cache
 
 Run = Callable[..., tuple[Tensor, ...]]
@@ -46,12 +48,24 @@ def capture_seconds(part: Any) -> float:
     return inside if graphs is None else inside + graphs.seconds
 
 
-class Graphs:
-    """Functions of tensors as graphs of one device, in one memory pool."""
+def num_replayed(part: Any) -> int:
+    """Passes that graphs ran for a target, or for a drafter with all that it is an ensemble of."""
+    inside = sum(num_replayed(member) for member in getattr(part, "members", ()))
+    return inside + getattr(getattr(part, "graphs", None), "num_replayed", 0)
 
-    def __init__(self, device: torch.device):
-        self.device = device
-        self.seconds = 0.0  # that captures took
+
+class Graphs:
+    """Functions of tensors as graphs of one device, in one memory pool.
+
+    Args:
+        failed: gets why a capture failed, once: every pass is run eagerly from then on. None: torch's error is raised.
+    """
+
+    def __init__(self, device: torch.device, failed: Callable[[str], None] | None = None):
+        self.device, self.failed = device, failed
+        self.failure: str | None = None
+        self.seconds = 0.0  # that captures took, or their failure
+        self.num_replayed = 0  # calls
         self._pool: Any = None
         self._captured: dict[Hashable, Run] = {}
 
@@ -66,25 +80,58 @@ class Graphs:
     def __call__(self, key: Hashable, run: Run, *inputs: Tensor) -> tuple[Tensor, ...]:
         """What the function that was captured first for `key` and these shapes, `run` itself here, returns."""
         key = key, *(value.shape for value in inputs)
-        if key not in self._captured:
+        if self.failure is None and key not in self._captured:
             start = time.perf_counter()
-            self._captured[key] = self._capture(run, inputs)
+            try:
+                self._captured[key] = self._capture(run, inputs)
+            except (RuntimeError, Warning) as error:
+                if self.failed is None:
+                    raise
+                self.clear()
+                self.failure = _cause(error)
+                self.failed(self.failure)
             self.seconds += time.perf_counter() - start
-        return self._captured[key](*inputs)
+        self.num_replayed += self.failure is None
+        return self._captured.get(key, run)(*inputs)
 
     def _capture(self, run: Run, inputs: tuple[Tensor, ...]) -> Run:
         if self.device.type == "cpu":
             return run
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
+        stream = torch.cuda.current_stream(self.device)
         # A capture records what runs on the current device, and its inputs are where later ones are copied to.
         with torch.cuda.device(self.device), warnings.catch_warnings():
             warnings.filterwarnings("error", message="The CUDA Graph is empty")
             make: Any = torch.cuda.make_graphed_callables
-            graph = make(run, tuple(value.clone() for value in inputs), pool=self._pool)
+            try:
+                graph = make(run, tuple(value.clone() for value in inputs), pool=self._pool)
+            except (RuntimeError, Warning):
+                self._leave_capture(stream)
+                raise
             torch.cuda.synchronize(self.device)
         # The next replay of any graph of the pool writes over what this one returned.
         return lambda *values: tuple(value.clone() for value in graph(*values))
+
+    def _leave_capture(self, stream: Any) -> None:
+        """Undo what torch leaves where a capture breaks off: `capture_end` raises before it closes the memory pool and
+        before the capture's stream is left. Source: torch's `cuda/graphs.py` and `CUDAGraph.cpp`.
+        """
+        torch.cuda.set_stream(stream)
+        cuda: Any = torch._C
+        with suppress(RuntimeError):  # the pool is closed
+            cuda._cuda_endAllocateToPool(self.device.index, self._pool)
+            cuda._cuda_releasePool(self.device.index, self._pool)
+        # Torch with one state for all captures (2.13 has one for each) would leave random numbers in the capture.
+        generator = torch.cuda.default_generators[self.device.index]
+        generator.graphsafe_set_state(generator.clone_state())
+
+
+def _cause(error: Exception) -> str:
+    """What went wrong first, in one line: the end of a broken capture raises another error."""
+    while isinstance(error.__context__, Exception):
+        error = error.__context__
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 class PassGraphs:
@@ -96,15 +143,16 @@ class PassGraphs:
         lengths: K, ascending; a request that may come to more gets a cache of its own, and eager passes.
         counts: N, ascending; passes over more inputs are run eagerly.
         make_cache: an empty cache of so many positions.
+        failed: as of `Graphs`.
     """
 
     def __init__(
         self, device: torch.device, lengths: Sequence[int], counts: Sequence[int],
-        make_cache: Callable[[int], Cache],
+        make_cache: Callable[[int], Cache], failed: Callable[[str], None] | None = None,
     ):  # fmt: skip
         self.lengths, self.counts, self.make_cache = tuple(lengths), tuple(counts), make_cache
-        self.graphs = Graphs(device)
-        self.num_replayed = self.num_eager = 0  # passes
+        self.graphs = Graphs(device, failed)
+        self.num_eager = 0  # passes
         self._cache: Cache | None = None
         self._lent: Cache | None = None  # to the request that decodes: the same buffers
         self._placed: dict[str, Tensor] = {}
@@ -115,8 +163,20 @@ class PassGraphs:
         return self.graphs.seconds
 
     @property
+    def failure(self) -> str | None:
+        """Why a capture failed, after which all passes are eager."""
+        return self.graphs.failure
+
+    @property
+    def num_replayed(self) -> int:
+        """Passes that were no eager ones."""
+        return self.graphs.num_replayed
+
+    @property
     def summary(self) -> str:
         """For the report."""
+        if self.failure is not None:
+            return f"off since a capture failed ({self.failure}); replays before: {self.num_replayed:,}"
         counts = f"{len(self.graphs)} captured in {self.seconds:.1f} s, {self.num_replayed:,} passes replayed"
         most = f"longer than {self.lengths[-1]:,} places, more than {self.counts[-1]} nodes, or layers are hooked"
         return counts + (f", {self.num_eager:,} eager ({most})" if self.num_eager else "")
@@ -124,7 +184,8 @@ class PassGraphs:
     def new_cache(self, needed: int) -> Cache:
         """An empty cache of at least `needed` positions: the static one where it is large enough."""
         self._lent = None
-        if needed + self.counts[-1] > self.lengths[-1]:  # padding is written behind what counts
+        # Padding is written behind what counts.
+        if self.failure is not None or needed + self.counts[-1] > self.lengths[-1]:
             return self.make_cache(needed)
         if self._cache is None:
             self._cache = self.make_cache(self.lengths[-1])
@@ -165,5 +226,9 @@ class PassGraphs:
 
     def run(self, key: Hashable, run: Run, *inputs: Tensor) -> tuple[Tensor, ...]:
         """What `run` returns for padded inputs, by a graph where it can."""
-        self.num_replayed += 1
-        return self.graphs(key, run, *inputs)
+        outputs = self.graphs(key, run, *inputs)
+        if self.failure is not None:  # the request goes on in the buffers, which end with it
+            self.num_eager += 1
+            self._cache = self._lent = None
+            self._placed.clear()
+        return outputs

@@ -62,7 +62,7 @@ class Recursive:
         """Make rotations up to `further` behind the last of a request's `positions`. A graph computes its own: it would
         read a shorter request's table.
         """
-        if self.graphs is not None:
+        if self.graphs is not None and self.graphs.failure is None:
             self._rotations = None
             return
         reach = int(positions.max()) + further + 1

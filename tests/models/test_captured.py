@@ -32,7 +32,7 @@ def test_torch_s_own_function_takes_what_passes_give_it(monkeypatch):
     nothing = contextlib.nullcontext
     for name in ("graph", "stream", "device"):
         monkeypatch.setattr(torch.cuda, name, lambda *_, **__: nothing())
-    for name in ("synchronize", "Stream"):
+    for name in ("synchronize", "Stream", "current_stream"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: None)
     monkeypatch.setattr(torch.cuda.graphs, "graph_pool_handle", lambda: 0)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: 0)

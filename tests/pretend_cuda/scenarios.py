@@ -1,8 +1,11 @@
 """What runs on the pretend device, in a process of `process.py`. Every function returns what JSON holds."""
 
+import contextlib
 import copy
 import functools
+import io
 from collections import Counter
+from types import SimpleNamespace
 
 import dflash_tiny
 import test_head_decoding as heads
@@ -10,6 +13,7 @@ import tiny
 import torch
 import visual_tiny
 from accelerate import dispatch_model
+from draftsmith.core.errors import UserError
 from draftsmith.eval import loop
 from draftsmith.eval.loop import Decoding
 from draftsmith.eval.policies import Chain, Draw, Dynamic
@@ -21,8 +25,10 @@ from draftsmith.models.drafters import head_graphs
 from draftsmith.models.drafters.graph import GraphedChain
 from draftsmith.models.targets import verification
 from draftsmith.models.targets.llava.decoder import LlavaDecoder
+from draftsmith.trainers.evaluate.graphs import GraphsConfig, about_graphs, capture_heads, capture_target
 from draftsmith.trainers.train.engine import init_distributed
 
+from pretend_cuda.captures import Captures
 from pretend_cuda.device import COUNTS, GRAPHS, aside
 
 ONE, OTHER = torch.device("cuda", 1), torch.device("cuda", 0)
@@ -86,6 +92,10 @@ def _decoded(name, temperature, device, spread=False):
     big, drafter, policy, asked = _case(name.removesuffix(GRAPHED), device, spread)
     if name.endswith(GRAPHED):
         _with_graphs(big, drafter)
+    return _cycles(big, drafter, policy, asked, temperature)
+
+
+def _cycles(big, drafter, policy, asked, temperature):
     # An end token, so that policies look for it as they do in a run.
     rule = Sampling() if temperature else Greedy()
     decoding = Decoding(policy, rule, Draw("top-k"), Warp(temperature), 14, (tiny.EOS,))
@@ -129,6 +139,42 @@ def decoding():
             waits |= set(COUNTS.waits)
             equal[case], graphs[case] = tokens == _said_by_the_cpu(name, temperature), GRAPHS[before:]
     return {"equal": equal, "cycles": cycles, "current": current, "graphs": graphs, "waits": sorted(waits)}
+
+
+def wanted():
+    """`graphs` -> what evaluations with it do: two equal requests each, greedy, of a language model and its head.
+
+    broken N: the N-th capture breaks off, and all later ones would.
+    """
+    init_distributed()
+    said = _said_by_the_cpu("eagle3", 0.0)
+    cases = {"auto": ("auto", None), "true": (True, None), "false": (False, None)}
+    cases |= {f"broken {n}": ("auto", n) for n in (0, 1, 2, 4)} | {"true, broken": (True, 0)}
+    result = {}
+    for name, (value, left) in cases.items():
+        big, drafter, policy, asked = _case("eagle3", ONE)
+        drafting = [SimpleNamespace(title="EAGLE-3", drafter=drafter, policy=policy)]
+        config, notes, found = GraphsConfig(target=value, head=value, length=90), io.StringIO(), []
+        Captures.left, Captures.tried = left, 0
+        try:
+            with contextlib.redirect_stderr(notes):
+                for capture in (capture_target, capture_heads):
+                    capture(config, big, drafting, 90, stage="evaluate")
+                for _ in range(2):
+                    tokens, counts = _cycles(big, drafter, policy, asked, 0.0)
+                    found.append({"equal": tokens == said, "tried": Captures.tried, "counts": counts})
+                    found[-1]["left"] = Captures.leaves()
+        except UserError as error:
+            result[name] = {"error": str(error), "left": Captures.leaves()}
+            continue
+        finally:
+            Captures.left = None
+        parts = [part.graphs for part in (big, drafter) if part.graphs is not None]
+        result[name] = {
+            "requests": found, "notes": notes.getvalue().splitlines(), "about": about_graphs(config, big, drafting),
+            "held": [part._cache is not None or bool(part._placed) or len(part.graphs) > 0 for part in parts],
+        }  # fmt: skip
+    return result
 
 
 def two_devices():

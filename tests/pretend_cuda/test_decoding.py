@@ -7,7 +7,7 @@ from .asking import results_of
 
 @pytest.fixture(scope="module")
 def results():
-    return results_of("decoding", "two_devices")
+    return results_of("decoding", "two_devices", "wanted")
 
 
 def test_the_device_says_what_the_cpu_says(results):
@@ -67,3 +67,49 @@ def test_what_a_cycle_asks_of_the_device_is_bounded(results, case, temperature):
     for what, most in zip(("reads", "uploads", "launches"), MOST[case], strict=True):
         assert counts[what] <= most[temperature], (what, counts)
     assert counts["blocking"] == 0  # nobody waits for a copy
+
+
+def test_an_evaluation_replays_by_itself_what_it_can_capture(results):
+    """By default as where graphs are a must; false is eager."""
+    auto, must, eager = (results["wanted"][name] for name in ("auto", "true", "false"))
+    for one in (auto, must):
+        first, second = one["requests"]
+        assert first["equal"] and second["equal"] and first["tried"] == second["tried"] > 2
+        for what, most in zip(("reads", "uploads", "launches"), MOST["eagle3 in graphs"], strict=True):
+            assert second["counts"][what] <= most[0], (what, second["counts"])
+        assert one["notes"] == [] and "captured in" in one["about"]["graphs of the target"]
+        assert "EAGLE-3: " in one["about"]["graphs of heads"] and one["held"] == [True, True]
+    assert [request["tried"] for request in eager["requests"]] == [0, 0] and eager["requests"][1]["equal"]
+    assert eager["notes"] == [] and eager["about"] == {}
+    assert eager["requests"][1]["counts"]["launches"] > 5 * auto["requests"][1]["counts"]["launches"]
+
+
+@pytest.mark.parametrize(("left", "broken"), [(0, "both"), (1, "both"), (2, "target"), (4, "target")])
+def test_a_capture_that_breaks_off_leaves_eager_passes_and_one_line(results, left, broken):
+    """Of the head's two captures, which come first, or of the target's three. The request goes on with the tokens of
+    eager passes, nothing is tried again, and what torch leaves open is closed.
+    """
+    wanted = results["wanted"]
+    found, whole = wanted[f"broken {left}"], wanted["false" if broken == "both" else "auto"]["requests"][1]["counts"]
+    first, second = found["requests"]
+    assert first["equal"] and second["equal"]
+    assert first["tried"] == second["tried"] == left + (2 if broken == "both" else 1)
+    assert first["left"] == second["left"] == ["default", 0, "free"]
+    launches, eager = second["counts"]["launches"], wanted["false"]["requests"][1]["counts"]["launches"]
+    assert launches == eager if broken == "both" else whole["launches"] < launches < eager
+    why = "RuntimeError: CUDA error: operation not permitted when stream is capturing"
+    whose = {"the target": ("target", "of the target"), "EAGLE-3's head": ("head", "of heads")}
+    for name, (key, line) in whose.items():
+        off = broken == "both" or key == "target"
+        notes = [note for note in found["notes"] if f"passes of {name} run eagerly" in note]
+        assert len(notes) == off and all(why in note and f"graphs.{key}=false" in note for note in notes)
+        assert (f"off since a capture failed ({why})" in found["about"][f"graphs {line}"]) is off
+    assert len(found["notes"]) == (2 if broken == "both" else 1)
+    assert found["held"] == [False, broken != "both"]
+
+
+def test_a_capture_that_is_a_must_and_breaks_off_ends_the_run(results):
+    broken = results["wanted"]["true, broken"]
+    assert "could not be captured: RuntimeError: CUDA error: operation not permitted" in broken["error"]
+    assert "key stages.evaluate.graphs.head" in broken["error"] and "write auto" in broken["error"]
+    assert broken["left"] == ["default", 0, "free"]

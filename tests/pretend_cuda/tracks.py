@@ -30,7 +30,18 @@ def _result(output, told, stages):
         "of the target": next((line for line in report.splitlines() if "graphs of the target" in line), ""),
         "of heads": next((line for line in report.splitlines() if "graphs of heads" in line), ""),
         "requests": sum("requests decoded" in line for line in told),
+        "replayed": _replayed(output),
     }
+
+
+def _replayed(output):
+    """Method -> passes of target and drafter that rows tell were replayed."""
+    found = {}
+    for line in (output / "evaluate" / "rows.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        counts = row["details"].get("replayed", {"target": 0, "drafter": 0})
+        found[row["method"]] = [a + b for a, b in zip(found.get(row["method"], (0, 0)), counts.values(), strict=True)]
+    return found
 
 
 def _begin():
@@ -64,7 +75,6 @@ DRAFT = [
     "stages.evaluate.max_new_tokens=5",
     "stages.evaluate.warmup=0",
     "stages.evaluate.probes=null",
-    "stages.evaluate.graphs.target=true",
 ]
 
 
@@ -98,7 +108,7 @@ def states():
     del stages["msd"]
     evaluate = stages["evaluate"]
     evaluate["benchmarks"]["sets"]["sets"] = ["clips-6", "GSM8K"]
-    evaluate |= {"lengths": [2], "probes": None, "max_new_tokens": 4, "graphs": {"head": True}}
+    evaluate |= {"lengths": [2], "probes": None, "max_new_tokens": 4}
     evaluate["methods"] = {name: evaluate["methods"][name] for name in ("Sparrow", "SpecVLM")}
     told = run_loaded(load_spelled(recipe, "states", output), output)
     return _result(output, told, stages)

@@ -94,10 +94,11 @@ def test_an_evaluation_holds_its_draft_lvlm():
 
 def test_graphs_of_heads_hold_a_cache_of_a_bucket_and_what_they_propose():
     caches = []
-    for value in ("false", "true"):
+    for value in ("false", "true", "auto"):
         loaded = load(["recipe=eagle-llava15-7b", f"stages.evaluate.graphs.head={value}"])
         one = next(one for one in plan(loaded.recipe, loaded.path) if one.name == "evaluate")
-        caches.append(one.stage.memory(one).parts["drafters' caches"])
+        caches.append(one.stage.memory(one).on_gpu["drafters' caches"])
+    assert caches[1] == caches[2]
     # A distribution over 32,064 ids at least, in float32, for each of ten numbers of nodes at one length.
     assert caches[1] - caches[0] > 4 * 32064 * 50
 

@@ -28,7 +28,7 @@ from draftsmith.models.targets.llava.section import LlavaTarget
 from draftsmith.models.targets.verification import NODES, verify
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
-from draftsmith.trainers.estimate.evaluation_memory import Hardware, evaluation_memory
+from draftsmith.trainers.estimate.evaluation_memory import Hardware, Memory, evaluation_memory
 from draftsmith.trainers.estimate.image_memory import drawing_memory
 from draftsmith.trainers.estimate.models import target_shape
 from draftsmith.trainers.estimate.proposals import proposals, sizes_of
@@ -143,12 +143,14 @@ def test_graphs_hold_a_cache_of_the_rounded_length_and_what_they_return():
     few = ("stages.world.vocab_size=420", "stages.compare.compare=null", "stages.compare.max_new_tokens=6")
     graphs = "stages.compare.graphs={target: true, length: 300}"  # two lengths of graphs
     plain, graphed = asked(*few), asked(*few, graphs)
-    target, before, parts = target_of(graphed.recipe), *(evaluation_memory(one).parts for one in (plain, graphed))
-    assert "graphs" not in before
+    target, memory = target_of(graphed.recipe), evaluation_memory(graphed)
+    before, parts = memory.parts, memory.on_gpu
+    assert "graphs" not in before and before == evaluation_memory(plain).parts, "where there is no GPU"
+    assert evaluation_memory(plain).on_gpu["graphs"] >= parts["graphs"] > 0, "by themselves"
     drafting = [SimpleNamespace(policy=method.policy()) for method in graphed.stage.methods.values()]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("draftsmith.trainers.evaluate.graphs.why_not", lambda decoder: None)
-        capture_target(graphed.stage.graphs, target, drafting, graphed.stage.capacity)
+        capture_target(graphed.stage.graphs, target, drafting, graphed.stage.capacity, stage="compare")
     graphs = target.graphs
     session, _ = target.prefill(longest(graphed, target), Taps(), capacity=16)
     cache = [tensor for layer in graphs._cache.layers for tensor in (layer.keys, layer.values)]
@@ -162,8 +164,22 @@ def test_graphs_hold_a_cache_of_the_rounded_length_and_what_they_return():
             kept += [verify(graphs, target.decoder, session.cache, 7, tree, length, ()) for tree in trees]
     assert len(kept) == len(nodes) * len(graphs.lengths) == len(graphs.graphs)
     assert 0.5 < parts["graphs"] / live.most < 2, (parts["graphs"], live.most)
-    spread = asked(*few, "stages.compare.graphs.target=true", "target.device_map=auto")
-    assert evaluation_memory(spread).parts == before, "a target on several devices takes none"
+    spread = evaluation_memory(asked(*few, "target.device_map=auto"))
+    assert spread.on_gpu == spread.parts == before, "a target on several devices takes none"
+    assert "graphs" not in evaluation_memory(asked(*few, "stages.compare.graphs.target=false")).on_gpu
+
+
+def test_graphs_are_counted_on_a_gpu_and_not_without_one():
+    """The tests' machine has none."""
+    memory = Memory({"key-value cache": 2.0**30}, graphs={"key-value cache": 2.0**29, "graphs": 2.0**31})
+    assert memory.lines(None, is_here=True) == [
+        "  memory of a process, without a GPU, about 1.5 GiB: key-value cache 1.0, Python 0.5"
+    ]
+    (line, verdict) = memory.lines(Hardware(gpus=1, memory_gb=5), is_here=True)
+    assert line == "  memory of the fullest GPU about 5.5 GiB: key-value cache 1.5, graphs 2.0, CUDA 2.0"
+    cure = "; without CUDA graphs it does: graphs={target: false, head: false}"
+    assert verdict == f"  DOES NOT FIT 1 GPU(s) of 5 GB each{cure}"
+    assert memory.lines(Hardware(gpus=1, memory_gb=2))[1] == "  DOES NOT FIT 1 GPU(s) of 2 GB each"
 
 
 def test_a_target_on_several_devices_has_its_caches_there_too(planned):

@@ -47,11 +47,17 @@ class Memory:
     uncounted: tuple[str, ...] = ()
     # A kind of drafter whose training cannot be counted without weights, and why (`DrafterConfig.empty`).
     unestimated: str | None = None
+    graphs: dict[str, float] = field(default_factory=dict)  # what CUDA graphs add to the parts
+
+    @property
+    def on_gpu(self) -> dict[str, float]:
+        """The parts on a GPU, where passes are graphs."""
+        return self.parts | {name: self.parts.get(name, 0.0) + size for name, size in self.graphs.items()}
 
     @property
     def total(self) -> float:
         """All of it on a GPU, with what CUDA and its libraries take."""
-        return sum(self.parts.values()) + RUNTIME
+        return sum(self.on_gpu.values()) + RUNTIME
 
     def fits(self, hardware: Hardware | None) -> bool:
         """Whether it fits a GPU; nobody knows without one."""
@@ -63,9 +69,11 @@ class Memory:
         Args:
             is_here: what the recipe reads is on this machine, which may run it: without a GPU, if it has none.
         """
-        each = ", ".join(f"{name} {size / _GIB:.1f}" for name, size in self.parts.items() if size >= 0.05 * _GIB)
+        on_cpu = hardware is None and is_here and not torch.cuda.is_available()
+        parts = self.parts if on_cpu else self.on_gpu
+        each = ", ".join(f"{name} {size / _GIB:.1f}" for name, size in parts.items() if size >= 0.05 * _GIB)
         each = each or "models under 0.1"
-        if hardware is None and is_here and not torch.cuda.is_available():
+        if on_cpu:
             whole = sum(self.parts.values()) + PROCESS
             line = f"  memory of a process, without a GPU, about {whole / _GIB:.1f} GiB: {each}, Python 0.5"
         else:
@@ -76,8 +84,10 @@ class Memory:
             line += f"; not counted: activations of {self.unestimated}"
         if hardware is None:
             return [line]
-        verdict = "fits" if self.fits(hardware) else "DOES NOT FIT"
-        return [line, f"  {verdict} {hardware.gpus} GPU(s) of {hardware.memory_gb:g} GB each"]
+        verdict, cure = "fits" if self.fits(hardware) else "DOES NOT FIT", ""
+        if not self.fits(hardware) and Memory(self.parts).fits(hardware):
+            cure = "; without CUDA graphs it does: graphs={target: false, head: false}"
+        return [line, f"  {verdict} {hardware.gpus} GPU(s) of {hardware.memory_gb:g} GB each{cure}"]
 
 
 def evaluation_memory(plan: Planned) -> Memory:
@@ -100,10 +110,11 @@ def evaluation_memory(plan: Planned) -> Memory:
     asked = Pass(stage.capacity + nodes, section.prefill_chunk, nodes, tapped)
     parts = {f"target's {name.replace('_', ' ')}": size_of / spread
              for name, size_of in weight_bytes(config, dtype, size).items()}  # fmt: skip
-    parts |= {name: size_of / spread for name, size_of in _caches(stage, config, section, asked).items()}
+    parts["key-value cache"] = cache_bytes(config, dtype, asked.positions, size) / spread
     if size > 1:
         shape = language_shape(config.get_text_config())
         parts["embedding, whole"] = BYTES[dtype] * shape.vocab_size * shape.hidden_size  # for heads that read it
+    graphs = _graphs(stage, config, section, asked)
     moments = [moment(config, section, dtype, asked)]
     held = set()
     for one in drafting:
@@ -114,6 +125,8 @@ def evaluation_memory(plan: Planned) -> Memory:
         cache = sizes.cache / (spread if sizes.is_targets else 1)
         if cache:
             parts["drafters' caches"] = parts.get("drafters' caches", 0.0) + cache
+        if sizes.graphs:
+            graphs["drafters' caches"] = graphs.get("drafters' caches", 0.0) + sizes.graphs
         moments.append(sizes.moment)
     uncounted = list(dict.fromkeys(str(cast(LvlmConfig, one.config).path) for one in opened if one.is_unknown))
     if stage.captioner is not None:
@@ -123,7 +136,7 @@ def evaluation_memory(plan: Planned) -> Memory:
         else:
             parts["captioner"], described = captioner
             moments.append(described)
-    return Memory({**parts, "activations": max(moments)}, tuple(uncounted))
+    return Memory({**parts, "activations": max(moments)}, tuple(uncounted), graphs=graphs)
 
 
 def target_memory(plan: Planned) -> Memory | None:
@@ -150,24 +163,23 @@ def memory_of_rows(recipe: WholeRecipe, rows: int, length: int) -> Memory:
     return Memory(parts | {"activations": rows * moment(config, section, dtype, Pass(length, chunk))})
 
 
-def _caches(stage: EvaluateSettings, config: PreTrainedConfig, section: TargetConfig, asked: Pass) -> dict[str, float]:
-    """The target's cache, and what its graphs hold where its passes are graphs.
+def _graphs(stage: EvaluateSettings, config: PreTrainedConfig, section: TargetConfig, asked: Pass) -> dict[str, float]:
+    """What graphs of the target's passes hold, and how much larger its cache is for them.
 
     Args:
         asked: of the longest request, with its largest tree.
     """
-    size, dtype = section.tensor_parallel_size, held_dtype(section)
-    own = float(cache_bytes(config, dtype, asked.positions, size))
     if not stage.graphs.target or not _takes_graphs(config, section):
-        return {"key-value cache": own}
-    asked_for = stage.graphs.length or stage.capacity
+        return {}
+    dtype, asked_for = held_dtype(section), stage.graphs.length or stage.capacity
     lengths = lengths_up_to(asked_for + asked.nodes - 1 + NODES[-1])
     largest = next((count for count in NODES if count >= asked.nodes), NODES[-1])
     graphs = graph_bytes(config, dtype, [count for count in NODES if count <= largest], lengths)
-    static = float(cache_bytes(config, dtype, lengths[-1], size))
+    cache = float(cache_bytes(config, dtype, lengths[-1]))
     # A longer request than the graphs are made for gets a cache of its own beside theirs.
-    beside = own if asked.positions + NODES[-1] > lengths[-1] else 0.0
-    return {"key-value cache": static + beside, "graphs": graphs}
+    if asked.positions + NODES[-1] <= lengths[-1]:
+        cache -= cache_bytes(config, dtype, asked.positions)
+    return {"key-value cache": cache, "graphs": graphs}
 
 
 def _takes_graphs(config: PreTrainedConfig, section: TargetConfig) -> bool:

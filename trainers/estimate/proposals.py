@@ -118,6 +118,7 @@ class Sizes:
         name: of its weights, in a dry run.
         moment: what lives for a moment while it reads a prompt.
         is_targets: the cache is the target's own, and lies where its layers do.
+        graphs: what CUDA graphs of its passes add to the cache.
     """
 
     name: str
@@ -125,6 +126,7 @@ class Sizes:
     cache: float
     moment: float = 0.0
     is_targets: bool = False
+    graphs: float = 0.0
 
 
 def sizes_of(one: Proposal, stage: EvaluateSettings, config: PreTrainedConfig, section: TargetConfig) -> Sizes:
@@ -143,7 +145,7 @@ def sizes_of(one: Proposal, stage: EvaluateSettings, config: PreTrainedConfig, s
     weights = float(width * sum(drafter.count(shape).values()))
     numbers, beyond = drafter.cached_numbers(shape)
     place = float(numbers * width)
-    cache = (positions + beyond) * place
+    cache, graphs = (positions + beyond) * place, 0.0
     if (
         isinstance(drafter, HeadConfig)
         and stage.graphs.head
@@ -152,11 +154,11 @@ def sizes_of(one: Proposal, stage: EvaluateSettings, config: PreTrainedConfig, s
     ):
         lengths = lengths_up_to((stage.graphs.length or stage.capacity) + one.nodes + COUNTS[-1])
         # Requests that are longer than the graphs are made for have a cache of their own.
-        cache = lengths[-1] * place + (cache if positions + COUNTS[-1] > lengths[-1] else 0.0)
+        graphs = lengths[-1] * place - (cache if positions + COUNTS[-1] <= lengths[-1] else 0.0)
         # What each graph proposes, in float32, if every length and number of nodes comes up; and the outputs of a tree.
-        cache += 4.0 * shape.vocab_size * len(lengths) * sum(count for count in COUNTS if count <= one.nodes)
-        cache += (1 + MOST_EXPANSIONS + COUNTS[-1]) * shape.hidden_size * width
-    return Sizes("drafters", weights, cache)
+        graphs += 4.0 * shape.vocab_size * len(lengths) * sum(count for count in COUNTS if count <= one.nodes)
+        graphs += (1 + MOST_EXPANSIONS + COUNTS[-1]) * shape.hidden_size * width
+    return Sizes("drafters", weights, cache, graphs=graphs)
 
 
 def _left(drafter: DrafterConfig, stage: EvaluateSettings, config: PreTrainedConfig, positions: int) -> int:

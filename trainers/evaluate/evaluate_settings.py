@@ -89,7 +89,7 @@ class EvaluateSettings(Stage):
     # Whose seconds count. thread: of the thread that decodes, which other work on the machine does not stretch; on a
     # CPU, with OMP_NUM_THREADS=1.
     clock: ClockName = Field("wall", exclude_if=lambda value: value == "wall")
-    # Which passes are CUDA graphs: {draft: true, target: false, head: false} and `length`.
+    # Which passes are CUDA graphs: {draft: true, target: auto, head: auto} and `length`.
     graphs: GraphsConfig = Field(GraphsConfig(), exclude_if=lambda value: value == GraphsConfig())
     # Who decodes: transformers, our own loop; or vllm, with so many requests at once, and with its own drafting.
     engine: EvaluationEngine = Field(TransformersEngine(), exclude_if=lambda value: value == TransformersEngine())

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 from pydantic import Field
 
+from ...core import ranks
+from ...core.errors import UserError
+from ...core.notices import notice
 from ...core.section import Section
 from ...models.decoding.cache import Cache
 from ...models.decoding.captured import PassGraphs
@@ -17,6 +22,9 @@ from ...models.targets.language import LanguageTarget
 from ...models.targets.verification import NODES, lengths_up_to, why_not
 from .drafters import Drafting
 
+# auto: on a GPU, as far as captures succeed. true: nothing else will do. false: never.
+Wanted = Literal["auto"] | bool
+
 
 class GraphsConfig(Section):
     """CUDA graphs: one launch for a whole pass. On a CPU nothing is captured."""
@@ -25,36 +33,86 @@ class GraphsConfig(Section):
     draft: bool = True
     # The target's passes, plain decoding's among them: for fixed numbers of nodes and lengths, captured when they first
     # come up (the clock stands still meanwhile). Its cache is then held for the longest request.
-    target: bool = False
+    # Neither is written where it is auto: evaluations that finished before there was such a setting stay finished.
+    target: Wanted = Field("auto", exclude_if=lambda value: value == "auto")
     # The passes of heads that read the target's states: what a cycle begins with, and each level of any tree or chain.
-    # Not written where it is false: evaluations that finished before there was such a setting stay finished.
-    head: bool = Field(False, exclude_if=lambda value: not value)
+    head: Wanted = Field("auto", exclude_if=lambda value: value == "auto")
     # Places of a request that graphs of the target and of heads are made for; longer ones are decoded eagerly, and
     # counted. null: the longest prompt of the data sections with an answer.
     length: int | None = Field(None, ge=1)
 
 
-def capture_target(config: GraphsConfig, target: LanguageTarget, drafting: Sequence[Drafting], capacity: int) -> None:
-    """Let the target's passes be graphs, where that is asked for and can be.
+@dataclass(frozen=True)
+class _Setting:
+    """`graphs.target` or `graphs.head` of a stage."""
+
+    wanted: Wanted
+    key: str
+
+    def allows(self, what: str, why: str | None, *, on_gpu: bool) -> bool:
+        """Whether captures are tried, on all ranks or on none; all ranks call.
+
+        Args:
+            why: they cannot be made on this rank; None: they can.
+
+        Raises:
+            UserError: they are a must.
+        """
+        if self.wanted is False:
+            return False
+        reasons = [reason for reason in ranks.gather(why) if reason is not None]
+        if reasons and self.wanted is True:
+            raise self._refused(f"passes of {what} cannot be CUDA graphs: {reasons[0]}")
+        if reasons and on_gpu:
+            notice(f"passes of {what} run eagerly, without CUDA graphs: {reasons[0]}; {self.key}=false tries none")
+        return not reasons
+
+    def failed(self, what: str, why: str) -> None:
+        """A capture has failed. Raises `UserError` where it is a must."""
+        if self.wanted is True:
+            raise self._refused(f"a CUDA graph of {what} could not be captured: {why}")
+        notice(f"passes of {what} run eagerly from here on: a CUDA graph could not be captured ({why}); "
+               f"{self.key}=false tries none")  # fmt: skip
+
+    def _refused(self, problem: str) -> UserError:
+        return UserError(problem, where=f"key {self.key}", hint="write auto, and passes run eagerly where they must")
+
+
+def capture_target(
+    config: GraphsConfig, target: LanguageTarget, drafting: Sequence[Drafting], capacity: int, *, stage: str
+) -> None:
+    """Let the target's passes be graphs, where that is asked for and can be; all ranks call.
 
     Args:
         capacity: positions that a request takes without a cycle's tree, where the section does not say.
+        stage: its name.
+
+    Raises:
+        UserError: graphs are a must, and cannot be. Later, from a pass: a capture failed.
     """
+    setting, what = _Setting(config.target, f"stages.{stage}.graphs.target"), "the target"
     target.graphs = None
-    if config.target and why_not(target.decoder) is None:
+    if setting.allows(what, why_not(target.decoder), on_gpu=target.device.type == "cuda"):
         most = max((one.policy.max_nodes for one in drafting), default=0)
         lengths = lengths_up_to((config.length or capacity) + most + NODES[-1])
-        target.graphs = PassGraphs(target.device, lengths, NODES, target.decoder.new_cache)
+        new_cache, failed = target.decoder.new_cache, partial(setting.failed, what)
+        target.graphs = PassGraphs(target.device, lengths, NODES, new_cache, failed)
 
 
-def capture_heads(config: GraphsConfig, target: LanguageTarget, drafting: Sequence[Drafting], capacity: int) -> None:
-    """Let the passes of the methods' heads be graphs, where that is asked for and can be; arguments as above."""
-    wanted = config.head and head_graphs.why_not(target) is None
-    for one in drafting:
+def capture_heads(
+    config: GraphsConfig, target: LanguageTarget, drafting: Sequence[Drafting], capacity: int, *, stage: str
+) -> None:
+    """Let the passes of the methods' heads be graphs; arguments and errors as above."""
+    setting = _Setting(config.head, f"stages.{stage}.graphs.head")
+    of_method = [(one, heads) for one in drafting if (heads := [*_heads(one.drafter)])]
+    why, on_gpu = head_graphs.why_not(target), target.device.type == "cuda"
+    allowed = bool(of_method) and setting.allows("heads", why, on_gpu=on_gpu)
+    for one, heads in of_method:
         lengths = lengths_up_to((config.length or capacity) + one.policy.max_nodes + COUNTS[-1])
-        for head in _heads(one.drafter):
+        failed = partial(setting.failed, f"{one.title}'s head")
+        for head in heads:
             # Each method's head has a cache of its own, and so graphs of its own.
-            head.graphs = PassGraphs(target.device, lengths, COUNTS, partial(Cache, 1)) if wanted else None
+            head.graphs = PassGraphs(target.device, lengths, COUNTS, partial(Cache, 1), failed) if allowed else None
 
 
 def _heads(drafter: object) -> Iterator[Recursive]:
@@ -66,23 +124,27 @@ def _heads(drafter: object) -> Iterator[Recursive]:
 
 
 def about_graphs(config: GraphsConfig, target: LanguageTarget, drafting: Sequence[Drafting] = ()) -> dict[str, str]:
-    """The report's lines: of the target's passes and of heads', where they were asked for."""
-    lines = {}
+    """The report's lines of an evaluation on a GPU: of the target's passes and of heads'. All ranks call."""
+    lines, other = dict[str, str](), "another rank cannot capture them"
+    if target.device.type != "cuda":
+        return lines
     if config.target:
-        if target.graphs is None:
-            lines["graphs of the target"] = f"off: {why_not(target.decoder)}"
-        else:
-            lines["graphs of the target"] = f"on rank 0, {target.graphs.summary}"
+        graphs = target.graphs
+        lines["graphs of the target"] = _about([("", graphs)]) if graphs else f"off: {why_not(target.decoder) or other}"
     if config.head:
-        lines["graphs of heads"] = _about_heads(target, drafting)
+        of_method = {one.title: [*_heads(one.drafter)] for one in drafting}
+        captured = [(f"{title}: ", head.graphs) for title, heads in of_method.items() for head in heads if head.graphs]
+        others = [title for title, heads in of_method.items() if not heads]
+        why = head_graphs.why_not(target) or (other if any(of_method.values()) else None)
+        said = [_about(captured) if captured else "off" if why is None else f"off: {why}"]
+        said += [f"no head with levels: {', '.join(others)}"] if others else []
+        lines["graphs of heads"] = "; ".join(said)
     return lines
 
 
-def _about_heads(target: LanguageTarget, drafting: Sequence[Drafting]) -> str:
-    if (why := head_graphs.why_not(target)) is not None:
-        return f"off: {why}"
-    of_method = {one.title: [head.graphs for head in _heads(one.drafter)] for one in drafting}
-    others = [title for title, some in of_method.items() if not some]
-    summaries = [f"{title}: {graphs.summary}" for title, some in of_method.items() for graphs in some if graphs]
-    without = [f"no head with levels: {', '.join(others)}"] if others else []
-    return "; ".join(["on rank 0, " + summaries[0], *summaries[1:], *without] if summaries else ["off", *without])
+def _about(captured: Sequence[tuple[str, PassGraphs]]) -> str:
+    """Of rank 0's graphs, each after whose they are; and other ranks on which a capture failed, as their rows tell."""
+    failed = ranks.gather(any(graphs.failure is not None for _, graphs in captured))
+    others = [str(rank) for rank, has in enumerate(failed) if has and rank]
+    said = "; ".join(f"{whose}{graphs.summary}" for whose, graphs in captured)
+    return f"on rank 0, {said}" + (f"; a capture failed on rank {', '.join(others)}" if others else "")

@@ -54,8 +54,8 @@ def run(stage: EvaluateSettings, context: Context) -> None:
     drafters = Drafters(stage, context, pair, options=options)
     ends = stage.ends(*end_ids(processor, stage.format))
     measuring = Measuring(stage, context, target, drafters.all(), ends, tokenizer=processor.tokenizer)
-    capture_target(stage.graphs, target, measuring.drafting, stage.capacity)
-    capture_heads(stage.graphs, target, measuring.drafting, stage.capacity)
+    capture_target(stage.graphs, target, measuring.drafting, stage.capacity, stage=context.name)
+    capture_heads(stage.graphs, target, measuring.drafting, stage.capacity, stage=context.name)
     measuring.announce(sets, others=bool(suites or talks))
     rows = Rows()
     # The lengths of a benchmark follow each other.
@@ -78,9 +78,10 @@ def run(stage: EvaluateSettings, context: Context) -> None:
     if not rows:
         raise UserError("no request of any set could be read", where=str(context.folder / "skipped.jsonl"),
                         hint="check the folders of pictures and clips")  # fmt: skip
+    about = _about(stage, rows) | about_graphs(stage.graphs, target, measuring.drafting)
     with context.stop.together():
         if ranks.is_main():
-            _report(stage, context, measuring, runs, sets, rows, notes, early, bound)
+            _report(stage, context, measuring, runs, sets, rows, about, notes, early, bound)
         elif context.is_in_step:
             _decode_along(context, measuring, sets, rows)
     for suite_run in runs:
@@ -97,12 +98,12 @@ def _report(
     runs: list[TabedRun],
     sets: list[ConversationSet],
     rows: Rows,
+    about: JsonObject,
     notes: list[str],
     early: list[str],
     bound: JsonObject | None,
 ) -> None:
     """The report, by rank 0 alone, and then the studies that decode again."""
-    about = _about(stage, rows) | about_graphs(stage.graphs, measuring.target, measuring.drafting)
     for suite_run in runs:
         about |= suite_run.about()
     reporting = Reporting(stage, context, measuring, rows, about)
