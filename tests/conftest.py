@@ -29,7 +29,7 @@ EXTRAS = (
     "models/drafters/test_mtp.py", "models/drafters/test_peagle.py", "models/drafters/test_pruned.py",
     "models/drafters/test_vispec.py",
     "models/targets/test_gemma.py", "models/targets/test_hybrid.py", "models/targets/test_towers.py",
-    "recipes/test_imports.py", "recipes/test_leaderboard.py", "recipes/test_over_seeds.py",
+    "recipes/test_fingerprints.py", "recipes/test_imports.py", "recipes/test_leaderboard.py", "recipes/test_over_seeds.py",
     "recipes/test_paper_settings.py", "recipes/test_paper_tables.py",
     "trainers/serve", "trainers/test_demo_ov.py", "trainers/test_distill_demo.py", "trainers/test_heads_stages.py",
     "trainers/test_judge.py", "trainers/test_outside_start.py", "trainers/test_recorded_ends.py",

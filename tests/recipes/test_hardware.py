@@ -69,11 +69,6 @@ def test_a_target_that_cannot_be_cut_is_refused_by_the_dry_run():
         run_recipe([*SAGE, "target.device_map=null", "target.tensor_parallel_size=3"], "the command")
 
 
-def test_a_serving_engine_has_a_number_of_gpus_of_its_own():
-    recipe = ["recipe=eagle3-llava15-7b", "dry_run=true", "stages=[answers]"]
-    assert run_recipe([*recipe, "stages.answers.engine={kind: vllm, tensor_parallel_size: 2}"], "the command") == 0
-
-
 def test_an_evaluation_holds_its_draft_lvlm():
     """Llama-68M, its CLIP tower and projector in bfloat16, once; a method has a cache for each mode that it mixes."""
     parts = []

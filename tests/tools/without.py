@@ -42,6 +42,8 @@ LINES = {
                                      r"    (bench|verify_engine),\n": ""},
     },
 }  # fmt: skip
+# Recipes that want the group.
+RECIPES = {"studies": (), "serving": ("lvlm/compare-served", "smollm2/served")}
 # What a change of the tables touches first: the shape of the tree, stages, one that asks its engine, a report.
 SOME = (
     "tests/test_layout.py", "tests/trainers/test_stages.py", "tests/trainers/test_regenerate.py",
@@ -61,7 +63,7 @@ def copied(folder: Path) -> Path:
 
 
 def delete(root: Path, group: str) -> list[str]:
-    """Delete the group's files and their lines in the tables; return the files.
+    """Delete the group's files, its recipes and its lines in the tables; return the files.
 
     Raises:
         SystemExit: a line of `LINES` is not there.
@@ -70,7 +72,7 @@ def delete(root: Path, group: str) -> list[str]:
     files = house.trees(root)
     gone = [path for path in files if any(path == part or path.startswith(part) for part in parts)]
     tables = {one.path for one in house.imports(files) if one.target in gone} - {*gone}
-    for path in gone:
+    for path in (*gone, *(f"recipes/{name}.yaml" for name in RECIPES[group])):
         (root / path).unlink()
     for path in tables:
         text = (root / path).read_text()
@@ -111,6 +113,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         root = copied(Path(folder))
         gone = delete(root, group)
+        for step in ("init -q", "add -A", "-c user.name=- -c user.email=- commit -q -m rest"):
+            subprocess.run(["git", *step.split()], cwd=root, check=True)
         print(f"deleted {len(gone)} files of {group}: {', '.join(gone)}", flush=True)
         tests = [] if asked == ["--whole"] else asked or [test for test in SOME if (root / test).exists()]
         environment = os.environ | {"PYTHONPATH": folder, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}

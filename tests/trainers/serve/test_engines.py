@@ -22,6 +22,7 @@ from draftsmith.models.drafters.eagle3 import Eagle3Config
 from draftsmith.models.drafters.peagle import PeagleConfig
 from draftsmith.models.targets.llava.section import LlavaTargetConfig
 from draftsmith.models.targets.qwen.model import qwen_config
+from draftsmith.recipes.launch import run_recipe
 from draftsmith.trainers.run.stopping import Stopped
 from draftsmith.trainers.serve import engine_process as process
 from draftsmith.trainers.serve import rank_engine as opened
@@ -297,3 +298,8 @@ def test_no_engine_is_named_in_what_has_none(made, tmp_path):
 def test_engines_are_told_every_end(engine):
     sampling = engine.sampling(Warp(), seed=0, limit=4, ends=(2, 7, 9), never={})
     assert sampling["stop_token_ids"] == [2, 7, 9] and sampling["ignore_eos"]
+
+
+def test_a_serving_engine_has_a_number_of_gpus_of_its_own():
+    recipe = ["recipe=eagle3-llava15-7b", "dry_run=true", "stages=[answers]"]
+    assert run_recipe([*recipe, "stages.answers.engine={kind: vllm, tensor_parallel_size: 2}"], "the command") == 0
