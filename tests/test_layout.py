@@ -200,7 +200,7 @@ def test_core_never_imports_extras():
 
 
 def test_tests_of_the_core_need_no_extra_that_can_be_deleted():
-    """Nor do the files beside them that they import; `tests/tools/without.py` deletes these groups and runs the core."""
+    """Nor do the files beside them that they import. `tests/tools/without.py` deletes these groups."""
     texts = (ROOT / "tests" / "tools" / "without.py").read_text(), (ROOT / "tests" / "conftest.py").read_text()
     groups, apart = (
         next(
