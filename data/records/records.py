@@ -287,9 +287,9 @@ def scan_part(entries: Iterable[scan.Entry]) -> Part:
             continue
         if text is None:
             text = " ".join([turn["value"] for turn in record["conversations"]]).encode()
-            images, clips = num_images(record), num_clips(record)
-        else:
-            images, clips = bool(record.get("image")), 0
+            images, clips, learned = num_images(record), num_clips(record), num_learned(record)
+        else:  # question and answer in turn, which all count
+            images, clips, learned = bool(record.get("image")), 0, len(record["conversations"]) // 2
         texts.append(text)
         name = record.get("id")
         kind = type(name).__name__
@@ -297,7 +297,7 @@ def scan_part(entries: Iterable[scan.Entry]) -> Part:
             kinds[kind] = number
         # Python's own hash differs from process to process, but not between forked ones.
         id_hash = 0 if name is None else hash(str(name))
-        rows += (offset, size, 1 if images or clips else -1, images, clips, num_learned(record), id_hash)
+        rows += (offset, size, 1 if images or clips else -1, images, clips, learned, id_hash)
     table = np.array(rows, dtype=np.int64).reshape(-1, len(_TYPES))
     table[:, 2] *= np.concatenate([*words, num_words(texts)])
     return Part(
