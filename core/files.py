@@ -120,10 +120,10 @@ def open_data(path: Path) -> BinaryIO:
     except NotRegular as error:
         raise UserError(f"not a regular file: {error}", where=str(path), hint="name a file") from error
     except OSError as error:
-        problem = f"cannot be read: {error.strerror or error}"
-        right = isinstance(error, PermissionError)
-        hint = "give yourself the right to read it, or name another" if right else "check its name, or name another"
-        raise UserError(problem, where=str(path), hint=hint) from error
+        problem, cure = f"cannot be read: {error.strerror or error}", "check its name"
+        if error.errno in (errno.EACCES, errno.EPERM):
+            cure = "give yourself the right to read it"
+        raise UserError(problem, where=str(path), hint=f"{cure}, or name another") from error
 
 
 def read_text(path: Path, *, hint: str, max_bytes: int = SMALL_BYTES) -> str:

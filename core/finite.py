@@ -56,14 +56,14 @@ def check_module(model: nn.Module, source: str | Path) -> None:
 
 
 @torch.no_grad()
-def check_weights(tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]], source: str | Path) -> None:
+def check_weights(tensors: Mapping[str, Tensor], source: str | Path) -> None:
     """Raises `UserError` with the file and the tensor where one is not finite; each is read once, where it lies.
 
     Args:
         source: the file, the folder or the Hub id that they were loaded from.
     """
     seen = set()
-    for name, tensor in tensors.items() if isinstance(tensors, Mapping) else tensors:
+    for name, tensor in tensors.items():
         tensor = getattr(tensor, "_local_tensor", tensor)  # of one that is cut over ranks, this rank's part
         # What accelerate has left on the disk is read when it is used; scores are checked then.
         if not tensor.is_floating_point() or tensor.is_meta or tensor.numel() == 0 or tensor.data_ptr() in seen:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from .errors import UserError
 from .files import read_json
-from .json_types import JsonObject
+from .json_types import JsonObject, listed, value_at
 from .pretrained import RESTORE, reading_pretrained
 
 _CURE = "check the name and the network, or give a directory"
@@ -27,13 +27,13 @@ def generation_ends(source: str | Path, revision: str | None = None) -> tuple[in
         return ()
     values = read_json(path, JsonObject, hint=RESTORE)
     ends = values.get("eos_token_id")
-    if ends is None and path.name == "config.json" and isinstance(text := values.get("text_config"), dict):
-        ends = text.get("eos_token_id")
-    listed = ends if isinstance(ends, list) else [] if ends is None else [ends]
-    if wrong := [end for end in listed if type(end) is not int]:
+    if ends is None and path.name == "config.json":
+        ends = value_at(values, "text_config", "eos_token_id")
+    ids = listed(ends)
+    if wrong := [end for end in ids if type(end) is not int]:
         raise UserError(f"eos_token_id holds {wrong[0]!r}, expected the id of a token or a list of ids",
                         where=str(path), hint="write the ids as numbers, as the model was published")  # fmt: skip
-    return tuple(sorted({end for end in listed if end >= 0}))  # -1 stands for none
+    return tuple(sorted({end for end in ids if end >= 0}))  # -1 stands for none
 
 
 def _stored(source: str | Path, file: str, revision: str | None) -> Path | None:

@@ -21,8 +21,9 @@ from pydantic import GetCoreSchemaHandler, TypeAdapter, ValidationInfo, model_va
 from pydantic_core import core_schema
 
 from .errors import UserError, did_you_mean, first_line
+from .json_types import object_at, text_at, walk
 from .refused import Refused
-from .section import Section
+from .section import Section, is_class, written_kind
 
 # Context of pydantic's validation: modules that kinds name may be imported.
 ALLOW_IMPORT = {"allow_import": True}
@@ -56,7 +57,8 @@ class Kinded(Section):
     @model_validator(mode="before")
     @classmethod
     def _kind_of_its_own(cls, values: object) -> object:
-        if not isinstance(values, dict) or _declares_a_word(cls):
+        given = object_at(values)
+        if given is None or _declares_a_word(cls):
             return values
         words, said = _words(cls), None if isinstance(cls.base_kind, property) else cls.base_kind
         if said not in (words or (None,)) and (said is not None or len(words) > 1):
@@ -64,11 +66,11 @@ class Kinded(Section):
             raise Refused("kind", f"{cls.__name__} does not say which of {', '.join(words) or 'no kinds'} it is",
                           f"write {which} in the class")  # fmt: skip
         own = f"{cls.__module__}:{cls.__qualname__}"
-        kind = values.get("kind", own)
+        kind = given.get("kind", own)
         # Another path to the same class (`my_package:HydraConfig`) stays as it is written.
         if isinstance(kind, str) and kind != own and loaded(kind) is not cls:
             raise Refused("kind", f"{kind!r} is not this class", f"write {own}, or leave it out")
-        return {**values, "kind": kind}
+        return {**given, "kind": kind}
 
 
 class OrImported:
@@ -83,10 +85,10 @@ class OrImported:
         return core_schema.with_info_wrap_validator_function(self._read, handler(source), serialization=as_it_is)
 
     def _read(self, value: Any, shipped: Any, info: ValidationInfo) -> Any:
-        kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
-        if isinstance(kind, str) and (dotted := _DOTTED.fullmatch(kind)):
+        kind = written_kind(value) or ""
+        if dotted := _DOTTED.fullmatch(kind):
             raise Refused("kind", f"{kind!r} is no import path", f"write {dotted[1]}:{dotted[2]}")
-        if not isinstance(kind, str) or ":" not in kind:
+        if ":" not in kind:
             return shipped(value)
         section = imported(kind, self.bases, allowed=bool((info.context or {}).get("allow_import")))
         return TypeAdapter(_tagged(kind, section)).validate_python(value, context=info.context)
@@ -125,11 +127,12 @@ def imported(path: str, bases: tuple[type[Kinded], ...], *, allowed: bool) -> ty
     found: Any = _module(name)
     expected = " or ".join(base.__name__ for base in bases)
     for part in attribute.split("."):
-        if not hasattr(found, part):
-            known = [n for n, value in vars(found).items() if isinstance(value, type) and issubclass(value, bases)]
+        inner = getattr(found, part, None)
+        if inner is None:
+            known = [name for name, value in vars(found).items() if is_class(value, *bases)]
             raise Refused("kind", f"{found.__name__} has no {part}", did_you_mean(part, known))
-        found = getattr(found, part)
-    if not isinstance(found, type) or not issubclass(found, bases):
+        found = inner
+    if not is_class(found, *bases):
         raise Refused("kind", f"{path} is no {expected}", f"derive the class from {expected}")
     if _declares_a_word(found):
         word = found.model_fields["kind"].annotation
@@ -158,7 +161,7 @@ def _meant(name: str) -> str:
     package = name.rpartition(".")[0]
     if not package:
         return "install its package in this environment (pip install -e FOLDER), or put its folder into PYTHONPATH"
-    there = getattr(sys.modules.get(package), "__path__", ())
+    there = loaded(f"{package}:__path__") or ()
     return did_you_mean(name, [f"{package}.{module.name}" for module in pkgutil.iter_modules(there)])
 
 
@@ -186,14 +189,9 @@ def loaded(path: str) -> Any:
 
 def kinds_within(section: object) -> Iterator[str]:
     """Import paths among the kinds of a section and those inside it, as a recipe's tree has them."""
-    if isinstance(section, dict):
-        kind = section.get("kind")
-        if isinstance(kind, str) and _PATH.fullmatch(kind):
+    for _, part in walk(section):
+        if _PATH.fullmatch(kind := text_at(part, "kind") or ""):
             yield kind
-        section = list(section.values())
-    if isinstance(section, list | tuple):
-        for part in section:
-            yield from kinds_within(part)
 
 
 def code_of(path: str) -> dict[str, str]:
@@ -215,13 +213,12 @@ def code_of(path: str) -> dict[str, str]:
 
 def _files(name: str, top: str) -> dict[str, Path]:
     """Place in the package -> file of code."""
-    module, package = sys.modules.get(name), sys.modules.get(top)
-    folders = [Path(place) for place in getattr(package, "__path__", ())]
+    folders = [Path(place) for place in loaded(f"{top}:__path__") or ()]
     found = {
         file.relative_to(folder).as_posix(): file
         for folder in folders
         for file in folder.rglob("*")
         if file.suffix in _CODE and file.is_file() and "__pycache__" not in file.parts
     }
-    file = Path(getattr(module, "__file__", None) or "")
+    file = Path(loaded(f"{name}:__file__") or "")
     return found or ({file.name: file} if file.is_file() else {})

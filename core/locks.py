@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 
 from .files import NotRegular, open_regular
-from .json_types import JsonObject
+from .json_types import JsonObject, object_at
 
 # What flock answers where a file system has no locks, or its server none to give.
 NO_FLOCK = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
@@ -38,7 +38,7 @@ def let_libraries_lock() -> None:
     It does so where flock answers ENOSYS, and fails where a file system says the same in other words.
     """
     flock = fcntl.flock
-    if getattr(flock, "says_enosys", False):
+    if flock.__module__ == __name__:
         return
 
     def plain(handle: Any, operation: int) -> None:
@@ -49,7 +49,6 @@ def let_libraries_lock() -> None:
                 raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS)) from error
             raise
 
-    plain.says_enosys = True  # type: ignore[attr-defined]
     fcntl.flock = plain
 
 
@@ -220,10 +219,9 @@ def _about_us() -> JsonObject:
 
 def _about(text: bytes) -> JsonObject:
     try:
-        about = json.loads(text)
+        return object_at(json.loads(text)) or {}
     except (ValueError, RecursionError):  # being written, or cut
         return {}
-    return about if isinstance(about, dict) else {}
 
 
 def _is_dead(text: bytes) -> bool:

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from . import ranks
 from .errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from .section import Section
 
 # Names that accelerate gives to what lies on no GPU.
 _SPILLED = ("cpu", "disk")
@@ -52,7 +57,7 @@ def spread(device_map: str, *, offload: str | None, key: str) -> dict[str, Any]:
     return {"device_map": device_map, "max_memory": {**memory, "cpu": 0}}
 
 
-def num_gpus(section: object) -> int:
+def num_gpus(section: Section | None) -> int:
     """GPUs that all ranks of a stage hold together: one each, or all that the one rank sees which spreads its target.
 
     Args:
@@ -60,7 +65,7 @@ def num_gpus(section: object) -> int:
     """
     if ranks.device().type == "cpu":
         return 0
-    is_spread = getattr(section, "device_map", None) not in (None, "cpu")
+    is_spread = dict(section or ()).get("device_map") not in (None, "cpu")
     return torch.cuda.device_count() if is_spread else ranks.world_size()
 
 
@@ -76,7 +81,7 @@ def check_one_rank(device_map: str | None, *, key: str) -> None:
     )
 
 
-def check_spread(model: nn.Module, device_map: str, *, offload: str | None, key: str) -> None:
+def check_spread(model: PreTrainedModel, device_map: str, *, offload: str | None, key: str) -> None:
     """Raises `UserError` where accelerate has left a part of the model on no GPU, unless that was asked for.
 
     Args:
@@ -84,9 +89,8 @@ def check_spread(model: nn.Module, device_map: str, *, offload: str | None, key:
     """
     if device_map in _SPILLED or not torch.cuda.is_available():
         return
-    embedding: Any = getattr(model, "get_input_embeddings", lambda: None)()
     if offload is not None:
-        if embedding is not None and embedding.weight.is_meta:
+        if model.get_input_embeddings().weight.is_meta:
             raise UserError(
                 f"{key}.device_map is {device_map}, and no GPU holds even the embedding", where=f"key {key}.device_map",
                 hint="show the run GPUs with more free memory",

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from .errors import UserError, first_line
 from .files import open_regular, read_json
-from .json_types import JsonMapping, JsonObject
+from .json_types import JsonMapping, JsonObject, walk
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -109,13 +109,12 @@ def check_pretrained(source: str | Path, *, weights: bool = True) -> None:
         check_safetensors(path)
 
 
-def check_config(values: JsonMapping, path: Path, key: str = "") -> None:
+def check_config(values: JsonMapping, path: Path) -> None:
     """Raises `UserError` for a size in a model's config that no model has, at any level. Others are its class's."""
-    for name, value in values.items():
-        if isinstance(value, dict):
-            check_config(value, path, f"{key}{name}.")
-        elif name in MOST_SIZES and isinstance(value, int | float) and not 0 <= value <= MOST_SIZES[name]:
-            problem = f"{key}{name} is {value:,}, and models have up to {MOST_SIZES[name]:,}"
+    for place, value in walk(values):
+        most = MOST_SIZES.get(place[-1]) if place else None
+        if most is not None and isinstance(value, int | float) and not 0 <= value <= most:
+            problem = f"{'.'.join(place)} is {value:,}, and models have up to {most:,}"
             raise UserError(problem, where=str(path), hint=RESTORE)
 
 

@@ -22,7 +22,7 @@ from pydantic import AfterValidator
 
 from .errors import UserError
 from .files import read_json, unwritable, write_whole
-from .json_types import JsonObject
+from .json_types import JsonObject, list_at, object_at
 
 DONE = "done.json"
 BEGUN = "fingerprint.json"
@@ -46,7 +46,7 @@ def _inside(name: str) -> str:
 
 def _whole(settings: JsonObject) -> JsonObject:
     """Settings of a fingerprint, by whose inputs and data a folder is told from another."""
-    if settings and not (isinstance(settings.get("inputs"), dict) and isinstance(settings.get("data"), list)):
+    if settings and (object_at(settings, "inputs") is None or list_at(settings, "data") is None):
         raise ValueError("settings without inputs or data")
     return settings
 

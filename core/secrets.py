@@ -13,7 +13,7 @@ from html import escape
 from typing import Any
 from urllib.parse import quote
 
-from .json_types import Json
+from .json_types import Json, walk, with_texts
 from .markdown import plain
 from .secret_rules import ENVIRONMENT, NAME, hits
 
@@ -92,47 +92,46 @@ def _spellings(value: str) -> set[str]:
 
 def written_over(tree: object, asked: object) -> Json:
     """`tree` with `${oc.env:NAME}` where `asked`, a recipe's tree, has what a variable gave at the same place."""
-    if isinstance(asked, AsWritten):
-        return asked.written
-    if isinstance(tree, dict) and isinstance(asked, dict):
-        return {key: written_over(value, asked.get(key)) for key, value in tree.items()}
-    if isinstance(tree, list | tuple) and isinstance(asked, list) and len(tree) == len(asked):
-        return [written_over(*pair) for pair in zip(tree, asked, strict=True)]
+    match tree, asked:
+        case _, AsWritten():
+            return asked.written
+        case dict(), dict():
+            return {key: written_over(value, asked.get(key)) for key, value in tree.items()}
+        case list() | tuple(), list() if len(tree) == len(asked):
+            return [written_over(*pair) for pair in zip(tree, asked, strict=True)]
     return tree
 
 
 def only_variables(asked: object) -> object:
     """Of a recipe's tree what environment variables gave, at its places; None: they gave nothing."""
-    if isinstance(asked, dict):
-        return {k: kept for k, value in asked.items() if (kept := only_variables(value)) is not None} or None
-    if isinstance(asked, list):
-        kept = [only_variables(value) for value in asked]
-        return kept if any(value is not None for value in kept) else None
-    return asked if isinstance(asked, AsWritten) else None
+    match asked:
+        case AsWritten():
+            return asked
+        case dict():
+            return {k: kept for k, value in asked.items() if (kept := only_variables(value)) is not None} or None
+        case list():
+            kept = [only_variables(value) for value in asked]
+            return kept if any(value is not None for value in kept) else None
+    return None
 
 
 def variables_of(asked: object) -> dict[str, str]:
     """Value -> `${oc.env:NAME}`, of the variables that a recipe's tree asks for, without short values."""
-    if isinstance(asked, AsWritten):
-        names = re.findall(r"\$\{oc\.env:(\w+)", asked.written)
-        values = {name: value for name in names if len(value := os.environ.get(name, "")) >= _LEAST}
-        return {value: f"${{oc.env:{name}}}" for name, value in values.items()}
-    parts = asked.values() if isinstance(asked, dict) else asked if isinstance(asked, list) else ()
-    return {value: name for part in parts for value, name in variables_of(part).items()}
+    written = (value.written for _, value in walk(asked) if isinstance(value, AsWritten))
+    names = [name for text in written for name in re.findall(r"\$\{oc\.env:(\w+)", text)]
+    return {value: f"${{oc.env:{name}}}" for name in names if len(value := os.environ.get(name, "")) >= _LEAST}
 
 
 def as_written(text: object, variables: Mapping[str, str]) -> Json:
     """A text, or a nested structure, with the values of `variables_of` as the recipe asks for them; keys stay."""
-    if isinstance(text, dict):
-        return {key: as_written(value, variables) for key, value in text.items()}
-    if isinstance(text, list | tuple):
-        return [as_written(value, variables) for value in text]
-    if not isinstance(text, str):
+
+    def asking(text: str) -> str:
+        for value in sorted(variables, key=lambda value: (-len(value), value)):
+            for spelling in sorted(_spellings(value), key=len, reverse=True):
+                text = text.replace(spelling, variables[value])
         return text
-    for value in sorted(variables, key=lambda value: (-len(value), value)):
-        for spelling in sorted(_spellings(value), key=len, reverse=True):
-            text = text.replace(spelling, variables[value])
-    return text
+
+    return with_texts(text, asking)
 
 
 def redact_output() -> None:
@@ -170,19 +169,20 @@ def redact_tree(value: object, name: str = "") -> Json:
 
 
 def _redact_tree(value: object, name: str, values: Sequence[str]) -> object:
-    if isinstance(value, dict):
-        inherits = _is_secret(name, "")
-        return {
-            redact(k, values) if isinstance(k, str) else k: _redact_tree(v, name if inherits else str(k), values)
-            for k, v in value.items()
-        }
-    if isinstance(value, list | tuple):
-        return [_redact_tree(v, name, values) for v in value]
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, AsWritten):
-        # A secret's name hides a default, and not the name of a variable.
-        return HIDDEN if _is_secret(name, "") and not _VARIABLE.fullmatch(value.written) else redact(value, values)
+    match value:
+        case dict():
+            inherits = _is_secret(name, "")
+            return {
+                redact(k, values) if isinstance(k, str) else k: _redact_tree(v, name if inherits else str(k), values)
+                for k, v in value.items()
+            }
+        case list() | tuple():
+            return [_redact_tree(v, name, values) for v in value]
+        case None | bool():
+            return value
+        case AsWritten():
+            # A secret's name hides a default, and not the name of a variable.
+            return HIDDEN if _is_secret(name, "") and not _VARIABLE.fullmatch(value.written) else redact(value, values)
     if _is_secret(name, str(value)):
         return HIDDEN
     return _redact_named(name, value, values) if isinstance(value, str) else value

@@ -9,7 +9,7 @@ Letters: B rows, T tokens, R rows of positions (3 under M-RoPE), D width, S supe
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -20,19 +20,21 @@ from .pictures import TEXT
 class OnDevice:
     """A dataclass whose tensors move together. A moved record remembers the one that it was moved from."""
 
+    # No field: what `replace` makes of a moved record has other values, and remembers nothing.
+    _source: ClassVar[Any] = None
+
     def to(self, device: torch.device | str) -> Self:
         """A copy whose tensors, in tuples, dicts and dataclasses as well, are on `device`."""
         record: Any = self
-        moved = replace(record, **{f.name: _moved(getattr(self, f.name), device) for f in fields(record)})
-        # No field: what `replace` makes of a moved record has other values, and remembers nothing.
-        object.__setattr__(moved, "_source", getattr(self, "_source", self))
+        moved = replace(record, **{f.name: _moved(vars(self)[f.name], device) for f in fields(record)})
+        object.__setattr__(moved, "_source", self if self._source is None else self._source)
         return moved
 
     def on_host(self, name: str) -> Tensor:
         """The tensor of field `name` on the CPU: the one that was moved, without waiting for the device, or a copy."""
-        value: Tensor = getattr(self, name)
+        value: Tensor = vars(self)[name]
         if value.device.type != "cpu":
-            value = getattr(getattr(self, "_source", self), name)
+            value = vars(self if self._source is None else self._source)[name]
         return value.cpu()
 
 
@@ -42,13 +44,16 @@ def uploaded(value: Tensor, device: torch.device) -> Tensor:
 
 
 def _moved(value: object, device: torch.device | str) -> Any:
-    if isinstance(value, Tensor):
-        return uploaded(value, torch.device(device))
-    if isinstance(value, OnDevice):
-        return value.to(device)
-    if isinstance(value, tuple):
-        return tuple(_moved(part, device) for part in value)
-    return {name: _moved(part, device) for name, part in value.items()} if isinstance(value, dict) else value
+    match value:
+        case Tensor():
+            return uploaded(value, torch.device(device))
+        case OnDevice():
+            return value.to(device)
+        case tuple():
+            return tuple(_moved(part, device) for part in value)
+        case dict():
+            return {name: _moved(part, device) for name, part in value.items()}
+    return value
 
 
 @dataclass(frozen=True)

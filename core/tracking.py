@@ -104,8 +104,7 @@ class Tracker:
         """
         if not ranks.is_main():
             return
-        plain = {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
-        line = json.dumps({"step": step, "time": time.time(), **plain}) + "\n"
+        line = json.dumps({"step": step, "time": time.time(), **values}, default=os.fspath) + "\n"
         self._attempt("file", lambda: self._append(line))
         if self._run is not None:
             self._attempt("wandb", lambda: self._send(values, step))

@@ -16,7 +16,7 @@ from typing import Literal
 from pydantic import model_validator
 
 from ..core.errors import UserError
-from ..core.json_types import Json, JsonMapping, JsonObject
+from ..core.json_types import Json, JsonMapping, JsonObject, value_at
 from ..core.pictures import TEXT, VIDEO, Picture
 from ..core.section import Section
 from .chat_template import render_chat
@@ -54,14 +54,13 @@ class PromptFormat(Section):
     @classmethod
     def _served(cls, values: Json) -> Json:
         """The order of a message's pictures and texts is a part of what was served."""
-        is_chat = isinstance(values, dict) and values.get("template") == "chat"
-        return {"image_rule": "verbatim"} | values if is_chat else values
+        return {"image_rule": "verbatim"} | values if value_at(values, "template") == "chat" else values
 
     @model_validator(mode="after")
     def _honoured(self) -> PromptFormat:
         if self.template == "chat" and (self.system is not None or self.image_rule != "verbatim"):
-            key = "system" if self.system is not None else "image_rule"
-            raise ValueError(f"template chat writes what the server wrote: leave {key} out, found {getattr(self, key)}")
+            key, value = ("image_rule", self.image_rule) if self.system is None else ("system", self.system)
+            raise ValueError(f"template chat writes what the server wrote: leave {key} out, found {value}")
         if self.answer_end == "blank" and self.template != "v1":
             raise ValueError(f"answer_end: blank is of template v1, found {self.template}")
         return self

@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from ..core.batch import Request
 from ..core.errors import UserError
 from ..core.fields import Place
-from ..core.json_types import JsonObject
+from ..core.json_types import JsonObject, all_are, listed
 from ..core.pictures import Picture
 from ..core.section import Section
 from .collate import Sample, empty_sample
@@ -85,8 +85,7 @@ class ConversationData(Section):
 
     @model_validator(mode="after")
     def _named(self) -> ConversationData:
-        names = self.path if isinstance(self.path, list) else [self.path]
-        if self.from_stage is not None and not all(isinstance(name, str) for name in names):
+        if self.from_stage is not None and not all_are(listed(self.path), str):
             raise ValueError("`from` is for splits that a stage wrote: name them alone, or leave `from` out")
         return self
 

@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 from ...core.errors import UserError, encodable
 from ...core.fields import Place, Seed
 from ...core.files import LOG_BYTES, read_text
-from ...core.json_types import JsonObject
+from ...core.json_types import JsonObject, object_at, text_at
 from ...core.section import Section
 from . import Captioned, CocoSource, TarSource, read
 
@@ -103,11 +103,10 @@ def _lines(path: Path, source: PromptSource) -> Iterator[ImagePrompt]:
 def _json_lines(path: Path, source: PromptSource) -> Iterator[ImagePrompt]:
     for number, line in _filled(path):
         try:
-            record = json.loads(line)
+            record = object_at(json.loads(line)) or {}
         except (ValueError, RecursionError):
-            record = None
-        prompt = _asked(record) if isinstance(record, dict) else None
-        if prompt is None:
+            record = {}
+        if (prompt := _asked(record)) is None:
             problem = "not an object with a caption or prompt (whole text) or a label (a number from 0)"
             raise UserError(problem, where=f"{path}, line {number + 1}", hint="fix the line")
         yield ImagePrompt(str(record.get("id", f"line-{number}")), *prompt)
@@ -115,8 +114,8 @@ def _json_lines(path: Path, source: PromptSource) -> Iterator[ImagePrompt]:
 
 def _asked(record: JsonObject) -> tuple[str, int | None] | None:
     """Caption and label, or None where they are missing or of another type."""
-    caption, label = record.get("caption") or record.get("prompt") or "", record.get("label")
-    if not isinstance(caption, str) or not (label is None or (type(label) is int and label >= 0)):
+    caption, label = text_at(record.get("caption") or record.get("prompt") or ""), record.get("label")
+    if caption is None or not (label is None or (type(label) is int and label >= 0)):
         return None
     if encodable(caption) != caption:  # half a character
         return None

@@ -18,6 +18,7 @@ from pydantic import Field
 
 from ...core.errors import UserError
 from ...core.fields import Place
+from ...core.json_types import text_at
 from ..records import tars
 from .items import (
     MAX_TEXT_BYTES,
@@ -92,11 +93,10 @@ def _tar_content(source: TarSource, path: Path, sample: tars.TarSample) -> tuple
 
 def _json_caption(data: bytes, key: str) -> str:
     try:
-        record = json.loads(data)
+        caption = text_at(json.loads(data), key)
     except (ValueError, RecursionError) as error:
         raise Unusable("bad json", str(error)) from error
-    caption = record.get(key) if isinstance(record, dict) else None
-    if not isinstance(caption, str):
+    if caption is None:
         raise Unusable("no caption", f"{key!r} is missing or not text")
     return not_empty(caption)
 

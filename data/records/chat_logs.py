@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ...core.errors import UserError, encodable
 from ...core.files import new_folder
-from ...core.json_types import Json, JsonObject
+from ...core.json_types import Json, JsonObject, all_are, list_at, listed, object_at, text_at, value_at
 from ..families.prompt_templates import SYSTEM_ROLES
 from ..pictures.picture_marks import IMAGE_MARK
 from .log_lines import MOST_BYTES, lines
@@ -114,7 +114,7 @@ def _usable(
             if (cut := _cut(choice)) is not None:
                 yield cut
                 continue
-            if not isinstance(answer := choice.get("message"), dict):
+            if (answer := object_at(choice, "message")) is None:
                 raise Unusable("no answer", "log answers, too, or let the target write them: a regenerate stage")
             yield _record(asked, answer, name, pictures)
     except Unusable as error:
@@ -128,20 +128,20 @@ def _parsed(line: bytes | None) -> JsonObject:
     if line is None:
         raise Unusable(f"a line of more than {MOST_BYTES >> 20} MiB", "write each request on a line of its own")
     try:
-        value = json.loads(line)
+        value = object_at(json.loads(line))
     except (ValueError, RecursionError):
         raise Unusable("not JSON", "one JSON object on each line") from None
-    if not isinstance(value, dict):
+    if value is None:
         raise Unusable("no JSON object", "one JSON object on each line")
     return value
 
 
 def _at(value: object, keys: tuple[str, ...]) -> Json:
     for key in keys:
-        value = value.get(key) if isinstance(value, dict) else None
-        if key in _HALVES and isinstance(value, str):
+        value = value_at(value, key)
+        if key in _HALVES and (text := text_at(value)) is not None:
             try:
-                value = json.loads(value)
+                value = json.loads(text)
             except (ValueError, RecursionError):
                 return None
     return value
@@ -153,7 +153,7 @@ def _halves(line: JsonObject) -> tuple[JsonObject, list[JsonObject]]:
     Answers before a choice have weight 0: each was logged with a request of its own, or is not the target's.
     """
     found = (_at(line, keys) for keys in _ASKED)
-    asked = next((one for one in found if isinstance(_at(one, ("messages",)), list)), None)
+    asked = next((one for one in found if list_at(one, "messages") is not None), None)
     if asked is None:
         keys = ", ".join(map(str, line))[:80] or "nothing"
         raise Unusable(
@@ -161,17 +161,17 @@ def _halves(line: JsonObject) -> tuple[JsonObject, list[JsonObject]]:
             f"a line has `messages`, or `request: {{messages}}` and `response: {{choices}}`; found {keys}",
         )
     messages = asked["messages"]
-    if not all(isinstance(message, dict) for message in messages):
+    if not all_are(messages, dict):
         raise Unusable("a message is no JSON object")
     if key := next((key for key in _ELSEWHERE if asked.get(key)), None):
         raise Unusable(f"a request with {key}", "no record can say what the server made of it")
-    choices = next((found for keys in _ANSWERED if isinstance(found := _at(line, keys), list) and found), None)
+    choices = next(filter(None, (list_at(_at(line, keys)) for keys in _ANSWERED)), None)
     if choices is None:
         if messages and messages[-1].get("role") == "assistant":
             return asked | {"messages": messages[:-1]}, [{**line, "message": messages[-1]}]
         choices = []
     asked |= {"messages": [m | {"weight": 0} if m.get("role") == "assistant" else m for m in messages]}
-    if not all(isinstance(choice, dict) for choice in choices):
+    if not all_are(choices, dict):
         raise Unusable("a choice is no JSON object")
     if any("delta" in choice for choice in choices):
         raise Unusable("a piece of a streamed answer", "join its pieces into one `message` first")
@@ -183,7 +183,7 @@ def _cut(choice: JsonObject) -> Unusable | None:
     if (reason := str(choice.get("finish_reason"))) not in _WHOLE:
         return Unusable(f"the server cut the answer (finish_reason: {reason[:40]})",
                         "allow more tokens, or let the target write it: a regenerate stage")  # fmt: skip
-    if isinstance(choice.get("stop_reason"), str):
+    if text_at(choice, "stop_reason") is not None:
         return Unusable("a stop string cut the answer", "let the target write it: a regenerate stage")
     return None
 
@@ -221,8 +221,9 @@ def _turn(message: JsonObject, number: int, pictures: LoggedPictures, images: li
     turn["value"] = "" if content is None and role == "gpt" else _value(content, role, pictures, images)
     if message.get("tool_calls"):
         turn["tool_calls"] = _calls(message["tool_calls"])
-    reasoning = message.get("reasoning_content") or message.get("reasoning")  # vLLM's older and newer name
-    if isinstance(reasoning, str) and reasoning.strip():
+    # vLLM's older and newer name.
+    reasoning = text_at(message.get("reasoning_content") or message.get("reasoning"))
+    if reasoning is not None and reasoning.strip():
         turn["reasoning"] = reasoning
     if role == "gpt" and message.get("weight") == 0:  # as in files for OpenAI's fine-tuning
         turn["weight"] = 0
@@ -232,34 +233,38 @@ def _turn(message: JsonObject, number: int, pictures: LoggedPictures, images: li
 def _calls(calls: Json) -> list[JsonObject]:
     """Arguments become objects, as servers hand them to templates."""
     kept = []
-    for call in calls if isinstance(calls, list) else [calls]:
-        function = _at(call, ("function",))
-        arguments = _at(function, ("arguments",))
-        try:
-            arguments = json.loads(arguments or "{}") if isinstance(arguments, str | None) else arguments
-        except (ValueError, RecursionError):
-            arguments = None
-        if not isinstance(arguments, dict) or not isinstance(_at(function, ("name",)), str):
+    for call in listed(calls):
+        name, arguments = text_at(call, "function", "name"), _arguments(value_at(call, "function", "arguments"))
+        if arguments is None or name is None:
             raise Unusable("a tool call without a function's name and arguments")
         known = {key: call[key] for key in ("id", "type") if key in call}
-        kept.append({**known, "function": {"name": function["name"], "arguments": arguments}})
+        kept.append({**known, "function": {"name": name, "arguments": arguments}})
     return kept
+
+
+def _arguments(written: Json) -> JsonObject | None:
+    """None: they are neither an object nor the text of one."""
+    if written is None or text_at(written) is not None:
+        try:
+            written = json.loads(written or "{}")
+        except (ValueError, RecursionError):
+            return None
+    return object_at(written)
 
 
 def _value(content: object, role: str, pictures: LoggedPictures, images: list[str]) -> str:
     """A turn's text with a mark for each picture, in order; template `chat` takes the breaks beside marks away."""
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+    if not all_are(parts, dict):
         raise Unusable("a message without text", "content is a text, or a list of parts")
     value, after_mark = "", False
     for part in parts:
-        kind = part.get("type")
-        if kind == "text" and isinstance(part.get("text"), str):
-            value += "\n" * (after_mark and bool(part["text"])) + part["text"]
-            after_mark &= not part["text"]
+        kind, text = part.get("type"), text_at(part, "text")
+        if kind == "text" and text is not None:
+            value += "\n" * (after_mark and bool(text)) + text
+            after_mark &= not text
         elif kind == "image_url" and role == "human":
-            url = part.get("image_url")
-            images.append(pictures.keep(url.get("url") if isinstance(url, dict) else url))
+            images.append(pictures.keep(text_at(part, "image_url", "url") or part.get("image_url")))
             value += "\n" * bool(value) + IMAGE_MARK
             after_mark = True
         else:
@@ -287,8 +292,7 @@ class _Groups:
         """The next record, in the order of the file."""
         number = len(self._parents)
         self._parents.append(number)
-        named = record.get("image", [])
-        images = [named] if isinstance(named, str) else named
+        images = listed(record.get("image"))
         first = next(turn["value"] for turn in record["conversations"] if turn["from"] == "human")
         shown = images[: first.count(IMAGE_MARK)]  # "What is this?" of another picture is another question
         for key in (*images, hashlib.sha256("/".join([first, *shown]).encode()).hexdigest()):

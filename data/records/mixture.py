@@ -21,7 +21,7 @@ from pydantic import Discriminator, Field, Tag, TypeAdapter, ValidationError
 from ...core.errors import NotFound, UserError, did_you_mean
 from ...core.fields import Place
 from ...core.files import read_yaml
-from ...core.json_types import JsonObject
+from ...core.json_types import JsonObject, list_at, object_at, text_at, value_at
 from ...core.words import counted
 from .patterns import MOST_NAMES, braces, matched
 from .records import RecordFile, file_identity, open_records
@@ -42,11 +42,14 @@ _SOURCES: TypeAdapter[TableRecords | TarRecords] = TypeAdapter(
 
 def kind(value: object) -> str | None:
     """What one of a data section's `path` is; None: a section without a kind."""
-    if isinstance(value, TableRecords | TarRecords):
-        return value.kind
-    if isinstance(value, list):
-        return "list"
-    return value.get("kind") if isinstance(value, dict) else "str"
+    match value:
+        case TableRecords() | TarRecords():
+            return value.kind
+        case dict():
+            return value.get("kind")
+        case list():
+            return "list"
+    return "str"
 
 
 # Chosen by a function, so that a mistake is told about what was written, and not about each thing that might have been.
@@ -143,7 +146,9 @@ def expand(names: Sequence[Name]) -> list[Share]:
     Raises:
         UserError: a pattern without a match, a mixture that cannot be read, or that names missing files.
     """
-    shares = [share for source in _sources(names) for share in _shares(_matched(source))]
+    for file in _files(sources := _sources(names)):
+        matched(str(file.path), "key path")
+    shares = [share for source in sources for share in _shares(source)]
     seen: Counter[Source] = Counter()
     numbered = []
     for share in shares:
@@ -161,8 +166,8 @@ def identities(names: Iterable[Name | JsonObject]) -> list[str]:
     hashes = []
     for source in _sources(_SOURCES.validate_python(n) if isinstance(n, dict) else n for n in names):
         hashes.append(source.identity())
-        if _is_mixture_file(source) and source.is_present():
-            hashes += [share.source.identity() for share in _shares(source, check=False)]
+        shares = _shares(source, check=False) if source.is_present() else []
+        hashes += [share.source.identity() for share in shares if share.source is not source]
     return hashes
 
 
@@ -192,15 +197,8 @@ def _sources(names: Iterable[Name]) -> list[Source]:
     return sources
 
 
-def _matched(source: Source) -> Source:
-    """The source as it is. Raises `UserError` for a pattern of files that matches nothing."""
-    if isinstance(source, JsonFile):
-        matched(str(source.path), "key path")
-    return source
-
-
-def _is_mixture_file(source: Source) -> bool:
-    return isinstance(source, JsonFile) and is_mixture(source.path)
+def _files(sources: Iterable[Source]) -> list[JsonFile]:
+    return [source for source in sources if isinstance(source, JsonFile)]
 
 
 def is_mixture(path: Path) -> bool:
@@ -210,7 +208,7 @@ def is_mixture(path: Path) -> bool:
 
 def is_strategy(text: object) -> bool:
     """Whether `text` is a valid strategy (how much of a file is used)."""
-    match = _STRATEGY.fullmatch(text) if isinstance(text, str) else None
+    match = _STRATEGY.fullmatch(text_at(text) or "")
     return text == "all" or (match is not None and not (match["percent"] and int(match["amount"]) > 100))
 
 
@@ -243,7 +241,7 @@ def _shares(source: Source, *, check: bool = True) -> list[Share]:
 
 def missing_hint(names: Iterable[Name]) -> str | None:
     """How to fetch published files, and what mixtures that ship with the project name; None: nothing is known of it."""
-    paths = [s.path for s in _sources(names) if isinstance(s, JsonFile)]
+    paths = [file.path for file in _files(_sources(names))]
     own = [fetch_commands(place) if (place := shipped(path)) is not None else commands_for(path) for path in paths]
     return " && ".join(command for commands in own for command in commands) or None
 
@@ -263,21 +261,20 @@ def _entries(path: Path, file: Path) -> list[Share]:
     """
     where = str(path)
     tree = read_yaml(file, JsonObject, hint="fix the YAML")
-    datasets = tree["datasets"] if set(tree) == {"datasets"} else None
-    if not isinstance(datasets, list) or not datasets:
+    datasets = list_at(tree, "datasets") if set(tree) == {"datasets"} else None
+    if not datasets:
         hint = "write `datasets:` and under it one `- json_path: ...` for each file, with its `sampling_strategy: ...`"
         raise UserError("a mixture is one list under the key datasets", where=where, hint=hint)
     shares = []
     for number, entry in enumerate(datasets, 1):
         place = f"{path}, entry {number}"
-        strategy = (entry.get("sampling_strategy") if isinstance(entry, dict) else None) or "all"
-        if isinstance(entry, dict) and "kind" in entry:
-            source = _source({key: value for key, value in entry.items() if key != "sampling_strategy"}, place)
+        strategy, section = value_at(entry, "sampling_strategy") or "all", object_at(entry) or {}
+        if "kind" in section:
+            source = _source({key: value for key, value in section.items() if key != "sampling_strategy"}, place)
             _check_strategy(strategy, f"{place} ({source})")
             shares.append(Share(source.inside(path.parent), strategy, place))
             continue
-        _check_entry(entry, place)
-        for name in braces(entry["json_path"], place):
+        for name in braces(_path(section, place), place):
             shares.append(Share(JsonFile(path.parent / name), strategy, place))
     return shares
 
@@ -297,14 +294,17 @@ def _source(section: JsonObject, place: str) -> TableRecords | TarRecords:
         raise UserError(f"{'.'.join(keys) or 'kind'}: {problem['msg']}", where=place, hint=hint) from error
 
 
-def _check_entry(entry: object, place: str) -> None:
-    if not isinstance(entry, dict) or not isinstance(entry.get("json_path"), str):
+def _path(entry: JsonObject, place: str) -> str:
+    """What a checked entry names."""
+    path = text_at(entry, "json_path")
+    if path is None:
         raise UserError("an entry without json_path", where=place, hint="write json_path: FILE.json or FILE.jsonl")
     unknown = [str(key) for key in entry if key not in _KEYS]
     if unknown:
         raise UserError(f"unknown key {unknown[0]!r}", where=place, hint=did_you_mean(unknown[0], _KEYS))
     if entry.get("sampling_strategy") is not None:
-        _check_strategy(entry["sampling_strategy"], f"{place} ({entry['json_path']})")
+        _check_strategy(entry["sampling_strategy"], f"{place} ({path})")
+    return path
 
 
 def _check_strategy(strategy: object, where: str) -> None:

@@ -10,7 +10,7 @@ from operator import itemgetter
 import numpy as np
 
 from ...core.errors import encodable
-from ...core.json_types import Json, JsonObject
+from ...core.json_types import Json, JsonObject, all_are, object_at, text_at
 from ..families.prompt_templates import ROLES, SYSTEM_ROLES
 from ..pictures.embedded import Embedded
 from ..pictures.picture_marks import IMAGE_MARK, MARKS, VIDEO_MARK
@@ -36,14 +36,13 @@ def check_record(record: object) -> str | None:
     for key, kind in _HANDED.items():
         if not isinstance(record.get(key) or kind(), kind):
             return f"{key} is no {'list' if kind is list else 'object'}"
-    for key in ("image", "video"):
-        named = record.get(key)
-        names = named if isinstance(named, list) else [named] if named else []
+    images, clips = paths(record, "image"), paths(record, "video")
+    for key, names in (("image", images), ("video", clips)):
         if not all(isinstance(name, str | Embedded) for name in names):
             return f"{key} is neither a path nor a list of paths"
         if any(encodable(name) != name for name in names if isinstance(name, str)):
             return f"{key} {_BROKEN}"
-    return _check_turns(turns, num_images(record), num_clips(record))
+    return _check_turns(turns, len(images), len(clips))
 
 
 def _without_turns(record: JsonObject) -> str:
@@ -59,8 +58,8 @@ def _check_turns(turns: list[Json], images: int, clips: int) -> str | None:
     expected, marks, asks, before = "human", 0, False, ""
     for place, turn in enumerate(turns):
         role = turn.get("from") if isinstance(turn, dict) else None
-        if not isinstance(role, str) or role not in _EVERY_ROLE:  # a list has no hash
-            if isinstance(turn, dict) and "role" in turn and "content" in turn and role is None:
+        if role not in _EVERY_ROLE:
+            if role is None and {"role", "content"} <= (object_at(turn) or {}).keys():
                 return "turns with role and content, as in a chat log; they have from (human, gpt) and value"
             return f"unknown role {role!r} (roles are human and gpt)"
         text = turn.get("value")
@@ -96,15 +95,11 @@ def _check_turns(turns: list[Json], images: int, clips: int) -> str | None:
 
 # What a target's own chat template is handed beside the messages.
 _HANDED: dict[str, type] = {"tools": list, "chat_template_kwargs": dict}
-_EVERY_ROLE = {*ROLES, *SYSTEM_ROLES, "tool"}
+_EVERY_ROLE = (*ROLES, *SYSTEM_ROLES, "tool")  # no set: a file may have a list there, which has no hash
 
 
 def _are_calls(calls: object) -> bool:
-    for call in calls if isinstance(calls, list) else [None]:
-        function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            return False
-    return True
+    return all_are(calls, dict) and all(text_at(call, "function", "name") is not None for call in calls)
 
 
 # JSON's "\ud83d" without its other half, which neither a tokenizer nor a file takes.
@@ -131,7 +126,7 @@ def num_clips(record: JsonObject) -> int:
 def paths(record: JsonObject, key: str) -> list[Json]:
     """The paths (or `Embedded` bytes) that a record names under `key`: none, one, or a list."""
     named = record.get(key)
-    return [] if not named else [named] if isinstance(named, str) else named
+    return [] if not named else named if isinstance(named, list) else [named]
 
 
 def with_end(record: JsonObject, end: str) -> JsonObject:

@@ -23,7 +23,7 @@ import numpy as np
 
 from ...core.errors import NotFound, UserError
 from ...core.files import open_data, parse_json
-from ...core.json_types import Json, JsonObject
+from ...core.json_types import Json, JsonObject, value_at
 from ...core.locks import Lock
 from . import scan
 from .kept_arrays import read_arrays, write_arrays
@@ -325,8 +325,7 @@ def _keep(records: RecordFile, kept: Path) -> None:
 
 def id_of(file: RecordFile, index: int) -> object:
     """What a record calls itself; None where it is no object or has no id."""
-    record = file.read(index)
-    return record.get("id") if isinstance(record, dict) else None
+    return value_at(file.read(index), "id")
 
 
 def name_of(file: RecordFile, index: int) -> str:

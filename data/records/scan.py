@@ -19,7 +19,7 @@ from pydantic_core import from_json
 from ...core.errors import UserError
 from ...core.file_kinds import HEAD, MARK, other_kind
 from ...core.files import open_data
-from ...core.json_types import Json
+from ...core.json_types import Json, list_at, object_at
 
 CHUNK = 16 << 20  # read at a time, and the size of a piece
 LONGEST = 64 << 20  # characters of a record: one that goes on for longer is broken
@@ -143,12 +143,13 @@ def _lines(path: Path, file: Any, offset: int) -> Iterator[Entry]:
             values += 1
             yield offset, len(line), value
         offset += len(line)
-    if values == 1 and start == 0 and isinstance(value, dict) and "conversations" not in value:
-        key = next((key for key, held in value.items() if isinstance(held, list) and held and isinstance(held[0], dict)
-                    and key not in _OF_A_RECORD), None)  # fmt: skip
+    whole = object_at(value) if values == 1 and start == 0 else None
+    if whole and "conversations" not in whole:
+        lists = ((key, list_at(held)) for key, held in whole.items() if key not in _OF_A_RECORD)
+        key = next((key for key, held in lists if held and object_at(held[0]) is not None), None)
         if key is not None:
             raise _around(path, key)
-        if value and all(isinstance(held, dict) and "conversations" in held for held in value.values()):
+        if all("conversations" in (object_at(held) or ()) for held in whole.values()):
             raise _object(path, "an object of records by name", "give a list of them: jq '[.[]]' FILE > records.json")
 
 

@@ -18,7 +18,7 @@ from ...core.errors import UserError, did_you_mean, first_line
 from ...core.fields import Place, Revision
 from ...core.file_kinds import HEAD, other_kind
 from ...core.files import open_data, read_text, write_whole
-from ...core.json_types import Json, JsonObject
+from ...core.json_types import Json, JsonObject, value_at
 from ...core.section import Section
 from ..pictures.embedded import Embedded
 from .record import Unreadable
@@ -241,7 +241,7 @@ class TableReader:
             table = self.rows[start : start + _ROWS]
             for place in range(len(table)):
                 record = self._record(table, place, start + place)
-                turns = None if isinstance(record, Unreadable) else record.get("conversations")
+                turns = value_at(record, "conversations")
                 yield start + place, len(json.dumps(turns, ensure_ascii=False).encode()), record
 
     def _record(self, table: Any, place: int, row: int) -> JsonObject | Unreadable:
@@ -267,7 +267,7 @@ def _checked(source: TableRecords, schema: Any) -> dict[str, str]:
                "id": ("id",)}  # fmt: skip
     result = {}
     for part, guessed in guesses.items():
-        named = getattr(columns, part)
+        named = dict(columns)[part]
         if named is not None and named not in present:
             problem = f"the set has no column {named!r}; it has {', '.join(present)}"
             raise UserError(problem, where=f"{source}, key columns.{part}", hint=did_you_mean(named, present))

@@ -19,7 +19,7 @@ import numpy as np
 
 from ...core.errors import UserError
 from ...core.fields import Place
-from ...core.json_types import Json
+from ...core.json_types import Json, listed, object_at
 from ...core.section import Section
 from ..pictures.embedded import Embedded
 from . import tars
@@ -60,7 +60,7 @@ class TarRecords(Section):
 
     @property
     def _patterns(self) -> tuple[str, ...]:
-        return (self.path,) if isinstance(self.path, str) else self.path
+        return tuple(listed(self.path))
 
     def __str__(self) -> str:
         return ", ".join(self._patterns)
@@ -191,12 +191,12 @@ def _record(path: Path, sample: tars.TarSample) -> Json:
             reason += f"; {tars.DOTTED}: write the names without others"
         return Unreadable(f"key {sample.key!r}: {reason} (members: {members})")
     try:
-        record = json.loads(tars.content(path, text.offset, text.size))
+        own = object_at(json.loads(tars.content(path, text.offset, text.size)))
     except (ValueError, RecursionError) as error:
         return Unreadable(f"key {sample.key!r}: bad json: {error}")
-    if not isinstance(record, dict):
+    if own is None:
         return Unreadable(f"key {sample.key!r}: its json is not an object with conversations")
-    record = {"id": sample.key, **record}
+    record = {"id": sample.key, **own}
     for field, suffixes in (("image", tars.IMAGE_SUFFIXES), ("video", tars.CLIP_SUFFIXES)):
         media = [m for s, m in sample.members.items() if s.rpartition(".")[2] in suffixes]
         if not media:
@@ -211,7 +211,7 @@ def _record(path: Path, sample: tars.TarSample) -> Json:
 def _ordered(named: Json, media: list[tars.Member]) -> list[tars.Member] | None:
     """The members in the order in which the record names them, else by their labels; None: it names more or less."""
     by_name = {member.name.rpartition("/")[2]: member for member in media}
-    names = [named] if isinstance(named, str) else named or []
+    names = listed(named or None)
     lasts = [name.rpartition("/")[2] for name in names if isinstance(name, str)]
     if names and len(names) != len(media):
         return None

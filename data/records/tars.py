@@ -21,6 +21,7 @@ from typing import Any
 
 from ...core.errors import NotFound, UserError
 from ...core.files import open_data
+from ...core.json_types import listed
 from ..pictures.picture_files import SUFFIXES as IMAGE_SUFFIXES
 from .patterns import MOST_NAMES, expanded, matched
 
@@ -76,7 +77,7 @@ def expand_paths(path: str | list[str]) -> list[Path]:
         UserError: an address (`pipe:`, `https:`, ...), a missing file, a pattern without a match, a file named twice.
     """
     paths: list[Path] = []
-    for pattern in [path] if isinstance(path, str) else path:
+    for pattern in listed(path):
         if _ADDRESS.match(pattern):
             hint = "download the shards first and give their local paths; addresses are never opened or run"
             raise UserError("an address where local tar files are expected", where=repr(pattern), hint=hint)

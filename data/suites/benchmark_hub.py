@@ -15,7 +15,7 @@ import numpy as np
 
 from ...core.errors import UserError
 from ...core.files import new_folder
-from ...core.json_types import JsonMapping, JsonObject
+from ...core.json_types import JsonMapping, JsonObject, listed
 from ..pictures.media_files import is_there
 from ..pictures.picture_marks import IMAGE_MARK, VIDEO_MARK
 from .benchmark_sets import BENCHMARK_SETS, LETTERS, SAMPLES, SEED, BenchmarkSet, set_name
@@ -158,9 +158,8 @@ def record(
     marks = ""
     if about.medium == "image":
         # There is one picture, a list, or none.
-        images = row.get("image")
-        images = images if isinstance(images, list) else [images]
-        if pictures := save_pictures(name, [image for image in images if image is not None], number, folder):
+        images = [image for image in listed(row.get("image")) if image is not None]
+        if pictures := save_pictures(name, images, number, folder):
             fields["image"], marks = pictures, f"{IMAGE_MARK}\n" * len(pictures)
     if about.clip is not None:
         fields["video"] = _clip(name, about, config, str(row[about.clip]), folder)
@@ -209,7 +208,7 @@ def _options(about: BenchmarkSet, row: JsonMapping) -> list[str]:
 
 
 def _answers(about: BenchmarkSet, row: JsonMapping) -> list[str]:
-    values = [v for key in about.answer for v in (row[key] if isinstance(row[key], list) else [row[key]])]
+    values = [v for key in about.answer for v in listed(row[key])]
     return [str(v).strip() for v in values if v is not None and str(v).strip()] or [NO_REFERENCE]
 
 

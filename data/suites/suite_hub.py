@@ -14,7 +14,7 @@ from typing import Any
 
 from ...core.errors import UserError, did_you_mean, first_line
 from ...core.files import new_folder
-from ...core.json_types import JsonMapping, JsonObject
+from ...core.json_types import JsonMapping, JsonObject, listed, text_at
 from ..pictures.embedded import Embedded
 from ..pictures.media_files import BadMedia
 from ..pictures.picture_files import load_image
@@ -161,7 +161,7 @@ def _record(name: str, row: JsonObject, number: int, source: Published, folder: 
     turns = [{"from": "human", "value": question}, {"from": "gpt", "value": references[0]}]
     record = {"id": f"{name}-{number:05d}", "conversations": turns, "references": references}
     # How OCRBench compares depends on where a row is from.
-    record |= {key: row[key] for key in ("dataset", "question_type") if isinstance(row.get(key), str)}
+    record |= {key: row[key] for key in ("dataset", "question_type") if text_at(row, key) is not None}
     return record | ({"image": pictures} if pictures else {})
 
 
@@ -175,8 +175,7 @@ def _pictures(row: JsonMapping) -> list[object]:
 
 def _references(row: JsonMapping, source: Published) -> list[str]:
     for key in source.references:
-        value = row.get(key)
-        texts = [str(text).strip() for text in (value if isinstance(value, list) else [value]) if text is not None]
+        texts = [str(text).strip() for text in listed(row.get(key)) if text is not None]
         if texts := [text for text in texts if text]:
             return texts
     return [NO_REFERENCE]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ...core.errors import UserError, first_line
 from ...core.files import read_json_lines
-from ...core.json_types import JsonMapping, JsonObject
+from ...core.json_types import JsonMapping, JsonObject, all_are
 from ..pictures.picture_marks import IMAGE_MARK, MARKS
 from .suite_hub import NO_REFERENCE, load_rows
 from .turn_sets import TURN_SETS
@@ -69,7 +69,7 @@ def record(name: str, row: JsonMapping, *, where: str) -> JsonObject:
     if missing := [key for key in (about.id, "turns", *about.labels.values()) if key not in row]:
         raise UserError(f"no key {missing[0]!r}; the row has {', '.join(map(str, row))}", where=where, hint=about.cure)
     turns = row["turns"]
-    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
+    if not turns or not all_are(turns, str) or not all(turn.strip() for turn in turns):
         raise UserError("key 'turns' is no list of questions", where=where, hint="fix or remove the row")
     if about.placeholder is not None and any(turn.startswith(about.placeholder) for turn in turns):
         raise UserError("key 'turns' has a placeholder: the text is another data set's", where=where, hint=about.cure)

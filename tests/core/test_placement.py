@@ -1,6 +1,5 @@
 """Where weights go: nothing changes on a CPU, and several ranks never spread one model each."""
 
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -31,10 +30,10 @@ def test_several_ranks_do_not_spread_a_model_each(device_map, monkeypatch):
 def test_gpus_of_a_stage_are_one_for_each_rank_or_all_that_a_spreading_rank_sees(monkeypatch):
     monkeypatch.setattr(ranks, "world_size", lambda: 2)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    own, spreading = SimpleNamespace(device_map=None), SimpleNamespace(device_map="auto")
+    own, spreading = ({"device_map": device_map} for device_map in (None, "auto"))
     assert num_gpus(own) == num_gpus(spreading) == 0, "on a CPU"
     monkeypatch.setattr(ranks, "device", lambda: torch.device("cuda", 0))
-    assert num_gpus(own) == num_gpus(None) == num_gpus(SimpleNamespace(device_map="cpu")) == 2
+    assert num_gpus(own) == num_gpus(None) == num_gpus({"device_map": "cpu"}) == 2
     assert num_gpus(spreading) == 4
 
 
