@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
+
+
+def shorthand(kind: type, spelled_out: Callable[[Any], object]) -> BeforeValidator:
+    """Of a setting that may be written shorter, as a value of type `kind`: what this stands for. Other values are left
+    to the setting's own type.
+    """
+    return BeforeValidator(lambda value: spelled_out(value) if isinstance(value, kind) else value)
+
 
 # What Python's, NumPy's and torch's generators all take.
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]

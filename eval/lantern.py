@@ -24,7 +24,7 @@ from ..models.decoding.neighbours import Metric, NeighbourTable, load_neighbours
 from ..models.decoding.tree import ROOT, Tree
 from ..models.decoding.upload import upload_tokens
 from ..models.decoding.warp import Distributions
-from .rules import SCORES, RuleSection, Verified, descend, positive_part, read_with, without
+from .rules import SCORES, Codes, RuleSection, Verified, descend, positive_part, read_with, without
 
 
 class LanternConfig(RuleSection):
@@ -66,6 +66,14 @@ class LanternConfig(RuleSection):
             f"residual: reference with {name} 0 is no exact baseline: a neighbour without probability (by top-k, top-p "
             "or an earlier rejection) counts as lending, and a rejection then removes "
             f"{self.k + 1} neighbours. For a baseline use rule: exact, or residual: paper"
+        )
+
+    def check_codebook(self, num_codes: int) -> None:
+        self.num_neighbours(num_codes)
+
+    def build_for_codes(self, temperature: float, codes: Codes) -> Lantern:
+        return lantern(
+            self, codes.codebook, greedy=temperature == 0, offset=codes.offset, seed=codes.seed, folder=codes.folder
         )
 
     @property

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -33,11 +35,40 @@ class Rule(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Codes:
+    """What a rule may read of a target whose tokens are an image's codes.
+
+    Args:
+        codebook: [C,D], which lies where p will.
+        offset: a token's id is its code + offset.
+        seed: of random neighbours.
+        folder: keeps the neighbour table.
+    """
+
+    codebook: Tensor
+    offset: int = 0
+    seed: int = 0
+    folder: Path | None = None
+
+
 class RuleSection(Kinded):
     """A method's `rule`: its settings, and the rule that they make."""
 
     # Whether the output is distributed as plain decoding's. Reports call a rule relaxed that does not claim it.
     is_exact: ClassVar[bool] = False
+
+    @property
+    def caution(self) -> str | None:
+        """What a user is warned of above temperature 0; None: nothing."""
+        return None
+
+    def check_codebook(self, num_codes: int) -> None:
+        """Raise `UserError` for settings beyond a codebook of so many codes."""
+
+    def build_for_codes(self, temperature: float, codes: Codes) -> Rule:
+        """The rule at this temperature where the target's tokens are an image's codes."""
+        return self.build(temperature)
 
     def build(self, temperature: float) -> Rule:
         """The rule at this temperature; 0: greedy decoding, where the rule is given scores."""

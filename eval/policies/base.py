@@ -111,6 +111,16 @@ class TreeSection(Kinded):
     # Whether it also shapes trees of text; ADT-Tree follows the rows of an image.
     for_text: ClassVar[bool] = True
 
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of its tree, without the root."""
+        return self.build().max_nodes
+
+    @property
+    def chain_length(self) -> int | None:
+        """How many tokens follow each other, where that is all; None: it branches."""
+        return None
+
     def build(self, *, grid: int | None = None, seed: int = 0) -> TreePolicy:
         """The policy.
 

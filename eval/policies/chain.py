@@ -54,6 +54,10 @@ class ChainTree(TreeSection):
     # Tokens drafted in a cycle. Longer pays while most are accepted and a draft is cheap beside a target pass.
     gamma: int = Field(5, ge=1, le=MOST_NODES)
 
+    @property
+    def chain_length(self) -> int:
+        return self.gamma
+
     def build(self, *, grid: int | None = None, seed: int = 0) -> Chain:
         """The policy that drafts `gamma` tokens in a row; `grid` and `seed` change nothing."""
         return Chain(self.gamma)

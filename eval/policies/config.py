@@ -14,9 +14,10 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from ...core.errors import did_you_mean
+from ...core.fields import shorthand
 from ...core.import_paths import OrImported
 from ...core.json_types import JsonObject
 from ...core.refused import Refused
@@ -40,15 +41,13 @@ _NAMED: dict[str, JsonObject] = {
 }
 
 
-def named_tree(value: object) -> object:
-    """The section that a name stands for; a section as it is.
+def _named_tree(value: str) -> JsonObject:
+    """The section that a name stands for.
 
     "chain" has 5 tokens, "static" 25 nodes; "30-4-8" is EAGLE-2's tree of 30 nodes with the root on 4 levels, 8 wide;
     `sage` has SAGE's own settings; MODULE:CLASS is a section of another package; other names are the published static
     lists. Raises `ValueError` for any other name.
     """
-    if not isinstance(value, str):
-        return value
     if ":" in value:  # of another package
         return {"kind": value}
     if value in _NAMED:
@@ -69,11 +68,11 @@ def named_tree(value: object) -> object:
 TreeConfig = Annotated[
     Annotated[ChainTree | StaticTree | DynamicTree | AdtTree | SageTree | ProductTree, Field(discriminator="kind")],
     OrImported(TreeSection),
-    BeforeValidator(named_tree),
+    shorthand(str, _named_tree),
 ]
 # Of text: ADT-Tree follows the rows of an image.
 TextTreeConfig = Annotated[
     Annotated[ChainTree | StaticTree | DynamicTree | SageTree | ProductTree, Field(discriminator="kind")],
     OrImported(TreeSection),
-    BeforeValidator(named_tree),
+    shorthand(str, _named_tree),
 ]

@@ -48,6 +48,10 @@ class SageTree(TreeSection, SizingSettings):
     # How the deepest tree follows what was accepted; null: it does not.
     history: History | None = History()
 
+    @property
+    def num_nodes(self) -> int:
+        return self.max_nodes
+
     @model_validator(mode="after")
     def _consistent(self) -> SageTree:
         if self.history is not None and self.history.max_depth < self.max_depth:

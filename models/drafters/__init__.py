@@ -53,11 +53,11 @@ AnyDrafter = Annotated[
 ]
 
 
-def members_of(config: MixedConfig, context: object = None) -> list[Any]:
-    """An ensemble's members: names as they are, sections read as a recipe's `drafter`.
+def members_of(config: DrafterConfig, context: object = None) -> list[Any]:
+    """An ensemble's members: names as they are, sections read as a recipe's `drafter`. Other drafters have none.
 
     Args:
         context: of pydantic's validation.
     """
     read = TypeAdapter(AnyDrafter).validate_python
-    return [member if isinstance(member, str) else read(member, context=context) for member in config.members]
+    return [member if isinstance(member, str) else read(member, context=context) for member in config.mixed]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -123,11 +123,35 @@ class DrafterConfig(Kinded):
     # Whether a `train` stage can start from weights outside the run, and whether others publish them in our own layout.
     starts_outside: ClassVar[bool] = False
     publishes_as_ours: ClassVar[bool] = False
+    # Whether the passes of its head can be CUDA graphs (`graphs.head` of an evaluation).
+    takes_graphs: ClassVar[bool] = False
 
     @property
     def display_name(self) -> str:
         """What tables call it where no stage trained it: its weights' path, or its kind."""
-        return self.kind
+        return self.published_at or self.kind
+
+    @property
+    def published_at(self) -> str | None:
+        """Where published weights lie: a directory or a Hub id; None: nobody published what drafts."""
+        return None
+
+    @property
+    def mixed(self) -> tuple[Any, ...]:
+        """What an ensemble mixes: names of stages, and drafters as a recipe writes them; () of other drafters."""
+        return ()
+
+    @property
+    def lookup_in_vllm(self) -> JsonObject | None:
+        """vLLM's settings of a drafter that looks tokens up; None: it has weights, which are exported."""
+        return None
+
+    @property
+    def held_visual(self) -> tuple[float, Literal["last", "text"] | None] | None:
+        """Share of the visual tokens that decoding holds, and whose attention chooses them where it is a part; None:
+        not a head of a language model.
+        """
+        return None
 
     @property
     def drafting_mode(self) -> DraftingMode | None:
@@ -339,8 +363,8 @@ class PublishedDrafter(DrafterConfig):
     assembled_of: ClassVar[tuple[str, ...]] = ()
 
     @property
-    def display_name(self) -> str:
-        return self.path or self.kind
+    def published_at(self) -> str | None:
+        return self.path
 
     def load(
         self,

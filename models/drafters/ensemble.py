@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import torch
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from ...core.batch import Request
 from ...core.errors import did_you_mean
+from ...core.fields import shorthand
 from ...core.refused import Refused
 from ...core.section import Section
 from ..decoding.cache import Cache
@@ -43,10 +44,7 @@ class EnsembleConfig(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> EnsembleConfig:
-        if isinstance(self.weights, FixedWeights) and self.weights.values is not None:
-            values = self.weights.values
-            if len(values) != len(self.members) or min(values) < 0 or sum(values) <= 0:
-                raise ValueError(f"weights.values {values} are not one weight for each of {len(self.members)} members")
+        self.weights.check(len(self.members))
         return self
 
 
@@ -69,12 +67,8 @@ def preset(name: str) -> EnsembleConfig:
     return EnsembleConfig(name=name, members=members, weights=weights)
 
 
-def _named(value: object) -> Any:
-    return preset(value) if isinstance(value, str) else value
-
-
 # An entry of a recipe's list of modes: a name, or an ensemble spelt out.
-DraftingMode = Annotated[EnsembleConfig, BeforeValidator(_named)]
+DraftingMode = Annotated[EnsembleConfig, shorthand(str, preset)]
 
 
 @dataclass

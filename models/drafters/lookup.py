@@ -19,6 +19,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from ...core.batch import Request
+from ...core.json_types import JsonObject
 from ...core.pictures import TEXT
 from ...core.states import Taps
 from ..decoding.tree import ROOT
@@ -58,6 +59,10 @@ class NgramConfig(LookupConfig):
     def drafter(self, module: nn.Module, target: Target, options: DraftingOptions = PLAIN) -> NgramProposal:
         return NgramProposal(self, target.vocab_size)
 
+    @property
+    def lookup_in_vllm(self) -> JsonObject:
+        return {"prompt_lookup_max": self.max_match, "prompt_lookup_min": self.min_match}
+
     def exports(self, engine: str) -> list[str]:
         """There is nothing to export: engines look up by themselves."""
         own = (f'{{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": {self.max_match}, '
@@ -86,6 +91,14 @@ class SuffixConfig(LookupConfig):
 
     def drafter(self, module: nn.Module, target: Target, options: DraftingOptions = PLAIN) -> SuffixProposal:
         return SuffixProposal(self, target.vocab_size)
+
+    @property
+    def lookup_in_vllm(self) -> JsonObject:
+        return {
+            "suffix_decoding_max_spec_factor": self.levels_per_match,
+            "suffix_decoding_min_token_prob": self.min_prob,
+            "suffix_decoding_max_cached_requests": self.earlier_answers,
+        }
 
     def exports(self, engine: str) -> list[str]:
         """There is nothing to export: engines look up by themselves."""

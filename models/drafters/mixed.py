@@ -39,12 +39,13 @@ class MixedConfig(DrafterConfig):
     def provides(self) -> set[str]:
         return {"drafter"}
 
+    @property
+    def mixed(self) -> tuple[Any, ...]:
+        return self.members
+
     @model_validator(mode="after")
     def _fits(self) -> MixedConfig:
-        if isinstance(self.weights, FixedWeights) and self.weights.values is not None:
-            values = self.weights.values
-            if len(values) != len(self.members) or min(values) < 0 or sum(values) <= 0:
-                raise ValueError(f"weights.values {values} are not one weight for each of {len(self.members)} members")
+        self.weights.check(len(self.members))
         return self
 
     def load(

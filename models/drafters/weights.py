@@ -43,19 +43,31 @@ class Weights(Protocol):
         ...
 
 
-class FixedWeights(Section):
+class WeightsSection(Section):
+    """How much each member of an ensemble counts."""
+
+    def check(self, members: int) -> None:
+        """Raise `ValueError` where they are not of so many members."""
+
+
+class FixedWeights(WeightsSection):
     """The same in every cycle: MT, MTCP."""
 
     kind: Literal["fixed"]
     # One for each member, in any scale; null: equal.
     values: tuple[float, ...] | None = None
 
+    def check(self, members: int) -> None:
+        values = self.values
+        if values is not None and (len(values) != members or min(values) < 0 or sum(values) <= 0):
+            raise ValueError(f"weights.values {values} are not one weight for each of {members} members")
+
     def build(self, members: int) -> Fixed:
         """Return the rule for this number of members; without `values` all have the same weight."""
         return Fixed(self.values or (1.0,) * members)
 
 
-class GridWeights(Section):
+class GridWeights(WeightsSection):
     """MT*: the best of all weights that are multiples of 1 / parts, for any number of members."""
 
     kind: Literal["grid"]
@@ -74,7 +86,7 @@ class GridWeights(Section):
         return GridSearch(self, members)
 
 
-class InverseWeights(Section):
+class InverseWeights(WeightsSection):
     """MTCP*: each draft by the inverse of its own error, which costs no search as members are added."""
 
     kind: Literal["inverse"]

@@ -160,7 +160,7 @@ def costs(options: Options, stage: EvaluateStage, context: Context, prompt: Imag
     method, target, warmest = stage.methods[EXACT], generator.target, max(options.temperatures)
     drafters = Drafters(stage, context, pair)
     policy = method.policy(grid=target.grid, seed=context.seed)
-    (drafting, *_) = drafters.open(EXACT, method, method.exact_rule, policy)
+    (drafting, *_) = drafters.open(EXACT, method, method.rule_at, policy)
     rule = proximity.Recording(RULES[method.rule_name(warmest)], RECORDED, greedy=warmest == 0)
     warp = Warp(warmest, stage.top_k, stage.top_p)
     decoding = Decoding(policy, rule, Draw(method.draw), warp, target.num_codes, ())

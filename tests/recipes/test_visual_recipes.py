@@ -141,7 +141,9 @@ def test_trees_that_are_compared_have_the_same_number_of_nodes(name):
     """Chains aside, which are another baseline. A sampled static list sets the number: nothing can cut it."""
     for stage in load([f"recipe={name}"]).recipe.stages.values():
         sizes = (
-            {m.num_nodes for m in stage.methods.values() if m.tree.kind != "chain"} if stage.kind == "evaluate" else {}
+            {m.tree.num_nodes for m in stage.methods.values() if m.tree.kind != "chain"}
+            if stage.kind == "evaluate"
+            else {}
         )
         apart = [allowed for start, (allowed, _) in PRINTED_APART.items() if name.startswith(start)]
         assert len(sizes) <= 1 or sizes in apart, sizes

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from ...models.drafters.base import DrafterConfig
 from ...models.families.load import TargetConfig, target_config
 from ...models.families.sizes import parameter_counts
 from ...models.targets.section import TargetSection
@@ -38,9 +37,9 @@ def describe_evaluation(stage: EvaluateSettings) -> list[str]:
     if stage.target is not None:
         lines.append(f"  target {stage.target.path}: {_num_parameters(stage.target):,} parameters")
     for name, section in stage.drafters.items():
-        lines.append(f"  drafter {name}: {getattr(section, 'path', None) or section.kind}")
-    sections = [method.drafter for method in stage.methods.values()] + list(stage.drafters.values())
-    models = [section.whole_model for section in sections if isinstance(section, DrafterConfig)]
+        lines.append(f"  drafter {name}: {section.published_at or section.kind}")
+    sections = [method.section for method in stage.methods.values()] + list(stage.drafters.values())
+    models = [section.whole_model for section in sections if section is not None]
     published = {model.path: model for model in models if isinstance(model, TargetSection)}
     return lines + [
         f"  draft {p}: {_num_parameters(cast(TargetConfig, model)):,} parameters" for p, model in published.items()

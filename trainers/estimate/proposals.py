@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from ...data.dataset import ConversationData
 from ...data.pictures.visual_budget import visual_tokens
+from ...models.drafters import members_of
 from ...models.drafters.base import DrafterConfig
-from ...models.drafters.head_config import HeadConfig
 from ...models.drafters.head_graphs import COUNTS, MOST_EXPANSIONS
 from ...models.drafters.lvlm import LvlmConfig
-from ...models.drafters.mixed import MixedConfig
 from ...models.families.load import TargetConfig, target_config
 from ...models.families.memory import BYTES, cache_bytes, weight_bytes
 from ...models.families.table import family_of
@@ -25,7 +24,7 @@ from ...models.hub import pinned_config
 from ...models.targets.base import language_shape
 from ...models.targets.verification import lengths_up_to
 from ..evaluate.evaluate_settings import EvaluateSettings
-from ..evaluate.methods import Method, decoding_with, members_of
+from ..evaluate.methods import Method, decoding_with
 from ..run.stage import Planned
 from .auto_dtypes import held_bytes, held_dtype
 from .passes import Pass, moment
@@ -74,23 +73,24 @@ def _of_method(plan: Planned, name: str, method: Method) -> Iterator[tuple[Draft
     """(section as it decodes, key of its weights) of each drafter of a method."""
     for maker, section in _sources(plan, method):
         config = decoding_with(section, method.settings, name)
-        if isinstance(config, MixedConfig):
-            for member in members_of(config):
-                if isinstance(member, str) and member in plan.stage.methods:
-                    yield from _of_method(plan, member, plan.stage.methods[member])
-                else:
-                    owner, own = _named(plan, member) if isinstance(member, str) else (None, member)
-                    yield own, _key(owner, own)
-        else:
+        if not config.mixed:
             yield config, _key(maker, section, config)
+        for member in members_of(config):
+            if not isinstance(member, str):
+                yield member, _key(None, member)
+            elif member in plan.stage.methods:
+                yield from _of_method(plan, member, plan.stage.methods[member])
+            else:
+                owner, own = _named(plan, member)
+                yield own, _key(owner, own)
 
 
 def _sources(plan: Planned, method: Method) -> Iterator[tuple[str | None, DrafterConfig]]:
     """(stage that trained it, section) of each drafter; None: no stage did."""
     if method.names:
         yield from (_named(plan, name) for name in method.names)
-    elif method.drafter is not None:
-        yield None, cast(DrafterConfig, method.drafter)
+    elif method.section is not None:
+        yield None, method.section
     else:
         maker = plan.inputs.get("drafter")
         section = plan.recipe.drafter if maker is None else _named(plan, maker)[1]
@@ -146,12 +146,7 @@ def sizes_of(one: Proposal, stage: EvaluateSettings, config: PreTrainedConfig, s
     numbers, beyond = drafter.cached_numbers(shape)
     place = float(numbers * width)
     cache, graphs = (positions + beyond) * place, 0.0
-    if (
-        isinstance(drafter, HeadConfig)
-        and stage.graphs.head
-        and section.device_map is None
-        and section.tensor_parallel_size == 1
-    ):
+    if drafter.takes_graphs and stage.graphs.head and section.device_map is None and section.tensor_parallel_size == 1:
         lengths = lengths_up_to((stage.graphs.length or stage.capacity) + one.nodes + COUNTS[-1])
         # Requests that are longer than the graphs are made for have a cache of their own.
         graphs = lengths[-1] * place - (cache if positions + COUNTS[-1] <= lengths[-1] else 0.0)

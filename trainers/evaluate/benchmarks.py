@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from ...core.fields import MOST_ANSWER, Place
+from ...core.fields import MOST_ANSWER, Place, shorthand
+from ...core.json_types import JsonObject
 from ...core.section import Section
 from ...data.captioned.prompts import PromptSource
 from ...data.dataset import ConversationData
@@ -20,22 +22,57 @@ from ...eval.quality import QualityConfig
 
 HUB = "hub"
 
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+B = TypeVar("B", bound="Benchmark")
+
+
+class Opens(Protocol[T_co]):
+    """What reads conversations up to their last answers, each in its own form."""
+
+    def files(self, name: str, data: ConversationData) -> Iterable[T_co]: ...
+    def sets(self, section: SetsBenchmark) -> Iterable[T_co]: ...
+
 
 class Benchmark(Section):
     """What every kind of benchmark answers."""
 
     kind: str
+    # Whether it asks for pictures, of image generators.
+    draws: ClassVar[bool] = False
+    # Whether each request is a conversation up to its last answer, which `opened` reads.
+    asks_conversations: ClassVar[bool] = False
+
+    def opened(self, name: str, opens: Opens[T]) -> Iterable[T]:
+        """Its conversations as `opens` reads them; none: something else reads it."""
+        return ()
+
+    def set_names(self, name: str) -> list[str] | None:
+        """What tables call its sets, where the recipe calls it `name`; None: those that its directory has."""
+        return [name]
+
+    def check(self, key: str, *, template: str) -> None:
+        """Raise `ValueError` for settings that contradict each other, or the stage's prompt template."""
 
     def lines(self) -> list[str]:
         """Its lines of a dry run, where its name does not say enough."""
         return []
 
 
-class FilesBenchmark(Benchmark):
+class DataBenchmark(Benchmark):
+    """Benchmarks with a data section."""
+
+    data: ConversationData
+
+
+class FilesBenchmark(DataBenchmark):
     """Records of one's own: each conversation up to its last answer is a request."""
 
     kind: Literal["files"] = "files"
-    data: ConversationData
+    asks_conversations: ClassVar[bool] = True
+
+    def opened(self, name: str, opens: Opens[T]) -> Iterable[T]:
+        return opens.files(name, self.data)
 
 
 class Untimed(Section):
@@ -53,6 +90,7 @@ class PromptsBenchmark(Benchmark):
     """Prompts of an image generator."""
 
     kind: Literal["prompts"] = "prompts"
+    draws: ClassVar[bool] = True
     prompts: PromptSource
     # Metrics on every picture that was drawn; null: none.
     quality: QualityConfig | None = None
@@ -75,10 +113,22 @@ class PromptsBenchmark(Benchmark):
         return [f"  {self.prompts.max_samples or 'all'} prompts of {where}"]
 
 
-class SuiteBenchmark(Benchmark):
+class SuiteBenchmark(DataBenchmark):
     """A directory of sets, or the published ones."""
 
-    data: ConversationData
+    @property
+    def names(self) -> list[str] | None:
+        """Names of the sets; None: those of the directory."""
+        raise NotImplementedError
+
+    def set_names(self, name: str) -> list[str] | None:
+        return self.names
+
+    def check(self, key: str, *, template: str) -> None:
+        if not isinstance(self.data.path, str):
+            raise ValueError(f"{key}.data.path names one directory (or {HUB}), found a list")
+        if self.data.kinds is not None:
+            raise ValueError(f"{key}.data.kinds: sets are chosen by `sets`")
 
     @property
     def on_hub(self) -> bool:
@@ -90,6 +140,7 @@ class SetsBenchmark(SuiteBenchmark):
     """Published sets of videos, pictures and texts, or a directory in their layout."""
 
     kind: Literal["sets"]
+    asks_conversations: ClassVar[bool] = True
     # How pictures and clips are read; max_samples limits the rows of each set (100 as drawn with seed 42 of `hub`).
     # `path` is `hub` (the published sets), a directory with suite.json, with `from` the folder of one in a generated
     # world (video_suite), or of MMSpec and SPEED-Bench the folder or file of the set as its authors publish it.
@@ -100,6 +151,9 @@ class SetsBenchmark(SuiteBenchmark):
     convention: Literal["describe", "stock", "verbatim"] = "describe"
     # Of `hub`: the folder in which each set's archives of clips are unpacked, in a folder of the set's name.
     media: Place | None = None
+
+    def opened(self, name: str, opens: Opens[T]) -> Iterable[T]:
+        return opens.sets(self)
 
     @property
     def names(self) -> list[str] | None:
@@ -166,6 +220,11 @@ class TabedBenchmark(SuiteBenchmark):
         """Names of the sets; None: those of the directory."""
         return [*BENCHMARK, *OOD] if self.sets is None and self.on_hub else self.sets
 
+    def check(self, key: str, *, template: str) -> None:
+        super().check(key, template=template)
+        if self.transcript == "released" and template != "v1":
+            raise ValueError(f"{key}.transcript: released is of template v1; set it to training")
+
     def lines(self) -> list[str]:
         """Each request is decoded plainly and once by every method with each of its drafters."""
         limit, path, names = self.data.max_samples, Path(str(self.data.path)), self.names
@@ -185,25 +244,23 @@ class TabedBenchmark(SuiteBenchmark):
         return lines
 
 
-def _known_kind(value: object) -> object:
+def _known_kind(value: JsonObject) -> JsonObject:
     """Without a kind: prompts where it has them, else files."""
-    if not isinstance(value, dict) or "kind" in value:
-        return value
     return {"kind": "prompts" if "prompts" in value else "files", **value}
 
 
 AnyBenchmark = Annotated[
     Annotated[FilesBenchmark | PromptsBenchmark | SetsBenchmark | TabedBenchmark, Field(discriminator="kind")],
-    BeforeValidator(_known_kind),
+    shorthand(dict, _known_kind),
 ]
 
 
-def _by_name(section: object) -> object:
+def _by_name(section: list[Any]) -> object:
     """A list of sections with a name each, too. Raises `ValueError` where two have one name."""
-    if not isinstance(section, list) or not all(isinstance(entry, dict) for entry in section):
-        return section
     entries: dict[str, object] = {}
     for entry in section:
+        if not isinstance(entry, dict):
+            return section
         name = str(entry.get("name") or entry.get("kind"))
         if name in entries:
             raise ValueError(f"two benchmarks are called {name!r}")
@@ -212,39 +269,36 @@ def _by_name(section: object) -> object:
 
 
 # Name in the tables -> section; of `sets` and `tabed` the tables have the sets' names.
-Benchmarks = Annotated[dict[str, AnyBenchmark], BeforeValidator(_by_name)]
+Benchmarks = Annotated[dict[str, AnyBenchmark], shorthand(list, _by_name)]
 
 
-def clip_sets(benchmarks: dict[str, Any]) -> set[str]:
+def of_class(benchmarks: Mapping[str, Benchmark], kind: type[B]) -> list[B]:
+    """The benchmarks of one class, for what only that kind has."""
+    return [benchmark for benchmark in benchmarks.values() if isinstance(benchmark, kind)]
+
+
+def clip_sets(benchmarks: Mapping[str, Benchmark]) -> set[str]:
     """Names of the sets that may hold clips. Raises `ValueError` where a directory's sets are not named."""
     names: set[str] = set()
     for name, benchmark in benchmarks.items():
-        if isinstance(benchmark, FilesBenchmark):
-            names.add(name)
-        elif isinstance(benchmark, SetsBenchmark):
-            if benchmark.names is None:
+        if benchmark.asks_conversations:
+            if (of_it := benchmark.set_names(name)) is None:
                 raise ValueError(f"lengths by set: benchmarks.{name} names no sets; give its `sets`")
-            names |= {*benchmark.names}
+            names |= {*of_it}
     return names
 
 
-def check_benchmarks(benchmarks: dict[str, Any]) -> None:
-    """Raises `ValueError` for names that are no files' names or stand twice, and for sections that contradict."""
+def check_benchmarks(benchmarks: Mapping[str, Benchmark], *, template: str) -> None:
+    """Raises `ValueError` for names that are no files' names or stand twice, and for sections that contradict.
+
+    Args:
+        template: of the stage's prompt format.
+    """
     names: list[str] = []
     for name, benchmark in benchmarks.items():
-        if isinstance(benchmark, FilesBenchmark | PromptsBenchmark):
-            names.append(name)
-        else:
-            names += benchmark.names or []
-            _check_suite(name, benchmark)
+        names += benchmark.set_names(name) or []
+        benchmark.check(f"benchmarks.{name}", template=template)
     if odd := [name for name in names if re.fullmatch(r"[\w.+ -]+", name) is None]:
         raise ValueError(f"names of benchmarks become names of files: letters, digits, blanks and . + - _, found {odd}")
     if twice := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"two benchmarks are called {', '.join(sorted(twice))}")
-
-
-def _check_suite(name: str, benchmark: SuiteBenchmark) -> None:
-    if not isinstance(benchmark.data.path, str):
-        raise ValueError(f"benchmarks.{name}.data.path names one directory (or {HUB}), found a list")
-    if benchmark.data.kinds is not None:
-        raise ValueError(f"benchmarks.{name}.data.kinds: sets are chosen by `sets`")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...eval.row_columns import Rows
 from ...eval.studies.video import video_sections
 from ...eval.tables import ReportSection
-from .benchmarks import SetsBenchmark
+from .benchmarks import SetsBenchmark, of_class
 from .measuring import Measuring
 from .reporting import infos
 
@@ -13,7 +13,7 @@ from .reporting import infos
 def clip_tables(measuring: Measuring, rows: Rows) -> list[ReportSection]:
     """Those that were measured; figures go to the stage's folder."""
     stage, drafting = measuring.stage, measuring.drafting
-    if not stage.lengths and not any(isinstance(b, SetsBenchmark) for b in stage.benchmarks.values()):
+    if not stage.lengths and not of_class(stage.benchmarks, SetsBenchmark):
         return []
     held = {one.name: one.held_visual for one in drafting if one.held_visual is not None}
     return video_sections(measuring.context.folder, rows, infos(drafting), held=held)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -16,17 +17,13 @@ from ...core.states import Taps
 from ...eval.held_visual import HeldVisual
 from ...eval.pair import Pair, trained_section
 from ...eval.policies import TreePolicy
-from ...eval.rules import Rule
+from ...eval.rules import Codes, Rule
 from ...models.drafters import members_of
 from ...models.drafters.base import PLAIN, Drafter, DrafterConfig, DraftingOptions, PublishedDrafter
-from ...models.drafters.head_config import HeadConfig
 from ...models.drafters.manifest import MANIFEST
-from ...models.drafters.mixed import MixedConfig
 from ..run.context import Context
 from .methods import Method, decoding_with
 from .requests import Opened
-
-RuleOf = Callable[[Method], Callable[[float], Rule]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,11 +65,8 @@ class Drafting:
     @property
     def held_visual(self) -> HeldVisual | None:
         """How much of the visual input is held while decoding; None: not a head of a language model."""
-        config = self.config
-        if not isinstance(config, HeadConfig):
-            return None
-        share = 0.0 if config.visual(training=False) == "none" else config.held_visual_share
-        return HeldVisual(self.drafter_name, share, config.attention_queries if 0 < share < 1 else None)
+        held = self.config.held_visual
+        return None if held is None else HeldVisual(self.drafter_name, *held)
 
     def details(self, opened: Opened, max_new_tokens: int) -> JsonObject:
         """Details that drafter, policy and rule recorded for the request that was just decoded."""
@@ -136,7 +130,7 @@ class Drafters:
 
     def all(
         self,
-        rule_of: RuleOf = lambda method: method.exact_rule,
+        codes: Codes | None = None,
         *,
         grid: int | None = None,
         wanted: Callable[[Method], bool] = lambda method: True,
@@ -144,7 +138,7 @@ class Drafters:
         """Each method with each of its drafters, in the order of the tables.
 
         Args:
-            rule_of: method -> temperature -> its acceptance rule.
+            codes: of a target that draws; None: it writes text.
             grid: side of the target's pictures in codes; None: it writes text.
             wanted: methods that are opened.
         """
@@ -152,7 +146,9 @@ class Drafters:
             drafting
             for name, method in self.methods.items()
             if wanted(method)
-            for drafting in self.open(name, method, rule_of(method), method.policy(grid=grid, seed=self.context.seed))
+            for drafting in self.open(
+                name, method, partial(method.rule_at, codes=codes), method.policy(grid=grid, seed=self.context.seed)
+            )
         ]
 
     def open(self, name: str, method: Method, rule: Callable[[float], Rule], policy: TreePolicy) -> list[Drafting]:
@@ -180,10 +176,9 @@ class Drafters:
         """
         if method.names:
             return [self._named(drafter) for drafter in method.names]
-        if method.drafter is not None:
-            assert not isinstance(method.drafter, str), "a name is among `names`"
-            section = as_saved(method.drafter, f"{self._where(name)}.drafter")
-            return [Source(method.drafter.display_name, section, None)]
+        if method.section is not None:
+            section = as_saved(method.section, f"{self._where(name)}.drafter")
+            return [Source(method.section.display_name, section, None)]
         folder = self.context.inputs.get("drafter")
         config = (_trained(folder) if folder is not None else None) or self.context.drafter
         if config is None:
@@ -212,11 +207,11 @@ class Drafters:
         return replace(self.options, chain=chain, capacity=capacity)
 
     def _drafter(self, source: Source, config: DrafterConfig, options: DraftingOptions, name: str) -> Drafter:
-        if isinstance(config, MixedConfig):
+        if config.mixed:
             return self._mixed(config, options, name)
         return self.pair.drafter(source.config, source.folder, config, options)
 
-    def _mixed(self, config: MixedConfig, options: DraftingOptions, name: str) -> Drafter:
+    def _mixed(self, config: DrafterConfig, options: DraftingOptions, name: str) -> Drafter:
         """An ensemble of drafters of any kind, each opened anew: two of a cycle's drafters never share a cache."""
         members = []
         for member in members_of(config):
@@ -231,7 +226,7 @@ class Drafters:
             else:
                 source = self._named(member)
                 members.append(self._drafter(source, source.config, options, name))
-        return config.drafter(members, self.pair.target, options)
+        return config.drafter(cast(Any, members), self.pair.target, options)
 
     def _where(self, name: str) -> str:
         return f"key stages.{self.context.name}.methods.{name}"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -12,10 +11,9 @@ from ...core import ranks
 from ...core.json_types import JsonMapping, JsonObject
 from ...data.captioned.prompts import ImagePrompt, read_prompts
 from ...data.stage_folders import DATASET_FOLDER
-from ...eval.lantern import LanternConfig, lantern
 from ...eval.measured_rows import Row, grouped
 from ...eval.pair import open_pair
-from ...eval.rules import Rule
+from ...eval.rules import Codes
 from ...models.families.generators import Generator, image_section
 from ..run.context import Context
 from ..run.stopping import Stop
@@ -24,7 +22,6 @@ from .evaluate_settings import EvaluateSettings
 from .judge import Drawn, Judge
 from .kept_pictures import KeptPicture, identity_of, keep
 from .measuring import Measuring
-from .methods import Method
 from .pictures_of_rows import PicturesOfRows, codes_of, drawn_tokens
 from .reporting import Reporting, picture_grids
 from .requests import PromptSet
@@ -51,8 +48,9 @@ def run(stage: EvaluateSettings, context: Context) -> None:
         size=target.image_size,
         device=device,
     )
-    rule_of = functools.partial(_rule, generator, context)
-    drafting = Drafters(stage, context, pair).all(rule_of, grid=generator.target.grid, wanted=stage.is_drawn)
+    drafting = Drafters(stage, context, pair).all(
+        _codes(generator, context), grid=generator.target.grid, wanted=stage.is_drawn
+    )
     if benchmark.untimed is not None:
         _scored(stage, context, generator, prompts, judge, Measuring(stage, context, generator.target, drafting, ()))
         return
@@ -126,15 +124,10 @@ def _keep(
         keep(context.folder.parent, identity, prompts, (KeptPicture(row.tokens, row.num_cycles) for row in its))
 
 
-def _rule(generator: Generator, context: Context, method: Method) -> Callable[[float], Rule]:
-    """Temperature -> a method's acceptance rule; LANTERN's read the target's codebook."""
-    if not isinstance(method.rule, LanternConfig):
-        return method.exact_rule
-    codebook, folder = generator.codebook.to(generator.target.device), context.folder / "neighbours"
-    made = functools.partial(
-        lantern, method.rule, codebook, offset=generator.first_id, seed=context.seed, folder=folder
-    )
-    return lambda temperature: made(greedy=temperature == 0)
+def _codes(generator: Generator, context: Context) -> Codes:
+    """What LANTERN's rules read of the target."""
+    codebook = generator.codebook.to(generator.target.device)
+    return Codes(codebook, generator.first_id, context.seed, context.folder / "neighbours")
 
 
 def _about(stage: EvaluateSettings, context: Context, prompts: Sequence[ImagePrompt], judge: Judge) -> JsonObject:

@@ -27,10 +27,10 @@ from ...models.formats import Prompts, export_drafter, read_export
 from ...models.formats.plugin import MODULE, PACKAGE
 from ...models.hub import config_value, read_config
 from ..run.context import Context
-from ..serve.engine_evaluation import VllmEvaluation, export_settings, lookup_settings
+from ..serve.engine_evaluation import VllmEvaluation, export_settings
 from ..serve.engine_process import EngineProcess
 from ..serve.rank_engine import engine_process
-from .benchmarks import SetsBenchmark
+from .benchmarks import SetsBenchmark, of_class
 from .drafters import Drafters, Drafting, Source
 from .engine_measuring import ServedMeasuring
 from .evaluate_settings import EvaluateSettings
@@ -180,7 +180,7 @@ def _most_pictures(stage: EvaluateSettings, sets: list[ConversationSet], opening
 
 
 def _talks(stage: EvaluateSettings, opening: Opening) -> list[TurnsRun]:
-    return turn_runs([b for b in stage.benchmarks.values() if isinstance(b, SetsBenchmark)], opening)
+    return turn_runs(of_class(stage.benchmarks, SetsBenchmark), opening)
 
 
 @contextmanager
@@ -219,8 +219,9 @@ def _methods(stage: EvaluateSettings, context: Context, python: str, *, pictures
             config = decoding_with(source.config, method.settings, key)
             stage.engine.check_method(key, method, config)
             policy = method.policy(seed=context.seed)
-            drafting = Drafting(name, source.name, method, config, None, policy, method.exact_rule)
-            speculative = lookup_settings(config, method.chain or 0)
+            drafting = Drafting(name, source.name, method, config, None, policy, method.rule_at)
+            own = config.lookup_in_vllm
+            speculative = own and {"method": config.kind, "num_speculative_tokens": method.chain or 0, **own}
             settings: JsonMapping = {}
             if speculative is None:
                 folder = context.folder / EXPORTS / f"{len(plans)}-{config.kind}"

@@ -8,13 +8,12 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from ...core.errors import UserError, did_you_mean
-from ...core.fields import MOST_ANSWER, FileName, Temperature, TopK, TopP
+from ...core.fields import MOST_ANSWER, FileName, Temperature, TopK, TopP, shorthand
 from ...core.refused import Refused
 from ...data.captioned.prompts import PromptSource
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
 from ...eval.contrasts import Comparison
-from ...eval.lantern import LanternConfig
 from ...models.drafters import AnyDrafter
 from ...models.drafters.base import DrafterConfig
 from ...models.drafters.captioners import CaptionerConfig
@@ -23,7 +22,15 @@ from ...models.families.load import TargetConfig
 from ..run.stage import Stage
 from ..serve.engines import EvaluationEngine
 from ..serve.target_engine import TransformersEngine
-from .benchmarks import Benchmarks, PromptsBenchmark, TabedBenchmark, check_benchmarks, clip_sets
+from .benchmarks import (
+    Benchmarks,
+    DataBenchmark,
+    PromptsBenchmark,
+    TabedBenchmark,
+    check_benchmarks,
+    clip_sets,
+    of_class,
+)
 from .clock import ClockName
 from .graphs import GraphsConfig
 from .methods import PRESETS, RENAMED, Method, decoding_with, named_members
@@ -78,7 +85,7 @@ class EvaluateSettings(Stage):
     # Tokens of an answer; several numbers decode every request anew for each (SAGE: 512, 1024, 2048).
     max_new_tokens: Annotated[
         list[Annotated[int, Field(ge=2, le=MOST_ANSWER)]],
-        BeforeValidator(lambda given: [given] if isinstance(given, int) else given),
+        shorthand(int, lambda number: [number]),
     ] = Field([256], min_length=1)
     # false: answers go on after the end token, so that all have max_new_tokens (speed at 2,048 tokens, which few
     # descriptions have by themselves).
@@ -136,8 +143,8 @@ class EvaluateSettings(Stage):
 
     @model_validator(mode="after")
     def _whole(self) -> EvaluateSettings:
-        check_benchmarks(self.benchmarks)
-        if not self.draws and any(isinstance(b, PromptsBenchmark) for b in self.benchmarks.values()):
+        check_benchmarks(self.benchmarks, template=self.format.template)
+        if not self.draws and any(benchmark.draws for benchmark in self.benchmarks.values()):
             raise ValueError("benchmarks of text and of prompts of an image generator want an evaluation each")
         if self.draws and len(self.benchmarks) > 1:
             raise ValueError("prompts of an image generator: one benchmark in an evaluation")
@@ -150,9 +157,6 @@ class EvaluateSettings(Stage):
         for key, values in once.items():
             if twice := {value for value in values if values.count(value) > 1}:
                 raise ValueError(f"{key} name {', '.join(map(str, twice))} twice: its requests would count twice")
-        for name, benchmark in self._tabed():
-            if benchmark.transcript == "released" and self.format.template != "v1":
-                raise ValueError(f"benchmarks.{name}.transcript: released is of template v1; set it to training")
         if self.probes.importance is not None:
             self.probes.importance.check(self.benchmarks)
         return self
@@ -249,9 +253,7 @@ class EvaluateSettings(Stage):
     def _check_codebook(self, size: int) -> None:
         """Refuses neighbours that the codebook does not have."""
         asked: dict[str, Callable[[int], object]] = {
-            f"methods.{name}.rule.k": method.rule.num_neighbours
-            for name, method in self.methods.items()
-            if isinstance(method.rule, LanternConfig)
+            f"methods.{name}.rule.k": method.rule.check_codebook for name, method in self.methods.items()
         }
         if self.probes.analysis is not None:
             asked["probes.analysis.k"] = self.probes.analysis.check
@@ -273,11 +275,10 @@ class EvaluateSettings(Stage):
         """Key -> section, of the drafters that no stage trains."""
         yield from ((f"drafters.{name}", section) for name, section in self.drafters.items())
         for name, method in self.methods.items():
-            for place, member in enumerate(method.members):
-                if isinstance(member, DrafterConfig):
-                    yield f"methods.{name}.drafter.members.{place}", member
-            if isinstance(method.drafter, DrafterConfig):
-                yield f"methods.{name}.drafter", method.drafter
+            for place, member in method.member_sections.items():
+                yield f"methods.{name}.drafter.members.{place}", member
+            if method.section is not None:
+                yield f"methods.{name}.drafter", method.section
 
     def check_named(self, trained: Mapping[str, DrafterConfig | None]) -> None:
         """Refuses settings of decoding that a drafter that is named does not read, and a name of two drafters."""
@@ -296,7 +297,7 @@ class EvaluateSettings(Stage):
         return [
             f"methods.{name}: {method.rule.caution}"
             for name, method in self.methods.items()
-            if isinstance(method.rule, LanternConfig) and method.rule.caution
+            if method.rule.caution is not None
             if any(temperature > 0 and method.allowed(temperature) for temperature in self.temperatures)
         ]
 
@@ -308,7 +309,7 @@ class EvaluateSettings(Stage):
     @property
     def draws(self) -> bool:
         """Whether an image generator is measured."""
-        return all(isinstance(benchmark, PromptsBenchmark) for benchmark in self.benchmarks.values())
+        return all(benchmark.draws for benchmark in self.benchmarks.values())
 
     def listed_lengths(self) -> dict[str, list[Any]]:
         """Key -> lengths, of those that there are."""
@@ -318,17 +319,13 @@ class EvaluateSettings(Stage):
             listed = {"lengths": self.lengths}
         return {key: [*lengths] for key, lengths in listed.items() if lengths}
 
-    def _tabed(self) -> Iterator[tuple[str, TabedBenchmark]]:
-        return ((name, b) for name, b in self.benchmarks.items() if isinstance(b, TabedBenchmark))
-
     @property
     def drawing(self) -> PromptsBenchmark:
         """The benchmark of an image generator."""
         if len(self.benchmarks) > 1:
             raise Refused("benchmarks", f"{' and '.join(self.benchmarks)}: an image generator is measured on one",
                           "give the others to stages of their own")  # fmt: skip
-        (benchmark,) = self.benchmarks.values()
-        assert isinstance(benchmark, PromptsBenchmark), "of image generators"
+        (benchmark,) = of_class(self.benchmarks, PromptsBenchmark)
         return benchmark
 
     @property
@@ -345,8 +342,8 @@ class EvaluateSettings(Stage):
     @property
     def data(self) -> list[ConversationData]:
         """Every data section, whatever is done with it."""
-        parts = [b for b in (*self.benchmarks.values(), self.probes.binding) if b is not None]
-        return [part.data for part in parts if not isinstance(part, PromptsBenchmark)]
+        parts = [benchmark.data for benchmark in of_class(self.benchmarks, DataBenchmark)]
+        return parts if self.probes.binding is None else [*parts, self.probes.binding.data]
 
     @property
     def capacity(self) -> int:
@@ -365,7 +362,8 @@ class EvaluateSettings(Stage):
 
     @property
     def answer_format(self) -> PromptFormat | None:
-        writes = self.stop_at_end or self.captioner is not None or any(b.quality is not None for _, b in self._tabed())
+        judged = any(benchmark.quality is not None for benchmark in of_class(self.benchmarks, TabedBenchmark))
+        writes = self.stop_at_end or self.captioner is not None or judged
         return self.format if writes and not self.draws else None
 
     def is_drawn(self, method: Method) -> bool:

@@ -6,23 +6,22 @@ The same keys serve every target. What cannot go together is refused by name bef
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from ...core.errors import UserError
-from ...core.fields import Temperature
+from ...core.fields import Temperature, shorthand
 from ...core.import_paths import OrImported
 from ...core.json_types import JsonMapping, JsonObject
 from ...core.section import Section
 from ...eval.block import BlockConfig
 from ...eval.lantern import LanternConfig
 from ...eval.policies import ChainTree, TreeConfig, TreePolicy, check_combination
-from ...eval.rules import RULES, Rule, RuleSection
+from ...eval.rules import RULES, Codes, Rule, RuleSection
 from ...models.drafters import AnyDrafter, members_of
-from ...models.drafters.base import DrafterConfig, PublishedDrafter
+from ...models.drafters.base import DrafterConfig
 from ...models.drafters.ensemble import DraftingMode
-from ...models.drafters.mixed import MixedConfig
 
 
 class ExactRule(RuleSection):
@@ -35,15 +34,11 @@ class ExactRule(RuleSection):
         return RULES["sampling" if temperature else "greedy"]
 
 
-def _rule(value: object) -> object:
-    return {"kind": value} if isinstance(value, str) else value
-
-
 # A section with a kind, or the name of a rule without settings (exact, block).
 RuleConfig = Annotated[
     Annotated[ExactRule | LanternConfig | BlockConfig, Field(discriminator="kind")],
     OrImported(RuleSection),
-    BeforeValidator(_rule),
+    shorthand(str, lambda name: {"kind": name}),
 ]
 # What a method changes in its drafter's section: settings that decoding alone reads.
 SETTINGS = ("mode", "vata", "positions", "visual_share", "share_by", "share_layer", "cut_below", "cfg_scale")
@@ -94,12 +89,11 @@ class Method(Section):
             raise ValueError("give drafter (one) or drafters (several names), not both")
         if self.drafters is not None and len({*self.drafters}) < len(self.drafters):
             raise ValueError(f"drafters name one twice: {', '.join(self.drafters)}")
-        if isinstance(self.drafter, DrafterConfig):
-            for section in (self.drafter, *(m for m in self.members if isinstance(m, DrafterConfig))):
+        if self.section is not None:
+            for section in (self.section, *self.member_sections.values()):
                 section.check_method(self.tree.kind, self.rule.kind)
-            decoding_with(self.drafter, self.settings, "this method")
-        if isinstance(self.drafter, MixedConfig):
-            members_of(self.drafter, info.context)  # sections among them are checked here
+            decoding_with(self.section, self.settings, "this method")
+            members_of(self.section, info.context)  # sections among them are checked here
         return self
 
     @property
@@ -108,9 +102,20 @@ class Method(Section):
         return [self.drafter] if isinstance(self.drafter, str) else self.drafters or []
 
     @property
-    def members(self) -> list[Any]:
-        """The members of an ensemble: names (of methods, of drafters), and sections."""
-        return members_of(self.drafter) if isinstance(self.drafter, MixedConfig) else []
+    def section(self) -> DrafterConfig | None:
+        """The drafter's section, where it is spelt out."""
+        return self.drafter if isinstance(self.drafter, DrafterConfig) else None
+
+    @property
+    def member_names(self) -> list[str]:
+        """Members of an ensemble that are named: methods and drafters."""
+        return [] if self.section is None else [member for member in self.section.mixed if isinstance(member, str)]
+
+    @property
+    def member_sections(self) -> dict[int, DrafterConfig]:
+        """Place in the ensemble -> section, of the members that are spelt out."""
+        members = [] if self.section is None else members_of(self.section)
+        return {place: member for place, member in enumerate(members) if isinstance(member, DrafterConfig)}
 
     @property
     def settings(self) -> JsonObject:
@@ -169,37 +174,29 @@ class Method(Section):
             rule=self.rule_name(temperature),
         )
 
-    def exact_rule(self, temperature: float) -> Rule:
-        """The rule at a temperature, for any but LANTERN's, which needs the target's codebook."""
-        return self.rule.build(temperature)
+    def rule_at(self, temperature: float, codes: Codes | None = None) -> Rule:
+        """The rule at a temperature. `codes`: of a target that draws; None: it writes text."""
+        return self.rule.build(temperature) if codes is None else self.rule.build_for_codes(temperature, codes)
 
     def line(self, drafters: Collection[str]) -> str:
         """The line of a dry run. The evaluation names `drafters`; stages train all others."""
         if self.names:
             what = ", ".join(name if name in drafters else f"drafter of stage {name}" for name in self.names)
         else:
-            what = f"kind {self.drafter.kind}" if isinstance(self.drafter, DrafterConfig) else "the recipe's drafter"
-            if isinstance(self.drafter, PublishedDrafter) and self.drafter.path is not None:
-                what += f", {self.drafter.path}"
+            what = "the recipe's drafter" if self.section is None else f"kind {self.section.kind}"
+            if self.section is not None and self.section.published_at is not None:
+                what += f", {self.section.published_at}"
         mode = "" if self.mode is None else f", mode {self.mode.name}"
         policy = self.policy(grid=1)
-        shape = f"tree {policy.name}, {policy.num_levels} levels, at most {self.num_nodes} nodes"
+        shape = f"tree {policy.name}, {policy.num_levels} levels, at most {self.tree.num_nodes} nodes"
         rule = "" if self.rule.kind == "exact" else f", rule {self.rule.kind}"
         skip = "" if self.visual_skip is None else f", no draft at {self.visual_skip:g} of the attention on the picture"
         return f"{what}{mode}; {shape}{rule}{', sampled draws' if self.draw == 'sample' else ''}{skip}"
 
     @property
-    def num_nodes(self) -> int:
-        """Nodes of its tree, without the root."""
-        tree: Any = self.tree
-        if tree.kind in ("dynamic", "adt", "product"):
-            return int(tree.total - 1)
-        return int(tree.max_nodes if tree.kind == "sage" else tree.build().max_nodes)
-
-    @property
     def chain(self) -> int | None:
         """The tree's length where every proposal is the likeliest chain."""
-        return self.tree.gamma if isinstance(self.tree, ChainTree) and self.draw == "top-k" else None
+        return self.tree.chain_length if self.draw == "top-k" else None
 
 
 def named_members(method: Method, methods: Mapping[str, Method], within: tuple[str, ...] = ()) -> set[str]:
@@ -212,13 +209,10 @@ def named_members(method: Method, methods: Mapping[str, Method], within: tuple[s
         ValueError: an ensemble is a member of itself.
     """
     names: set[str] = set()
-    for member in method.members:
-        if isinstance(member, str) and member in within:
+    for member in method.member_names:
+        if member in within:
             raise ValueError(f"methods.{member}: an ensemble is a member of itself, by way of {' and '.join(within)}")
-        if isinstance(member, str) and member in methods:
-            names |= named_members(methods[member], methods, (*within, member))
-        elif isinstance(member, str):
-            names.add(member)
+        names |= named_members(methods[member], methods, (*within, member)) if member in methods else {member}
     return names
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
@@ -12,7 +12,7 @@ from ...core.fields import MOST_ANSWER
 from ...core.section import Section
 from ...data.dataset import ConversationData
 from ...eval.studies.drawn import AnalysisConfig
-from .benchmarks import SetsBenchmark
+from .benchmarks import Benchmark, SetsBenchmark, of_class
 
 
 class Importance(Section):
@@ -26,13 +26,13 @@ class Importance(Section):
     # Tokens of an answer: a letter, and what may stand before it.
     max_new_tokens: int = Field(8, ge=1, le=MOST_ANSWER)
 
-    def check(self, benchmarks: Mapping[str, Any]) -> None:
+    def check(self, benchmarks: Mapping[str, Benchmark]) -> None:
         """Raises `ValueError` where the evaluation does not ask these sets for letters."""
-        suites = [benchmark for benchmark in benchmarks.values() if isinstance(benchmark, SetsBenchmark)]
-        known = [name for name, benchmark in benchmarks.items() if benchmark.kind == "files"]
-        known += [name for suite in suites for name in suite.names or []]
+        suites = of_class(benchmarks, SetsBenchmark)
+        asked_here = {name: b.set_names(name) for name, b in benchmarks.items() if b.asks_conversations}
+        known = [name for names in asked_here.values() for name in names or []]
         # A directory whose sets are not named has those that it has.
-        if all(suite.names is not None for suite in suites):
+        if None not in asked_here.values():
             for name in self.sets:
                 if name not in known:
                     raise ValueError(

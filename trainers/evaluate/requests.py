@@ -31,7 +31,7 @@ from ...eval.measured_rows import Medium
 from ...models.families.generators import Generator
 from ..run.context import Context
 from ..run.stage_records import data_files, open_records
-from .benchmarks import Benchmark, FilesBenchmark, SetsBenchmark
+from .benchmarks import Benchmark, SetsBenchmark
 
 # A number of frames; or, as text, a number of visual tokens ("25k", "700").
 Length = int | str
@@ -162,12 +162,7 @@ class Opening:
         """The conversations of all benchmarks but TABED's. Raises `UserError` where two have one name."""
         sets: list[ConversationSet] = []
         for name, benchmark in benchmarks.items():
-            if isinstance(benchmark, FilesBenchmark):
-                more = self.files(name, benchmark.data)
-            elif isinstance(benchmark, SetsBenchmark):
-                more = list(self.sets(benchmark))
-            else:
-                continue
+            more = list(benchmark.opened(name, self))
             if twice := {part.benchmark for part in more} & {part.benchmark for part in sets}:
                 raise UserError(f"two benchmarks are called {', '.join(sorted(twice))}",
                                 where=f"key stages.{self.context.name}.benchmarks.{name}",

@@ -20,7 +20,7 @@ from ...eval.row_columns import Rows
 from ...models.drafters.base import DraftingOptions
 from ..run.context import Context
 from .answer_quality import measure_quality
-from .benchmarks import SetsBenchmark, TabedBenchmark
+from .benchmarks import SetsBenchmark, TabedBenchmark, of_class
 from .binding import binding as binding_of
 from .captioning import substitutes_of
 from .drafters import Drafters
@@ -44,8 +44,8 @@ def run(stage: EvaluateSettings, context: Context) -> None:
     # Before a large target is loaded: a set may be out of reach, or a metric's library missing.
     opening = Opening(context, processor, stage.format, stage.lengths, originals=stage.captioner is not None)
     sets = opening.all(stage.benchmarks)
-    suites = [(b, open_tabed(b, context)) for b in stage.benchmarks.values() if isinstance(b, TabedBenchmark)]
-    talks = turn_runs([b for b in stage.benchmarks.values() if isinstance(b, SetsBenchmark)], opening)
+    suites = [(b, open_tabed(b, context)) for b in of_class(stage.benchmarks, TabedBenchmark)]
+    talks = turn_runs(of_class(stage.benchmarks, SetsBenchmark), opening)
     refuse_twice(context.name, {part.benchmark for part in sets} | {talk.name for talk in talks}, suites)
     scorers = {id(b): text_quality.scorers(b.quality.sets) for b, _ in suites if b.quality is not None}
     pair = open_pair(context.target, context.inputs, device=context.device(), processor=processor)
@@ -127,7 +127,7 @@ def _decode_along(context: Context, measuring: Measuring, sets: list[Conversatio
 
 def _about(stage: EvaluateSettings, rows: Rows) -> JsonObject:
     tower = "runs once for each request and repeat; its time counts in every method's prefill, also in plain decoding's"
-    prompts = {b.convention for b in stage.benchmarks.values() if isinstance(b, SetsBenchmark)}
+    prompts = {b.convention for b in of_class(stage.benchmarks, SetsBenchmark)}
     return {
         "max_new_tokens": stage.max_new_tokens,
         "answers": "end at the end token" if stage.stop_at_end else "go on after the end token",

@@ -138,7 +138,7 @@ def _opens(method: Method) -> bool:
     """Ensembles and captions want more than one prompt of a draft; a relaxed rule changes what the target says. A
     folder holds no threshold of ViSkip.
     """
-    if method.rule.kind != "exact" or not isinstance(method.drafter, str | None) or method.visual_skip is not None:
+    if method.rule.kind != "exact" or method.section is not None or method.visual_skip is not None:
         return False
     return method.mode is None or (len(method.mode.members) == 1 and method.mode.members[0] != "C")
 

@@ -10,7 +10,6 @@ from ...core.errors import UserError
 from ...core.json_types import JsonObject
 from ...core.refused import Refused
 from ...models.drafters.base import DrafterConfig
-from ...models.drafters.lookup import NgramConfig, SuffixConfig
 from ...models.families.generators import AnyTarget
 from ...models.formats.export import Exported
 from .engine_section import VllmEngine
@@ -66,8 +65,7 @@ class VllmEvaluation(VllmEngine):
                 raise Refused(f"benchmarks.{name}", "TABED's tables are of our own loop", "leave out engine")
             self.check(target, states=False, aspect=benchmark.data.aspect)
         for name, method in stage.methods.items():
-            own = method.drafter if isinstance(method.drafter, DrafterConfig) else None
-            self.check_method(f"methods.{name}", method, own or (None if method.names else drafter))
+            self.check_method(f"methods.{name}", method, method.section or (None if method.names else drafter))
 
     def check_method(self, key: str, method: DecodedBy, drafter: DrafterConfig | None) -> None:
         if method.chain is None:
@@ -80,25 +78,10 @@ class VllmEvaluation(VllmEngine):
         if changed:
             problem = "vLLM's drafters have no such setting: an exported drafter decodes as it was trained"
             raise Refused(f"{key}.{changed[0]}", problem, f"leave it out, or {_OURS}")
-        if drafter is None or isinstance(drafter, NgramConfig | SuffixConfig):
+        if drafter is None or drafter.lookup_in_vllm is not None:
             return
         if reasons := drafter.exports("vllm"):
             raise Refused(f"{key}.drafter", "; ".join(reasons), _OURS)
-
-
-def lookup_settings(drafter: DrafterConfig | None, gamma: int) -> JsonObject | None:
-    """vLLM's speculative_config of a drafter that looks tokens up; None: it has weights, which are exported."""
-    if isinstance(drafter, NgramConfig):
-        own: JsonObject = {"prompt_lookup_max": drafter.max_match, "prompt_lookup_min": drafter.min_match}
-    elif isinstance(drafter, SuffixConfig):
-        own = {
-            "suffix_decoding_max_spec_factor": drafter.levels_per_match,
-            "suffix_decoding_min_token_prob": drafter.min_prob,
-            "suffix_decoding_max_cached_requests": drafter.earlier_answers,
-        }
-    else:
-        return None
-    return {"method": drafter.kind, "num_speculative_tokens": gamma} | own
 
 
 def export_settings(exported: Exported, gamma: int, key: str) -> JsonObject:
