@@ -33,8 +33,8 @@ EXTRAS = {
         f"models/drafters/{n}.py"
         for n in (
             "dflash", "dflash2", "dflash_confidence", "dflash_files", "dflash_images", "dflash_module",
-            "dflash_training", "dflash_settings", "dflash_walk", "dspark", "hivis", "msd", "mtp", "peagle", "pruned",
-            "sibling", "vispec",
+            "dflash_training", "dflash_settings", "dflash_walk", "dspark", "hivis", "llamagen", "msd", "mtp", "peagle",
+            "pruned", "vispec",
         )
     ),
     "formats": ("models/formats/", "recipes/importing.py", "recipes/commands/export.py",

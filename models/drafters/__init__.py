@@ -15,6 +15,7 @@ from .eagle import EagleConfig
 from .eagle3 import Eagle3Config
 from .hivis import HivisConfig
 from .jacobi import JacobiConfig
+from .llamagen import SiblingConfig
 from .lookup import NgramConfig, SuffixConfig
 from .lvlm import LvlmConfig
 from .medusa import MedusaConfig
@@ -23,7 +24,6 @@ from .msd import MsdConfig
 from .mtp import MtpConfig
 from .peagle import PeagleConfig
 from .pruned import PrunedConfig
-from .sibling import SiblingConfig
 from .sparrow import SparrowConfig
 from .vispec import VispecConfig
 

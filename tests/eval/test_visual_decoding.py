@@ -19,8 +19,8 @@ from draftsmith.models.decoding.rows import Guidance
 from draftsmith.models.decoding.tree import ROOT
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.eagle_images import ImageEagleProposal
+from draftsmith.models.drafters.llamagen import SiblingConfig, SiblingProposal
 from draftsmith.models.drafters.medusa import MedusaProposal
-from draftsmith.models.drafters.sibling import SiblingConfig, SiblingProposal
 from draftsmith.models.targets.anole.target import AnoleTarget
 from draftsmith.models.targets.llamagen.target import LlamaGenTarget
 from test_block import block_outcomes

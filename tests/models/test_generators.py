@@ -8,7 +8,7 @@ import torch
 from draftsmith.core.errors import UserError
 from draftsmith.models.decoding.rows import Guidance
 from draftsmith.models.drafters.eagle_images import EagleLoss, ImageEagleTraining
-from draftsmith.models.drafters.sibling import SiblingConfig
+from draftsmith.models.drafters.llamagen import SiblingConfig
 from draftsmith.models.targets.anole.section import AnoleTargetConfig
 from draftsmith.models.targets.llamagen.section import LlamaGenTargetConfig
 from pydantic import ValidationError
