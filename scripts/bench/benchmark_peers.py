@@ -10,6 +10,7 @@
 4. `dflash_generate` of z-lab/dflash and the decoding loop of deepseek-ai/DeepSpec: DFlash's and DSpark's blocks.
 5. The EAGLE-3 training step of SafeAILab/EAGLE, at four lengths.
 6. The training steps of vllm-project/speculators: DFlash's and DSpark's at three lengths, EAGLE-3's at four.
+7. The EAGLE-3 training step of sgl-project/SpecForge, at four lengths.
 
 FOLDER holds clones, which are read and not installed:
 
@@ -17,6 +18,7 @@ FOLDER holds clones, which are read and not installed:
     git clone https://github.com/jadohu/LANTERN FOLDER/LANTERN && git -C FOLDER/LANTERN checkout 3a56e45
     git clone https://github.com/z-lab/dflash FOLDER/dflash && git -C FOLDER/dflash checkout 44947fb
     git clone https://github.com/deepseek-ai/DeepSpec FOLDER/DeepSpec && git -C FOLDER/DeepSpec checkout afdfa7c
+    git clone https://github.com/sgl-project/SpecForge FOLDER/SpecForge && git -C FOLDER/SpecForge checkout a6b6b02
     pip install --no-deps --target FOLDER/speculators speculators==0.9.0
 
 They pin older packages, which would stand in this project's way: the files that are read here need no more than an
@@ -39,13 +41,17 @@ from peers.official_blocks import official_blocks
 from peers.official_eagle import official_eagle
 from peers.official_lantern import official_lantern
 from peers.ours import SIZES
+from peers.specforge_eagle3 import specforge_eagle3
 from peers.speculators_eagle3 import speculators_eagle3
 from peers.speculators_step import speculators
 from peers.training_step import training
 from transformers.utils import logging
 
 LOOPS = {"assisted": assisted, "eagle": official_eagle, "lantern": official_lantern, "blocks": official_blocks}
-STEPS = {"training": training, "speculators": speculators, "speculators-eagle3": speculators_eagle3}
+STEPS = {
+    "training": training, "speculators": speculators, "speculators-eagle3": speculators_eagle3,
+    "specforge-eagle3": specforge_eagle3,
+}  # fmt: skip
 
 
 def main() -> None:

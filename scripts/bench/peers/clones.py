@@ -14,7 +14,8 @@ import transformers.utils
 from draftsmith.core.errors import UserError
 from transformers import Cache, DynamicCache
 
-EAGLE, LANTERN, DFLASH, DEEPSPEC, SPECULATORS = "EAGLE", "LANTERN", "dflash", "DeepSpec", "speculators"
+EAGLE, LANTERN, DFLASH, DEEPSPEC = "EAGLE", "LANTERN", "dflash", "DeepSpec"
+SPECULATORS, SPECFORGE = "speculators", "SpecForge"
 
 
 def clone(peers: Path, name: str, inner: str = "") -> Path:

@@ -9,6 +9,7 @@ both sides only those inside are supervised. Their LM head, which they hold stil
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -122,19 +123,26 @@ class Samples:
         return self.batch, self.states, self.entropy
 
 
-def speculators_eagle3(arguments: argparse.Namespace) -> None:
-    """Prints a table: every size and length; and one of where missed steps go."""
+def over_states(
+    arguments: argparse.Namespace, what: str, theirs_of: Callable[[argparse.Namespace, Ours], step_pairs.Trained]
+) -> None:
+    """Prints a table, headed `what`: every size and length; and one of where missed steps go."""
     missed = {}
-    step_pairs.head("speculators' EAGLE-3 step, tokens of a sample", BAR)
+    step_pairs.head(what, BAR)
     for size in arguments.sizes:
         torch.manual_seed(arguments.seed)
         model = LlamaForCausalLM(target_config(size, 7)).eval()
         # The likeliest token of a real target is nearly always one that a draft has.
         model.lm_head.weight.data[::4] *= 4
         ours = Ours(model)
-        theirs = Theirs(arguments, ours)
+        theirs = theirs_of(arguments, ours)
         for length in arguments.lengths or LENGTHS:
-            what = f"{length}, {size}"
-            if shares := step_pairs.compare(what, ours, theirs, Samples(ours, length), arguments.pairs, BAR):
-                missed[what] = shares
+            row = f"{length}, {size}"
+            if shares := step_pairs.compare(row, ours, theirs, Samples(ours, length), arguments.pairs, BAR):
+                missed[row] = shares
     step_pairs.profiles(missed)
+
+
+def speculators_eagle3(arguments: argparse.Namespace) -> None:
+    """Prints the tables of `over_states`."""
+    over_states(arguments, "speculators' EAGLE-3 step, tokens of a sample", Theirs)
