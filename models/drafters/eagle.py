@@ -32,7 +32,7 @@ from .eagle_images import (
     load_eagle,
     save_eagle,
 )
-from .head_config import FusedHeadConfig
+from .head_config import FusedHeadConfig, exports_as_eagle
 from .head_inputs import Image, Visual
 from .head_module import FusedHead, StateHead
 from .head_objective import HeadObjective
@@ -68,6 +68,9 @@ class EagleConfig(FusedHeadConfig):
     def frozen_beside(self, shape: TargetShape) -> int:
         """Count the target's embedding, V * D parameters, where it draws images; else 0."""
         return shape.vocab_size * shape.hidden_size if shape.draws_images else 0
+
+    def exports(self, engine: str) -> list[str]:
+        return exports_as_eagle(engine)
 
     def visual(self, *, training: bool) -> Visual:
         """Return "none" under `vata`, in training as well; else "read": visual tokens are ordinary inputs."""

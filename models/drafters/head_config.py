@@ -64,6 +64,11 @@ class HeadConfig(HeadSettings):
         return HeadProposal(cast(StateHead, module), target, self)
 
 
+def exports_as_eagle(engine: str) -> list[str]:
+    """`exports` of a head that the classes for EAGLE-1 run: refuse speculators, whose format has no such type."""
+    return ["the format has no EAGLE-1 type; --to vllm writes what vLLM reads"] if engine == "speculators" else []
+
+
 class FusedHeadConfig(HeadConfig):
     """Heads whose fc joins an embedding and a state (EAGLE-1's form)."""
 
@@ -156,3 +161,6 @@ class DirectHeadConfig(FusedHeadConfig):
                 hint="leave it null for half of them",
             )
         return (layer,)
+
+    def exports(self, engine: str) -> list[str]:
+        return exports_as_eagle(engine)

@@ -181,10 +181,6 @@ class HeadSettings(PublishedDrafter):
         with torch.device("meta"):
             return self.module(self.layer(shape), self._any_ids())
 
-    def exports(self, engine: str) -> list[str]:
-        """Refuse speculators, whose format has no EAGLE-1 type; elsewhere the settings decide."""
-        return ["the format has no EAGLE-1 type; --to vllm writes what vLLM reads"] if engine == "speculators" else []
-
     def _any_ids(self) -> Tensor | None:
         """Draft ids of the right number, for counting."""
         return None if self.draft_vocab_size is None else torch.arange(self.draft_vocab_size)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ...core.json_types import JsonObject
 from ..layer import LayerShape
-from .head_config import VISUAL_STAGE, FusedHeadConfig
+from .head_config import VISUAL_STAGE, FusedHeadConfig, exports_as_eagle
 from .head_inputs import Visual
 from .head_module import FusedHead, StateHead
 from .head_objective import HeadObjective
@@ -38,7 +38,7 @@ class HivisConfig(FusedHeadConfig):
 
     def exports(self, engine: str) -> list[str]:
         """Also refuse the eagle layout, and every engine for a head with step vectors."""
-        reasons = super().exports(engine)
+        reasons = exports_as_eagle(engine)
         if engine == "eagle":
             reasons.append("hivis has no published code that would read it")
         if self.num_steps:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from ...core.json_types import JsonObject
 from ..layer import LayerShape
 from ..targets.base import TargetShape
-from .head_config import VISUAL_STAGE, FusedHeadConfig
+from .head_config import VISUAL_STAGE, FusedHeadConfig, exports_as_eagle
 from .head_inputs import Visual
 from .head_module import FusedHead, StateHead
 from .head_objective import HeadObjective
@@ -48,6 +48,9 @@ class VispecConfig(FusedHeadConfig):
 
     def written_settings(self) -> JsonObject:
         return super().written_settings() | {"num_queries": self.num_queries}
+
+    def exports(self, engine: str) -> list[str]:
+        return exports_as_eagle(engine)
 
 
 class VispecHead(FusedHead):

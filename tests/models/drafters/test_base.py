@@ -1,12 +1,13 @@
 """A drafter's section: what decoding may change, what nothing reads beside a target, and which kinds there are."""
 
-from typing import get_args
+from typing import Literal, get_args
 
 import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.core.refused import Refused
 from draftsmith.models.drafters import AnyDrafter
 from draftsmith.models.drafters.base import DrafterConfig
+from draftsmith.models.drafters.head_config import FusedHeadConfig
 from draftsmith.models.targets.base import language_shape
 from heads_tiny import config_of, text_config
 from pydantic import TypeAdapter, ValidationError
@@ -54,6 +55,17 @@ CHANGES = {
 
 def section(kind: str) -> DrafterConfig:
     return TypeAdapter(AnyDrafter).validate_python(SECTIONS[kind])
+
+
+class Joined(FusedHeadConfig):
+    """A variant that somebody writes beside EAGLE, with inputs that no engine's class joins."""
+
+    kind: Literal["joined"]
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "speculators", "eagle"])
+def test_no_engine_runs_a_head_that_does_not_say_so(engine):
+    assert Joined(kind="joined").exports(engine) == ["no engine drafts with joined"]
 
 
 def test_the_union_has_every_kind():
