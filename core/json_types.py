@@ -17,11 +17,15 @@ JsonMapping = Mapping[str, Any]  # one that is only read
 
 
 def value_at(tree: object, *keys: str) -> Json:
-    """What stands at a path of keys; None: there is no such key, or no object on the way."""
+    """What stands at a path of keys, of a list its numbers; None: nothing, or something else is on the way."""
     for key in keys:
-        if not isinstance(tree, dict):
-            return None
-        tree = tree.get(key)
+        match tree:
+            case dict():
+                tree = tree.get(key)
+            case list() if key.isdecimal() and int(key) < len(tree):
+                tree = tree[int(key)]
+            case _:
+                return None
     return tree
 
 
