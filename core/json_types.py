@@ -54,12 +54,7 @@ def all_are(values: object, kind: type[T]) -> TypeGuard[list[T]]:
 
 def listed(value: object) -> list[Json]:
     """The values where a file may have one or a list of them, or null."""
-    match value:
-        case None:
-            return []
-        case list() | tuple():
-            return [*value]
-    return [value]
+    return [*value] if isinstance(value, list | tuple) else [] if value is None else [value]
 
 
 def parts(value: object) -> Iterable[tuple[Any, Json]]:

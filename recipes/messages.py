@@ -127,13 +127,11 @@ def _told(problem: Any, asked: Asked) -> tuple[str, str, str | None]:
     key, context, message = ".".join(map(trees.shown, kept)), problem.get("ctx", {}), problem["msg"]
     possible = list(dict.fromkeys(kind for section in found for kind in kinds(section)))
     match problem["type"]:
+        case "value_error" if isinstance(refused := context["error"], Refused):
+            key = ".".join(part for part in (key, refused.key) if part)
+            return key, f"{key}: {refused.problem}", refused.hint and f"{key}: {refused.hint}"
         case "value_error":
-            match context["error"]:
-                case Refused() as refused:
-                    key = ".".join(part for part in (key, refused.key) if part)
-                    return key, f"{key}: {refused.problem}", refused.hint and f"{key}: {refused.hint}"
-                case error:
-                    message = str(error)
+            message = str(context["error"])
         case "extra_forbidden":
             return key, f"unknown key {key}", f"{key}: {_known_key(places, asked)}"
         case "missing":

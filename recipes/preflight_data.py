@@ -31,7 +31,7 @@ from ..data.records.skipped import Listed
 from ..data.records.table_records import TableRecords
 from ..data.sources import answered
 from ..data.stage_folders import DATASET_FOLDER
-from ..data.suites.suite import read_index
+from ..data.suites.suite import INDEX, read_index
 from ..data.suites.turn_files import published_files
 from ..models.families.generators import AnyTarget, image_section
 from ..trainers.estimate.data import learns_answers
@@ -62,7 +62,7 @@ class Found:
     is_suite: ClassVar[bool] = False  # a directory of benchmark sets
 
     def missing(self, subject: str, context: Context) -> Finding | None:
-        """Of data that no stage writes; None: it is there, or the stage itself will fetch it."""
+        """None: it is on disk, or the stage itself will fetch it or say what it lacks."""
         files = data_files(self.section, context)
         if are_present(files):
             return None
@@ -72,8 +72,6 @@ class Found:
     def look(self, subject: str, stage: Stage, context: Context, finished: set[str], count: int) -> list[Finding]:
         """Reads `count` records of data that is there, as the stage would."""
         files = data_files(self.section, context)
-        if not are_present(files):
-            return [_absent(subject, missing_files(files), context)]
         processor = _processor(stage, context, finished)
         if self.form is None or isinstance(processor, str):
             why = "no prompt format is around it" if self.form is None else str(processor)
@@ -88,6 +86,10 @@ class Found:
         hint = f"look whether its files are whole; for other data set {key}={usable}"
         return [finding, warning(key, problem, hint)]
 
+    def written(self, context: Context) -> Path | None:
+        """The folder of the data that a stage of the run writes."""
+        return None if self.maker is None else context.inputs["data"] / DATASET_FOLDER
+
 
 @dataclass(frozen=True)
 class FoundItems(Found):
@@ -97,7 +99,7 @@ class FoundItems(Found):
         """`look` says it."""
 
     def look(self, subject: str, stage: Stage, context: Context, finished: set[str], count: int) -> list[Finding]:
-        source = resolved(self.section, _written(self, context))
+        source = resolved(self.section, None if self.maker is None else context.inputs["data"])
         return _captioned(subject, source, stage, count, context)  # type: ignore[arg-type]
 
 
@@ -106,20 +108,17 @@ class FoundPrompts(Found):
     """Prompts of pictures."""
 
     def missing(self, subject: str, context: Context) -> Finding | None:
-        path = self.section.resolved(None).path
+        path = self.section.resolved(self.written(context)).path
         return None if path is None or Path(path).is_file() else _absent(subject, [str(path)], context)
 
     def look(self, subject: str, stage: Stage, context: Context, finished: set[str], count: int) -> list[Finding]:
-        folder = _written(self, context)
-        source = self.section.resolved(folder / DATASET_FOLDER if folder else None)
-        if source.path is not None and not Path(source.path).is_file():
-            return [_absent(subject, [str(source.path)], context)]
-        return [ok(subject, f"{len(prompts_of(source, context.target)):,} prompts")]
+        prompts = prompts_of(self.section.resolved(self.written(context)), context.target)
+        return [ok(subject, f"{len(prompts):,} prompts")]
 
 
 @dataclass(frozen=True)
 class FoundSuite(Found):
-    """A directory of benchmark sets.
+    """A directory of benchmark sets, or the published ones.
 
     Args:
         published: the set of conversations whose own files stand in its place.
@@ -130,25 +129,38 @@ class FoundSuite(Found):
     is_suite: ClassVar[bool] = True
 
     def missing(self, subject: str, context: Context) -> Finding | None:
-        path = self.section.path
-        if self.published is not None:
-            try:
-                published_files(self.published, Path(path))
-            except UserError as error:
-                return _absent(subject, [str(error.where)], context, error.hint)
-            return None
-        index = Path(path) / "suite.json"
-        return None if path == HUB or index.is_file() else _absent(subject, [str(index)], context)
+        if self.published is None:
+            index = self._folder(context) / INDEX
+            return None if self._on_hub or index.is_file() else _absent(subject, [str(index)], context)
+        try:
+            published_files(self.published, Path(self.section.path))
+        except UserError as error:
+            return _absent(subject, [str(error.where)], context, error.hint)
+        return None
 
     def look(self, subject: str, stage: Stage, context: Context, finished: set[str], count: int) -> list[Finding]:
+        from huggingface_hub import constants
+
         if self.published is not None:
             return [published_set(subject, self.published, Path(self.section.path))]
-        return [_suite(subject, str(self.section.path), _written(self, context), context)]
+        if self._on_hub and constants.HF_HUB_OFFLINE:
+            return [warning(subject, "its sets are fetched from the Hub, and HF_HUB_OFFLINE is set",
+                            f"name a directory of sets with this key ({page('evaluation.md')})")]  # fmt: skip
+        if self._on_hub:
+            return [ok(subject, "its sets will be fetched from the Hub")]
+        try:
+            names = list(read_index(self._folder(context)).sets)
+        except UserError as error:
+            problem = f"{self._folder(context) / INDEX}: {error.problem}"
+            return [fault(subject, problem, f"{page('evaluation.md')} has the layout")]
+        return [ok(subject, f"{len(names)} sets: {', '.join(names)}")]
 
+    @property
+    def _on_hub(self) -> bool:
+        return self.maker is None and self.section.path == HUB
 
-def _written(data: Found, context: Context) -> Path | None:
-    """The folder of the stage that writes it."""
-    return None if data.maker is None else context.inputs["data"]
+    def _folder(self, context: Context) -> Path:
+        return (self.written(context) or Path()) / self.section.path
 
 
 def sections(
@@ -189,7 +201,7 @@ def data_findings(name: str, stage: Stage, context: Context, *, finished: set[st
             findings.append(ok(subject, f"written by stage {data.maker}, which has not run"))
             continue
         try:
-            missing = data.missing(subject, context) if data.maker is None else None
+            missing = data.missing(subject, context)
             findings += data.look(subject, stage, context, finished, count) if missing is None else [missing]
         except UserError as error:
             where = f", {error.where}" if error.where else ""
@@ -199,8 +211,7 @@ def data_findings(name: str, stage: Stage, context: Context, *, finished: set[st
 
 def missing_data(name: str, stage: Stage, context: Context) -> list[Finding]:
     """Faults of one stage's data: files that nothing brings and that are not on disk. Only mixtures are opened."""
-    outside = [data for data in sections(stage) if data.maker is None]
-    findings = [data.missing(f"stages.{name}.{data.key}", context) for data in outside]
+    findings = (data.missing(f"stages.{name}.{data.key}", context) for data in sections(stage) if data.maker is None)
     return [finding for finding in findings if finding is not None and finding.level == "fault"]
 
 
@@ -213,25 +224,6 @@ def _absent(
     hint = f"fetch it before the run, or name another place: {subject}.path=..."
     finding = warning if is_fetched or is_ours else fault
     return finding(subject, f"{ABSENT}: {', '.join(paths)}", f"{hint}: {cure}" if cure else hint)
-
-
-def _suite(subject: str, path: str, source: Path | None, context: Context) -> Finding:
-    """A directory of benchmark sets, or the published ones."""
-    from huggingface_hub import constants
-
-    if path == HUB and source is None:
-        if constants.HF_HUB_OFFLINE:
-            return warning(subject, "its sets are fetched from the Hub, and HF_HUB_OFFLINE is set",
-                           f"name a directory of sets with this key ({page('evaluation.md')})")  # fmt: skip
-        return ok(subject, "its sets will be fetched from the Hub")
-    folder = source / DATASET_FOLDER / path if source else Path(path)
-    if not (folder / "suite.json").is_file():
-        return _absent(subject, [str(folder / "suite.json")], context)
-    try:
-        names = list(read_index(folder).sets)
-    except UserError as error:
-        return fault(subject, f"{folder / 'suite.json'}: {error.problem}", f"{page('evaluation.md')} has the layout")
-    return ok(subject, f"{len(names)} sets: {', '.join(names)}")
 
 
 def _encoded(subject: str, data: Found, files: list[Name], processor: Processor, count: int) -> tuple[int, Finding]:
