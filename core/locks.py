@@ -18,6 +18,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,19 +38,21 @@ def let_libraries_lock() -> None:
 
     It does so where flock answers ENOSYS, and fails where a file system says the same in other words.
     """
-    flock = fcntl.flock
-    if flock.__module__ == __name__:
-        return
+    if not isinstance(fcntl.flock, _PlainFlock):
+        fcntl.flock = _PlainFlock(fcntl.flock)
 
-    def plain(handle: Any, operation: int) -> None:
+
+@dataclass(frozen=True)
+class _PlainFlock:
+    flock: Callable[[Any, int], None]
+
+    def __call__(self, handle: Any, operation: int) -> None:
         try:
-            flock(handle, operation)
+            self.flock(handle, operation)
         except OSError as error:
             if error.errno in NO_FLOCK:
                 raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS)) from error
             raise
-
-    fcntl.flock = plain
 
 
 class Lock:

@@ -15,11 +15,10 @@ from torch import Tensor, nn
 
 from . import ranks
 from .errors import UserError
+from .section import Section
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from .section import Section
 
 # Names that accelerate gives to what lies on no GPU.
 _SPILLED = ("cpu", "disk")

@@ -9,6 +9,7 @@ from pathlib import Path
 from huggingface_hub import constants
 
 from ..core.errors import UserError
+from ..core.json_types import text_at
 from ..core.results import DONE, read_mark
 from ..trainers.run.deepspeed_section import check_engine
 from ..trainers.run.finished_stages import InputCheck
@@ -53,8 +54,7 @@ def _published(recipe: WholeRecipe) -> list[tuple[str, str, str | None]]:
     for part, section in (("target", recipe.target), ("drafter", recipe.drafter)):
         values = {} if section is None else dict(section)
         for key in keys:
-            name = values.get(key)
-            if isinstance(name, str) and name != "target":
+            if (name := text_at(values, key)) not in (None, "target"):
                 repositories.append((f"{part}.{key}", name, values.get("revision")))
     return repositories
 

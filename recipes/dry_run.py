@@ -7,6 +7,8 @@ from pathlib import Path
 
 from ..core import ranks
 from ..core.errors import UserError
+from ..core.json_types import listed, text_at
+from ..core.section import within
 from ..data.captioned.prompts import PromptSource
 from ..data.records.patterns import unmatched
 from ..data.records.tar_records import TarRecords
@@ -80,12 +82,12 @@ def does_not_fit(recipe: Recipe, planned: Sequence[Planned], stages: Collection[
 def _prompts(plan: Planned) -> list[str]:
     """A line for each file of prompts that is here: how many it has, or why the target cannot be asked by them."""
     lines = []
-    for data in sections(plan.stage):
-        path = data.section.path if isinstance(data.section, PromptSource) and data.maker is None else None
+    for _, source in within(plan.stage, PromptSource):
+        path = source.path if source.from_stage is None else None
         if path is None or path.endswith(".tar") or not Path(path).is_file():  # a tar's captions take a whole pass
             continue
         try:
-            count = len(prompts_of(data.section, plan.recipe.target))
+            count = len(prompts_of(source, plan.recipe.target))
             lines.append(f"  {path}: {count:,} prompts")
         except UserError as error:
             lines.append(f"  {path} cannot be used: {error.problem}" + (f", {error.where}" if error.where else ""))
@@ -98,12 +100,10 @@ def _unmatched(plan: Planned) -> list[str]:
     for data in sections(plan.stage):
         if data.maker is not None:
             continue
-        named = dict(data.section).get("path")
-        for path in named if isinstance(named, list | tuple) else [named]:
+        for path in listed(dict(data.section).get("path")):
             # A table has no patterns; of tars the section around them says where they are.
-            of_tars = dict(path).get("path") if isinstance(path, TarRecords) else path
-            texts = [one for one in (of_tars if isinstance(of_tars, tuple) else [of_tars]) if isinstance(one, str)]
-            patterns = [pattern for text in texts for pattern in unmatched(text)]
+            named = listed(path.path if isinstance(path, TarRecords) else path)
+            patterns = [pattern for one in named if text_at(one) is not None for pattern in unmatched(one)]
             if patterns:
                 more = f" (and {len(patterns) - 1} more)" if patterns[1:] else ""
                 key = f"stages.{plan.name}.{data.key}.path"

@@ -12,7 +12,6 @@ from ..core.files import LOG_BYTES, read_json
 from ..core.json_types import JsonObject
 from ..eval.run_tables import Cell, cells
 from ..trainers.publish.lineage import finished
-from ..trainers.stages.publish import PublishStage
 from ..trainers.stages.train import TrainStage
 from .announce import shown_place
 from .files import demo_names
@@ -106,8 +105,8 @@ def try_next(recipe: Recipe, path: Path, ran: Sequence[str]) -> list[tuple[str, 
         (f"draftsmith compare {output}", "curves of the training beside the numbers; with more runs, a leaderboard")
     ]
     stages = {name: recipe.stages[name] for name in ran}
-    published = [name for name, stage in stages.items() if isinstance(stage, PublishStage)]
-    trained = {n: s for n, s in stages.items() if isinstance(s, TrainStage) and s.model == "drafter"}
+    published = [name for name, stage in stages.items() if stage.kind == "publish"]
+    trained = {name: stage for name, stage in recipe.heads.items() if name in stages}
     if published:
         folder = shlex.quote(str(place / published[-1] / "repository"))
         offered.append((f"draftsmith verify {folder}", "decode the stored prompt with the published drafter"))

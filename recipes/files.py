@@ -18,7 +18,7 @@ import yaml
 
 from ..core.checksums import SUMS
 from ..core.errors import UserError, did_you_mean, nearest
-from ..core.json_types import Json, JsonObject
+from ..core.json_types import Json, JsonObject, all_are, object_at
 from ..core.secrets import redact_argument
 from . import interpolation
 from . import recipe_tree as trees
@@ -138,12 +138,11 @@ def _extended(path: Path, name: object, seen: list[Path]) -> Path | None:
 def ordered(tree: JsonObject, path: Path) -> JsonObject:
     """The tree with its stages as its `order` lists them; the list itself is no part of the recipe."""
     tree = dict(tree)
-    order, stages = tree.pop("order", None), tree.get("stages")
-    if order is None or not isinstance(stages, dict):
+    order, stages = tree.pop("order", None), object_at(tree, "stages")
+    if order is None or stages is None:
         return tree
     where = f"{path}, key order"
-    names = isinstance(order, list) and all(isinstance(name, str) for name in order)
-    if not names or len(set(order)) < len(order):
+    if not all_are(order, str) or len(set(order)) < len(order):
         raise UserError(
             f"order is {trees.shown(order)}, and no list of different stages", where=where, hint="order: [a, b, c]"
         )
@@ -177,7 +176,7 @@ def _parsed(path: Path, text: str, is_own: bool) -> JsonObject:
     named = io.StringIO(text)
     named.name = str(path)  # which messages give
     raw = yaml.load(named, Loader=_StrictLoader)
-    if not isinstance(raw, dict) or not any(key in KEYS for key in raw):
+    if not any(key in KEYS for key in object_at(raw) or {}):
         what = "a recipe is a mapping with some of the keys " + ", ".join(KEYS)
         raise UserError(f"not a recipe: {what}", where=str(path), hint="see recipes/demo/lvlm.yaml")
     where = lambda key: f"{path}, key {trees.shown(key)}" if key else str(path)  # noqa: E731
@@ -195,14 +194,14 @@ def _fault(error: Exception) -> str:
     """The YAML reader's message with line and column but without the quoted text, since a secret cut in half would not
     be recognised.
     """
-    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-        mark = error.problem_mark
-        problem = re.sub(r"'[^']{4,}'|\"[^\"]{4,}\"", "...", str(error.problem))  # an alias, a tag
-        return f"line {mark.line + 1}, column {mark.column + 1}: {problem}"
-    if isinstance(error, UnicodeDecodeError):
-        return f"not UTF-8: byte {error.start} is {error.object[error.start]:#04x}"
-    if isinstance(error, RecursionError):
-        return "lists or mappings are nested too deep"
+    match error:
+        case yaml.MarkedYAMLError(problem_mark=yaml.Mark() as mark):
+            problem = re.sub(r"'[^']{4,}'|\"[^\"]{4,}\"", "...", str(error.problem))  # an alias, a tag
+            return f"line {mark.line + 1}, column {mark.column + 1}: {problem}"
+        case UnicodeDecodeError():
+            return f"not UTF-8: byte {error.start} is {error.object[error.start]:#04x}"
+        case RecursionError():
+            return "lists or mappings are nested too deep"
     return str(error)
 
 
@@ -215,15 +214,16 @@ class _StrictLoader(yaml.SafeLoader):
             if key_node.tag == "tag:yaml.org,2002:merge":
                 continue  # `<<: *anchor`: keys beside it win, by YAML's own rule
             key = self.construct_object(key_node, deep=True)
-            # A list or a mapping as a key is for the base class to refuse.
-            if isinstance(key, str | int | float | bool | None) and key in seen:
+            # A list or a mapping as a key, which is like no other, is for the base class to refuse.
+            known = key if isinstance(key, str | int | float | bool | None) else object()
+            if known in seen:
                 said = repr(key) if _SAYABLE.fullmatch(str(key)) else "a key"
                 raise UserError(
                     f"{said} stands twice",
                     where=f"{key_node.start_mark.name}, line {key_node.start_mark.line + 1}",
                     hint="give each stage (and key) a name of its own",
                 )
-            seen.add(key if isinstance(key, str | int | float | bool | None) else id(key))
+            seen.add(known)
         return super().construct_mapping(node, deep)
 
 
@@ -237,14 +237,14 @@ def merge(base: JsonObject, top: JsonObject, *, leaves_out: bool = False) -> Jso
     """
     merged = {key: value for key, value in base.items() if key not in of_other_files(base, top)}
     for key, value in top.items():
-        old = merged.get(key)
-        if isinstance(old, dict) and isinstance(value, dict):
-            changed = "kind" in value and "kind" in old and value["kind"] != old["kind"]
-            merged[key] = value if changed else merge(old, value, leaves_out=leaves_out)
-        elif isinstance(old, dict | list) and value is None and leaves_out:
-            del merged[key]
-        else:
-            merged[key] = value
+        match merged.get(key), value:
+            case dict(old), dict():
+                changed = "kind" in value and "kind" in old and value["kind"] != old["kind"]
+                merged[key] = value if changed else merge(old, value, leaves_out=leaves_out)
+            case dict() | list(), None if leaves_out:
+                del merged[key]
+            case _:
+                merged[key] = value
     return merged
 
 

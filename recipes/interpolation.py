@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ..core.errors import UserError
-from ..core.json_types import Json, JsonObject
+from ..core.json_types import Json, JsonObject, parts, text_at, walk, with_texts
 from ..core.secret_rules import ENVIRONMENT
 from ..core.secrets import AsWritten
 
@@ -54,13 +53,13 @@ def value_of(text: str, where: str) -> Json:
 
 
 def _followed(raw: object, where: str, is_own: bool) -> Json:
-    if not _holds_any(raw):
+    if not any("${" in (text_at(value) or "") for _, value in walk(raw)):
         return raw
     _Cost(raw, where).check()
     if not is_own:
-        _each(raw, lambda text: _refuse_others(text, where))
+        with_texts(raw, lambda text: _refuse_others(text, where))
     OmegaConf.register_resolver(f"draftsmith.{_ENV}", _token, replace=True)
-    tokens = OmegaConf.create(_each(raw, _with_tokens))
+    tokens = OmegaConf.create(with_texts(raw, _with_tokens))
     try:
         resolved = OmegaConf.to_container(tokens, resolve=True)
     except Fault as error:
@@ -68,22 +67,7 @@ def _followed(raw: object, where: str, is_own: bool) -> Json:
             raise
         raise UserError("a resolver stands around an environment variable, and would change what it gives",
                         where=where, hint="write ${oc.env:NAME} alone: numbers are read so") from error  # fmt: skip
-    return _each(resolved, lambda text: _read(text, where, is_own))
-
-
-def _each(tree: object, change: Callable[[str], object]) -> Json:
-    """The tree with every text changed."""
-    if isinstance(tree, dict):
-        return {key: _each(value, change) for key, value in tree.items()}
-    if isinstance(tree, list):
-        return [_each(value, change) for value in tree]
-    return change(tree) if isinstance(tree, str) else tree
-
-
-def _holds_any(tree: object) -> bool:
-    found: list[str] = []
-    _each(tree, lambda text: found.append(text) if "${" in text else None)
-    return bool(found)
+    return with_texts(resolved, lambda text: _read(text, where, is_own))
 
 
 def _asked(text: str) -> list[re.Match[str]]:
@@ -120,20 +104,16 @@ class _Cost:
             raise UserError(f"{'.'.join(place)} is interpolated from itself", where=self.where, hint="break the circle")
         self._open.add(place)
         value = _at(self.tree, place)
-        if isinstance(value, dict | list):
-            names = value if isinstance(value, dict) else range(len(value))
-            parts = [self._of((*place, str(name))) for name in names]
-            letters = len(parts)
-        else:
-            text = value if isinstance(value, str) else ""
-            parts, letters = [], len(text)
-            for asked in _asked(text):
-                if asked["nests"] is not None and ":" not in asked["inner"]:
-                    raise UserError("the name inside a ${...} is interpolated itself", where=f"{self.where}, key "
-                                    f"{'.'.join(place)}", hint="write the name of the key out")  # fmt: skip
-                target = self._target(asked["inner"], place)
-                parts += [(1, 0)] + ([] if target is None else [self._of(target)])
-        followed, letters = sum(part[0] for part in parts), letters + sum(part[1] for part in parts)
+        text = text_at(value) or ""
+        inner = [self._of((*place, str(name))) for name, _ in parts(value)]
+        letters = len(text) + len(inner)
+        for asked in _asked(text):
+            if asked["nests"] is not None and ":" not in asked["inner"]:
+                raise UserError("the name inside a ${...} is interpolated itself", where=f"{self.where}, key "
+                                f"{'.'.join(place)}", hint="write the name of the key out")  # fmt: skip
+            target = self._target(asked["inner"], place)
+            inner += [(1, 0)] + ([] if target is None else [self._of(target)])
+        followed, letters = sum(part[0] for part in inner), letters + sum(part[1] for part in inner)
         if followed > MOST_FOLLOWED or letters > MOST_LETTERS:
             what = f"{MOST_FOLLOWED:,} interpolations" if followed > MOST_FOLLOWED else f"{MOST_LETTERS:,} letters"
             raise UserError(f"the recipe's ${{...}} become more than {what}", where=self.where,
@@ -154,7 +134,7 @@ class _Cost:
         target: tuple[str, ...] = place[: len(place) - up] if up else ()
         for step in steps:
             inside = _at(self.tree, target)
-            if isinstance(inside, str):  # `${a.b}`, where a itself is one
+            if text_at(inside) is not None:  # `${a.b}`, where a itself is one
                 return target
             target = (*target, step)
             if _at(self.tree, target) is None:

@@ -16,7 +16,7 @@ from ..core import ranks
 from ..core.errors import UserError
 from ..core.files import read_yaml, write_whole
 from ..core.import_paths import code_of, kinds_within
-from ..core.json_types import JsonMapping, JsonObject
+from ..core.json_types import JsonMapping, JsonObject, object_at
 from ..core.secrets import redact, redact_argument, redact_output, redact_tree
 from .announce import ANNOUNCED, announcement
 from .exit_codes import FAULTS, OK
@@ -269,10 +269,10 @@ def _tell_changed(code: JsonMapping, output: Path, stages: Iterable[str]) -> Non
     from ..core.results import DONE, read_mark
 
     before = output / ABOUT
-    recorded = read_yaml(before, JsonObject, hint="").get("code") if before.is_file() else None
+    recorded = object_at(read_yaml(before, JsonObject, hint=""), "code") if before.is_file() else None
     begun = [name for name in stages if (output / name).is_dir() and read_mark(output / name / DONE) is None]
     for kind, now in code.items():
-        if isinstance(recorded, dict) and kind in recorded and recorded[kind] != now:
+        if (recorded or {}).get(kind, now) != now:
             goes_on = f"; begun with the old code and going on with the new: {', '.join(begun)}" if begun else ""
             say(f"warning: the code of {kind} has changed since this run was started last; finished stages are not run "
                 f"again{goes_on}{'.' if begun else ':'} restart=STAGE makes a stage anew")  # fmt: skip

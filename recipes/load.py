@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from ..core.errors import UserError
 from ..core.import_paths import ALLOW_IMPORT, NotImported
-from ..core.json_types import Json, JsonObject
+from ..core.json_types import Json, JsonObject, listed, object_at, text_at
 from ..core.secrets import redact_argument
 from . import recipe_tree as trees
 from .files import (
@@ -187,7 +187,7 @@ def _options(pairs: list[tuple[str, str]], tree: JsonObject) -> tuple[Options, l
     known = list(tree.get("stages") or {})
     stages = values.get("stages")
     if stages is not None:
-        chosen = [str(s) if isinstance(s, int) else s for s in (stages if isinstance(stages, list) else [stages])]
+        chosen = [str(s) if isinstance(s, int) else s for s in listed(stages)]
         for stage in chosen:
             _known_stage(stage, known, "stages")
         if not chosen:
@@ -206,9 +206,10 @@ def _options(pairs: list[tuple[str, str]], tree: JsonObject) -> tuple[Options, l
 def _known_stage(stage: object, known: list[str], option: str) -> None:
     if stage not in known:
         problem = f"{option} names {trees.shown(stage)!r}, which is no stage of this recipe"
-        near = get_close_matches(stage, known, 1) if isinstance(stage, str) else []
+        name = text_at(stage) or ""
+        near = get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"its stages are {', '.join(known)}"
-        if isinstance(stage, str) and "," in stage and option == "stages":
+        if "," in name and option == "stages":
             hint = f'write "stages=[{trees.shown(stage)}]"'
         raise UserError(problem, where=f"command line: {option}={trees.shown(stage)}", hint=hint)
 
@@ -216,19 +217,16 @@ def _known_stage(stage: object, known: list[str], option: str) -> None:
 def _leave_other_files(tree: JsonObject, key: str, value: object) -> None:
     """Takes away what belongs to the files of the data section that `key` is in, if it names others."""
     *path, last = key.split(".")
-    section: object = tree
-    for part in path:
-        section = section.get(part) if isinstance(section, dict) else None
-    if isinstance(section, dict):
-        for gone in of_other_files(section, {last: value}):
-            section.pop(gone, None)
+    section = object_at(tree, *path) or {}
+    for gone in of_other_files(section, {last: value}):
+        section.pop(gone, None)
 
 
 def _override(tree: JsonObject, key: str, value: object) -> None:
     *path, last = key.split(".")
     section: Json = tree
     for part in path:
-        if not isinstance(section.get(part), dict):
+        if object_at(section, part) is None:
             section[part] = {}
         section = section[part]
     if last == "kind" and section.get("kind") not in (None, value):

@@ -15,7 +15,7 @@ from pydantic_core import PydanticUndefined
 
 from ..core.errors import OTHER_NAMES, UserError, did_you_mean, nearest
 from ..core.import_paths import Kinded
-from ..core.json_types import JsonMapping
+from ..core.json_types import JsonMapping, object_at, value_at
 from ..core.refused import Refused
 from ..core.secrets import redact_argument, redact_tree
 from . import recipe_tree as trees
@@ -50,8 +50,7 @@ class Asked:
     @property
     def stages(self) -> JsonMapping:
         """Name -> section, of the recipe's own files."""
-        stages = self.tree.get("stages")
-        return stages if isinstance(stages, dict) else {}
+        return object_at(self.tree, "stages") or {}
 
     def place(self, key: str) -> str:
         """Who set what is wrong at `key`: the command line, the file, or the file with what the command line adds."""
@@ -65,12 +64,8 @@ class Asked:
 
     def _writes(self, key: str) -> bool:
         """Whether the recipe's files have this key."""
-        section: object = self.tree
-        for part in key.split("."):
-            if not isinstance(section, dict) or part not in section:
-                return False
-            section = section[part]
-        return True
+        *path, last = key.split(".")
+        return last in (object_at(self.tree, *path) or {})
 
 
 @contextmanager
@@ -129,36 +124,35 @@ def _told(problem: Any, asked: Asked) -> tuple[str, str, str | None]:
     """One problem: its key, what is wrong, and what to do."""
     places = [str(p) for p in problem["loc"] if p != "[key]"]
     kept, found = walk(dict(asked.fields), places)
-    key, context = ".".join(map(trees.shown, kept)), problem.get("ctx", {})
-    refused = context.get("error")
-    if isinstance(refused, Refused):
-        key = ".".join(part for part in (key, refused.key) if part)
-        return key, f"{key}: {refused.problem}", refused.hint and f"{key}: {refused.hint}"
+    key, context, message = ".".join(map(trees.shown, kept)), problem.get("ctx", {}), problem["msg"]
+    possible = list(dict.fromkeys(kind for section in found for kind in kinds(section)))
     match problem["type"]:
+        case "value_error" if isinstance(refused := context["error"], Refused):
+            key = ".".join(part for part in (key, refused.key) if part)
+            return key, f"{key}: {refused.problem}", refused.hint and f"{key}: {refused.hint}"
+        case "value_error":
+            message = str(context["error"])
         case "extra_forbidden":
             return key, f"unknown key {key}", f"{key}: {_known_key(places, asked)}"
         case "missing":
             example = _example(places, asked)
             return key, f"{key} is missing", example and f"{key}: {example}"
         case "union_tag_not_found":
-            possible = ", ".join(dict.fromkeys(kind for section in found for kind in kinds(section)))
             if stage := _stage_meant(kept, asked):
-                hint = f"{key}: did you mean stages.{stage}? A new stage says its kind: {possible}"
+                hint = f"{key}: did you mean stages.{stage}? A new stage says its kind: {', '.join(possible)}"
                 return key, f"{key}: the recipe has no such stage", hint
-            return key, f"{key}: its kind is missing; kinds are {possible}", f"{key}: add kind, one of these"
+            said = f"{key}: its kind is missing; kinds are {', '.join(possible)}"
+            return key, said, f"{key}: add kind, one of these"
         case "union_tag_invalid":
-            # The key that tells sections apart: quoted, or the name of a function.
-            name, tags, tag = context["discriminator"].strip("'()"), context["expected_tags"], context["tag"]
-            known = [word for t in tags.split(",") if not WORD.fullmatch(word := t.strip("' "))]
-            tag = trees.shown(tag)
-            line = f"{key}.{name}: {tag!r} is no {name}; {name}s are {', '.join(map(repr, known))}"
-            hint = did_you_mean(tag, known) if nearest(tag, known) else "write one of these"
+            tag = trees.shown(context["tag"])
+            line = f"{key}.kind: {tag!r} is no kind; kinds are {', '.join(map(repr, possible))}"
+            hint = did_you_mean(tag, possible) if nearest(tag, possible) else "write one of these"
             if any(issubclass(section, Kinded) for section in found):
                 hint += "; a class of another package is MODULE:CLASS, as in my_package.hydra:HydraConfig"
-            return f"{key}.{name}", line, f"{key}.{name}: {hint}"
-    message, value = problem["msg"].removeprefix("Value error, "), redact_tree(problem["input"])
+            return f"{key}.kind", line, f"{key}.kind: {hint}"
+    value = redact_tree(problem["input"])
     # Of a whole section the message says enough.
-    shown = "" if isinstance(value, dict) else f" (found {trees.shown(repr(value))})"
+    shown = "" if object_at(value) is not None else f" (found {trees.shown(repr(value))})"
     is_bound = problem["type"] in _BOUNDS
     example = _example(places, asked) if is_bound or problem["type"].endswith(_WRONG_TYPES) else None
     return key, f"{key}: {message[0].lower()}{message[1:]}{shown}", example and f"{key}: {example}"
@@ -198,7 +192,7 @@ def _inside(name: str, places: list[str], asked: Asked) -> list[str]:
 
 def _keys(stage: object, asked: Asked) -> set[str]:
     """Keys of a stage, by its kind."""
-    kind = stage.get("kind") if isinstance(stage, dict) else None
+    kind = value_at(stage, "kind")
     return {n for section in sections(asked.fields["stages"]) if kind in kinds(section) for n in names(section)}
 
 
@@ -252,7 +246,7 @@ def _problems(error: ValidationError) -> list[Any]:
     errors = error.errors()
     kept = []
     for problem in errors:
-        last, is_section = str(problem["loc"][-1]) if problem["loc"] else "", isinstance(problem["input"], dict)
+        last, is_section = str(problem["loc"][-1]) if problem["loc"] else "", object_at(problem["input"]) is not None
         # A section without a kind stands under its class's name.
         is_named = problem["type"] == "model_type" and problem["ctx"]["class_name"] == last
         if (is_section and WORD.fullmatch(last)) or (not is_section and (SECTION.fullmatch(last) or is_named)):

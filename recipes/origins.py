@@ -5,15 +5,15 @@ What is shown is YAML again: saved to a file it is a recipe that resolves to the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
-from ..core.json_types import Json, JsonObject
+from ..core.json_types import Json, JsonObject, object_at, value_at
 from ..core.secrets import redact_tree
-from ..core.section import Section
+from ..core.section import within
 from .files import FOLDER, sources
 from .load import Loaded
 
@@ -32,37 +32,14 @@ class Value:
 
 def resolved(loaded: Loaded) -> JsonObject:
     """Every setting of the checked recipe that something reads, defaults included, without secrets."""
-    recipe = loaded.recipe
-    tree = recipe.model_dump(mode="json", by_alias=True)
-    if recipe.drafter is not None:
-        _hide(tree["drafter"], recipe.drafter, recipe.drafter.unread(recipe.target.draws_images))
-    for name, stage in recipe.stages.items():
-        _hide_of_drafters(tree["stages"][name], stage, recipe.target.draws_images)
-    return redact_tree(recipe.written_over(tree))
-
-
-def _hide(tree: JsonObject, section: Section, unread: Iterable[str]) -> None:
-    """Takes settings away that nothing reads."""
-    for name in unread:
-        tree.pop(type(section).model_fields[name].alias or name, None)
-
-
-def _hide_of_drafters(tree: Json, value: Json, draws_images: bool) -> None:
-    """The same for every drafter that a stage's section spells out."""
     from ..models.drafters.base import DrafterConfig  # help texts need no torch
 
-    if isinstance(value, DrafterConfig):
-        _hide(tree, value, value.unread(draws_images))
-    elif isinstance(value, Section):
-        for name, field in type(value).model_fields.items():
-            if (key := field.alias or name) in tree:
-                _hide_of_drafters(tree[key], getattr(value, name), draws_images)
-    elif isinstance(value, dict):
-        for key, part in value.items():
-            _hide_of_drafters(tree[str(key)], part, draws_images)
-    elif isinstance(value, list | tuple):
-        for part, one in zip(tree, value, strict=True):
-            _hide_of_drafters(part, one, draws_images)
+    recipe = loaded.recipe
+    tree = recipe.model_dump(mode="json", by_alias=True)
+    for place, drafter in within(recipe, DrafterConfig):
+        for name in drafter.unread(recipe.target.draws_images):
+            value_at(tree, *place).pop(type(drafter).model_fields[name].alias or name, None)
+    return redact_tree(recipe.written_over(tree))
 
 
 def values(loaded: Loaded) -> list[Value]:
@@ -81,23 +58,13 @@ def _named(loaded: Loaded) -> list[Value]:
     """The settings that something named. A section that was named and left empty (`M: {}`) is one of them."""
     layers, overridden = _layers(loaded), []
     for value in values(loaded):
-        empty = next(
-            (value.place[:n] for n in range(1, len(value.place)) if _is_empty(loaded.tree, value.place[:n])), ()
-        )
+        above = (value.place[:n] for n in range(1, len(value.place)))
+        empty = next((place for place in above if value_at(loaded.tree, *place) == {}), ())
         if value.origin != DEFAULT:
             overridden.append(value)
         elif empty and (not overridden or overridden[-1].place != empty):
             overridden.append(Value(empty, {}, _origin(empty, loaded, layers)))
     return overridden
-
-
-def _is_empty(tree: object, place: Place) -> bool:
-    """Whether an empty section stands at `place`."""
-    for key in place:
-        if not isinstance(tree, dict) or key not in tree:
-            return False
-        tree = tree[key]
-    return tree == {}
 
 
 def shown(loaded: Loaded, *, defaults: bool = True) -> str:
@@ -139,18 +106,19 @@ def _origin(place: Place, loaded: Loaded, layers: list[tuple[str, JsonObject]]) 
 def _sets(tree: object, place: Place) -> bool:
     """Whether `tree` says what stands at `place`; a name that stands for a section says all that is in it."""
     for key in place:
-        if not isinstance(tree, dict):
+        section = object_at(tree)
+        if section is None:
             return True
-        if key not in tree:
+        if key not in section:
             return False
-        tree = tree[key]
+        tree = section[key]
     return True
 
 
 def _leaves(tree: JsonObject, place: Place = ()) -> Iterator[tuple[Place, object]]:
     for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            yield from _leaves(value, (*place, str(key)))
+        if section := object_at(value):
+            yield from _leaves(section, (*place, str(key)))
         else:
             yield (*place, str(key)), value
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..core.errors import UserError, did_you_mean
 from ..core.fields import PLACES
-from ..core.json_types import Json, JsonObject
+from ..core.json_types import Json, JsonObject, listed, object_at, parts, text_at
 from ..core.secrets import redact_tree
 from ..core.section import FINGERPRINT
 from ..core.weights_identity import weights_identity
@@ -134,8 +134,8 @@ def _check_written(name: str, stage: Stage, earlier: dict[str, Planned], path: P
         written, named = maker.stage.written(data.is_suite), dict(data.section).get("path")
         if not written:  # suites that are switched off, or another kind's: the stage that reads them says so
             continue
-        for wanted in named if isinstance(named, list | tuple) else [named]:
-            if wanted is None or fnmatch.filter(written, str(wanted)) or "{" in str(wanted):
+        for wanted in listed(named):
+            if fnmatch.filter(written, str(wanted)) or "{" in str(wanted):
                 continue
             raise UserError(
                 f"stages.{name}.{data.key} takes {str(wanted)!r} of stage {data.maker}, which writes "
@@ -170,11 +170,12 @@ def _settings(recipe: Recipe, name: str, inputs: dict[str, str], earlier: list[P
 
 def _without_places(section: object) -> Json:
     """Of a section and those inside it: what does not only say where models lie."""
-    if isinstance(section, list):
-        return [_without_places(part) for part in section]
-    if not isinstance(section, dict):
-        return section
-    return {key: _without_places(value) for key, value in section.items() if key not in PLACES}
+    match section:
+        case list():
+            return [_without_places(part) for part in section]
+        case dict():
+            return {key: _without_places(value) for key, value in section.items() if key not in PLACES}
+    return section
 
 
 def _as_written(settings: JsonObject) -> str:
@@ -194,42 +195,36 @@ def _outside(section: object, written: Sequence[str], key: str = "") -> dict[str
     Names on the Hub, what is not here and what this run writes are "absent": a name counts with its revision, which is
     a setting.
     """
-    if isinstance(section, list):
-        return {k: v for i, item in enumerate(section) for k, v in _outside(item, written, f"{key}.{i}").items()}
-    if not isinstance(section, dict) or section.get("kind") in ("datasets", "webdataset", "coco"):
+    held = object_at(section) or {}
+    if held.get("kind") in ("datasets", "webdataset", "coco"):
         return {}
-    inner = [_outside(value, written, f"{key}.{name}" if key else name) for name, value in section.items()]
+    inner = [_outside(value, written, f"{key}.{name}" if key else name) for name, value in parts(section)]
     found = {k: v for part in inner for k, v in part.items()}
-    if "from_stage" in section:  # records and shards: `_data_identity`
+    if "from_stage" in held:  # records and shards: `_data_identity`
         return found
-    named = dict(named_weights(section))
-    if "metrics" in section:  # of quality: name of a judge's weights -> their path
-        named |= {f"weights.{name}": path for name, path in section.get("weights", {}).items()}
+    named = dict(named_weights(held))
+    if "metrics" in held:  # of quality: name of a judge's weights -> their path
+        named |= {f"weights.{name}": path for name, path in held.get("weights", {}).items()}
     for name, path in named.items():
         is_own = any(Path(os.path.realpath(path)).is_relative_to(folder) for folder in written)
         found[f"{key}.{name}"] = ABSENT if is_own else weights_identity(Path(shipped_folder(path))) or ABSENT
-    if isinstance(index := section.get("class_index"), str):
+    if (index := text_at(held, "class_index")) is not None:
         found[f"{key}.class_index"] = _path_identity(Path(index))
     return found
 
 
 def _data_identity(section: object) -> list[str]:
     """Content of the files on disk that a stage reads; what another stage wrote is covered by its fingerprint."""
-    if isinstance(section, list):
-        return [identity for item in section for identity in _data_identity(item)]
-    if not isinstance(section, dict):
-        return []
-    if section.get("kind") == "encode" and section["from_stage"] is None:
-        return _source_identity(section["source"])
-    if "path" in section and "from_stage" in section:
-        if section["from_stage"] is not None or section["path"] is None:
-            return []
-        names = section["path"] if isinstance(section["path"], list) else [section["path"]]
-        folders = any(isinstance(name, str) and Path(name).is_dir() for name in names)  # of benchmark sets
-        if "mixture_seed" in section and not folders:
+    held = object_at(section) or {}
+    if held.get("kind") == "encode" and held["from_stage"] is None:
+        return _source_identity(held["source"])
+    if {"path", "from_stage"} <= held.keys():
+        names = [] if held["from_stage"] is not None else listed(held["path"])
+        folders = any(Path(name).is_dir() for name in names if text_at(name) is not None)  # of benchmark sets
+        if "mixture_seed" in held and not folders:
             return identities(names)
         return [_path_identity(Path(name)) for name in names]
-    return [identity for value in section.values() for identity in _data_identity(value)]
+    return [identity for _, value in parts(section) for identity in _data_identity(value)]
 
 
 def _path_identity(path: Path) -> str:

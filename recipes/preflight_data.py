@@ -9,14 +9,14 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ..core.errors import NotFound, UserError, first_line
 from ..core.pages import page
-from ..core.section import Section
+from ..core.section import Section, parts
 from ..core.words import counted
 from ..data.captioned import Captioned, CaptionedSource, Refused, class_labels, read
 from ..data.captioned.items import Source
@@ -31,7 +31,7 @@ from ..data.records.skipped import Listed
 from ..data.records.table_records import TableRecords
 from ..data.sources import answered
 from ..data.stage_folders import DATASET_FOLDER
-from ..data.suites.suite import read_index
+from ..data.suites.suite import INDEX, read_index
 from ..data.suites.turn_files import published_files
 from ..models.families.generators import AnyTarget, image_section
 from ..trainers.estimate.data import learns_answers
@@ -42,7 +42,7 @@ from ..trainers.run.stage_records import data_files
 from ..trainers.stages.encode import EncodeStage, resolved
 from ..trainers.train.preflight import render
 from .finding import Finding, fault, ok, warning
-from .preflight_sets import judged, published_set, quality_findings
+from .preflight_sets import published_set, quality_findings
 
 ABSENT = "not on disk"  # how the finding begins
 SHOWN_IDS = 1200  # characters of a rendered sample
@@ -51,38 +51,139 @@ TOLERANCE = 0.05  # of the declared number of records
 
 @dataclass(frozen=True)
 class Found:
-    """A data section inside a stage."""
+    """A data section inside a stage: records of conversations, or what the classes below have."""
 
     key: str
     section: Any
-    form: Any  # the prompt format around it, or None
-    maker: str | None  # the stage that writes what it names
-    is_suite: bool = False  # a directory of benchmark sets
-    published: str | None = None  # the set of conversations whose own files stand in its place
+    form: Any = None  # the prompt format around it, or None
+    maker: str | None = None  # the stage that writes what it names
     learned: bool = False  # each record has to bring an answer
+
+    is_suite: ClassVar[bool] = False  # a directory of benchmark sets
+
+    def missing(self, subject: str, context: Context) -> Finding | None:
+        """None: it is on disk, or the stage itself will fetch it or say what it lacks."""
+        files = data_files(self.section, context)
+        if are_present(files):
+            return None
+        is_fetched = any(isinstance(file, TableRecords) for file in files)  # a table may be a Hub id
+        return _absent(subject, missing_files(files), context, missing_hint(files), is_fetched=is_fetched)
+
+    def look(self, subject: str, stage: Stage, context: Context, finished: set[str], count: int) -> list[Finding]:
+        """Reads `count` records of data that is there, as the stage would."""
+        files = data_files(self.section, context)
+        processor = _processor(stage, context, finished)
+        if self.form is None or isinstance(processor, str):
+            why = "no prompt format is around it" if self.form is None else str(processor)
+            usable, finding = _files(subject, self, files, why, count)
+        else:
+            usable, finding = _encoded(subject, self, files, processor, count)
+        expected = dict(stage).get("expected") if self.key == "data" else None
+        if expected is None or abs(usable - expected.samples) <= TOLERANCE * expected.samples:
+            return [finding]
+        key = subject.removesuffix("data") + "expected.samples"
+        problem = f"the recipe declares {expected.samples:,} records, and the data has {usable:,}"
+        hint = f"look whether its files are whole; for other data set {key}={usable}"
+        return [finding, warning(key, problem, hint)]
+
+    def written(self, context: Context) -> Path | None:
+        """The folder of the data that a stage of the run writes."""
+        return None if self.maker is None else context.inputs["data"] / DATASET_FOLDER
+
+
+@dataclass(frozen=True)
+class FoundItems(Found):
+    """Captioned pictures."""
+
+    def missing(self, subject: str, context: Context) -> None:
+        """`look` says it."""
+
+    def look(self, subject: str, stage: Stage, context: Context, finished: set[str], count: int) -> list[Finding]:
+        source = resolved(self.section, None if self.maker is None else context.inputs["data"])
+        return _captioned(subject, source, stage, count, context)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class FoundPrompts(Found):
+    """Prompts of pictures."""
+
+    def missing(self, subject: str, context: Context) -> Finding | None:
+        path = self.section.resolved(self.written(context)).path
+        return None if path is None or Path(path).is_file() else _absent(subject, [str(path)], context)
+
+    def look(self, subject: str, stage: Stage, context: Context, finished: set[str], count: int) -> list[Finding]:
+        prompts = prompts_of(self.section.resolved(self.written(context)), context.target)
+        return [ok(subject, f"{len(prompts):,} prompts")]
+
+
+@dataclass(frozen=True)
+class FoundSuite(Found):
+    """A directory of benchmark sets, or the published ones.
+
+    Args:
+        published: the set of conversations whose own files stand in its place.
+    """
+
+    published: str | None = None
+
+    is_suite: ClassVar[bool] = True
+
+    def missing(self, subject: str, context: Context) -> Finding | None:
+        if self.published is None:
+            index = self._folder(context) / INDEX
+            return None if self._on_hub or index.is_file() else _absent(subject, [str(index)], context)
+        try:
+            published_files(self.published, Path(self.section.path))
+        except UserError as error:
+            return _absent(subject, [str(error.where)], context, error.hint)
+        return None
+
+    def look(self, subject: str, stage: Stage, context: Context, finished: set[str], count: int) -> list[Finding]:
+        from huggingface_hub import constants
+
+        if self.published is not None:
+            return [published_set(subject, self.published, Path(self.section.path))]
+        if self._on_hub and constants.HF_HUB_OFFLINE:
+            return [warning(subject, "its sets are fetched from the Hub, and HF_HUB_OFFLINE is set",
+                            f"name a directory of sets with this key ({page('evaluation.md')})")]  # fmt: skip
+        if self._on_hub:
+            return [ok(subject, "its sets will be fetched from the Hub")]
+        try:
+            names = list(read_index(self._folder(context)).sets)
+        except UserError as error:
+            problem = f"{self._folder(context) / INDEX}: {error.problem}"
+            return [fault(subject, problem, f"{page('evaluation.md')} has the layout")]
+        return [ok(subject, f"{len(names)} sets: {', '.join(names)}")]
+
+    @property
+    def _on_hub(self) -> bool:
+        return self.maker is None and self.section.path == HUB
+
+    def _folder(self, context: Context) -> Path:
+        return (self.written(context) or Path()) / self.section.path
 
 
 def sections(
     section: object, key: str = "", form: object = None, maker: str | None = None, learned: bool = False
 ) -> Iterator[Found]:
     """Every data section inside a stage."""
-    if isinstance(section, ConversationData | PromptSource | Source):
-        yield Found(key, section, form, dict(section).get("from_stage", maker), learned=learned)
-    elif isinstance(section, SetsBenchmark | TabedBenchmark):
-        published = section.published if isinstance(section, SetsBenchmark) else None
-        yield Found(f"{key}.data", section.data, form, section.data.from_stage, True, published)
-    elif isinstance(section, Section):
-        values, fields = dict(section), type(section).model_fields
-        form, maker = values.get("format", form), values.get("from_stage")
-        for name, value in values.items():
-            place = f"{key}.{fields[name].alias or name}".lstrip(".")
-            yield from sections(value, place, form, maker, learns_answers(section))
-    elif isinstance(section, Mapping):
-        for name, value in section.items():
-            yield from sections(value, f"{key}.{name}", form, maker)
-    elif isinstance(section, list | tuple):
-        for number, value in enumerate(section):
-            yield from sections(value, f"{key}.{number}", form, maker)
+    match section:
+        case Source():
+            yield FoundItems(key, section, maker=maker)
+        case PromptSource():
+            yield FoundPrompts(key, section, maker=section.from_stage)
+        case ConversationData():
+            yield Found(key, section, form, section.from_stage, learned)
+        case SetsBenchmark():
+            yield FoundSuite(f"{key}.data", section.data, form, section.data.from_stage, published=section.published)
+        case TabedBenchmark():
+            yield FoundSuite(f"{key}.data", section.data, form, section.data.from_stage)
+        case _:
+            if isinstance(section, Section):
+                values = dict(section)
+                form, maker = values.get("format", form), values.get("from_stage")
+            for name, value in parts(section):
+                yield from sections(value, f"{key}.{name}".lstrip("."), form, maker, learns_answers(section))
 
 
 def data_findings(name: str, stage: Stage, context: Context, *, finished: set[str], count: int) -> list[Finding]:
@@ -93,16 +194,15 @@ def data_findings(name: str, stage: Stage, context: Context, *, finished: set[st
         finished: things whose stage has finished.
         count: records of each data section that are read.
     """
-    findings = [
-        finding for key, quality in judged(stage) for finding in quality_findings(f"stages.{name}.{key}", quality)
-    ]
+    findings = quality_findings(f"stages.{name}", stage)
     for data in sections(stage):
         subject = f"stages.{name}.{data.key}"
         if data.maker is not None and "data" not in finished:
             findings.append(ok(subject, f"written by stage {data.maker}, which has not run"))
             continue
         try:
-            findings += _look(subject, data, stage, context, finished, count)
+            missing = data.missing(subject, context)
+            findings += data.look(subject, stage, context, finished, count) if missing is None else [missing]
         except UserError as error:
             where = f", {error.where}" if error.where else ""
             findings.append(fault(subject, f"{error.problem}{where}", error.hint or "fix or replace the file"))
@@ -111,65 +211,8 @@ def data_findings(name: str, stage: Stage, context: Context, *, finished: set[st
 
 def missing_data(name: str, stage: Stage, context: Context) -> list[Finding]:
     """Faults of one stage's data: files that nothing brings and that are not on disk. Only mixtures are opened."""
-    findings = []
-    for data in sections(stage):
-        if data.maker is None and not isinstance(data.section, Source):
-            finding = _missing(f"stages.{name}.{data.key}", data, context)
-            findings += [finding] if finding is not None and finding.level == "fault" else []
-    return findings
-
-
-def _missing(subject: str, data: Found, context: Context) -> Finding | None:
-    """Of data that no stage writes; None: it is there, or the stage itself will fetch it."""
-    section = data.section
-    if data.published is not None:
-        try:
-            published_files(data.published, Path(section.path))
-        except UserError as error:
-            return _absent(subject, [str(error.where)], context, error.hint)
-        return None
-    if data.is_suite:
-        index = Path(section.path) / "suite.json"
-        return None if section.path == HUB or index.is_file() else _absent(subject, [str(index)], context)
-    if isinstance(section, PromptSource):
-        path = section.resolved(None).path
-        return None if path is None or Path(path).is_file() else _absent(subject, [str(path)], context)
-    files = data_files(section, context)
-    if are_present(files):
-        return None
-    is_fetched = any(isinstance(file, TableRecords) for file in files)  # a table may be a Hub id
-    return _absent(subject, missing_files(files), context, missing_hint(files), is_fetched=is_fetched)
-
-
-def _look(subject: str, data: Found, stage: Stage, context: Context, finished: set[str], count: int) -> list[Finding]:
-    section, form = data.section, data.form
-    folder = context.inputs["data"] if data.maker is not None else None
-    if isinstance(section, Source):
-        return _captioned(subject, resolved(section, folder), stage, count, context)  # type: ignore[arg-type]
-    if folder is None and (missing := _missing(subject, data, context)) is not None:
-        return [missing]
-    if data.published is not None:
-        return [published_set(subject, data.published, Path(section.path))]
-    if data.is_suite:
-        return [_suite(subject, str(section.path), folder, context)]
-    if isinstance(section, PromptSource):
-        return _prompts(subject, section.resolved(folder / DATASET_FOLDER if folder else None), context)
-    files = data_files(section, context)
-    if not are_present(files):
-        return [_absent(subject, missing_files(files), context)]
-    processor = _processor(stage, context, finished)
-    if form is None or isinstance(processor, str):
-        why = "no prompt format is around it" if form is None else str(processor)
-        usable, finding = _files(subject, data, files, why, count)
-    else:
-        usable, finding = _encoded(subject, data, files, processor, count)
-    findings = [finding]
-    expected = getattr(stage, "expected", None)
-    if data.key == "data" and expected is not None and abs(usable - expected.samples) > TOLERANCE * expected.samples:
-        key = subject.removesuffix("data") + "expected.samples"
-        findings.append(warning(key, f"the recipe declares {expected.samples:,} records, and the data has {usable:,}",
-                                f"look whether its files are whole; for other data set {key}={usable}"))  # fmt: skip
-    return findings
+    findings = (data.missing(f"stages.{name}.{data.key}", context) for data in sections(stage) if data.maker is None)
+    return [finding for finding in findings if finding is not None and finding.level == "fault"]
 
 
 def _absent(
@@ -181,25 +224,6 @@ def _absent(
     hint = f"fetch it before the run, or name another place: {subject}.path=..."
     finding = warning if is_fetched or is_ours else fault
     return finding(subject, f"{ABSENT}: {', '.join(paths)}", f"{hint}: {cure}" if cure else hint)
-
-
-def _suite(subject: str, path: str, source: Path | None, context: Context) -> Finding:
-    """A directory of benchmark sets, or the published ones."""
-    from huggingface_hub import constants
-
-    if path == HUB and source is None:
-        if constants.HF_HUB_OFFLINE:
-            return warning(subject, "its sets are fetched from the Hub, and HF_HUB_OFFLINE is set",
-                           f"name a directory of sets with this key ({page('evaluation.md')})")  # fmt: skip
-        return ok(subject, "its sets will be fetched from the Hub")
-    folder = source / DATASET_FOLDER / path if source else Path(path)
-    if not (folder / "suite.json").is_file():
-        return _absent(subject, [str(folder / "suite.json")], context)
-    try:
-        names = list(read_index(folder).sets)
-    except UserError as error:
-        return fault(subject, f"{folder / 'suite.json'}: {error.problem}", f"{page('evaluation.md')} has the layout")
-    return ok(subject, f"{len(names)} sets: {', '.join(names)}")
 
 
 def _encoded(subject: str, data: Found, files: list[Name], processor: Processor, count: int) -> tuple[int, Finding]:
@@ -294,12 +318,6 @@ def _files(subject: str, data: Found, files: list[Name], why: str, count: int) -
     return usable, warning(subject, about, "they are left out and listed") if problems else ok(subject, about)
 
 
-def _prompts(subject: str, source: PromptSource, context: Context) -> list[Finding]:
-    if source.path is not None and not Path(source.path).is_file():
-        return [_absent(subject, [str(source.path)], context)]
-    return [ok(subject, f"{len(prompts_of(source, context.target)):,} prompts")]
-
-
 def prompts_of(source: PromptSource, target: AnyTarget) -> list[ImagePrompt]:
     """The prompts. Raises `UserError` where they cannot be read, or the target cannot be asked by them."""
     prompts = read_prompts(source)
@@ -321,17 +339,17 @@ def _captioned(
             target.check_labels(class_labels(source))
         for item in read(first):
             looked += 1
-            problem = item if isinstance(item, Refused) else None
+            problem: object = item
             if isinstance(item, Captioned):
                 digest = hashlib.sha256(item.image).digest()
                 if stage.deduplicate and digest in seen:
                     problem = Refused(item.number, item.key, "duplicate", item.where, "the same bytes came before")
-                elif isinstance(image := stage.decoded(item, target.image_size), Refused):
-                    problem = image
-                elif "codes" in stage.write:
-                    target.check_labels([(item.caption, item.label)])
+                else:
+                    problem = stage.decoded(item, target.image_size)
                 seen.add(digest)
-            if problem is not None:
+                if "codes" in stage.write and not isinstance(problem, Refused):
+                    target.check_labels([(item.caption, item.label)])
+            if isinstance(problem, Refused):
                 refused[problem.reason] += 1
                 example = example or f"; the first: {problem.where}: {problem.detail}"
     except NotFound as error:
@@ -357,7 +375,7 @@ def _processor(stage: Stage, context: Context, finished: set[str]) -> Processor 
     if "processor" not in context.inputs and (path is None or not is_local(str(path), context.target.revision)):
         return f"the processor of {path} is not on this machine"
     try:
-        return context.processor_of(getattr(stage, "model", "drafter"))
+        return context.processor_of(dict(stage).get("model", "drafter"))
     except (UserError, OSError) as error:
         return first_line(error)
 

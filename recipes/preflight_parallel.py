@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
 
 from ..core.errors import UserError
+from ..core.json_types import value_at, walk
+from ..core.section import Section
 from ..models.targets.parallel import check_ranks
 from ..trainers.run.stage import Planned
 from ..trainers.stages.train import TrainStage
@@ -32,17 +33,17 @@ def check_parallel(
             continue
         stage = one.stage
         if stage.kind == "train":
-            _check_training(stage, getattr(recipe.target, _SIZE, 1), f"stages.{one.name}")
+            _check_training(stage, _size(recipe.target), f"stages.{one.name}")
         if not stage.loads_target:
             continue
-        own = getattr(stage, "target", None)
+        own = dict(stage).get("target")
         target = recipe.target if own is None else own
         key = "target" if own is None else f"stages.{one.name}.target"
-        size = getattr(target, _SIZE, 1)
+        size = _size(target)
         if not dry_run:
             check_ranks(size, key=f"{key}.{_SIZE}")
         sections = {"drafter": recipe.drafter, f"stages.{one.name}": stage}
-        for place, other in (found for key, section in sections.items() for found in _sizes(_dumped(section), key)):
+        for place, other in (found for key, section in sections.items() for found in _sizes(section, key)):
             if other not in (1, size):
                 raise UserError(
                     f"{place}.{_SIZE} is {other}, and the target's is {size}", where=f"key {place}.{_SIZE}",
@@ -58,18 +59,13 @@ def _check_training(stage: TrainStage, size: int, key: str) -> None:
         )  # fmt: skip
 
 
-def _dumped(section: Any) -> Any:
-    return None if section is None else section.model_dump(mode="json")
+def _size(target: Section) -> int:
+    return dict(target).get(_SIZE, 1)  # an image generator's section has none
 
 
-def _sizes(section: object, key: str) -> Iterator[tuple[str, int]]:
+def _sizes(section: Section | None, key: str) -> Iterator[tuple[str, int]]:
     """Key of each section that names a number of ranks, and the number; a serving engine's names its own GPUs."""
-    if isinstance(section, list):
-        for place, part in enumerate(section):
-            yield from _sizes(part, f"{key}.{place}")
-    elif isinstance(section, dict):
-        if isinstance(section.get(_SIZE), int):
-            yield key, section[_SIZE]
-        for name, part in section.items():
-            if name != "engine":
-                yield from _sizes(part, f"{key}.{name}")
+    for place, part in walk(None if section is None else section.model_dump(mode="json"), (key,)):
+        size = value_at(part, _SIZE)
+        if size is not None and "engine" not in place:
+            yield ".".join(place), size

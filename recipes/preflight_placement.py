@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 
 from ..core import ranks
+from ..core.json_types import text_at, walk
 from ..core.placement import check_one_rank
 from ..trainers.run.stage import Planned
 from .schema import Recipe
@@ -22,17 +23,5 @@ def check_places(recipe: Recipe, planned: Sequence[Planned], chosen: Collection[
     sections = {"target": recipe.target, "drafter": recipe.drafter} if loading else {}
     for key, section in [*sections.items(), *((f"stages.{p.name}", p.stage) for p in loading)]:
         if section is not None:
-            for place, device_map in _device_maps(section.model_dump(mode="json"), key):
-                check_one_rank(device_map, key=place)
-
-
-def _device_maps(section: object, key: str) -> Iterator[tuple[str, str]]:
-    """Key of each section that has a device map, and the map."""
-    if isinstance(section, list):
-        for place, part in enumerate(section):
-            yield from _device_maps(part, f"{key}.{place}")
-    elif isinstance(section, dict):
-        if isinstance(section.get("device_map"), str):
-            yield key, section["device_map"]
-        for name, part in section.items():
-            yield from _device_maps(part, f"{key}.{name}")
+            for place, part in walk(section.model_dump(mode="json"), (key,)):
+                check_one_rank(text_at(part, "device_map"), key=".".join(place))

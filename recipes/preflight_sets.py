@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ..core.errors import UserError
-from ..core.section import Section
+from ..core.section import Section, within
 from ..core.words import counted
 from ..data.suites.turn_files import PUBLISHED, published_files, published_records
 from ..data.suites.turn_sets import TURN_SETS
@@ -14,19 +13,12 @@ from ..eval.quality import QualityConfig, check
 from .finding import Finding, fault, ok
 
 
-def judged(section: object, key: str = "") -> Iterator[tuple[str, QualityConfig]]:
-    """Every section inside a stage that says how drawn pictures are judged."""
-    if isinstance(section, QualityConfig):
-        yield key, section
-    elif isinstance(section, Section):
-        for name, field in type(section).model_fields.items():
-            yield from judged(getattr(section, name), f"{key}.{field.alias or name}".lstrip("."))
-    elif isinstance(section, Mapping):
-        for name, value in section.items():
-            yield from judged(value, f"{key}.{name}")
+def quality_findings(subject: str, stage: Section) -> list[Finding]:
+    """Of each section inside a stage that says how drawn pictures are judged."""
+    return [f for place, config in within(stage, QualityConfig) for f in _findings(".".join((subject, *place)), config)]
 
 
-def quality_findings(subject: str, config: QualityConfig) -> list[Finding]:
+def _findings(subject: str, config: QualityConfig) -> list[Finding]:
     """A finding for each metric's weights and for the real images."""
     looked = {f"{subject}.weights ({m})": config.model_copy(update={"metrics": (m,), "reference": None})
               for m in config.metrics}  # fmt: skip

@@ -4,13 +4,13 @@ it runs: hours of earlier stages must not end at a name that is nobody's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from huggingface_hub import constants
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 
-from ..core.section import Section
+from ..core.section import parts
 from ..models.drafters.base import PublishedDrafter
 from ..trainers.run.stage import Stage, WholeRecipe
 from ..trainers.train.fit import OutsideStart
@@ -20,21 +20,20 @@ from .preflight_data import is_local
 
 def trained_outside(section: object, key: str) -> Iterator[tuple[str, OutsideStart | PublishedDrafter]]:
     """(key, section) of each that names weights of another run or of the Hub."""
-    if isinstance(section, OutsideStart) or (isinstance(section, PublishedDrafter) and section.path is not None):
-        yield f"{key}.path", section
-    elif isinstance(section, Section):
-        for name, field in type(section).model_fields.items():
-            yield from trained_outside(getattr(section, name), f"{key}.{field.alias or name}")
-    elif isinstance(section, Mapping):
-        for name, value in section.items():
-            yield from trained_outside(value, f"{key}.{name}")
+    match section:
+        case OutsideStart() | PublishedDrafter(path=str()):
+            yield f"{key}.path", section
+        case _:
+            for name, part in parts(section):
+                yield from trained_outside(part, f"{key}.{name}")
 
 
 def weight_findings(name: str, stage: Stage, recipe: WholeRecipe) -> list[Finding]:
     """A finding for each of a stage's."""
     found = dict(trained_outside(stage, f"stages.{name}"))
-    if isinstance(recipe.drafter, PublishedDrafter) and recipe.drafter.path is not None and stage.trains:
-        found["drafter.path"] = recipe.drafter
+    match recipe.drafter:
+        case PublishedDrafter(path=str()) as drafter if stage.trains:
+            found["drafter.path"] = drafter
     output = Path(recipe.output).resolve()
     return [_finding(key, str(section.path), section.revision, output) for key, section in found.items()]
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 
 from ..core.errors import UserError
-from ..core.json_types import Json
+from ..core.json_types import Json, object_at, parts
 from ..core.secrets import redact, shortened
 
 # More is no recipe: the largest that ships has 400 values on 7 levels.
@@ -30,7 +30,7 @@ def check(tree: Json, place: Callable[[str], str]) -> None:
             name = shown(key) or "the recipe"
             raise UserError(f"{name} {problem[0]}", where=place(key), hint=problem[1])
     stages = tree.get("stages")
-    if stages is not None and not isinstance(stages, dict):
+    if stages is not None and object_at(stages) is None:
         raise UserError(f"stages is {shown(stages)}, and not a mapping of names to sections", where=place("stages"),
                         hint="write `stages:` and under it `NAME: {kind: ..., ...}` for each")  # fmt: skip
 
@@ -54,12 +54,7 @@ def values(tree: object, where: str) -> Iterator[tuple[str, Json]]:
             hint = "anchors (&a, *a) that repeat one another do this"
             raise UserError(f"the recipe has {what}", where=where, hint=hint)
         yield key, value
-        if isinstance(value, dict):
-            inner = [(f"{key}.{name}" if key else str(name), item) for name, item in value.items()]
-        elif isinstance(value, list):
-            inner = [(f"{key}.{number}", item) for number, item in enumerate(value)]
-        else:
-            continue
+        inner = [(f"{key}.{name}" if key else str(name), item) for name, item in parts(value)]
         stack += [(name, item, depth + 1) for name, item in reversed(inner)]
 
 
@@ -72,24 +67,22 @@ def shown(value: object) -> str:
 
 def _problem(value: object) -> tuple[str, str] | None:
     """What is wrong with one value, and what to do; None where nothing is."""
-    if isinstance(value, dict):
-        for name in value:
-            if not isinstance(name, str):
-                return f"has the key {shown(name)}, which is no text", f"write '{shown(name)}', in quotes"
-            if unprintable(name):
-                return (
-                    f"has the key {shortened(ascii(name), _SHOWN)}, which cannot be printed",
-                    "write its name in letters",
-                )
-    elif isinstance(value, str):
-        if unprintable(value):
+    match value:
+        case dict():
+            for name in value:
+                if not isinstance(name, str):
+                    return f"has the key {shown(name)}, which is no text", f"write '{shown(name)}', in quotes"
+                if unprintable(name):
+                    key = shortened(ascii(name), _SHOWN)
+                    return f"has the key {key}, which cannot be printed", "write its name in letters"
+        case str() if unprintable(value):
             return "holds a character that is no text (a control character, or half of a pair)", "write it without"
-        if len(value) > LONGEST:
+        case str() if len(value) > LONGEST:
             return f"is a text of {len(value):,} characters", f"write at most {LONGEST:,}"
-    elif isinstance(value, float) and not math.isfinite(value):
-        return f"is {value}, and should be a finite number", "write a number"
-    elif isinstance(value, int) and abs(value) > LARGEST:
-        return "is a number beyond 64 bits", "write a smaller one"
+        case float() if not math.isfinite(value):
+            return f"is {value}, and should be a finite number", "write a number"
+        case int() if abs(value) > LARGEST:
+            return "is a number beyond 64 bits", "write a smaller one"
     return None
 
 

@@ -19,10 +19,10 @@ from pydantic import (
 from ..core.errors import UserError, nearest
 from ..core.fields import Place, Seed, file_name
 from ..core.import_paths import OUTSIDE
-from ..core.json_types import JsonObject
+from ..core.json_types import JsonObject, object_at, text_at
 from ..core.refused import Refused
 from ..core.secrets import as_written, only_variables, variables_of, written_over
-from ..core.section import Section
+from ..core.section import Section, within, written_kind
 from ..core.tracking import TrackingConfig
 from ..data.captioned.prompts import PromptSource
 from ..models.drafters import AnyDrafter
@@ -42,7 +42,6 @@ from ..trainers.stages.regenerate import RegenerateStage
 from ..trainers.stages.train import TrainStage
 from ..trainers.stages.train_ways import AnyTrain, chosen
 from ..trainers.train.fit import SCRATCH
-from .preflight_data import sections as data_sections
 from .sections import kinds, sections
 
 AnyStage = Annotated[
@@ -89,7 +88,7 @@ class Recipe(Section):
     @field_validator("target", mode="before")
     @classmethod
     def _supported(cls, target: Any) -> Any:
-        if _kind_of(target) == "lumina-mgpt":
+        if written_kind(target) == "lumina-mgpt":
             refuse_lumina()
         return target
 
@@ -100,7 +99,7 @@ class Recipe(Section):
         target = info.data.get("target")
         if value is None or target is None:
             return None
-        kind, possible = _kind_of(value), drafter_kinds(target)
+        kind, possible = written_kind(value), drafter_kinds(target)
         if kind is not None and kind not in possible and not OUTSIDE.match(kind):
             problem = f"{kind!r} is no kind of drafter for target {target.kind}"
             close = "".join(f"did you mean {name!r}? " for name in nearest(str(kind), possible, 1))
@@ -117,12 +116,12 @@ class Recipe(Section):
         target = info.data.get("target")
         if target is None or "drafter" not in info.data:
             return {}
-        if isinstance(value, dict):
+        if (stages := object_at(value)) is not None:
             drafter = info.data["drafter"]
-            _check_kinds(value, target, drafter)
+            _check_kinds(stages, target, drafter)
             value = {
                 name: _chosen(name, _in_its_template(stage, target), target, drafter, info)
-                for name, stage in value.items()
+                for name, stage in stages.items()
             }
         return check(value)
 
@@ -133,6 +132,11 @@ class Recipe(Section):
     def written_over(self, tree: Any) -> Any:
         """A tree under the recipe's keys with what environment variables gave as it was written."""
         return as_written(written_over(tree, self._tree), variables_of(self._tree))
+
+    @property
+    def heads(self) -> dict[str, TrainStage]:
+        """The stages that train a drafter."""
+        return {n: s for n, s in self.stages.items() if isinstance(s, TrainStage) and s.model == "drafter"}
 
     @model_validator(mode="after")
     def _told_apart(self) -> Recipe:
@@ -152,11 +156,7 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _read_by_something(self) -> Recipe:
         # A stage without a drafter of its own trains the recipe's.
-        trained = {
-            name: stage.own_drafter or self.drafter
-            for name, stage in self.stages.items()
-            if isinstance(stage, TrainStage) and stage.model == "drafter"
-        }
+        trained = {name: stage.own_drafter or self.drafter for name, stage in self.heads.items()}
         self._check_places()
         for name, stage in self.stages.items():
             try:
@@ -171,12 +171,11 @@ class Recipe(Section):
 
     def _check_places(self) -> None:
         """Refuses a path of trained weights beside the parts of a new drafter where one of them is read by nothing."""
-        trains = [s for s in self.stages.values() if isinstance(s, TrainStage) and s.model == "drafter"]
         own = self.drafter
         if (
             own is not None
             and own.beside_path()
-            and not any(stage.own_drafter is None and stage.from_stage == SCRATCH for stage in trains)
+            and not any(s.own_drafter is None and s.from_stage == SCRATCH for s in self.heads.values())
         ):
             keys = [f"drafter.{field}" for field in own.beside_path()]
             problem = (
@@ -188,13 +187,12 @@ class Recipe(Section):
 
 def check_classes(stage: Stage, target: AnyTarget) -> None:
     """Refuses prompts of classes that the target does not have, or that it is not asked by."""
-    for data in data_sections(stage):
-        source = data.section
-        if isinstance(source, PromptSource) and source.classes is not None and target.draws_images:
+    for place, source in within(stage, PromptSource):
+        if source.classes is not None and target.draws_images:
             try:
                 target.check_labels([("", min(source.classes, source.max_samples or source.classes) - 1)])
             except UserError as error:
-                raise Refused(f"{data.key}.classes", error.problem, error.hint) from error
+                raise Refused(f"{'.'.join(place)}.classes", error.problem, error.hint) from error
 
 
 def drafter_kinds(target: AnyTarget) -> list[str]:
@@ -219,30 +217,25 @@ def _check_kinds(stages: JsonObject, target: AnyTarget, drafter: DrafterConfig |
         for kind in kinds(section)
     }
     for name, stage in stages.items():
-        if reason := reasons.get(_kind_of(stage)):
+        if reason := reasons.get(written_kind(stage) or ""):
             possible = ", ".join(kind for kind, reason in reasons.items() if reason is None)
             raise Refused(f"{name}.kind", reason, f"kinds here are {possible}")
 
 
-def _in_its_template(stage: object, target: AnyTarget) -> Any:
+def _in_its_template(stage: Any, target: AnyTarget) -> Any:
     """A stage as it is; of a text target, whose family says nothing of its prompts, in the target's own template."""
     written = [kind for section in sections(AnyStage) if "format" in section.model_fields for kind in kinds(section)]
-    if not target.reads_text_alone or not isinstance(stage, dict) or _kind_of(stage) not in written:
+    if not target.reads_text_alone or text_at(stage, "kind") not in written:
         return stage
     form = stage.get("format", {})
-    return stage | {"format": {"template": "chat"} | form} if isinstance(form, dict) else stage
+    return stage if object_at(form) is None else stage | {"format": {"template": "chat"} | form}
 
 
-def _chosen(name: str, stage: object, target: AnyTarget, drafter: DrafterConfig | None, info: ValidationInfo) -> Any:
+def _chosen(name: str, stage: Any, target: AnyTarget, drafter: DrafterConfig | None, info: ValidationInfo) -> Any:
     """A stage as it is; a `train` stage's section with what it trains on."""
-    if not isinstance(stage, dict) or stage.get("kind") != "train":
+    if text_at(stage, "kind") != "train":
         return stage
     try:
         return chosen(stage, target, drafter, info.context)
     except Refused as refused:
         raise refused.under(name) from None
-
-
-def _kind_of(section: Any) -> Any:
-    kind = (dict(section) if isinstance(section, dict | Section) else {}).get("kind")
-    return kind if isinstance(kind, str) else None  # of another type it is pydantic's to refuse

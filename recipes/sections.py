@@ -6,7 +6,7 @@ import re
 from typing import get_args, get_origin
 
 from ..core.import_paths import loaded
-from ..core.section import Section
+from ..core.section import Section, is_class
 
 # What pydantic puts into a place where a key takes a word or a section.
 _PLAIN = r"(?:str|int|float)"
@@ -17,7 +17,7 @@ SECTION = re.compile(rf"(?!{_CHECKED}$)(tagged-union|function-\w+|dict)\[.*")
 
 def sections(annotation: object) -> list[type[Section]]:
     """The section classes inside an annotation."""
-    if isinstance(annotation, type) and issubclass(annotation, Section):
+    if is_class(annotation, Section):
         return [annotation]
     return [section for part in get_args(annotation) for section in sections(part)]
 
@@ -53,7 +53,7 @@ def walk(fields: dict[str, object], places: list[str]) -> tuple[list[str], list[
         if any(place == m.__name__ for m in models):  # a key that takes a word or a section of one kind
             continue
         tagged = [m for m in models if place in _tags(m)]
-        if ":" in place and isinstance(outside := loaded(place), type) and issubclass(outside, Section):
+        if ":" in place and is_class(outside := loaded(place), Section):
             tagged = [outside]
         # Of several models one is chosen before any key of it is read.
         if tagged and (len(models) > 1 or place not in names(models[0])):

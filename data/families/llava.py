@@ -182,7 +182,8 @@ class LlavaFamily(PictureFamily):
         image_token_id = cast(int, tokenizer.convert_tokens_to_ids("<image>"))
         if image_token_id is None or image_token_id == tokenizer.unk_token_id:
             raise UserError(f"{key}: the tokenizer has no <image> token", hint="use the files of a LLaVA target")
-        missing = [name for name in self.needs if getattr(tokenizer, f"{name}_token_id") is None]
+        ids = {"bos": tokenizer.bos_token_id, "eos": tokenizer.eos_token_id, "pad": tokenizer.pad_token_id}
+        missing = [name for name in self.needs if ids[name] is None]
         if missing:
             raise UserError(
                 f"{key}: the tokenizer has no {', '.join(missing)} token", hint="use the files of a LLaVA target"

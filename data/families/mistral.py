@@ -73,7 +73,7 @@ class PixtralFamily(WholeFamily):
 
     def counted(self, config: PreTrainedConfig, tower: PreTrainedConfig) -> tuple[int, int, Any]:
         images = SimpleNamespace(size={"longest_edge": tower.image_size})
-        return tower.patch_size * int(getattr(config, "spatial_merge_size", 1)), tower.patch_size, images
+        return tower.patch_size * int(config.to_dict().get("spatial_merge_size", 1)), tower.patch_size, images
 
     def marks(self, pictures: Sequence[Picture]) -> list[str]:
         rows = [len(self.runs(picture)) for picture in pictures]

@@ -105,16 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.close()  # `draftsmith show NAME | head`: the reader has what it wanted
         return OK
     except Exception as error:
-        if isinstance(error, IsADirectoryError | NotADirectoryError) and error.filename:
-            # Met wherever a file of the run is opened: no fault of ours, and its cure is always the same.
-            problem = unwritable(Path(error.filename), error)
-            print(redact(f"error: {problem}"), file=sys.stderr, flush=True)
-            ranks.leave(said=True)
-            return MISTAKE
-        if isinstance(error, PermissionError) and error.filename:
-            problem = UserError(
-                "permission denied", where=str(error.filename), hint="give yourself the right to it, or name another"
-            )
+        if (problem := _of_a_file(error)) is not None:
             print(redact(f"error: {problem}"), file=sys.stderr, flush=True)
             ranks.leave(said=True)
             return MISTAKE
@@ -124,6 +115,17 @@ def main(arguments: list[str] | None = None) -> int:
         print(redact(traceback.format_exc()), file=sys.stderr, flush=True)
         ranks.leave(said=True)
         return CRASH
+
+
+def _of_a_file(error: Exception) -> UserError | None:
+    """What may be met wherever a file of the run is opened: no fault of ours, and its cure is always the same."""
+    match error:
+        case IsADirectoryError() | NotADirectoryError() if error.filename:
+            return unwritable(Path(error.filename), error)
+        case PermissionError() if error.filename:
+            hint = "give yourself the right to it, or name another"
+            return UserError("permission denied", where=str(error.filename), hint=hint)
+    return None
 
 
 def _is_of_another_rank(error: Exception) -> bool:

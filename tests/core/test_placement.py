@@ -1,6 +1,5 @@
 """Where weights go: nothing changes on a CPU, and several ranks never spread one model each."""
 
-
 import pytest
 import torch
 from draftsmith.core import ranks
