@@ -1,14 +1,106 @@
-"""Types of what JSON and YAML files hold: records, manifests, configs, reports, recipes as trees.
+"""What JSON and YAML files hold: its types, readers that look at a value's shape, and the walk over a tree.
 
-Values are text, numbers, booleans, null, lists and objects again. Whoever reads one checks it, or a schema has checked
-its file.
+Values are text, numbers, booleans, null, lists and objects again. A file of our own is checked whole by a schema
+(`core/files.py`); of what others wrote, such as a server's log, these readers take out what is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeGuard, TypeVar
+
+T = TypeVar("T")
 
 Json = Any  # a value in such a file, or a whole tree
 JsonObject = dict[str, Any]
 JsonMapping = Mapping[str, Any]  # one that is only read
+
+
+def value_at(tree: object, *keys: str) -> Json:
+    """What stands at a path of keys; None: there is no such key, or no object on the way."""
+    for key in keys:
+        if not isinstance(tree, dict):
+            return None
+        tree = tree.get(key)
+    return tree
+
+
+def object_at(tree: object, *keys: str) -> JsonObject | None:
+    """The object at a path of keys, without keys the value itself; None: nothing is there, or something else."""
+    value = value_at(tree, *keys)
+    return value if isinstance(value, dict) else None
+
+
+def list_at(tree: object, *keys: str) -> list[Json] | None:
+    """The list there, as `object_at`."""
+    value = value_at(tree, *keys)
+    return value if isinstance(value, list) else None
+
+
+def text_at(tree: object, *keys: str) -> str | None:
+    """The text there, as `object_at`."""
+    value = value_at(tree, *keys)
+    return value if isinstance(value, str) else None
+
+
+def all_are(values: object, kind: type[T]) -> TypeGuard[list[T]]:
+    """Whether this is a list, and each of its values of one kind."""
+    return isinstance(values, list) and all(isinstance(value, kind) for value in values)
+
+
+def listed(value: object) -> list[Json]:
+    """The values where a file may have one or a list of them, or null."""
+    match value:
+        case None:
+            return []
+        case list() | tuple():
+            return [*value]
+    return [value]
+
+
+def parts(value: object) -> Iterable[tuple[Any, Json]]:
+    """(key or number, value) of what an object or a list holds; of anything else nothing."""
+    match value:
+        case Mapping():
+            return value.items()
+        case list() | tuple():
+            return enumerate(value)
+    return ()
+
+
+def walk(tree: object, place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Json]]:
+    """Every value of a tree with the keys and numbers that lead to it: the tree itself first, each before its parts."""
+    yield place, tree
+    for key, value in parts(tree):
+        yield from walk(value, (*place, str(key)))
+
+
+def with_texts(tree: object, change: Callable[[str], Json]) -> Json:
+    """The tree with every text that is no key changed; tuples become lists."""
+    match tree:
+        case dict():
+            return {key: with_texts(value, change) for key, value in tree.items()}
+        case list() | tuple():
+            return [with_texts(value, change) for value in tree]
+        case str():
+            return change(tree)
+    return tree
+
+
+def with_floats(tree: object, change: Callable[[float], Json]) -> Json:
+    """The tree with every number with a fraction changed; tuples become lists."""
+    match tree:
+        case Mapping():
+            return {key: with_floats(value, change) for key, value in tree.items()}
+        case list() | tuple():
+            return [with_floats(value, change) for value in tree]
+        case float():
+            return change(tree)
+    return tree
+
+
+def flat(tree: object, key: str = "") -> JsonObject:
+    """Dotted key -> value of a tree of objects; lists and empty objects are values."""
+    if not isinstance(tree, Mapping) or not tree:
+        return {key: tree}
+    return {k: v for name, value in tree.items() for k, v in flat(value, f"{key}.{name}" if key else str(name)).items()}

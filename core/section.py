@@ -6,18 +6,23 @@ are refused by pydantic; `recipes/messages.py` turns its report into one readabl
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
 from pydantic_core import PydanticCustomError, core_schema
 
+from . import json_types
 from .errors import did_you_mean
+from .json_types import text_at
 
 if TYPE_CHECKING:
     import torch
     from pydantic._internal._model_construction import ModelMetaclass
 else:
     ModelMetaclass = type(BaseModel)
+
+S = TypeVar("S", bound="Section")
 
 # No setting counts further; what is larger is a slip, and some of what reads it (NumPy, torch) counts in 64 bits.
 MOST = 10**15
@@ -28,10 +33,11 @@ FINGERPRINT = {"fingerprint": True}
 
 def _number(value: Any) -> Any:
     """Refuses what pydantic would count as 0 or 1, and whole numbers as large as a float can name them."""
-    if isinstance(value, bool):
-        raise PydanticCustomError("number_type", "should be a number")
-    if isinstance(value, float) and abs(value) > MOST and value.is_integer():
-        return int(value)  # beyond 64 bits, where pydantic speaks of a parser
+    match value:
+        case bool():
+            raise PydanticCustomError("number_type", "should be a number")
+        case float() if abs(value) > MOST and value.is_integer():
+            return int(value)  # beyond 64 bits, where pydantic speaks of a parser
     return value
 
 
@@ -53,10 +59,11 @@ def _with_real_numbers(schema: Any, cls: type[BaseModel]) -> Any:
         return core_schema.no_info_before_validator_function(_number, schema)
     inner = dict(schema)
     for key in ("schema", "items_schema", "keys_schema", "values_schema"):
-        if isinstance(inner.get(key), dict):
-            inner[key] = _with_real_numbers(inner[key], cls)
-        elif isinstance(inner.get(key), list):
-            inner[key] = [_with_real_numbers(item, cls) for item in inner[key]]
+        match inner.get(key):
+            case dict(item):
+                inner[key] = _with_real_numbers(item, cls)
+            case list(items):
+                inner[key] = [_with_real_numbers(item, cls) for item in items]
     if kind == "union":
         inner["choices"] = [_choice(choice, cls) for choice in inner["choices"]]
     elif kind == "model-fields":
@@ -103,6 +110,33 @@ class Section(BaseModel, metaclass=_Told):
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:
         return _with_real_numbers(handler(source), cls)
+
+
+def parts(value: object) -> Iterable[tuple[Any, Any]]:
+    """(key or number, value) of what a section, a mapping or a list holds, keys as recipes write them."""
+    if isinstance(value, Section):
+        fields = type(value).model_fields
+        return ((fields[name].alias or name, part) for name, part in value)
+    return json_types.parts(value)
+
+
+def within(value: object, kind: type[S], place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], S]]:
+    """The sections of a kind inside a value, with the keys that lead to each; none of those inside another such one."""
+    if isinstance(value, kind):
+        yield place, value
+        return
+    for key, part in parts(value):
+        yield from within(part, kind, (*place, str(key)))
+
+
+def is_class(value: object, *bases: type[S]) -> TypeGuard[type[S]]:
+    """Whether this is one of the classes of sections, or derives from one."""
+    return isinstance(value, type) and issubclass(value, bases)
+
+
+def written_kind(section: object) -> str | None:
+    """The kind that a section, or a tree that one is read from, says; None: it says none, or no text."""
+    return text_at(dict(section) if isinstance(section, Section) else section, "kind")
 
 
 def torch_dtype(name: str) -> torch.dtype:

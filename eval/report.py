@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ..core.json_types import Json, JsonMapping, JsonObject
+from ..core.json_types import Json, JsonMapping, JsonObject, with_floats
 from ..core.markdown import plain
 from ..core.secrets import as_written, redact, redact_markdown
 from . import figures
@@ -85,11 +85,7 @@ class Report:
 
 def nulls(value: object) -> Json:
     """The value with null, which JSON has, for NaN, which it has not."""
-    if isinstance(value, Mapping):
-        return {name: nulls(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [nulls(part) for part in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
+    return with_floats(value, lambda number: None if math.isnan(number) else number)
 
 
 def build(

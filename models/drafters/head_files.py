@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ...core.errors import UserError, not_loaded
 from ...core.finite import check_weights
-from ...core.json_types import JsonMapping, JsonObject
+from ...core.json_types import JsonMapping, JsonObject, object_at
 from ...core.placement import fill, without_storage
 from ...core.pretrained import CPU, read_safetensors
 from ..folders import CONFIG, check_shapes, read_values, shapes_of, write_folder
@@ -268,8 +268,7 @@ def check_identity(folder: Path, kind: str, identity: TargetIdentity | None) -> 
     path, written = folder / MANIFEST, read_manifest(folder)
     if written.get("method", kind) != kind:
         _refuse("method", written["method"], kind, path)
-    target = written.get("target") or {}
-    target = target if isinstance(target, dict) else {"path": target}
+    target = object_at(written, "target") or {"path": written.get("target") or None}
     for name in ("path", "revision"):
         value, other = (identity.section if identity else {}).get(name), target.get(name)
         # A directory may have moved. Fields that the manifest lacks are not compared.
