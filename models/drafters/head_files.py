@@ -106,7 +106,7 @@ def save_head(head: StateHead, folder: Path, manifest: JsonMapping) -> None:
         "fc_bias": head.fc.bias is not None,
         "num_queries": head.num_queries,
         "num_steps": head.num_steps,
-        "norm_output": getattr(head, "norm_output", False),
+        "norm_output": head.norm_output,
         **head.shape.to_dict(),
     }
     write_folder(folder, values, head.state_dict())
@@ -147,13 +147,12 @@ def load_head(
 
 
 def _check_norm(folder: Path, head: StateHead) -> None:
-    """Compare whether an EAGLE-3 head's own state is normed, which no weight says."""
-    own = getattr(head, "norm_output", None)
-    if own is None or not (folder / CONFIG).is_file():
+    """Compare whether a head's own state is normed, which no weight says."""
+    if not (folder / CONFIG).is_file():
         return
     written = bool(read_values(folder).get("norm_output", False))
-    if written != own:
-        _refuse("norm_output", written, own, folder / CONFIG)
+    if written != head.norm_output:
+        _refuse("norm_output", written, head.norm_output, folder / CONFIG)
 
 
 def no_lm_head(rows: int) -> str:

@@ -73,7 +73,7 @@ class MtpConfig(HeadConfig):
     @model_validator(mode="after")
     def _as_shipped(self) -> MtpConfig:
         for name in sorted(self.model_fields_set.intersection(_GIVEN)):
-            if getattr(self, name) != type(self).model_fields[name].default:
+            if dict(self)[name] != type(self).model_fields[name].default:
                 problem = "the head is one of the target's own layers, with its positions and its LM head"
                 raise Refused(name, problem, "leave it out, or train another head: eagle3")
         return self

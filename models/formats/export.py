@@ -257,7 +257,7 @@ def read_export(folder: Path) -> tuple[Exported, Prompts] | None:
 
 def _write_manifest(folder: Path, manifest: JsonObject, prompts: Prompts, made: Exported) -> None:
     kept = ("method", "chain", "parallel", "runner", "patched", "drops_inputs", "whole_prompts", "plugin")
-    served = {name: getattr(made, name) for name in kept}
+    served = {name: vars(made)[name] for name in kept}
     served["overrides"] = dict(made.overrides)
     export = {"engine": made.engine, "prompts": prompts, "notes": list(made.notes), "tested_with": tested_with(),
               "served": served}  # fmt: skip
