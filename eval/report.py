@@ -38,10 +38,7 @@ from .tables import (
     Part,
     ReportSection,
     Table,
-    figure_markdown,
-    items_markdown,
     markdown,
-    section_markdown,
 )
 
 __all__ = ["Comparison", "MethodInfo", "Report", "build", "write"]
@@ -206,19 +203,8 @@ def title(report: Report) -> str:
 
 def page(report: Report, drawn: Sequence[Figure]) -> str:
     """The report as Markdown."""
-    lines = [line for part in parts(report, drawn) for line in _lines(part)]
+    lines = [line for part in parts(report, drawn) for line in markdown(part)]
     return "\n".join([f"# {plain(title(report))}", "", *lines])
-
-
-def _lines(part: Part) -> list[str]:
-    if isinstance(part, Items):
-        return items_markdown(part)
-    if isinstance(part, Table):
-        return markdown(part)
-    if isinstance(part, Figure):
-        return figure_markdown(part)
-    assert isinstance(part, ReportSection), part
-    return section_markdown(part)
 
 
 def described(info: MethodInfo) -> str:
