@@ -84,3 +84,22 @@ def with_texts(tree: object, change: Callable[[str], Json]) -> Json:
         case str():
             return change(tree)
     return tree
+
+
+def with_floats(tree: object, change: Callable[[float], Json]) -> Json:
+    """The tree with every number with a fraction changed; tuples become lists."""
+    match tree:
+        case Mapping():
+            return {key: with_floats(value, change) for key, value in tree.items()}
+        case list() | tuple():
+            return [with_floats(value, change) for value in tree]
+        case float():
+            return change(tree)
+    return tree
+
+
+def flat(tree: object, key: str = "") -> JsonObject:
+    """Dotted key -> value of a tree of objects; lists and empty objects are values."""
+    if not isinstance(tree, Mapping) or not tree:
+        return {key: tree}
+    return {k: v for name, value in tree.items() for k, v in flat(value, f"{key}.{name}" if key else str(name)).items()}

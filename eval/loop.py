@@ -16,10 +16,10 @@ from torch import Tensor
 
 from ..core.batch import ImageRequest, Request
 from ..core.finite import NotFinite, likeliest
-from ..models.decoding.captured import capture_seconds, num_replayed
 from ..models.decoding.tree import Tree, no_tree
 from ..models.decoding.warp import Distributions, Warp
 from ..models.drafters.base import Drafter
+from ..models.drafters.beside import capture_seconds, choice_of, may_pass, num_replayed, pruning_seconds
 from ..models.targets.base import SeeingTarget, Taps, Target
 from .first_proposals import FirstProposals
 from .policies import Draw, TreePolicy
@@ -152,8 +152,7 @@ def generate(
     except NotFinite as error:
         raise error.of(f"{request.name or '(without a name)'}, token {len(run.tokens)}") from None
     stop: Literal["eos", "length"] = "eos" if run.tokens[-1] in decoding.eos_ids else "length"
-    pruning_s = getattr(drafter, "pruning_s", 0.0)
-    total_s = run.clock() - start + embedded_s
+    total_s, pruning_s = run.clock() - start + embedded_s, pruning_seconds(drafter)
     target_passes, draft_passes = (now - then for now, then in zip(run.replayed(), replayed, strict=True))
     return Generation(
         run.tokens, cycles, prefill_s + embedded_s, draft_prefill_s, total_s, stop, pruning_s,
@@ -270,8 +269,8 @@ class _Run:
             return no_tree()
         if looks is not None:
             looks.see("root", root)
-        choose = getattr(drafter, "choose", None)
-        may_repeat = choose is not None or getattr(drafter, "may_pass", False)  # first guesses, what is looked up
+        choose = choice_of(drafter)
+        may_repeat = choose is not None or may_pass(drafter)  # first guesses, what is looked up
         if self.looks is not None and not may_repeat and not self.looks.again(root):
             self.looks = None
         # Read now: a drafter may say in each cycle how much of what it drafted is worth a verification. The target adds

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from ..core.errors import UserError
-from ..core.json_types import Json, JsonMapping, JsonObject
+from ..core.json_types import Json, JsonMapping, JsonObject, value_at
 
 VERSION = 2  # of the JSON form
 PLAIN = "plain decoding"  # the method that drafts nothing
@@ -106,7 +106,7 @@ class Row:
         Raises:
             UserError: another version of draftsmith wrote it.
         """
-        version = value.get("version") if isinstance(value, Mapping) else None
+        version = value_at(value, "version")
         if version != VERSION or {*value, *_OF_ENGINES} - {"version"} != _NAMES:
             raise UserError(
                 f"a measured request of version {version or 'none'}, and this draftsmith reads version {VERSION}",

@@ -22,7 +22,7 @@ from ..core.checksums import SUMS, check_sums
 from ..core.errors import UserError, first_line
 from ..core.files import checked
 from ..core.import_paths import ALLOW_IMPORT, NotImported
-from ..core.json_types import JsonObject
+from ..core.json_types import JsonObject, text_at
 from ..core.pretrained import without_bars
 from ..data.conversations import PromptFormat, encode
 from ..data.end_tokens import end_ids
@@ -180,10 +180,7 @@ def fetch(source: str | Path, revision: str | None) -> Path:
 
 def lost_target(folder: Path) -> bool:
     """Whether the manifest names no target that anybody else can find."""
-    section = read_manifest(folder).get(KEY)
-    target = section.get("target") if isinstance(section, dict) else None
-    path = target.get("path") if isinstance(target, dict) else None
-    return not isinstance(path, str) or not is_somewhere(path)
+    return not is_somewhere(text_at(read_manifest(folder), KEY, "target", "path"))
 
 
 def read_published(folder: Path, *, allow_import: bool = False) -> PublishedSection:

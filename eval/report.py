@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ..core.json_types import Json, JsonMapping, JsonObject
+from ..core.json_types import Json, JsonMapping, JsonObject, with_floats
 from ..core.markdown import plain
 from ..core.secrets import as_written, redact, redact_markdown
 from . import figures
@@ -38,10 +38,7 @@ from .tables import (
     Part,
     ReportSection,
     Table,
-    figure_markdown,
-    items_markdown,
     markdown,
-    section_markdown,
 )
 
 __all__ = ["Comparison", "MethodInfo", "Report", "build", "write"]
@@ -85,11 +82,7 @@ class Report:
 
 def nulls(value: object) -> Json:
     """The value with null, which JSON has, for NaN, which it has not."""
-    if isinstance(value, Mapping):
-        return {name: nulls(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [nulls(part) for part in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
+    return with_floats(value, lambda number: None if math.isnan(number) else number)
 
 
 def build(
@@ -210,19 +203,8 @@ def title(report: Report) -> str:
 
 def page(report: Report, drawn: Sequence[Figure]) -> str:
     """The report as Markdown."""
-    lines = [line for part in parts(report, drawn) for line in _lines(part)]
+    lines = [line for part in parts(report, drawn) for line in markdown(part)]
     return "\n".join([f"# {plain(title(report))}", "", *lines])
-
-
-def _lines(part: Part) -> list[str]:
-    if isinstance(part, Items):
-        return items_markdown(part)
-    if isinstance(part, Table):
-        return markdown(part)
-    if isinstance(part, Figure):
-        return figure_markdown(part)
-    assert isinstance(part, ReportSection), part
-    return section_markdown(part)
 
 
 def described(info: MethodInfo) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.errors import UserError
 from ..core.files import LOG_BYTES, read_json, read_small, read_yaml
-from ..core.json_types import JsonMapping, JsonObject
+from ..core.json_types import JsonMapping, JsonObject, flat, object_at
 from ..core.notices import notice
 from ..core.results import DONE, check_written, read_mark
 from .run_tables import Cell, cells
@@ -45,7 +45,7 @@ def read_run(folder: Path, name: str) -> Run:
     path, recipe = folder / "recipe.yaml", {}
     if path.is_file():
         recipe = read_yaml(path, JsonObject, hint="restore the file, or run the recipe's command again")
-    settings = dict(_flat(recipe)) if path.is_file() else {}
+    settings = {key: json.dumps(value) for key, value in flat(recipe).items()} if path.is_file() else {}
     ordered = list(dict.fromkeys(key.split(".")[1] for key in settings if key.startswith("stages.")))
     folders = sorted((p for p in folder.iterdir() if p.is_dir() and ".before-" not in p.name),
                      key=lambda p: (ordered.index(p.name) if p.name in ordered else len(ordered), p.name))  # fmt: skip
@@ -67,16 +67,7 @@ def read_run(folder: Path, name: str) -> Run:
     if not curves and not evaluations:
         raise UserError("nothing was trained or measured here", where=str(folder),
                         hint="give the output folder of a run: it holds a folder for each stage")  # fmt: skip
-    stages = recipe.get("stages")
-    return Run(name, settings, stages if isinstance(stages, dict) else {}, curves, evaluations, folder, about)
-
-
-def _flat(tree: object, place: str = "") -> Iterator[tuple[str, str]]:
-    if isinstance(tree, dict) and tree:
-        for key, value in tree.items():
-            yield from _flat(value, f"{place}.{key}" if place else str(key))
-    else:
-        yield place, json.dumps(tree)
+    return Run(name, settings, object_at(recipe, "stages") or {}, curves, evaluations, folder, about)
 
 
 def _curves(path: Path) -> dict[str, list[tuple[int, float]]]:

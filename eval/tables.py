@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import singledispatch
 from typing import Literal
 
 from ..core.json_types import JsonMapping, JsonObject
@@ -49,13 +50,14 @@ class Column:
             return "-"
         if isinstance(value, str):
             return value
-        if not isinstance(value, tuple):
-            return f"{value:{self.format}}{self.unit}"
+        numbers = _numbers(value)
+        if len(numbers) == 1:
+            return f"{numbers[0]:{self.format}}{self.unit}"
         if self.kind == "count":
-            return "/".join(f"{part:.0f}" for part in value)
+            return "/".join(f"{part:.0f}" for part in numbers)
         if self.kind == "share":
-            return f"{value[0]:.0%} of {value[1]:,.0f}"
-        middle, low, high = value
+            return f"{numbers[0]:.0%} of {numbers[1]:,.0f}"
+        middle, low, high = numbers
         ends = self.format.lstrip("+")
         return f"{middle:{self.format}}{self.unit} [{low:{ends}}, {high:{ends}}]"
 
@@ -175,16 +177,21 @@ class ReportSection:
 Part = str | Items | Table | Figure | ReportSection
 
 
+def _numbers(value: Value) -> tuple[float, ...]:
+    """The numbers of a value; none of words, and where nothing was measured."""
+    if value is None or isinstance(value, str):
+        return ()
+    return value if isinstance(value, tuple) else (value,)
+
+
 def _measured(value: Value) -> Value:
     """None where a number, or one of several, is NaN: a ratio over nothing."""
-    numbers = value if isinstance(value, tuple) else (value,)
-    return None if any(isinstance(number, float) and math.isnan(number) for number in numbers) else value
+    return None if any(map(math.isnan, _numbers(value))) else value
 
 
 def best(values: Sequence[Value]) -> list[Mark]:
     """Best and second best as they are printed, to two decimals: what prints alike is marked alike."""
-    numbers = [value[0] if isinstance(value, tuple) else value for value in values]
-    printed = [round(number, 2) if isinstance(number, int | float) else None for number in numbers]
+    printed = [round(numbers[0], 2) if (numbers := _numbers(value)) else None for value in values]
     ranks = sorted({value for value in printed if value is not None}, reverse=True)[:2]
     if len({value for value in printed if value is not None}) < 2:
         return ["" for _ in values]
@@ -192,12 +199,42 @@ def best(values: Sequence[Value]) -> list[Mark]:
     return [names[ranks.index(value)] if value in ranks else "" for value in printed]
 
 
-def markdown(table: Table, *, level: int = 2) -> list[str]:
-    """The lines of a table under its title; best in bold, second best underlined.
+@singledispatch
+def markdown(part: Part, *, level: int = 2) -> list[str]:
+    """The lines of a part of a page.
 
     Args:
-        level: of the heading.
+        level: of a heading in it.
     """
+    raise AssertionError(part)
+
+
+@markdown.register
+def _(text: str, *, level: int = 2) -> list[str]:
+    return [sentence(text), ""]
+
+
+@markdown.register
+def _(items: Items, *, level: int = 2) -> list[str]:
+    return [*(f"- {sentence(entry)}" for entry in items.entries), ""]
+
+
+@markdown.register
+def _(figure: Figure, *, level: int = 2) -> list[str]:
+    """The picture, with its caption where it cannot be shown, and in a section under it, too."""
+    under = [sentence(figure.caption), ""] if level > 2 else []
+    return [f"![{label(figure.caption)}]({figure.path})", "", *under]
+
+
+@markdown.register
+def _(section: ReportSection, *, level: int = 2) -> list[str]:
+    inner = (line for part in section.content for line in markdown(part, level=level + 1))
+    return [f"{'#' * level} {sentence(section.title)}", "", *inner]
+
+
+@markdown.register
+def _(table: Table, *, level: int = 2) -> list[str]:
+    """A table under its title; best in bold, second best underlined."""
     lines = [f"{'#' * level} {plain(table.title)}", ""] if table.title else []
     rows = [
         [
@@ -210,31 +247,6 @@ def markdown(table: Table, *, level: int = 2) -> list[str]:
     if remark := table.remark():
         lines += [sentence(remark), ""]
     return [*lines, *(f"- {sentence(footnote)}" for footnote in table.footnotes), *([""] if table.footnotes else [])]
-
-
-def section_markdown(section: ReportSection) -> list[str]:
-    """The lines of a section; its tables' headings are one level down."""
-    lines = [f"## {sentence(section.title)}", ""]
-    for part in section.content:
-        if isinstance(part, Items):
-            lines += items_markdown(part)
-        elif isinstance(part, Table):
-            lines += markdown(part, level=3)
-        elif isinstance(part, Figure):
-            lines += [*figure_markdown(part), sentence(part.caption), ""]
-        else:
-            lines += [sentence(part), ""]
-    return lines
-
-
-def items_markdown(items: Items) -> list[str]:
-    """A line for each entry."""
-    return [*(f"- {sentence(entry)}" for entry in items.entries), ""]
-
-
-def figure_markdown(figure: Figure) -> list[str]:
-    """The picture, with its caption where it cannot be shown."""
-    return [f"![{label(figure.caption)}]({figure.path})", ""]
 
 
 def words(head: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "", note: str = "") -> Table:

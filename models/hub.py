@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
+import transformers
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError
 from safetensors import safe_open
@@ -56,6 +57,11 @@ def recurrent_layers(text: PreTrainedConfig) -> tuple[bool, ...]:
 def num_deepstack(config: PreTrainedConfig) -> int:
     """First decoder layers after which visual states are added (Qwen3-VL); 0 in other families."""
     return len(config_value(config_value(config, "vision_config"), "deepstack_visual_indexes") or ())
+
+
+def num_experts(text: PreTrainedConfig) -> int:
+    """Experts of a layer, of a mixture of them; 0: it is none."""
+    return int(config_value(text, "num_experts") or config_value(text, "num_local_experts") or 0)
 
 
 def has_windows(text: PreTrainedConfig) -> bool:
@@ -148,6 +154,11 @@ def load_vision_tower(
 def config_value(config: object, name: str, default: object = None) -> Any:
     """A value of a transformers config that not every family's config has."""
     return getattr(config, name, default)
+
+
+def transformers_class(name: str) -> Any:
+    """A class of transformers by its name: its code is imported when it is asked for."""
+    return getattr(transformers, name)
 
 
 def rope_of(text: PreTrainedConfig) -> JsonObject:

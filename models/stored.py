@@ -7,7 +7,6 @@ config.json is asked, so that no weights are fetched for the question.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import NoReturn, Protocol
@@ -18,7 +17,7 @@ from torch import nn
 
 from ..core.errors import UserError, first_line
 from ..core.files import read_json
-from ..core.json_types import JsonMapping, JsonObject
+from ..core.json_types import JsonMapping, JsonObject, object_at, text_at
 from ..core.notices import notice
 from ..core.pretrained import INDEX, RESTORE, indexed_files, reading_safetensors
 from .hub import SINGLE, fetch_file
@@ -144,9 +143,8 @@ def _config_of(source: str | Path, revision: str | None) -> JsonMapping:
 
 def named_dtype(values: JsonMapping) -> str | None:
     """The type that a config names, itself or of its language model."""
-    text = values.get("text_config")
-    for part in (values, text if isinstance(text, Mapping) else {}):
-        if isinstance(name := part.get("dtype") or part.get("torch_dtype"), str):
+    for part in (values, object_at(values, "text_config")):
+        if name := text_at(part, "dtype") or text_at(part, "torch_dtype"):
             return name.removeprefix("torch.")
     return None
 

@@ -17,10 +17,10 @@ from .. import __version__
 from ..core import ranks
 from ..core.errors import UserError
 from ..core.import_paths import code_of, kinds_within
-from ..core.json_types import JsonObject
+from ..core.json_types import JsonObject, flat
 from ..core.secrets import redact_tree, shortened
 from ..data.records.records import of_any_copy
-from ..trainers.run.matching import flat, is_done
+from ..trainers.run.matching import is_done
 from ..trainers.run.stage import Planned
 from .load import Loaded
 from .plan import plan

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from ...core.errors import first_line
 from .cache import Cache
+from .parallel import is_cut
 
 Run = Callable[..., tuple[Tensor, ...]]
 
@@ -36,22 +37,9 @@ def why_nowhere(parameters: Iterable[nn.Parameter], device: torch.device) -> str
         return f"the target lies on {len(devices)} devices"
     if device.type != "cuda":
         return f"the target is on a {device.type.upper()}"
-    if any(hasattr(parameter, "full_tensor") for parameter in held):
+    if any(map(is_cut, held)):
         return "several ranks hold the target together"
     return None
-
-
-def capture_seconds(part: Any) -> float:
-    """Seconds that captures took for a target, or for a drafter with all that it is an ensemble of."""
-    graphs = getattr(part, "graphs", None)
-    inside = sum(capture_seconds(member) for member in getattr(part, "members", ()))
-    return inside if graphs is None else inside + graphs.seconds
-
-
-def num_replayed(part: Any) -> int:
-    """Passes that graphs ran for a target, or for a drafter with all that it is an ensemble of."""
-    inside = sum(num_replayed(member) for member in getattr(part, "members", ()))
-    return inside + getattr(getattr(part, "graphs", None), "num_replayed", 0)
 
 
 class Graphs:

@@ -217,6 +217,10 @@ class Rotary:
         turned = torch.stack([angles.cos(), angles.sin()], dim=-1)
         return turned if self._gain == 1.0 else self._gain * turned
 
+    def of(self, positions: Tensor | Rotation) -> Tensor | Rotation:
+        """What turns heads at `positions`, or a rotation that was found in a table, as it is."""
+        return positions if isinstance(positions, Rotation) else self(positions)
+
     def table(self, length: int, device: torch.device) -> Tensor | None:
         """[length,2*E] float32: where `rotation` finds the first `length` positions; None: of a grid, which has one."""
         if self.shape.rope == "grid":

@@ -13,9 +13,14 @@ import torch
 from torch import Tensor
 
 
+def is_cut(weight: Tensor) -> bool:
+    """Whether ranks hold parts of it: torch's `DTensor`, a module that is imported where there are several ranks."""
+    return hasattr(weight, "full_tensor")
+
+
 def whole(weight: Any) -> Tensor:
     """The tensor itself, or all parts of one that is cut over ranks."""
-    return weight.full_tensor() if hasattr(weight, "full_tensor") else weight
+    return weight.full_tensor() if is_cut(weight) else weight
 
 
 def all_heads(weights: Tensor, num_heads: int) -> Tensor:

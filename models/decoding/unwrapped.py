@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..attention import FEW, GROUPED, attend, hidden_below
+from ..hub import config_value
 from .cache import Cache, CacheLayer
 
 # Families of transformers whose layers are alike, but for biases and norms of heads.
@@ -59,7 +60,7 @@ def _layers(model: Any) -> list[Layer] | None:
     if not _plain((model,), ("Model",)) or model.training:
         return None
     config, layers = model.config, list[Layer]()
-    windows = getattr(config, "sliding_window", None) is not None
+    windows = config_value(config, "sliding_window") is not None
     if windows or config._attn_implementation not in ("sdpa", GROUPED) or not _plain((model.norm,), ("RMSNorm",)):
         return None
     for module in model.layers:

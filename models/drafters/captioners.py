@@ -29,6 +29,7 @@ from ...core.section import Section, torch_dtype
 from ..decoding.batched import write_answers
 from ..decoding.decoder import CachedDecoder
 from ..decoding.warp import Warp
+from ..hub import transformers_class
 from ..parts import num_parameters
 from ..pictures import pictures_of
 from ..stored import resolved_dtype
@@ -113,7 +114,7 @@ def num_published(config: Florence2Captions | BlipCaptions | Blip2Captions) -> i
     if not Path(config.path).is_dir():
         return _PARAMETERS.get(config.path.rstrip("/").split("/")[-1])
     with reading_pretrained(config.path, "cannot load a captioner from", where=_where(config), hint=_CURE):
-        own, made = AutoConfig.from_pretrained(config.path), getattr(transformers, _CLASSES[config.kind])
+        own, made = AutoConfig.from_pretrained(config.path), transformers_class(_CLASSES[config.kind])
         with torch.device("meta"):
             model = made(own)
         model.tie_weights()
@@ -213,7 +214,7 @@ def _florence_tokens(model: Any, images: Any) -> int:
 
 
 def _load(config: Florence2Captions | BlipCaptions | Blip2Captions, device: torch.device) -> Any:
-    cls: Any = getattr(transformers, _CLASSES[config.kind])
+    cls: Any = transformers_class(_CLASSES[config.kind])
     with reading_pretrained(config.path, "cannot load a captioner from", where=_where(config), hint=_CURE):
         model, report = cls.from_pretrained(
             config.path,

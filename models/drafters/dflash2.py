@@ -44,7 +44,7 @@ class Dflash2Shape(DflashShape):
     def to_dict(self) -> JsonObject:
         """Return also what is DFlash 2's, under the published names."""
         values = super().to_dict()
-        own = {one.name: getattr(self, one.name) for one in fields(Dflash2Shape) if one.name not in _OF_BLOCKS}
+        own = {name: value for name, value in vars(self).items() if name not in _OF_BLOCKS}
         return values | {"dflash_config": values["dflash_config"] | own | {"conv_kernel_size": 2}}
 
 
@@ -197,7 +197,7 @@ class Dflash2Config(DflashConfig):
                 f"{base.layer.hidden_size}", where="key drafter.conv_group_size", hint="take a divisor of the width",
             )  # fmt: skip
         return Dflash2Shape(
-            **{name: getattr(base, name) for name in _OF_BLOCKS}, conv_group_size=self.conv_group_size,
+            **vars(base), conv_group_size=self.conv_group_size,
             selector_rank=self.selector_rank, selector_top_k=self.selector_top_k,
         )  # fmt: skip
 

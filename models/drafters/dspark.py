@@ -62,7 +62,7 @@ class DsparkShape(DflashShape):
 
     def to_dict(self) -> JsonObject:
         """Return also what the heads are, under the published names."""
-        own = {one.name: getattr(self, one.name) for one in fields(DsparkShape) if one.name not in _OF_BLOCKS}
+        own = {name: value for name, value in vars(self).items() if name not in _OF_BLOCKS}
         return {**super().to_dict(), **own, "sample_from_anchor": self.sample_from_anchor}
 
 
@@ -215,7 +215,7 @@ class DsparkConfig(DflashConfig):
         """Return the draft's sizes. Raises `UserError` as DFlash's, and for a code above that a block itself drafts."""
         base = super().shape(target)
         made = DsparkShape(
-            **{name: getattr(base, name) for name in _OF_BLOCKS} | {"sample_from_anchor": self.sample_from_anchor},
+            **vars(base) | {"sample_from_anchor": self.sample_from_anchor},
             markov_rank=self.markov_rank, markov_head_type=self.markov_head_type, markov_above=self.markov_above,
             confidence_head_with_markov=self.confidence is not None and self.confidence.with_markov,
         )  # fmt: skip

@@ -82,6 +82,10 @@ class FusedHeadConfig(HeadConfig):
 
     beside_states: ClassVar[frozenset[str]] = HeadConfig.beside_states | {"fc_bias", "input_norm"}
 
+    @property
+    def reads_feature(self) -> bool:
+        return self.state == "feature"
+
     def reads(self, shape: TargetShape, *, training: bool) -> Reads:
         """Join one state; layer 0 gives visual tokens their embedding where `image_input` is "projected"."""
         image = 0 if self.image_input(training=training) == "projected" else None

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ...core.errors import UserError, not_loaded
 from ...core.finite import check_weights
-from ...core.json_types import JsonMapping, JsonObject
+from ...core.json_types import JsonMapping, JsonObject, object_at
 from ...core.placement import fill, without_storage
 from ...core.pretrained import CPU, read_safetensors
 from ..folders import CONFIG, check_shapes, read_values, shapes_of, write_folder
@@ -106,7 +106,7 @@ def save_head(head: StateHead, folder: Path, manifest: JsonMapping) -> None:
         "fc_bias": head.fc.bias is not None,
         "num_queries": head.num_queries,
         "num_steps": head.num_steps,
-        "norm_output": getattr(head, "norm_output", False),
+        "norm_output": head.norm_output,
         **head.shape.to_dict(),
     }
     write_folder(folder, values, head.state_dict())
@@ -147,13 +147,12 @@ def load_head(
 
 
 def _check_norm(folder: Path, head: StateHead) -> None:
-    """Compare whether an EAGLE-3 head's own state is normed, which no weight says."""
-    own = getattr(head, "norm_output", None)
-    if own is None or not (folder / CONFIG).is_file():
+    """Compare whether a head's own state is normed, which no weight says."""
+    if not (folder / CONFIG).is_file():
         return
     written = bool(read_values(folder).get("norm_output", False))
-    if written != own:
-        _refuse("norm_output", written, own, folder / CONFIG)
+    if written != head.norm_output:
+        _refuse("norm_output", written, head.norm_output, folder / CONFIG)
 
 
 def no_lm_head(rows: int) -> str:
@@ -268,8 +267,7 @@ def check_identity(folder: Path, kind: str, identity: TargetIdentity | None) -> 
     path, written = folder / MANIFEST, read_manifest(folder)
     if written.get("method", kind) != kind:
         _refuse("method", written["method"], kind, path)
-    target = written.get("target") or {}
-    target = target if isinstance(target, dict) else {"path": target}
+    target = object_at(written, "target") or {"path": written.get("target") or None}
     for name in ("path", "revision"):
         value, other = (identity.section if identity else {}).get(name), target.get(name)
         # A directory may have moved. Fields that the manifest lacks are not compared.

@@ -26,6 +26,7 @@ class StateHead(OwnVocabulary):
     # ViSpec's queries and HiViS' step vectors, which config.json names for every head; 0: none.
     num_queries: int = 0
     num_steps: int = 0
+    norm_output: bool = False  # whether its own state is normed before the next pass reads it (EAGLE-3.1)
     takes_rotations = False  # in place of positions: found in a table, for all that a cycle reads
 
     shape: LayerShape
@@ -98,5 +99,4 @@ class FusedHead(StateHead):
         if direct is not None:
             where, values = direct
             inputs = torch.where(where.unsqueeze(-1), values, inputs)
-        rope = positions if isinstance(positions, Rotation) else self.rotary(positions)
-        return self.layers[0](inputs, rope, mask, cache)
+        return self.layers[0](inputs, self.rotary.of(positions), mask, cache)

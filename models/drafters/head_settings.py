@@ -92,6 +92,11 @@ class HeadSettings(PublishedDrafter):
 
     # ---- what differs between the kinds
 
+    @property
+    def reads_feature(self) -> bool:
+        """Whether its states are the target's after the final norm, or layers of its own choice; else another one."""
+        return True
+
     def visual(self, *, training: bool) -> Visual:
         """What stands at a visual token."""
         raise NotImplementedError

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ...core.errors import UserError
-from ...core.json_types import JsonObject
+from ...core.json_types import JsonObject, object_at
 from ..targets.llamagen.section import NAMED_SHAPE, LlamaGenTargetConfig
 from ..targets.llamagen.transformer import LlamaGenConfig
 from .base import TargetIdentity
@@ -57,8 +57,8 @@ def check_made_for(folder: Path, target: Any, identity: TargetIdentity | None) -
     Raises:
         UserError: the head was made for another target, or its manifest cannot be read.
     """
-    path, written = folder / MANIFEST, read_manifest(folder).get("target")
-    if not isinstance(written, dict):
+    path, written = folder / MANIFEST, object_at(read_manifest(folder), "target")
+    if written is None:
         return
     expected: JsonObject = {"kind": target.kind if identity is None else identity.section.get("kind", target.kind)}
     actual: JsonObject = {"kind": written.get("kind")}

@@ -22,6 +22,7 @@ from ..decoding.warp import Warp
 from ..targets.base import Target, TargetStep
 from ..targets.verified import Verified
 from .base import PLAIN, Drafter, DrafterConfig, DraftingOptions, TargetIdentity
+from .beside import may_pass
 from .weights import FixedWeights, Weights, WeightsConfig, mixture
 
 
@@ -77,7 +78,7 @@ class MixedProposal:
         self.taps = _all_taps([member.taps for member in members])
         self.max_levels: int | None = None  # what all members can propose, as each says in its `root`
         self._drafted: list[Tensor] = []  # [M,F,V] of the root and of each expansion
-        self._may_pass = any(getattr(member, "may_pass", False) for member in members)
+        self._may_pass = any(map(may_pass, members))
 
     @torch.inference_mode()
     def start(self, request: Request, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:

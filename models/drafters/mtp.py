@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from ...core.errors import UserError
-from ...core.json_types import JsonMapping
+from ...core.json_types import JsonMapping, text_at
 from ...core.placement import fill, without_storage
 from ...core.refused import Refused
 from ..decoding.cache import Cache
@@ -73,7 +73,7 @@ class MtpConfig(HeadConfig):
     @model_validator(mode="after")
     def _as_shipped(self) -> MtpConfig:
         for name in sorted(self.model_fields_set.intersection(_GIVEN)):
-            if getattr(self, name) != type(self).model_fields[name].default:
+            if dict(self)[name] != type(self).model_fields[name].default:
                 problem = "the head is one of the target's own layers, with its positions and its LM head"
                 raise Refused(name, problem, "leave it out, or train another head: eagle3")
         return self
@@ -145,8 +145,7 @@ class MtpConfig(HeadConfig):
         """
         layer = self.layer(target.shape)
         section: JsonMapping = identity.section if identity else {}
-        own = section.get("path") if isinstance(section.get("path"), str) else None
-        source = str(folder) if folder else self.path or own
+        source = str(folder) if folder else self.path or text_at(section, "path")
         if source in (None, "inline"):
             raise UserError(
                 "the target comes from no folder, so no head came with it", where="key drafter.path",

@@ -73,7 +73,7 @@ class PeagleConfig(Eagle3Config):
         """Also refuse settings of passes over a head's own outputs."""
         super().check_settings(draws_images)
         for name in _UNREAD:
-            if getattr(self, name) != type(self).model_fields[name].default:
+            if dict(self)[name] != type(self).model_fields[name].default:
                 problem = "it is of heads that read their own outputs, and this one drafts in one pass"
                 raise Refused(name, problem, "leave it out")
 

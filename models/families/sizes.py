@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def empty_model(config: PreTrainedConfig) -> PreTrainedModel:
-    """Of any target or drafter of the language tracks, on the meta device."""
+def empty_model(config: PreTrainedConfig, dtype: torch.dtype | None = None) -> PreTrainedModel:
+    """Of any target or drafter of the language tracks, on the meta device; `dtype` None: torch's default type."""
     with torch.device("meta"):
-        return new_model(config)
+        model: Any = new_model(config)
+    made: PreTrainedModel = model if dtype is None else model.to(dtype)
+    return made
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 from ...core.checksums import check_sums
 from ...core.errors import UserError, did_you_mean
 from ...core.files import check_new, new_folder
-from ...core.json_types import JsonMapping, JsonObject
+from ...core.json_types import JsonMapping, JsonObject, object_at
 from ...core.pretrained import name_accelerator
 from ...core.results import check_written
 from ..drafters.dflash import DflashConfig
@@ -249,7 +249,7 @@ def read_export(folder: Path) -> tuple[Exported, Prompts] | None:
     export = read_manifest(folder).get("export") if (folder / MANIFEST).is_file() else None
     if export is None:
         return None
-    if not isinstance(export, dict) or "served" not in export:
+    if object_at(export, "served") is None:
         raise UserError("the export does not say how it is served", where=str(folder / MANIFEST), hint="export it anew")
     served = {"plugin": SECTION in read_values(folder), **export["served"]}  # earlier versions did not keep it
     return Exported(folder, export["engine"], target=None, notes=tuple(export["notes"]), **served), export["prompts"]
@@ -257,7 +257,7 @@ def read_export(folder: Path) -> tuple[Exported, Prompts] | None:
 
 def _write_manifest(folder: Path, manifest: JsonObject, prompts: Prompts, made: Exported) -> None:
     kept = ("method", "chain", "parallel", "runner", "patched", "drops_inputs", "whole_prompts", "plugin")
-    served = {name: getattr(made, name) for name in kept}
+    served = {name: vars(made)[name] for name in kept}
     served["overrides"] = dict(made.overrides)
     export = {"engine": made.engine, "prompts": prompts, "notes": list(made.notes), "tested_with": tested_with(),
               "served": served}  # fmt: skip
@@ -325,8 +325,7 @@ def _text(
 def _refuse_visual(folder: Path, engine: Engine) -> None:
     manifest = read_manifest(folder)
     # An imported head of LlamaGen's names no target: its config holds the shape of what it mirrors.
-    section = manifest.get("target")
-    section = section if isinstance(section, dict) else {"kind": "llamagen"}
+    section = object_at(manifest, "target") or {"kind": "llamagen"}
     method, target = manifest.get("method"), section.get("kind")
     reasons = [
         "no engine decodes this target's pictures with a drafter: vLLM runs such models to understand, if at all"

@@ -67,7 +67,7 @@ def _norms(engine: Engine, config: HeadConfig) -> list[str]:
     """EAGLE-3.1's norms, which vLLM and speculators know."""
     if engine in ("vllm", "speculators") or not isinstance(config, Eagle3Config):
         return []
-    named = [name for name in ("fc_norm", "norm_output") if getattr(config, name)]
+    named = [name for name in ("fc_norm", "norm_output") if dict(config)[name]]
     return [f"it has EAGLE-3.1's {' and '.join(named)}, which its class is not known to have"] if named else []
 
 
@@ -105,7 +105,7 @@ def _layer(engine: Engine, source: Source, config: HeadConfig, *, asked: bool) -
                        "EAGLE-1 is served with the target's")  # fmt: skip
     if engine == "speculators":
         return reasons
-    if getattr(config, "state", "feature") != "feature":
+    if not config.reads_feature:
         reasons.append("it reads the state before the last layer, and engines hand over the one after the final norm")
     own = config.kind if engine == "eagle" else plugins_name(config) if engine == "vllm" and asked else None
     normed = ("msd",) if engine == "eagle" else ("middle", "window", "vispec")

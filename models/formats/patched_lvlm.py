@@ -103,8 +103,9 @@ def _other_tower(model: PreTrainedModel, target: Target, where: str) -> Iterator
         yield f"it is a {own.model_type}, which reads its tower's features with newlines between them"
         return
     for name in ("vision_feature_layer", "vision_feature_select_strategy"):
-        if getattr(own, name) != getattr(theirs, name):
-            yield f"its {name} is {getattr(own, name)}, and the target's {getattr(theirs, name)}"
+        here, there = config_value(own, name), config_value(theirs, name)
+        if here != there:
+            yield f"its {name} is {here}, and the target's {there}"
     held = target_tower(target.place, where=where)
     state = {name.removeprefix("vision_model."): value for name, value in model.model.vision_tower.state_dict().items()}
     apart = [name for name, value in state.items() if not _equal(value, held.get(name))]

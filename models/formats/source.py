@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig
 from ...core.errors import UserError
 from ...core.files import checked
 from ...core.generation_config import generation_ends
-from ...core.json_types import JsonObject
+from ...core.json_types import JsonObject, object_at, text_at, value_at
 from ...core.pretrained import CPU
 from ..drafters import AnyDrafter
 from ..drafters.base import DrafterConfig
@@ -99,8 +99,7 @@ def kind_of(folder: Path) -> str:
     if not folder.is_dir():
         raise UserError(f"no directory {str(folder)!r}", hint="give the folder of a stage that trained a drafter")
     manifest = read_manifest(folder)
-    drafter = manifest.get("drafter")
-    kind = drafter.get("kind") if isinstance(drafter, dict) else None
+    kind = value_at(manifest, "drafter", "kind")
     # What a class of another package proposes, it alone knows.
     if not (folder / "config.json").is_file() or ":" in str(kind):
         if kind is not None:
@@ -109,11 +108,11 @@ def kind_of(folder: Path) -> str:
         raise UserError("no drafter is in this folder", where=str(folder),
                         hint="give the folder of the stage that trained it, inside a run's")  # fmt: skip
     values = read_values(folder)
-    if (manifest.get("target") or {}) and isinstance(manifest["target"], dict):
-        if manifest["target"].get("kind") in IMAGE_KINDS:
-            return "visual"
-        if manifest["target"].get("kind") and manifest.get("method") is not None:
-            return "reading"
+    of_target = value_at(manifest, "target", "kind")
+    if of_target in IMAGE_KINDS:
+        return "visual"
+    if of_target and manifest.get("method") is not None:
+        return "reading"
     if (manifest.get("imported") or {}).get("as") == "lantern":
         return "visual"
     model = str(values.get("model_type"))
@@ -130,7 +129,8 @@ def kind_of(folder: Path) -> str:
 def _target_section(folder: Path) -> JsonObject:
     """The target's section in a drafter's manifest; a draft LVLM's is a name alone."""
     written = read_manifest(folder).get("target")
-    return written if isinstance(written, dict) else {"kind": "llava", "path": written}
+    section = object_at(written)
+    return {"kind": "llava", "path": written} if section is None else section
 
 
 def named_target(folder: Path, target: str | None) -> tuple[JsonObject, str]:
@@ -151,8 +151,8 @@ def named_target(folder: Path, target: str | None) -> tuple[JsonObject, str]:
 
 def shipped_target(folder: Path, target: str | None) -> str | None:
     """`target`, or the directory of the package that it or else the drafter's manifest names as shipped:NAME."""
-    name = target or _target_section(folder).get("path")
-    if not isinstance(name, str) or not name.startswith(PREFIX):
+    name = target or text_at(_target_section(folder), "path")
+    if name is None or not name.startswith(PREFIX):
         return target
     return opened_target(name, where="--target" if target else str(folder / MANIFEST))
 

@@ -22,7 +22,7 @@ def without_pictures(source: Source) -> Source:
     """The EAGLE head that equals this ViSpec head on prompts without pictures, computed in float32."""
     head = source.head
     assert isinstance(head, VispecHead)
-    settings = {name: getattr(source.config, name) for name in _SHARED}
+    settings = {name: dict(source.config)[name] for name in _SHARED}
     config = EagleConfig(kind="eagle", fc_bias=True, image="placeholder", **settings)
     width, state = head.shape.hidden_size, {name: value.float() for name, value in head.state_dict().items()}
     own = {name: value for name, value in state.items() if not name.startswith(("imadpt.", "img_fc."))}

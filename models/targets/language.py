@@ -22,7 +22,7 @@ from ..decoding.cache import Cache
 from ..decoding.captured import PassGraphs
 from ..decoding.decoder import CachedDecoder, DecoderStates, PromptRows
 from ..decoding.end_attention import check_end_attention, end_attention
-from ..decoding.parallel import whole
+from ..decoding.parallel import is_cut, whole
 from ..decoding.rows import Guidance
 from ..decoding.tree import Tree
 from ..decoding.upload import upload_tree
@@ -111,7 +111,7 @@ class LanguageTarget:
         or by several ranks.
         """
         head, banned = self.decoder.model.lm_head, self.decoder.banned
-        plain = type(head) is nn.Linear and head.bias is None and not hasattr(head.weight, "full_tensor")
+        plain = type(head) is nn.Linear and head.bias is None and not is_cut(head.weight)
         if not plain or (head.weight.is_meta and self.device.type != "meta"):
             return [(0, self.scores)]
         parts: list[tuple[int, Callable[[Tensor], Tensor]]] = []

@@ -11,7 +11,7 @@ from transformers.distributed import DistributedConfig
 
 from ...core import ranks
 from ...core.errors import UserError
-from ..hub import config_value, recurrent_layers
+from ..hub import config_value, num_experts, recurrent_layers
 
 KEY = "target.tensor_parallel_size"
 # Of a decoder of Llama's shape. Qwen3-VL's dense language models have no plan of their own in transformers.
@@ -60,7 +60,7 @@ def check_cut(config: PreTrainedConfig, size: int, source: str, *, key: str = KE
     if config_value(config, "quantization_config") is not None:
         raise UserError("the weights are quantised, and tensor parallel targets are of whole numbers of heads in "
                         "float weights", where=place, hint="name weights that are not quantised")  # fmt: skip
-    if config_value(text, "num_experts", config_value(text, "num_local_experts")):
+    if num_experts(text):
         raise UserError(
             f"{text.model_type} is a mixture of experts, whose published weights transformers cannot cut as it reads "
             "them", where=place, hint="leave the key out and spread it with device_map: auto, in one process",
@@ -68,7 +68,7 @@ def check_cut(config: PreTrainedConfig, size: int, source: str, *, key: str = KE
     if recurrent_layers(text):
         raise UserError(f"{text.model_type} has recurrent layers, whose states are not cut over ranks", where=place,
                         hint="leave the key out: device_map: auto spreads the target, in one process")  # fmt: skip
-    if text.model_type not in _OURS and not getattr(text, "base_model_tp_plan", None):
+    if text.model_type not in _OURS and not config_value(text, "base_model_tp_plan"):
         raise UserError(f"transformers has no tensor parallel plan for {text.model_type}", where=place,
                         hint="leave the key out: device_map: auto spreads the target, in one process")  # fmt: skip
     for name in _CUT:

@@ -15,7 +15,7 @@ from ..decoding.captured import PassGraphs, why_nowhere
 from ..decoding.decoder import CachedDecoder, DecoderStates
 from ..decoding.tree import Tree
 from ..decoding.upload import upload
-from ..hub import has_windows, recurrent_layers, rope_of
+from ..hub import has_windows, num_experts, recurrent_layers, rope_of
 
 NODES = (1, 8, 16, 32, 64, 128)
 _SHORTEST = 256
@@ -35,7 +35,7 @@ def why_not(decoder: CachedDecoder) -> str | None:
     kind = rope.get("rope_type") or rope.get("type")
     if kind in DYNAMIC:
         return f"rotations are {kind}, which the host computes anew as positions grow"
-    if getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None):
+    if num_experts(config):
         return "the shapes of a mixture of experts depend on its tokens"
     if recurrent_layers(config):
         return "recurrent layers keep what a tree wrote in tensors of its own size"

@@ -28,7 +28,7 @@ def _run(options: argparse.Namespace) -> int:
     from ...eval.engines.server_bench import ServerBench
     from ...eval.html_page import html_page
     from ...eval.report import nulls
-    from ...eval.tables import Items, ReportSection, section_markdown
+    from ...eval.tables import Items, ReportSection, markdown
     from ...trainers.evaluate.engine_conversations import conversations
 
     if min(options.tokens, 1 if options.limit is None else options.limit) < 1:
@@ -51,7 +51,7 @@ def _run(options: argparse.Namespace) -> int:
     output = Path(options.output)
     output.mkdir(parents=True, exist_ok=True)
     draw(output)
-    page = "\n".join(section_markdown(section))
+    page = "\n".join(markdown(section))
     texts = {
         "bench.md": redact_markdown(page),
         "bench.json": redact(json.dumps(nulls({"about": about, "notes": bench.notes, "cells": cells}), indent=1)),

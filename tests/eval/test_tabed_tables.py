@@ -9,7 +9,7 @@ from draftsmith.eval.measured_rows import PLAIN
 from draftsmith.eval.report import build
 from draftsmith.eval.summary import summarize
 from draftsmith.eval.tabed_tables import FIRST, Plan, SetInfo, tabed_section, tables
-from draftsmith.eval.tables import Table, section_markdown
+from draftsmith.eval.tables import Table, markdown
 
 from .rows import a_row
 
@@ -122,7 +122,7 @@ def test_the_section(article, tmp_path):
     assert [part.title for part in section.content if isinstance(part, Table)] == [
         "First turn", "Second turn", "Averages",
     ]  # fmt: skip
-    page = "\n".join(section_markdown(section))
+    page = "\n".join(markdown(section))
     assert "| 68M | MT* | <u>2.26</u> | **2.16** |" in page and "Layout as in TABED, tables 1 and 10 to 14." in page
     assert "- a note" in page and "Local substitutes, not the published sets: PSV by story, VIST by story." in page
     assert "beyond the draft's positions** in M: PSV (first). The draft was not trained for such" in page

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from draftsmith.eval import tables
 from draftsmith.eval.measured_rows import PLAIN
-from draftsmith.eval.tables import Column, Figure, ReportSection, Table, best, markdown, section_markdown, text
+from draftsmith.eval.tables import Column, Figure, ReportSection, Table, best, markdown, text
 
 TABLE = Table(
     "Sets",
@@ -75,7 +75,7 @@ def test_lines_have_all_columns():
 
 
 def test_a_section():
-    lines = section_markdown(ReportSection("Heads", ("Words.", TABLE, Figure("a.png", "What it shows."))))
+    lines = markdown(ReportSection("Heads", ("Words.", TABLE, Figure("a.png", "What it shows."))))
     assert lines[:4] == ["## Heads", "", "Words.", ""] and "### Sets" in lines
     assert lines[-4:] == ["![What it shows.](a.png)", "", "What it shows.", ""]
 

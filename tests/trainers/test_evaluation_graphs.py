@@ -8,8 +8,9 @@ from draftsmith.core import ranks
 from draftsmith.core.errors import UserError
 from draftsmith.eval import loop
 from draftsmith.eval.pair import Pair
-from draftsmith.models.decoding.captured import PassGraphs, capture_seconds
+from draftsmith.models.decoding.captured import PassGraphs
 from draftsmith.models.drafters.base import TargetIdentity
+from draftsmith.models.drafters.beside import capture_seconds
 from draftsmith.recipes.load import load
 from draftsmith.trainers.evaluate.drafters import Drafters
 from draftsmith.trainers.evaluate.graphs import GraphsConfig, about_graphs, capture_heads, capture_target

@@ -11,13 +11,14 @@ import numpy as np
 from transformers import PreTrainedConfig
 
 from ...core.errors import UserError
+from ...core.json_types import listed
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData, ConversationDataset
 from ...data.families.processor import Processor, Resizing
 from ...data.families.table import USUAL, family_of
 from ...data.media import ImageReader
 from ...data.processor_files import load_processor
-from ...data.records.mixture import JsonFile, Name, Selection, Share, are_present, is_mixture
+from ...data.records.mixture import JsonFile, Selection, Share, are_present, is_mixture
 from ...data.records.records import RecordFile
 from ...models.hub import config_value
 from ..run.stage import Planned
@@ -52,7 +53,7 @@ def on_disk(stage: OfRecords) -> OnDisk | None:
     """A stage's data, indexed, where all of it is on disk."""
     data = stage.data
     assert data is not None
-    names = _names(data)
+    names = listed(data.path)
     if data.from_stage is not None or not are_present(names, opens_fast=True):
         return None
     with tempfile.TemporaryDirectory() as cache:
@@ -92,7 +93,7 @@ def text_lengths(plan: Planned, files: OnDisk, *, prompt: bool) -> np.ndarray | 
         processor = load_processor(path, text_only=plan.recipe.target.reads_text_alone)
         with tempfile.TemporaryDirectory() as cache:
             data = ConversationDataset(
-                stage.data, stage.format, processor, files=_names(stage.data), skipped_log=None, cache=Path(cache),
+                stage.data, stage.format, processor, files=listed(stage.data.path), skipped_log=None, cache=Path(cache),
                 learned=learns_answers(stage),
             )  # fmt: skip
             looked = range(0, len(data), -(-len(data) // LOOKED_AT))
@@ -221,7 +222,7 @@ def generated(plan: Planned, *, without_pictures: bool = False) -> int | None:
     source, data = maker.stage, plan.stage.data
     counts = {split: sum(kinds.values()) for split, kinds in source.records.items()}
     total = counted = 0.0
-    for name in _names(data):
+    for name in listed(data.path):
         parts = source.mixtures[path.stem] if is_mixture(path := Path(str(name))) else {str(name): "all"}
         for split, strategy in parts.items():
             taken = Share(JsonFile(Path(split)), strategy).count(counts[split]) / max(1, counts[split])
@@ -230,7 +231,3 @@ def generated(plan: Planned, *, without_pictures: bool = False) -> int | None:
             wanted = source.without_pictures if without_pictures else kinds.keys()
             counted += taken * sum(kinds[kind] for kind in kinds.keys() & wanted)
     return round(counted * min(1.0, (data.max_samples or total) / total)) if total else 0
-
-
-def _names(data: ConversationData) -> list[Name]:
-    return list(data.path) if isinstance(data.path, list) else [data.path]

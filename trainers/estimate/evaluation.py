@@ -37,7 +37,7 @@ def describe_evaluation(stage: EvaluateSettings) -> list[str]:
     if stage.target is not None:
         lines.append(f"  target {stage.target.path}: {_num_parameters(stage.target):,} parameters")
     for name, section in stage.drafters.items():
-        lines.append(f"  drafter {name}: {section.published_at or section.kind}")
+        lines.append(f"  drafter {name}: {dict(section).get('path') or section.kind}")
     sections = [method.section for method in stage.methods.values()] + list(stage.drafters.values())
     models = [section.whole_model for section in sections if section is not None]
     published = {model.path: model for model in models if isinstance(model, TargetSection)}

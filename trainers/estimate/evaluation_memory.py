@@ -16,7 +16,7 @@ from ...models.drafters.lvlm import LvlmConfig
 from ...models.families.generators import language_section
 from ...models.families.load import TargetConfig, target_config
 from ...models.families.memory import BYTES, cache_bytes, graph_bytes, weight_bytes
-from ...models.hub import has_windows, recurrent_layers
+from ...models.hub import has_windows, num_experts, recurrent_layers
 from ...models.targets.base import language_shape
 from ...models.targets.parallel import check_cut
 from ...models.targets.verification import NODES, lengths_up_to
@@ -185,9 +185,8 @@ def _graphs(stage: EvaluateSettings, config: PreTrainedConfig, section: TargetCo
 def _takes_graphs(config: PreTrainedConfig, section: TargetConfig) -> bool:
     """Whether the target's passes can be graphs on a GPU (`targets/verification.py`), as far as a recipe tells."""
     text = config.get_text_config()
-    experts = getattr(text, "num_experts", None) or getattr(text, "num_local_experts", None)
     whole = section.tensor_parallel_size == 1 and section.device_map is None
-    return whole and not experts and not recurrent_layers(text) and not has_windows(text)
+    return whole and not num_experts(text) and not recurrent_layers(text) and not has_windows(text)
 
 
 def _captioner(plan: Planned, target: PreTrainedConfig) -> tuple[float, float] | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from ...core.errors import UserError
 from ...core.section import Section
 from ...models.families.load import target_config
+from ...models.hub import config_value
 from ..run.stage import Planned
 from .models import target_shape
 
@@ -23,7 +24,7 @@ def check_answers(plan: Planned) -> None:
         return
     own = getattr(stage, "target", None)  # of an evaluation
     config = target_shape(recipe) if own is None else target_config(own, None, network=False)
-    positions = _of_stages(plan) or getattr(config.get_text_config(), "max_position_embeddings", None)
+    positions = _of_stages(plan) or config_value(config.get_text_config(), "max_position_embeddings")
     if positions is None:
         return
     for key, length in _lengths(stage):

@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from ...core.pictures import IMAGE, TEXT, Picture
+from ...core.section import torch_dtype
 from ...models.decoding.decoder import CachedDecoder
 from ...models.families.load import TargetConfig
 from ...models.families.memory import BYTES, cache_bytes
@@ -101,7 +102,7 @@ class _Model:
 
     def decoder(self, config: PreTrainedConfig) -> CachedDecoder:
         """The cached forward over an empty model of this config, its own or a shallow copy."""
-        model, count = empty_model(config).to(getattr(torch, self.dtype)), config.get_text_config().vocab_size
+        model, count = empty_model(config, torch_dtype(self.dtype)), config.get_text_config().vocab_size
         if self.section is not None and config_value(config, "vision_config") is not None:
             decoder: CachedDecoder = self.section.target(model, num_token_ids=count, image_token_id=None).decoder
             return decoder

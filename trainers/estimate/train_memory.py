@@ -21,6 +21,7 @@ from ...core import ranks
 from ...core.batch import IMAGE, TEXT, Batch, CodeBatch
 from ...core.loss import StepLoss
 from ...core.pictures import Picture
+from ...core.section import torch_dtype
 from ...core.states import KeptScores, Taps, TargetStates
 from ...data.packing import PackingConfig
 from ...models.drafters.base import DrafterConfig
@@ -116,7 +117,7 @@ def _lvlm_step(known: Known, rows: int, length: int, patches: int, kept: int) ->
     stage, recipe, config = known.thing
     teacher = None
     if stage.objective is not None and stage.objective.kind == "distill" and not kept:
-        frozen = empty_model(target_shape(recipe)).to(getattr(torch, held_dtype(recipe.target)))
+        frozen = empty_model(target_shape(recipe), torch_dtype(held_dtype(recipe.target)))
         teacher = Teacher(frozen.requires_grad_(False))
 
     def count(layers: float) -> float:
@@ -236,7 +237,7 @@ def _known(
     recipe: WholeRecipe, config: DrafterConfig, shape: TargetShape, step: _Step, *,
     objective: HeadObjective | None = None, packing: PackingConfig | None = None,
 ) -> Known:  # fmt: skip
-    types = number_type(recipe), getattr(torch, held_dtype(recipe.target))
+    types = number_type(recipe), torch_dtype(held_dtype(recipe.target))
     text = f"{config!r} {objective!r} {shape} {types} {packing} {recipe.target}"
     return Known(text, (objective, config, shape, types, step))
 
@@ -296,7 +297,7 @@ def _batch(rows: int, length: int, shown: int, *, axes: int = 1, **more: Any) ->
 
 
 def _states(taps: Taps, width: int, dtype: str, batch: Tensor, length: int) -> TargetStates:
-    made = lambda: torch.empty(len(batch), length, width, dtype=getattr(torch, dtype), device=META)  # noqa: E731
+    made = lambda: torch.empty(len(batch), length, width, dtype=torch_dtype(dtype), device=META)  # noqa: E731
     return TargetStates(made() if taps.feature else None, {layer: made() for layer in taps.layers})
 
 

@@ -20,6 +20,7 @@ from ...eval.policies import TreePolicy
 from ...eval.rules import Codes, Rule
 from ...models.drafters import members_of
 from ...models.drafters.base import PLAIN, Drafter, DrafterConfig, DraftingOptions, PublishedDrafter
+from ...models.drafters.beside import visual_counts
 from ...models.drafters.manifest import MANIFEST
 from ..run.context import Context
 from .methods import Method, decoding_with
@@ -71,9 +72,7 @@ class Drafting:
     def details(self, opened: Opened, max_new_tokens: int) -> JsonObject:
         """Details that drafter, policy and rule recorded for the request that was just decoded."""
         details: JsonObject = {"rule": self.method.rule.kind}
-        for key in ("num_held", "num_kept"):
-            if (value := getattr(self.drafter, key, None)) is not None:
-                details[key] = int(value)
+        details |= visual_counts(self.drafter)
         details |= getattr(self.policy, "details", dict)()  # of those that adapt
         if self.members:
             held = self.drafter.decoder.max_positions

@@ -15,6 +15,7 @@ from ...eval.studies.drawn import CellStatistics, encoded_pictures, read_picture
 from ...eval.studies.drawn.places import contrasts
 from ...eval.tables import ReportSection
 from ...models.decoding.warp import Warp
+from ...models.drafters.beside import head_in
 from ...models.drafters.eagle_images import ImageEagleHead
 from ...models.families.generators import Generator, image_section
 from .drafters import Drafting
@@ -24,7 +25,7 @@ from .pictures_of_rows import PicturesOfRows, codes_of, drawn_tokens
 
 def eagle_head(drafting: Sequence[Drafting]) -> ImageEagleHead:
     """The head of the first method. Raises `UserError` where it is none of EAGLE's."""
-    head = getattr(drafting[0].drafter, "head", None)
+    head: ImageEagleHead | None = head_in(drafting[0].drafter)
     if drafting[0].config.base_kind != "eagle" or head is None:
         raise UserError("probes.analysis reads an EAGLE head, and the first method drafts with another",
                         where="probes.analysis",

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from ...core import ranks
 from ...core.errors import UserError
-from ...core.json_types import JsonMapping, JsonObject
+from ...core.json_types import JsonMapping, JsonObject, listed
 from ...data.end_tokens import end_ids
 from ...eval.by_category import turns_section
 from ...eval.engines.program import check_plugin, find_python, version_of
@@ -174,8 +174,7 @@ def _most_pictures(stage: EvaluateSettings, sets: list[ConversationSet], opening
     counts = [int(part.dataset.column("images").max()) for part in sets]
     for talk in _talks(stage, opening):
         records = talk.suite.first_turns(talk.name, talk.section.convention, talk.section.data.max_samples)
-        images = [record.get("image") or [] for record in records]
-        counts += [1 if isinstance(image, str) else len(image) for image in images]
+        counts += [len(listed(record.get("image"))) for record in records]
     return max(counts, default=0)
 
 

@@ -16,6 +16,7 @@ from ...core.section import Section
 from ...models.decoding.cache import Cache
 from ...models.decoding.captured import PassGraphs
 from ...models.drafters import head_graphs
+from ...models.drafters.beside import members_in
 from ...models.drafters.head_graphs import COUNTS
 from ...models.drafters.recursion import Recursive
 from ...models.targets.language import LanguageTarget
@@ -119,7 +120,7 @@ def _heads(drafter: object) -> Iterator[Recursive]:
     """The drafter, or what it is an ensemble of, as far as these are heads with levels."""
     if isinstance(drafter, Recursive):
         yield drafter
-    for member in getattr(drafter, "members", ()):
+    for member in members_in(drafter):
         yield from _heads(member)
 
 

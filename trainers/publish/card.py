@@ -20,7 +20,7 @@ from ...eval.published_section import PublishedSection
 from ...eval.report import described
 from ...eval.row_columns import read_rows
 from ...eval.run_tables import overview
-from ...eval.tables import Items, items_markdown, markdown
+from ...eval.tables import Items, markdown
 from .folder import REPORT
 from .licences import Licence, Link, own_licence, warnings
 from .lineage import Trained
@@ -87,7 +87,7 @@ def read_evaluation(folder: Path, drafter: str) -> Evaluated:
     names = dict.fromkeys(cell.method for cell in measured)
     shown = dict.fromkeys((*names, *(cell["method"] for cell in beside)))
     relaxed = tuple(name for name in shown if methods[name].relaxed)
-    lines = items_markdown(Items((headline, *findings, *warned)))[:-1]
+    lines = markdown(Items((headline, *findings, *warned)))[:-1]
     return Evaluated(
         without_places(headline), without_places(markdown(table)), without_places(about), without_places(lines),
         without_places(markdown(others) if beside else []), tuple(names), relaxed,

@@ -10,7 +10,7 @@ import yaml
 
 from ...core.errors import UserError
 from ...core.files import LOG_BYTES, read_text, read_yaml
-from ...core.json_types import JsonMapping, JsonObject
+from ...core.json_types import JsonMapping, JsonObject, object_at, text_at
 from ...core.secrets import redact_tree
 from ...eval.html_page import outside_pictures
 from ...eval.published import KEY
@@ -77,9 +77,9 @@ def write_manifest(source: Path, folder: Path, section: PublishedSection) -> Non
     manifest = read_manifest(source)
     target = manifest.get("target")
     path = section.target.get("path")
-    if isinstance(target, dict):
-        manifest["target"] = target | {"path": path if path and "/" in path else None}
-    elif isinstance(target, str):
+    if (of_images := object_at(target)) is not None:
+        manifest["target"] = of_images | {"path": path if path and "/" in path else None}
+    elif text_at(target) is not None:
         manifest["target"] = path or "inline"
     # The stored prompt stays word for word; the section has no places.
     manifest = without_places(manifest) | {KEY: section.model_dump(mode="json", by_alias=True)}

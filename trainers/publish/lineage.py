@@ -6,12 +6,12 @@ Read from the resolved recipe (as the run's `recipe.yaml` has it) and from the s
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...core.files import LOG_BYTES, read_small
-from ...core.json_types import JsonMapping
+from ...core.json_types import JsonMapping, listed, object_at, text_at
 from ...core.notices import notice
 from ...core.results import DONE, read_mark
 
@@ -41,7 +41,7 @@ def trained_by(stages: JsonMapping, name: str) -> list[str]:
     while (start := stages[names[-1]].get("from")) != SCRATCH:
         # Without `from` a stage trains the recipe's own drafter on, and none that a stage has for itself.
         earlier = [n for n in order[: order.index(names[-1])] if _trains_drafter(stages[n]) and not _own(stages[n])]
-        if isinstance(start, Mapping) or (start is None and not earlier):
+        if object_at(start) is not None or (start is None and not earlier):
             break
         names.append(start if start is not None else earlier[-1])
     return names[::-1]
@@ -49,8 +49,8 @@ def trained_by(stages: JsonMapping, name: str) -> list[str]:
 
 def starts_of(stages: JsonMapping, names: Iterable[str]) -> list[str]:
     """Heads outside the run that the stages `names` started from."""
-    starts = [stages[name].get("from") for name in names]
-    return [str(start["path"]) for start in starts if isinstance(start, Mapping)]
+    starts = [object_at(stages, name, "from") for name in names]
+    return [str(start["path"]) for start in starts if start is not None]
 
 
 def _trains_drafter(stage: JsonMapping) -> bool:
@@ -84,24 +84,22 @@ def _collect(stages: JsonMapping, name: str, names: list[str], seen: set[str]) -
         names.append(SYNTHETIC_DATASET)
         return
     for key in _DATA:
-        section = stage.get(key)
-        if not isinstance(section, Mapping):
+        if (section := object_at(stage, key)) is None:
             continue
         source = section.get("from")
         if source is None and key == "source" and section.get("kind") in ("cached", "cached_on_first_epoch"):
             source = _latest(stages, name, lambda stage: stage.get("kind") == "cache")
         if source is None and key == "data" and not section.get("path"):
             source = _latest(stages, name, _writes_codes)
-        for maker in source if isinstance(source, list) else [source]:
-            if maker is not None:
-                _collect(stages, maker, names, seen)
+        for maker in listed(source):
+            _collect(stages, maker, names, seen)
         # With `from` on the stage itself, paths are inside what that stage wrote.
         paths = section.get("path") or section.get("annotations")
         if source is None and paths and not (stage.get("kind") == "encode" and stage.get("from")):
-            names += [Path(str(path)).name for path in (paths if isinstance(paths, list) else [paths])]
+            names += [Path(str(path)).name for path in listed(paths)]
     # An `encode` stage's own input.
-    if isinstance(stage.get("from"), str) and stage.get("kind") == "encode":
-        _collect(stages, stage["from"], names, seen)
+    if stage.get("kind") == "encode" and (maker := text_at(stage, "from")) is not None:
+        _collect(stages, maker, names, seen)
 
 
 def _writes_codes(stage: JsonMapping) -> bool:

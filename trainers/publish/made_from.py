@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from ...core.json_types import JsonMapping, JsonObject
+from ...core.json_types import JsonMapping, JsonObject, text_at
 from ...models.drafters.base import DrafterConfig
 from ...models.shipped import PREFIX, shipped_name
 from ..run.context import Context
@@ -54,14 +54,14 @@ def sources_of(context: Context, base: str | None) -> dict[str, Path] | None:
     things: tuple[str, ...] = ("target", "processor", "vq", "text")
     folders = {thing: context.inputs[thing] for thing in things if thing in context.inputs}
     for thing, place in (("target", context.target.path), ("vq", dict(context.target).get("vq"))):
-        if isinstance(place, str) and Path(place).is_dir():
-            folders.setdefault(thing, Path(place))
+        if (named := text_at(place)) is not None and Path(named).is_dir():
+            folders.setdefault(thing, Path(named))
     return folders or None
 
 
-def hub_id(name: object) -> str | None:
+def hub_id(name: str | None) -> str | None:
     """A name that is one of the Hub's, and no directory here."""
-    return name if isinstance(name, str) and name.count("/") == 1 and not Path(name).is_dir() else None
+    return name if name is not None and name.count("/") == 1 and not Path(name).is_dir() else None
 
 
 def _shipped(place: str) -> str | None:
@@ -76,5 +76,5 @@ def values_of(drafter: DrafterConfig | JsonMapping | None) -> JsonObject:
 def began_as(drafter: DrafterConfig | None, *keys: str) -> list[str]:
     """Whose weights a drafter began with: Hub ids, and directories by their last name, of which nothing is known."""
     values = values_of(drafter)
-    named = [value for key in keys if isinstance(value := values.get(key), str) and value != "target"]
+    named = [value for key in keys if (value := text_at(values, key)) is not None and value != "target"]
     return [hub_id(name) or Path(name).name for name in named]

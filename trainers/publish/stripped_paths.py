@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ...core.json_types import Json
+from ...core.json_types import Json, with_texts
 
 _PART = r"[^\s/\\'\"`,;:=(){}\[\]<>|&]+"
 _HOME = re.compile(rf"/(?:home|Users)/{_PART}")
@@ -15,11 +15,7 @@ _PLACE = re.compile(rf"(?<![\w.~/*)\]}}>-])(?:(?:/{_PART}){{2,}}|~(?:/{_PART})+|
 
 def without_places(value: object) -> Json:
     """A text, or a nested structure of them, with the last names of the paths in it."""
-    if isinstance(value, dict):
-        return {key: without_places(held) for key, held in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_places(held) for held in value]
-    return _text(value) if isinstance(value, str) else value
+    return with_texts(value, _text)
 
 
 def _text(text: str) -> str:

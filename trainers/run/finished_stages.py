@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from fnmatch import translate
 from functools import lru_cache
@@ -17,7 +17,7 @@ from pathlib import Path
 from ...core import ranks
 from ...core.errors import UserError
 from ...core.files import share_as_usual
-from ...core.json_types import JsonMapping
+from ...core.json_types import JsonMapping, object_at, text_at, walk
 from ...core.results import BEGUN, DONE, Fault, Mark, faults, loadable, read_mark, sums_of, write_mark
 from ...data.shards.shards import is_of_shard
 from .stage import Planned, Stage
@@ -56,7 +56,7 @@ def unreadable(folder: Path) -> list[str]:
 def named_weights(section: JsonMapping) -> Iterator[tuple[str, str]]:
     """Key and path of the weights that a section itself names; words that stand in place of a path are left out."""
     for key in sorted(NAMES_WEIGHTS & section.keys()):
-        if isinstance(value := section[key], str) and value not in _WORDS.get(key, ()):
+        if (value := text_at(section, key)) is not None and value not in _WORDS.get(key, ()):
             yield key, value
 
 
@@ -135,11 +135,8 @@ def _added(folder: Path, listed: JsonMapping) -> list[str]:
 
 def _other_runs(settings: object) -> list[Path]:
     """Folders of finished stages that a section names by their path."""
-    if isinstance(settings, Mapping):
-        named = [path for _, path in named_weights(settings)]
-        inner = [folder for value in settings.values() for folder in _other_runs(value)]
-        return [Path(name) for name in named if os.path.isfile(os.path.join(name, DONE))] + inner
-    return [folder for item in settings for folder in _other_runs(item)] if isinstance(settings, list) else []
+    named = [path for _, part in walk(settings) for _, path in named_weights(object_at(part) or {})]
+    return [Path(name) for name in named if os.path.isfile(os.path.join(name, DONE))]
 
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:

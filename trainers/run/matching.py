@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ...core.errors import UserError
-from ...core.json_types import JsonMapping, JsonObject
+from ...core.json_types import JsonMapping, flat
 from ...core.results import BEGUN, DONE, Mark, read_mark, write_mark
 from ...core.secrets import shortened
 from ...data.shards.shards import IDENTITY
@@ -278,13 +278,6 @@ def _changed_inputs(planned: Planned, output: Path, recorded: Mapping[str, str])
         elif maker in anew:
             told.append(f"stage {maker}, which it builds on, has run anew since")
     return told
-
-
-def flat(value: object, key: str = "") -> JsonObject:
-    """Dotted key -> value; lists and empty mappings are values."""
-    if not isinstance(value, Mapping) or not value:
-        return {key: value}
-    return {k: v for name, item in value.items() for k, v in flat(item, f"{key}.{name}" if key else str(name)).items()}
 
 
 def _named(values: JsonMapping, key: str) -> str:

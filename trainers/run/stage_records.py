@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...core.errors import UserError
+from ...core.json_types import listed
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData, ConversationDataset
 from ...data.families.processor import Processor
@@ -17,7 +18,7 @@ from .context import Context
 
 def data_files(data: ConversationData, context: Context) -> list[Name]:
     """Files on disk, tables and tars, or splits and mixtures of the dataset that an earlier stage generated."""
-    names: list[Name] = list(data.path) if isinstance(data.path, list) else [data.path]
+    names: list[Name] = listed(data.path)
     if data.from_stage is None:
         return names
     folder = context.inputs["data"] / "world"

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from ...core.batch import Request
 from ...core.errors import UserError
-from ...core.json_types import Json, JsonObject
+from ...core.json_types import Json, JsonObject, list_at, with_floats
 from ...data.answers import SKIPPED, Answer, kept_tensors, text_ids
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
@@ -190,16 +190,13 @@ class Texts:
 
 def _finite(value: object) -> Json:
     """A JSON value whose numbers that are no numbers are text: an id of a table may be NaN, and no JSON holds one."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    return with_floats(value, lambda number: number if math.isfinite(number) else str(number))
 
 
 def _shown(image: object) -> Any:
     """A record's `image` as text: bytes inside a table or a tar by their place."""
-    return [str(one) for one in image] if isinstance(image, list) else image
+    several = list_at(image)
+    return image if several is None else [str(one) for one in several]
 
 
 def _check_kept(count: int | None, num_ids: int) -> None:

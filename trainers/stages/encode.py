@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ...core import ranks
 from ...core.errors import UserError
-from ...core.json_types import JsonObject
+from ...core.json_types import JsonObject, listed
 from ...data.captioned import Captioned, CaptionedSource, Refused, class_labels, decode_image, num_items, read
 from ...data.records.duplicates import Duplicates, find_duplicates, next_number
 from ...data.shards.shards import claim, finish, summary, unfinished, write_shard
@@ -169,8 +169,7 @@ def resolved(source: CaptionedSource, folder: Path | None) -> CaptionedSource:
         return source
     if source.kind != "webdataset":
         raise UserError(f"a synthetic dataset is tars, not {source.kind}", hint="use source.kind: webdataset")
-    paths = [source.path] if isinstance(source.path, str) else source.path
-    return source.model_copy(update={"path": [str(folder / DATASET_FOLDER / p) for p in paths]})
+    return source.model_copy(update={"path": [str(folder / DATASET_FOLDER / p) for p in listed(source.path)]})
 
 
 def _duplicates(stage: EncodeStage, source: CaptionedSource, context: Context) -> Duplicates | None:

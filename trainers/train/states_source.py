@@ -19,7 +19,7 @@ from torch import Tensor
 from ...core import ranks
 from ...core.batch import Batch
 from ...core.fields import Place
-from ...core.json_types import JsonObject
+from ...core.json_types import JsonObject, listed
 from ...core.section import Section
 from ...core.states import TargetStates
 from ...data.loader import Collate, Loader, Samples, StepBatches
@@ -66,13 +66,12 @@ class CachedStates(Section):
         """Names of the stages that are read; [None]: the latest."""
         if self.path is not None:
             return []
-        return list(self.from_stage) if isinstance(self.from_stage, list) else [self.from_stage]
+        return [None] if self.from_stage is None else listed(self.from_stage)
 
     @property
     def folders(self) -> list[Path]:
         """From elsewhere."""
-        paths = [self.path] if isinstance(self.path, str) else self.path
-        return [Path(path) for path in paths or ()]
+        return [Path(path) for path in listed(self.path)]
 
 
 class FirstEpochStates(Section):

@@ -104,7 +104,7 @@ def _from_pickle(asked: Conversion) -> _Read:
 def _from_folder(asked: Conversion) -> _Read:
     """Of a directory or a Hub id, which leaves nothing out."""
     for name in ("vq", "size", "image_size", "heads"):
-        if getattr(asked, name):
+        if vars(asked)[name]:
             problem = f"--{name.replace('_', '-')} is for .pt files; a directory says what it is"
             raise UserError(problem, where=asked.source, hint="leave it out")
     return *files.read_llamagen(asked.source, revision=asked.revision), []

@@ -93,7 +93,7 @@ def _lantern_values(config: LlamaGenConfig) -> JsonObject:
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        **{theirs: getattr(config, ours) for theirs, ours in (_NEEDED | _OPTIONAL).items()},
+        **{theirs: dict(config)[ours] for theirs, ours in (_NEEDED | _OPTIONAL).items()},
         "intermediate_size": config.hidden,
         "num_key_value_heads": config.num_heads,
         "hidden_act": "silu",

@@ -245,9 +245,10 @@ def load_transformer(config: LlamaGenTargetConfig, folders: Folders, *, device: 
     model = load_llamagen(source, dtype=dtype, device=device)
     wanted = config.model_config_of()
     for name in NAMED_SHAPE:
-        if getattr(model.config, name) != getattr(wanted, name):
+        stored, named = dict(model.config)[name], dict(wanted)[name]
+        if stored != named:
             raise UserError(
-                f"the weights have {name} {getattr(model.config, name)}, the recipe {getattr(wanted, name)}",
+                f"the weights have {name} {stored}, the recipe {named}",
                 where=str(source), hint="name the size, condition and image_size of these weights",
             )  # fmt: skip
     return model

@@ -12,14 +12,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 import torch
-import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from ....core.errors import UserError
 from ....core.json_types import JsonObject
-from ...hub import config_value
+from ...hub import config_value, transformers_class
 from ...parts import TokenIds, _vocabulary_weights, grow_vocabulary
 from .made_for_engines import reading_of
 
@@ -95,7 +94,7 @@ def new_model(config: PreTrainedConfig) -> PreTrainedModel:
 def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     """The class that holds the weights of a config: transformers', but for drafts on a target's projected features."""
     if reading_of(config).is_plain:
-        made: type[PreTrainedModel] = getattr(transformers, MODELS[config.model_type])
+        made: type[PreTrainedModel] = transformers_class(MODELS[config.model_type])
         return made
     from .on_projected import LlavaOnProjected
 
