@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +25,8 @@ from .causal_attention import Kernel, attend, attend_backward, kernel_of
 # Numbers that an elementwise product of several passes' keys may have: what does not fit a cache takes longer at once
 # than pass by pass, and what does takes fewer calls.
 _AT_ONCE = 1 << 19
+# Entries of a mask [M,N] up to which a CPU takes less time for one kernel with it than for two without.
+_MASKED = 1 << 18
 
 
 class TrainingPasses:
@@ -34,24 +36,46 @@ class TrainingPasses:
         count: passes that are run at most.
         segments: [B,N] int64 on the CPU, the sample that each input of a packed row belongs to, in ascending order;
             None: a row is one sample, padded on the right.
+        skipped: first inputs of each row whose keys alone `layer` makes, in the first pass.
     """
 
-    def __init__(self, count: int, segments: Tensor | None = None):
+    def __init__(self, count: int, segments: Tensor | None = None, skipped: int = 0):
         assert segments is None or segments.device.type == "cpu", "the host says where samples begin"
-        self.count, self.segments = count, segments
+        self.count, self.segments, self.skipped = count, segments, skipped
         self.step = 0
         self.keys: _Keys | None = None
-        self._shared: dict[Hashable, Tensor] = {}
         # Stand for the keys and values so far in the graph: their gradients are summed along the passes.
         self._links: tuple[Tensor, Tensor | None] | None = None
+        self._layer: tuple[_Layer, Tensor] | None = None  # what `layer` keeps, and its link to the pass before
 
-    def shared(self, name: Hashable, count: int, make: Callable[[], Tensor]) -> Tensor:
-        """[B,N,...] that all passes read: made in the first one, and of it the last `count` inputs."""
-        if name not in self._shared:
-            self._shared[name] = make()
-        elif self._shared[name].shape[1] != count:
-            self._shared[name] = self._shared[name][:, -count:]
-        return self._shared[name]
+    def layer(self, layer: Any, embeds: Tensor, states: Tensor, rope: Tensor | None) -> Tensor:
+        """States [B,M,D] after the next pass of an EAGLE-3 layer, of all inputs but the `skipped`; later passes, which
+        run these alone, read `states` and nothing else.
+
+        Args:
+            layer: a `JoinedLayer`.
+            rope: [B,N,E/2,2] of its positions.
+        """
+        step, self.step = self.step, self.step + 1
+        if self._layer is None:
+            assert rope is not None
+            attention, mlp, width = layer.self_attn, layer.mlp, states.shape[-1]
+            parts = attention.q_proj, attention.k_proj, attention.v_proj
+            joined = torch.cat([part.weight for part in parts])  # [(H+2G)*E,2*D]
+            bias = torch.cat([part.bias for part in parts]) if parts[0].bias is not None else None
+            # The embedding is the same in all passes, so its half of the products is made once.
+            half = F.linear(layer.input_layernorm(embeds), joined[:, :width], bias)
+            weights = (
+                layer.hidden_norm.weight, joined[:, width:], attention.o_proj.weight,
+                layer.post_attention_layernorm.weight, mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight,
+            )  # fmt: skip
+            kept = _Layer(attention, half.detach(), rope, weights, self.count - 1, self.segments)
+            out, link = _LayerPass.apply(kept, step, self.skipped, states, half, *weights)
+        else:
+            kept, link = self._layer
+            out, link = _LayerPass.apply(kept, step, 0, states, link)
+        self._layer = kept, link
+        return out
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """What the queries [B,H,N,E] of the next pass see, [B,H,N,E]; its keys and values [B,G,N,E] are kept.
@@ -88,6 +112,14 @@ class _Keys:
         self.wide = torch.promote_types(true.dtype, torch.float32)
         self.held = true.new_zeros(0)  # [2,P,B,G,L,E] from the first later pass on
         self._hidden = true.new_zeros(0)
+        self._mask: Tensor | None = None
+
+    def mask(self, count: int) -> Tensor:
+        """[M,N] additive: what the last `count` inputs see of true keys in a first pass; pass s: all columns but s."""
+        if self._mask is None or len(self._mask) != count:
+            whole = self.true.new_full((count, self.true.shape[3]), -math.inf)
+            self._mask = whole.triu_(self.true.shape[3] - count + 1)
+        return self._mask
 
     def columns(self, step: int, count: int) -> slice:
         """Where the `count` inputs of pass `step`, and all that they see of later passes, stand."""
@@ -135,21 +167,9 @@ class _Attention(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
         ctx.set_materialize_grads(False)
         ctx.keys, ctx.step = keys, step
-        true = _True(q, keys, step)
-        outs, lses, ctx.kernels, rests = true.attend()
-        if k is None or v is None:
-            out, whole = outs[0].to(q), lses[0]
-        else:
+        if k is not None and v is not None:
             keys.put(k, v, step)
-            grouped = _grouped(q, keys).to(keys.wide)
-            scores = keys.scores(grouped, step).flatten(2, 3)
-            every = torch.cat([torch.stack(lses), scores]) if lses else scores
-            whole = every.logsumexp(0)
-            weights = (every - whole).exp_().unsqueeze(-1)
-            late = _grouped(weights[len(lses) :], keys, 2)
-            terms = [*map(torch.mul, outs, weights)]
-            terms += [(late[part] * v).sum(0).flatten(1, 2) for part, _, v in keys.parts(grouped, step)]
-            out = functools.reduce(torch.add, terms).to(q)
+        out, whole, ctx.kernels, rests = _seen(keys, q, step)
         ctx.counts = [len(rest) for rest in rests]
         ctx.save_for_backward(q, out, whole, *(tensor for rest in rests for tensor in rest))
         empty = torch.empty((), dtype=keys.wide, device=q.device)
@@ -165,23 +185,186 @@ class _Attention(torch.autograd.Function):
             gradient = gradient.contiguous()
         # Nobody else holds what a later pass returned here: it is added to in place.
         d_true = torch.zeros_like(keys.true, dtype=keys.wide) if d_true is None else d_true
+        if step and d_held is None:
+            d_held = torch.zeros_like(keys.held, dtype=keys.wide)
         rests = [tuple(saved.pop(0) for _ in range(count)) for count in ctx.counts]
-        dq = _True(q, keys, step).gradients(gradient, out, whole, ctx.kernels, rests, d_true)
-        if not step:
-            return dq.to(q), None, None, d_true, None, None, None
-        d_held = torch.zeros_like(keys.held, dtype=keys.wide) if d_held is None else d_held
-        grouped, wide = _grouped(q, keys).to(keys.wide), _grouped(gradient, keys).to(keys.wide)
-        along = (wide * _grouped(out, keys)).sum(-1)
-        p = (keys.scores(grouped, step) - _grouped(whole, keys)).exp_()
-        columns = keys.columns(step, q.shape[2])
-        dq = _grouped(dq, keys)
-        for part, k, v in keys.parts(grouped, step):
-            ds = (((wide * v).sum(-1) - along) * p[part]).mul_(1 / math.sqrt(q.shape[-1])).unsqueeze(-1)
-            dq = dq + (ds * k).sum(0)
-            d_held[0, part, :, :, columns] += (ds * grouped).sum(3)
-            d_held[1, part, :, :, columns] += (p[part].unsqueeze(-1) * wide).sum(3)
-        own = d_held[:, step - 1, :, :, columns].to(keys.true)
-        return dq.flatten(1, 2).to(q), own[0], own[1], d_true, d_held if step > 1 else None, None, None
+        dq = _seen_backward(keys, gradient, q, out, whole, ctx.kernels, rests, step, d_true, d_held)
+        if d_held is None:
+            return dq, None, None, d_true, None, None, None
+        own = d_held[:, step - 1, :, :, keys.columns(step, q.shape[2])].to(keys.true)
+        return dq, own[0], own[1], d_true, d_held if step > 1 else None, None, None
+
+
+def _seen(keys: _Keys, q: Tensor, step: int) -> tuple[Tensor, Tensor, list[Kernel], list[tuple[Tensor | None, ...]]]:
+    """What the queries [B,H,M,E] of a pass see [B,H,M,E], the log-sum-exp of their scores [B,H,M], and what
+    `_True.attend` left.
+    """
+    outs, lses, kernels, rests = _True(q, keys, step).attend()
+    if not step and len(outs) == 1:
+        return outs[0].to(q), lses[0], kernels, rests
+    grouped, scores = _grouped(q, keys).to(keys.wide), [lse.unsqueeze(0) for lse in lses]
+    if step:
+        scores.append(keys.scores(grouped, step).flatten(2, 3))
+    every = torch.cat(scores)
+    logs = every.log_softmax(0)
+    whole, weights = every[-1] - logs[-1], logs.exp_().unsqueeze(-1)  # an input's own key is the last, never hidden
+    late = _grouped(weights[len(lses) :], keys, 2)
+    terms = [(late[part] * v).sum(0).flatten(1, 2) for part, _, v in keys.parts(grouped, step)]
+    terms += map(torch.mul, outs, weights)
+    return functools.reduce(torch.add, terms).to(q), whole, kernels, rests
+
+
+def _seen_backward(
+    keys: _Keys, gradient: Tensor, q: Tensor, out: Tensor, whole: Tensor, kernels: list[Kernel],
+    rests: list[tuple[Tensor | None, ...]], step: int, d_true: Tensor, d_held: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """The gradient of the queries, from that of `out` [B,H,M,E]; those of keys and values are added to `d_true`
+    [2,B,G,N,E] and `d_held` [2,P,B,G,L,E].
+    """
+    dq = _True(q, keys, step).gradients(gradient, out, whole, kernels, rests, d_true)
+    if d_held is None:
+        return dq.to(q)
+    grouped, wide = _grouped(q, keys).to(keys.wide), _grouped(gradient, keys).to(keys.wide)
+    along = (wide * _grouped(out, keys)).sum(-1)
+    p = (keys.scores(grouped, step) - _grouped(whole, keys)).exp_()
+    columns, scale = keys.columns(step, q.shape[2]), 1 / math.sqrt(q.shape[-1])
+    dq = _grouped(dq, keys)
+    for part, k, v in keys.parts(grouped, step):
+        ds = ((wide * v).sum(-1).sub_(along)).mul_(p[part]).mul_(scale).unsqueeze(-1)
+        dq = dq + (ds * k).sum(0)
+        for held, weights, states in ((d_held[0], ds, grouped), (d_held[1], p[part].unsqueeze(-1), wide)):
+            if weights.shape[3] == 1:  # no sum over the query heads of a group
+                held[part, :, :, columns].addcmul_(weights.squeeze(3), states.squeeze(2))
+            else:
+                held[part, :, :, columns] += (weights * states).sum(3)
+    return dq.flatten(1, 2).to(q)
+
+
+class _Layer:
+    """What the passes of an EAGLE-3 layer share, and their weights' gradients while they are summed."""
+
+    def __init__(
+        self, attention: Any, half: Tensor, rope: Tensor, weights: tuple[Tensor, ...], later: int,
+        segments: Tensor | None,
+    ):  # fmt: skip
+        shape = attention.shape
+        assert shape.rope == "half" and not (shape.qk_norm or shape.qk_rms_norm), "EAGLE-3's layer is Llama's"
+        self.half, self.weights, self.later, self.segments = half, weights, later, segments
+        self.num_heads, self.head_dim, self.eps = shape.num_heads, attention.head_dim, shape.norm_eps
+        self.turned = shape.num_heads + shape.num_kv_heads
+        cos, sin = rope.unsqueeze(-3).unbind(-1)
+        self.cos, self.sin = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)  # [B,N,1,E]
+        self.keys: _Keys | None = None
+        self.sums: dict[int, Tensor] = {}
+        self.d_half = self.d_true = self.d_held = half.new_zeros(0)
+
+    def add(self, number: int, gradient: Tensor, inputs: Tensor) -> None:
+        """Add to the gradient of a linear layer's weight [O,I] that of its outputs [S,O] at `inputs` [S,I]."""
+        if number in self.sums:
+            self.sums[number].addmm_(gradient.T, inputs)
+        else:
+            self.sums[number] = gradient.T @ inputs
+
+    def normed(self, number: int, states: Tensor) -> tuple[Tensor, Tensor]:
+        """States [S,D] normed as by `RMSNorm`, and what each was multiplied by [S,1]."""
+        wide = states.to(torch.promote_types(states.dtype, torch.float32))
+        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return (wide * scale).to(states) * self.weights[number], scale
+
+    def normed_backward(self, number: int, gradient: Tensor, states: Tensor, scale: Tensor) -> Tensor:
+        """The gradient of `states` [S,D], from that of what `normed` returned; its weight's is added."""
+        unit, weight, wide = states * scale, self.weights[number].to(scale), gradient.to(scale)
+        along = wide * unit
+        part = along.sum(0)
+        self.sums[number] = part if number not in self.sums else self.sums[number].add_(part)
+        mean = (along @ weight).unsqueeze(-1)
+        return torch.addcmul(wide * weight, unit, mean, value=-1 / len(weight)).mul_(scale).to(states)
+
+
+class _LayerPass(torch.autograd.Function):
+    """A pass of an EAGLE-3 layer, with its backward pass written out: in small models most of a step is calls, and
+    autograd makes three times as many. Its weights' gradients are summed over passes, and returned by the first one,
+    whose backward pass comes last.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, layer: _Layer, step: int, skipped: int, states: Tensor, link: Tensor, *weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        (_, qkv, out, _, gate, up, down), (rows, count, _) = layer.weights, states.shape
+        x = states.flatten(0, 1)
+        normed, scale = layer.normed(0, x)
+        read = torch.addmm(layer.half[:, -count:].flatten(0, 1), normed, qkv.T).view(rows, count, -1, layer.head_dim)
+        cos, sin = layer.cos[:, -count:], layer.sin[:, -count:]
+        qk = read[:, :, : layer.turned].to(cos)
+        qk = torch.addcmul(qk * cos, qk.roll(layer.head_dim // 2, -1), sin).to(read).transpose(1, 2)
+        q, k, v = (
+            qk[:, : layer.num_heads, skipped:],
+            qk[:, layer.num_heads :],
+            read[:, :, layer.turned :].transpose(1, 2),
+        )
+        if layer.keys is None:
+            layer.keys = _Keys(torch.stack([k, v]), layer.later, layer.segments)
+        else:
+            layer.keys.put(k, v, step)
+        seen, whole, ctx.kernels, rests = _seen(layer.keys, q, step)
+        mixed = seen.transpose(1, 2).flatten(2).flatten(0, 1)
+        y = torch.addmm(states[:, skipped:].flatten(0, 1), mixed, out.T)
+        inner, inner_scale = layer.normed(3, y)
+        opening, lifted = inner @ gate.T, inner @ up.T
+        opened = F.silu(opening)
+        product = opened * lifted
+        ctx.layer, ctx.step, ctx.skipped, ctx.counts = layer, step, skipped, [len(rest) for rest in rests]
+        ctx.save_for_backward(
+            x, scale, normed, q, seen, whole, mixed, y, inner, inner_scale, opening, opened, lifted, product,
+            *(tensor for rest in rests for tensor in rest),
+        )  # fmt: skip
+        return torch.addmm(y, product, down.T).view(rows, count - skipped, -1), states.new_empty(())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor | None, _: Tensor | None) -> Any:  # type: ignore[override]
+        layer, step, skipped = ctx.layer, ctx.step, ctx.skipped
+        x, scale, normed, q, seen, whole, mixed, y, inner, inner_scale, opening, opened, lifted, product, *saved = (
+            ctx.saved_tensors
+        )
+        keys, (_, qkv, out, _, gate, up, down) = layer.keys, layer.weights
+        rows, _, count, _ = q.shape
+        g = torch.zeros_like(y) if gradient is None else gradient.flatten(0, 1)
+        layer.add(6, g, product)
+        d_product = g @ down
+        d_lifted = d_product * opened
+        d_opening = torch.ops.aten.silu_backward(d_product.mul_(lifted), opening)
+        layer.add(4, d_opening, inner)
+        layer.add(5, d_lifted, inner)
+        g = layer.normed_backward(3, (d_opening @ gate).addmm_(d_lifted, up), y, inner_scale).add_(g)
+        layer.add(2, g, mixed)
+        d_seen = (g @ out).view(rows, count, layer.num_heads, -1).transpose(1, 2)
+        if not layer.d_true.numel():
+            layer.d_true = torch.zeros_like(keys.true, dtype=keys.wide)
+            layer.d_held = torch.zeros_like(keys.held, dtype=keys.wide)
+            layer.d_half = torch.zeros_like(layer.half)
+        rests = [tuple(saved.pop(0) for _ in range(number)) for number in ctx.counts]
+        dq = _seen_backward(
+            keys, d_seen, q, seen, whole, ctx.kernels, rests, step, layer.d_true, layer.d_held if step else None
+        )
+        dk, dv = layer.d_held[:, step - 1, :, :, keys.columns(step, count)] if step else layer.d_true
+        if skipped:  # which have keys alone
+            dq, g = F.pad(dq, (0, 0, skipped, 0)), F.pad(g.view(rows, count, -1), (0, 0, skipped, 0)).flatten(0, 1)
+            count += skipped
+        cos, sin = layer.cos[:, -count:], layer.sin[:, -count:]
+        qk = torch.cat([dq.to(cos), dk.to(cos)], dim=1).transpose(1, 2)
+        qk = torch.addcmul(qk * cos, qk.roll(layer.head_dim // 2, -1), sin, value=-1)
+        read = torch.cat([qk.to(x), dv.transpose(1, 2).to(x)], dim=2).flatten(2)
+        layer.d_half[:, -count:] += read
+        read = read.flatten(0, 1)
+        layer.add(1, read, normed)
+        g = layer.normed_backward(0, read @ qkv, x, scale).add_(g).view(rows, count, -1)
+        if step:
+            return None, None, None, g, None
+        sums, layer.sums = layer.sums, {}
+        return None, None, None, g, layer.d_half, *(sums[n].to(weight) for n, weight in enumerate(layer.weights))
 
 
 def _grouped(states: Tensor, keys: _Keys, dim: int = 1) -> Tensor:
@@ -196,6 +379,7 @@ class _Piece(NamedTuple):
     queries: slice
     keys: slice
     causal: bool
+    mask: Tensor | None = None  # [queries,keys] additive
 
 
 class _True:
@@ -220,6 +404,9 @@ class _True:
             return
         before, rows, queries = keys.true.shape[3] - count - step, slice(None), slice(self.moved, None)
         self.pieces = []
+        if before > 0 and q.device.type == "cpu" and count * keys.true.shape[3] <= _MASKED:
+            self.pieces.append(_Piece(rows, queries, slice(0, before + count), False, keys.mask(count)[:, step:]))
+            return
         if before > 0:
             self.pieces.append(_Piece(rows, queries, slice(0, before), False))
         if self.moved < count:
@@ -237,7 +424,7 @@ class _True:
         for piece in self.pieces:
             q, (k, v) = self.q[piece.rows, :, piece.queries], self.keys.true[:, piece.rows, :, piece.keys]
             kernel = kernel_of(q, k, v)
-            out, lse, rest = attend(q, k, v, kernel, causal=piece.causal)
+            out, lse, rest = attend(q, k, v, kernel, causal=piece.causal, mask=piece.mask)
             outs.append(out)
             lses.append(lse)
             kernels.append(kernel)
@@ -269,7 +456,7 @@ class _True:
             at = piece.rows, slice(None), piece.queries
             k, v = self.keys.true[:, piece.rows, :, piece.keys]
             dq, dk, dv = attend_backward(
-                gradient[at], self.q[at], k, v, out[at], whole[at], kernel, rest, causal=piece.causal
+                gradient[at], self.q[at], k, v, out[at], whole[at], kernel, rest, causal=piece.causal, mask=piece.mask
             )
             d_true[0, piece.rows, :, piece.keys] += dk
             d_true[1, piece.rows, :, piece.keys] += dv

@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Literal
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ...core.errors import UserError
 from ..decoding.cache import Cache
@@ -182,13 +181,11 @@ class Eagle3Head(StateHead):
     ) -> Tensor:
         """As `FusedHead.forward`; what comes out is normed under `norm_output` alone."""
         assert direct is None and image is None, "no input of EAGLE-3 bypasses its layer"
-        rope: Tensor | Rotation
+        rope: Any
         if isinstance(positions, Rotation):
             rope = positions
-        elif isinstance(cache, TrainingPasses):
-            rope = cache.shared(self.rotary, states.shape[1], lambda: self.rotary(positions))
-        else:
-            rope = self.rotary(positions)
+        else:  # later passes of training turn as the first one
+            rope = None if isinstance(cache, TrainingPasses) and cache.step else self.rotary(positions)
         outputs = self.midlayer(embeds, states, rope, mask, cache)
         return self.norm(outputs) if self.norm_output else outputs
 
@@ -201,38 +198,6 @@ class Eagle3Head(StateHead):
         return super().draft_scores(self.hidden(outputs), scores, dtype)
 
 
-class JoinedLinear(nn.Linear):
-    """A linear layer over [embedding; state] or, in passes of training, over one half after the other."""
-
-    unwrapped_as = "Linear"  # outside of training
-
-    def forward(self, states: Tensor, own: Tensor | None = None, passes: TrainingPasses | None = None) -> Tensor:
-        """[...,2*D] -> [...,D'], or embeddings and states [B,N,D] of a pass -> [B,N,D']."""
-        if own is None or passes is None:
-            return super().forward(states)
-        width, count = own.shape[-1], own.shape[1]
-        half = passes.shared((self, "embedding"), count, lambda: F.linear(states, self.weight[:, :width], self.bias))
-        # Cut once, so that the weight's gradient is summed over passes before it is laid beside the other half.
-        weight = passes.shared((self, "weight"), len(self.weight), lambda: self.weight[:, width:].T)
-        return torch.addmm(half.flatten(0, 1), own.flatten(0, 1), weight).unflatten(0, own.shape[:2])
-
-
-class JoinedAttention(HeadAttention):
-    """Attention over [embedding; state], both [B,N,D] and normed: joined, or a pair in the passes of training.
-
-    The embedding is the same in all passes, so its half of the products is made once.
-    """
-
-    unwrapped_as = "HeadAttention"  # outside of training
-    projection = JoinedLinear
-
-    def projected(self, states: Any, cache: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """As `HeadAttention.projected`."""
-        if isinstance(states, Tensor):
-            return super().projected(states, cache)
-        return self.q_proj(*states, cache), self.k_proj(*states, cache), self.v_proj(*states, cache)
-
-
 class JoinedLayer(nn.Module):
     """A decoder layer whose attention reads [norm(embedding); norm(state)] and whose residual is the state."""
 
@@ -240,7 +205,7 @@ class JoinedLayer(nn.Module):
         super().__init__()
         self.input_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
         self.hidden_norm = RMSNorm(shape.hidden_size, shape.norm_eps)
-        self.self_attn = JoinedAttention(shape)
+        self.self_attn = HeadAttention(shape)
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
         self.mlp = GatedFeedForward(shape)
 
@@ -248,10 +213,7 @@ class JoinedLayer(nn.Module):
         self, embeds: Tensor, states: Tensor, rope: Tensor | Rotation, mask: Tensor | None, cache: Any
     ) -> Tensor:
         """Return [B,N,D] from embeddings and states [B,N,D]; `rope` comes from `Rotary`, `mask` is [N,K] or [B,N,K]."""
-        joined: Any
         if isinstance(cache, TrainingPasses):
-            embeds = cache.shared(self.input_layernorm, states.shape[1], lambda: self.input_layernorm(embeds))
-            joined = embeds, self.hidden_norm(states)
-        else:
-            joined = torch.cat([self.input_layernorm(embeds), self.hidden_norm(states)], dim=-1)
+            return cache.layer(self, embeds, states, rope)
+        joined = torch.cat([self.input_layernorm(embeds), self.hidden_norm(states)], dim=-1)
         return through(self, states, joined, rope, mask, cache)

@@ -154,7 +154,7 @@ class HeadTraining(nn.Module):
         if row is not None:
             inputs, segments = inputs.packed(row), row.numbers[None]
             mask = row.seen(inputs.states) if config.mtp_attention != "ttt" else None
-        keys = TrainingPasses(self.num_passes, segments) if config.mtp_attention == "ttt" else None
+        keys = TrainingPasses(self.num_passes, segments, skipped) if config.mtp_attention == "ttt" else None
         outputs: list[Tensor] = []
         for step in range(self.num_passes):
             states = inputs.states
@@ -166,7 +166,8 @@ class HeadTraining(nn.Module):
                 depths=torch.full(states.shape[:2], step, device=states.device),
             )  # fmt: skip
             if skipped and not step:
-                out, inputs = out[:, skipped:], inputs.behind(skipped)
+                inputs = inputs.behind(skipped)
+                out = out[:, -inputs.states.shape[1] :]
             outputs.append(out)
         return outputs
 

@@ -3,6 +3,7 @@
 import math
 
 import torch
+from draftsmith.models.decoding.head_layer import through
 from draftsmith.models.training_passes import TrainingPasses
 
 
@@ -19,6 +20,12 @@ def diagonals(count, step, segments=None):
 
 class Dense(TrainingPasses):
     """Takes the place of the fast form."""
+
+    def layer(self, layer, embeds, states, rope):
+        """EAGLE-3's layer as it decodes: its parts one after the other, joined inputs, and autograd."""
+        self.rope = getattr(self, "rope", rope)
+        joined = torch.cat([layer.input_layernorm(embeds), layer.hidden_norm(states)], dim=-1)
+        return through(layer, states, joined, self.rope[:, -states.shape[1] :], None, self)
 
     def attend(self, q, k, v):
         self.all = [*getattr(self, "all", ()), (k, v)]
