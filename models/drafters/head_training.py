@@ -160,7 +160,7 @@ class HeadTraining(nn.Module):
             states = inputs.states
             if step:
                 # In a packed row a sample's first input is not replaced: the input before it is another sample's.
-                states = torch.where(inputs.replaced, F.pad(outputs[-1], (0, 0, 1, 0))[:, :-1], states)
+                states = torch.where(inputs.replaced, F.pad(outputs[-1], (0, 0, 1, -1)), states)
             out = head(
                 inputs.embeds, states, inputs.positions, mask, keys, direct=inputs.direct, image=inputs.image,
                 depths=torch.full(states.shape[:2], step, device=states.device),

@@ -21,12 +21,6 @@ def diagonals(count, step, segments=None):
 class Dense(TrainingPasses):
     """Takes the place of the fast form."""
 
-    def layer(self, layer, embeds, states, rope):
-        """EAGLE-3's layer as it decodes: its parts one after the other, joined inputs, and autograd."""
-        self.rope = getattr(self, "rope", rope)
-        joined = torch.cat([layer.input_layernorm(embeds), layer.hidden_norm(states)], dim=-1)
-        return through(layer, states, joined, self.rope[:, -states.shape[1] :], None, self)
-
     def attend(self, q, k, v):
         self.all = [*getattr(self, "all", ()), (k, v)]
         mask = diagonals(q.shape[2], len(self.all) - 1, self.segments)
@@ -35,3 +29,10 @@ class Dense(TrainingPasses):
         )
         scores = (q @ keys.transpose(-1, -2) / math.sqrt(q.shape[-1])).masked_fill(~mask, -math.inf)
         return scores.softmax(-1) @ values
+
+
+def by_parts(layer, embeds, states, rope, mask, cache):
+    """In place of `JoinedLayer.forward` in passes: its parts one after the other, joined inputs, and autograd."""
+    cache.rope = rope if rope is not None else cache.rope
+    joined = torch.cat([layer.input_layernorm(embeds), layer.hidden_norm(states)], dim=-1)
+    return through(layer, states, joined, cache.rope[:, -states.shape[1] :], mask, cache)

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from dense_passes import Dense
+from dense_passes import Dense, by_parts
 from draftsmith.models.decoding.cache import Cache
 from draftsmith.models.drafters import head_training
+from draftsmith.models.drafters.eagle3 import JoinedLayer
 from draftsmith.models.drafters.head_inputs import lay_out
 from draftsmith.models.drafters.head_objective import HeadObjective
 from draftsmith.models.drafters.head_training import _gaps, is_blind
@@ -190,8 +191,9 @@ def test_training_asks_for_fast_attention(monkeypatch):
 def test_ttt_is_dense_attention_to_all_passes(name, changes, monkeypatch):
     """Loss and gradients, with the slow obvious form in the layer's place."""
     results = []
-    for passes in (TrainingPasses, Dense):
+    for passes, layer in ((TrainingPasses, JoinedLayer.forward), (Dense, by_parts)):
         monkeypatch.setattr(head_training, "TrainingPasses", passes)
+        monkeypatch.setattr(JoinedLayer, "forward", layer)
         config, target, training = built(name, mtp_steps=6, **changes)
         step = training(*case_for(config, target))
         step.loss_sum.backward()
