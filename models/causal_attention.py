@@ -38,17 +38,16 @@ def kernel_of(q: Tensor, k: Tensor, v: Tensor) -> Kernel:
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, kernel: Kernel, *, causal: bool = True, mask: Tensor | None = None
+    q: Tensor, k: Tensor, v: Tensor, kernel: Kernel, *, causal: bool = True
 ) -> tuple[Tensor, Tensor, tuple[Tensor | None, ...]]:
     """Output [B,H,N,E], log-sum-exp [B,H,N] in at least float32, and what `attend_backward` needs beside them.
 
     Args:
         causal: False: queries [B,H,N,E] see all keys [B,G,K,E].
-        mask: [N,K] additive, of a kernel that is not causal and is no kernel of a GPU.
     """
     aten = torch.ops.aten
     if kernel == "cpu":
-        out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=mask)
+        out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
         return out, lse, ()
     if kernel == "flash":
         answer = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)
@@ -59,14 +58,14 @@ def attend(
             q, _repeated(k, q), _repeated(v, q), None, True, 0.0, causal
         )
         return out, lse.narrow(-1, 0, q.shape[2]), tuple(rest)  # padded to a multiple of 32
-    scores = _scores(q, k, causal, mask)
+    scores = _scores(q, k, causal)
     lse = scores.logsumexp(-1)
     return (scores - lse[..., None]).exp().to(q) @ _repeated(v, q), lse, ()
 
 
 def attend_backward(
     gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, kernel: Kernel,
-    rest: tuple[Tensor | None, ...], *, causal: bool = True, mask: Tensor | None = None,
+    rest: tuple[Tensor | None, ...], *, causal: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of queries, keys and values: the part of these keys where `out` and `lse` belong to more keys.
 
@@ -76,7 +75,7 @@ def attend_backward(
     aten = torch.ops.aten
     if kernel == "cpu":
         return aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            gradient, q, k, v, out, lse.contiguous(), 0.0, causal, attn_mask=mask
+            gradient, q, k, v, out, lse.contiguous(), 0.0, causal
         )
     if kernel == "flash":
         return aten._scaled_dot_product_flash_attention_backward(
@@ -89,7 +88,7 @@ def attend_backward(
             [True, True, True, False], causal,
         )  # fmt: skip
         return dq, _shared(dk, k), _shared(dv, v)
-    p = (_scores(q, k, causal, mask) - lse[..., None]).exp()
+    p = (_scores(q, k, causal) - lse[..., None]).exp()
     along = gradient.to(p) @ _repeated(v, q).to(p).transpose(-1, -2)
     scale = 1 / math.sqrt(q.shape[-1])
     ds = p * (along - (gradient.to(p) * out.to(p)).sum(-1, keepdim=True)) * scale
@@ -97,12 +96,12 @@ def attend_backward(
     return (ds @ _repeated(k, q).to(p)).to(q), _shared(dk, k), _shared(dv, v)
 
 
-def _scores(q: Tensor, k: Tensor, causal: bool, mask: Tensor | None) -> Tensor:
+def _scores(q: Tensor, k: Tensor, causal: bool) -> Tensor:
     """[B,H,N,K] in at least float32."""
     wide = torch.promote_types(q.dtype, torch.float32)
     scores = (q @ _repeated(k, q).transpose(-1, -2)).to(wide) / math.sqrt(q.shape[-1])
     if not causal:
-        return scores if mask is None else scores + mask
+        return scores
     return scores.masked_fill(~scores.new_ones(scores.shape[-2:], dtype=torch.bool).tril(), -math.inf)
 
 

@@ -26,8 +26,8 @@ from .causal_attention import Kernel, attend, attend_backward, kernel_of
 # Numbers that an elementwise product of several passes' keys may have: what does not fit a cache takes longer at once
 # than pass by pass, and what does takes fewer calls.
 _AT_ONCE = 1 << 19
-# Entries of a mask [M,N] up to which a CPU takes less time for one kernel with it than for two without.
-_MASKED = 1 << 18
+# Scores [B,H,M,N] up to which a CPU makes them at once, and keeps them: in few calls, where kernels are many.
+_SCORES = 1 << 18
 
 
 Ran = tuple[Kernel, int]  # a kernel, and how many tensors it left for its backward pass
@@ -113,7 +113,6 @@ class _Piece(NamedTuple):
     queries: slice
     keys: slice
     causal: bool
-    mask: Tensor | None = None  # [queries,keys] additive
 
 
 class Keys:
@@ -134,7 +133,7 @@ class Keys:
         self.wide = torch.promote_types(true.dtype, torch.float32)
         self.held = true.new_zeros(0)  # [2,P,B,G,L,E] from the first later pass on
         self._hidden = true.new_zeros(0)
-        self._mask: Tensor | None = None
+        self._mask = true.new_zeros(0)
 
     def columns(self, step: int, count: int) -> slice:
         """Where the `count` inputs of pass `step`, and all that they see of later passes, stand."""
@@ -154,42 +153,74 @@ class Keys:
             self._hidden = (before != segments[:, None]).transpose(0, 1)
         torch.stack([k, v], out=self.own(self.held, step, count))
 
-    def parts(self, q: Tensor, step: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Numbers of later passes up to `step` with their keys and values [S,B,G,1,M,E], a few passes at a time."""
+    def _parts(self, which: int, q: Tensor, step: int) -> Iterator[tuple[slice, Tensor]]:
+        """Numbers of later passes up to `step` with their keys (0) or values (1) [S,B,G,1,M,E], as many at a time as
+        elementwise products with states [B,G,R,M,E] should have.
+        """
         each = max(1, _AT_ONCE // max(1, q.numel()))
-        seen = self.held[:, :step, :, :, None, self.columns(step, q.shape[-2])]
+        seen = self.held[which, :step, :, :, None, self.columns(step, q.shape[-2])]
         for start in range(0, step, each):
             part = slice(start, min(start + each, step))
-            yield part, seen[0, part], seen[1, part]
+            yield part, seen[part]
 
-    def scores(self, q: Tensor, step: int) -> Tensor:
+    def _products(self, which: int, states: Tensor, step: int) -> Tensor:
+        """[step,B,G,R,M] of states [B,G,R,M,E] with the keys or values of later passes."""
+        found = [(states * part).sum(-1) for _, part in self._parts(which, states, step)]
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def _mixed(self, which: int, weights: Tensor, like: Tensor, step: int) -> Tensor:
+        """[B,G,R,M,E], as `like`: keys or values of later passes by weights [step,B,G,R,M]."""
+        weights = weights.unsqueeze(-1)
+        return functools.reduce(
+            torch.add, ((weights[at] * part).sum(0) for at, part in self._parts(which, like, step))
+        )  # fmt: skip
+
+    def _scores(self, q: Tensor, step: int) -> Tensor:
         """[step,B,G,R,M] of queries [B,G,R,M,E], minus infinity for another sample's keys and those before a row."""
-        scores = [(q * k).sum(-1) for _, k, _ in self.parts(q, step)]
-        whole = scores[0] if len(scores) == 1 else torch.cat(scores)
         hidden = self._hidden[self.later - step :, :, None, None]
-        return whole.mul_(1 / math.sqrt(q.shape[-1])).masked_fill_(hidden, -math.inf)
+        return self._products(0, q, step).mul_(1 / math.sqrt(q.shape[-1])).masked_fill_(hidden, -math.inf)
 
     def grouped(self, states: Tensor, dim: int = 1) -> Tensor:
         """[...,H,...] -> [...,G,R,...] of heads in dimension `dim`, in at least float32."""
         heads, groups = states.shape[dim], self.true.shape[2]
         return (states.unsqueeze(dim + 1) if heads == groups else states.unflatten(dim, (groups, -1))).to(self.wide)
 
+    def _at_once(self, q: Tensor) -> bool:
+        """Whether all scores of a pass are made at once."""
+        few = q.shape[0] * q.shape[1] * q.shape[2] * self.true.shape[3] <= _SCORES
+        return few and q.device.type == "cpu" and q.dtype == self.wide and not self.samples
+
+    def _seen(self, which: int, step: int) -> Tensor:
+        """[B*G,N-step,E] true keys or values that some query of the pass sees."""
+        return self.true[which].flatten(0, 1)[:, : max(0, self.true.shape[3] - step)]
+
     def attend(self, q: Tensor, step: int) -> tuple[Tensor, Tensor, list[Ran], list[Tensor | None]]:
-        """What the queries [B,H,M,E] of a pass see [B,H,M,E], the log-sum-exp of their scores [B,H,M], and the kernels
-        with what they left for their backward pass.
+        """What the queries [B,H,M,E] of a pass see [B,H,M,E], and for the backward pass the log-sum-exp of their scores
+        [B,H,M] (or what they made of all scores), kernels, and what those left.
         """
+        grouped = self.grouped(q)
+        if self._at_once(q):
+            rows, seen = grouped.flatten(2, 3).flatten(0, 1), self._seen(0, step)
+            p = torch.baddbmm(self._mask_of(q, step), rows, seen.mT, alpha=1 / math.sqrt(q.shape[-1]))
+            if step:
+                p = torch.cat([p, self._scores(grouped, step).flatten(3).movedim(0, -1).flatten(0, 1)], dim=-1)
+            p = p.softmax(-1)  # [B*G,R*M,N]
+            out = torch.bmm(p[..., : seen.shape[1]], self._seen(1, step)).view(grouped.shape)
+            if step:
+                out = out + self._mixed(1, self._late(p, grouped, step), grouped, step)
+            return out.flatten(1, 2), p, [], []
         outs, lses, kernels, rests = self._attend_true(q, step)
         if not step and len(outs) == 1:
             return outs[0].to(q), lses[0], kernels, rests
-        grouped, scores = self.grouped(q), [lse.unsqueeze(0) for lse in lses]
+        scores = [lse.unsqueeze(0) for lse in lses]
         if step:
-            scores.append(self.scores(grouped, step).flatten(2, 3))
+            scores.append(self._scores(grouped, step).flatten(2, 3))
         every = torch.cat(scores)
         logs = every.log_softmax(0)
-        whole, weights = every[-1] - logs[-1], logs.exp_().unsqueeze(-1)  # an input's own key is the last, never hidden
-        late = self.grouped(weights[len(lses) :], 2)
-        terms = [(late[part] * v).sum(0).flatten(1, 2) for part, _, v in self.parts(grouped, step)]
-        terms += map(torch.mul, outs, weights)
+        whole, weights = every[-1] - logs[-1], logs.exp_()  # an input's own key is the last, never hidden
+        terms = list(map(torch.mul, outs, weights.unsqueeze(-1)))
+        if step:
+            terms.append(self._mixed(1, self.grouped(weights[len(lses) :], 2), grouped, step).flatten(1, 2))
         return functools.reduce(torch.add, terms).to(q), whole, kernels, rests
 
     def attend_backward(
@@ -201,22 +232,53 @@ class Keys:
         """
         if gradient.stride(-1) != 1:  # an expanded one, which kernels refuse
             gradient = gradient.contiguous()
-        dq = self._attend_true_backward(gradient.to(q), q, out, whole, kernels, rests, step, d_true)
-        if d_held is None:
-            return dq
-        grouped, wide, dq = self.grouped(q), self.grouped(gradient), self.grouped(dq)
-        along = (wide * self.grouped(out)).sum(-1)
-        p = (self.scores(grouped, step) - self.grouped(whole)).exp_()
-        seen, scale = d_held[:, :, :, :, self.columns(step, q.shape[2])], 1 / math.sqrt(q.shape[-1])
-        for part, k, v in self.parts(grouped, step):
-            ds = (wide * v).sum(-1).sub_(along).mul_(p[part]).mul_(scale).unsqueeze(-1)
-            dq = dq + (ds * k).sum(0)
-            for into, weights, states in ((seen[0, part], ds, grouped), (seen[1, part], p[part].unsqueeze(-1), wide)):
-                if weights.shape[3] == 1:  # no sum over the query heads of a group
-                    into.addcmul_(weights.squeeze(3), states.squeeze(2))
-                else:
-                    into += (weights * states).sum(3)
+        grouped, wide, scale = self.grouped(q), self.grouped(gradient), 1 / math.sqrt(q.shape[-1])
+        if step:
+            late = self._products(1, wide, step)
+        if self._at_once(q):
+            rows, seen, given = (
+                grouped.flatten(2, 3).flatten(0, 1),
+                self._seen(0, step),
+                wide.flatten(2, 3).flatten(0, 1),
+            )
+            d_p = torch.bmm(given, self._seen(1, step).mT)
+            if step:
+                d_p = torch.cat([d_p, late.flatten(3).movedim(0, -1).flatten(0, 1)], dim=-1)
+            ds = torch.ops.aten._softmax_backward_data(d_p, whole, -1, whole.dtype).mul_(scale)
+            count = seen.shape[1]
+            d_k, d_v = (one.flatten(0, 1)[:, :count] for one in d_true.unbind(0))
+            d_k.baddbmm_(ds[..., :count].mT, rows)
+            d_v.baddbmm_(whole[..., :count].mT, given)
+            dq = torch.bmm(ds[..., :count], seen).view(grouped.shape)
+            if step:
+                p, ds = self._late(whole, grouped, step), self._late(ds, grouped, step)
+        else:
+            dq = self.grouped(self._attend_true_backward(gradient.to(q), q, out, whole, kernels, rests, step, d_true))
+            if step:
+                p = (self._scores(grouped, step) - self.grouped(whole)).exp_()
+                ds = late.sub_((wide * self.grouped(out)).sum(-1)).mul_(p).mul_(scale)
+        if d_held is not None:
+            dq = dq + self._mixed(0, ds, grouped, step)
+            for into, weights, states in zip(d_held.unbind(0), (ds, p), (grouped, wide), strict=True):
+                for at, _ in self._parts(0, grouped, step):
+                    part, own = weights[at].unsqueeze(-1), into[at, :, :, self.columns(step, q.shape[2])]
+                    if part.shape[3] == 1:  # no sum over the query heads of a group
+                        own.addcmul_(part.squeeze(3), states.squeeze(2))
+                    else:
+                        own += (part * states).sum(3)
         return dq.flatten(1, 2).to(q)
+
+    def _mask_of(self, q: Tensor, step: int) -> Tensor:
+        """[R*M,N-step] additive, what queries [B,H,M,E] of a pass see of `_seen`."""
+        if not len(self._mask):  # a first pass's, of which pass s sees all columns but s
+            (_, heads, count, _), (_, _, groups, whole, _) = q.shape, self.true.shape
+            mask = self.true.new_full((count, whole), -math.inf).triu_(whole - count + 1)
+            self._mask = mask.repeat(heads // groups, 1)
+        return self._mask[:, step:]
+
+    def _late(self, whole: Tensor, grouped: Tensor, step: int) -> Tensor:
+        """[step,B,G,R,M] of later passes, the last columns of [B*G,R*M,N]."""
+        return whole[..., whole.shape[-1] - step :].view(*grouped.shape[:-1], step).movedim(-1, 0)
 
     def _pieces(self, step: int, count: int) -> list[_Piece]:
         """Queries of a pass and what they see of the true states' keys, in pieces that kernels know.
@@ -239,11 +301,6 @@ class Keys:
         last = _Piece(rows, slice(moved, None), slice(max(0, before), before + count), True)
         if before <= 0:
             return [last]
-        if self.true.device.type == "cpu" and count * self.true.shape[3] <= _MASKED:
-            if self._mask is None:  # of a first pass; pass s sees all columns but s
-                whole = self.true.new_full((count, self.true.shape[3]), -math.inf)
-                self._mask = whole.triu_(self.true.shape[3] - count + 1)
-            return [_Piece(rows, slice(None), slice(0, before + count), False, self._mask[:, step:])]
         return [_Piece(rows, slice(None), slice(0, before), False), last]
 
     def _attend_true(self, q: Tensor, step: int) -> tuple[list[Tensor], list[Tensor], list[Ran], list[Tensor | None]]:
@@ -260,7 +317,7 @@ class Keys:
             read, at = q[piece.rows, :, piece.queries], (piece.rows, slice(None), piece.keys)
             k, v = self.true[0][at], self.true[1][at]
             kernel = kernel_of(read, k, v)
-            out, lse, rest = attend(read, k, v, kernel, causal=piece.causal, mask=piece.mask)
+            out, lse, rest = attend(read, k, v, kernel, causal=piece.causal)
             outs.append(out)
             lses.append(lse)
             kernels.append((kernel, len(rest)))
@@ -289,7 +346,7 @@ class Keys:
             at, keys = (piece.rows, slice(None), piece.queries), (piece.rows, slice(None), piece.keys)
             dq, dk, dv = attend_backward(
                 gradient[at], q[at], self.true[0][keys], self.true[1][keys], out[at], whole[at], kernel,
-                tuple(itertools.islice(left, count)), causal=piece.causal, mask=piece.mask,
+                tuple(itertools.islice(left, count)), causal=piece.causal,
             )  # fmt: skip
             d_true[0][keys] += dk
             d_true[1][keys] += dv
