@@ -154,19 +154,20 @@ class HeadTraining(nn.Module):
         if row is not None:
             inputs, segments = inputs.packed(row), row.numbers[None]
             mask = row.seen(inputs.states) if config.mtp_attention != "ttt" else None
-        keys = TrainingPasses(self.num_passes, segments) if config.mtp_attention == "ttt" else None
+        keys = TrainingPasses(self.num_passes, segments, skipped) if config.mtp_attention == "ttt" else None
         outputs: list[Tensor] = []
         for step in range(self.num_passes):
             states = inputs.states
             if step:
                 # In a packed row a sample's first input is not replaced: the input before it is another sample's.
-                states = torch.where(inputs.replaced, F.pad(outputs[-1], (0, 0, 1, 0))[:, :-1], states)
+                states = torch.where(inputs.replaced, F.pad(outputs[-1], (0, 0, 1, -1)), states)
             out = head(
                 inputs.embeds, states, inputs.positions, mask, keys, direct=inputs.direct, image=inputs.image,
                 depths=torch.full(states.shape[:2], step, device=states.device),
             )  # fmt: skip
             if skipped and not step:
-                out, inputs = out[:, skipped:], inputs.behind(skipped)
+                inputs = inputs.behind(skipped)
+                out = out[:, -inputs.states.shape[1] :]
             outputs.append(out)
         return outputs
 

@@ -3,6 +3,7 @@
 import math
 
 import torch
+from draftsmith.models.decoding.head_layer import through
 from draftsmith.models.training_passes import TrainingPasses
 
 
@@ -28,3 +29,10 @@ class Dense(TrainingPasses):
         )
         scores = (q @ keys.transpose(-1, -2) / math.sqrt(q.shape[-1])).masked_fill(~mask, -math.inf)
         return scores.softmax(-1) @ values
+
+
+def by_parts(layer, embeds, states, rope, mask, cache):
+    """In place of `JoinedLayer.forward` in passes: its parts one after the other, joined inputs, and autograd."""
+    cache.rope = rope if rope is not None else cache.rope
+    joined = torch.cat([layer.input_layernorm(embeds), layer.hidden_norm(states)], dim=-1)
+    return through(layer, states, joined, cache.rope[:, -states.shape[1] :], mask, cache)

@@ -34,6 +34,13 @@ def compared(ours, dense, tolerance):
         torch.testing.assert_close(mine, its, atol=tolerance, rtol=tolerance)
 
 
+def attend_by(kernel, monkeypatch):
+    """A kernel for any number of inputs; None: all scores of these few at once."""
+    if kernel is not None:
+        monkeypatch.setattr(training_passes, "kernel_of", lambda *_, **__: kernel)
+        monkeypatch.setattr(training_passes, "_SCORES", 0)
+
+
 packings = pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
 
 
@@ -44,17 +51,19 @@ def numbers(count):
 
 
 @packings
-@pytest.mark.parametrize("kernel", ["cpu", "plain"])
+@pytest.mark.parametrize("kernel", ["cpu", "plain", None])
 @pytest.mark.parametrize("groups", [1, 4])
 @pytest.mark.parametrize("count", [1, 2, PASSES, 33])
 def test_it_is_one_softmax_over_all_passes(count, groups, kernel, packed, monkeypatch):
-    monkeypatch.setattr(training_passes, "kernel_of", lambda *_, **__: kernel)
+    attend_by(kernel, monkeypatch)
     states, segments = drawn(count, groups=groups), numbers(count) if packed else None
     compared(results(TrainingPasses(PASSES, segments), states), results(Dense(PASSES, segments), states), 1e-12)
 
 
 @packings
-def test_in_float32_it_is_so_to_the_last_bits(packed):
+@pytest.mark.parametrize("few", [True, False])
+def test_in_float32_it_is_so_to_the_last_bits(packed, few, monkeypatch):
+    monkeypatch.setattr(training_passes, "_SCORES", 1 << 20 if few else 0)
     states, segments = drawn(200, torch.float32), numbers(200) if packed else None
     (ours, gradients), (dense, theirs) = (
         results(TrainingPasses(PASSES, segments), states),
@@ -107,7 +116,9 @@ def kept_bytes(passes, count):
     return sum(storages.values())
 
 
-def test_what_is_kept_grows_linearly_with_passes_and_inputs():
+def test_what_is_kept_grows_linearly_with_passes_and_inputs(monkeypatch):
+    """Beyond scores that are few."""
+    monkeypatch.setattr(training_passes, "_SCORES", 0)
     one, *more = (kept_bytes(passes, 96) for passes in range(1, PASSES + 1))
     steps = [later - earlier for earlier, later in zip((one, *more), more, strict=False)]
     # Keys of later passes stand in up to PASSES - 2 columns more than there are inputs.
@@ -155,11 +166,11 @@ def test_a_first_pass_asks_for_the_fused_kernel(monkeypatch):
     assert [call.get("attn_mask") for call in calls] == [None] and calls[0]["is_causal"]
 
 
-@pytest.mark.parametrize("kernel", ["cpu", "plain"])
+@pytest.mark.parametrize("kernel", ["cpu", "plain", None])
 @pytest.mark.parametrize("left_out", [1, 2, 3, 9, 18])
 def test_later_passes_may_leave_the_first_inputs_out(left_out, kernel, monkeypatch):
     """As dense attention of all inputs, at those whose chains begin with inputs that were run."""
-    monkeypatch.setattr(training_passes, "kernel_of", lambda *_, **__: kernel)
+    attend_by(kernel, monkeypatch)
     states = drawn(20)
     cut = [state if number < 3 else state[:, :, left_out:] for number, state in enumerate(states)]
     read = ([], [])  # of dense attention, and of ours

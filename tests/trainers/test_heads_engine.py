@@ -77,9 +77,11 @@ def check_two_ranks(folder: Path, *cases: tuple[str, int]) -> None:
             torch.testing.assert_close(value, alone[name], atol=2e-5, rtol=1e-4)
 
 
-def test_two_ranks_under_zero_2_compute_what_one_does(tmp_path):
-    """Of the kind whose two ranks differ most: one has pictures, blind and seen, the other text."""
-    check_two_ranks(tmp_path, ("sparrow-half-blind", 2))
+def test_two_ranks_under_zero_compute_what_one_does(tmp_path):
+    """Of the kind whose two ranks differ most: one has pictures, blind and seen, the other text; and of EAGLE-3, whose
+    passes read the weights of modules that they do not call.
+    """
+    check_two_ranks(tmp_path, ("sparrow-half-blind", 2), ("eagle3-middle", 3))
 
 
 @pytest.mark.slow

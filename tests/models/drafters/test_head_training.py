@@ -5,8 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from dense_passes import Dense
+from dense_passes import Dense, by_parts
 from draftsmith.models.decoding.cache import Cache
+from draftsmith.models.drafters import head_training
+from draftsmith.models.drafters.eagle3 import JoinedLayer
 from draftsmith.models.drafters.head_inputs import lay_out
 from draftsmith.models.drafters.head_objective import HeadObjective
 from draftsmith.models.drafters.head_training import _gaps, is_blind
@@ -173,24 +175,26 @@ def test_ttt_passes_are_what_decoding_does(name, sizes):
             torch.testing.assert_close(state[0, 0], result[0, int(layout.index[0, last])][steps], atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["sparrow", "eagle3-read"])
-def test_training_asks_for_fast_attention(name, monkeypatch):
+def test_training_asks_for_fast_attention(monkeypatch):
     """A plainly causal pass has no mask."""
-    config, target, training = built(name)
+    config, target, training = built("sparrow")
     calls, attend = [], F.scaled_dot_product_attention
     monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: calls.append(k) or attend(*a, **k))
     training(*case_for(config, target))
-    # Of training-time test only the first pass is attention to one set of keys.
-    assert [call.get("attn_mask") for call in calls] == ([None, None] if name == "sparrow" else [None])
+    assert [call.get("attn_mask") for call in calls] == [None, None]
 
 
-@pytest.mark.parametrize("name", ["sparrow-ttt", "eagle3", "eagle3-read"])
-def test_ttt_is_dense_attention_to_all_passes(name, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("sparrow-ttt", {}), ("eagle3", {}), ("eagle3-read", {}), ("eagle3", {"qkv_bias": True, "norm_output": True})],
+)
+def test_ttt_is_dense_attention_to_all_passes(name, changes, monkeypatch):
     """Loss and gradients, with the slow obvious form in the layer's place."""
     results = []
-    for attend in (TrainingPasses.attend, Dense.attend):
-        monkeypatch.setattr(TrainingPasses, "attend", attend)
-        config, target, training = built(name, mtp_steps=6)
+    for passes, layer in ((TrainingPasses, JoinedLayer.forward), (Dense, by_parts)):
+        monkeypatch.setattr(head_training, "TrainingPasses", passes)
+        monkeypatch.setattr(JoinedLayer, "forward", layer)
+        config, target, training = built(name, mtp_steps=6, **changes)
         step = training(*case_for(config, target))
         step.loss_sum.backward()
         results.append((step.loss_sum.item(), [p.grad for p in training.head.parameters()]))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from draftsmith.data.loader import StepBatches
+from draftsmith.models import training_passes
 from draftsmith.models.drafters.head_training import HeadTraining
 from draftsmith.models.targets.llava.section import LlavaTarget
 from draftsmith.trainers.train import loop
@@ -59,8 +60,9 @@ FAST = {
 }  # fmt: skip
 
 
-def test_eagle3s_training_forward_enters_seven_files_for_its_arithmetic_and_four_for_speed():
-    """Its layer, its loss and the target's LM head are among the seven."""
+def test_eagle3s_training_forward_enters_seven_files_for_its_arithmetic_and_four_for_speed(monkeypatch):
+    """Its layer, its loss and the target's LM head are among the seven; attention is a kernel's, as in long samples."""
+    monkeypatch.setattr(training_passes, "_SCORES", 0)
     training, (batch, states) = eagle3()
     files = entered(lambda: training(batch, states).loss_sum.backward())
     assert {
