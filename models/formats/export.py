@@ -324,16 +324,14 @@ def _text(
 
 def _refuse_visual(folder: Path, engine: Engine) -> None:
     manifest = read_manifest(folder)
-    # An imported head of LlamaGen's names no target: its config holds the shape of what it mirrors.
-    section = manifest.get("target")
-    section = section if isinstance(section, dict) else {"kind": "llamagen"}
-    method, target = manifest.get("method"), section.get("kind")
+    section, method = manifest.get("target"), manifest.get("method")
+    section = section if isinstance(section, dict) else {}  # an imported head's config has the shape instead
     reasons = [
         "no engine decodes this target's pictures with a drafter: vLLM runs such models to understand, if at all"
     ]
     if method == "medusa":
         reasons.append("vLLM 0.33 has no Medusa any more, SGLang never lists it")
-    elif target == "llamagen":
+    elif read_values(folder).get("rope") == "grid":
         reasons.append("its layer turns by row and column of the picture, and engines turn by the place alone")
     if section.get("cfg_scale", 1.0) != 1.0 or manifest.get("condition_dropout"):
         reasons.append(

@@ -24,7 +24,7 @@ from ..drafters.head_config import HeadConfig
 from ..drafters.head_files import head_state
 from ..drafters.manifest import MANIFEST, read_manifest
 from ..drafters.medusa import MedusaConfig
-from ..families.table import IMAGE_KINDS, family_named
+from ..families.table import IMAGE_SECTIONS, family_named
 from ..folders import read_values
 from ..hub import read_config
 from ..shipped import PREFIX, opened_target
@@ -110,7 +110,7 @@ def kind_of(folder: Path) -> str:
                         hint="give the folder of the stage that trained it, inside a run's")  # fmt: skip
     values = read_values(folder)
     if (manifest.get("target") or {}) and isinstance(manifest["target"], dict):
-        if manifest["target"].get("kind") in IMAGE_KINDS:
+        if manifest["target"].get("kind") in IMAGE_SECTIONS:
             return "visual"
         if manifest["target"].get("kind") and manifest.get("method") is not None:
             return "reading"
@@ -130,7 +130,7 @@ def kind_of(folder: Path) -> str:
 def _target_section(folder: Path) -> JsonObject:
     """The target's section in a drafter's manifest; a draft LVLM's is a name alone."""
     written = read_manifest(folder).get("target")
-    return written if isinstance(written, dict) else {"kind": "llava", "path": written}
+    return written if isinstance(written, dict) else {"path": written}
 
 
 def named_target(folder: Path, target: str | None) -> tuple[JsonObject, str]:
