@@ -22,7 +22,7 @@ from ..core.section import Section
 from .chat_template import render_chat
 from .families.processor import Processor
 from .families.prompt_templates import ROLES, SYSTEM_ROLES, Rendered
-from .families.table import TEMPLATES, TemplateName
+from .families.table import ONE_MARK, TEMPLATES, ImageRule, TemplateName
 from .pictures.picture_marks import MARKS, VIDEO_MARK, place_marks, write_marks
 from .text_pieces import check_length, hf_pieces, official_pieces
 
@@ -42,7 +42,7 @@ class PromptFormat(Section):
     system: str | None = None
     # llava15 moves every mark of a turn to its front and keeps one; next moves a single mark only, and is
     # the one for several images; verbatim leaves the text alone. Template chat has verbatim, the served order.
-    image_rule: Literal["llava15", "next", "verbatim"] = "llava15"
+    image_rule: ImageRule = ONE_MARK
     # official: the texts around an image are tokenized on their own, so a lone blank stands on both sides;
     # hf: one pass with <image> as a special token, as llava-hf's processor does.
     image_join: Literal["official", "hf"] = "official"
@@ -264,8 +264,8 @@ def _check_marks(marks: list[str], pictures: Sequence[Picture], form: PromptForm
     if len(marks) != len(pictures):
         clips = any(picture.modality == VIDEO for picture in pictures)
         hint = "write one <image> mark for each image" + (" and one <video> mark for each clip" if clips else "")
-        if form.image_rule == "llava15" and len(pictures) > 1:
-            hint += ", and set image_rule: next in the stage's format (llava15 keeps one mark of a turn)"
+        if form.image_rule == ONE_MARK and len(pictures) > 1:
+            hint += f", and set image_rule: next in the stage's format ({ONE_MARK} keeps one mark of a turn)"
         named = "images and clips" if clips else "images"
         count = max(0, num_files + len(marks) - len(pictures))
         raise UserError(f"{count} <image> marks for {num_files} {named}", hint=hint)

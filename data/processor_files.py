@@ -14,9 +14,17 @@ from ..core.files import read_json
 from ..core.generation_config import generation_ends
 from ..core.json_types import JsonMapping, JsonObject
 from ..core.pretrained import RESTORE, reading_pretrained
-from .families.llava import LLAVA, SIGLIP_STATISTICS, tile_images, tile_side
-from .families.processor import Files, PictureFamily, Processor, image_settings, text_processor
-from .families.table import FAMILIES, family_of
+from .families.processor import (
+    SIGLIP_STATISTICS,
+    Files,
+    PictureFamily,
+    Processor,
+    image_settings,
+    text_processor,
+    tile_images,
+    tile_side,
+)
+from .families.table import FAMILIES, USUAL, family_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -33,7 +41,7 @@ def load_processor(
 
     Args:
         text_only: the source is a language model's, which has a tokenizer alone.
-        family: that reads the files; None: the one whose processor class they name, else LLaVA's.
+        family: that reads the files; None: the one whose processor class they name, else the usual one.
 
     Raises:
         UserError: files are missing or do not fit.
@@ -56,7 +64,7 @@ def _loaded(source: str | Path, revision: str | None, family: PictureFamily | No
         images, about = _published(source, revision)
         settings = {**about, **settings}
     by_class = {known.processor_class: known for known in FAMILIES.values()}
-    family = family or by_class.get(str(settings.get("processor_class")), LLAVA)
+    family = family or by_class.get(str(settings.get("processor_class")), USUAL)
     return family.read(Files(tokenizer, settings, images, source, revision, key))
 
 

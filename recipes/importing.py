@@ -25,7 +25,8 @@ from ..models.drafters.base import TargetIdentity
 from ..models.drafters.eagle_images import save_eagle
 from ..models.drafters.lvlm import save_lvlm
 from ..models.drafters.made_for import tested_with
-from ..models.families.table import family_of
+from ..models.families.generators import mirrored_in
+from ..models.families.table import IMAGE_SECTIONS, family_of
 from ..models.folders import find_folder, read_values
 from ..models.formats import LANGUAGE_HEADS, import_head, lantern, lvlm
 from ..models.formats.dflash import BLOCK_KINDS
@@ -33,9 +34,6 @@ from ..models.formats.heads import LanguageHead
 from ..models.hub import read_config, target_embedding
 from ..models.shipped import opened_target, shipped_name
 from ..models.targets.base import language_shape
-from ..models.targets.llamagen.files import lantern_config
-from ..models.targets.llamagen.lantern_layout import is_lantern
-from ..models.targets.llamagen.transformer import LlamaGenConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -112,16 +110,11 @@ def _head(options: ImportOptions, folder: Path) -> tuple[JsonObject, tuple[str, 
 def _lantern(options: ImportOptions, folder: Path) -> tuple[JsonObject, tuple[str, ...]]:
     """Write an image generator's EAGLE head to `folder`. Returns the recipe's drafter section and notes."""
     published = find_folder(options.target, options.target_revision, files=("config.json",))
-    values = read_values(published)
-    if values.get("model_type") == "chameleon":
-        target: Any = read_config(str(published), key="--target")
-        named = {"target": {"kind": "anole", "path": options.target, "revision": options.target_revision}}
-    else:
-        where = str(published / "config.json")
-        own = {name: value for name, value in values.items() if name != "model_type"}
-        target = lantern_config(values, where=where) if is_lantern(values) else LlamaGenConfig.model_validate(own)
-        named = {}  # config.json holds the shape of what it mirrors
-    head, settings, notes = lantern.to_ours(options.source, target, revision=options.revision)
+    kind, mirrored = mirrored_in(published, read_values(published))
+    named: JsonObject = {}
+    if IMAGE_SECTIONS[kind].is_named_by_path:
+        named["target"] = {"kind": kind, "path": options.target, "revision": options.target_revision}
+    head, settings, notes = lantern.to_ours(options.source, mirrored, revision=options.revision)
     about = {"method": "eagle", "imported": _origin(options) | {"target": options.target}, "tested_with": tested_with()}
     save_eagle(head, folder, about | named, with_embedding=True)
     return settings, notes

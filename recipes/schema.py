@@ -28,7 +28,7 @@ from ..data.captioned.prompts import PromptSource
 from ..models.drafters import AnyDrafter
 from ..models.drafters.base import DrafterConfig
 from ..models.families.generators import AnyTarget
-from ..models.targets.anole.section import refuse_lumina
+from ..models.families.table import REFUSED
 from ..trainers.run.deepspeed_section import EngineConfig
 from ..trainers.run.hardware import Hardware
 from ..trainers.run.stage import Stage
@@ -88,8 +88,8 @@ class Recipe(Section):
     @field_validator("target", mode="before")
     @classmethod
     def _supported(cls, target: Any) -> Any:
-        if written_kind(target) == "lumina-mgpt":
-            refuse_lumina()
+        if refuse := REFUSED.get(written_kind(target) or ""):
+            refuse()
         return target
 
     @field_validator("drafter", mode="plain")

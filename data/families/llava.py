@@ -34,6 +34,8 @@ from .processor import (
     is_tiled,
     pil,
     text_processor,
+    tile_images,
+    tile_side,
 )
 from .prompt_templates import CHATML, ROLES, SYSTEM, Pairs, Rendered, Template
 
@@ -247,20 +249,10 @@ LLAVA_NEXT = LlavaFamily(
 )
 # Qwen's tokenizer has no token that begins a text; what it pads with is another end token.
 LLAVA_ONEVISION = LlavaFamily(
-    "llava_onevision", "LlavaOnevisionProcessor", (PLAIN, CHATML), usual=onevision_resolutions, needs=("eos", "pad")
+    "llava_onevision",
+    "LlavaOnevisionProcessor",
+    (PLAIN, CHATML),
+    usual=onevision_resolutions,
+    needs=("eos", "pad"),
+    loads_plainly=False,
 )
-
-
-def tile_images(files: Files) -> object:
-    """What makes one tile: CLIP's cuts the middle out of the picture, SigLIP's squeezes it."""
-    known = files.settings if files.published is None else files.published
-    made = files.images("CLIP" if known.get("crop_size") else "Siglip")
-    # Files of tiled families say more, of what is done to several tiles.
-    says_more = files.published is None and files.settings.get("image_grid_pinpoints")
-    return type(made)(**image_settings(made)) if says_more else made
-
-
-def tile_side(images: object) -> int:
-    """Side of a tile in pixels."""
-    settings = image_settings(images)
-    return int((settings.get("crop_size") or settings["size"])["height"])

@@ -105,6 +105,7 @@ class PictureFamily:
         system: the system sentence of the family, where it is not its template's.
         reads_whole: pictures in as many patches as they have, and not in tiles.
         sizes_decide: the number of a picture's tokens follows from its size, whatever the data section's aspect.
+        loads_plainly: transformers' `AutoProcessor` loads the files without torchvision.
     """
 
     name: str
@@ -116,6 +117,7 @@ class PictureFamily:
     reads_pictures: bool = True
     reads_whole: bool = False
     sizes_decide: bool = False
+    loads_plainly: bool = True
 
     @property
     def template(self) -> str | None:
@@ -335,6 +337,21 @@ def image_settings(images: object) -> JsonObject:
     """Settings that another family's image processor copies, from one that makes a single tile or from a file's."""
     names = ("size", "crop_size", "image_mean", "image_std", "resample")
     return {name: value for name in names if (value := getattr(images, name, None)) is not None}
+
+
+def tile_images(files: Files) -> object:
+    """What makes one tile: CLIP's cuts the middle out of the picture, SigLIP's squeezes it."""
+    known = files.settings if files.published is None else files.published
+    made = files.images("CLIP" if known.get("crop_size") else "Siglip")
+    # Files of tiled families say more, of what is done to several tiles.
+    says_more = files.published is None and files.settings.get("image_grid_pinpoints")
+    return type(made)(**image_settings(made)) if says_more else made
+
+
+def tile_side(images: object) -> int:
+    """Side of a tile in pixels."""
+    settings = image_settings(images)
+    return int((settings.get("crop_size") or settings["size"])["height"])
 
 
 def text_processor(tokenizer: PreTrainedTokenizerFast, key: str) -> Processor:

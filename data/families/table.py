@@ -18,6 +18,9 @@ FAMILIES: dict[str, PictureFamily] = {family.name: family for family in _ALL}
 TEMPLATES = {template.name: template for family in (*_ALL, CAUSAL_LM) for template in family.templates}
 # A recipe's `format.template`: those, and the one in the target's own files.
 TemplateName = Literal["plain", "v1", "qwen", "qwen_vl", "internvl", "mistral", "gemma", "llama3", "chat"]
+# A recipe's `format.image_rule`, as `place_marks` honours it; the first keeps one mark of a turn.
+ImageRule = Literal["llava15", "next", "verbatim"]
+ONE_MARK: ImageRule = "llava15"
 
 
 def family_of(model_type: str, tower: str | None = None) -> PictureFamily | None:

@@ -18,12 +18,12 @@ PLACE = Path("data")
 # Files of the Hub, by the place at which recipes name them. Pictures of LLaVA-Instruct (coco, gqa, ocr_vqa, textvqa,
 # vg) are their own publishers': LLaVA's README says where.
 _PUBLISHED = {
-    "LLaVA-Pretrain/blip_laion_cc_sbu_558k.json": (
+    "data/LLaVA-Pretrain/blip_laion_cc_sbu_558k.json": (
         "hf download liuhaotian/LLaVA-Pretrain blip_laion_cc_sbu_558k.json images.zip --repo-type dataset --local-dir "
         "data/LLaVA-Pretrain",
         "unzip -q data/LLaVA-Pretrain/images.zip -d data/LLaVA-Pretrain/images",
     ),
-    "llava_v1_5_mix665k.json": (
+    "data/llava_v1_5_mix665k.json": (
         "hf download liuhaotian/LLaVA-Instruct-150K llava_v1_5_mix665k.json --repo-type dataset --local-dir data",
     ),
 }
@@ -44,10 +44,7 @@ def identity(path: Path) -> str:
 
 def commands_for(path: Path) -> list[str]:
     """The commands that fetch a published file that recipes name as `data/...`; empty for any other."""
-    for name, commands in _PUBLISHED.items():
-        if path == PLACE / name:
-            return list(commands)
-    return []
+    return list(_PUBLISHED.get(path.as_posix(), ()))
 
 
 def fetch_commands(path: Path) -> list[str]:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from ...core.batch import Batch
-from ...core.json_types import JsonMapping, JsonObject
 from ...core.pictures import TEXT
 from ...core.states import Taps, TargetStates, feature_places, visual_places
 from ..shards.shard_files import TensorPlace
@@ -108,10 +107,14 @@ class PackedStates:
             loss_mask[number, :length] = row["loss_mask"]
             modality[number, :length] = row["modality"]
             positions[:, number, :length] = row["positions"]
-        spread = {
-            name: _spread(name, rows, places, form)
-            for name, places in state_places(form.wanted, modality, mask, loss_mask).items()
-        }
+        spread = {}
+        for name, places in state_places(form.wanted, modality, mask, loss_mask).items():
+            states = moved.new_zeros((*shape, form.width), dtype=form.computed_in)  # [B,T,D]
+            for number, row in enumerate(rows):
+                parts = {"": row[name]}  # as `encode` made them
+                parts |= {key[len(name) + 1 :]: part for key, part in row.items() if key.startswith(f"{name}.")}
+                states[number, places[number]] = decode(parts, form.dtype, form.computed_in)
+            spread[name] = states
         layers = {layer: spread[layer_name(layer)] for layer in form.wanted.layers}
         return Batch(
             ids=ids,
@@ -143,17 +146,3 @@ class PackedStates:
             for part, tensor in encode(zeros, form.dtype).items():
                 tensors[f"{name}.{part}" if part else name] = tensor.to(like.device)
         return tensors
-
-
-def _spread(name: str, rows: list[dict[str, Tensor]], places: Tensor, form: StatesForm) -> Tensor:
-    """[B,T,D] with the rows' states at `places` [B,T] and zeros elsewhere."""
-    spread = places.new_zeros((*places.shape, form.width), dtype=form.computed_in)
-    for number, row in enumerate(rows):
-        spread[number, places[number]] = decode(_parts(row, name), form.dtype, form.computed_in)
-    return spread
-
-
-def _parts(row: JsonMapping, name: str) -> JsonObject:
-    """What `encode` made of one tensor of states."""
-    parts = {"": row[name]}
-    return parts | {key[len(name) + 1 :]: tensor for key, tensor in row.items() if key.startswith(f"{name}.")}

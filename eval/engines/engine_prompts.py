@@ -12,6 +12,7 @@ from ...core.batch import Request
 from ...core.pictures import one_placeholder_each
 from ...data.conversations import PromptFormat
 from ...data.families.processor import Processor
+from ...data.families.table import TEMPLATES
 from ..published import read_request
 from ..published_section import ImageSettings, UserRequest
 
@@ -76,7 +77,9 @@ def make_requests(processor: Processor, folder: Path, *, pictures: bool, seed: i
 
 def _format(processor: Processor) -> PromptFormat:
     """A template that fits the tokenizer. Which one does not matter: both sides get the same ids."""
-    template = processor.picture_family.template or ("qwen" if processor.bos_id is None else "v1")
+    end = processor.tokenizer.eos_token
+    fits = [name for name, template in TEMPLATES.items() if template.end == end and not template.surrounds]
+    template = processor.picture_family.template or (fits or ["chat"])[0]
     return PromptFormat.model_validate({"template": template, "system": "", "image_rule": "verbatim"})
 
 

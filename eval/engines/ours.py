@@ -21,6 +21,7 @@ from ...models.drafters.manifest import MANIFEST, read_manifest
 from ...models.drafters.modes import ImageSubstitutes
 from ...models.drafters.outside import load_start
 from ...models.families.load import TargetConfig
+from ...models.families.table import family_of
 from ...models.folders import read_values
 from ...models.formats import eagle, lvlm, read_export
 from ...models.formats.heads import LANGUAGE_HEADS
@@ -94,10 +95,12 @@ class Exported:
         section, path = named_target(folder, target)
         self.target_path = opened_target(path, where="target")
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        model = read_config(self.target_path, key="target")
+        self.model_type = str(model.model_type)
         # What a recipe spells out of a model, its folder says; chains are compared in full precision.
-        placed = {"kind": section.get("kind"), "path": self.target_path, "dtype": "float32"}
+        section = {**section, "kind": section.get("kind") or family_of(model).kind}
+        placed = {"kind": section["kind"], "path": self.target_path, "dtype": "float32"}
         config = checked(placed, _TARGET, where=f"{folder / MANIFEST}, target", hint="export it anew")
-        self.model_type = str(read_config(self.target_path, key="target").model_type)
         pair = open_pair(config, {"target": self.target_path}, device=device, section=section)
         assert pair.processor is not None
         self.target, self.processor, self._identity = pair.target, pair.processor, pair.identity

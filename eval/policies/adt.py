@@ -19,15 +19,10 @@ from ...core.errors import UserError
 from ...core.fields import MOST_LEVELS, MOST_NODES
 from ...core.json_types import Json, JsonObject
 from ...models.decoding.tree import Tree
+from ...models.families.table import IMAGE_SECTIONS, ImageKind
 from ...models.targets.verified import Verified
 from .base import Draw, Expand, TreeSection
 from .dynamic import candidates, most_written
-
-# Section V-A; both have beta 1, a depth step of 1 and depths in (0, 10).
-PRESETS: dict[str, JsonObject] = {
-    "anole": {"width_step": 3, "width_range": (3, 14)},
-    "llamagen": {"width_step": 10, "width_range": (3, 40)},
-}
 
 
 class AdtTree(TreeSection):
@@ -35,8 +30,9 @@ class AdtTree(TreeSection):
 
     kind: Literal["adt"]
     for_text: ClassVar[bool] = False
-    # The paper's steps and widths for a target; keys set beside it override it. null: give width_step and width_range.
-    preset: Literal["anole", "llamagen"] | None = None
+    # The paper's steps and widths for a target (section V-A; beta 1, depth steps of 1 and depths in (0, 10) are the
+    # defaults); keys set beside it override it. null: give width_step and width_range.
+    preset: ImageKind | None = None
     # Nodes with the root, the most in any cycle (not in the paper: `Dynamic`'s).
     total: int = Field(60, ge=2, le=MOST_NODES)
     # The tree of an image's first cycle (not in the paper: LANTERN's tree).
@@ -78,7 +74,8 @@ class AdtTree(TreeSection):
     @classmethod
     def _from_preset(cls, value: Json) -> Json:
         preset = value.get("preset") if isinstance(value, dict) else None
-        return {**PRESETS[preset], **value} if isinstance(preset, str) and preset in PRESETS else value
+        section = IMAGE_SECTIONS.get(preset) if isinstance(preset, str) else None
+        return value if section is None else {**section.adt_widths, **value}
 
     @model_validator(mode="after")
     def _in_range(self) -> AdtTree:

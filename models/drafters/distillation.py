@@ -20,9 +20,10 @@ from ...core.batch import Batch
 from ...core.loss import StepLoss
 from ...core.section import Section
 from ...core.states import KeptScores, Taps, TargetStates, at_places, places_of
+from ..families.table import training_of
 from ..losses import NEVER, ChunkedHead, Divergence, divergence_of_logs, log_probs
 from ..parts import Part
-from ..targets.llava.training import LlavaTraining
+from .lvlm import LvlmTraining
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -134,7 +135,7 @@ class Teacher:
 
     def __init__(self, model: PreTrainedModel):
         self.model: Any = model
-        self._module = LlavaTraining(model, (), gradient_checkpointing=False).eval()
+        self._module = training_of(model, (), gradient_checkpointing=False).eval()
 
     @property
     def lm_head(self) -> nn.Module:
@@ -148,7 +149,7 @@ class Teacher:
         return TargetStates(feature=self._module.hidden_states(batch))
 
 
-class DistillTraining(LlavaTraining):
+class DistillTraining(LvlmTraining):
     """A draft with its target. The target is not a submodule, so neither the optimizer nor a checkpoint sees it.
 
     Args:

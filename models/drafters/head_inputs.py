@@ -70,19 +70,13 @@ class Layout(OnDevice):
         """[B,N] bool on the CPU: inputs whose token is supervised, of a mask [B,T] on the CPU."""
         return torch.gather(loss_mask, 1, self.on_host("index") + 1) & self.on_host("real") & ~self.on_host("visual")
 
-    @property
-    def follows(self) -> Tensor:
-        """[B,N] bool: the previous input of the sequence was kept too."""
+    def follows(self, *, text: bool) -> Tensor:
+        """[B,N] bool: the previous input of the sequence was kept too, and under `text` it is text."""
         before = torch.zeros_like(self.real)
         before[:, 1:] = (self.index[:, 1:] == self.index[:, :-1] + 1) & self.real[:, 1:]
+        if text:
+            before[:, 1:] &= ~self.visual[:, :-1]
         return before
-
-    @property
-    def follows_text(self) -> Tensor:
-        """[B,N] bool: the previous input was kept too, and it is text."""
-        follows = self.follows
-        follows[:, 1:] &= ~self.visual[:, :-1]
-        return follows
 
 
 def lay_out(

@@ -92,9 +92,15 @@ class HeadTraining(nn.Module):
         """The inputs of the layer and their positions."""
         config, visual = self.config, self.visual
         vectors = self.head.num_queries - 1 if self.head.num_queries else 0
+        keep = None  # [B,T] bool: visual tokens whose inputs this epoch keeps; None: all
+        share = self.share if visual == "direct" else 1.0
+        if config.blind_share or share not in (0.0, 1.0):
+            assert len(batch.seeds) == len(batch.ids), "visual inputs are drawn from each row's seed"
+            keep = torch.ones(batch.ids.shape, dtype=torch.bool) if share == 1 else _drawn(batch, share)
+            keep[[is_blind(seed, config.blind_share) for seed in batch.seeds]] = False
         layout = lay_out(
             visual, batch.on_host("modality"), batch.on_host("attention_mask"), num_vectors=vectors,
-            keep=self._seen(batch), device=batch.ids.device,
+            keep=keep, device=batch.ids.device,
         )  # fmt: skip
         assert states.positions is not None
         sequences = Sequences(
@@ -106,16 +112,6 @@ class HeadTraining(nn.Module):
             assert len(batch.seeds) == len(batch.ids), "gaps are drawn from each row's seed"
             positions = with_gaps(positions, layout, _gaps(batch.seeds, config.gap_share, config.gap))
         return filled, positions
-
-    def _seen(self, batch: Batch) -> Tensor | None:
-        """[B,T] bool: visual tokens whose inputs this epoch keeps; None: all."""
-        share, blind = self.share if self.visual == "direct" else 1.0, self.config.blind_share
-        if not blind and share in (0.0, 1.0):
-            return None
-        assert len(batch.seeds) == len(batch.ids), "visual inputs are drawn from each row's seed"
-        seen = torch.ones(batch.ids.shape, dtype=torch.bool) if share == 1 else _drawn(batch, share)
-        seen[[is_blind(seed, blind) for seed in batch.seeds]] = False
-        return seen
 
     def _skipped(self, trained: Tensor) -> int:
         """How many inputs of each row no later pass has to run, given [B,N] which ones are trained.
@@ -147,7 +143,7 @@ class HeadTraining(nn.Module):
             uniforms = row_uniforms(states, [0] * len(states), batch.seeds, layout.on_host("real").sum(1).tolist())
             states = add_noise(states, uniforms, lengths, self.objective.noise)
         text = layout.real & ~layout.visual
-        replaced = (text & (layout.follows_text if config.replace == "after_text" else layout.follows))[..., None]
+        replaced = (text & layout.follows(text=config.replace == "after_text"))[..., None]
         inputs = Inputs(filled.embeds, filled.fused(head, states), positions, replaced, filled.direct, filled.image)
         # Padding comes after a row's inputs, so causal attention suffices and no [N,N] mask is needed.
         mask = segments = None
@@ -220,11 +216,27 @@ class TokenTerms:
         ours = ours.unflatten(0, (-1, passes))  # [C,W,V]
         with torch.no_grad():
             goals = self.scores(self.goal[piece.start // passes : piece.stop // passes])
-            theirs, known = goals.scores.to(ours.device, ours.dtype), goals.known.to(ours.device)
+            theirs, known = goals.scores.to(ours.device, ours.dtype), goals.known.to(ours.device)  # [C,V], [C]
             best = theirs.argmax(-1)
             log_p = log_probs(theirs)
             never = theirs.isneginf()  # ids without a token have no score on either side
-        terms = self._terms(log_p, theirs, ours, never) * known[:, None]
+        objective = self.objective
+        soft = objective.token_divergence == "soft_ce"
+        if objective.token and soft:
+            terms = objective.token * soft_cross_entropy(log_p.exp(), ours, never)  # [C,W]
+        else:
+            terms = 0 * ours.amax(-1)  # part of the graph where no term is
+        if objective.l1 or objective.listmle or (objective.token and not soft):
+            possible, goal = ours.masked_fill(never[:, None], float("-inf")), log_p[:, None]
+            log_q = log_probs(possible)
+            if objective.token and not soft:
+                terms = terms + objective.token * divergence_of_logs(objective.token_divergence, goal, log_q)
+            if objective.l1:
+                terms = terms + 2 * objective.l1 * divergence_of_logs("tvd", goal, log_q)
+            if objective.listmle:
+                lists = [list_mle(theirs, one, objective.top) for one in possible.unbind(1)]
+                terms = terms + objective.listmle * torch.stack(lists, dim=1)
+        terms = terms * known[:, None]
         loss = (terms * self.weights.to(terms)).sum()
         with torch.no_grad():
             first, last = (ours[:, number].masked_fill(never, float("-inf")) for number in (0, -1))
@@ -234,26 +246,6 @@ class TokenTerms:
             hits = (last.argmax(-1) == best) & known
             sums = torch.stack([ranked[:, 0].sum(), ranked.any(-1).sum(), alpha, hits.sum()]).float()
         return loss, sums
-
-    def _terms(self, log_p: Tensor, theirs: Tensor, ours: Tensor, never: Tensor) -> Tensor:
-        """[C,W], from the target's log-probabilities and scores [C,V] and those of all passes [C,W,V]."""
-        objective = self.objective
-        if objective.token and objective.token_divergence == "soft_ce":
-            total = objective.token * soft_cross_entropy(log_p.exp(), ours, never)
-            if not (objective.l1 or objective.listmle):
-                return total
-        else:
-            total = 0 * ours.amax(-1)  # part of the graph where no term is
-        ours, log_p = ours.masked_fill(never[:, None], float("-inf")), log_p[:, None]
-        log_q = log_probs(ours)
-        if objective.token and objective.token_divergence != "soft_ce":
-            total = total + objective.token * divergence_of_logs(objective.token_divergence, log_p, log_q)
-        if objective.l1:
-            total = total + 2 * objective.l1 * divergence_of_logs("tvd", log_p, log_q)
-        if objective.listmle:
-            lists = [list_mle(theirs, one, objective.top) for one in ours.unbind(1)]
-            total = total + objective.listmle * torch.stack(lists, dim=1)
-        return total
 
 
 def add_noise(features: Tensor, uniforms: Tensor, lengths: Tensor, width: float) -> Tensor:

@@ -25,6 +25,7 @@ from ...core.pretrained import name_accelerator
 from ...core.section import Section, torch_dtype
 from ..families.load import load_lvlm
 from ..families.sizes import parameter_lines
+from ..families.table import family_of
 from ..folders import find_folder
 from ..hub import load_language_model, load_vision_tower, read_config, rope_of, vision_half
 from ..inline import InlineModel
@@ -36,12 +37,16 @@ from ..targets.llava.made_for_engines import Reading as Reading
 from ..targets.llava.made_for_engines import own_projector as own_projector
 from ..targets.llava.model import assemble, llava_config
 from ..targets.llava.section import LlavaTarget
+from ..targets.llava.training import LlavaTraining
 from .base import PLAIN, CountTokens, Drafter, DraftingOptions, PublishedDrafter, TargetIdentity
 from .ensemble import DraftingMode, EnsembleConfig, EnsembleProposal, preset
 from .graph import GraphedChain
 from .independent import IndependentProposal
 from .manifest import MANIFEST, read_manifest
 from .modes import ImageSubstitutes, Mode
+
+# What others take of a draft's family they ask for here: drafts are LLaVAs.
+LvlmTraining = LlavaTraining
 
 
 class RopeScaling(Section):
@@ -345,7 +350,7 @@ def _folder_of_ours(config: LvlmConfig) -> Path | None:
 
 def as_target(model: transformers.PreTrainedModel, *, num_token_ids: int, image_token_id: int) -> LlavaTarget:
     """The draft as it answers on its own. One without a newline reads one tile of what a target reads in several."""
-    reads_tiles = False if model.config.model_type == "llava" else None
+    reads_tiles = False if family_of(model.config).one_tile else None
     return LlavaTarget(model, num_token_ids=num_token_ids, image_token_id=image_token_id, reads_tiles=reads_tiles)
 
 

@@ -15,13 +15,9 @@ from pydantic import ValidationError
 
 from ...core.errors import UserError
 from ...core.json_types import JsonObject, object_at
-from ..targets.llamagen.section import NAMED_SHAPE, LlamaGenTargetConfig
-from ..targets.llamagen.transformer import LlamaGenConfig
+from ..families.table import IMAGE_SECTIONS
 from .base import TargetIdentity
 from .manifest import MANIFEST, read_manifest
-
-# Keys of a LlamaGen's section that its shape follows from: others, guidance and precision, are decoding's own matter.
-_SHAPE_KEYS = ("kind", "size", "shape", "condition", "image_size", "vq", "text_encoder")
 
 
 class OtherTarget(UserError):
@@ -62,9 +58,14 @@ def check_made_for(folder: Path, target: Any, identity: TargetIdentity | None) -
         return
     expected: JsonObject = {"kind": target.kind if identity is None else identity.section.get("kind", target.kind)}
     actual: JsonObject = {"kind": written.get("kind")}
-    if actual == expected and actual["kind"] == "llamagen":
-        actual |= _shape(written, path).model_dump(include=set(NAMED_SHAPE))
-        expected |= target.config.model_dump(include=set(NAMED_SHAPE))
+    if actual == expected and (section := IMAGE_SECTIONS.get(actual["kind"])) is not None:
+        try:
+            shape = section.named_shape(written)
+        except ValidationError as error:
+            problem = f"target is no section of a recipe: {error.errors()[0]['msg']}"
+            raise UserError(problem, where=str(path), hint="train the head again, or restore the file") from error
+        actual |= shape
+        expected |= {name: getattr(target.config, name) for name in shape}
     if identity is not None:
         path_now, revision_now = identity.section.get("path"), identity.section.get("revision")
         # A directory may have moved, and may be one of the Hub's models under another name.
@@ -78,12 +79,3 @@ def check_made_for(folder: Path, target: Any, identity: TargetIdentity | None) -
             hint += "; if both names are of the same weights, fix target.path in this file" if name == "path" else ""
             problem = f"the head was made for another target: {name} is {actual[name]}, expected {value}"
             raise (OtherTarget if name in ("path", "revision") else UserError)(problem, where=str(path), hint=hint)
-
-
-def _shape(target: JsonObject, path: Path) -> LlamaGenConfig:
-    try:
-        section = LlamaGenTargetConfig.model_validate({name: target[name] for name in _SHAPE_KEYS if name in target})
-    except ValidationError as error:
-        problem = f"target is no section of a recipe: {error.errors()[0]['msg']}"
-        raise UserError(problem, where=str(path), hint="train the head again, or restore the file") from error
-    return section.model_config_of()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, cast
 
 import torch
@@ -14,12 +15,15 @@ from pydantic import Field
 from torch import Tensor
 
 from ...core.batch import ImageRequest
+from ...core.errors import UserError
 from ...core.import_paths import OrImported
-from ..targets.base import DrawingTarget
+from ...core.json_types import JsonMapping
+from ..folders import CONFIG
+from ..targets.base import DrawingTarget, TargetShape
 from ..targets.drawing import Conditions, Folders, ImageTargetSection
 from ..targets.section import TargetSection
 from .load import TargetConfig
-from .table import IMAGE_TARGETS, LANGUAGE_TARGETS
+from .table import IMAGE_SECTIONS, IMAGE_TARGETS, LANGUAGE_TARGETS
 
 # A recipe's `target` that draws.
 ImageTargetConfig = Annotated[IMAGE_TARGETS, Field(discriminator="kind"), OrImported(ImageTargetSection)]
@@ -56,6 +60,22 @@ class Generator:
             UserError: the target is class-conditional, and the label is None or no class of it.
         """
         return ImageRequest(self.condition(caption, label), caption, name)
+
+
+def mirrored_in(folder: Path, values: JsonMapping) -> tuple[str, TargetShape]:
+    """Kind of published weights in a folder, and what heads mirror of them, by its `config.json` (`values`).
+
+    Raises:
+        UserError: no image generator says so, or keys are missing.
+    """
+    for kind, section in IMAGE_SECTIONS.items():
+        shape = section.mirrored_in(folder, values)
+        if shape is not None:
+            return kind, shape
+    raise UserError(
+        f"model_type {values.get('model_type')!r} is no image generator's", where=str(folder / CONFIG),
+        hint=f"give the weights of one of these kinds: {', '.join(IMAGE_SECTIONS)}",
+    )  # fmt: skip
 
 
 def load_generator(config: ImageTargetSection, folders: Folders, *, device: torch.device) -> Generator:

@@ -5,15 +5,16 @@ Families import what stands in `models/targets`, and this imports them: rooms im
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, get_args
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
 
 from transformers import PreTrainedConfig
 
 from ..parts import Part
-from ..targets.anole.section import AnoleTargetConfig
+from ..targets.anole.section import AnoleTargetConfig, refuse_lumina
 from ..targets.causal.family import CAUSAL
 from ..targets.causal.section import CausalTargetConfig
+from ..targets.drawing import ImageTargetSection
 from ..targets.family import Family, Text, tower_type
 from ..targets.gemma.section import GemmaTargetConfig
 from ..targets.internvl.section import InternVLTargetConfig
@@ -38,9 +39,12 @@ LANGUAGE_TARGETS = (
     | CausalTargetConfig
 )
 IMAGE_TARGETS = LlamaGenTargetConfig | AnoleTargetConfig
-IMAGE_KINDS = tuple(
-    kind for section in IMAGE_TARGETS.__args__ for kind in get_args(section.model_fields["kind"].annotation)
-)
+ImageKind = Literal["llamagen", "anole"]
+IMAGE_SECTIONS: Mapping[str, type[ImageTargetSection]] = {
+    kind: section for section in IMAGE_TARGETS.__args__ for kind in get_args(section.model_fields["kind"].annotation)
+}
+# Kinds that somebody might name -> what raises why they are none.
+REFUSED: Mapping[str, Callable[[], NoReturn]] = {"lumina-mgpt": refuse_lumina}
 # (model_type, model_type of a tower that makes another family of it, else "") -> record.
 FAMILIES: Mapping[tuple[str, str], Family] = {
     (name, family.tower): family for section in LANGUAGE_TARGETS.__args__ for name, family in section.families.items()

@@ -22,7 +22,7 @@ from ..drafters.dspark import DsparkConfig, DsparkShape
 from ..folders import CONFIG
 from ..hub import usual_heads
 from .expressible import Engine
-from .llama_layer import layer_settings, llama_values
+from .llama_layer import NORMS_HEADS, layer_settings, llama_values
 from .published_head import State
 from .source import Files, Source, proposals
 
@@ -53,10 +53,10 @@ def from_ours(engine: Engine, source: Source) -> Files:
 
 
 def _layers(source: Source) -> JsonObject:
-    """Qwen3's config of the draft's layers, whatever the target is."""
+    """The config of the draft's layers, which norm heads, whatever the target is."""
     shape = source.head.shape
     values = llama_values(shape.layer, source.target.text) | {
-        "model_type": "qwen3",
+        "model_type": NORMS_HEADS,
         "num_hidden_layers": shape.num_layers,
     }
     del values["mlp_bias"]

@@ -19,7 +19,7 @@ from ..folders import WEIGHTS, check_shapes, shapes_of
 from ..targets.base import TargetShape
 from .eagle3 import TAPS
 from .expressible import Engine
-from .llama_layer import llama_values
+from .llama_layer import QKV_BIASED, llama_values
 from .plugin import plugins_name, served_by_plugin
 from .published_head import State
 from .source import Files, Source
@@ -61,7 +61,7 @@ def from_ours(engine: Engine, source: Source, copied: Tensor | None, *, pictures
         # Its fc always has a bias, which stays as it was drawn where the file has none.
         state.setdefault("fc.bias", torch.zeros(shape.hidden_size, dtype=head.dtype))
         if shape.qkv_bias:
-            values |= {"architectures": ["Qwen2ForCausalLMEagle"], "model_type": "qwen2"}
+            values |= QKV_BIASED
         else:
             values["architectures"] = ["LlamaForCausalLMEagle"]
     else:

@@ -324,15 +324,14 @@ def _text(
 
 def _refuse_visual(folder: Path, engine: Engine) -> None:
     manifest = read_manifest(folder)
-    # An imported head of LlamaGen's names no target: its config holds the shape of what it mirrors.
-    section = object_at(manifest, "target") or {"kind": "llamagen"}
-    method, target = manifest.get("method"), section.get("kind")
+    # An imported head's config has the shape of what it mirrors in place of a target.
+    section, method = object_at(manifest, "target") or {}, manifest.get("method")
     reasons = [
         "no engine decodes this target's pictures with a drafter: vLLM runs such models to understand, if at all"
     ]
     if method == "medusa":
         reasons.append("vLLM 0.33 has no Medusa any more, SGLang never lists it")
-    elif target == "llamagen":
+    elif read_values(folder).get("rope") == "grid":
         reasons.append("its layer turns by row and column of the picture, and engines turn by the place alone")
     if section.get("cfg_scale", 1.0) != 1.0 or manifest.get("condition_dropout"):
         reasons.append(

@@ -9,22 +9,22 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import ChameleonConfig
 
 from ...core.errors import UserError
 from ...core.json_types import JsonObject
 from ..drafters.eagle import EagleConfig
 from ..drafters.eagle_images import ImageEagleHead, load_eagle
-from ..targets.anole.target import anole_shape
-from ..targets.llamagen.target import llamagen_shape
-from ..targets.llamagen.transformer import LlamaGenConfig
+from ..targets.base import TargetShape
 from .published_head import read_published
 
 
 def to_ours(
-    source: str, target: LlamaGenConfig | ChameleonConfig, *, revision: str | None = None
+    source: str, mirrored: TargetShape, *, revision: str | None = None
 ) -> tuple[ImageEagleHead, JsonObject, tuple[str, ...]]:
     """The head, the recipe's `drafter` section without its path, and what nobody can know of it.
+
+    Args:
+        mirrored: of the target that it was trained for.
 
     Raises:
         UserError: a file is missing, or it was trained for another target.
@@ -33,11 +33,9 @@ def to_ours(
     if "embed_tokens.weight" not in state:
         raise UserError("embed_tokens.weight is missing, and may not have been the target's", where=str(folder),
                         hint="fetch the whole checkpoint")  # fmt: skip
-    drawn = isinstance(target, LlamaGenConfig)
     settings: JsonObject = {"kind": "eagle"}
     named = {"intermediate_size": values.get("intermediate_size"), "num_heads": values.get("num_attention_heads"),
              "norm_eps": values.get("rms_norm_eps")}  # fmt: skip
-    mirrored = llamagen_shape(target) if isinstance(target, LlamaGenConfig) else anole_shape(target)
     plain = EagleConfig(kind="eagle").layer(mirrored)
     same = {"intermediate_size": plain.intermediate_size, "num_heads": plain.num_heads, "norm_eps": plain.norm_eps}
     settings |= {name: value for name, value in named.items() if value not in (None, same[name])}
@@ -46,12 +44,13 @@ def to_ours(
     config = EagleConfig.model_validate(settings)
     shape = config.layer(mirrored)
     asked = values.get("input_type")
-    if drawn and asked is not None:
-        _check_grid(asked, values.get("block_size"), target, str(folder))
+    by_cell = shape.rope == "grid"  # LlamaGen's turn by the cell of the picture, Anole's by the place in the text
+    if by_cell and asked is not None:
+        _check_grid(asked, values.get("block_size"), mirrored, str(folder))
     head = load_eagle(folder, torch.zeros(shape.vocab_size, shape.hidden_size), shape, config)
     head.to(state["fc.weight"].dtype)
     notes = ["keeps its own embedding, which need not be the target's: the one that it was trained beside"]
-    if not drawn:
+    if not by_cell:
         notes.append(
             "LANTERN's data loader for Anole pairs a feature with its own token, decoding with the next one; which "
             "script trained this head is not said: measure tau before trusting it"
@@ -59,11 +58,12 @@ def to_ours(
     return head, settings, tuple(notes)
 
 
-def _check_grid(asked: str, codes: Any, target: Any, where: str) -> None:
+def _check_grid(asked: str, codes: Any, target: TargetShape, where: str) -> None:
     kind = "class" if asked == "c2i" else "text"
-    if kind != target.condition or (codes is not None and int(codes) != target.num_codes):
+    num_codes = target.grid**2
+    if kind != target.condition or (codes is not None and int(codes) != num_codes):
         raise UserError(
             f"it drafts {codes or 'some'} codes of {kind}-conditional pictures (input_type {asked}), and the target "
-            f"draws {target.num_codes} of {target.condition}-conditional ones: its positions would be others",
+            f"draws {num_codes} of {target.condition}-conditional ones: its positions would be others",
             where=where, hint="name the target that it was trained for",
         )  # fmt: skip

@@ -24,7 +24,7 @@ from ..drafters.head_config import HeadConfig
 from ..drafters.head_files import head_state
 from ..drafters.manifest import MANIFEST, read_manifest
 from ..drafters.medusa import MedusaConfig
-from ..families.table import IMAGE_KINDS, family_named
+from ..families.table import IMAGE_SECTIONS, family_named
 from ..folders import read_values
 from ..hub import read_config
 from ..shipped import PREFIX, opened_target
@@ -109,7 +109,7 @@ def kind_of(folder: Path) -> str:
                         hint="give the folder of the stage that trained it, inside a run's")  # fmt: skip
     values = read_values(folder)
     of_target = value_at(manifest, "target", "kind")
-    if of_target in IMAGE_KINDS:
+    if of_target in IMAGE_SECTIONS:
         return "visual"
     if of_target and manifest.get("method") is not None:
         return "reading"
@@ -130,7 +130,7 @@ def _target_section(folder: Path) -> JsonObject:
     """The target's section in a drafter's manifest; a draft LVLM's is a name alone."""
     written = read_manifest(folder).get("target")
     section = object_at(written)
-    return {"kind": "llava", "path": written} if section is None else section
+    return {"path": written} if section is None else section
 
 
 def named_target(folder: Path, target: str | None) -> tuple[JsonObject, str]:

@@ -56,7 +56,7 @@ def load_published(
 
 def _lantern(config: EagleConfig, folder: Path, target: Any, identity: TargetIdentity) -> nn.Module:
     """LANTERN's head of an image generator, which brings the rows that it was trained beside."""
-    _, settings, _ = lantern.to_ours(str(folder), target.config)
+    _, settings, _ = lantern.to_ours(str(folder), target.shape)
     told = EagleConfig.model_validate(settings)
     _check_layer(config.layer(target.shape), told.layer(target.shape), settings, str(folder))
     return config.load(folder, target, dtype=torch.float32, identity=identity)

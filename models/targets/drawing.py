@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ...core.errors import UserError
 from ...core.import_paths import Kinded
+from ...core.json_types import JsonMapping, JsonObject
 from ..decoding.rows import Guidance
 from .base import DrawingTarget, TargetShape
 
@@ -43,6 +44,23 @@ class ImageTargetSection(Kinded):
     reads_text_alone: ClassVar[bool] = False
     is_trained_here: ClassVar[bool] = False  # transformer and image tokenizer; published ones are not
     adt_preset: ClassVar[str]  # the evaluation's preset that has ADT-Tree's trees for this family
+    adt_widths: ClassVar[JsonObject]  # step and range of the widths of ADT-Tree's trees (its section V-A)
+    # Whether kind and path say a published model's shape, so that a head's manifest names them.
+    is_named_by_path: ClassVar[bool] = True
+
+    @classmethod
+    def mirrored_in(cls, folder: Path, values: JsonMapping) -> TargetShape | None:
+        """What heads mirror of published weights, by the folder's `config.json`; None: another family's."""
+        raise NotImplementedError
+
+    @classmethod
+    def named_shape(cls, section: JsonObject) -> JsonObject:
+        """What a manifest's section of the target says of the shape, as keys of the model's config.
+
+        Raises:
+            ValidationError: it is no section.
+        """
+        return {}
 
     def provides(self) -> set[str]:
         """Things that need no stage: they come from outside."""
@@ -121,6 +139,11 @@ class ImageTargetSection(Kinded):
     def picture_encoder(self, folders: Folders, *, device: torch.device) -> Callable[[Tensor], Tensor]:
         """uint8 [B,3,S,S] -> codes [B,n] int64 on the CPU."""
         raise NotImplementedError
+
+    @property
+    def reads_features(self) -> bool:
+        """Whether captions reach it as the features of a text encoder."""
+        return False
 
     def caption_encoder(
         self, folders: Folders, *, device: torch.device

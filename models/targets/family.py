@@ -81,6 +81,8 @@ class Family:
     pictures: Pictures | None = None  # None: it reads text alone
     # model_type of the tower, where that makes another family of a model_type (Pixtral's config says llava).
     tower: str = ""
+    # Every picture is one tile, and `pixel_values` alone say it; others have conventions of how tiles are packed.
+    one_tile: bool = False
     # Whether draft LVLMs read what its image processor makes.
     shares_pictures: bool = False
     # model_type of text configs -> what heads take from them.

@@ -332,7 +332,7 @@ def test_lanterns_heads(tmp_path, condition):
     if condition == "text":
         values |= {"input_type": "t2i", "block_size": 16}
     (folder / "config.json").write_text(json.dumps(values))
-    result, settings, notes = lantern.to_ours(str(folder), teacher.config)
+    result, settings, notes = lantern.to_ours(str(folder), teacher.shape)
     assert torch.equal(result.embed_tokens.weight, state["embed_tokens.weight"]) and result.own_embedding
     assert settings == {"kind": "eagle", "norm_eps": 2e-6} and result.shape.norm_eps == 2e-6
     assert any("own token" in note for note in notes) is (condition == "anole")
@@ -342,10 +342,10 @@ def test_lanterns_heads(tmp_path, condition):
     if condition == "text":
         (folder / "config.json").write_text(json.dumps(values | {"block_size": 64}))
         with pytest.raises(UserError, match="drafts 64 codes"):
-            lantern.to_ours(str(folder), teacher.config)
+            lantern.to_ours(str(folder), teacher.shape)
     torch.save({n: v for n, v in state.items() if n != "embed_tokens.weight"}, folder / "pytorch_model.bin")
     with pytest.raises(UserError, match="may not have been the target's"):
-        lantern.to_ours(str(folder), teacher.config)
+        lantern.to_ours(str(folder), teacher.shape)
 
 
 # ---- TABED

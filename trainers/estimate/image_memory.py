@@ -4,11 +4,9 @@ both rows of guidance, drafters, and a tree's scores.
 
 from __future__ import annotations
 
-from typing import Any
-
+from ...models.drafters.base import DrafterConfig
 from ...models.families.generators import ImageTargetConfig, image_section
 from ...models.targets.base import TargetShape
-from ...models.targets.llamagen.transformer import published
 from ..run.stage import Planned
 from .auto_dtypes import held_bytes
 from .evaluation_memory import Memory
@@ -48,18 +46,12 @@ def _target(section: ImageTargetConfig, width: int) -> dict[str, int]:
     """Bytes of each part. What is spelt out lies in float32, but for the transformer; a published T5 in bfloat16."""
     sizes = {name: count * (width if name == "transformer" else 4) for name, count in section.count().items()}
     sizes.setdefault("image tokenizer", 4 * TOKENIZER)
-    if section.condition == "text" and section.base_kind == "llamagen":
+    if section.reads_features:
         sizes.setdefault("text encoder", 2 * T5_XL)
     return sizes
 
 
-def _drafter(config: Any, shape: TargetShape, places: int, width: int) -> tuple[float, float]:
+def _drafter(config: DrafterConfig, shape: TargetShape, places: int, width: int) -> tuple[float, float]:
     """Memory of the weights, and of keys and values at this number of tokens of all rows."""
     weights = float(width * sum(config.count(shape).values()))
-    if config.base_kind == "llamagen":
-        own = published(config.size, grid=shape.grid, condition=shape.condition)
-        return weights, 2.0 * own.num_layers * own.dim * places * width
-    if config.base_kind in ("dflash", "dspark", "dflash2"):
-        made = config.shape(shape)
-        return weights, 2.0 * made.num_layers * made.layer.num_kv_heads * made.layer.head_dim * places * width
-    return weights, 0.0 if config.base_kind in ("medusa", "jacobi") else 2.0 * shape.hidden_size * places * width
+    return weights, float(config.cached_numbers(shape)[0] * places * width)

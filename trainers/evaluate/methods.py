@@ -22,6 +22,7 @@ from ...eval.rules import RULES, Codes, Rule, RuleSection
 from ...models.drafters import AnyDrafter, members_of
 from ...models.drafters.base import DrafterConfig
 from ...models.drafters.ensemble import DraftingMode
+from ...models.families.table import IMAGE_SECTIONS
 
 
 class ExactRule(RuleSection):
@@ -80,7 +81,7 @@ class Method(Section):
     # ViSkip: draft nothing in cycles whose last token came from a place that gave the pictures at least this share of
     # the last layer's attention (MMSpec's code: 0.35). Any drafter of a language model; outputs stay exact. null: off.
     visual_skip: float | None = Field(None, gt=0, le=1)
-    # Of a smaller LlamaGen: its guidance.
+    # Of a smaller image generator: its guidance.
     cfg_scale: float | None = Field(None, ge=0)
 
     @model_validator(mode="after")
@@ -248,8 +249,8 @@ _EAGLE2: JsonObject = {"tree": {"kind": "dynamic", "total": 60, "depth": 4, "wid
 _RELAXED: JsonObject = {"rule": {"kind": "lantern", "k": 1000, "delta": 0.4}}
 
 
-def _adt(family: str) -> dict[str, JsonObject]:
-    tree: JsonObject = {"tree": {"kind": "adt", "preset": family}}
+def _adt(kind: str) -> dict[str, JsonObject]:
+    tree: JsonObject = {"tree": {"kind": "adt", "preset": kind}}
     return {
         "EAGLE-2": _EAGLE2,
         "LANTERN": {**_EAGLE2, **_RELAXED},
@@ -259,8 +260,7 @@ def _adt(family: str) -> dict[str, JsonObject]:
 
 
 PRESETS: dict[str, dict[str, JsonObject]] = {
-    "adt": _adt("anole"),
-    "adt-llamagen": _adt("llamagen"),
+    **{section.adt_preset: _adt(kind) for kind, section in IMAGE_SECTIONS.items()},
     "lantern": {
         "EAGLE-2": _EAGLE2,
         **{

@@ -14,6 +14,7 @@ from ...core.errors import UserError
 from ...data.collate import Sample, collate
 from ...data.dataset import ConversationDataset
 from ...data.families.processor import Processor
+from ...models.families.table import family_of
 from ...models.training import ModelTraining
 
 _LOOKED_AT = 64  # samples that token counts are estimated from
@@ -96,7 +97,7 @@ def _check_head(module: ModelTraining, sample: Sample, processor: Processor) -> 
     """
     batch = collate([sample], pad_id=processor.pad_id, image_size=processor.image_size)
     is_plain = all(picture.is_plain and picture.modality == IMAGE for picture in batch.pictures)
-    if module.model.config.model_type != "llava" or not is_plain:
+    if not family_of(module.model.config).one_tile or not is_plain:
         ids = batch.ids.masked_fill(batch.modality != TEXT, processor.pad_id)
         batch = replace(batch, pixels=None, ids=ids, modality=torch.zeros_like(batch.modality), pictures=())
     place, first = _place(module), module.num_unseen

@@ -14,6 +14,7 @@ from transformers import AutoTokenizer, ChameleonConfig
 from ....core.errors import UserError
 from ....core.fields import DeviceMap, Dtype, Place, Revision
 from ....core.finite import check_module
+from ....core.json_types import JsonMapping, JsonObject
 from ....core.placement import check_spread, onto, spread
 from ....core.pretrained import check_quantised, reading_pretrained
 from ....core.section import torch_dtype
@@ -34,6 +35,7 @@ class AnoleTargetConfig(ImageTargetSection):
     """Anole 7B, published: a stage trains heads for it and never the model itself."""
 
     adt_preset: ClassVar[str] = "adt"
+    adt_widths: ClassVar[JsonObject] = {"width_step": 3, "width_range": (3, 14)}
 
     kind: Literal["anole"]
     # Hub id or directory in transformers' layout (leloy/Anole-7b-v0.1-hf). GAIR/Anole-7b-v0.1 is in Meta's.
@@ -51,6 +53,12 @@ class AnoleTargetConfig(ImageTargetSection):
     vq_path: Place | None = "leloy/Anole-7b-v0.1-vqvae-hf"
     # A commit, tag or branch of `vq_path`.
     vq_revision: Revision | None = None
+
+    @classmethod
+    def mirrored_in(cls, folder: Path, values: JsonMapping) -> TargetShape | None:
+        if values.get("model_type") != "chameleon":
+            return None
+        return anole_shape(_chameleon(read_config(str(folder), key="--target"), folder))
 
     def provides(self) -> set[str]:
         """Things that need no stage: they come from outside. The text's tokenizer lies beside the weights."""

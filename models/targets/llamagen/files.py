@@ -13,7 +13,7 @@ import torch
 from pydantic import ValidationError
 
 from ....core.errors import UserError, did_you_mean
-from ....core.json_types import JsonObject
+from ....core.json_types import JsonMapping, JsonObject
 from ....core.pretrained import CPU
 from ....core.section import Section
 from ...folders import CONFIG, Shapes, State, find_folder, read_values, read_weights, shapes_of, write_folder
@@ -64,12 +64,23 @@ def read_llamagen(
     """Weights under the official names, and the config, of either layout. `dtype` None keeps what is stored."""
     folder = find_folder(source, revision)
     values = read_values(folder)
+    config = config_in(folder, values)
     if is_lantern(values):
-        config = lantern_config(values, where=str(folder / CONFIG))
         expected = shapes_of(to_lantern(_meta_state(config), config)[0])
         return from_lantern(read_weights(folder, expected, dtype, device), values)
-    config = _config(LlamaGenConfig, LLAMAGEN, values, folder / CONFIG)
     return read_weights(folder, shapes_for(config), dtype, device), config
+
+
+def is_ours(values: JsonMapping) -> bool:
+    """Whether a `config.json` is a LlamaGen's, of either layout."""
+    return values.get("model_type") == LLAMAGEN or is_lantern(values)
+
+
+def config_in(folder: Path, values: JsonMapping) -> LlamaGenConfig:
+    """The config that a folder's `config.json` (`values`) says in either layout. Raises `UserError` as above."""
+    if is_lantern(values):
+        return lantern_config(values, where=str(folder / CONFIG))
+    return _config(LlamaGenConfig, LLAMAGEN, values, folder / CONFIG)
 
 
 def load_vq(source: str | Path, device: torch.device = CPU) -> VqTokenizer:
@@ -98,7 +109,7 @@ def _meta_state(config: LlamaGenConfig | VqConfig) -> State:
         return (VqTokenizer(config) if isinstance(config, VqConfig) else LlamaGen(config)).state_dict()
 
 
-def _config(schema: type[C], model_type: str, values: JsonObject, path: Path) -> C:
+def _config(schema: type[C], model_type: str, values: JsonMapping, path: Path) -> C:
     written = values.get("model_type")
     if written != model_type:
         raise UserError(

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ....core.errors import UserError
 from ....core.fields import Dtype, Place, Revision
+from ....core.json_types import JsonMapping, JsonObject
 from ....core.section import torch_dtype
 from ...decoding.rows import Guidance, GuidanceScale
 from ...folders import find_folder
@@ -25,7 +26,7 @@ from ...stored import resolved_dtype
 from ..base import TargetShape
 from ..drawing import COUNTED_IDS, TEXT_ENCODER, Conditions, Drawer, Folders, ImageTargetSection
 from .captions import CaptionIds, TextFeatures, load_text_encoder
-from .files import load_llamagen, load_vq
+from .files import config_in, is_ours, load_llamagen, load_vq
 from .target import LlamaGenTarget, llamagen_shape
 from .training import LlamaGenTraining, VqTraining, to_model, to_pixels
 from .transformer import LlamaGen, LlamaGenConfig, published
@@ -34,6 +35,8 @@ from .vq import VqConfig, VqTokenizer
 Size = Literal["B", "L", "XL", "XXL", "XXXL", "1B", "3B", "7B"]
 # What a recipe says of a LlamaGen's shape, held against its weights; a head's manifest repeats it.
 NAMED_SHAPE = ("num_layers", "num_heads", "dim", "vocab_size", "grid", "condition")
+# Keys of a section that its shape follows from: others, guidance and precision, are decoding's own matter.
+_SHAPE_KEYS = ("kind", "size", "shape", "condition", "image_size", "vq", "text_encoder")
 
 
 class LlamaGenTargetConfig(ImageTargetSection):
@@ -41,6 +44,8 @@ class LlamaGenTargetConfig(ImageTargetSection):
 
     is_trained_here: ClassVar[bool] = True
     adt_preset: ClassVar[str] = "adt-llamagen"
+    adt_widths: ClassVar[JsonObject] = {"width_step": 10, "width_range": (3, 40)}
+    is_named_by_path: ClassVar[bool] = False  # a head's own config has the shape
 
     kind: Literal["llamagen"]
     # Hub id or directory of the weights, as `draftsmith convert` writes them or in LANTERN's layout.
@@ -84,6 +89,15 @@ class LlamaGenTargetConfig(ImageTargetSection):
         if self.tokenizer is not None and not isinstance(self.text_encoder, dict):
             raise ValueError("tokenizer is given, and text_encoder is not spelt out: it brings its own")
         return self
+
+    @classmethod
+    def mirrored_in(cls, folder: Path, values: JsonMapping) -> TargetShape | None:
+        return llamagen_shape(config_in(folder, values)) if is_ours(values) else None
+
+    @classmethod
+    def named_shape(cls, section: JsonObject) -> JsonObject:
+        made = cls.model_validate({name: section[name] for name in _SHAPE_KEYS if name in section})
+        return made.model_config_of().model_dump(include=set(NAMED_SHAPE))
 
     @property
     def factor(self) -> int:
@@ -198,11 +212,15 @@ class LlamaGenTargetConfig(ImageTargetSection):
         vq = self._vq(folders, device)
         return lambda pixels: vq.encode(to_model(pixels.to(device))).cpu()
 
+    @property
+    def reads_features(self) -> bool:
+        return self.condition == "text"
+
     def caption_encoder(
         self, folders: Folders, *, device: torch.device
     ) -> Callable[[Sequence[str]], list[Tensor]] | None:
         """The T5 encoder; None of a class-conditional one."""
-        return None if self.condition == "class" else text_features(self, folders, device=device).encode
+        return text_features(self, folders, device=device).encode if self.reads_features else None
 
     def check_labels(self, asked: Iterable[tuple[str, int | None]]) -> None:
         """Raises `UserError` where it is class-conditional and has no class of these labels, or is asked by text and a

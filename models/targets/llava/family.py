@@ -25,7 +25,8 @@ _ENGINES = {"llava": {"vllm": ("eagle", "eagle3", "dflash", "patched"), "sglang"
 # model_type -> record.
 FAMILIES: dict[str, Family] = {
     name: LlavaFamily(
-        name, model, LlavaTraining, LlavaDecoder, Pictures(), shares_pictures=True, engines=_ENGINES.get(name, {})
+        name, model, LlavaTraining, LlavaDecoder, Pictures(), one_tile=name == "llava", shares_pictures=True,
+        engines=_ENGINES.get(name, {}),
     )
     for name, model in MODELS.items()
-}
+}  # fmt: skip

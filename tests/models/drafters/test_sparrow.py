@@ -71,7 +71,7 @@ def test_sparrows_slots():
     close(filled.states[0], given["H"][state])
     close(layout.pick(case.states.feature, 1)[0], given["H"][goal])
     text = ~layout.visual[0]
-    assert (layout.follows_text[0] & text).tolist() == (replaced.bool() & text).tolist()
+    assert (layout.follows(text=True)[0] & text).tolist() == (replaced.bool() & text).tolist()
     window = lay_out("none", batch.modality, batch.attention_mask)
     assert torch.equal(window.index[0], given["text_slots"])
     places = base_positions("compact", window, None, visual_held=True)
