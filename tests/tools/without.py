@@ -34,6 +34,10 @@ LINES = {
         "trainers/evaluate/probe_settings.py": {r"analysis: AnalysisConfig \| None": "analysis: None"},
         "recipes/demo/visual-ar*.yaml": {r" *probes: \{analysis: .*\n": ""},
         "recipes/visual_ar/eagle-*.yaml": {r" *probes: \{analysis: .*\n": ""},
+        # Cases of tests of the core.
+        "tests/recipes/test_check.py": {r" *\(\"demo/visual-ar\", \"stages.evaluate.probes.analysis.*\n": ""},
+        "tests/trainers/test_drawn_evaluation.py": {r" *\(\"probes=\{analysis: .*\n": ""},
+        "tests/trainers/test_one_table.py": {r" *\"probes of pictures, said\": .*\n": ""},
     },
     "serving": {
         "trainers/serve/engines.py": {r"= Annotated\[.*": "= TransformersEngine"},
