@@ -1,7 +1,7 @@
 """Numbers of the code: lines of core and extras, rooms that import each other, circles, names, and how far a step goes.
 
     python scripts/house.py                                              # the table; tests/test_layout.py has the rules
-    python scripts/house.py trainers.train.loop:_forward_backward recipe=...   # runs it; counts what that enters
+    python scripts/house.py trainers.train.loop:_forward_backward recipe=...   # runs it; lists what that enters
 
 Core is what every user passes through. Extras are further target families, baseline drafters, other tools' formats,
 engines' serving, the papers' studies and the synthetic dataset. A room is a folder; its files stand directly in it.
@@ -209,8 +209,8 @@ def naming(files: dict[str, ast.Module], family: str) -> list[str]:
     return result
 
 
-def entered(place: str, arguments: list[str]) -> tuple[int, int, int]:
-    """Run a recipe, and count the package's files, functions and classes that one function enters.
+def entered(place: str, arguments: list[str]) -> list[tuple[str, str]]:
+    """Run a recipe, and list (file, function) of the package that one function enters, in the order of first calls.
 
     Args:
         place: MODULE:FUNCTION or MODULE:CLASS.METHOD, as `trainers.train.loop:_forward_backward`.
@@ -223,13 +223,13 @@ def entered(place: str, arguments: list[str]) -> tuple[int, int, int]:
     for part in name.split(".")[:-1]:
         owner = getattr(owner, part)
     function = getattr(owner, name.split(".")[-1])
-    seen: set[tuple[str, str]] = set()
+    seen: dict[tuple[str, str], None] = {}
 
     def look(frame: Any, event: str, argument: Any) -> None:
         path, entered = Path(frame.f_code.co_filename), frame.f_code.co_qualname
         ours = path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] in TOPS
         if event == "call" and ours and "<" not in entered.rpartition(".")[2]:
-            seen.add((str(path), entered))
+            seen.setdefault((str(path.relative_to(ROOT)), entered))
 
     def counted(*positional: Any, **named: Any) -> Any:
         sys.setprofile(look)
@@ -241,14 +241,17 @@ def entered(place: str, arguments: list[str]) -> tuple[int, int, int]:
     setattr(owner, name.split(".")[-1], counted)
     if draftsmith(arguments):
         raise SystemExit("the run failed")
-    classes = {(path, entered.rpartition(".")[0]) for path, entered in seen if "." in entered}
-    return len({path for path, _ in seen}), len(seen), len({c for c in classes if "<locals>" not in c[1]})
+    return [*seen]
 
 
 def main() -> None:
     """Print the table, or what a function enters."""
     if len(sys.argv) > 1:
-        print("files {}, functions {}, classes {}".format(*entered(sys.argv[1], sys.argv[2:])))
+        seen = entered(sys.argv[1], sys.argv[2:])
+        for path, name in seen:
+            print(f"{path}  {name}")
+        classes = {(path, name.rpartition(".")[0]) for path, name in seen if "." in name and "<locals>" not in name}
+        print(f"files {len({path for path, _ in seen})}, functions {len(seen)}, classes {len(classes)}")
         return
     files = trees()
     found = imports(files)

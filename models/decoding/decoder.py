@@ -224,12 +224,22 @@ class CachedDecoder:
         return parts[0] if len(parts) == 1 else _joined(parts, length)
 
     def _seen(self, prompts: PromptRows, start: int, stop: int, *, wants_weights: bool) -> Tensor | None:
-        """What the places from `start` to `stop` see: `PackedRow.bounds` where attention reads them, else `_seen`."""
-        row, dense = prompts.row, wants_weights or self.always_masks
-        if row is None or dense or stop - start < prompts.embeds.shape[1]:
-            return _seen(prompts, start, stop)
-        reads = reads_bounds(self.language_model.config, prompts.embeds)
-        return row.bounds if reads else _seen(prompts, start, stop)
+        """[R,N,stop] bool: what the places from `start` to `stop` see; None: all up to themselves. Of a packed row that
+        is run at once `PackedRow.bounds`, where attention reads them.
+        """
+        row, mask = prompts.row, prompts.mask
+        if row is None and mask is None:
+            return None
+        whole = stop - start == prompts.embeds.shape[1] and not (wants_weights or self.always_masks)
+        if row is not None and whole and reads_bounds(self.language_model.config, prompts.embeds):
+            return row.bounds
+        places = torch.arange(stop, device=prompts.embeds.device)
+        causal = places[None, :] <= places[start:, None]
+        if row is not None:
+            return (causal & (row.segments[start:stop, None] == row.segments[:stop]))[None]
+        assert mask is not None
+        # Padding attends to itself, because the softmax of a fully masked row is undefined.
+        return (causal & mask[:, None, :stop]) | (places[None, :] == places[start:, None])
 
     def _whole(self, pieces: Iterable[tuple[int, int, bool]], prompts: PromptRows) -> Iterable[tuple[int, int, bool]]:
         """The chunks of a prompt, none of which may cut what must run at once."""
@@ -346,21 +356,6 @@ class CachedDecoder:
     def capped(self, scores: Tensor) -> Tensor:
         """What a model makes of its LM head's scores, each by itself."""
         return scores
-
-
-def _seen(prompts: PromptRows, start: int, stop: int) -> Tensor | None:
-    """[R,N,stop] bool: what the places from `start` to `stop` see; None: all up to themselves."""
-    mask = prompts.mask
-    if mask is None and prompts.row is None:
-        return None
-    places = torch.arange(stop, device=prompts.embeds.device)
-    causal = places[None, :] <= places[start:, None]
-    if prompts.row is not None:
-        segments = prompts.row.segments
-        return (causal & (segments[start:stop, None] == segments[:stop]))[None]
-    assert mask is not None
-    # Padding attends to itself, because the softmax of a fully masked row is undefined.
-    return (causal & mask[:, None, :stop]) | (places[None, :] == places[start:, None])
 
 
 def _pieces(length: int, step: int, queries: Tensor | None) -> Iterator[tuple[int, int, bool]]:

@@ -220,23 +220,7 @@ class TokenTerms:
             best = theirs.argmax(-1)
             log_p = log_probs(theirs)
             never = theirs.isneginf()  # ids without a token have no score on either side
-        objective = self.objective
-        soft = objective.token_divergence == "soft_ce"
-        if objective.token and soft:
-            terms = objective.token * soft_cross_entropy(log_p.exp(), ours, never)  # [C,W]
-        else:
-            terms = 0 * ours.amax(-1)  # part of the graph where no term is
-        if objective.l1 or objective.listmle or (objective.token and not soft):
-            possible, goal = ours.masked_fill(never[:, None], float("-inf")), log_p[:, None]
-            log_q = log_probs(possible)
-            if objective.token and not soft:
-                terms = terms + objective.token * divergence_of_logs(objective.token_divergence, goal, log_q)
-            if objective.l1:
-                terms = terms + 2 * objective.l1 * divergence_of_logs("tvd", goal, log_q)
-            if objective.listmle:
-                lists = [list_mle(theirs, one, objective.top) for one in possible.unbind(1)]
-                terms = terms + objective.listmle * torch.stack(lists, dim=1)
-        terms = terms * known[:, None]
+        terms = self._terms(log_p, theirs, ours, never) * known[:, None]
         loss = (terms * self.weights.to(terms)).sum()
         with torch.no_grad():
             first, last = (ours[:, number].masked_fill(never, float("-inf")) for number in (0, -1))
@@ -246,6 +230,29 @@ class TokenTerms:
             hits = (last.argmax(-1) == best) & known
             sums = torch.stack([ranked[:, 0].sum(), ranked.any(-1).sum(), alpha, hits.sum()]).float()
         return loss, sums
+
+    def _terms(self, log_p: Tensor, theirs: Tensor, ours: Tensor, never: Tensor) -> Tensor:
+        """[C,W], from the target's log-probabilities and scores [C,V] and those of all passes [C,W,V].
+
+        Apart from what is measured, so that what it makes of a vocabulary is gone before that.
+        """
+        objective = self.objective
+        if objective.token and objective.token_divergence == "soft_ce":
+            total = objective.token * soft_cross_entropy(log_p.exp(), ours, never)
+            if not (objective.l1 or objective.listmle):
+                return total
+        else:
+            total = 0 * ours.amax(-1)  # part of the graph where no term is
+        ours, log_p = ours.masked_fill(never[:, None], float("-inf")), log_p[:, None]
+        log_q = log_probs(ours)
+        if objective.token and objective.token_divergence != "soft_ce":
+            total = total + objective.token * divergence_of_logs(objective.token_divergence, log_p, log_q)
+        if objective.l1:
+            total = total + 2 * objective.l1 * divergence_of_logs("tvd", log_p, log_q)
+        if objective.listmle:
+            lists = [list_mle(theirs, one, objective.top) for one in ours.unbind(1)]
+            total = total + objective.listmle * torch.stack(lists, dim=1)
+        return total
 
 
 def add_noise(features: Tensor, uniforms: Tensor, lengths: Tensor, width: float) -> Tensor:

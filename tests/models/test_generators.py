@@ -9,8 +9,11 @@ from draftsmith.core.errors import UserError
 from draftsmith.models.decoding.rows import Guidance
 from draftsmith.models.drafters.eagle_images import EagleLoss, ImageEagleTraining
 from draftsmith.models.drafters.llamagen import SiblingConfig
+from draftsmith.models.families.generators import mirrored_in
 from draftsmith.models.targets.anole.section import AnoleTargetConfig
+from draftsmith.models.targets.llamagen.files import values_of
 from draftsmith.models.targets.llamagen.section import LlamaGenTargetConfig
+from draftsmith.models.targets.llamagen.transformer import LlamaGenConfig
 from pydantic import ValidationError
 from visual_tiny import EAGLE, code_batch, llamagen, step_of, target
 
@@ -98,3 +101,11 @@ def test_no_guidance_means_the_condition_alone_in_losses_too(scale):
         ImageEagleTraining(head, teacher, EagleLoss(noise=0, guided=1.0, guided_divergence="kl")), teacher, batch
     )
     torch.testing.assert_close(paired.metrics["guided_loss"], plain.metrics["token_loss"])
+
+
+def test_published_weights_say_which_image_generator_they_are(tmp_path):
+    """By `config.json`; a language model's say that they are none."""
+    kind, shape = mirrored_in(tmp_path, values_of(LlamaGenConfig(num_layers=1, num_heads=2, dim=8, grid=4)))
+    assert kind == "llamagen" and (shape.grid, shape.hidden_size, shape.draws_images) == (4, 8, True)
+    with pytest.raises(UserError, match="'llama' is no image generator's"):
+        mirrored_in(tmp_path, {"model_type": "llama"})
