@@ -23,6 +23,8 @@ def trained_outside(section: object, key: str) -> Iterator[tuple[str, OutsideSta
     match section:
         case OutsideStart() | PublishedDrafter(path=str()):
             yield f"{key}.path", section
+        case list():  # a cache's heads, whose settings alone are read
+            return
         case _:
             for name, part in parts(section):
                 yield from trained_outside(part, f"{key}.{name}")

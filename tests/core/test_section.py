@@ -2,8 +2,9 @@
 
 import typing
 
-from draftsmith.core.section import Section
+from draftsmith.core.section import Section, parts, within, written_kind
 from draftsmith.recipes import schema
+from pydantic import Field
 
 # Layers are counted from the end as well; the others are compared by validators, or are parts of a tuple.
 _OTHERWISE = {"vision_feature_layer", "depth_range", "width_range", "shares", "ch_mult"}
@@ -32,3 +33,27 @@ def test_every_number_of_a_recipe_has_a_least_value():
                     rows.add(next(limit.ge for limit in field.metadata if hasattr(limit, "ge")))
     assert without == _OTHERWISE and count > 350
     assert rows == {1}
+
+
+class Leaf(Section):
+    size: int = 1
+    inner: list["Leaf"] = Field([])
+
+
+class Branch(Section):
+    kind: str = "branch"
+    from_stage: Leaf | None = Field(None, alias="from")
+    leaves: dict[str, Leaf] = Field({})
+    pairs: tuple[Leaf, ...] = ()
+
+
+def test_sections_are_found_under_the_keys_of_recipes_and_not_inside_one_another():
+    branch = Branch.model_validate({"from": {"size": 2}, "leaves": {"a": {"inner": [{}]}}, "pairs": [{"size": 3}]})
+    found = {".".join(place): leaf.size for place, leaf in within({"stages": [branch]}, Leaf)}
+    assert found == {"stages.0.from": 2, "stages.0.leaves.a": 1, "stages.0.pairs.0": 3}
+    assert [key for key, _ in parts(branch)] == ["kind", "from", "leaves", "pairs"]
+
+
+def test_a_kind_is_read_from_a_section_and_from_its_tree():
+    assert written_kind(Branch()) == written_kind({"kind": "branch"}) == "branch"
+    assert written_kind({"kind": 3}) is written_kind(Leaf()) is written_kind("branch") is None

@@ -11,6 +11,8 @@ from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.exit_codes import FAULTS, OK
 from draftsmith.recipes.load import load
 from draftsmith.recipes.preflight_data import missing_data, sections
+from draftsmith.recipes.preflight_weights import trained_outside
+from draftsmith.trainers.stages.cache import CacheStage
 from PIL import Image
 
 FEW = [
@@ -376,3 +378,11 @@ def test_a_start_that_is_no_folder_and_no_name_of_the_hub_is_a_fault(tmp_path, c
     assert code == FAULTS
     code, text = check(capsys, *recipe, "stages.traffic.from.path=somebody/head")
     assert "will be downloaded" in line(text, "stages.traffic.from.path") or "HF_HUB_OFFLINE" in text
+
+
+def test_heads_of_a_cache_are_no_weights_that_it_reads():
+    """A path beside their settings may be one that a later stage writes, or nobody's."""
+    stage = {"kind": "cache", "data": {"path": "x.json"}, "drafters": [{"kind": "eagle3", "path": "somebody/head"}]}
+    assert not [*trained_outside(CacheStage.model_validate(stage), "stages.cache")]
+    head = CacheStage.model_validate(stage).drafters[0]
+    assert [key for key, _ in trained_outside({"m": head}, "methods")] == ["methods.m.path"]
