@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...core.errors import UserError
 from ...core.fields import MOST_LEVELS, MOST_NODES
-from ...core.json_types import Json, JsonObject
+from ...core.json_types import Json, JsonObject, text_at
 from ...models.decoding.tree import Tree
 from ...models.targets.verified import Verified
 from .base import Draw, Expand, TreeSection
@@ -77,8 +77,8 @@ class AdtTree(TreeSection):
     @model_validator(mode="before")
     @classmethod
     def _from_preset(cls, value: Json) -> Json:
-        preset = value.get("preset") if isinstance(value, dict) else None
-        return {**PRESETS[preset], **value} if isinstance(preset, str) and preset in PRESETS else value
+        preset = PRESETS.get(text_at(value, "preset") or "")
+        return value if preset is None else {**preset, **value}
 
     @model_validator(mode="after")
     def _in_range(self) -> AdtTree:

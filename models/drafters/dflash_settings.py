@@ -96,6 +96,10 @@ class DflashSettings(PublishedDrafter):
     for_images: ClassVar[bool] = True
     trains_on: ClassVar[str | None] = "states"
 
+    @property
+    def layout(self) -> Literal["dflash"]:
+        return "dflash"
+
     @model_validator(mode="after")
     def _in_order(self) -> Self:
         if self.taps is not None and list(self.taps) != sorted(set(self.taps)):

@@ -67,6 +67,11 @@ def preset(name: str) -> EnsembleConfig:
     return EnsembleConfig(name=name, members=members, weights=weights)
 
 
+def spelled_out(mode: Mode | EnsembleConfig) -> EnsembleConfig:
+    """The section of a mode that may be given by its name."""
+    return mode if isinstance(mode, EnsembleConfig) else preset(mode)
+
+
 # An entry of a recipe's list of modes: a name, or an ensemble spelt out.
 DraftingMode = Annotated[EnsembleConfig, shorthand(str, preset)]
 

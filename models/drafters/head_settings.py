@@ -6,7 +6,7 @@ Numbers follow the published code where there is one. What is done with a head, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 import torch
 from pydantic import Field
@@ -20,7 +20,7 @@ from ..families.table import text_of
 from ..layer import LayerShape
 from ..targets.base import Target, TargetShape
 from .base import CountTokens, PublishedDrafter
-from .draft_vocabulary import OwnVocabulary, drafted_ids
+from .draft_vocabulary import drafted_ids
 from .head_inputs import Image, Reads, Visual
 from .head_module import StateHead
 from .head_objective import HeadObjective
@@ -80,6 +80,15 @@ class HeadSettings(PublishedDrafter):
     is_eagle3: ClassVar[bool] = False
     # What enters as the embedding of a visual token; None: no input has one.
     embeds_images: ClassVar[Image | None] = None
+
+    @property
+    def layout(self) -> Literal["eagle", "eagle3"]:
+        return "eagle3" if self.is_eagle3 else "eagle"
+
+    @property
+    def tokens_at_once(self) -> int | None:
+        """Tokens that one pass drafts; None: they are drafted one after the other."""
+        return None
 
     @property
     def terms(self) -> HeadObjective:
@@ -172,13 +181,11 @@ class HeadSettings(PublishedDrafter):
     def build(self, target: Target, *, count_tokens: CountTokens | None = None) -> StateHead:
         """An LM head of its own begins with the target's rows."""
         head = self.module(self.layer(target.shape), drafted_ids(self.draft_vocab_size, target, count_tokens))
-        if isinstance(head, OwnVocabulary):
-            head.begin_as(target)
+        head.begin_as(target)
         return head
 
     def copy_of(self, module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
-        assert isinstance(module, StateHead)
-        copy = module.fresh()
+        copy = cast(StateHead, module).fresh()
         copy.load_state_dict(state)
         return copy
 

@@ -63,6 +63,10 @@ class MedusaConfig(ModuleDrafter):
     for_images: ClassVar[bool] = True
     starts_outside: ClassVar[bool] = True
 
+    @property
+    def layout(self) -> Literal["medusa"]:
+        return "medusa"
+
     def shape(self, target: TargetShape) -> MedusaShape:
         """Return the sizes of the heads: the target's width, the number of heads, and the blocks of each."""
         return MedusaShape(target.hidden_size, self.num_heads, self.num_layers)

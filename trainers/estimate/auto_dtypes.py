@@ -20,7 +20,7 @@ def held_dtype(section: Held, *, key: str = "target") -> str:
     """
     if section.dtype != "auto":
         return str(section.dtype)
-    if section.path is None or getattr(section, "device_map", None) == "cpu":
+    if section.path is None or section.is_on_cpu:
         return "float32"
     return stored_dtype(section.path, section.revision, key=key) if Path(section.path).is_dir() else UNKNOWN
 

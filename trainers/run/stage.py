@@ -19,6 +19,7 @@ from ...core.section import Section
 from ...data.conversations import PromptFormat
 from ...models.drafters.base import DrafterConfig
 from ...models.families.generators import AnyTarget
+from ...models.families.load import TargetConfig
 from .context import Context
 from .deepspeed_section import EngineConfig
 from .hardware import Hardware
@@ -56,6 +57,26 @@ class Stage(Section):
     @property
     def own_drafter(self) -> DrafterConfig | None:
         """The drafter that it trains in place of the recipe's."""
+        return None
+
+    @property
+    def own_target(self) -> TargetConfig | None:
+        """The target that it measures in place of the recipe's."""
+        return None
+
+    @property
+    def new_positions(self) -> int | None:
+        """Positions that it gives the language model which it trains; None: as it has them."""
+        return None
+
+    @property
+    def is_small_net(self) -> bool:
+        """Whether it trains a small net of our own, or writes weights in place: in float32 alone."""
+        return False
+
+    @property
+    def kept_logprobs(self) -> int | None:
+        """Log-probabilities that it keeps at each token of the answers that it writes; None: none."""
         return None
 
     def makes(self) -> set[str]:
