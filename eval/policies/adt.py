@@ -70,10 +70,6 @@ class AdtTree(TreeSection):
     # beyond, a wider tree is the same tree.
     bound_width: Literal["deep-trees", "always"] = "deep-trees"
 
-    @property
-    def num_nodes(self) -> int:
-        return self.total - 1
-
     @model_validator(mode="before")
     @classmethod
     def _from_preset(cls, value: Json) -> Json:

@@ -45,7 +45,8 @@ class Static:
                 )
             if path[-1] and (*path[:-1], path[-1] - 1) not in known:
                 raise UserError(f"choice {list(path)} skips a sibling", hint="ranks under a node count up from 0")
-        self.num_levels, self.max_nodes = len(self.choices[-1]), len(self.choices)
+        self.num_levels, self.num_nodes = len(self.choices[-1]), len(self.choices)
+        self.max_nodes = self.num_nodes
         self._inner = {path[:-1] for path in self.choices}  # paths that have children
 
     def start(self) -> None:

@@ -123,12 +123,8 @@ class DrafterConfig(Kinded):
     # Whether a `train` stage can start from weights outside the run, and whether others publish them in our own layout.
     starts_outside: ClassVar[bool] = False
     publishes_as_ours: ClassVar[bool] = False
-    takes_graphs: ClassVar[bool] = False  # whether its passes can be CUDA graphs (`graphs.head` of an evaluation)
-
-    @property
-    def layout(self) -> Literal["eagle", "eagle3", "dflash", "medusa"] | None:
-        """Which layout of `models/formats/` its weights are written in for serving engines; None: in none."""
-        return None
+    # Which layouts of `models/formats/` serving engines read its weights in; None: in none.
+    layout: ClassVar[Literal["eagle", "dflash", "medusa"] | None] = None
 
     @property
     def display_name(self) -> str:

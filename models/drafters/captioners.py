@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -55,8 +55,6 @@ class _Published(Section):
     max_new_tokens: int = Field(50, ge=1, le=MOST_ANSWER)
     # auto: on a GPU as the weights are stored, on a CPU float32.
     dtype: Dtype = "auto"
-
-    is_on_cpu: ClassVar[bool] = False
 
 
 class Florence2Captions(_Published):

@@ -75,20 +75,12 @@ class HeadSettings(PublishedDrafter):
     }  # fmt: skip
     trains_on: ClassVar[str | None] = "states"
     takes_objective: ClassVar[bool] = True
+    layout: ClassVar[Literal["eagle", "dflash", "medusa"] | None] = "eagle"
     own_loss: ClassVar[HeadObjective] = EAGLE_LOSS
     # Which class of serving engines runs it, if its settings allow it: EAGLE-1's or EAGLE-3's.
     is_eagle3: ClassVar[bool] = False
     # What enters as the embedding of a visual token; None: no input has one.
     embeds_images: ClassVar[Image | None] = None
-
-    @property
-    def layout(self) -> Literal["eagle", "eagle3"]:
-        return "eagle3" if self.is_eagle3 else "eagle"
-
-    @property
-    def tokens_at_once(self) -> int | None:
-        """Tokens that one pass drafts; None: they are drafted one after the other."""
-        return None
 
     @property
     def terms(self) -> HeadObjective:
@@ -100,12 +92,6 @@ class HeadSettings(PublishedDrafter):
         return {"MTP": self.mtp_steps > 0, "IVSB": False, "VATA": self.visual(training=False) == "none"}
 
     # ---- what differs between the kinds
-
-    @property
-    def reads_feature(self) -> bool:
-        """Whether its states are the target's after the final norm, or layers of its own choice; else another one."""
-        return True
-
     def visual(self, *, training: bool) -> Visual:
         """What stands at a visual token."""
         raise NotImplementedError

@@ -54,6 +54,7 @@ class MedusaConfig(ModuleDrafter):
     draft_vocab_size: int | None = Field(None, ge=1)
     loss: MedusaLoss = MedusaLoss()
 
+    layout: ClassVar[Literal["eagle", "dflash", "medusa"] | None] = "medusa"
     beside_states: ClassVar[frozenset[str]] = ModuleDrafter.beside_states | {
         "num_heads",
         "num_layers",
@@ -62,10 +63,6 @@ class MedusaConfig(ModuleDrafter):
     }
     for_images: ClassVar[bool] = True
     starts_outside: ClassVar[bool] = True
-
-    @property
-    def layout(self) -> Literal["medusa"]:
-        return "medusa"
 
     def shape(self, target: TargetShape) -> MedusaShape:
         """Return the sizes of the heads: the target's width, the number of heads, and the blocks of each."""

@@ -69,10 +69,6 @@ class PeagleConfig(Eagle3Config):
     beside_states: ClassVar[frozenset[str]] = Eagle3Config.beside_states | {"parallel_tokens", "mask_token_id", "loss"}
     takes_objective: ClassVar[bool] = False
 
-    @property
-    def tokens_at_once(self) -> int:
-        return self.parallel_tokens
-
     def check_settings(self, draws_images: bool) -> None:
         """Also refuse settings of passes over a head's own outputs."""
         super().check_settings(draws_images)

@@ -67,7 +67,7 @@ def _speculators(source: Source, taps: tuple[int, ...]) -> JsonObject:
     """vLLM takes `norm_before_residual` for true where it is not written, and the package for false."""
     layer, kind = llama_values(source.head.shape, source.target.text), source.config.kind
     del layer["rope_scaling"]
-    parallel = cast(Eagle3Config, source.config).tokens_at_once
+    parallel = dict(source.config).get("parallel_tokens")
     return {
         "architectures": ["PEagleSpeculator" if parallel else "Eagle3Speculator"],
         "speculators_model_type": kind,

@@ -17,7 +17,6 @@ from ...core.json_types import JsonMapping, JsonObject, object_at
 from ...core.pretrained import name_accelerator
 from ...core.results import check_written
 from ..drafters.dflash import DflashConfig
-from ..drafters.head_config import HeadConfig
 from ..drafters.made_for import tested_with
 from ..drafters.manifest import MANIFEST, read_manifest
 from ..drafters.mtp import PREFIX as MTP_PREFIX
@@ -179,7 +178,7 @@ def _head(
     elif engine == "vllm" and source.layout == "eagle" and "fc.bias" in source.head.state_dict():
         notes.append("vLLM's fc has no bias: it moved into the attention's biases, which gives the same numbers")
     notes += _of_pictures(whose, prompts, engine, source.layout)
-    parallel = cast(HeadConfig, source.config).tokens_at_once if source.layout == "eagle3" else None
+    parallel = dict(source.config).get("parallel_tokens")
     shape, named = source.head.shape, whose.name or target or whose.place
     method = "eagle3" if is_middle else "dspark" if source.config.kind == "dspark" else source.layout
     made = Exported(

@@ -104,7 +104,7 @@ def _layer(engine: Engine, source: Source, config: HeadConfig, *, asked: bool) -
                        "EAGLE-1 is served with the target's")  # fmt: skip
     if engine == "speculators":
         return reasons
-    if not config.reads_feature:
+    if dict(config).get("state", "feature") != "feature":
         reasons.append("it reads the state before the last layer, and engines hand over the one after the final norm")
     own = config.kind if engine == "eagle" else plugins_name(config) if engine == "vllm" and asked else None
     normed = ("msd",) if engine == "eagle" else ("middle", "window", "vispec")

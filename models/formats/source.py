@@ -79,7 +79,8 @@ class Source:
     def layout(self) -> Literal["eagle", "eagle3", "dflash", "medusa"]:
         """Which file of this folder writes it; vLLM calls the methods so, too."""
         assert self.config.layout is not None, "read_source asks"
-        return self.config.layout
+        eagle3 = self.config.layout == "eagle" and cast(HeadConfig, self.config).is_eagle3
+        return "eagle3" if eagle3 else self.config.layout
 
     @property
     def dtype(self) -> str:

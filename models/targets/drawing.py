@@ -45,11 +45,6 @@ class ImageTargetSection(Kinded):
     is_trained_here: ClassVar[bool] = False  # transformer and image tokenizer; published ones are not
     adt_preset: ClassVar[str]  # the evaluation's preset that has ADT-Tree's trees for this family
 
-    @property
-    def is_on_cpu(self) -> bool:
-        """Whether a `device_map` keeps it there."""
-        return False
-
     def provides(self) -> set[str]:
         """Things that need no stage: they come from outside."""
         raise NotImplementedError

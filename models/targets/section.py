@@ -81,11 +81,6 @@ class TargetSection(Kinded):
         return self
 
     @property
-    def is_on_cpu(self) -> bool:
-        """Whether `device_map` keeps it there."""
-        return self.device_map == "cpu"
-
-    @property
     def family(self) -> Family | None:
         """The record of its kind; None: a section of another package that brings none."""
         return next((family for family in self.families.values() if family.kind == self.base_kind), None)

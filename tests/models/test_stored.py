@@ -35,7 +35,7 @@ def weights(folder, *parts, config=None):
 
 
 def auto(dtype="auto", **more):
-    return SimpleNamespace(dtype=dtype, revision=None, **{"is_on_cpu": False, **more})
+    return SimpleNamespace(dtype=dtype, revision=None, **more)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_gpu_holds_what_is_stored_and_a_cpu_float32(tmp_path, parts, expected)
     folder = weights(tmp_path, *parts, config={"dtype": "float8"})
     assert resolved_dtype(auto(), folder, GPU, key="target") == expected
     assert resolved_dtype(auto(), folder, CPU, key="target") == "float32"
-    assert resolved_dtype(auto(is_on_cpu=True), folder, GPU, key="target") == "float32"
+    assert resolved_dtype(auto(device_map="cpu"), folder, GPU, key="target") == "float32"
     for explicit in ("float32", "bfloat16", "float16"):
         assert resolved_dtype(auto(explicit), folder, GPU, key="target") == explicit
         assert resolved_dtype(auto(explicit), folder, CPU, key="target") == explicit

@@ -41,7 +41,7 @@ def _of_stages(plan: Planned) -> int | None:
     """The positions that the stage which trained the target gave it, if one did."""
     maker = plan.earlier.get(plan.inputs.get("target", ""))
     while maker is not None:
-        if (positions := maker.stage.new_positions) is not None:
+        if (positions := dict(maker.stage).get("positions")) is not None:
             return int(positions)
         maker = maker.earlier.get(maker.inputs.get("target", ""))
     return None

@@ -146,7 +146,12 @@ def sizes_of(one: Proposal, stage: EvaluateSettings, config: PreTrainedConfig, s
     numbers, beyond = drafter.cached_numbers(shape)
     place = float(numbers * width)
     cache = (positions + beyond) * place
-    if drafter.takes_graphs and stage.graphs.head and section.device_map is None and section.tensor_parallel_size == 1:
+    if (
+        drafter.held_visual is not None
+        and stage.graphs.head
+        and section.device_map is None
+        and section.tensor_parallel_size == 1
+    ):
         lengths = lengths_up_to((stage.graphs.length or stage.capacity) + one.nodes + COUNTS[-1])
         # Requests that are longer than the graphs are made for have a cache of their own.
         cache = lengths[-1] * place + (cache if positions + COUNTS[-1] > lengths[-1] else 0.0)

@@ -102,7 +102,7 @@ def lvlm_parts(
     rows, length = _rows(stage, recipe, stage.data.max_length)
     objective, kept = stage.objective, 0
     if objective is not None and objective.kind == "distill":
-        kept = max(one.kept_logprobs or 1 for one in recipe.stages.values())
+        kept = max(dict(one).get("keep_logprobs") or 1 for one in recipe.stages.values())
         if objective.probabilities == "online":
             weights, kept = sum(parameter_counts(target_shape(recipe)).values()), 0
             parts["frozen target"] = _frozen_bytes(recipe, weights)

@@ -254,15 +254,13 @@ def open_suite(
 
 def made_suite(context: Context, key: str, names: Sequence[str], fetch: Callable[[Path], object]) -> Suite:
     """A suite's directory that `fetch` writes; arguments as of `open_suite`."""
-    folder, failed = context.folder.parent / f".{key}", None
-    if ranks.is_main():
+    folder = context.folder.parent / f".{key}"
+
+    def fill() -> None:
         context.say(f"suite: published sets {', '.join(names)} in {folder}")
-        try:
-            fetch(folder)
-        except UserError as error:
-            failed = error
-    if (failed := ranks.broadcast(failed)) is not None:
-        raise failed
+        fetch(folder)
+
+    ranks.on_main(fill)
     return Suite(folder, context.folder / "cache")
 
 

@@ -65,19 +65,9 @@ class Stage(Section):
         return None
 
     @property
-    def new_positions(self) -> int | None:
-        """Positions that it gives the language model which it trains; None: as it has them."""
-        return None
-
-    @property
     def is_small_net(self) -> bool:
         """Whether it trains a small net of our own, or writes weights in place: in float32 alone."""
         return False
-
-    @property
-    def kept_logprobs(self) -> int | None:
-        """Log-probabilities that it keeps at each token of the answers that it writes; None: none."""
-        return None
 
     def makes(self) -> set[str]:
         """Things that later stages may take: data, processor, target, drafter, answers, states, codes, ..."""

@@ -122,10 +122,6 @@ class RegenerateStage(Stage):
     def shards(self) -> str:
         return CODES if self.data is None else ANSWERS
 
-    @property
-    def kept_logprobs(self) -> int | None:
-        return self.keep_logprobs
-
     def makes(self) -> set[str]:
         return {"codes" if self.data is None else "answers"}
 

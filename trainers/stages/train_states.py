@@ -58,7 +58,7 @@ class TrainStates(StatesSettings, TrainHead):
 
     def runs_target(self) -> dict[str, str]:
         hint = "cache the states first: a stage of kind cache, then source: {kind: cached}"
-        return ({} if self.source.is_cached else {"source": hint}) | super().runs_target()
+        return ({} if self.source.kind == "cached" else {"source": hint}) | super().runs_target()
 
     def alike(self) -> tuple[str, ...]:
         return (self.source.kind,)

@@ -202,7 +202,7 @@ class StatesSettings(HeadSettings):
     @property
     def reads_tables(self) -> bool:
         """Whether it loads the target's embedding and LM head alone: the target does not run in this process."""
-        is_elsewhere = self.source.is_cached or self._engine is not None
+        is_elsewhere = self.source.kind == "cached" or self._engine is not None
         return is_elsewhere and self.decoding is None
 
     @model_validator(mode="after")
@@ -300,10 +300,6 @@ class RecordsSettings(TrainSettings):
     @property
     def trained(self) -> str:
         return f"{self.model}: {', '.join(self.trainable)}"
-
-    @property
-    def new_positions(self) -> int | None:
-        return self.positions
 
     @property
     def _distills(self) -> DistillObjective | None:

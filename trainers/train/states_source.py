@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 import numpy as np
 import torch
@@ -37,9 +37,6 @@ from ..serve.target_engine import TargetEngine, TransformersEngine
 class SourceSection(Section):
     """What every source of states answers."""
 
-    # Whether shards hold the samples with their states, so that the target runs for none of them.
-    is_cached: ClassVar[bool] = False
-
     @property
     def stages(self) -> list[str | None]:
         """Names of the stages that are read; [None]: the latest."""
@@ -66,8 +63,6 @@ class OnlineStates(SourceSection):
 
 class CachedStates(SourceSection):
     """States that `cache` stages wrote."""
-
-    is_cached: ClassVar[bool] = True
 
     kind: Literal["cached"]
     # The stages that wrote them, which are read as one; null with path null: the latest that did.

@@ -57,10 +57,6 @@ class AnoleTargetConfig(ImageTargetSection):
         return {"target", "text"} | ({"vq"} if self.vq_path is not None else set())
 
     @property
-    def is_on_cpu(self) -> bool:
-        return self.device_map == "cpu"
-
-    @property
     def image_size(self) -> int:
         """Pixels along a side of the pictures."""
         return 512

@@ -91,11 +91,6 @@ class LlamaGenTargetConfig(ImageTargetSection):
         return self.vq if isinstance(self.vq, VqConfig) else None
 
     @property
-    def vq_path(self) -> str | None:
-        """The directory of a published image tokenizer; None: a stage trains it."""
-        return str(self.vq) if self.own_vq is None else None
-
-    @property
     def own_text_encoder(self) -> JsonObject | None:
         """The inline config of a text encoder that is trained with the model; None: it has none of its own."""
         return object_at(self.text_encoder)
@@ -232,7 +227,7 @@ class LlamaGenTargetConfig(ImageTargetSection):
 
     def placed(self, parts: Mapping[str, Path]) -> Any:
         """As it is: its parts are read from `parts`. Raises `UserError` for those that lie nowhere."""
-        places = {"target": self.path, "vq": self.vq_path}
+        places = {"target": self.path, "vq": str(self.vq) if self.own_vq is None else None}
         if self.trains_text_encoder:
             places["text"] = None
         lacking = [thing for thing, place in places.items() if thing not in parts and not is_somewhere(place)]
