@@ -96,7 +96,7 @@ def new_config(values: JsonObject, *, uneven: bool = False) -> PreTrainedConfig:
     _check_activation(values)
     check_known(values, CONFIG_MAPPING[model_type])
     config = _made(functools.partial(AutoConfig.for_model, model_type), values)
-    layers = [part for part in _parts(config) if getattr(part, "is_heterogeneous", False)]
+    layers = [part for part in _parts(config) if _value(part, "is_heterogeneous")]
     if layers and not uneven:
         problem = f"the layers of {model_type} differ in their sizes, which nothing here reads"
         raise Refused("model_type", problem, "llama and clip_vision_model, for example")

@@ -172,7 +172,7 @@ class EvaluateSettings(Stage):
     @model_validator(mode="after")
     def _probed(self) -> EvaluateSettings:
         for name in _PROBES_OF_TEXT if self.draws else ("analysis",):
-            if getattr(self.probes, name) != Probes.model_fields[name].default:
+            if dict(self.probes)[name] != Probes.model_fields[name].default:
                 what = "pictures are drawn here, and it probes answers" if self.draws else "it probes drawn pictures"
                 raise Refused(f"probes.{name}", f"nothing reads it: {what}", "leave it out")
         if not self.is_timed and self.probes.analysis is not None:

@@ -61,7 +61,7 @@ def training_module(
     settings = {"gradient_checkpointing": stage.gradient_checkpointing, "lora": stage.lora}
     objective: CrossEntropyObjective | DistillObjective = stage.objective or CrossEntropyObjective()
     if isinstance(objective, CrossEntropyObjective):
-        resume = getattr(context.target, "resume", "max_plus_one")
+        resume = dict(context.target).get("resume", "max_plus_one")
         return training_of(model, stage.trainable, resume=resume, **settings)
     target = None
     if objective.probabilities == "online":
