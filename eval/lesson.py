@@ -145,7 +145,7 @@ def _twice(batch: Batch) -> Batch:
     """Two rows of a batch of one."""
     more: dict[str, Any] = {}
     for field in fields(batch):
-        value = getattr(batch, field.name)
+        value = vars(batch)[field.name]
         if isinstance(value, Tensor):
             more[field.name] = torch.cat([value, value], dim=1 if field.name == "positions" else 0)
         elif isinstance(value, tuple):

@@ -262,7 +262,8 @@ def _some(
         for file in sorted({files[name] for name in files if wanted(name)}) if index else [SINGLE]:
             held = fetch_file(source, file, revision)
             if held is None:
-                raise UserError(f"{file} is missing", where=source, hint="pickles of targets are not read; convert")
+                hint = RESTORE if index else "pickles of targets are not read; convert"
+                raise UserError(f"{file} is missing", where=source, hint=hint)
             path = held
             with reading_safetensors(path), safe_open(path, "pt") as opened:
                 found = {name: opened.get_tensor(name) for name in opened.keys() if wanted(name)}  # noqa: SIM118
@@ -283,21 +284,9 @@ def target_tower(source: str | None, *, where: str) -> dict[str, Tensor]:
     if source is None:
         raise UserError("the target's tower is needed, and its weights are not named", where=where,
                         hint="give the target's folder: --target")  # fmt: skip
-    sign, held = "vision_tower.", dict[str, Tensor]()
-    try:
-        index = fetch_file(source, INDEX, None)
-        files = read_json(index, Index, hint=RESTORE).weight_map if index else {sign: SINGLE}
-        for file_name in sorted({file for name, file in files.items() if sign in name}):
-            path = fetch_file(source, file_name, None)
-            if path is None:
-                raise UserError(f"{file_name} is missing", where=source, hint=RESTORE)
-            with reading_safetensors(path), safe_open(path, "pt") as file:
-                names = [name for name in file.keys() if sign in name]  # noqa: SIM118
-                held |= {name.partition(sign)[2].removeprefix("vision_model."): file.get_tensor(name) for name in names}
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read the tower of {source!r}: {first_line(error)}", where=where,
-                        hint="check the name and the network, or give a directory") from error  # fmt: skip
-    return held
+    sign = "vision_tower."
+    held, _ = _some(source, lambda name: sign in name, "tower", where=where, revision=None)
+    return {name.partition(sign)[2].removeprefix("vision_model."): value for name, value in held.items()}
 
 
 def fetch_file(source: str, name: str, revision: str | None) -> Path | None:

@@ -16,7 +16,7 @@ from pydantic import AfterValidator
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 from ..core.errors import UserError, did_you_mean
-from ..core.json_types import JsonObject
+from ..core.json_types import JsonObject, object_at, text_at
 from ..core.pretrained import MOST_SIZES
 from ..core.refused import Refused
 from ..core.secrets import shortened
@@ -87,7 +87,7 @@ def new_config(values: JsonObject, *, uneven: bool = False) -> PreTrainedConfig:
     model_type = values.pop("model_type", None)
     if model_type is None:
         raise Refused("", "an inline config needs model_type", "add model_type: llama or clip_vision_model")
-    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
+    if text_at(model_type) not in CONFIG_MAPPING:
         close = difflib.get_close_matches(str(model_type), list(CONFIG_MAPPING), 3)
         hint = f"did you mean {' or '.join(map(repr, close))}?" if close else "llama and clip_vision_model, for example"
         raise Refused("model_type", f"transformers knows no model {shortened(str(model_type), 60)!r}", hint)
@@ -96,7 +96,7 @@ def new_config(values: JsonObject, *, uneven: bool = False) -> PreTrainedConfig:
     _check_activation(values)
     check_known(values, CONFIG_MAPPING[model_type])
     config = _made(functools.partial(AutoConfig.for_model, model_type), values)
-    layers = [part for part in _parts(config) if getattr(part, "is_heterogeneous", False)]
+    layers = [part for part in _parts(config) if _value(part, "is_heterogeneous")]
     if layers and not uneven:
         problem = f"the layers of {model_type} differ in their sizes, which nothing here reads"
         raise Refused("model_type", problem, "llama and clip_vision_model, for example")
@@ -158,8 +158,8 @@ def _check_whole(values: JsonObject) -> None:
 def check_sizes(values: JsonObject, key: str = "") -> None:
     """Raises `Refused` for numbers that no model has; what is missing or of another type is for transformers to say."""
     for name, value in values.items():
-        if isinstance(value, dict):
-            check_sizes(value, f"{key}{name}.")
+        if (inner := object_at(value)) is not None:
+            check_sizes(inner, f"{key}{name}.")
         elif isinstance(value, int | float) and not isinstance(value, bool):
             low, high = (1, MOST_SIZES[name]) if name in MOST_SIZES else _RANGES.get(name, (-_LARGEST, _LARGEST))
             if not low <= value <= high:

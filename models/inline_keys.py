@@ -11,7 +11,7 @@ from typing import Any
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from ..core.errors import did_you_mean, first_line
-from ..core.json_types import JsonObject
+from ..core.json_types import JsonObject, object_at, text_at
 from ..core.refused import Refused
 from ..core.secrets import shortened
 
@@ -54,8 +54,9 @@ def check_known(values: JsonObject, config_class: type[PreTrainedConfig], key: s
         if name not in known:
             problem = f"a config of model_type {config_class.model_type} has no such key"
             raise Refused(f"{key}{name}", problem, did_you_mean(name, known))
-        if isinstance(value, dict) and (part := config_class.sub_configs.get(name)) is not None:
-            check_known(value, _class_of(value, part, f"{key}{name}"), f"{key}{name}.")
+        inner, part = object_at(value), config_class.sub_configs.get(name)
+        if inner is not None and part is not None:
+            check_known(inner, _class_of(inner, part, f"{key}{name}"), f"{key}{name}.")
     _check_rope(values, defaults, key)
 
 
@@ -69,17 +70,20 @@ def _defaults(config_class: type[PreTrainedConfig], key: str) -> PreTrainedConfi
 
 def _class_of(values: JsonObject, part: object, key: str) -> Any:
     """Of a part of a config: as it says itself, or as its family has it."""
-    named = values.get("model_type")
-    if isinstance(named, str) and named in CONFIG_MAPPING:
+    if (named := text_at(values, "model_type")) is not None and named in CONFIG_MAPPING:
         return CONFIG_MAPPING[named]
     if not hasattr(part, "sub_configs"):  # transformers' AutoConfig, which stands for any
-        raise Refused(f"{key}.model_type", f"is {named!r}, and no model of transformers", "write llama, for example")
+        raise Refused(
+            f"{key}.model_type",
+            f"is {values.get('model_type')!r}, and no model of transformers",
+            "write llama, for example",
+        )
     return part
 
 
 def _check_rope(values: JsonObject, defaults: PreTrainedConfig, key: str) -> None:
     """Raises `Refused` for rotary positions that transformers would read otherwise than they are spelt."""
-    given = [name for name in _ROPES if isinstance(values.get(name), dict)]
+    given = [name for name in _ROPES if object_at(values, name) is not None]
     if len(given) == 2:
         raise Refused(f"{key}rope_scaling", "stands beside rope_parameters, which nothing reads then", "merge the two")
     for name in given:
@@ -91,23 +95,23 @@ def _check_rope(values: JsonObject, defaults: PreTrainedConfig, key: str) -> Non
 
 def _check_turning(values: JsonObject, rope: JsonObject, defaults: PreTrainedConfig, key: str) -> None:
     """Of one rotation, or of one for each type of layer."""
-    if not any(isinstance(value, dict) for value in rope.values()):
+    if all(object_at(value) is None for value in rope.values()):
         _check_keys(rope, defaults, key)
         return
-    layers = {*(values.get("layer_types") or getattr(defaults, "layer_types", None) or ())}
+    layers = {*(values.get("layer_types") or defaults.to_dict().get("layer_types") or ())}
     for layer, value in rope.items():
         if layer not in layers:
             problem = f"a config of model_type {defaults.model_type} has no such type of layers"
             raise Refused(f"{key}{layer}", problem, did_you_mean(str(layer), map(str, layers)))
-        if isinstance(value, dict):
-            _check_keys(value, defaults, f"{key}{layer}.")
+        if (inner := object_at(value)) is not None:
+            _check_keys(inner, defaults, f"{key}{layer}.")
 
 
 def _check_keys(rope: JsonObject, defaults: PreTrainedConfig, key: str) -> None:
     own = {*(type(defaults).ignore_keys_at_rope_validation or ())}  # of this family alone
     kind = rope.get("rope_type", rope.get("type", "default"))
     keys = ROPE_KEYS | ({"mrope": set()} if "mrope_section" in own else {})  # Qwen-VL's earlier name of its default
-    if not isinstance(kind, str) or kind not in keys:
+    if text_at(kind) is None or kind not in keys:
         problem = f"transformers knows no rotation {shortened(str(kind), 40)!r}"
         raise Refused(f"{key}rope_type", problem, did_you_mean(str(kind), ROPE_KEYS))
     known = _EVERY_ROPE | keys[kind] | own | ({_PART} if _PART in _rope(defaults) else set())
@@ -119,4 +123,4 @@ def _check_keys(rope: JsonObject, defaults: PreTrainedConfig, key: str) -> None:
 
 
 def _rope(config: PreTrainedConfig) -> JsonObject:
-    return dict(getattr(config, "rope_parameters", None) or {})
+    return dict(config.to_dict().get("rope_parameters") or {})

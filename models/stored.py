@@ -39,6 +39,11 @@ class Held(Protocol):
     def revision(self) -> str | None: ...
 
 
+def is_on_cpu(section: Held) -> bool:
+    """Whether a `device_map`, which sections of large models have, keeps it there."""
+    return getattr(section, "device_map", None) == "cpu"
+
+
 def resolved_dtype(section: Held, source: str | Path | None, device: torch.device, *, key: str) -> str:
     """The section's own `dtype`, or what `auto` means for these weights on this device.
 
@@ -53,7 +58,7 @@ def resolved_dtype(section: Held, source: str | Path | None, device: torch.devic
     """
     if section.dtype != "auto":
         return str(section.dtype)
-    if source is None or device.type == "cpu" or getattr(section, "device_map", None) == "cpu":
+    if source is None or device.type == "cpu" or is_on_cpu(section):
         return "float32"
     name = stored_dtype(source, section.revision, key=key)
     if name == "bfloat16" and not computes_in_bfloat16(device):

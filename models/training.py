@@ -61,6 +61,15 @@ class ModelTraining(nn.Module):
         """The model that is trained, of transformers' class."""
         return self._modules["llava"]
 
+    def states(self, batch: Batch) -> TargetStates | None:
+        """The target's states that the loss compares with; None: it reads none."""
+        return None
+
+    @property
+    def target_beside(self) -> PreTrainedModel | None:
+        """The target's model, where it is held beside the one that is trained."""
+        return None
+
     @staticmethod
     def parts_of(model: PreTrainedModel) -> dict[Part, nn.Module]:
         """A model's modules by part; the LM head belongs to the language model."""

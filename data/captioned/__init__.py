@@ -7,7 +7,7 @@ than one picture is held at a time; nothing of a file is run or unpacked (see `t
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated
 
 from pydantic import Field
@@ -28,9 +28,15 @@ __all__ = [
     "decode_image",
     "num_items",
     "read",
+    "usable",
 ]
 
 CaptionedSource = Annotated[TarSource | FolderSource | ClassFolderSource | CocoSource, Field(discriminator="kind")]
+
+
+def usable(items: Iterable[Captioned | Refused]) -> Iterator[Captioned]:
+    """Those that can be used."""
+    return (item for item in items if isinstance(item, Captioned))
 
 
 def read(source: CaptionedSource, start: int = 0) -> Iterator[Captioned | Refused]:

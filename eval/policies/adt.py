@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...core.errors import UserError
 from ...core.fields import MOST_LEVELS, MOST_NODES
-from ...core.json_types import Json, JsonObject
+from ...core.json_types import Json, JsonObject, text_at
 from ...models.decoding.tree import Tree
 from ...models.families.table import IMAGE_SECTIONS, ImageKind
 from ...models.targets.verified import Verified
@@ -66,15 +66,10 @@ class AdtTree(TreeSection):
     # beyond, a wider tree is the same tree.
     bound_width: Literal["deep-trees", "always"] = "deep-trees"
 
-    @property
-    def num_nodes(self) -> int:
-        return self.total - 1
-
     @model_validator(mode="before")
     @classmethod
     def _from_preset(cls, value: Json) -> Json:
-        preset = value.get("preset") if isinstance(value, dict) else None
-        section = IMAGE_SECTIONS.get(preset) if isinstance(preset, str) else None
+        section = IMAGE_SECTIONS.get(text_at(value, "preset") or "")
         return value if section is None else {**section.adt_widths, **value}
 
     @model_validator(mode="after")

@@ -85,6 +85,7 @@ class TreePolicy(Protocol):
     name: str
     prunes_by_token: bool  # drops drawn nodes by their scores: not exact with sampled draws
     num_levels: int
+    num_nodes: int  # most of a tree, without the root
     # Most nodes that a cycle writes after the committed tokens: of its tree, or of the drafter's expansions where
     # those are more. Caches are made for as many.
     max_nodes: int
@@ -110,11 +111,6 @@ class TreeSection(Kinded):
 
     # Whether it also shapes trees of text; ADT-Tree follows the rows of an image.
     for_text: ClassVar[bool] = True
-
-    @property
-    def num_nodes(self) -> int:
-        """Nodes of its tree, without the root."""
-        return self.build().max_nodes
 
     @property
     def chain_length(self) -> int | None:

@@ -24,7 +24,7 @@ class Chain:
     prunes_by_token = False
 
     def __init__(self, gamma: int):
-        self.num_levels = self.max_nodes = gamma
+        self.num_levels = self.num_nodes = self.max_nodes = gamma
 
     def start(self) -> None:
         return None

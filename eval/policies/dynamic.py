@@ -154,10 +154,6 @@ class DynamicTree(TreeSection):
     # Children of a node and nodes in the beam. Wider for flat distributions, as those of images.
     width: int = Field(10, ge=1, le=MOST_NODES)
 
-    @property
-    def num_nodes(self) -> int:
-        return self.total - 1
-
     def build(self, *, grid: int | None = None, seed: int = 0) -> Dynamic:
         """EAGLE-2's policy with these settings; `grid` and `seed` change nothing."""
         return Dynamic(self.total, self.depth, self.width)

@@ -110,10 +110,6 @@ class ProductTree(TreeSection):
     # Most children of a node.
     width: int = Field(10, ge=1, le=MOST_NODES)
 
-    @property
-    def num_nodes(self) -> int:
-        return self.total - 1
-
     def build(self, *, grid: int | None = None, seed: int = 0) -> Product:
         """The policy with these settings; `grid` and `seed` change nothing."""
         return Product(self.total, self.levels, self.width)

@@ -48,10 +48,6 @@ class SageTree(TreeSection, SizingSettings):
     # How the deepest tree follows what was accepted; null: it does not.
     history: History | None = History()
 
-    @property
-    def num_nodes(self) -> int:
-        return self.max_nodes
-
     @model_validator(mode="after")
     def _consistent(self) -> SageTree:
         if self.history is not None and self.history.max_depth < self.max_depth:
@@ -92,6 +88,7 @@ class Sage:
         self._first = Static(CHOICES[settings.first_tree])
         deepest = settings.max_depth if settings.history is None else settings.history.max_depth
         self.num_levels = max(deepest, self._first.num_levels)
+        self.num_nodes = settings.max_nodes
         self.max_nodes = max(_most_slots(settings, deepest), self._first.max_nodes)
         self.start()
 

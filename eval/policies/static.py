@@ -45,7 +45,8 @@ class Static:
                 )
             if path[-1] and (*path[:-1], path[-1] - 1) not in known:
                 raise UserError(f"choice {list(path)} skips a sibling", hint="ranks under a node count up from 0")
-        self.num_levels, self.max_nodes = len(self.choices[-1]), len(self.choices)
+        self.num_levels, self.num_nodes = len(self.choices[-1]), len(self.choices)
+        self.max_nodes = self.num_nodes
         self._inner = {path[:-1] for path in self.choices}  # paths that have children
 
     def start(self) -> None:
@@ -94,18 +95,25 @@ class StaticTree(TreeSection):
     # A published list by its name (choices.py), or paths: [[0], [1], [0, 0]] is two children, the first with one child.
     choices: str | tuple[tuple[int, ...], ...]
 
+    @property
+    def paths(self) -> Sequence[tuple[int, ...]]:
+        """Those that are spelt out, or the published list's. Raises `Refused` for a name that no list has."""
+        if not isinstance(self.choices, str):
+            return self.choices
+        if self.choices not in CHOICES:
+            raise Refused("", f"choices names {self.choices!r}", did_you_mean(self.choices, CHOICES))
+        return CHOICES[self.choices]
+
     @model_validator(mode="after")
     def _known(self) -> StaticTree:
-        if isinstance(self.choices, str) and self.choices not in CHOICES:
-            raise Refused("", f"choices names {self.choices!r}", did_you_mean(self.choices, CHOICES))
-        if not isinstance(self.choices, str):
-            if len(self.choices) > MOST_NODES or any(len(path) > MOST_LEVELS for path in self.choices):
-                raise ValueError(f"choices holds more than {MOST_NODES} nodes, or than {MOST_LEVELS} levels")
-            if any(not 0 <= rank < MOST_NODES for path in self.choices for rank in path):
-                raise ValueError(f"choices names a rank outside 0 to {MOST_NODES - 1}")
+        paths = self.paths
+        if len(paths) > MOST_NODES or any(len(path) > MOST_LEVELS for path in paths):
+            raise ValueError(f"choices holds more than {MOST_NODES} nodes, or than {MOST_LEVELS} levels")
+        if any(not 0 <= rank < MOST_NODES for path in paths for rank in path):
+            raise ValueError(f"choices names a rank outside 0 to {MOST_NODES - 1}")
         self.build()
         return self
 
     def build(self, *, grid: int | None = None, seed: int = 0) -> Static:
         """The policy of these paths, or of the published list named; `grid` and `seed` change nothing."""
-        return Static(CHOICES[self.choices] if isinstance(self.choices, str) else self.choices)
+        return Static(self.paths)

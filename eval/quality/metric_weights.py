@@ -19,6 +19,7 @@ from torch import Tensor
 from ...core.errors import UserError
 from ...core.files import open_regular
 from ...core.finite import check_weights
+from ...core.json_types import object_at
 
 Metric = Literal["fid", "clip", "precision_recall", "inception_score", "hpsv2", "aesthetic"]
 WeightName = Literal["inception", "vgg16", "clip", "hpsv2", "aesthetic", "clip_large"]
@@ -87,9 +88,8 @@ def read_state(path: Path, name: WeightName) -> dict[str, Tensor]:
         state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
         raise unfit(path, name, "cannot be read as a file of weights") from error
-    if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
-        state = state["state_dict"]
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+    state = object_at(state, "state_dict") or object_at(state)
+    if state is None or not all(isinstance(value, Tensor) for value in state.values()):
         raise unfit(path, name, "holds something else than tensors by name")
     check_weights(state, path)
     return state

@@ -46,9 +46,7 @@ def through(
 ) -> Tensor:  # fmt: skip
     """States [R,N,D] after a layer whose attention reads `inputs` [R,N,...]; the rest as of `DecoderLayer.forward`."""
     attention, mlp, norm = layer.self_attn, layer.mlp, layer.post_attention_layernorm
-    plain = unwrapped.head_layer_of(attention, mlp, norm, cache) if isinstance(cache, Cache) else None
-    if plain is not None:
-        assert isinstance(cache, Cache)
+    if isinstance(cache, Cache) and (plain := unwrapped.head_layer_of(attention, mlp, norm, cache)) is not None:
 
         def turn(heads: Tensor) -> Tensor:
             turned: Tensor = attention.turn(heads, rope)

@@ -123,8 +123,8 @@ class DrafterConfig(Kinded):
     # Whether a `train` stage can start from weights outside the run, and whether others publish them in our own layout.
     starts_outside: ClassVar[bool] = False
     publishes_as_ours: ClassVar[bool] = False
-    # Whether the passes of its head can be CUDA graphs (`graphs.head` of an evaluation).
-    takes_graphs: ClassVar[bool] = False
+    # Which layouts of `models/formats/` serving engines read its weights in; None: in none.
+    layout: ClassVar[Literal["eagle", "dflash", "medusa"] | None] = None
 
     @property
     def display_name(self) -> str:
@@ -138,7 +138,7 @@ class DrafterConfig(Kinded):
 
     @property
     def mixed(self) -> tuple[Any, ...]:
-        """What an ensemble mixes: names of stages, and drafters as a recipe writes them; () of other drafters."""
+        """What an ensemble mixes: names of stages, and sections as a recipe writes them; () of other drafters."""
         return ()
 
     @property
@@ -148,9 +148,7 @@ class DrafterConfig(Kinded):
 
     @property
     def held_visual(self) -> tuple[float, Literal["last", "text"] | None] | None:
-        """Share of the visual tokens that decoding holds, and whose attention chooses them where it is a part; None:
-        not a head of a language model.
-        """
+        """Share of the visual tokens that decoding holds, and whose attention chooses a part; None: no such head."""
         return None
 
     @property

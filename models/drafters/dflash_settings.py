@@ -86,6 +86,7 @@ class DflashSettings(PublishedDrafter):
     # values verify fewer tokens in vain, and accept fewer tokens. Null: whole blocks.
     cut_below: float | None = Field(None, gt=0, lt=1)
 
+    layout: ClassVar[Literal["eagle", "dflash", "medusa"] | None] = "dflash"
     # Published drafts have Qwen3's layer for every target: no biases.
     qkv_bias: ClassVar[bool | None] = False
     decoding_settings: ClassVar[frozenset[str]] = frozenset({"positions", "vata", "cut_below"})

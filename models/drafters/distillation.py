@@ -177,6 +177,13 @@ class DistillTraining(LvlmTraining):
         self.register_buffer("banned", banned, persistent=False)
         self.teacher = teacher
 
+    def states(self, batch: Batch) -> TargetStates | None:
+        return batch.states if self.teacher is None else self.teacher.states(batch)
+
+    @property
+    def target_beside(self) -> PreTrainedModel | None:
+        return None if self.teacher is None else self.teacher.model
+
     def forward(
         self, batch: Batch, states: TargetStates | None = None, target_choice: Tensor | None = None
     ) -> StepLoss:

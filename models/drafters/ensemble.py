@@ -29,7 +29,17 @@ from ..targets.base import TargetStep
 from ..targets.verified import Verified
 from .independent import IndependentProposal
 from .modes import MODES, ImageSubstitutes, Mode, View
-from .weights import FixedWeights, GridWeights, InverseWeights, Weights, WeightsConfig, grid, grid_scores, mixture
+from .weights import (
+    FixedWeights,
+    GridWeights,
+    InverseWeights,
+    Weights,
+    WeightsConfig,
+    grid,
+    grid_scores,
+    mixture,
+    reached,
+)
 
 
 class EnsembleConfig(Section):
@@ -65,6 +75,11 @@ def preset(name: str) -> EnsembleConfig:
     if match[2]:
         weights = GridWeights(kind="grid") if len(members) == 2 else InverseWeights(kind="inverse")
     return EnsembleConfig(name=name, members=members, weights=weights)
+
+
+def spelled_out(mode: Mode | EnsembleConfig) -> EnsembleConfig:
+    """The section of a mode that may be given by its name."""
+    return mode if isinstance(mode, EnsembleConfig) else preset(mode)
 
 
 # An entry of a recipe's list of modes: a name, or an ensemble spelt out.
@@ -163,12 +178,8 @@ class EnsembleProposal(IndependentProposal):
 
         The bonus position of a path that was accepted whole is none of them, as in TABED's code.
         """
-        tree, step, expansions = verified.tree, verified.step, []
-        assert tree is not None and step is not None
-        for node in (-1, *verified.path):
-            if node not in tree.children:
-                break
-            expansions.append(0 if node == -1 else tree.expansions[node] + 1)
+        step, expansions = verified.step, reached(verified)
+        assert step is not None
         if not expansions or not (self.weights.adaptive or self.record):
             return
         p = self._warp.apply_temperature(step.logits[: len(expansions)])

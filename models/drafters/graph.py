@@ -20,7 +20,7 @@ from ..decoding.expansions import Expansions
 from ..decoding.rows import fill, stacked
 from ..decoding.tree import ROOT
 from ..decoding.upload import upload
-from .ensemble import EnsembleConfig, EnsembleProposal, preset
+from .ensemble import EnsembleConfig, EnsembleProposal, spelled_out
 from .modes import ImageSubstitutes, Mode, View
 from .weights import mixture
 
@@ -45,7 +45,7 @@ class GraphedChain(EnsembleProposal):
         substitutes: ImageSubstitutes | None = None,
         record: bool = False,
     ):
-        config = mode if isinstance(mode, EnsembleConfig) else preset(mode)
+        config = spelled_out(mode)
         weights = config.weights.build(len(config.members))
         super().__init__(
             decoder, config.members, weights, newline_id=newline_id, substitutes=substitutes, record=record

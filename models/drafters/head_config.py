@@ -37,7 +37,6 @@ class HeadConfig(HeadSettings):
     """What is done with any of these heads: files, training, drafting."""
 
     starts_outside: ClassVar[bool] = True
-    takes_graphs: ClassVar[bool] = True
 
     @property
     def held_visual(self) -> tuple[float, Literal["last", "text"] | None]:
@@ -81,10 +80,6 @@ class FusedHeadConfig(HeadConfig):
     state: Literal["feature", -2] = "feature"
 
     beside_states: ClassVar[frozenset[str]] = HeadConfig.beside_states | {"fc_bias", "input_norm"}
-
-    @property
-    def reads_feature(self) -> bool:
-        return self.state == "feature"
 
     def reads(self, shape: TargetShape, *, training: bool) -> Reads:
         """Join one state; layer 0 gives visual tokens their embedding where `image_input` is "projected"."""

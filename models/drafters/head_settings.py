@@ -6,7 +6,7 @@ Numbers follow the published code where there is one. What is done with a head, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 import torch
 from pydantic import Field
@@ -20,7 +20,7 @@ from ..families.table import text_of
 from ..layer import LayerShape
 from ..targets.base import Target, TargetShape
 from .base import CountTokens, PublishedDrafter
-from .draft_vocabulary import OwnVocabulary, drafted_ids
+from .draft_vocabulary import drafted_ids
 from .head_inputs import Image, Reads, Visual
 from .head_module import StateHead
 from .head_objective import HeadObjective
@@ -75,6 +75,7 @@ class HeadSettings(PublishedDrafter):
     }  # fmt: skip
     trains_on: ClassVar[str | None] = "states"
     takes_objective: ClassVar[bool] = True
+    layout: ClassVar[Literal["eagle", "dflash", "medusa"] | None] = "eagle"
     own_loss: ClassVar[HeadObjective] = EAGLE_LOSS
     # Which class of serving engines runs it, if its settings allow it: EAGLE-1's or EAGLE-3's.
     is_eagle3: ClassVar[bool] = False
@@ -91,12 +92,6 @@ class HeadSettings(PublishedDrafter):
         return {"MTP": self.mtp_steps > 0, "IVSB": False, "VATA": self.visual(training=False) == "none"}
 
     # ---- what differs between the kinds
-
-    @property
-    def reads_feature(self) -> bool:
-        """Whether its states are the target's after the final norm, or layers of its own choice; else another one."""
-        return True
-
     def visual(self, *, training: bool) -> Visual:
         """What stands at a visual token."""
         raise NotImplementedError
@@ -172,13 +167,11 @@ class HeadSettings(PublishedDrafter):
     def build(self, target: Target, *, count_tokens: CountTokens | None = None) -> StateHead:
         """An LM head of its own begins with the target's rows."""
         head = self.module(self.layer(target.shape), drafted_ids(self.draft_vocab_size, target, count_tokens))
-        if isinstance(head, OwnVocabulary):
-            head.begin_as(target)
+        head.begin_as(target)
         return head
 
     def copy_of(self, module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
-        assert isinstance(module, StateHead)
-        copy = module.fresh()
+        copy = cast(StateHead, module).fresh()
         copy.load_state_dict(state)
         return copy
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 import transformers
@@ -39,7 +39,7 @@ from ..targets.llava.model import assemble, llava_config
 from ..targets.llava.section import LlavaTarget
 from ..targets.llava.training import LlavaTraining
 from .base import PLAIN, CountTokens, Drafter, DraftingOptions, PublishedDrafter, TargetIdentity
-from .ensemble import DraftingMode, EnsembleConfig, EnsembleProposal, preset
+from .ensemble import DraftingMode, EnsembleConfig, EnsembleProposal, preset, spelled_out
 from .graph import GraphedChain
 from .independent import IndependentProposal
 from .manifest import MANIFEST, read_manifest
@@ -161,8 +161,7 @@ class LvlmConfig(PublishedDrafter):
         return load_drafter(ours, tokenizer_hash=tokenizer, dtype=dtype, device=target.device)
 
     def save(self, module: nn.Module, folder: Path, manifest: JsonMapping) -> None:
-        assert isinstance(module, transformers.PreTrainedModel)
-        save_lvlm(module, folder, manifest)
+        save_lvlm(cast(transformers.PreTrainedModel, module), folder, manifest)
 
     def lines(self, shape: TargetShape, config: PreTrainedConfig) -> list[str]:
         """Return the number of parameters of each part and the size of the vocabulary."""
@@ -183,11 +182,10 @@ class LvlmConfig(PublishedDrafter):
         return [f"the {engine} layout is for heads, and this is a whole model"]
 
     def drafter(self, module: nn.Module, target: Target, options: DraftingOptions = PLAIN) -> Drafter:
-        assert isinstance(module, transformers.PreTrainedModel)
         decoder = target.decoder  # type: ignore[attr-defined]
         substitutes = options.substitutes
         return proposal(
-            module,
+            cast(transformers.PreTrainedModel, module),
             self.mode,
             num_token_ids=decoder.num_token_ids,
             never=decoder.never,
@@ -388,7 +386,7 @@ def proposal(
             substitutes=substitutes,
             record=record,
         )
-    config = mode if isinstance(mode, EnsembleConfig) else preset(mode)
+    config = spelled_out(mode)
     if len(config.members) == 1:
         return IndependentProposal(decoder, config.members[0], newline_id=newline_id, substitutes=substitutes)
     weights = config.weights.build(len(config.members))

@@ -54,6 +54,7 @@ class MedusaConfig(ModuleDrafter):
     draft_vocab_size: int | None = Field(None, ge=1)
     loss: MedusaLoss = MedusaLoss()
 
+    layout: ClassVar[Literal["eagle", "dflash", "medusa"] | None] = "medusa"
     beside_states: ClassVar[frozenset[str]] = ModuleDrafter.beside_states | {
         "num_heads",
         "num_layers",

@@ -23,7 +23,7 @@ from ..targets.base import Target, TargetStep
 from ..targets.verified import Verified
 from .base import PLAIN, Drafter, DrafterConfig, DraftingOptions, TargetIdentity
 from .beside import may_pass
-from .weights import FixedWeights, Weights, WeightsConfig, mixture
+from .weights import FixedWeights, Weights, WeightsConfig, mixture, reached
 
 
 class MixedConfig(DrafterConfig):
@@ -131,13 +131,9 @@ class MixedProposal:
         """Hand the weights p and q at the accepted positions and at the first rejected one (TABED, section 5)."""
         if not self.weights.adaptive:
             return
-        tree, step, numbers = verified.tree, verified.step, []
-        assert tree is not None and step is not None
-        for node in (-1, *verified.path):
-            if node not in tree.children:
-                break
-            numbers.append(0 if node == -1 else tree.expansions[node] + 1)
-        if numbers:
+        if numbers := reached(verified):
+            step = verified.step
+            assert step is not None
             p = self._warp.apply_temperature(step.logits[: len(numbers)])
             self.weights.observe(p, torch.cat(self._drafted, dim=1)[:, numbers])
 

@@ -17,6 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ...core.section import Section
+from ..targets.verified import Verified
 
 # The raw weight of a draft without error, as TABED's code has it; and what stands for the logarithm of less.
 _FLAWLESS = 1e11
@@ -41,6 +42,19 @@ class Weights(Protocol):
     def observe(self, p: Tensor, q: Tensor) -> None:
         """Told p [P,V] and q [R,P,V] of a cycle's accepted positions and the first rejected one."""
         ...
+
+
+def reached(verified: Verified) -> list[int]:
+    """Which of a cycle's drafts, the root's and then each expansion's, had a say in what was accepted: those at the
+    accepted positions and at the first rejected one, as far as tokens were drafted there.
+    """
+    tree, numbers = verified.tree, list[int]()
+    assert tree is not None
+    for node in (-1, *verified.path):
+        if node not in tree.children:
+            break
+        numbers.append(0 if node == -1 else tree.expansions[node] + 1)
+    return numbers
 
 
 class WeightsSection(Section):

@@ -37,8 +37,7 @@ _NORMS = ("fc_norm", "norm_output")
 
 def from_ours(engine: Engine, source: Source) -> Files:
     """`config.json` and tensors."""
-    head, text, config = source.head, source.target.text, source.config
-    assert isinstance(head, Eagle3Head) and isinstance(config, Eagle3Config)
+    head, text, config = cast(Eagle3Head, source.head), source.target.text, cast(Eagle3Config, source.config)
     taps, layers, state = config.layers_of(source.target.shape), text.num_hidden_layers, dict(head.state_dict())
     mask = config.mask_token_id if isinstance(config, PeagleConfig) else None
     if engine == "speculators":
@@ -68,7 +67,7 @@ def _speculators(source: Source, taps: tuple[int, ...]) -> JsonObject:
     """vLLM takes `norm_before_residual` for true where it is not written, and the package for false."""
     layer, kind = llama_values(source.head.shape, source.target.text), source.config.kind
     del layer["rope_scaling"]
-    parallel = source.config.parallel_tokens if isinstance(source.config, PeagleConfig) else None
+    parallel = dict(source.config).get("parallel_tokens")
     return {
         "architectures": ["PEagleSpeculator" if parallel else "Eagle3Speculator"],
         "speculators_model_type": kind,

@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import cast
 
 from torch import Tensor
 
@@ -20,7 +21,6 @@ from ..drafters.made_for import tested_with
 from ..drafters.manifest import MANIFEST, read_manifest
 from ..drafters.mtp import PREFIX as MTP_PREFIX
 from ..drafters.mtp import MtpConfig
-from ..drafters.peagle import PeagleConfig
 from ..families.table import family_of
 from ..folders import read_values, write_folder
 from ..hub import config_value, target_embedding, target_lm_head, target_norm
@@ -152,8 +152,8 @@ def _head(
     pictures = prompts == "all" and whose.sees
     if source.config.kind == "vispec" and not (engine == "eagle" or (engine == "vllm" and pictures)):
         source = without_pictures(source)
-    if isinstance(source.config, DflashConfig):
-        source, notes = _whole_blocks(source, source.config)
+    if source.layout == "dflash":
+        source, notes = _whole_blocks(source, cast(DflashConfig, source.config))
     _check_named(engine, whose)
     copied: Tensor | None = None
     weights = named_target(folder, target)[1]
@@ -178,7 +178,7 @@ def _head(
     elif engine == "vllm" and source.layout == "eagle" and "fc.bias" in source.head.state_dict():
         notes.append("vLLM's fc has no bias: it moved into the attention's biases, which gives the same numbers")
     notes += _of_pictures(whose, prompts, engine, source.layout)
-    parallel = source.config.parallel_tokens if isinstance(source.config, PeagleConfig) else None
+    parallel = dict(source.config).get("parallel_tokens")
     shape, named = source.head.shape, whose.name or target or whose.place
     method = "eagle3" if is_middle else "dspark" if source.config.kind == "dspark" else source.layout
     made = Exported(
@@ -200,12 +200,12 @@ def _head(
 
 def _mtp(folder: Path, destination: Path, engine: Engine, whose: Target, target: str | None) -> Exported:
     source = read_source(folder, whose)
-    assert isinstance(source.config, MtpConfig)
-    if reasons := source.config.exports(engine):
+    config = cast(MtpConfig, source.config)
+    if reasons := config.exports(engine):
         raise UserError(f"--to {engine} cannot express this head: {reasons[0]}", where=str(folder), hint="--to vllm")
     section, name = named_target(folder, target)
     state = {MTP_PREFIX + key: value for key, value in source.head.state_dict().items()}
-    made = Exported(destination, engine, "mtp", name, (_STITCHED,), chain=source.config.mtp_steps + 1)
+    made = Exported(destination, engine, "mtp", name, (_STITCHED,), chain=config.mtp_steps + 1)
     with new_folder(destination) as aside:
         stitched.stitch(state, name, section.get("revision") if name == section.get("path") else None, aside)
         _write_manifest(aside, source.manifest, "all", made)

@@ -11,7 +11,6 @@ from typing import Literal, cast, get_args
 from ...core.errors import UserError
 from ...core.pages import page
 from ..drafters.dflash import DflashConfig
-from ..drafters.eagle3 import Eagle3Config
 from ..drafters.head_config import DirectHeadConfig, HeadConfig
 from ..drafters.medusa import MedusaConfig
 from ..families.table import family_of
@@ -49,7 +48,7 @@ def check_expressible(engine: Engine, source: Source, prompts: Prompts) -> None:
     else:
         reasons = [
             *_target(engine, source), *config.exports(engine), *_layer(engine, source, config, asked=asked),
-            *_taps(engine, source), *_norms(engine, config),
+            *_taps(engine, source, config), *_norms(engine, config),
         ]  # fmt: skip
         pictures = _pictures(engine, source, config) if asked else []
         refused = f"{_NAMES[engine]} cannot express this head"
@@ -65,9 +64,9 @@ def check_expressible(engine: Engine, source: Source, prompts: Prompts) -> None:
 
 def _norms(engine: Engine, config: HeadConfig) -> list[str]:
     """EAGLE-3.1's norms, which vLLM and speculators know."""
-    if engine in ("vllm", "speculators") or not isinstance(config, Eagle3Config):
+    if engine in ("vllm", "speculators"):
         return []
-    named = [name for name in ("fc_norm", "norm_output") if dict(config)[name]]
+    named = [name for name in ("fc_norm", "norm_output") if dict(config).get(name)]
     return [f"it has EAGLE-3.1's {' and '.join(named)}, which its class is not known to have"] if named else []
 
 
@@ -105,7 +104,7 @@ def _layer(engine: Engine, source: Source, config: HeadConfig, *, asked: bool) -
                        "EAGLE-1 is served with the target's")  # fmt: skip
     if engine == "speculators":
         return reasons
-    if not config.reads_feature:
+    if dict(config).get("state", "feature") != "feature":
         reasons.append("it reads the state before the last layer, and engines hand over the one after the final norm")
     own = config.kind if engine == "eagle" else plugins_name(config) if engine == "vllm" and asked else None
     normed = ("msd",) if engine == "eagle" else ("middle", "window", "vispec")
@@ -114,10 +113,10 @@ def _layer(engine: Engine, source: Source, config: HeadConfig, *, asked: bool) -
     return reasons
 
 
-def _taps(engine: Engine, source: Source) -> list[str]:
-    if not isinstance(source.config, Eagle3Config):
+def _taps(engine: Engine, source: Source, config: HeadConfig) -> list[str]:
+    if not config.is_eagle3:
         return []
-    taps, layers = source.config.layers_of(source.target.shape), source.target.shape.num_layers
+    taps, layers = _joined(source, config), source.target.shape.num_layers
     if engine == "eagle" and taps != (2, layers // 2, layers - 3):
         return [f"it joins layers {taps}, and the code always takes {(2, layers // 2, layers - 3)}"]
     if taps[-1] == layers:
@@ -147,9 +146,14 @@ def _pictures(engine: Engine, source: Source, config: HeadConfig) -> list[str]:
     if engine == "sglang" and not config.is_eagle3:
         return ["its EAGLE-1 class embeds ids alone, and at pictures those are hashes and no ids"]
     reasons = _other_embedding(engine, config)
-    if isinstance(config, Eagle3Config):
-        reasons += _added_below(config.layers_of(source.target.shape)[0], source)
+    if config.is_eagle3:
+        reasons += _added_below(_joined(source, config)[0], source)
     return reasons
+
+
+def _joined(source: Source, config: HeadConfig) -> tuple[int, ...]:
+    """The layers whose states an EAGLE-3 head joins."""
+    return config.reads(source.target.shape, training=False).state
 
 
 def _of_plugin(name: str, source: Source, config: HeadConfig) -> list[str]:

@@ -31,7 +31,6 @@ def from_ours(source: Source, lm_head: Tensor | None) -> Files:
         lm_head: the target's [V,D], which all levels share; None: the heads have one of their own.
     """
     head, text = source.head, source.target.text
-    assert isinstance(head, MedusaHead)
     shape, ids = head.shape, head.draft_ids
     values = {
         "architectures": ["MedusaModel"], "model_type": "medusa", "hidden_size": shape.hidden_size,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from pydantic import TypeAdapter, ValidationError
@@ -78,11 +78,9 @@ class Source:
     @property
     def layout(self) -> Literal["eagle", "eagle3", "dflash", "medusa"]:
         """Which file of this folder writes it; vLLM calls the methods so, too."""
-        if isinstance(self.config, DflashConfig):
-            return "dflash"
-        if isinstance(self.config, MedusaConfig):
-            return "medusa"
-        return "eagle3" if self.config.is_eagle3 else "eagle"
+        assert self.config.layout is not None, "read_source asks"
+        eagle3 = self.config.layout == "eagle" and cast(HeadConfig, self.config).is_eagle3
+        return "eagle3" if eagle3 else self.config.layout
 
     @property
     def dtype(self) -> str:
@@ -201,12 +199,12 @@ def _trained_config(manifest: JsonObject, folder: Path) -> ReadConfig:
             f"{MANIFEST} does not hold the head's settings: {error.errors()[0]['msg']}", where=str(folder / MANIFEST),
             hint=f"{hint} with draftsmith import",
         ) from error  # fmt: skip
-    if not isinstance(config, HeadConfig | DflashConfig | MedusaConfig):
+    if config.layout is None:
         raise UserError(
             "no engine can express this head:\n" + "\n".join(f"  - {why}" for why in config.exports("")),
             where=str(folder), hint="decode with our own loop",
         )  # fmt: skip
-    return config
+    return cast(ReadConfig, config)
 
 
 def proposals(algorithm: str, speculative_tokens: int, target: Target) -> JsonObject:

@@ -12,7 +12,7 @@ from ...core.errors import UserError
 from ...core.json_types import JsonObject
 from ..drafters.base import DrafterConfig, TargetIdentity
 from ..drafters.eagle import EagleConfig
-from ..drafters.head_config import FusedHeadConfig, HeadConfig
+from ..drafters.head_config import HeadConfig
 from ..drafters.head_files import check_identity, check_manifest
 from ..drafters.manifest import MANIFEST
 from ..drafters.medusa import MedusaConfig
@@ -30,8 +30,8 @@ def load_published(
     Args:
         embedding: of the target, which the head's files may be compared with; None: they are not.
     """
-    if isinstance(config, EagleConfig) and target.shape.draws_images:
-        return _lantern(config, folder, target, identity)
+    if config.base_kind == "eagle" and target.shape.draws_images:
+        return _lantern(cast(EagleConfig, config), folder, target, identity)
     if config.kind not in LANGUAGE_HEADS or target.shape.draws_images:
         raise UserError(
             f"published heads that are read are EAGLE, EAGLE-3, P-EAGLE, MSD, ViSpec, DFlash, DSpark, "
@@ -49,8 +49,7 @@ def load_published(
     kind = cast(LanguageHead, config.kind)
     image = config.image_input() or "placeholder" if kind in ("eagle", "eagle3", "peagle") else None
     imported = import_head(kind, str(folder), target.shape.text, embedding=embedding, image=image)
-    assert isinstance(imported.config, HeadConfig)
-    _check_settings(config, imported.config, imported.settings, target.shape, str(folder))
+    _check_settings(config, cast(HeadConfig, imported.config), imported.settings, target.shape, str(folder))
     return imported.head.float().to(target.embedding.device).train()
 
 
@@ -68,8 +67,9 @@ def _check_settings(config: HeadConfig, told: HeadConfig, settings: JsonObject, 
     ours, theirs = config.reads(shape, training=True), told.reads(shape, training=True)
     if ours.state != theirs.state:
         _refuse("layers that it reads", list(theirs.state) or "feature", list(ours.state) or "feature", settings, where)
-    if isinstance(config, FusedHeadConfig) and isinstance(told, FusedHeadConfig) and config.fc_bias != told.fc_bias:
-        _refuse("fc_bias", told.fc_bias, config.fc_bias, settings, where)
+    biases = dict(told).get("fc_bias"), dict(config).get("fc_bias")  # both have one, or none, as their kind has
+    if biases[0] != biases[1]:
+        _refuse("fc_bias", *biases, settings, where)
     queries = told.written_settings().get("num_queries"), config.written_settings().get("num_queries")
     if queries[0] != queries[1]:
         _refuse("num_queries", *queries, settings, where)

@@ -20,8 +20,7 @@ _SHARED = ("input_norm", "kv_heads", "qkv_bias", "intermediate_size", "norm_eps"
 
 def without_pictures(source: Source) -> Source:
     """The EAGLE head that equals this ViSpec head on prompts without pictures, computed in float32."""
-    head = source.head
-    assert isinstance(head, VispecHead)
+    head: VispecHead = source.head
     settings = {name: dict(source.config)[name] for name in _SHARED}
     config = EagleConfig(kind="eagle", fc_bias=True, image="placeholder", **settings)
     width, state = head.shape.hidden_size, {name: value.float() for name, value in head.state_dict().items()}

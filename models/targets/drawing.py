@@ -42,6 +42,7 @@ class ImageTargetSection(Kinded):
 
     draws_images: ClassVar[Literal[True]] = True
     reads_text_alone: ClassVar[bool] = False
+    tensor_parallel_size: ClassVar[Literal[1]] = 1  # each rank holds the whole
     is_trained_here: ClassVar[bool] = False  # transformer and image tokenizer; published ones are not
     adt_preset: ClassVar[str]  # the evaluation's preset that has ADT-Tree's trees for this family
     adt_widths: ClassVar[JsonObject]  # step and range of the widths of ADT-Tree's trees (its section V-A)

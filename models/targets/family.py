@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import transformers
 from transformers import PreTrainedConfig
 
 from ...core.pictures import Picture
 from ..decoding.decoder import CachedDecoder
-from ..hub import config_value
+from ..hub import config_value, transformers_class
 from ..training import ModelTraining
 
 if TYPE_CHECKING:
@@ -106,7 +105,7 @@ class Family:
     @property
     def model_class(self) -> Any:
         """transformers' class, or one of ours in its place."""
-        return getattr(transformers, self.model) if isinstance(self.model, str) else self.model
+        return transformers_class(self.model) if isinstance(self.model, str) else self.model
 
     def class_of(self, config: PreTrainedConfig) -> Any:
         """The class that holds the weights of a config."""

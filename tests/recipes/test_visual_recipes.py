@@ -141,7 +141,7 @@ def test_trees_that_are_compared_have_the_same_number_of_nodes(name):
     """Chains aside, which are another baseline. A sampled static list sets the number: nothing can cut it."""
     for stage in load([f"recipe={name}"]).recipe.stages.values():
         sizes = (
-            {m.tree.num_nodes for m in stage.methods.values() if m.tree.kind != "chain"}
+            {m.policy(grid=1).num_nodes for m in stage.methods.values() if m.tree.kind != "chain"}
             if stage.kind == "evaluate"
             else {}
         )

@@ -11,10 +11,10 @@ from draftsmith.data.collate import ConversationCollate, Sample
 from draftsmith.data.loader import Loader
 from draftsmith.models.parts import PARTS
 from draftsmith.models.targets.llava.training import LlavaTraining
+from draftsmith.models.training import ModelTraining
 from draftsmith.trainers.run.deepspeed_section import EngineConfig
 from draftsmith.trainers.run.stopping import Stop
 from draftsmith.trainers.train.checkpoint import CheckpointConfig
-from draftsmith.trainers.train.distill import source_of
 from draftsmith.trainers.train.engine import Engine, init_distributed
 from draftsmith.trainers.train.loop import Training, no_states, train
 from draftsmith.trainers.train.optim import OptimConfig, build_optimizer, rate_multiplier
@@ -127,7 +127,11 @@ def run(
     with Stop() as stop:
         train(
             built,
-            training_of(functools.partial(loader, samples or Samples(), steps, micro=micro), steps, source_of(model)),
+            training_of(
+                functools.partial(loader, samples or Samples(), steps, micro=micro),
+                steps,
+                model.states if isinstance(model, ModelTraining) else no_states,
+            ),
             CheckpointConfig(every=every, keep=keep),
             log_every=1,
             folder=folder,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...models.families.memory import BYTES
-from ...models.stored import Held, stored_dtype
+from ...models.stored import Held, is_on_cpu, stored_dtype
 from ..run.stage import WholeRecipe
 
 # Of a Hub id, whose weights and config a dry run does not fetch: most are published so.
@@ -20,7 +20,7 @@ def held_dtype(section: Held, *, key: str = "target") -> str:
     """
     if section.dtype != "auto":
         return str(section.dtype)
-    if section.path is None or getattr(section, "device_map", None) == "cpu":
+    if section.path is None or is_on_cpu(section):
         return "float32"
     return stored_dtype(section.path, section.revision, key=key) if Path(section.path).is_dir() else UNKNOWN
 

@@ -65,8 +65,8 @@ class _Live(TorchDispatchMode):
         if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta and args[0].dtype == torch.bool:
             return True  # transformers asks whether rows are whole and hold one sample each: they do
         made = _outputs(func, args, kwargs or {})
-        for tensor in made if isinstance(made, tuple | list) else (made,):
-            if isinstance(tensor, Tensor) and tensor.is_meta:
+        for tensor in _tensors((made,)):
+            if tensor.is_meta:
                 self._count(tensor.untyped_storage(), args)
         return made
 

@@ -75,7 +75,7 @@ def samples(plan: Planned, files: OnDisk | None) -> tuple[int | None, str]:
         return written, "generated"
     if files is not None:
         return len(files), "measured"
-    if (expected := getattr(plan.stage, "expected", None)) is not None:
+    if (expected := dict(plan.stage).get("expected")) is not None:
         return expected.samples, "declared"
     return None, ""
 

@@ -10,6 +10,7 @@ from ...models.families.sizes import parameter_counts
 from ...models.targets.section import TargetSection
 from ..evaluate.evaluate_settings import EvaluateSettings
 from ..evaluate.methods import Method
+from ..evaluate.requests import frames_in
 
 
 def describe_evaluation(stage: EvaluateSettings) -> list[str]:
@@ -22,8 +23,7 @@ def describe_evaluation(stage: EvaluateSettings) -> list[str]:
     lines = [f"  benchmarks {', '.join(files)}"] if files else []
     lines += [line for benchmark in stage.benchmarks.values() for line in benchmark.lines()]
     for key, lengths in stage.listed_lengths().items():
-        clips = (f"{length} frames" if isinstance(length, int) else f"{length} visual tokens"
-                 for length in lengths)  # fmt: skip
+        clips = (f"{length} {'visual tokens' if frames_in(length) is None else 'frames'}" for length in lengths)
         of = key.removeprefix("lengths").replace(".", " of ")
         lines.append(f"  clips{of} at {', '.join(clips)}")
     answers = "" if stage.draws else f"answers of up to {', '.join(map(str, stage.max_new_tokens))} tokens; "

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...core.errors import UserError
-from ...core.section import Section
+from ...core.json_types import listed
+from ...core.section import parts
 from ...models.families.load import target_config
 from ...models.hub import config_value
 from ..run.stage import Planned
@@ -22,7 +23,7 @@ def check_answers(plan: Planned) -> None:
     stage, recipe = plan.stage, plan.recipe
     if recipe.target.draws_images:
         return
-    own = getattr(stage, "target", None)  # of an evaluation
+    own = stage.own_target
     config = target_shape(recipe) if own is None else target_config(own, None, network=False)
     positions = _of_stages(plan) or config_value(config.get_text_config(), "max_position_embeddings")
     if positions is None:
@@ -40,7 +41,7 @@ def _of_stages(plan: Planned) -> int | None:
     """The positions that the stage which trained the target gave it, if one did."""
     maker = plan.earlier.get(plan.inputs.get("target", ""))
     while maker is not None:
-        if (positions := getattr(maker.stage, "positions", None)) is not None:
+        if (positions := dict(maker.stage).get("positions")) is not None:
             return int(positions)
         maker = maker.earlier.get(maker.inputs.get("target", ""))
     return None
@@ -48,16 +49,9 @@ def _of_stages(plan: Planned) -> int | None:
 
 def _lengths(section: object, key: str = "") -> Iterator[tuple[str, int]]:
     """Dotted key -> tokens of an answer, of a section and of those inside it."""
-    if isinstance(section, Section):
-        named = {field.alias or name: getattr(section, name) for name, field in type(section).model_fields.items()}
-        read = {name: value for name, value in named.items() if name not in ("captioner", "drafter", "drafters")}
-    elif isinstance(section, dict):
-        read = section
-    else:
-        return
-    for name, value in read.items():
+    for name, value in parts(section):
         place = f"{key}.{name}" if key else str(name)
         if name == _LENGTH:
-            yield from ((place, length) for length in (value if isinstance(value, list) else [value]) if length)
-        else:
+            yield from ((place, length) for length in listed(value) if length)
+        elif name not in ("captioner", "drafter", "drafters"):
             yield from _lengths(value, place)

@@ -25,6 +25,7 @@ from ...models.targets.base import language_shape
 from ...models.targets.verification import lengths_up_to
 from ..evaluate.evaluate_settings import EvaluateSettings
 from ..evaluate.methods import Method, decoding_with
+from ..evaluate.requests import frames_in
 from ..run.stage import Planned
 from .auto_dtypes import held_bytes, held_dtype
 from .passes import Pass, moment
@@ -101,13 +102,14 @@ def _sources(plan: Planned, method: Method) -> Iterator[tuple[str | None, Drafte
 def _named(plan: Planned, name: str) -> tuple[str | None, DrafterConfig]:
     if name in plan.stage.drafters:
         return None, plan.stage.drafters[name]
-    return name, cast(DrafterConfig, getattr(plan.recipe.stages.get(name), "drafter", None) or plan.recipe.drafter)
+    stage = plan.recipe.stages.get(name)
+    return name, cast(DrafterConfig, (stage and stage.own_drafter) or plan.recipe.drafter)
 
 
 def _key(maker: str | None, section: DrafterConfig, config: DrafterConfig | None = None) -> Hashable:
     """Settings of decoding share weights, but rotary positions of three rows are part of a head's module."""
     shared = section.model_dump_json(by_alias=True, exclude=set(section.decoding_settings))
-    return maker, shared, getattr(config or section, "positions", None) == "mrope"
+    return maker, shared, dict(config or section).get("positions") == "mrope"
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,12 @@ def sizes_of(one: Proposal, stage: EvaluateSettings, config: PreTrainedConfig, s
     numbers, beyond = drafter.cached_numbers(shape)
     place = float(numbers * width)
     cache, graphs = (positions + beyond) * place, 0.0
-    if drafter.takes_graphs and stage.graphs.head and section.device_map is None and section.tensor_parallel_size == 1:
+    if (
+        drafter.held_visual is not None
+        and stage.graphs.head
+        and section.device_map is None
+        and section.tensor_parallel_size == 1
+    ):
         lengths = lengths_up_to((stage.graphs.length or stage.capacity) + one.nodes + COUNTS[-1])
         # Requests that are longer than the graphs are made for have a cache of their own.
         graphs = lengths[-1] * place - (cache if positions + COUNTS[-1] <= lengths[-1] else 0.0)
@@ -167,11 +174,11 @@ def _left(drafter: DrafterConfig, stage: EvaluateSettings, config: PreTrainedCon
 
 def _visual(length: int | str, data: ConversationData, config: PreTrainedConfig) -> int:
     """Visual tokens of a clip of so many frames, at most, or of the tokens that the text says."""
-    if isinstance(length, str):
-        return visual_tokens(length)
+    if (frames := frames_in(length)) is None:
+        return visual_tokens(str(length))
     read = family_of(config).pictures
     assert read is not None, "a tower that no family has"
-    return read.of_frames(config, length, data.video.max_pixels or 0)  # null: nobody says, and nothing is taken off
+    return read.of_frames(config, frames, data.video.max_pixels or 0)  # null: nobody says, and nothing is taken off
 
 
 def _whole_model(

@@ -35,6 +35,7 @@ from ...models.families.table import training_of
 from ...models.hub import config_value, rope_of
 from ...models.parts import is_tied
 from ...models.targets.base import TargetShape
+from ...models.training import ModelTraining
 from ..run.stage import WholeRecipe
 from ..train.settings import CodesSettings, RecordsSettings, StatesSettings, TrainSettings
 from .auto_dtypes import engine_precision, held_bytes, held_dtype
@@ -55,7 +56,7 @@ _Step = Callable[[nn.Module, Taps, int, int], None]
 
 def num_ranks(recipe: WholeRecipe) -> int:
     """Ranks of a training: one for each GPU, but for a target that one rank spreads over all."""
-    if recipe.target.draws_images or getattr(recipe.target, "device_map", None) in (None, "cpu"):
+    if recipe.target.draws_images or language_section(recipe.target).device_map in (None, "cpu"):
         return recipe.hardware.gpus if recipe.hardware else ranks.world_size()
     return 1
 
@@ -101,7 +102,7 @@ def lvlm_parts(
     rows, length = _rows(stage, recipe, stage.data.max_length)
     objective, kept = stage.objective, 0
     if objective is not None and objective.kind == "distill":
-        kept = max(getattr(one, "keep_logprobs", None) or 1 for one in recipe.stages.values())
+        kept = max(dict(one).get("keep_logprobs") or 1 for one in recipe.stages.values())
         if objective.probabilities == "online":
             weights, kept = sum(parameter_counts(target_shape(recipe)).values()), 0
             parts["frozen target"] = _frozen_bytes(recipe, weights)
@@ -132,7 +133,7 @@ def _lvlm_step(known: Known, rows: int, length: int, patches: int, kept: int) ->
     return along(count, config.get_text_config().num_hidden_layers, _LAYERS // 2)
 
 
-def _lvlm_module(stage: RecordsSettings, config: PreTrainedConfig, teacher: Teacher | None) -> nn.Module:
+def _lvlm_module(stage: RecordsSettings, config: PreTrainedConfig, teacher: Teacher | None) -> ModelTraining:
     settings: dict[str, object] = {"gradient_checkpointing": stage.gradient_checkpointing, "lora": stage.lora}
     with META, warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of transformers, which the training itself shows
@@ -145,7 +146,7 @@ def _lvlm_module(stage: RecordsSettings, config: PreTrainedConfig, teacher: Teac
         return training_of(model, stage.trainable, **settings)
 
 
-def _run_lvlm(module: nn.Module, config: PreTrainedConfig, rows: int, length: int, patches: int, kept: int) -> None:
+def _run_lvlm(module: ModelTraining, config: PreTrainedConfig, rows: int, length: int, patches: int, kept: int) -> None:
     """Half of each row's places hold pictures. Tiles beyond that, of a tiled picture or a clip, are dummies."""
     pictures: list[Picture] = []
     pixels, dummies = None, 0
@@ -158,9 +159,7 @@ def _run_lvlm(module: nn.Module, config: PreTrainedConfig, rows: int, length: in
     batch = _batch(
         rows, length, shown, pixels=pixels, pictures=tuple(pictures) * rows, num_dummy_images=dummies
     )  # fmt: skip
-    states = None
-    if isinstance(module, DistillTraining):
-        states = _kept(int(batch.predicting.sum()), kept) if module.teacher is None else module.teacher.states(batch)
+    states = _kept(int(batch.predicting.sum()), kept) if kept else module.states(batch)
     _backward(module, module(batch, states))
 
 

@@ -246,13 +246,13 @@ def as_saved(section: DrafterConfig, where: str) -> DrafterConfig:
     said = section.model_fields_set - {"path", "revision"}
     own = section.decoding_settings
     for name in sorted(said - own):
-        here, there = getattr(section, name), getattr(saved, name, None)
+        here, there = dict(section)[name], dict(saved).get(name)
         if here != there:
             raise UserError(
                 f"{name} is {_plain(here)} here, and {_plain(there)} in {folder / MANIFEST}", where=f"{where}.{name}",
                 hint="leave it out: a saved drafter's settings are taken from its folder",
             )  # fmt: skip
-    kept = {name: getattr(section, name) for name in {"path", "revision"} | (said & own)}
+    kept = {name: dict(section)[name] for name in {"path", "revision"} | (said & own)}
     return saved.model_copy(update=kept)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ...core.errors import UserError
 from ...core.tracking import TrackingConfig
@@ -17,7 +17,7 @@ from ...data.suites.turn_files import set_at
 from ..run.context import Context
 from ..run.deepspeed_section import EngineConfig
 from ..run.stage_records import data_files
-from .benchmarks import Benchmark, FilesBenchmark, SetsBenchmark
+from .benchmarks import Benchmark, DataBenchmark, FilesBenchmark, SetsBenchmark
 from .requests import Opening
 
 
@@ -52,44 +52,38 @@ def conversations(
         name="bench", folder=folder / "bench", seed=0, fingerprint="", target=of_the_server, drafter=None,
         engine=EngineConfig(), tracking=TrackingConfig(), inputs={}, say=say,
     )  # fmt: skip
-    reader = _Questions(Opening(context, of_the_server, PromptFormat(), []), run, limit, say)
+    reader = _Questions(Opening(context, of_the_server, PromptFormat(), []), say)
     found: dict[str, list[Conversation]] = {}
     for name, benchmark in benchmarks.items():
         if not benchmark.asks_conversations:
             raise UserError(f"a server is asked conversations, and benchmark {name} is of kind {benchmark.kind}",
                             hint="name a recipe with benchmarks of kind files or sets, or a file")  # fmt: skip
-        found |= dict(benchmark.opened(name, reader))
+        data = cast(DataBenchmark, benchmark).data
+        if data.from_stage is not None:
+            context.inputs["data"] = run / data.from_stage
+        if limit is not None:
+            data = data.model_copy(update={"max_samples": min(limit, data.max_samples or limit)})
+        found |= dict(benchmark.model_copy(update={"data": data}).opened(name, reader))
     return found
 
 
 @dataclass(frozen=True)
 class _Questions:
-    """Reads benchmarks as (set, its conversations); arguments as of `conversations`."""
+    """Reads benchmarks as (set, its conversations)."""
 
     opening: Opening
-    run: Path
-    limit: int | None
     say: Callable[[str], None]
 
     def files(self, name: str, data: ConversationData) -> Iterator[tuple[str, list[Conversation]]]:
-        data = self._limited(data)
         yield name, list(_readable(name, _of_files(self.opening, data), data, self.say))
 
     def sets(self, section: SetsBenchmark) -> Iterator[tuple[str, list[Conversation]]]:
-        data = self._limited(section.data)
-        section = section.model_copy(update={"data": data})
+        data = section.data
         suite = self.opening.suite(section)
         for name in section.names or list(suite.about.sets):
             rows = suite.first_turns(name, section.convention, data.max_samples)
             talks = [Conversation(row["id"], row, suite.folder) for row in rows]
             yield name, list(_readable(name, talks, data, self.say))
-
-    def _limited(self, data: ConversationData) -> ConversationData:
-        if data.from_stage is not None:
-            self.opening.context.inputs["data"] = self.run / data.from_stage
-        if self.limit is None:
-            return data
-        return data.model_copy(update={"max_samples": min(self.limit, data.max_samples or self.limit)})
 
 
 def _readable(

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from ...core.errors import UserError, did_you_mean
 from ...core.fields import MOST_ANSWER, FileName, Temperature, TopK, TopP, shorthand
+from ...core.json_types import object_at, text_at, value_at
 from ...core.refused import Refused
 from ...data.captioned.prompts import PromptSource
 from ...data.conversations import PromptFormat
@@ -113,7 +114,7 @@ class EvaluateSettings(Stage):
     @classmethod
     def _published(cls, target: object) -> object:
         """Said before what is wrong with an inline config, which would be of no use here."""
-        if isinstance(target, dict) and "kind" in target and target.get("path") is None:
+        if value_at(target, "kind") is not None and value_at(target, "path") is None:
             problem = "is missing: what a stage trains is the recipe's own target"
             raise Refused("path", problem, "name the folder or the Hub id of its weights, or leave target out")
         return target
@@ -122,24 +123,22 @@ class EvaluateSettings(Stage):
     @classmethod
     def _spelled_out(cls, values: object) -> object:
         """Old keys are refused; presets become methods; methods without a tree get the stage's."""
-        if not isinstance(values, dict):
+        written = object_at(values)
+        if written is None:
             return values
-        if renamed := [f"{key}: now written {text}" for key, text in RENAMED.items() if key in values]:
+        if renamed := [f"{key}: now written {text}" for key, text in RENAMED.items() if key in written]:
             raise ValueError("; ".join(renamed))
-        given, preset = values.get("methods") or {}, values.get("preset") or ""
-        if not isinstance(given, dict) or not isinstance(preset, str):
+        given, preset = object_at(written.get("methods") or {}), text_at(written.get("preset") or "")
+        if given is None or preset is None:
             return values  # the fields' own types say what is wrong
         methods = {**PRESETS.get(preset, {}), **given}
-        if (tree := values.get("tree")) is not None:
-            sections = [method for method in methods.values() if isinstance(method, dict)]
-            if sections and all("tree" in method for method in sections):
+        if (tree := written.get("tree")) is not None:
+            sections = {name: section for name in methods if (section := object_at(methods, name)) is not None}
+            if sections and all("tree" in section for section in sections.values()):
                 raise Refused("tree", "nothing reads it: every method names its own", "leave one of them out")
-            methods = {
-                name: {"tree": tree, **method} if isinstance(method, dict) else method
-                for name, method in methods.items()
-            }
-            values = {**values, "tree": None}  # now the methods'
-        return {**values, "methods": methods} if methods or "methods" in values else values
+            methods |= {name: {"tree": tree, **section} for name, section in sections.items()}
+            written = {**written, "tree": None}  # now the methods'
+        return {**written, "methods": methods} if methods or "methods" in written else values
 
     @model_validator(mode="after")
     def _whole(self) -> EvaluateSettings:
@@ -173,7 +172,7 @@ class EvaluateSettings(Stage):
     @model_validator(mode="after")
     def _probed(self) -> EvaluateSettings:
         for name in _PROBES_OF_TEXT if self.draws else ("analysis",):
-            if getattr(self.probes, name) != Probes.model_fields[name].default:
+            if dict(self.probes)[name] != Probes.model_fields[name].default:
                 what = "pictures are drawn here, and it probes answers" if self.draws else "it probes drawn pictures"
                 raise Refused(f"probes.{name}", f"nothing reads it: {what}", "leave it out")
         if not self.is_timed and self.probes.analysis is not None:
@@ -318,6 +317,10 @@ class EvaluateSettings(Stage):
         else:
             listed = {"lengths": self.lengths}
         return {key: [*lengths] for key, lengths in listed.items() if lengths}
+
+    @property
+    def own_target(self) -> TargetConfig | None:
+        return self.target
 
     @property
     def drawing(self) -> PromptsBenchmark:

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from ...core.json_types import JsonObject
-from ...data.captioned import Captioned, TarSource, decode_image, read
+from ...data.captioned import TarSource, decode_image, read, usable
 from ...data.captioned.prompts import ImagePrompt
 from ...eval.quality import Extractor, Measured, QualityConfig, as_is, check, measure
 from ..readers import Reader, captioned
@@ -133,8 +133,8 @@ def as_captioned(reader: Reader, pictures: Tensor, captions: Sequence[str]) -> f
 def real_pictures(tar: Path, size: int, count: int) -> list[Image.Image]:
     """The first `count` pictures of a synthetic dataset's tar, whose captions are the prompts."""
     pictures = []
-    for item in read(TarSource(kind="webdataset", path=str(tar), max_samples=count)):
-        picture = decode_image(item, size) if isinstance(item, Captioned) else None
+    for item in usable(read(TarSource(kind="webdataset", path=str(tar), max_samples=count))):
+        picture = decode_image(item, size)
         if isinstance(picture, Image.Image):
             pictures.append(picture)
     return pictures

@@ -254,15 +254,13 @@ def open_suite(
 
 def made_suite(context: Context, key: str, names: Sequence[str], fetch: Callable[[Path], object]) -> Suite:
     """A suite's directory that `fetch` writes; arguments as of `open_suite`."""
-    folder, failed = context.folder.parent / f".{key}", None
-    if ranks.is_main():
+    folder = context.folder.parent / f".{key}"
+
+    def fill() -> None:
         context.say(f"suite: published sets {', '.join(names)} in {folder}")
-        try:
-            fetch(folder)
-        except UserError as error:
-            failed = error
-    if (failed := ranks.broadcast(failed)) is not None:
-        raise failed
+        fetch(folder)
+
+    ranks.on_main(fill)
     return Suite(folder, context.folder / "cache")
 
 
@@ -280,6 +278,11 @@ def digest(*values: object) -> str:
     return hashlib.sha256(repr(values).encode()).hexdigest()[:12]
 
 
+def frames_in(length: Length) -> int | None:
+    """The number of frames that a length is; None: it says how many visual tokens."""
+    return length if isinstance(length, int) else None
+
+
 def at_length(
     video: VideoSettings, length: Length, processor: Processor, sizes: Sequence[Size]
 ) -> tuple[VideoSettings, str]:
@@ -290,11 +293,11 @@ def at_length(
     Args:
         sizes: width and height of the set's clips, read where frames keep sides of their own.
     """
-    num_frames = length if isinstance(length, int) else 1
-    tokens = processor.picture_family.frame_tokens(video, processor, sizes, num_frames)
-    frames = length if isinstance(length, int) else tokens.frames(length)
+    asked = frames_in(length)
+    tokens = processor.picture_family.frame_tokens(video, processor, sizes, asked or 1)
+    frames = tokens.frames(str(length)) if asked is None else asked
     settings = video.model_copy(update={"num_frames": frames, "fps": None, "min_frames": min(frames, video.min_frames)})
-    return settings, label(tokens.total(frames) if isinstance(length, int) else length)
+    return settings, label(str(length) if asked is None else tokens.total(frames))
 
 
 def lengths_of(lengths: Lengths, name: str) -> list[Length]:
@@ -304,7 +307,7 @@ def lengths_of(lengths: Lengths, name: str) -> list[Length]:
 
 def check_length(length: Length) -> None:
     """Raises `UserError` for what is no length."""
-    if isinstance(length, str):
-        visual_tokens(length)
-    elif length < 1:
+    if (frames := frames_in(length)) is None:
+        visual_tokens(str(length))
+    elif frames < 1:
         raise UserError(f"{length} is no number of frames", hint='give 1 or more, or visual tokens as text ("25k")')

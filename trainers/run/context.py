@@ -61,7 +61,7 @@ class Context:
     @property
     def is_in_step(self) -> bool:
         """Whether all ranks hold the target together: they run the same requests, and rank 0 alone writes."""
-        return getattr(self.target, "tensor_parallel_size", 1) > 1
+        return self.target.tensor_parallel_size > 1
 
     @contextmanager
     def in_step(self) -> Iterator[None]:
@@ -70,7 +70,7 @@ class Context:
         Raises:
             UserError: the run has another number of ranks.
         """
-        check_ranks(getattr(self.target, "tensor_parallel_size", 1))
+        check_ranks(self.target.tensor_parallel_size)
         self.stop.in_step = self.is_in_step
         try:
             yield

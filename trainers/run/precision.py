@@ -12,6 +12,7 @@ from typing import Any
 
 from ...core import ranks
 from ...core.errors import UserError
+from ...core.json_types import parts as parts_of_tree
 from ...core.results import BEGUN, read_mark, write_mark
 from ...core.section import Section
 from ...models.drafters import members_of
@@ -19,7 +20,7 @@ from ...models.drafters.mixed import MixedConfig
 from ...models.stored import resolved_dtype
 from .context import Context
 from .matching import made_nothing
-from .stage import Planned
+from .stage import Planned, Stage
 
 AUTO = "auto"
 
@@ -73,7 +74,7 @@ def _resolutions(context: Context, planned: Planned) -> dict[str, str]:
     """Dotted key of the recipe -> what `auto` is for this stage on this machine."""
     device, stage = context.device(), planned.stage
     roots = {"target": context.target, "drafter": context.drafter, f"stages.{planned.name}": stage}
-    if getattr(stage, "target", None) is not None:
+    if stage.own_target is not None:
         del roots["target"]  # it measures another
     resolved = {}
     for root, section in roots.items():
@@ -85,9 +86,8 @@ def _resolutions(context: Context, planned: Planned) -> dict[str, str]:
     return resolved
 
 
-def _precision(context: Context, stage: object, resolved: Mapping[str, str]) -> str:
-    if getattr(stage, "revive_every", None) or getattr(stage, "model", None) in ("vq", "reader"):
-        # It writes weights in place; or it is a small convolutional net of our own, beside which no target is held.
+def _precision(context: Context, stage: Stage, resolved: Mapping[str, str]) -> str:
+    if stage.is_small_net:  # beside which no target is held
         return "fp32"
     held = resolved.get("target.dtype") or context.target.dtype
     return str(context.engine.on(context.device(), target_dtype=held).precision)
@@ -95,9 +95,10 @@ def _precision(context: Context, stage: object, resolved: Mapping[str, str]) -> 
 
 def _automatic(value: object, key: str) -> Iterator[tuple[str, Any]]:
     """(dotted key, section) of all sections below `value` whose `dtype` is auto."""
-    if isinstance(value, Section) and getattr(value, "dtype", None) == AUTO:
+    parts = _parts(value)
+    if isinstance(value, Section) and parts.get("dtype") == AUTO:
         yield key, value
-    for name, part in _parts(value).items():
+    for name, part in parts.items():
         yield from _automatic(part, f"{key}.{name}")
 
 
@@ -119,8 +120,5 @@ def with_types(value: object, key: str, resolved: Mapping[str, str]) -> Any:
 def _parts(value: object) -> dict[Any, Any]:
     """What is right below, by field, name or place. An ensemble has its members as sections."""
     if isinstance(value, Section):
-        parts = {name: getattr(value, name) for name in type(value).model_fields}
-        return parts | ({"members": tuple(members_of(value))} if isinstance(value, MixedConfig) else {})
-    if isinstance(value, Mapping):
-        return dict(value)
-    return dict(enumerate(value)) if isinstance(value, list | tuple) else {}
+        return dict(value) | ({"members": tuple(members_of(value))} if isinstance(value, MixedConfig) else {})
+    return dict(parts_of_tree(value))

@@ -29,7 +29,7 @@ def record_ends(context: Context, planned: Planned) -> None:
     mark = read_mark(path)
     if form is None or mark is None:
         return
-    own = getattr(stage, "target", None)  # an evaluation's
+    own = stage.own_target
     processor = (context if own is None else replace(context, target=own)).processor()
     ends, recorded = end_ids(processor, form), mark.resolved or {}
     now = None if ends == (processor.eos_id,) else ", ".join(map(str, ends))

@@ -105,9 +105,7 @@ def _run_stage(
     ranks.pulse().enter(planned.name)
     folder = inputs.output / planned.name
     # Rank 0 reads the state and broadcasts it, since another rank might read a half-written file.
-    state = ranks.broadcast(stage_state(planned, inputs.output) if ranks.is_main() else None)
-    if isinstance(state, UserError):
-        raise state
+    state = ranks.on_main(stage_state, planned, inputs.output)
     if state == "finished" and broken is None:
         say(f"stage {planned.name}: finished before, same inputs")
         ranks.on_main(_write_begun, planned, folder, say)
@@ -130,7 +128,7 @@ def _run_stage(
     with line.shown(), made.opened, tracked(made) as context, full_disk_is_told(folder):
         ranks.on_main(record_ends, context, planned)
         settled_stage(context, planned).run(context)
-        gpus = num_gpus(getattr(planned.stage, "target", None) or context.target)
+        gpus = num_gpus(planned.stage.own_target or context.target)
     ranks.barrier()
     if broken is not None:
         ranks.on_main(mending.compare, planned, folder, broken, say)
@@ -218,16 +216,12 @@ def pending_restart(
     Args:
         words: of the command, `key=value`: they tell a command that is started again from another one.
     """
-    before: Restarted | UserError | None = None
-    if ranks.is_main():
-        try:
-            complete(output)
-            before = None if restart is None else restarted_before(output, _identity(plan, restart, words))
-        except UserError as error:
-            before = error
-    before = ranks.broadcast(before)
-    if isinstance(before, UserError):
-        raise before
+
+    def look() -> Restarted | None:
+        complete(output)
+        return None if restart is None else restarted_before(output, _identity(plan, restart, words))
+
+    before: Restarted | None = ranks.on_main(look)
     if before is None or restart is None:
         return restart
     stale = [p for p in plan if p.name in built_on(plan, restart) and (chosen is None or p.name in chosen)]

@@ -19,6 +19,7 @@ from ...core.section import Section
 from ...data.conversations import PromptFormat
 from ...models.drafters.base import DrafterConfig
 from ...models.families.generators import AnyTarget
+from ...models.families.load import TargetConfig
 from .context import Context
 from .deepspeed_section import EngineConfig
 from .hardware import Hardware
@@ -57,6 +58,16 @@ class Stage(Section):
     def own_drafter(self) -> DrafterConfig | None:
         """The drafter that it trains in place of the recipe's."""
         return None
+
+    @property
+    def own_target(self) -> TargetConfig | None:
+        """The target that it measures in place of the recipe's."""
+        return None
+
+    @property
+    def is_small_net(self) -> bool:
+        """Whether it trains a small net of our own, or writes weights in place: in float32 alone."""
+        return False
 
     def makes(self) -> set[str]:
         """Things that later stages may take: data, processor, target, drafter, answers, states, codes, ..."""

@@ -329,15 +329,7 @@ def _away(goal: Tensor, scores: Tensor) -> tuple[float, float]:
 
 def check_room(builder: Builder, size: Size, done_bytes: int) -> None:
     """Rank 0 looks at the disk, and all ranks stop where it cannot hold the states."""
-    problem: UserError | None = None
-    if ranks.is_main():
-        try:
-            check_disk(builder.folder, size.total_bytes - done_bytes)
-        except UserError as error:
-            problem = error
-    problem = ranks.broadcast(problem)
-    if problem is not None:
-        raise problem
+    ranks.on_main(check_disk, builder.folder, size.total_bytes - done_bytes)
 
 
 def chosen(samples: StatesSamples, counts: Counts, indices: np.ndarray) -> Chosen:

@@ -24,7 +24,7 @@ from torch import Tensor
 from ...core import ranks
 from ...core.errors import UserError
 from ...core.json_types import JsonObject, listed
-from ...data.captioned import Captioned, CaptionedSource, Refused, class_labels, decode_image, num_items, read
+from ...data.captioned import Captioned, CaptionedSource, Refused, class_labels, decode_image, num_items, read, usable
 from ...data.records.duplicates import Duplicates, find_duplicates, next_number
 from ...data.shards.shards import claim, finish, summary, unfinished, write_shard
 from ...data.stage_folders import CODES, DATASET_FOLDER
@@ -183,7 +183,7 @@ def _duplicates(stage: EncodeStage, source: CaptionedSource, context: Context) -
             line = context.progress
             line.count("duplicates: picture", num_items(source), first, is_all=False)
             items = line.counted(context.stop.watch(read(source, first), "while duplicates were looked for"))
-            find_duplicates(((i.number, i.where, i.image) for i in items if isinstance(i, Captioned)), database)
+            find_duplicates(((i.number, i.where, i.image) for i in usable(items)), database)
     return Duplicates(database)
 
 

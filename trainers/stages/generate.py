@@ -17,9 +17,9 @@ from ...core import ranks
 from ...core.errors import did_you_mean
 from ...core.fields import FileName
 from ...core.files import LOG_BYTES, read_json
-from ...core.json_types import JsonObject
+from ...core.json_types import JsonObject, object_at
 from ...core.refused import Refused
-from ...data.captioned import Captioned, TarSource, read
+from ...data.captioned import TarSource, read, usable
 from ...data.families.processor import PictureFamily, Processor
 from ...data.families.prompt_templates import SYSTEM
 from ...data.families.table import USUAL, family_of
@@ -113,7 +113,7 @@ class GenerateStage(Stage):
     @property
     def writes_conversations(self) -> bool:
         """Whether the splits are of conversations; else they are of captioned pictures."""
-        return isinstance(next(iter(self.splits.values())), dict)
+        return bool(self.records)
 
     @property
     def records(self) -> dict[str, dict[str, int]]:
@@ -150,7 +150,7 @@ class GenerateStage(Stage):
 
     @model_validator(mode="after")
     def _consistent(self) -> GenerateStage:
-        if len({isinstance(count, dict) for count in self.splits.values()}) > 1:
+        if self.records and self.pictures:
             raise ValueError("splits are numbers of pictures, or records of each scenario, and not both")
         self._check_names()
         if not self.writes_conversations:
@@ -216,7 +216,7 @@ class GenerateStage(Stage):
             raise Refused(
                 brought[0], "nothing reads it: the weights at target.path bring their processor", "leave it out"
             )
-        if self.writes_conversations and isinstance(tower := dict(target).get("vision_tower"), dict):
+        if self.writes_conversations and (tower := object_at(dict(target), "vision_tower")) is not None:
             # A Qwen-VL, Pixtral, Mistral 3 or Gemma 4 reads pictures of any size.
             any_size = _family(target.base_kind).reads_whole
             for key in ("patch_size",) if any_size else ("patch_size", "image_size"):
@@ -285,7 +285,7 @@ def _write_captioned(stage: GenerateStage, context: Context, folder: Path) -> No
         textures=stage.textures, before_each=_counting(context),
     )  # fmt: skip
     source = TarSource(kind="webdataset", path=str(folder / f"{next(iter(splits))}-00000.tar"))
-    captions = [item.caption for item in read(source) if isinstance(item, Captioned)]
+    captions = [item.caption for item in usable(read(source))]
     train_tokenizer(captions, stage.vocabulary).save_pretrained(context.folder / TOKENIZER)
     context.say(f"wrote {sum(splits.values())} pictures in {len(splits)} splits")
 

@@ -21,7 +21,7 @@ from ...core.errors import UserError, first_line
 from ...core.fields import Revision
 from ...core.files import read_json, read_yaml
 from ...core.import_paths import kinds_within
-from ...core.json_types import JsonObject
+from ...core.json_types import JsonObject, object_at
 from ...core.pretrained import RESTORE
 from ...core.refused import Refused
 from ...core.secrets import as_written, redact_tree, variables_of
@@ -105,7 +105,7 @@ class PublishStage(Stage):
     @classmethod
     def _old_word(cls, values: object) -> object:
         """Refuses the key that `upload` was: on the command line the same word describes the run and writes nothing."""
-        if isinstance(values, dict) and "dry_run" in values:
+        if "dry_run" in (object_at(values) or {}):
             raise Refused("dry_run", "is now written upload", "upload: false builds and tests the folder alone")
         return values
 

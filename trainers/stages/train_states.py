@@ -19,7 +19,6 @@ from ..train.fit import FitSettings
 from ..train.loop import Training
 from ..train.on_states import open_heads, training_order
 from ..train.settings import StatesSettings
-from ..train.states_source import CachedStates
 from .train import TrainHead, take_data
 
 
@@ -53,14 +52,13 @@ class TrainStates(StatesSettings, TrainHead):
 
     def needs(self) -> dict[str, str | None]:
         wanted = sample_needs(self.data, self.answers) | {"processor": None, "target": None}
-        if isinstance(self.source, CachedStates):
-            wanted |= {"states" if name is None else f"states/{name}": name for name in self.source.stages}
+        wanted |= {"states" if name is None else f"states/{name}": name for name in self.source.stages}
         take_data(wanted, "decoding", None if self.decoding is None else self.decoding.from_stage)
         return wanted if self.earlier is None else wanted | {"drafter": self.earlier}
 
     def runs_target(self) -> dict[str, str]:
         hint = "cache the states first: a stage of kind cache, then source: {kind: cached}"
-        return ({} if isinstance(self.source, CachedStates) else {"source": hint}) | super().runs_target()
+        return ({} if self.source.kind == "cached" else {"source": hint}) | super().runs_target()
 
     def alike(self) -> tuple[str, ...]:
         return (self.source.kind,)

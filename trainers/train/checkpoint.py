@@ -124,15 +124,7 @@ def find(folder: Path, *, fingerprint: str) -> Found | None:
     Raises:
         UserError: the good one belongs to another recipe or another number of ranks.
     """
-    checkpoint: Found | UserError | None = None
-    if ranks.is_main():
-        try:
-            checkpoint = _newest_good(folder, fingerprint)
-        except UserError as error:
-            checkpoint = error
-    checkpoint = ranks.broadcast(checkpoint)
-    if isinstance(checkpoint, UserError):
-        raise checkpoint
+    checkpoint: Found | None = ranks.on_main(_newest_good, folder, fingerprint)
     return checkpoint
 
 

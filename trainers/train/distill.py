@@ -32,7 +32,6 @@ from ...models.stored import resolved_dtype
 from ...models.training import ModelTraining
 from ..run.context import Context
 from .engine import Engine
-from .loop import Source, no_states
 from .settings import RecordsSettings
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ def training_module(
     settings = {"gradient_checkpointing": stage.gradient_checkpointing, "lora": stage.lora}
     objective: CrossEntropyObjective | DistillObjective = stage.objective or CrossEntropyObjective()
     if isinstance(objective, CrossEntropyObjective):
-        resume = getattr(context.target, "resume", "max_plus_one")
+        resume = dict(context.target).get("resume", "max_plus_one")
         return training_of(model, stage.trainable, resume=resume, **settings)
     target = None
     if objective.probabilities == "online":
@@ -85,21 +84,6 @@ def other_pictures(context: Context, data: ConversationData) -> str | None:
         shown = "tiles" if in_tiles else "single tiles"
         return f"the target reads pictures in {shown} and the drafter aspect: {data.aspect}"
     return None
-
-
-def source_of(module: ModelTraining) -> Source:
-    """Where a draft LVLM's training finds the target's states: the teacher beside it, the batch, or nowhere."""
-    if not isinstance(module, DistillTraining):
-        return no_states
-    if module.teacher is not None:
-        return module.teacher.states
-    return lambda batch: batch.states
-
-
-def held_target(module: ModelTraining) -> PreTrainedModel | None:
-    """The target's model, where the module that is trained has a teacher beside it."""
-    teacher = module.teacher if isinstance(module, DistillTraining) else None
-    return None if teacher is None else teacher.model
 
 
 def _check_shares(draft: PreTrainedConfig, target: PreTrainedConfig) -> None:

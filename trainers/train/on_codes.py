@@ -190,7 +190,7 @@ def _words(context: Context) -> PreTrainedTokenizerBase | None:
     target = image_section(context.target)
     if not target.trains_text_encoder:
         return None
-    source = getattr(target, "tokenizer", None) or context.inputs["tokenizer"] / TOKENIZER
+    source = dict(target).get("tokenizer") or context.inputs["tokenizer"] / TOKENIZER
     where, hint = "key target.tokenizer", "give a Hub id or a tokenizer's folder"
     with reading_pretrained(source, "cannot load the tokenizer", where=where, hint=hint, weights=False):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source)

@@ -32,7 +32,7 @@ from ..run import stage_records as records
 from ..run.context import Context
 from ..run.too_long import before_training
 from ..serve.states_builder import count_samples
-from .distill import frozen_target, held_target, other_pictures, source_of, training_data, training_module
+from .distill import frozen_target, other_pictures, training_data, training_module
 from .engine import Engine
 from .fit import training_loader
 from .loop import Training, Validate
@@ -74,7 +74,7 @@ def open_records(stage: RecordsSettings, context: Context, seed: int) -> Trainin
         make_loader,
         total,
         finish,
-        source=source_of(module),
+        source=module.states,
         validate=_validation(validation, stage, context, processor, module) if validation else None,
         validate_every=stage.checked_every,
         write=data.writer,
@@ -110,7 +110,7 @@ def _validation(
                 where=f"key stages.{context.name}.validation",
                 hint="set validation.against_target: false",
             )
-        target = held_target(module) or frozen_target(context)
+        target = module.target_beside or frozen_target(context)
     rows = settings.rows(8)
     batch_size = rows * ranks.world_size()
     loader = Loader(

@@ -29,7 +29,7 @@ from ...models.parts import Part
 from ..serve.states_builder import check_answers
 from ..serve.target_engine import TargetEngine
 from .fit import FitSettings
-from .states_source import CachedStates, OnlineStates, StatesSource
+from .states_source import OnlineStates, StatesSource
 from .validate import HeadValidation, RecordsValidation, Validation
 
 
@@ -197,13 +197,12 @@ class StatesSettings(HeadSettings):
     @property
     def _engine(self) -> TargetEngine | None:
         """The serving engine that computes the target's states in each step."""
-        source = self.source
-        return source.engine if isinstance(source, OnlineStates) and source.engine.is_served else None
+        return self.source.serving_engine
 
     @property
     def reads_tables(self) -> bool:
         """Whether it loads the target's embedding and LM head alone: the target does not run in this process."""
-        is_elsewhere = isinstance(self.source, CachedStates) or self._engine is not None
+        is_elsewhere = self.source.kind == "cached" or self._engine is not None
         return is_elsewhere and self.decoding is None
 
     @model_validator(mode="after")
@@ -245,6 +244,10 @@ class CodesSettings(HeadSettings):
     @property
     def trained(self) -> str:
         return "image tokenizer" if self.model == "vq" else self.model
+
+    @property
+    def is_small_net(self) -> bool:
+        return self.revive_every is not None or self.model in ("vq", "reader")
 
     @property
     def share_held_out(self) -> float:

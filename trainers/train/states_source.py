@@ -31,10 +31,24 @@ from ...data.states.reader import CachedCollate, CachedSamples, StatesReader
 from ..run.stopping import Stop
 from ..serve.engines import EngineSection
 from ..serve.states_builder import Builder, Measured, StatesStore, as_measured, check_room, chosen, looked_ahead
-from ..serve.target_engine import TransformersEngine
+from ..serve.target_engine import TargetEngine, TransformersEngine
 
 
-class OnlineStates(Section):
+class SourceSection(Section):
+    """What every source of states answers."""
+
+    @property
+    def stages(self) -> list[str | None]:
+        """Names of the stages that are read; [None]: the latest."""
+        return []
+
+    @property
+    def serving_engine(self) -> TargetEngine | None:
+        """The engine that computes the states in a process of its own; None: this one does."""
+        return None
+
+
+class OnlineStates(SourceSection):
     """The target runs on each batch: nothing is kept. Cheaper than a terabyte for most."""
 
     kind: Literal["online"] = "online"
@@ -42,8 +56,12 @@ class OnlineStates(Section):
     # works some batches ahead. Fingerprints leave it out if it is not set.
     engine: EngineSection = Field(TransformersEngine(), exclude_if=lambda value: value == TransformersEngine())
 
+    @property
+    def serving_engine(self) -> TargetEngine | None:
+        return self.engine if self.engine.is_served else None
 
-class CachedStates(Section):
+
+class CachedStates(SourceSection):
     """States that `cache` stages wrote."""
 
     kind: Literal["cached"]
@@ -63,7 +81,6 @@ class CachedStates(Section):
 
     @property
     def stages(self) -> list[str | None]:
-        """Names of the stages that are read; [None]: the latest."""
         if self.path is not None:
             return []
         return [None] if self.from_stage is None else listed(self.from_stage)
@@ -74,7 +91,7 @@ class CachedStates(Section):
         return [Path(path) for path in listed(self.path)]
 
 
-class FirstEpochStates(Section):
+class FirstEpochStates(SourceSection):
     """Computed and written while the first epoch trains, read from the second on."""
 
     kind: Literal["cached_on_first_epoch"]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ....core.errors import UserError
 from ....core.fields import Dtype, Place, Revision
-from ....core.json_types import JsonMapping, JsonObject
+from ....core.json_types import JsonMapping, JsonObject, object_at, value_at
 from ....core.section import torch_dtype
 from ...decoding.rows import Guidance, GuidanceScale
 from ...folders import find_folder
@@ -75,8 +75,7 @@ class LlamaGenTargetConfig(ImageTargetSection):
     @model_validator(mode="before")
     @classmethod
     def _guidance_of_classes(cls, values: Any) -> Any:
-        asked_by_class = isinstance(values, dict) and values.get("condition") == "class"
-        return {"cfg_scale": 4.0, **values} if asked_by_class else values
+        return {"cfg_scale": 4.0, **values} if value_at(values, "condition") == "class" else values
 
     @model_validator(mode="after")
     def _consistent(self) -> LlamaGenTargetConfig:
@@ -86,7 +85,7 @@ class LlamaGenTargetConfig(ImageTargetSection):
             raise ValueError("condition: text needs text_encoder")
         if self.condition == "class" and self.text_encoder is not None:
             raise ValueError("text_encoder is given, and condition is class")
-        if self.tokenizer is not None and not isinstance(self.text_encoder, dict):
+        if self.tokenizer is not None and self.own_text_encoder is None:
             raise ValueError("tokenizer is given, and text_encoder is not spelt out: it brings its own")
         return self
 
@@ -100,9 +99,19 @@ class LlamaGenTargetConfig(ImageTargetSection):
         return made.model_config_of().model_dump(include=set(NAMED_SHAPE))
 
     @property
+    def own_vq(self) -> VqConfig | None:
+        """The shape of an image tokenizer that a stage trains; None: it is published."""
+        return self.vq if isinstance(self.vq, VqConfig) else None
+
+    @property
+    def own_text_encoder(self) -> JsonObject | None:
+        """The inline config of a text encoder that is trained with the model; None: it has none of its own."""
+        return object_at(self.text_encoder)
+
+    @property
     def factor(self) -> int:
         """Pixels along a side of one code."""
-        return self.vq.factor if isinstance(self.vq, VqConfig) else 16
+        return 16 if self.own_vq is None else self.own_vq.factor
 
     def model_config_of(self) -> LlamaGenConfig:
         """The transformer's shape."""
@@ -115,9 +124,9 @@ class LlamaGenTargetConfig(ImageTargetSection):
     def provides(self) -> set[str]:
         """Things that need no stage: they come from outside."""
         things = {"target"} if self.path is not None else set()
-        things |= {"vq"} if isinstance(self.vq, str) else set()
+        things |= {"vq"} if self.own_vq is None else set()
         # An inline text encoder is trained with the target.
-        things |= set() if isinstance(self.text_encoder, dict) else {"text", "tokenizer"}
+        things |= {"text", "tokenizer"} if self.own_text_encoder is None else set()
         return things | ({"tokenizer"} if self.tokenizer is not None else set())
 
     @property
@@ -128,7 +137,7 @@ class LlamaGenTargetConfig(ImageTargetSection):
     @property
     def codebook_size(self) -> int:
         """Of the image tokenizer."""
-        return self.vq.codebook_size if isinstance(self.vq, VqConfig) else self.model_config_of().vocab_size
+        return self.model_config_of().vocab_size if self.own_vq is None else self.own_vq.codebook_size
 
     @property
     def prompt_places(self) -> int:
@@ -153,8 +162,8 @@ class LlamaGenTargetConfig(ImageTargetSection):
         """Parameters of the transformer, and of the parts that the recipe spells out."""
         with torch.device("meta"):
             parts: dict[str, nn.Module] = {"transformer": LlamaGen(self.model_config_of())}
-            if isinstance(self.vq, VqConfig):
-                parts["image tokenizer"] = VqTokenizer(self.vq)
+            if self.own_vq is not None:
+                parts["image tokenizer"] = VqTokenizer(self.own_vq)
             text = build_text_encoder(self, vocab_size=COUNTED_IDS, pad_id=0)
             if text is not None:
                 parts["text encoder"] = text
@@ -173,14 +182,14 @@ class LlamaGenTargetConfig(ImageTargetSection):
 
     @property
     def trains_text_encoder(self) -> bool:
-        return isinstance(self.text_encoder, dict)
+        return self.own_text_encoder is not None
 
     def training(self, part: str, folder: Path | None, *, seed: int, words: Any, **revival: Any) -> nn.Module:
         if part == "vq":
-            if isinstance(self.vq, str):
+            if self.own_vq is None:
                 problem = "target.vq is a directory, and a stage trains vq"
                 raise UserError(problem, hint="spell out its shape in target.vq")
-            tokenizer = VqTokenizer(self.vq) if folder is None else load_vq(folder)
+            tokenizer = VqTokenizer(self.own_vq) if folder is None else load_vq(folder)
             if folder is None:
                 tokenizer.reset_parameters(torch.Generator().manual_seed(seed))
             return VqTraining(tokenizer, **revival)
@@ -235,8 +244,8 @@ class LlamaGenTargetConfig(ImageTargetSection):
 
     def placed(self, parts: Mapping[str, Path]) -> Any:
         """As it is: its parts are read from `parts`. Raises `UserError` for those that lie nowhere."""
-        places = {"target": self.path, "vq": self.vq if isinstance(self.vq, str) else None}
-        if isinstance(self.text_encoder, dict):
+        places = {"target": self.path, "vq": str(self.vq) if self.own_vq is None else None}
+        if self.trains_text_encoder:
             places["text"] = None
         lacking = [thing for thing, place in places.items() if thing not in parts and not is_somewhere(place)]
         if lacking:
@@ -275,7 +284,7 @@ def load_transformer(config: LlamaGenTargetConfig, folders: Folders, *, device: 
 def text_features(config: LlamaGenTargetConfig, folders: Folders, *, device: torch.device) -> TextFeatures:
     """The frozen T5 encoder on `device`: an inline one in float32 from its stage's folder, any other in bfloat16."""
     folder = folders.get("text")
-    own = isinstance(config.text_encoder, dict)
+    own = config.trains_text_encoder
     assert not own or folder is not None, "an inline text encoder is trained with its target"
     source = folder / TEXT_ENCODER if own and folder is not None else str(config.text_encoder)
     num_tokens = config.model_config_of().num_condition_tokens
@@ -294,9 +303,9 @@ def build_text_encoder(
     config: LlamaGenTargetConfig, *, vocab_size: int, pad_id: int
 ) -> transformers.T5EncoderModel | None:
     """The inline one, random; None where it comes from outside (its features then lie in the shards)."""
-    if not isinstance(config.text_encoder, dict):
+    if (given := config.own_text_encoder) is None:
         return None
-    values = {k: v for k, v in config.text_encoder.items() if k != "model_type"}
+    values = {k: v for k, v in given.items() if k != "model_type"}
     shape = transformers.T5Config(**values, vocab_size=vocab_size, pad_token_id=pad_id)
     return transformers.T5EncoderModel(shape)
 
