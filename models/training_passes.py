@@ -9,7 +9,6 @@ H heads, G key-value heads, R = H / G, E head width.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Iterator
@@ -168,12 +167,12 @@ class Keys:
         found = [(states * part).sum(-1) for _, part in self._parts(which, states, step)]
         return found[0] if len(found) == 1 else torch.cat(found)
 
-    def _mixed(self, which: int, weights: Tensor, like: Tensor, step: int) -> Tensor:
-        """[B,G,R,M,E], as `like`: keys or values of later passes by weights [step,B,G,R,M]."""
-        weights = weights.unsqueeze(-1)
-        return functools.reduce(
-            torch.add, ((weights[at] * part).sum(0) for at, part in self._parts(which, like, step))
-        )  # fmt: skip
+    def _add_mixed(self, into: Tensor, which: int, weights: Tensor, step: int) -> Tensor:
+        """`into` [B,G,R,M,E], to which keys or values of later passes are added by weights [step,B,G,R,M]."""
+        seen = self.held[which, :step, :, :, None, self.columns(step, into.shape[-2])]
+        for weight, part in zip(weights.unsqueeze(-1).unbind(0), seen.unbind(0), strict=True):
+            into.addcmul_(weight, part)
+        return into
 
     def _scores(self, q: Tensor, step: int) -> Tensor:
         """[step,B,G,R,M] of queries [B,G,R,M,E], minus infinity for another sample's keys and those before a row."""
@@ -207,7 +206,7 @@ class Keys:
             p = p.softmax(-1)  # [B*G,R*M,N]
             out = torch.bmm(p[..., : seen.shape[1]], self._seen(1, step)).view(grouped.shape)
             if step:
-                out = out + self._mixed(1, self._late(p, grouped, step), grouped, step)
+                self._add_mixed(out, 1, self._late(p, grouped, step), step)
             return out.flatten(1, 2), p, [], []
         outs, lses, kernels, rests = self._attend_true(q, step)
         if not step and len(outs) == 1:
@@ -218,10 +217,12 @@ class Keys:
         every = torch.cat(scores)
         logs = every.log_softmax(0)
         whole, weights = every[-1] - logs[-1], logs.exp_()  # an input's own key is the last, never hidden
-        terms = list(map(torch.mul, outs, weights.unsqueeze(-1)))
+        mixed = torch.zeros_like(grouped)
+        for out, weight in zip(outs, weights.unsqueeze(-1), strict=False):
+            mixed.addcmul_(self.grouped(out), self.grouped(weight))
         if step:
-            terms.append(self._mixed(1, self.grouped(weights[len(lses) :], 2), grouped, step).flatten(1, 2))
-        return functools.reduce(torch.add, terms).to(q), whole, kernels, rests
+            self._add_mixed(mixed, 1, self.grouped(weights[len(lses) :], 2), step)
+        return mixed.flatten(1, 2).to(q), whole, kernels, rests
 
     def attend_backward(
         self, gradient: Tensor, q: Tensor, out: Tensor, whole: Tensor, kernels: list[Ran],
@@ -258,7 +259,7 @@ class Keys:
                 p = (self._scores(grouped, step) - self.grouped(whole)).exp_()
                 ds = late.sub_((wide * self.grouped(out)).sum(-1)).mul_(p).mul_(scale)
         if d_held is not None:
-            dq = dq + self._mixed(0, ds, grouped, step)
+            self._add_mixed(dq, 0, ds, step)
             for into, weights, states in zip(d_held.unbind(0), (ds, p), (grouped, wide), strict=True):
                 for at, _ in self._parts(0, grouped, step):
                     part, own = weights[at].unsqueeze(-1), into[at, :, :, self.columns(step, q.shape[2])]

@@ -259,8 +259,8 @@ class _Shared:
         cos, sin = rope.unsqueeze(-3).unbind(-1)
         self.cos, self.sin = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)  # [B,N,1,E]
         self.keys: Any = None
-        self.sums: dict[str, Tensor] = {}
-        self.d_half = self.d_true = self.d_held = embeds.new_zeros(0)
+        self.sums: dict[str, Tensor] = {}  # of weights, by name
+        self.inner: tuple[Tensor, Tensor, Tensor] | None = None  # of `half`, true keys and values, and later ones
 
     def add(self, name: str, gradient: Tensor, inputs: Tensor) -> None:
         """Add to the gradient of a linear layer's weight [O,I] that of its outputs [S,O] at `inputs` [S,I]."""
@@ -344,12 +344,14 @@ class _Pass(torch.autograd.Function):
         g = shared.normed_backward("behind", of.behind, d_inner, y, inner_scale).add_(g)
         shared.add("out", g, mixed)
         d_seen = (g @ of.out).view(rows, count, shared.num_heads, -1).transpose(1, 2)
-        if not shared.d_half.numel():
-            shared.d_half = torch.zeros_like(shared.half)
-            shared.d_true, shared.d_held = (torch.zeros_like(one, dtype=keys.wide) for one in (keys.true, keys.held))
-        d_held = shared.d_held if step else None
-        dq = keys.attend_backward(d_seen, q, seen, whole, ctx.kernels, rests, step, shared.d_true, d_held)
-        dk, dv = (keys.own(shared.d_held, step, count) if step else shared.d_true).unbind(0)
+        if shared.inner is None:
+            true, held = (torch.zeros_like(one, dtype=keys.wide) for one in (keys.true, keys.held))
+            shared.inner = torch.zeros_like(shared.half), true, held
+        d_half, d_true, d_held = shared.inner
+        dq = keys.attend_backward(
+            d_seen, q, seen, whole, ctx.kernels, rests, step, d_true, d_held if step else None
+        )  # fmt: skip
+        dk, dv = (keys.own(d_held, step, count) if step else d_true).unbind(0)
         if skipped:  # inputs of which only keys and values were made
             dq, g = F.pad(dq, (0, 0, skipped, 0)), F.pad(g.view(rows, count, -1), (0, 0, skipped, 0)).flatten(0, 1)
             count += skipped
@@ -357,10 +359,11 @@ class _Pass(torch.autograd.Function):
         qk = torch.cat([dq.to(cos), dk.to(cos)], dim=1).transpose(1, 2)
         qk = torch.addcmul(qk * cos, qk.roll(shared.head_dim // 2, -1), sin, value=-1)
         heads = torch.cat([qk.to(x), dv.transpose(1, 2).to(x)], dim=2).flatten(2)
-        shared.d_half[:, -count:] += heads
+        d_half[:, -count:] += heads
         heads = heads.flatten(0, 1)
         shared.add("qkv", heads, normed)
         g = shared.normed_backward("before", of.before, heads @ of.qkv, x, scale).add_(g).view(rows, count, -1)
         if step:
             return None, None, None, g, None
-        return None, None, None, g, shared.d_half, *(shared.sums[name].to(w) for name, w in of._asdict().items())
+        shared.inner = None
+        return None, None, None, g, d_half, *(shared.sums.pop(name).to(w) for name, w in of._asdict().items())

@@ -154,16 +154,19 @@ class HeadTraining(nn.Module):
         outputs: list[Tensor] = []
         for step in range(self.num_passes):
             states = inputs.states
+            if step == 1:
+                # Numbers, which multiply: a choice by a mask of one column takes a CPU several times as long.
+                kept, replaced = states.masked_fill(inputs.replaced, 0), inputs.replaced.to(states)
             if step:
                 # In a packed row a sample's first input is not replaced: the input before it is another sample's.
-                states = torch.where(inputs.replaced, F.pad(outputs[-1], (0, 0, 1, -1)), states)
+                states = torch.addcmul(kept, F.pad(outputs[-1], (0, 0, 1, -1)), replaced)
             out = head(
                 inputs.embeds, states, inputs.positions, mask, keys, direct=inputs.direct, image=inputs.image,
-                depths=torch.full(states.shape[:2], step, device=states.device),
+                depths=torch.full(states.shape[:2], step, device=states.device) if head.num_steps else None,
             )  # fmt: skip
             if skipped and not step:
                 inputs = inputs.behind(skipped)
-                out = out[:, -inputs.states.shape[1] :]
+                out = out if out.shape[1] == inputs.states.shape[1] else out[:, skipped:]
             outputs.append(out)
         return outputs
 

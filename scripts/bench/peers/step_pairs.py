@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 
 TOLERANCE = 2e-5  # of losses and gradients, relative
 REST, BACKWARD, ADAMW = "the rest of the forward", "backward", "AdamW"
-PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "flash_attention_for_cpu")
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "flash_attention_for_cpu")
 Sample = Sequence[Any]
 
 

@@ -26,7 +26,7 @@ from peers.pairs import TARGET
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-BAR = 0.8  # of their step
+BAR = 0.75  # of their step
 LENGTHS = (64, 256, 512, 1024)
 
 
