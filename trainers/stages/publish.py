@@ -21,7 +21,7 @@ from ...core.errors import UserError, first_line
 from ...core.fields import Revision
 from ...core.files import read_json, read_yaml
 from ...core.import_paths import kinds_within
-from ...core.json_types import JsonObject, object_at
+from ...core.json_types import JsonObject, object_at, text_at
 from ...core.pretrained import RESTORE
 from ...core.refused import Refused
 from ...core.secrets import as_written, redact_tree, variables_of
@@ -244,7 +244,7 @@ def _publish(stage: PublishStage, context: Context) -> None:
     repo = stage.repo or f"me/{folder.parent.parent.name}"
     snippets, names = _snippets(repo, section, folder, sources, target)
     drafter = stages[source.name].get("drafter") or context.drafter
-    base = hub_id(values_of(drafter).get("language_model"))
+    base = hub_id(text_at(values_of(drafter), "language_model"))
     trained = trained_by(stages, source.name)
     data = [name for stage_name in trained for name in data_of(asked, stage_name)]
     parts = parts_of(context, drafter, target, starts_of(stages, trained), stage.datasets or data)
