@@ -17,11 +17,15 @@ JsonMapping = Mapping[str, Any]  # one that is only read
 
 
 def value_at(tree: object, *keys: str) -> Json:
-    """What stands at a path of keys; None: there is no such key, or no object on the way."""
+    """What stands at a path of keys, of a list its numbers; None: nothing, or something else is on the way."""
     for key in keys:
-        if not isinstance(tree, dict):
-            return None
-        tree = tree.get(key)
+        match tree:
+            case dict():
+                tree = tree.get(key)
+            case list() if key.isdecimal() and int(key) < len(tree):
+                tree = tree[int(key)]
+            case _:
+                return None
     return tree
 
 
@@ -50,12 +54,7 @@ def all_are(values: object, kind: type[T]) -> TypeGuard[list[T]]:
 
 def listed(value: object) -> list[Json]:
     """The values where a file may have one or a list of them, or null."""
-    match value:
-        case None:
-            return []
-        case list() | tuple():
-            return [*value]
-    return [value]
+    return [*value] if isinstance(value, list | tuple) else [] if value is None else [value]
 
 
 def parts(value: object) -> Iterable[tuple[Any, Json]]:
