@@ -85,7 +85,6 @@ class TreePolicy(Protocol):
     name: str
     prunes_by_token: bool  # drops drawn nodes by their scores: not exact with sampled draws
     num_levels: int
-    num_nodes: int  # most of a tree, without the root
     # Most nodes that a cycle writes after the committed tokens: of its tree, or of the drafter's expansions where
     # those are more. Caches are made for as many.
     max_nodes: int

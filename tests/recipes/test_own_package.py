@@ -10,12 +10,14 @@ from draftsmith.core.checksums import SUMS
 from draftsmith.core.errors import UserError
 from draftsmith.core.import_paths import NotImported, code_of
 from draftsmith.core.results import DONE, Mark, write_mark
+from draftsmith.eval.policies.base import TreeSection
 from draftsmith.eval.published import read_published
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.ending import try_next
 from draftsmith.recipes.launch import _write_provenance, context_maker
 from draftsmith.recipes.load import load
 from draftsmith.recipes.origins import shown
+from draftsmith.trainers.evaluate.methods import Method
 from own_package import forget, write_package
 from pydantic import ValidationError
 
@@ -205,3 +207,16 @@ def test_an_unknown_setting_in_python_says_which_was_meant(package):
     with pytest.raises(ValidationError) as caught:
         section(levels=0)
     assert not hasattr(caught.value, "__notes__")
+
+
+def test_a_policy_says_what_the_protocol_asks_alone():
+    """As the one of docs/api/README.md: what a dry run shows of it needs nothing else."""
+
+    class Fork:
+        name, prunes_by_token, num_levels, max_nodes = "fork", False, 3, 6
+
+    class ForkTree(TreeSection):
+        def build(self, *, grid=None, seed=0):
+            return Fork()
+
+    assert "tree fork, 3 levels, at most 6 nodes" in Method.model_construct(tree=ForkTree()).line(())

@@ -189,7 +189,8 @@ class Method(Section):
                 what += f", {self.section.published_at}"
         mode = "" if self.mode is None else f", mode {self.mode.name}"
         policy = self.policy(grid=1)
-        shape = f"tree {policy.name}, {policy.num_levels} levels, at most {policy.num_nodes} nodes"
+        nodes = getattr(policy, "num_nodes", policy.max_nodes)  # ours say how many of these are of one tree
+        shape = f"tree {policy.name}, {policy.num_levels} levels, at most {nodes} nodes"
         rule = "" if self.rule.kind == "exact" else f", rule {self.rule.kind}"
         skip = "" if self.visual_skip is None else f", no draft at {self.visual_skip:g} of the attention on the picture"
         return f"{what}{mode}; {shape}{rule}{', sampled draws' if self.draw == 'sample' else ''}{skip}"
