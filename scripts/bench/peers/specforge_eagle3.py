@@ -44,13 +44,14 @@ class Theirs:
         head, target = ours.head, ours.target
         self.taps = ours.settings.layers_of(target.shape)
         layer, base = head.shape, target.decoder.model.config
-        config = LlamaConfig(
+        config: Any = LlamaConfig(
             hidden_size=layer.hidden_size, intermediate_size=layer.intermediate_size, head_dim=layer.head_dim,
             num_attention_heads=layer.num_heads, num_key_value_heads=layer.num_kv_heads, vocab_size=layer.vocab_size,
             num_hidden_layers=1, rms_norm_eps=layer.norm_eps, pad_token_id=None, attention_bias=False,
             max_position_embeddings=base.max_position_embeddings, rope_parameters=dict(base.rope_parameters),
-            draft_vocab_size=len(head.draft_ids), pretraining_tp=1,
+            pretraining_tp=1,
         )  # fmt: skip
+        config.draft_vocab_size = len(head.draft_ids)
         draft = LlamaForCausalLMEagle3(config, attention_backend="sdpa")
         draft.load_state_dict({**head.state_dict(), "embed_tokens.weight": target.embedding})
         draft.freeze_embedding()
@@ -67,10 +68,11 @@ class Theirs:
     def loss(self, batch: Batch, states: TargetStates, _: Any) -> Tensor:
         """As `Ours.loss`."""
         joined = torch.cat([states.layers[tap] for tap in self.taps], dim=-1)
-        supervised = batch.loss_mask[:, 1:]
+        supervised, feature = batch.loss_mask[:, 1:], states.feature
+        assert feature is not None
         # Token, the state before it, the state that scores what follows, and whether that is supervised.
         losses, *_ = self.model(
-            batch.ids[:, 1:], torch.ones_like(supervised), self.target_head(states.feature[:, 1:]),
+            batch.ids[:, 1:], torch.ones_like(supervised), self.target_head(feature[:, 1:]),
             supervised[..., None].long(), joined[:, :-1],
         )  # fmt: skip
         whole: Tensor = sum(DECAY**number * loss for number, loss in enumerate(losses))
