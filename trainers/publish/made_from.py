@@ -59,8 +59,9 @@ def sources_of(context: Context, base: str | None) -> dict[str, Path] | None:
     return folders or None
 
 
-def hub_id(name: str | None) -> str | None:
-    """A name that is one of the Hub's, and no directory here."""
+def hub_id(value: object) -> str | None:
+    """A setting that names a repository of the Hub, and no directory here."""
+    name = text_at(value)
     return name if name is not None and name.count("/") == 1 and not Path(name).is_dir() else None
 
 
