@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from dense_passes import Dense, by_parts
+from draftsmith.models import training_passes
 from draftsmith.models.decoding.cache import Cache
 from draftsmith.models.drafters import head_training
 from draftsmith.models.drafters.eagle3 import JoinedLayer
@@ -184,17 +185,21 @@ def test_training_asks_for_fast_attention(monkeypatch):
     assert [call.get("attn_mask") for call in calls] == [None, None]
 
 
+@over_sizes
+@pytest.mark.parametrize("at_once", [True, False])
 @pytest.mark.parametrize(
     ("name", "changes"),
     [("sparrow-ttt", {}), ("eagle3", {}), ("eagle3-read", {}), ("eagle3", {"qkv_bias": True, "norm_output": True})],
 )
-def test_ttt_is_dense_attention_to_all_passes(name, changes, monkeypatch):
+def test_ttt_is_dense_attention_to_all_passes(name, changes, at_once, sizes, monkeypatch):
     """Loss and gradients, with the slow obvious form in the layer's place."""
     results = []
+    if not at_once:
+        monkeypatch.setattr(training_passes, "_SCORES", 0)
     for passes, layer in ((TrainingPasses, JoinedLayer.forward), (Dense, by_parts)):
         monkeypatch.setattr(head_training, "TrainingPasses", passes)
         monkeypatch.setattr(JoinedLayer, "forward", layer)
-        config, target, training = built(name, mtp_steps=6, **changes)
+        config, target, training = built(name, sizes=sizes, mtp_steps=6, **changes)
         step = training(*case_for(config, target))
         step.loss_sum.backward()
         results.append((step.loss_sum.item(), [p.grad for p in training.head.parameters()]))
