@@ -32,6 +32,8 @@ COMMANDS = {
     "peers-512": "python scripts/bench/benchmark_peers.py --peers {peers} --sizes 'width 512' --cycles 3 --checked 1"
     " --tokens 8 --only assisted eagle lantern",
     "peers-training": "python scripts/bench/benchmark_peers.py --peers {peers} --only training",
+    "peers-speculators-eagle3": "python scripts/bench/benchmark_peers.py --peers {peers} --only speculators-eagle3",
+    "peers-specforge": "python scripts/bench/benchmark_peers.py --peers {peers} --only specforge-eagle3",
     "peers-blocks": "python scripts/bench/benchmark_peers.py --peers {peers} --only blocks",
     "peers-speculators": "python scripts/bench/benchmark_peers.py --peers {peers} --only speculators",
     "data": "python scripts/bench/benchmark_data.py",

@@ -51,7 +51,7 @@ def assisted(size: str, arguments: argparse.Namespace) -> list[Profile]:
             what = f"transformers' assisted generation, {size}, T {temperature:g}, after {length} tokens"
             mine = Side(passes(target), ours, parts(target, drafter, decoding, own_work))
             other = Side([(reference.model, "forward")], theirs)
-            profiles.append(compare(what, mine, other, arguments, equal=not temperature))
+            profiles.append(compare(what, mine, other, arguments, goal=0.60, equal=not temperature))
     return profiles
 
 

@@ -61,7 +61,7 @@ def official_blocks(size: str, arguments: argparse.Namespace) -> list[Profile]:
                 other = Side([(reference.model, "forward")], theirs)
                 if not temperature:
                     check_drafts(what, target, reference, ours, theirs, arguments)
-                profiles.append(compare(what, mine, other, arguments, equal=not temperature))
+                profiles.append(compare(what, mine, other, arguments, goal=0.75, equal=not temperature))
     return profiles
 
 

@@ -48,7 +48,7 @@ def official_eagle(size: str, arguments: argparse.Namespace) -> list[Profile]:
                 what = f"{kind}'s loop, {size}, T {temperature:g}, after {length} tokens"
                 mine = Side(passes(target), ours, parts(target, drafter, decoding, own_work))
                 other = Side([(official.base_model.model, "forward")], theirs)
-                profiles.append(compare(what, mine, other, arguments, equal=not temperature))
+                profiles.append(compare(what, mine, other, arguments, goal=0.70, equal=not temperature))
     return profiles
 
 

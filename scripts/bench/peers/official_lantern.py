@@ -83,7 +83,7 @@ def official_lantern(size: str, arguments: argparse.Namespace) -> list[Profile]:
             what = f"LANTERN's loop ({name}), {size}, {CODES} codes, T {temperature:g}"
             mine = Side(passes(target), ours, parts(target, drafter, decoding, own_work))
             other = Side([(official.base_model.model, "forward")], theirs)
-            profiles.append(compare(what, mine, other, arguments, equal=not temperature))
+            profiles.append(compare(what, mine, other, arguments, goal=0.65, equal=not temperature))
     return profiles
 
 
