@@ -10,6 +10,7 @@ engines' serving, the papers' studies and the synthetic dataset. A room is a fol
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import re
 import sys
@@ -192,21 +193,26 @@ def naming(files: dict[str, ast.Module], family: str) -> list[str]:
     strings are compared and looked up. Docstrings, comments and prose do not count, and neither do names of
     repositories, files, data sets and commands: strings with a blank, a dash or a slash.
     """
-    result = []
-    for path, tree in files.items():
-        texts = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
-        words = (
-            getattr(n, field, None)
-            for n in ast.walk(tree)
-            if id(n) not in texts
-            for field in ("id", "attr", "arg", "name", "module", "value")
-        )
-        named = any(
-            isinstance(word, str) and family in word.lower() and re.fullmatch(r"[\w.]+", word) for word in words
-        )
-        if named and family not in path and not re.match(r"models/targets/\w+/", path):
-            result.append(path)
-    return result
+    return [
+        path
+        for path, tree in files.items()
+        if family not in path
+        and not re.match(r"models/targets/\w+/", path)
+        and any(family in word for word in _words(tree))
+    ]
+
+
+@functools.cache
+def _words(tree: ast.Module) -> frozenset[str]:
+    """Names and strings of one word in a file's code, in small letters."""
+    texts = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
+    found = {
+        getattr(n, field, None)
+        for n in ast.walk(tree)
+        if id(n) not in texts
+        for field in ("id", "attr", "arg", "name", "module", "value")
+    }
+    return frozenset(word.lower() for word in found if isinstance(word, str) and re.fullmatch(r"[\w.]+", word))
 
 
 def entered(place: str, arguments: list[str]) -> list[tuple[str, str]]:
