@@ -187,7 +187,8 @@ class Keys:
     def _at_once(self, q: Tensor) -> bool:
         """Whether all scores of a pass are made at once."""
         few = q.shape[0] * q.shape[1] * q.shape[2] * self.true.shape[3] <= _SCORES
-        return few and q.device.type == "cpu" and q.dtype == self.wide and not self.samples
+        # On meta a step's memory is counted, of a few megabytes as a CPU takes them.
+        return few and q.device.type in ("cpu", "meta") and q.dtype == self.wide and not self.samples
 
     def _seen(self, which: int, step: int) -> Tensor:
         """[B*G,N-step,E] true keys or values that some query of the pass sees."""
