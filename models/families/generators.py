@@ -1,6 +1,7 @@
 """The image generators that a recipe can name, and one with all that decoding pictures needs.
 
-What differs between families is in their sections: `models/targets/llamagen/section.py`, `.../anole_section.py`.
+What differs between families is in their sections: `models/targets/llamagen/section.py` and
+`models/targets/anole/section.py`.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def shown(pixels: Tensor | None, pictures: Sequence[Picture], processor: Process
 
 
 def _joined(patches: Tensor, picture: Picture, processor: Processor) -> Tensor:
-    """[3,H,W] of patches in the order of `data.patches.patches`."""
+    """[3,H,W] of patches in the order of tokens, as `ordered` of the Qwen family makes them."""
     grid, side = picture.whole, processor.patch_size
     assert grid is not None and grid.frames == 1
     merge, rows, columns = grid.merge, grid.rows // grid.merge, grid.columns // grid.merge

@@ -52,9 +52,10 @@ def eagle3():
     return training, case_for(config, target, width=32, vocab=50)
 
 
-# How it runs fast: attention of its passes in two files, the target's scores over a draft's own ids, and places that
-# the host selects. A reader of the method can leave them out, since each equals the slow obvious form in a test of its
-# own; they are counted all the same.
+# What makes it fast: attention of its passes in two files, the target's scores over a draft's own ids, and places that
+# the host selects. Two hold the method, too: `training_passes.py` what an input of a later pass attends to, whose
+# clearest form is tests/eval/dense_passes.py, and `goal_scores.py` p over the draft's ids and which tokens count. Each
+# equals the slow obvious form in a test of its own.
 FAST = {
     "models/training_passes.py", "models/causal_attention.py", "models/drafters/goal_scores.py", "core/states.py"
 }  # fmt: skip
