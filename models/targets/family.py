@@ -71,7 +71,7 @@ class Text:
 class Family:
     """Models of one model_type of transformers."""
 
-    kind: str  # as a recipe's `target` names it
+    kind: str  # as a recipe's `target` names it; of a section of another package, any name
     model: (
         Any  # a class, or the name of transformers': its module is heavy, and is imported when the class is asked for
     )

@@ -83,7 +83,13 @@ class TargetSection(Kinded):
     @property
     def family(self) -> Family | None:
         """The record of its kind; None: a section of another package that brings none."""
-        return next((family for family in self.families.values() if family.kind == self.base_kind), None)
+        return next(iter(self.own_families.values()), None)
+
+    @property
+    def own_families(self) -> Mapping[str, Family]:
+        """model_type -> record, of its kind; all of a section of another package, whose kind is its import path."""
+        own = {name: family for name, family in self.families.items() if family.kind == self.base_kind}
+        return own or self.families
 
     @property
     def reads_tiles(self) -> bool | None:
