@@ -131,7 +131,8 @@ def _family_of(settings: JsonObject, source: str | Path, revision: str | None) -
     raise UserError(
         f"processor_class is {name}, and no family here reads its files",
         where=f"{Path(source) / file}, key processor_class",
-        hint=f"use a target of a supported family; known classes: {', '.join(sorted(by_class))}",
+        hint=f"use a target whose class is one of {', '.join(sorted(by_class))}, or a section of your own with a "
+        "picture_family (docs/adding-a-target.md)",
     )
 
 

@@ -27,6 +27,8 @@ class TargetSection(Kinded):
     families: ClassVar[Mapping[str, Family]] = {}
     # model_type that is close to the family's and cannot be read -> what to use in its place.
     lookalikes: ClassVar[Mapping[str, str]] = {}
+    # data's PictureFamily that reads its pictures and its processor's files; None: the one that the files name.
+    picture_family: ClassVar[Any] = None
     draws_images: ClassVar[Literal[False]] = False
     reads_text_alone: ClassVar[bool] = False  # no pictures
 
