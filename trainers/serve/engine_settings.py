@@ -80,7 +80,7 @@ class ServedSettings(TargetEngine):
 
     def _taps(self, family: Family) -> bool:
         """Whether the engine hands out hidden states of its models."""
-        return family.is_compared and "eagle3" in family.engines.get(self.states_of, ())
+        return family.agrees_on_pictures and "eagle3" in family.engines.get(self.states_of, ())
 
     def check(self, target: AnyTarget, *, states: bool, aspect: str) -> None:
         target = language_section(target)
@@ -91,7 +91,7 @@ class ServedSettings(TargetEngine):
             tapped = sorted({family.kind for family in FAMILIES.values() if self._taps(family)})
             known = f", only of {', '.join(tapped)}" if tapped else ""
             raise Refused("engine.kind", f"{name} hands out no hidden states of a {target.kind}{known}", own)
-        if target.family is not None and not target.family.is_compared:
+        if target.family is not None and not target.family.agrees_on_pictures:
             problem = f"nobody has compared here how {name} expands the pictures of a {target.kind}"
             raise Refused("engine.kind", problem, own)
         if target.family is not None and target.family.shares_pictures and aspect.startswith("anyres"):

@@ -1,5 +1,6 @@
 """A target section of another package: its own records are found wherever ours are."""
 
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
@@ -7,9 +8,9 @@ from draftsmith.core.errors import UserError
 from draftsmith.core.refused import Refused
 from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.families.load import check_kind
-from draftsmith.models.families.table import family_of, text_of
+from draftsmith.models.families.table import FAMILIES, family_of, text_of
 from draftsmith.models.targets.causal.training import CausalTraining
-from draftsmith.models.targets.family import Family, Text
+from draftsmith.models.targets.family import Family, Pictures, Text
 from draftsmith.models.targets.llava.section import LlavaTargetConfig
 from draftsmith.models.targets.section import TargetSection
 from draftsmith.trainers.serve.engine_section import VllmEngine
@@ -18,7 +19,7 @@ from transformers import CLIPVisionConfig, GraniteConfig, LlamaConfig, LlavaConf
 TEXT = Text(norms_heads=True)
 GRANITE = Family(
     "granite", "GraniteForCausalLM", CausalTraining, CachedDecoder, texts={"granite": TEXT},
-    engines={"vllm": ("eagle3",)}, is_compared=True,
+    engines={"vllm": ("eagle3",)},
 )  # fmt: skip
 OWN_TOWER = Family("own", "LlavaForConditionalGeneration", CausalTraining, CachedDecoder, tower="own_tower")
 
@@ -67,3 +68,24 @@ def test_an_engine_hands_it_the_states_that_its_record_names():
     engine.check(Granite(path="a/b"), states=True, aspect="pad")
     with pytest.raises(Refused, match="hands out no hidden states"):
         engine.check(Bare(path="a/b"), states=True, aspect="pad")
+
+
+def test_pictures_of_a_new_family_are_compared_before_an_engine_gets_them():
+    def check(**settings):
+        class Seeing(TargetSection):
+            families: ClassVar[dict[str, Family]] = {"seeing": replace(GRANITE, **settings)}
+
+            kind: str
+
+        VllmEngine(kind="vllm").check(Seeing(path="a/b"), states=False, aspect="pad")
+
+    assert not Family("new", "NewModel", CausalTraining, CachedDecoder, Pictures()).is_compared
+    with pytest.raises(Refused, match="nobody has compared here how vllm expands the pictures"):
+        check(pictures=Pictures())
+    check(pictures=Pictures(), is_compared=True)
+    check()  # it reads text alone, and there is nothing to compare
+
+
+def test_families_that_were_compared_are_named():
+    compared = {family.kind for family in FAMILIES.values() if family.is_compared}
+    assert compared == {"llava", "llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"}
