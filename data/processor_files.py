@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 # Of these a file that says how pictures are read has some.
 _IMAGE_KEYS = {"image_mean", "size", "crop_size", "image_processor_type", "feature_extractor_type"}
+_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
+# Of towers, whose preprocessor_config.json lies as it is in some LLaVAs' folders.
+_TOWERS = {"CLIPProcessor", "SiglipProcessor"}
 _CURE = "check the name and the network, or give a directory"
 
 
@@ -41,10 +44,10 @@ def load_processor(
 
     Args:
         text_only: the source is a language model's, which has a tokenizer alone.
-        family: that reads the files; None: the one whose processor class they name, else the usual one.
+        family: that reads the files; None: the one whose processor class they name; LLaVA where they name none.
 
     Raises:
-        UserError: files are missing or do not fit.
+        UserError: files are missing, do not fit, or name a processor class that no family reads.
     """
     with reading_pretrained(source, "cannot load processor", hint=_CURE, weights=False):
         processor = _loaded(source, revision, family, text_only=text_only)
@@ -63,8 +66,7 @@ def _loaded(source: str | Path, revision: str | None, family: PictureFamily | No
     if not _IMAGE_KEYS & set(settings):
         images, about = _published(source, revision)
         settings = {**about, **settings}
-    by_class = {known.processor_class: known for known in FAMILIES.values()}
-    family = family or by_class.get(str(settings.get("processor_class")), USUAL)
+    family = family or _family_of(settings, source, revision)
     return family.read(Files(tokenizer, settings, images, source, revision, key))
 
 
@@ -107,10 +109,31 @@ def _json(source: str | Path, name: str, revision: str | None) -> JsonObject:
 def _settings_of(source: str | Path, revision: str | None) -> JsonObject:
     """What the processor's files say, the image processor's part included; the first file that names a thing wins."""
     settings: JsonObject = {}
-    for file in ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json"):
+    for file in _FILES:
         values = _json(source, file, revision)
         settings = {**(values.get("image_processor") or {}), **values} | settings
     return settings
+
+
+def _family_of(settings: JsonObject, source: str | Path, revision: str | None) -> PictureFamily:
+    """The family whose processor class the files name; the usual one where they name none, or a tower's.
+
+    Raises:
+        UserError: they name another.
+    """
+    name = settings.get("processor_class")
+    by_class = {known.processor_class: known for known in FAMILIES.values()}
+    if name is None or name in _TOWERS:
+        return USUAL
+    if name in by_class:
+        return by_class[name]
+    file = next((file for file in _FILES if _json(source, file, revision).get("processor_class") == name), _FILES[0])
+    raise UserError(
+        f"processor_class is {name}, and no family here reads its files",
+        where=f"{Path(source) / file}, key processor_class",
+        hint=f"use a target whose class is one of {', '.join(sorted(by_class))}, or a section of your own with a "
+        "picture_family (docs/adding-a-target.md)",
+    )
 
 
 def _published(source: str | Path, revision: str | None) -> tuple[JsonMapping | None, JsonObject]:

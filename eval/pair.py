@@ -102,7 +102,8 @@ def open_pair(
     if processor is None:
         own = parts.get("processor") or source
         revision = None if Path(own).is_dir() else config.revision
-        processor = load_processor(own, revision=revision, text_only=config.reads_text_alone)
+        family = config.picture_family
+        processor = load_processor(own, revision=revision, text_only=config.reads_text_alone, family=family)
         if own != source:
             processor = replace(processor, generation_ends=generation_ends(source, config.revision))
     num_ids, image = processor.num_token_ids, processor.image_token_id

@@ -103,7 +103,7 @@ def target_weights(
 
 def check_kind(config: TargetConfig, model_type: str, source: str) -> None:
     """Raises `UserError` for weights of another kind than the recipe names."""
-    own = [name for name, family in config.families.items() if family.kind == config.base_kind]
+    own = config.own_families
     if model_type in own or not own or config.reads_text_alone:
         return
     known = [name for name, tower in FAMILIES if not tower]

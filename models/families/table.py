@@ -52,16 +52,22 @@ FAMILIES: Mapping[tuple[str, str], Family] = {
 _TEXTS = {name: text for family in FAMILIES.values() for name, text in family.texts.items()}
 
 
+def _outside() -> dict[tuple[str, str], Family]:
+    """As `FAMILIES`, of sections of other packages, which a recipe's import path has imported."""
+    families: dict[tuple[str, str], Family] = {}
+    sections = TargetSection.__subclasses__()
+    for section in sections:
+        for name, family in section.families.items():
+            families.setdefault((name, family.tower), family)
+        sections += section.__subclasses__()
+    return families
+
+
 def family_named(model_type: str, tower: str | None = None) -> Family:
     """The record of a model_type; of one that no family names, that of models of text."""
     for key in ((model_type, tower or ""), (model_type, "")):
-        if key in FAMILIES:
-            return FAMILIES[key]
-    sections = [TargetSection]  # of other packages, which a recipe's import path has imported
-    for section in sections:
-        if model_type in section.families:
-            return section.families[model_type]
-        sections += section.__subclasses__()
+        if record := FAMILIES.get(key) or _outside().get(key):
+            return record
     return CAUSAL
 
 
@@ -77,7 +83,10 @@ def new_model(config: PreTrainedConfig) -> PreTrainedModel:
 
 def text_of(config: PreTrainedConfig) -> Text:
     """What heads take from the language model of a text config, beside the config."""
-    return _TEXTS.get(config.model_type, Text())
+    name = config.model_type
+    if name in _TEXTS:
+        return _TEXTS[name]
+    return next((family.texts[name] for family in _outside().values() if name in family.texts), Text())
 
 
 def training_of(model: PreTrainedModel, trainable: Sequence[Part], **settings: Any) -> ModelTraining:

@@ -126,7 +126,7 @@ def _taps(engine: Engine, source: Source, config: HeadConfig) -> list[str]:
 
 def _pictures(engine: Engine, source: Source, config: HeadConfig) -> list[str]:
     """Reasons that do not apply if no prompt has a picture."""
-    if engine != "eagle" and not family_of(source.target.config).is_compared:
+    if engine != "eagle" and not family_of(source.target.config).agrees_on_pictures:
         return [_UNCOMPARED]
     if engine == "eagle" and config.kind in ("msd", "vispec"):
         return []
@@ -234,6 +234,6 @@ def _dflash(engine: Engine, source: Source, config: DflashConfig) -> list[str]:
 def _dflash_at_pictures(source: Source, config: DflashConfig) -> list[str]:
     if config.visual(training=False) == "none":
         return ["it sees no state at a picture (text-only window), and the engine shows it all of them"]
-    if not family_of(source.target.config).is_compared:
+    if not family_of(source.target.config).agrees_on_pictures:
         return [_UNCOMPARED]
     return _added_below(source.head.shape.taps[0], source)

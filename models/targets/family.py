@@ -71,7 +71,7 @@ class Text:
 class Family:
     """Models of one model_type of transformers."""
 
-    kind: str  # as a recipe's `target` names it
+    kind: str  # as a recipe's `target` names it; of a section of another package, any name
     model: (
         Any  # a class, or the name of transformers': its module is heavy, and is imported when the class is asked for
     )
@@ -91,8 +91,8 @@ class Family:
     engines: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # Engines whose class of this model was not read here.
     unread: tuple[str, ...] = ()
-    # Whether pictures in engines were compared with ours.
-    is_compared: bool = True
+    # Whether pictures in engines were compared with ours: engines get none of a family before.
+    is_compared: bool = False
     # Whether vLLM's model runner V1 writes draft steps after a picture where earlier keys lie.
     is_misplaced_in_v1: bool = False
 
@@ -101,6 +101,11 @@ class Family:
         maker = self.class_of(config)
         made: PreTrainedModel = getattr(maker, "from_config", maker)(config)
         return made
+
+    @property
+    def agrees_on_pictures(self) -> bool:
+        """Whether engines are known to read its prompts as we do: its pictures were compared, or it reads none."""
+        return self.pictures is None or self.is_compared
 
     @property
     def model_class(self) -> Any:

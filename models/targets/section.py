@@ -27,6 +27,8 @@ class TargetSection(Kinded):
     families: ClassVar[Mapping[str, Family]] = {}
     # model_type that is close to the family's and cannot be read -> what to use in its place.
     lookalikes: ClassVar[Mapping[str, str]] = {}
+    # data's PictureFamily that reads its pictures and its processor's files; None: the one that the files name.
+    picture_family: ClassVar[Any] = None
     draws_images: ClassVar[Literal[False]] = False
     reads_text_alone: ClassVar[bool] = False  # no pictures
 
@@ -83,7 +85,13 @@ class TargetSection(Kinded):
     @property
     def family(self) -> Family | None:
         """The record of its kind; None: a section of another package that brings none."""
-        return next((family for family in self.families.values() if family.kind == self.base_kind), None)
+        return next(iter(self.own_families.values()), None)
+
+    @property
+    def own_families(self) -> Mapping[str, Family]:
+        """model_type -> record, of its kind; all of a section of another package, whose kind is its import path."""
+        own = {name: family for name, family in self.families.items() if family.kind == self.base_kind}
+        return own or self.families
 
     @property
     def reads_tiles(self) -> bool | None:

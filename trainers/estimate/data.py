@@ -14,12 +14,13 @@ from ...core.errors import UserError
 from ...core.json_types import listed
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData, ConversationDataset
-from ...data.families.processor import Processor, Resizing
+from ...data.families.processor import PictureFamily, Processor, Resizing
 from ...data.families.table import USUAL, family_of
 from ...data.media import ImageReader
 from ...data.processor_files import load_processor
 from ...data.records.mixture import JsonFile, Selection, Share, are_present, is_mixture
 from ...data.records.records import RecordFile
+from ...models.families.generators import language_section
 from ...models.hub import config_value
 from ..run.stage import Planned
 from ..train.settings import RecordsSettings
@@ -86,11 +87,12 @@ def text_lengths(plan: Planned, files: OnDisk, *, prompt: bool) -> np.ndarray | 
     """
     if files.images.any() or files.clips.any():
         return None
-    stage, path = plan.stage, plan.recipe.target.path
+    stage, target = plan.stage, language_section(plan.recipe.target)
+    path = target.path
     if path is None or not Path(path).is_dir():
         return None
     try:
-        processor = load_processor(path, text_only=plan.recipe.target.reads_text_alone)
+        processor = load_processor(path, text_only=target.reads_text_alone, family=target.picture_family)
         with tempfile.TemporaryDirectory() as cache:
             data = ConversationDataset(
                 stage.data, stage.format, processor, files=listed(stage.data.path), skipped_log=None, cache=Path(cache),
@@ -115,16 +117,19 @@ class VisualTokens:
         return f"; pictures of {self.unread:,} opened records cannot be read: a tile each" if self.unread else ""
 
 
-def image_reader_of(data: ConversationData, config: PreTrainedConfig) -> ImageReader:
+def image_reader_of(
+    data: ConversationData, config: PreTrainedConfig, family: PictureFamily | None = None
+) -> ImageReader:
     """How the data section looks at pictures. It only counts: a dry run has neither tokenizer nor pixels.
 
     Args:
         config: of the model whose tiles these are.
+        family: that its section names; None: by the config.
     """
     vision = config.vision_config
     nothing: dict[str, Any] = dict.fromkeys(("pad_id", "bos_id", "eos_id", "newline_id"), 0)
     absent: Any = None
-    family = family_of(config.model_type, config_value(vision, "model_type")) or USUAL
+    family = family or family_of(config.model_type, config_value(vision, "model_type")) or USUAL
     side, patch, images = family.counted(config, vision)
     processor = Processor(
         absent, images, 0, patch, side, **nothing, picture_family=family,

@@ -15,6 +15,7 @@ from ...core.words import counted
 from ...data.states.dtypes import DTYPES
 from ...data.states.estimate import Size, check_disk, declared_size, samples_per_shard, shown
 from ...models.drafters.base import DrafterConfig
+from ...models.families.generators import language_section
 from ...models.hub import rope_of
 from ...models.targets.base import language_shape
 from ..run.stage import Planned
@@ -130,5 +131,6 @@ def token_counts(
     text = round(float(lengths.mean()) * len(files)) if len(files) else 0
     if target.model_type == target.get_text_config().model_type:  # reads text alone
         return text, 0, how
-    visual = visual_tokens(files, stage.data, image_reader_of(stage.data, target))
+    family = language_section(plan.recipe.target).picture_family
+    visual = visual_tokens(files, stage.data, image_reader_of(stage.data, target, family))
     return text, int(visual.tokens.sum()), f"{how} and pictures{visual.note()}"

@@ -50,7 +50,9 @@ def _lvlm_of(plan: Planned) -> tuple[PreTrainedConfig, ImageReader]:
     drafter = cast(LvlmConfig | None, stage.drafter or recipe.drafter)
     config = target if stage.model == "target" or drafter is None else drafter.config_beside(target)
     own = stage.model != "target" and drafter is not None and drafter.pictures == "own"
-    return config, image_reader_of(stage.data, config if own else target)
+    if own:
+        return config, image_reader_of(stage.data, config)
+    return config, image_reader_of(stage.data, target, language_section(recipe.target).picture_family)
 
 
 def describe_target(plan: Planned) -> list[str]:

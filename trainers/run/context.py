@@ -93,8 +93,10 @@ class Context:
     def processor(self) -> Processor:
         """The target's: of the synthetic dataset that a stage generated, or of the published target."""
         source = self.inputs.get("processor") or str(self.target.path)
-        text_only = self.target.reads_text_alone
-        processor = load_processor(source, revision=self.target.revision, text_only=text_only)
+        target = language_section(self.target)
+        processor = load_processor(
+            source, revision=target.revision, text_only=target.reads_text_alone, family=target.picture_family
+        )
         if "target" in self.inputs or (self.target.path is not None and "processor" in self.inputs):
             # The processor lies elsewhere, and the ends are the model's; of one that its stage has yet to make, `check`
             # needs none.
@@ -102,7 +104,7 @@ class Context:
             waits = isinstance(whose, Path) and not whose.is_dir()
             ends = () if waits else generation_ends(whose, self.target.revision)
             processor = replace(processor, generation_ends=ends)
-        language_section(self.target).check_token_ids(processor.num_token_ids, str(source))
+        target.check_token_ids(processor.num_token_ids, str(source))
         return processor
 
     @property

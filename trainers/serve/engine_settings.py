@@ -14,6 +14,7 @@ from ...core.section import FINGERPRINT
 from ...models.decoding.warp import Warp
 from ...models.families.generators import AnyTarget, language_section
 from ...models.families.table import FAMILIES
+from ...models.targets.family import Family
 from .target_engine import TargetEngine
 
 
@@ -77,18 +78,20 @@ class ServedSettings(TargetEngine):
         """
         raise NotImplementedError
 
+    def _taps(self, family: Family) -> bool:
+        """Whether the engine hands out hidden states of its models."""
+        return family.agrees_on_pictures and "eagle3" in family.engines.get(self.states_of, ())
+
     def check(self, target: AnyTarget, *, states: bool, aspect: str) -> None:
         target = language_section(target)
         own, name = "engine: {kind: transformers} does", self.name
         if taken := sorted(set(self.options) & set(self.ours)):
             raise Refused(f"engine.options.{taken[0]}", "it follows from the recipe", "leave it out")
-        tapped = sorted(
-            {f.kind for f in FAMILIES.values() if f.is_compared and "eagle3" in f.engines.get(self.states_of, ())}
-        )
-        if states and target.base_kind not in tapped:
+        if states and not (target.family is not None and self._taps(target.family)):
+            tapped = sorted({family.kind for family in FAMILIES.values() if self._taps(family)})
             known = f", only of {', '.join(tapped)}" if tapped else ""
             raise Refused("engine.kind", f"{name} hands out no hidden states of a {target.kind}{known}", own)
-        if target.family is not None and not target.family.is_compared:
+        if target.family is not None and not target.family.agrees_on_pictures:
             problem = f"nobody has compared here how {name} expands the pictures of a {target.kind}"
             raise Refused("engine.kind", problem, own)
         if target.family is not None and target.family.shares_pictures and aspect.startswith("anyres"):

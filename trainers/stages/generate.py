@@ -218,7 +218,7 @@ class GenerateStage(Stage):
             )
         if self.writes_conversations and (tower := object_at(dict(target), "vision_tower")) is not None:
             # A Qwen-VL, Pixtral, Mistral 3 or Gemma 4 reads pictures of any size.
-            any_size = _family(target.base_kind).reads_whole
+            any_size = _family(target).reads_whole
             for key in ("patch_size",) if any_size else ("patch_size", "image_size"):
                 if key in tower and tower[key] != dict(self)[key]:
                     problem = f"pictures have {dict(self)[key]}, and target.vision_tower reads {tower[key]}"
@@ -272,7 +272,7 @@ def _write_conversations(stage: GenerateStage, context: Context, folder: Path) -
     else:
         first = next(iter(stage.splits))
         tokenizer = train_tokenizer(_texts(folder / f"{first}.json"), stage.vocabulary)
-        processor = _processor(stage, context.target.base_kind, tokenizer)
+        processor = _processor(stage, context.target, tokenizer)
     processor.save(context.folder)
     total = sum(sum(counts.values()) for counts in manifest["splits"].values())
     context.say(f"wrote {total} records in {len(stage.splits)} splits, {processor.num_token_ids} token ids")
@@ -301,15 +301,16 @@ def _counting(context: Context) -> Callable[[], None]:
     return before_each
 
 
-def _family(kind: str) -> PictureFamily:
-    """How targets of a kind read pictures. A text-only one ignores what is written for them."""
-    return family_of(kind) or USUAL
+def _family(target: AnyTarget) -> PictureFamily:
+    """How a target reads pictures. A text-only one ignores what is written for them."""
+    own: PictureFamily | None = None if target.draws_images else target.picture_family
+    return own or family_of(target.base_kind) or USUAL
 
 
-def _processor(stage: GenerateStage, kind: str, tokenizer: PreTrainedTokenizerFast) -> Processor:
+def _processor(stage: GenerateStage, target: AnyTarget, tokenizer: PreTrainedTokenizerFast) -> Processor:
     """The processor of the recipe's target."""
-    return _family(kind).new(
-        tokenizer, kind, image_size=stage.image_size, patch_size=stage.patch_size, image_mean=IMAGE_MEAN,
+    return _family(target).new(
+        tokenizer, target.base_kind, image_size=stage.image_size, patch_size=stage.patch_size, image_mean=IMAGE_MEAN,
         image_std=IMAGE_STD,
     )  # fmt: skip
 

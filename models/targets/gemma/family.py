@@ -52,6 +52,6 @@ FAMILIES = {
     GEMMA: GemmaFamily(
         GEMMA, "Gemma4ForConditionalGeneration", GemmaTraining, GemmaDecoder, GemmaPictures(),
         texts=dict.fromkeys(("gemma", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text"), _SCALED),
-        unread=("vllm", "sglang"), is_compared=False,
+        unread=("vllm", "sglang"),
     ),
 }  # fmt: skip

@@ -26,6 +26,6 @@ class InternVLPictures(Pictures):
 FAMILIES = {
     INTERNVL: Family(
         INTERNVL, "InternVLForConditionalGeneration", InternVLTraining, InternVLDecoder, InternVLPictures(),
-        unread=("sglang",), is_compared=False,
+        unread=("sglang",),
     ),
 }  # fmt: skip

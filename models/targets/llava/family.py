@@ -26,7 +26,7 @@ _ENGINES = {"llava": {"vllm": ("eagle", "eagle3", "dflash", "patched"), "sglang"
 FAMILIES: dict[str, Family] = {
     name: LlavaFamily(
         name, model, LlavaTraining, LlavaDecoder, Pictures(), one_tile=name == "llava", shares_pictures=True,
-        engines=_ENGINES.get(name, {}),
+        engines=_ENGINES.get(name, {}), is_compared=True,
     )
     for name, model in MODELS.items()
 }  # fmt: skip

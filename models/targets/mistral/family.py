@@ -38,10 +38,10 @@ _ENGINES = {"vllm": ("eagle", "eagle3")}
 FAMILIES = {
     MISTRAL3: Family(
         MISTRAL3, "Mistral3ForConditionalGeneration", MistralTraining, MistralDecoder, MistralPictures(),
-        engines=_ENGINES, unread=("sglang",), is_compared=False,
+        engines=_ENGINES, unread=("sglang",),
     ),
     "llava": Family(
         "pixtral", "LlavaForConditionalGeneration", MistralTraining, MistralDecoder, MistralPictures(),
-        tower=TOWER, engines=_ENGINES, unread=("sglang",), is_compared=False,
+        tower=TOWER, engines=_ENGINES, unread=("sglang",),
     ),
 }  # fmt: skip

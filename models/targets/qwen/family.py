@@ -51,8 +51,9 @@ _STATES = {"vllm": ("eagle", "eagle3", "dflash"), "sglang": ("eagle3",)}
 
 def _family(kind: str, model: str, texts: dict[str, Text], engines: dict[str, tuple[str, ...]]) -> Family:
     return Family(
-        kind, model, QwenTraining, QwenDecoder, QwenPictures(), texts=texts, engines=engines, is_misplaced_in_v1=True
-    )
+        kind, model, QwenTraining, QwenDecoder, QwenPictures(), texts=texts, engines=engines, is_compared=True,
+        is_misplaced_in_v1=True,
+    )  # fmt: skip
 
 
 # model_type -> record; the mixture of experts is of its dense model's kind.

@@ -13,7 +13,8 @@ from .decoder import HybridDecoder
 FAMILIES = {
     name: Family(
         "qwen3_5", model, QwenTraining, HybridDecoder, QwenPictures(),
-        texts={f"{name}_text": replace(QWEN3, ships_mtp=True)}, unread=("vllm", "sglang"), is_misplaced_in_v1=True,
+        texts={f"{name}_text": replace(QWEN3, ships_mtp=True)}, unread=("vllm", "sglang"), is_compared=True,
+        is_misplaced_in_v1=True,
     )
     for name, model in (
         ("qwen3_5", "Qwen3_5ForConditionalGeneration"), ("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration"),

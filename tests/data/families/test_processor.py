@@ -127,3 +127,31 @@ def test_a_tower_without_published_settings_is_refused_with_the_file_to_write(tm
     path, text = re.search(r"write (\S+) .*?(\{.*\})", refused.value.hint).groups()
     Path(path).write_text(text)
     assert load_processor(tmp_path).image_size == 30, "what the message prints is what loads"
+
+
+@pytest.mark.parametrize("file", ["processor_config.json", "preprocessor_config.json", "tokenizer_config.json"])
+def test_an_unknown_processor_class_is_refused_with_its_file(file, tmp_path):
+    processor("llava").save(tmp_path)
+    _name_class(tmp_path, file, "Idefics3Processor")
+    with pytest.raises(UserError, match="processor_class is Idefics3Processor") as refused:
+        load_processor(tmp_path)
+    assert refused.value.where == f"{tmp_path / file}, key processor_class"
+    assert "LlavaNextProcessor" in refused.value.hint and "Qwen2_5_VLProcessor" in refused.value.hint
+    assert load_processor(tmp_path, family=FAMILIES["llava"]).family == "llava", "the caller says what reads them"
+    assert load_processor(tmp_path, text_only=True).image_processor is None
+
+
+@pytest.mark.parametrize("name", [None, "LlavaProcessor", "CLIPProcessor", "SiglipProcessor"])
+def test_files_without_a_class_or_with_the_tower_s_are_llava_s(name, tmp_path):
+    processor("llava").save(tmp_path)
+    _name_class(tmp_path, "preprocessor_config.json", name)
+    assert load_processor(tmp_path).family == "llava"
+
+
+def _name_class(folder, file, name):
+    """Let this file alone name the processor's class."""
+    for other in {"processor_config.json", "tokenizer_config.json", file}:
+        path = folder / other
+        settings = json.loads(path.read_text()) if path.exists() else {}
+        settings.pop("processor_class", None)
+        path.write_text(json.dumps(settings | ({"processor_class": name} if other == file and name else {})))
