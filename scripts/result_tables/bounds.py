@@ -89,7 +89,7 @@ def benchmark_bounds() -> Rows:
         each = f"at most {' to '.join(dict.fromkeys((goals[0], goals[-1])))}"
         bound = each if lines[0][2] == "goal" else lines[0][2]
         rows.append([
-            "`benchmark_peers`", f"ours over another implementation, {what}: {len(medians)} comparisons", bound,
+            "`benchmark_peers`", f"over peers: {what}, {len(medians)} rows", bound,
             f"{min(medians):.2f} to {max(medians):.2f}: **missed** by {missed} of {len(medians)}",
         ])  # fmt: skip
     return rows
