@@ -10,8 +10,10 @@ from draftsmith.core.errors import UserError
 from draftsmith.eval.engines import engine_check as verify
 from draftsmith.eval.engines.ours import Exported
 from draftsmith.models.formats import export_drafter
+from draftsmith.models.targets.causal.section import CausalTarget
+from draftsmith.models.targets.llava.section import LlavaTarget
 from draftsmith.recipes.commands.cli import main
-from served_heads import save_drawn
+from served_heads import save_draft, save_drawn
 from served_pair import build
 
 TOKENS = 8
@@ -213,3 +215,18 @@ def test_the_command_prints_the_table_and_exits_with_3_for_a_fault(pair, drafted
     monkeypatch.setattr(verify, "run_program", Engine(drafted, lambda line, drafts: line["tokens"].reverse()))
     assert main(words) == 3
     assert "DIFFERS" in capsys.readouterr().out
+
+
+def test_a_target_without_a_section_is_of_the_kind_that_its_config_names(pair, tmp_path):
+    """The manifest of a draft LVLM names a folder alone, and that of a published text model nothing."""
+    save_draft(pair / "target", tmp_path / "draft")
+    export_drafter(tmp_path / "draft", tmp_path / "lvlm", "vllm")
+    words = tmp_path / "words"
+    shutil.copytree(pair / "twin", words)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(pair / "target" / name, words)
+    export_drafter(pair / "twin", tmp_path / "text", "vllm", target=str(words))
+    for folder, target, kind in (("lvlm", None, LlavaTarget), ("text", str(words), CausalTarget)):
+        exported = Exported(tmp_path / folder, target)
+        assert type(exported.target) is kind
+        assert exported.processor.reads_pictures == (kind is LlavaTarget)
