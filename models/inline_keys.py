@@ -98,7 +98,7 @@ def _check_turning(values: JsonObject, rope: JsonObject, defaults: PreTrainedCon
     if all(object_at(value) is None for value in rope.values()):
         _check_keys(rope, defaults, key)
         return
-    layers = {*(values.get("layer_types") or defaults.to_dict().get("layer_types") or ())}
+    layers = {*(values.get("layer_types") or getattr(defaults, "layer_types", None) or ())}
     for layer, value in rope.items():
         if layer not in layers:
             problem = f"a config of model_type {defaults.model_type} has no such type of layers"

@@ -166,8 +166,9 @@ def identities(names: Iterable[Name | JsonObject]) -> list[str]:
     hashes = []
     for source in _sources(_SOURCES.validate_python(n) if isinstance(n, dict) else n for n in names):
         hashes.append(source.identity())
-        shares = _shares(source, check=False) if source.is_present() else []
-        hashes += [share.source.identity() for share in shares if share.source is not source]
+        for file in _files([source]):
+            if is_mixture(file.path) and file.is_present():
+                hashes += [share.source.identity() for share in _shares(file, check=False)]
     return hashes
 
 

@@ -78,8 +78,9 @@ def make_requests(processor: Processor, folder: Path, *, pictures: bool, seed: i
 def _format(processor: Processor) -> PromptFormat:
     """A template that fits the tokenizer. Which one does not matter: both sides get the same ids."""
     end = processor.tokenizer.eos_token
-    fits = [name for name, template in TEMPLATES.items() if template.end == end and not template.surrounds]
-    template = processor.picture_family.template or (fits or ["chat"])[0]
+    plain = {name: template.end for name, template in TEMPLATES.items() if not template.surrounds}
+    fits = [name for name, its_end in plain.items() if its_end == end]
+    template = processor.picture_family.template or (fits or [*plain])[0]
     return PromptFormat.model_validate({"template": template, "system": "", "image_rule": "verbatim"})
 
 

@@ -106,7 +106,7 @@ def kind_of(folder: Path) -> str:
         raise UserError("no drafter is in this folder", where=str(folder),
                         hint="give the folder of the stage that trained it, inside a run's")  # fmt: skip
     values = read_values(folder)
-    of_target = value_at(manifest, "target", "kind")
+    of_target = text_at(manifest, "target", "kind")
     if of_target in IMAGE_SECTIONS:
         return "visual"
     if of_target and manifest.get("method") is not None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ...core.errors import UserError
 from ...core.json_types import listed
-from ...core.section import parts
+from ...core.section import Section, parts
 from ...models.families.load import target_config
 from ...models.hub import config_value
 from ..run.stage import Planned
@@ -53,5 +53,5 @@ def _lengths(section: object, key: str = "") -> Iterator[tuple[str, int]]:
         place = f"{key}.{name}" if key else str(name)
         if name == _LENGTH:
             yield from ((place, length) for length in listed(value) if length)
-        elif name not in ("captioner", "drafter", "drafters"):
+        elif not isinstance(section, Section) or name not in ("captioner", "drafter", "drafters"):
             yield from _lengths(value, place)

@@ -34,7 +34,7 @@ class GraphsConfig(Section):
     draft: bool = True
     # The target's passes, plain decoding's among them: for fixed numbers of nodes and lengths, captured when they first
     # come up (the clock stands still meanwhile). Its cache is then held for the longest request.
-    # Neither is written where it is auto: evaluations that finished before there was such a setting stay finished.
+    # Neither is written where it is auto: evaluations that left `graphs` alone before there was auto stay finished.
     target: Wanted = Field("auto", exclude_if=lambda value: value == "auto")
     # The passes of heads that read the target's states: what a cycle begins with, and each level of any tree or chain.
     head: Wanted = Field("auto", exclude_if=lambda value: value == "auto")

@@ -1,11 +1,13 @@
 """What two sides drafted, cell by cell, and what a difference points at."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from draftsmith.core.batch import TEXT as WORDS
 from draftsmith.core.batch import Request
+from draftsmith.eval.engines import engine_prompts
 from draftsmith.eval.engines.agreement import Cell, Engine, accepted, by_start, compare, faults
 from draftsmith.eval.engines.engine_prompts import ONE, PIECES, RESIZED, TEXT, TOGETHER, TWO, Asked
 from draftsmith.eval.engines.ours import Drafted
@@ -100,3 +102,11 @@ def test_engine_faults_are_named_where_they_are_and_nowhere_else():
     text = replace(GOOD, equal=20, first=50)
     assert "engine's fault" not in found(text, kind="dflash", layers=1)[0][1]
     assert "engine's fault" not in found(text, kind="dflash", layers=2, engine=replace(V1, device="cuda"))[0][1]
+
+
+@pytest.mark.parametrize(
+    ("end", "template"), [("</s>", "v1"), ("<|im_end|>", "qwen"), ("<|endoftext|>", "plain"), (None, "plain")]
+)
+def test_requests_of_a_check_have_a_template_whatever_ends_the_tokenizers_texts(end, template):
+    processor = SimpleNamespace(tokenizer=SimpleNamespace(eos_token=end), picture_family=SimpleNamespace(template=None))
+    assert engine_prompts._format(processor).template == template
