@@ -13,6 +13,7 @@ from ..core.errors import UserError
 from ..core.files import read_json
 from ..core.generation_config import generation_ends
 from ..core.json_types import JsonMapping, JsonObject
+from ..core.pages import page
 from ..core.pretrained import RESTORE, reading_pretrained
 from .families.processor import (
     SIGLIP_STATISTICS,
@@ -132,7 +133,7 @@ def _family_of(settings: JsonObject, source: str | Path, revision: str | None) -
         f"processor_class is {name}, and no family here reads its files",
         where=f"{Path(source) / file}, key processor_class",
         hint=f"use a target whose class is one of {', '.join(sorted(by_class))}, or a section of your own with a "
-        "picture_family (docs/adding-a-target.md)",
+        f"picture_family ({page('adding-a-target.md')})",
     )
 
 

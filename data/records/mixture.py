@@ -166,9 +166,8 @@ def identities(names: Iterable[Name | JsonObject]) -> list[str]:
     hashes = []
     for source in _sources(_SOURCES.validate_python(n) if isinstance(n, dict) else n for n in names):
         hashes.append(source.identity())
-        for file in _files([source]):
-            if is_mixture(file.path) and file.is_present():
-                hashes += [share.source.identity() for share in _shares(file, check=False)]
+        for file in (file for file in _files([source]) if is_mixture(file.path) and file.is_present()):
+            hashes += [share.source.identity() for share in _shares(file, check=False)]
     return hashes
 
 

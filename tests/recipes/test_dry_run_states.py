@@ -22,6 +22,7 @@ from draftsmith.models.drafters.hivis import HivisConfig
 from draftsmith.models.drafters.msd import MsdConfig
 from draftsmith.models.drafters.sparrow import SparrowConfig
 from draftsmith.models.hub import read_config
+from draftsmith.models.targets.llava.section import LlavaTargetConfig
 from draftsmith.trainers.estimate.states_size import caching
 from draftsmith.trainers.run.run import Planned
 from draftsmith.trainers.stages.cache import CacheStage
@@ -40,7 +41,8 @@ TARGET = LlavaConfig(
 
 
 def plan(stage) -> Planned:
-    return Planned("cache", stage, {}, "f", None)
+    recipe = SimpleNamespace(target=LlavaTargetConfig(kind="llava", path="not/on/disk"))
+    return Planned("cache", stage, {}, "f", recipe)
 
 
 def stage(text: int, visual: int, **settings) -> CacheStage:
