@@ -22,6 +22,7 @@ from ...core.pictures import TEXT
 from ...models.decoding.removal import unseen_from
 from ...models.decoding.warp import Warp
 from ...models.drafters.base import Drafter
+from ...models.drafters.beside import eager
 from ...models.targets.base import Taps
 from ...models.targets.language import LanguageTarget
 from ..loop import Decoding, embed_once, generate
@@ -76,10 +77,11 @@ def head_shares(target: LanguageTarget, head: Drafter, request: Request) -> dict
     assert step.prompt is not None and step.prompt.modality is not None, "the target tells of its prompt"
     # An input for each token but the first; the last one's is the token that the target has just emitted.
     kinds = torch.cat([kinds_of(step.prompt.modality[0].cpu())[1:], torch.tensor([KINDS.index("instruction")])])
-    head.start(request, step, Warp(0.0), capacity=8)
-    head.begin(int(step.logits[-1].argmax()))
-    with _observed() as calls:
-        head.root()
+    with eager(head):
+        head.start(request, step, Warp(0.0), capacity=8)
+        head.begin(int(step.logits[-1].argmax()))
+        with _observed() as calls:
+            head.root()
     held = calls[-1].shape[-1]
     text = kinds[kinds != KINDS.index("visual")]
     assert held in (len(kinds), len(text)), f"{held} inputs, of {len(kinds)} with {len(text)} of text"

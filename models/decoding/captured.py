@@ -73,14 +73,18 @@ class Graphs:
             try:
                 self._captured[key] = self._capture(run, inputs)
             except (RuntimeError, Warning) as error:
-                if self.failed is None:
-                    raise
-                self.clear()
-                self.failure = _cause(error)
-                self.failed(self.failure)
+                self.give_up(error)
             self.seconds += time.perf_counter() - start
         self.num_replayed += self.failure is None
         return self._captured.get(key, run)(*inputs)
+
+    def give_up(self, error: Exception) -> None:
+        """Run everything eagerly from here on, and say why; raise the error where nobody asked to be told."""
+        if self.failed is None:
+            raise error
+        self.clear()
+        self.failure = _cause(error)
+        self.failed(self.failure)
 
     def _capture(self, run: Run, inputs: tuple[Tensor, ...]) -> Run:
         if self.device.type == "cpu":
@@ -176,7 +180,11 @@ class PassGraphs:
         if self.failure is not None or needed + self.counts[-1] > self.lengths[-1]:
             return self.make_cache(needed)
         if self._cache is None:
-            self._cache = self.make_cache(self.lengths[-1])
+            try:
+                self._cache = self.make_cache(self.lengths[-1])
+            except torch.OutOfMemoryError as error:  # it is longer than most requests
+                self.graphs.give_up(error)
+                return self.make_cache(needed)
         self._cache.empty()
         self._lent = copy.copy(self._cache)
         return self._lent

@@ -5,7 +5,8 @@ None of it is part of the `Drafter` protocol: the decoding loop and reports ask 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -60,6 +61,19 @@ def num_replayed(part: object) -> int:
     graphs: PassGraphs | None = _own(part, "graphs", None)
     inside = sum(num_replayed(member) for member in members_in(part))
     return inside if graphs is None else inside + graphs.num_replayed
+
+
+@contextmanager
+def eager(drafter: Any) -> Iterator[None]:
+    """Without its CUDA graphs meanwhile: a replay calls nothing that can be observed, and its inputs are padded."""
+    graphs = _own(drafter, "graphs", None)
+    if graphs is not None:
+        drafter.graphs = None
+    try:
+        yield
+    finally:
+        if graphs is not None:
+            drafter.graphs = graphs
 
 
 def _own(part: object, name: str, default: Any) -> Any:

@@ -155,11 +155,16 @@ class HeadTraining(nn.Module):
         for step in range(self.num_passes):
             states = inputs.states
             if step == 1:
-                # Numbers, which multiply: a choice by a mask of one column takes a CPU several times as long.
                 kept, replaced = states.masked_fill(inputs.replaced, 0), inputs.replaced.to(states)
             if step:
                 # In a packed row a sample's first input is not replaced: the input before it is another sample's.
-                states = torch.addcmul(kept, F.pad(outputs[-1], (0, 0, 1, -1)), replaced)
+                before = F.pad(outputs[-1], (0, 0, 1, -1))
+                # A choice by a mask of one column takes a CPU several times as long; in float16 an output that nobody
+                # reads may be infinite.
+                choose = states.dtype == torch.float16
+                states = (
+                    torch.where(inputs.replaced, before, states) if choose else torch.addcmul(kept, before, replaced)
+                )
             out = head(
                 inputs.embeds, states, inputs.positions, mask, keys, direct=inputs.direct, image=inputs.image,
                 depths=torch.full(states.shape[:2], step, device=states.device) if head.num_steps else None,

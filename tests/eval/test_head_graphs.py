@@ -187,3 +187,19 @@ def test_where_it_cannot_be(big):
     partly = LlamaGenTarget(generator, Guidance(3.0, 4))
     assert why_not(partly) == "guidance ends within a picture, so that scores depend on the token's number"
     assert why_not(visual_tiny.target(generator, 3.0)) == "the target is on a CPU"
+
+
+def test_a_cache_for_all_lengths_that_does_not_fit_is_given_up():
+    """Requests have caches of their own then, as without graphs; where graphs are a must, the error is theirs."""
+
+    def make(places):
+        if places > 700:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return places
+
+    told = []
+    graphs = PassGraphs(torch.device("cpu"), (256, 768), (8,), make, told.append)
+    assert graphs.new_cache(300) == graphs.new_cache(301) - 1 == 300
+    assert told == [graphs.failure] and "out of memory" in graphs.failure
+    with pytest.raises(torch.OutOfMemoryError):
+        PassGraphs(torch.device("cpu"), (256, 768), (8,), make).new_cache(300)

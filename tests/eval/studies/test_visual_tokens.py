@@ -1,6 +1,7 @@
 """What becomes of visual tokens: removal against a pass without them, shares and cosines by hand."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import tiny
@@ -13,11 +14,14 @@ from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import RULES
 from draftsmith.eval.studies import visual_tokens as analysis
 from draftsmith.eval.studies.visual_tokens import Question, attention_shares, importance, kinds_of, retention
+from draftsmith.models.decoding.cache import Cache
+from draftsmith.models.decoding.captured import PassGraphs
 from draftsmith.models.decoding.removal import unseen_from
 from draftsmith.models.decoding.tree import chain
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.targets.base import Taps
+from test_head_decoding import loud_head, settings_of
 
 LAYERS = 3
 
@@ -223,3 +227,16 @@ def test_qwens_text_is_blind_where_visual_places_are_unseen_from_the_first_layer
     target.prefill_chunk = 5
     torch.testing.assert_close(scores(asked, 0), whole, atol=1e-4, rtol=0)
     assert len(retention(target, [asked])["visual"]) == target.decoder.num_layers + 1
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "sparrow"])
+def test_where_a_head_looks_is_read_of_eager_passes(kind):
+    """Graphs that decoding had captured call no attention that can be observed, and read padded inputs."""
+    big = tiny.target(tiny.llava(0, layers=6))
+    config = settings_of(kind)
+    drafter = config.drafter(loud_head(config, big), big)
+    asked = tiny.request(0, images=1)
+    expected = analysis.head_shares(big, drafter, asked)
+    drafter.graphs = graphs = PassGraphs(torch.device("cpu"), (256,), (1, 4, 8), partial(Cache, 1))
+    assert analysis.head_shares(big, drafter, asked) == expected
+    assert drafter.graphs is graphs and graphs.num_replayed == 0
