@@ -87,9 +87,9 @@ def benchmark_bounds() -> Rows:
         missed = sum("missed" in line[2] for line in lines[1:])
         goals = sorted({line[2].split(",")[0] for line in lines[1:]})  # of each row, or at the head
         each = f"at most {' to '.join(dict.fromkeys((goals[0], goals[-1])))}"
-        bound = each if lines[0][2] == "goal" else lines[0][2]
+        goal = each if lines[0][2] == "goal" else lines[0][2]
         rows.append([
-            "`benchmark_peers`", f"over peers: {what}, {len(medians)} rows", bound,
+            "`benchmark_peers`", f"over peers: {what}, {len(medians)} rows", goal,
             f"{min(medians):.2f} to {max(medians):.2f}: **missed** by {missed} of {len(medians)}",
         ])  # fmt: skip
     return rows
