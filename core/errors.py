@@ -20,22 +20,29 @@ class UserError(Exception):
 
     Args:
         problem: what was found and what was expected.
-        where: file, key or record that it was found in.
+        key: the recipe's, dotted; the command line adds who set it. One that begins the problem is not shown again.
+        where: file or record that it was found in.
         hint: what to do.
     """
 
     # Whether every rank that raises it says so; else the first one does for all.
     is_said_by_each_rank: ClassVar[bool] = False
 
-    def __init__(self, problem: str, *, where: str | None = None, hint: str | None = None):
+    def __init__(self, problem: str, *, key: str | None = None, where: str | None = None, hint: str | None = None):
         self.problem = redact(encodable(problem))
-        self.where, self.hint = (text and redact(encodable(text)) for text in (where, hint))
+        self.key, self.where, self.hint = (text and redact(encodable(text)) for text in (key, where, hint))
         lines = [self.problem]
-        if self.where:
-            lines.append(f"  where: {self.where}")
+        if self.found_at:
+            lines.append(f"  where: {self.found_at}")
         if self.hint:
             lines.append(f"  hint:  {self.hint}")
         super().__init__("\n".join(lines))
+
+    @property
+    def found_at(self) -> str:
+        """What is told of where it was found: the file or record, and the key."""
+        shown = self.key if self.key and not self.problem.startswith(self.key) else None
+        return ", ".join(part for part in (self.where, shown and f"key {shown}") if part)
 
 
 class NotFound(UserError):

@@ -75,7 +75,7 @@ def check_one_rank(device_map: str | None, *, key: str) -> None:
     raise UserError(
         f"{key}.device_map is {device_map}, and this run has {ranks.world_size()} ranks: each of them would spread the "
         "whole model over all GPUs",
-        where=f"key {key}.device_map",
+        key=f"{key}.device_map",
         hint=f"start one rank: {ONE_RANK}; or set {key}.device_map=null where one GPU holds the model",
     )
 
@@ -91,7 +91,7 @@ def check_spread(model: PreTrainedModel, device_map: str, *, offload: str | None
     if offload is not None:
         if model.get_input_embeddings().weight.is_meta:
             raise UserError(
-                f"{key}.device_map is {device_map}, and no GPU holds even the embedding", where=f"key {key}.device_map",
+                f"{key}.device_map is {device_map}, and no GPU holds even the embedding", key=f"{key}.device_map",
                 hint="show the run GPUs with more free memory",
             )  # fmt: skip
         return
@@ -101,7 +101,7 @@ def check_spread(model: PreTrainedModel, device_map: str, *, offload: str | None
         raise UserError(
             f"{key}.device_map is {device_map}, and {torch.cuda.device_count()} GPU(s) do not hold {len(left)} of "
             f"{len(places)} parts of the model: {left[0]} is the first",
-            where=f"key {key}.device_map",
+            key=f"{key}.device_map",
             hint=f"show the run more GPUs: {ONE_RANK}; or set {key}.offload=cpu, which leaves the rest in the host's "
             "memory and is slow",
         )

@@ -175,7 +175,7 @@ def check_quantised(model: PreTrainedModel, info: JsonMapping, source: str | Pat
     if unread:
         problem += f": {unread[0]}{f' and {len(unread) - 1} more' if len(unread) > 1 else ''} would not be read"
     raise UserError(
-        f"{key}: {problem}" if key else problem, where=str(source),
+        f"{key}: {problem}" if key else problem, key=key, where=str(source),
         hint="give the unquantised weights, or those of a method that transformers reads",
     )  # fmt: skip
 
@@ -236,12 +236,19 @@ def _bars_in_terminals() -> Iterator[None]:
 
 @contextmanager
 def reading_pretrained(
-    source: str | Path, problem: str, *, hint: str = RESTORE, where: str | None = None, weights: bool = True
+    source: str | Path,
+    problem: str,
+    *,
+    key: str | None = None,
+    hint: str = RESTORE,
+    where: str | None = None,
+    weights: bool = True,
 ) -> Iterator[None]:
     """Around one call of a `from_pretrained`: its files are checked, and what it raises becomes a `UserError`.
 
     Args:
-        problem: begins the message, which goes on with the source: "target.path: cannot load".
+        problem: begins the message, which goes on with the source: "cannot load".
+        key: of the recipe, which names the source; it stands before the problem.
         where: of the error that transformers raises; None: `source`.
         weights: as of `check_pretrained`.
     """
@@ -253,7 +260,7 @@ def reading_pretrained(
         raise
     except Exception as error:  # tokenizers raises Exception itself
         kind = "" if isinstance(error, OSError | ValueError | ImportError) else f"{type(error).__name__}: "
-        told = f"{problem} {str(source)!r}: {kind}{first_line(error)}"
+        told = f"{f'{key}: ' if key else ''}{problem} {str(source)!r}: {kind}{first_line(error)}"
         if isinstance(error, ImportError):  # of a quantiser, most often; the message names it
             hint = "install the package that it names, or give weights that need none"
-        raise UserError(told, where=where or str(source), hint=hint) from error
+        raise UserError(told, key=key, where=where or str(source), hint=hint) from error

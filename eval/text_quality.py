@@ -86,7 +86,7 @@ def meteor() -> Scorer:
         module.meteor_score([["a"]], ["b"])
     except LookupError as error:
         raise UserError(
-            "METEOR needs WordNet, which is not there", where="key suite.quality",
+            "METEOR needs WordNet, which is not there", key="suite.quality",
             hint="python -m nltk.downloader wordnet omw-1.4 (NLTK_DATA says where), or leave TextCaps out",
         ) from error  # fmt: skip
 
@@ -104,7 +104,7 @@ def _library(metric: Metric) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise UserError(
-            f"{metric} needs {name}, which is not installed", where="key suite.quality",
+            f"{metric} needs {name}, which is not installed", key="suite.quality",
             hint='pip install "draftsmith[metrics]", or leave out the sets that need it',
         ) from error  # fmt: skip
 

@@ -113,7 +113,7 @@ def read_config(
         return inline_config(source, key)
     if Path(source).is_dir():
         path = str(Path(source) / "config.json")
-        with reading_pretrained(source, f"{key}: cannot read the config of", where=path, weights=False):
+        with reading_pretrained(source, "cannot read the config of", key=key, where=path, weights=False):
             return AutoConfig.from_pretrained(source)
     if not network:
         values = pinned_config(source)
@@ -121,11 +121,12 @@ def read_config(
             known = sorted(p.stem for p in PINNED.glob("*.json"))
             raise UserError(
                 f"{key}: no pinned config for {source!r}, and a dry run uses no network",
+                key=key,
                 hint="name a local directory, or a pinned model: " + did_you_mean(source.split("/")[-1], known),
             )
         values = dict(values)
         return AutoConfig.for_model(values.pop("model_type"), **values)
-    with reading_pretrained(source, f"{key}: cannot read the config of", hint=_CURE):
+    with reading_pretrained(source, "cannot read the config of", key=key, hint=_CURE):
         return AutoConfig.from_pretrained(source, revision=revision)
 
 
@@ -175,7 +176,7 @@ def vision_half(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def _load(cls: Any, source: str, *, key: str, revision: str | None) -> PreTrainedModel:
-    with reading_pretrained(source, f"{key}: cannot load", hint=_CURE):
+    with reading_pretrained(source, "cannot load", key=key, hint=_CURE):
         # safetensors where the repository has them; older files are read with weights_only, which runs no code.
         model, info = cls.from_pretrained(
             source, revision=revision, dtype=torch.float32, weights_only=True, output_loading_info=True
@@ -237,7 +238,7 @@ def _table(source: str | None, names: tuple[str, ...], *, where: str, revision: 
     return state[name]
 
 
-def tensors_under(prefix: str, source: str, what: str, *, where: str, revision: str | None = None) -> dict[str, Tensor]:
+def tensors_under(prefix: str, source: str, what: str, *, key: str, revision: str | None = None) -> dict[str, Tensor]:
     """Tensors whose names begin with `prefix`, without it, of a directory or a Hub id, of which only the files that
     hold them are fetched; none: there are none.
 
@@ -247,12 +248,18 @@ def tensors_under(prefix: str, source: str, what: str, *, where: str, revision: 
     Raises:
         UserError: they cannot be read.
     """
-    state, _ = _some(source, lambda name: name.startswith(prefix), what, where=where, revision=revision)
+    state, _ = _some(source, lambda name: name.startswith(prefix), what, key=key, revision=revision)
     return {name.removeprefix(prefix): value for name, value in state.items()}
 
 
 def _some(
-    source: str, wanted: Callable[[str], bool], what: str, *, where: str, revision: str | None
+    source: str,
+    wanted: Callable[[str], bool],
+    what: str,
+    *,
+    revision: str | None,
+    key: str | None = None,
+    where: str | None = None,
 ) -> tuple[dict[str, Tensor], Path]:
     """The tensors whose names are wanted, and the last file that was read."""
     state, path = dict[str, Tensor](), Path(source)
@@ -270,7 +277,7 @@ def _some(
             check_weights(found, path)
             state |= found
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot read the {what} of {source!r}: {first_line(error)}", where=where,
+        raise UserError(f"cannot read the {what} of {source!r}: {first_line(error)}", key=key, where=where,
                         hint="check the name and the network, or give a directory") from error  # fmt: skip
     return state, path
 

@@ -74,7 +74,7 @@ def inline_config(values: JsonObject, key: str, *, uneven: bool = False) -> PreT
         return new_config(values, uneven=uneven)
     except Refused as refused:
         where = f"{key}.{refused.key}".rstrip(".")
-        raise UserError(f"{where}: {refused.problem}", where=f"key {key}", hint=refused.hint) from refused
+        raise UserError(f"{where}: {refused.problem}", key=key, hint=refused.hint) from refused
 
 
 def new_config(values: JsonObject, *, uneven: bool = False) -> PreTrainedConfig:
@@ -198,15 +198,15 @@ def building(key: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        if error.where is not None:
+        if error.found_at:
             raise
-        raise UserError(error.problem, where=f"key {key}", hint=error.hint) from error
+        raise UserError(error.problem, key=key, hint=error.hint) from error
     except Refused as refused:
-        raise UserError(f"{key}.{refused.key}: {refused.problem}", where=f"key {key}", hint=refused.hint) from refused
+        raise UserError(f"{key}.{refused.key}: {refused.problem}", key=key, hint=refused.hint) from refused
     except Exception as error:  # their arithmetic raises anything: ZeroDivisionError, TypeError, errors of their own
         named, told = _told(error)
         where = f"{key}.{named}".rstrip(".")
-        raise UserError(f"{where} cannot be built: {told}", where=f"key {where}", hint="fix its sizes") from error
+        raise UserError(f"{where} cannot be built: {told}", key=where, hint="fix its sizes") from error
 
 
 def _told(error: Exception) -> tuple[str, str]:

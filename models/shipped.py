@@ -24,12 +24,12 @@ def shipped_folder(place: str) -> str:
     return str(folder)
 
 
-def opened_target(place: str, *, where: str) -> str:
+def opened_target(place: str, *, key: str | None = None, where: str | None = None) -> str:
     """`shipped_folder` of a name outside a recipe: of a manifest, or of a command's option. Raises `UserError`."""
     try:
         return shipped_folder(place)
     except Refused as refused:
-        raise UserError(refused.problem, where=where, hint=refused.hint) from refused
+        raise UserError(refused.problem, key=key, where=where, hint=refused.hint) from refused
 
 
 def shipped_name(place: str) -> str:

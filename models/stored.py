@@ -64,7 +64,7 @@ def resolved_dtype(section: Held, source: str | Path | None, device: torch.devic
     if name == "bfloat16" and not computes_in_bfloat16(device):
         raise UserError(
             f"{key}.dtype is auto, the weights are stored in bfloat16, and this GPU does not compute in it",
-            where=str(source), hint=f"set {key}.dtype to float16 (half the memory) or float32",
+            key=f"{key}.dtype", where=str(source), hint=f"set {key}.dtype to float16 (half the memory) or float32",
         )  # fmt: skip
     return name
 
@@ -156,6 +156,7 @@ def named_dtype(values: JsonMapping) -> str | None:
 
 def _refuse(key: str, source: str | Path, problem: str) -> NoReturn:
     raise UserError(
-        f"{key}.dtype is auto, which holds weights as they are stored, and {problem}", where=str(source),
+        f"{key}.dtype is auto, which holds weights as they are stored, and {problem}",
+        key=f"{key}.dtype", where=str(source),
         hint=f"say in which type to compute: {key}.dtype=bfloat16, float16 or float32",
     )  # fmt: skip

@@ -96,7 +96,7 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
     RunLock(output, say=say)
     for name in options.stages or recipe.stages:
         if (folder := output / name).exists() and not folder.is_dir():
-            raise UserError(f"{folder} is a file, and stage {name} wants its folder there", where=f"key stages.{name}",
+            raise UserError(f"{folder} is a file, and stage {name} wants its folder there", key=f"stages.{name}",
                             hint="remove it, or choose another output")  # fmt: skip
     # Publishing alone makes nothing: what the run was trained with stays written.
     makes = any(recipe.stages[name].kind != "publish" for name in options.stages or recipe.stages)

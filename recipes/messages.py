@@ -23,7 +23,6 @@ from .sections import SECTION, WORD, kinds, names, sections, walk
 
 # A value of each type, where a key has no default to show.
 _EXAMPLES: dict[Any, Any] = {float: 1e-4, int: 8, bool: True, str: "text"}
-_KEY, _LEADING = re.compile(r"\bkey ([\w.*+-]+)"), re.compile(r"([a-z_]+(?:\.[\w*+-]+)+)")
 _MOST = 8  # problems that a message names
 _BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
 _WRONG_TYPES = ("_type", "_parsing", "_from_float")
@@ -81,14 +80,15 @@ def blamed(asked: Asked | None) -> Iterator[None]:
 
 def placed(error: UserError, asked: Asked) -> UserError:
     """The error of a section, which knows its key and not who set it."""
-    of_where, of_problem = _KEY.search(error.where or ""), _LEADING.match(error.problem)
-    key = next((m[1].rstrip(".") for m in (of_where, of_problem) if m and m[1].split(".")[0] in asked.fields), None)
-    if key is None and error.where is not None:
+    key = error.key
+    is_ours = key is not None and key.split(".")[0] in asked.fields
+    if error.where is not None and not is_ours:
         return error  # of a file of data, or of weights
-    place = str(asked.path) if key is None else asked.place(key)
-    # The key that the message gives is what the command line shows.
-    shows = key is None or of_where is None or "command line: " in place
-    where = place if shows else f"{place}, key {key}"
+    place = asked.place(key) if key is not None and is_ours else str(asked.path)
+    # The key is what the command line shows, or the problem.
+    shown = key is None or "command line: " in place or error.problem.startswith(key)
+    place = place if shown else f"{place}, key {key}"
+    where = place if error.where in (None, str(asked.path)) else f"{error.where}; {place}"
     return UserError(_cut(error.problem), where=where, hint=_cut(error.hint or "") or None)
 
 

@@ -80,7 +80,7 @@ def _maker(
     inputs: Mapping[str, Planned],
 ) -> str | None:  # fmt: skip
     """The stage that is named, or the latest of those that `Stage.misfits` leaves."""
-    where, stage = f"{path}, key stages.{name}", recipe.stages[name]
+    where, key, stage = str(path), f"stages.{name}", recipe.stages[name]
     # "drafter/finetune": one of several things of a kind.
     named, thing = thing, thing.split("/")[0]
     misfits = stage.misfits(named, _makers(earlier, thing), inputs)
@@ -89,23 +89,23 @@ def _maker(
     if wanted is not None:
         if wanted in misfits:
             instead = f"name {' or '.join(fitting)}" if fitting else "no earlier stage makes one that fits"
-            raise UserError(f"stage {name!r} takes its {thing} from {wanted!r}, which {misfits[wanted]}", where=where,
-                            hint=instead)  # fmt: skip
+            raise UserError(f"stage {name!r} takes its {thing} from {wanted!r}, which {misfits[wanted]}", key=key,
+                            where=where, hint=instead)  # fmt: skip
         if wanted in makers:
             return wanted
         names = [p.name for p in earlier]
         if wanted in names:
-            raise UserError(f"stage {name!r} takes its {thing} from {wanted!r}, which makes none", where=where,
+            raise UserError(f"stage {name!r} takes its {thing} from {wanted!r}, which makes none", key=key, where=where,
                             hint=did_you_mean(wanted, makers))  # fmt: skip
         if wanted in recipe.stages and wanted != name:
             raise UserError(
-                f"stage {name!r} takes its {thing} from {wanted!r}, which runs later", where=where,
+                f"stage {name!r} takes its {thing} from {wanted!r}, which runs later", key=key, where=where,
                 hint=f"stages run in the order written, and those that a recipe adds run last: `order` lists all of "
                 f"them in another order, or give what reads {wanted!r} a stage of its own",
             )  # fmt: skip
         others = [other for other in stage.names_of(thing) if other != wanted]
-        raise UserError(f"stage {name!r} takes its {thing} from {wanted!r}, which is no earlier stage", where=where,
-                        hint=did_you_mean(wanted, [*others, *(makers or names)]))  # fmt: skip
+        raise UserError(f"stage {name!r} takes its {thing} from {wanted!r}, which is no earlier stage", key=key,
+                        where=where, hint=did_you_mean(wanted, [*others, *(makers or names)]))  # fmt: skip
     if fitting:
         return fitting[-1]
     if thing in recipe.target.provides() or (recipe.drafter and thing in recipe.drafter.provides()):
@@ -116,10 +116,11 @@ def _maker(
             alike.setdefault(reason, []).append(maker)
         reasons = "; ".join(f"{', '.join(those)} ({reason})" for reason, those in alike.items())
         raise UserError(f"stage {name!r} needs a {thing}, and none of the earlier stages' is it: {reasons}",
-                        where=where, hint=stage.mend(thing))  # fmt: skip
+                        key=key, where=where, hint=stage.mend(thing))  # fmt: skip
     outside = {"drafter": "", "tokenizer": ", or give target.tokenizer"}.get(thing, ", or give target.path")
     raise UserError(
         f"stage {name!r} needs a {thing} and no earlier stage makes one",
+        key=key,
         where=where,
         hint=f"put the stage that makes it before this one{outside}",
     )
@@ -140,7 +141,7 @@ def _check_written(name: str, stage: Stage, earlier: dict[str, Planned], path: P
             raise UserError(
                 f"stages.{name}.{data.key} takes {str(wanted)!r} of stage {data.maker}, which writes "
                 + ", ".join(written),
-                where=f"{path}, key stages.{name}.{data.key}.path", hint=did_you_mean(str(wanted), written),
+                key=f"stages.{name}.{data.key}.path", where=str(path), hint=did_you_mean(str(wanted), written),
             )  # fmt: skip
 
 

@@ -46,7 +46,7 @@ def check_parallel(
         for place, other in (found for key, section in sections.items() for found in _sizes(section, key)):
             if other not in (1, size):
                 raise UserError(
-                    f"{place}.{_SIZE} is {other}, and the target's is {size}", where=f"key {place}.{_SIZE}",
+                    f"{place}.{_SIZE} is {other}, and the target's is {size}", key=f"{place}.{_SIZE}",
                     hint="use 1: each rank then holds this model whole" + f", or {size}" * (size > 1),
                 )  # fmt: skip
 
@@ -55,7 +55,7 @@ def _check_training(stage: TrainStage, size: int, key: str) -> None:
     for name, hint in stage.runs_target().items() if size > 1 else ():
         raise UserError(
             f"{key}.{name} runs the target while ranks train on batches of their own, and target.{_SIZE} is {size}: "
-            "all ranks hold it together, for one batch", where=f"key {key}.{name}", hint=hint,
+            "all ranks hold it together, for one batch", key=f"{key}.{name}", hint=hint,
         )  # fmt: skip
 
 

@@ -193,7 +193,7 @@ def _sources(names: Iterable[Name]) -> list[Source]:
         else:
             sources.append(name)
         if len(sources) > MOST_NAMES:
-            raise UserError(f"more than {MOST_NAMES:,} files", where="key path", hint="name fewer")
+            raise UserError(f"more than {MOST_NAMES:,} files", key="path", hint="name fewer")
     return sources
 
 

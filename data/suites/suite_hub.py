@@ -93,7 +93,7 @@ def fetch(
         for name, limit in sets.items():
             if name not in published:
                 hint = did_you_mean(name, published)
-                raise UserError(f"{name!r} is no published set", where="key suite.sets", hint=hint)
+                raise UserError(f"{name!r} is no published set", key="suite.sets", hint=hint)
             index["sets"][name] = {"file": write_set(aside, name, _records(name, published[name], limit, aside))}
         for task in (t for t in tasks if t in QUESTIONS):
             index["questions"][task] = write_set(aside, task, _records(task, questions[task], None, aside))
@@ -110,7 +110,7 @@ def load_rows(name: str, repository: str, config: str | None, split: str, *, rev
     except (OSError, ValueError) as error:
         raise UserError(
             f"cannot load set {name} ({repository}): {first_line(error)}",
-            where="key suite.data.path",
+            key="suite.data.path",
             hint="without a network, download the sets once (HF_HOME keeps them), or give a directory with suite.json",
         ) from error
 
@@ -139,7 +139,7 @@ def _records(name: str, source: Published, limit: int | None, folder: Path) -> l
         raise UserError(
             f"set {name} ({source.repository}) has no column {', '.join(sorted(missing))}; it has "
             f"{', '.join(found.column_names)}",
-            where="key suite.data.path",
+            key="suite.data.path",
             hint=CHANGED,
         )
     places = list(range(len(found)))
@@ -204,6 +204,6 @@ def save_pictures(name: str, images: Sequence[object], number: int, folder: Path
 def write_set(folder: Path, name: str, records: list[JsonObject]) -> str:
     """Write the records of a set; returns the name of their file. Raises `UserError` where there are none."""
     if not records:
-        raise UserError(f"set {name} has no rows", where="key suite.sets", hint="leave it out, or report this")
+        raise UserError(f"set {name} has no rows", key="suite.sets", hint="leave it out, or report this")
     (folder / f"{name}.json").write_text(json.dumps(records, indent=0))
     return f"{name}.json"

@@ -54,7 +54,7 @@ def hub_records(name: str) -> list[JsonObject]:
     """The records of set `name` on the Hub. Raises `UserError` as `published_records`, and where it is out of reach."""
     about = TURN_SETS[name]
     if about.repository is None:
-        raise UserError(f"{name} is not on the Hub", where="key data.path", hint=about.cure)
+        raise UserError(f"{name} is not on the Hub", key="data.path", hint=about.cure)
     rows = load_rows(name, about.repository, about.config, about.split)
     return [record(name, row, where=f"{about.repository}, row {number}") for number, row in enumerate(rows, 1)]
 

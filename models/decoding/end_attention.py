@@ -35,7 +35,7 @@ def check_end_attention(language_model: Any) -> None:
     if not hasattr(language_model.layers[-1], "self_attn") or has_windows(language_model.config):
         raise UserError(
             "this target's last layer has no attention over all places, whose share on the picture could be read",
-            where="key visual_skip",
+            key="visual_skip",
             hint="leave visual_skip out for it: ViSkip is for LLaVA, Qwen-VL and other decoders of Llama's kind",
         )
 

@@ -323,7 +323,7 @@ class DrafterConfig(Kinded):
         """Of a verb that a class of another package leaves out; of a kind that is not trained where training asks."""
         if self.trains_on is None and verb not in ("load", "drafter"):
             return UserError(
-                f"a drafter of kind {self.kind} is not trained", where="key drafter", hint="leave out the train stage"
+                f"a drafter of kind {self.kind} is not trained", key="drafter", hint="leave out the train stage"
             )
         return UserError(
             f"{type(self).__name__} does not write {verb}()", where=f"kind {self.kind}",

@@ -113,7 +113,7 @@ def num_published(config: Florence2Captions | BlipCaptions | Blip2Captions) -> i
     """Parameters of a published captioner, without weights and without a network; None: nothing here says."""
     if not Path(config.path).is_dir():
         return _PARAMETERS.get(config.path.rstrip("/").split("/")[-1])
-    with reading_pretrained(config.path, "cannot load a captioner from", where=_where(config), hint=_CURE):
+    with reading_pretrained(config.path, "cannot load a captioner from", key=_KEY, where=config.path, hint=_CURE):
         own, made = AutoConfig.from_pretrained(config.path), transformers_class(_CLASSES[config.kind])
         with torch.device("meta"):
             model = made(own)
@@ -192,7 +192,8 @@ def load_captioner(
         if settings.image_token_index is None or not settings.use_decoder_only_language_model:
             raise UserError(
                 "these BLIP-2 weights have no decoder-only language model, or name no image_token_index",
-                where=_where(config),
+                key=_KEY,
+                where=config.path,
                 hint="use Salesforce/blip2-opt-2.7b at its latest revision",
             )
         prompt = torch.tensor([settings.image_token_index] * queries + [settings.text_config.bos_token_id])
@@ -215,7 +216,7 @@ def _florence_tokens(model: Any, images: Any) -> int:
 
 def _load(config: Florence2Captions | BlipCaptions | Blip2Captions, device: torch.device) -> Any:
     cls: Any = transformers_class(_CLASSES[config.kind])
-    with reading_pretrained(config.path, "cannot load a captioner from", where=_where(config), hint=_CURE):
+    with reading_pretrained(config.path, "cannot load a captioner from", key=_KEY, where=config.path, hint=_CURE):
         model, report = cls.from_pretrained(
             config.path,
             revision=config.revision,
@@ -229,13 +230,15 @@ def _load(config: Florence2Captions | BlipCaptions | Blip2Captions, device: torc
     if report["missing_keys"] or report["mismatched_keys"]:
         raise UserError(
             f"{config.path!r} lacks weights of {cls.__name__}: {sorted(report['missing_keys'])[:3]} ...",
-            where=_where(config),
+            key=_KEY,
+            where=config.path,
             hint=_CURE,
         )
     check_module(model, config.path)
     return model
 
 
+_KEY = "captioner.path"
 _CURE = (
     "check the name and the network; weights must be in the layout of transformers' own class "
     "(florence-community/Florence-2-large-ft, Salesforce/blip-image-captioning-base, Salesforce/blip2-opt-2.7b)"
@@ -246,15 +249,11 @@ def _reader(name: str, config: _Published) -> tuple[Any, Any]:
     """Tokenizer and image processor, apart: the joint classes want torchvision."""
     images = getattr(transformers, f"{name}Pil", None) or getattr(transformers, name)
     problem = "cannot read the tokenizer or image processor of the captioner"
-    with reading_pretrained(config.path, problem, where=_where(config), hint=_CURE, weights=False):
+    with reading_pretrained(config.path, problem, key=_KEY, where=config.path, hint=_CURE, weights=False):
         return (
             AutoTokenizer.from_pretrained(config.path, revision=config.revision),
             images.from_pretrained(config.path, revision=config.revision),
         )
-
-
-def _where(config: _Published) -> str:
-    return f"key captioner.path ({config.path})"
 
 
 class LvlmCaptioner:

@@ -194,7 +194,7 @@ class Dflash2Config(DflashConfig):
         if base.layer.hidden_size % self.conv_group_size:
             raise UserError(
                 f"groups of {self.conv_group_size} channels do not divide the target's width of "
-                f"{base.layer.hidden_size}", where="key drafter.conv_group_size", hint="take a divisor of the width",
+                f"{base.layer.hidden_size}", key="drafter.conv_group_size", hint="take a divisor of the width",
             )  # fmt: skip
         return Dflash2Shape(
             **vars(base), conv_group_size=self.conv_group_size,

@@ -118,12 +118,12 @@ class DflashSettings(PublishedDrafter):
             raise UserError(
                 f"DFlash joins the states after different layers, and {list(taps)} of a target of {target.num_layers} "
                 "are not",
-                where="key drafter.taps", hint="name them: drafter.taps: [1, 2, 3]",
+                key="drafter.taps", hint="name them: drafter.taps: [1, 2, 3]",
             )  # fmt: skip
         if self.mask_token_id is not None and self.mask_token_id >= target.vocab_size:
             raise UserError(
                 f"the mask's id is {self.mask_token_id}, and the target has {target.vocab_size}",
-                where="key drafter.mask_token_id", hint="name an id that no text has, or null for a trained vector",
+                key="drafter.mask_token_id", hint="name an id that no text has, or null for a trained vector",
             )  # fmt: skip
         if target.draws_images:
             layer = image_layer(self, target)

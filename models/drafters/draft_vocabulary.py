@@ -117,7 +117,9 @@ def likeliest_ids(counts: Tensor, size: int, never: Tensor | None = None) -> Ten
         ranked = ranked.masked_fill(never, -1.0)
     if size > int((ranked >= 0).sum()):
         raise UserError(
-            f"drafter.draft_vocab_size is {size}, and {int((ranked >= 0).sum())} ids can come", hint="make it smaller"
+            f"drafter.draft_vocab_size is {size}, and {int((ranked >= 0).sum())} ids can come",
+            key="drafter.draft_vocab_size",
+            hint="make it smaller",
         )
     return ranked.sort(descending=True, stable=True).indices[:size].sort().values
 

@@ -222,7 +222,7 @@ class DsparkConfig(DflashConfig):
         if self.markov_above and target.grid < made.num_drafts:
             raise UserError(
                 f"a pass drafts {made.num_drafts} codes and a row has {target.grid}: the code above would be a draft",
-                where="key drafter.markov_above", hint="leave it out, or make drafter.block_size smaller",
+                key="drafter.markov_above", hint="leave it out, or make drafter.block_size smaller",
             )  # fmt: skip
         return made
 

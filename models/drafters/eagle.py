@@ -92,6 +92,7 @@ class EagleConfig(FusedHeadConfig):
         if heads % shared:
             raise UserError(
                 f"drafter.num_heads is {heads}, no multiple of the target's {shared} heads of keys and values",
+                key="drafter.num_heads",
                 hint="choose a multiple, or drafter.kv_heads: mha",
             )
         return replace(

@@ -116,7 +116,7 @@ class Eagle3Config(HeadConfig):
         """Raise `UserError` for settings with a `feature` term: this head's states are its own."""
         if settings is not None and settings.feature:
             raise UserError(
-                "objective.feature compares states, and this head's are its own", where="key objective.feature",
+                "objective.feature compares states, and this head's are its own", key="objective.feature",
                 hint="give token, l1 or listmle",
             )  # fmt: skip
         return super().training_objective(module, target, settings)

@@ -152,11 +152,13 @@ class DirectHeadConfig(FusedHeadConfig):
         if layer < shape.num_layers and layer not in attending:
             raise UserError(
                 f"drafter.share_layer is {layer}, a layer of the target that recurs and has no attention",
+                key="drafter.share_layer",
                 hint=f"leave it null, or name one of {', '.join(map(str, attending))}",
             )
         if layer >= shape.num_layers:
             raise UserError(
                 f"drafter.share_layer is {layer}, and the target's layers are 0 to {shape.num_layers - 1}",
+                key="drafter.share_layer",
                 hint="leave it null for half of them",
             )
         return (layer,)

@@ -131,14 +131,14 @@ class HeadSettings(PublishedDrafter):
         if shape.draws_images:
             raise UserError(
                 f"a {self.kind} head reads the hidden states of a language model, and the target draws images",
-                where="key drafter.kind", hint="use eagle, medusa or llamagen for an image generator",
+                key="drafter.kind", hint="use eagle, medusa or llamagen for an image generator",
             )  # fmt: skip
         self.layer(shape)
         if text_of(shape.text).scales_embeddings and self.image_input() == "projected" and not self.is_eagle3:
             raise UserError(
                 f"drafter.image is projected, and the target ({shape.text.model_type}) multiplies rows of its table: "
                 f"pictures would enter {shape.hidden_size**0.5:.0f} times as large as words, without a norm between",
-                where="key drafter.kind",
+                key="drafter.kind",
                 hint="use eagle3, whose inputs are normed, or dflash; of eagle, set image: placeholder",
             )
 

@@ -144,5 +144,5 @@ class JacobiProposal:
 
 
 def _branches() -> UserError:
-    return UserError("Jacobi decoding drafts a window of codes, and the tree branches", where="key tree",
+    return UserError("Jacobi decoding drafts a window of codes, and the tree branches", key="tree",
                      hint="use tree: {kind: chain, gamma: 16}")  # fmt: skip

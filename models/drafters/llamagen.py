@@ -55,7 +55,7 @@ class SiblingConfig(DrafterConfig):
         """Raise `UserError` for a target that answers in words."""
         if not shape.draws_images:
             raise UserError(
-                "a smaller LlamaGen draws images, and the target answers in words", where="key drafter.kind",
+                "a smaller LlamaGen draws images, and the target answers in words", key="drafter.kind",
                 hint="use kind: pruned with a smaller model of the target's family",
             )  # fmt: skip
 
@@ -152,6 +152,6 @@ def check_sibling(target: LlamaGenConfig, sibling: LlamaGenConfig) -> None:
     for name, (ours, theirs) in pairs.items():
         if ours != theirs:
             raise UserError(
-                f"the drafter has {name} {ours}, the target {theirs}", where="key drafter",
+                f"the drafter has {name} {ours}, the target {theirs}", key="drafter",
                 hint="use a smaller model of the same condition, image size and image tokenizer",
             )  # fmt: skip

@@ -126,7 +126,7 @@ class LvlmConfig(PublishedDrafter):
         """Raise `UserError` for a target that draws images."""
         if shape.draws_images:
             raise UserError(
-                "a draft LVLM answers about pictures, and the target draws them", where="key drafter.kind",
+                "a draft LVLM answers about pictures, and the target draws them", key="drafter.kind",
                 hint="use eagle, medusa or llamagen for an image generator",
             )  # fmt: skip
 
@@ -211,7 +211,7 @@ def drafter_config(config: LvlmConfig, target: PreTrainedConfig, ids: TokenIds, 
         raise UserError(
             f"the drafter's tower reads {vision.image_size} pixels in patches of {vision.patch_size}, the target's "
             f"{target.vision_config.image_size} in patches of {target.vision_config.patch_size}",
-            where="key drafter.vision_tower",
+            key="drafter.vision_tower",
             hint="use a tower of the target's resolution, or set drafter.pictures: own",
         )
     layer = config.vision_feature_layer
@@ -233,13 +233,13 @@ def drafter_config(config: LvlmConfig, target: PreTrainedConfig, ids: TokenIds, 
 def scale_positions(text: PreTrainedConfig, scaling: RopeScaling) -> None:
     """Stretch a language model's rotary positions. Raises `UserError` where it has as many, or stretched ones."""
     known, rope = text.max_position_embeddings, rope_of(text)
-    where = "key drafter.rope_scaling"
+    key = "drafter.rope_scaling"
     if rope.get("rope_type", "default") != "default":
-        raise UserError(f"the language model's positions are scaled already: {rope}", where=where, hint="remove it")
+        raise UserError(f"the language model's positions are scaled already: {rope}", key=key, hint="remove it")
     if scaling.max_positions <= known:
         raise UserError(
             f"max_positions is {scaling.max_positions} and the language model has {known}",
-            where=where,
+            key=key,
             hint="remove it, or ask for more positions",
         )
     rope |= {"rope_type": scaling.kind, "factor": scaling.max_positions / known}
@@ -326,7 +326,7 @@ def load_strangers(
     for what, (mine, other) in pairs.items():
         if mine != other:
             raise UserError(
-                f"the {what} of {config.path!r} is {mine}, the target's {other}", where="key drafter.path",
+                f"the {what} of {config.path!r} is {mine}, the target's {other}", key="drafter.path",
                 hint="give a draft that was trained for targets of this vocabulary and resolution",
             )  # fmt: skip
     return model

@@ -70,7 +70,7 @@ def mirrored_layer(
     if inner is None:
         raise UserError(
             f"the target ({text.model_type}) has experts alone, and no MLP whose width a head could take",
-            where="key drafter.intermediate_size", hint="name a width, for example twice the target's hidden_size",
+            key="drafter.intermediate_size", hint="name a width, for example twice the target's hidden_size",
         )  # fmt: skip
     return LayerShape(
         vocab_size=text.vocab_size, hidden_size=text.hidden_size, num_heads=heads,

@@ -96,19 +96,19 @@ class MtpConfig(HeadConfig):
         if not text_of(text).ships_mtp:
             raise UserError(
                 f"this target ({text.model_type}) ships no head for several tokens that is known here",
-                where="key drafter.kind", hint="Qwen3.5 does; for this one train eagle3",
+                key="drafter.kind", hint="Qwen3.5 does; for this one train eagle3",
             )  # fmt: skip
         if config_value(text, "num_experts"):
             raise UserError(
                 "the head of this target has experts, which are not built here",
-                where="key drafter.kind", hint="take a dense Qwen3.5, or train eagle3",
+                key="drafter.kind", hint="take a dense Qwen3.5, or train eagle3",
             )  # fmt: skip
         num, dedicated = (config_value(text, f"mtp_{name}", default) for name, default in _SHIPPED)
         if num != 1 or dedicated:
             raise UserError(
                 f"the target says mtp_num_hidden_layers {num}, mtp_use_dedicated_embeddings {dedicated}, and one layer "
                 "over the target's own table is built here",
-                where="key drafter.kind", hint="train eagle3",
+                key="drafter.kind", hint="train eagle3",
             )  # fmt: skip
         groups, own = usual_heads(text)
         return MtpShape(
@@ -148,14 +148,14 @@ class MtpConfig(HeadConfig):
         source = str(folder) if folder else self.path or text_at(section, "path")
         if source in (None, "inline"):
             raise UserError(
-                "the target comes from no folder, so no head came with it", where="key drafter.path",
+                "the target comes from no folder, so no head came with it", key="drafter.path",
                 hint="name a folder that has one, or train it: from: scratch",
             )  # fmt: skip
-        source = opened_target(str(source), where="key target.path")
+        source = opened_target(str(source), key="target.path")
         revision = None if folder else self.revision if self.path else section.get("revision")
         if Path(source, MANIFEST).is_file():
             check_manifest(self, Path(source), target.shape, identity)
-        state = tensors_under(PREFIX, source, "MTP head", where="key drafter", revision=revision)
+        state = tensors_under(PREFIX, source, "MTP head", key="drafter", revision=revision)
         if not state:
             raise UserError(
                 "its weights hold no head for several tokens (mtp.*): transformers drops it where it saves a model",

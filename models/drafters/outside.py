@@ -68,4 +68,4 @@ def load_start(
         hint = (
             f"{error.hint}; if it was trained for a base model of this target: from: {{path: ..., other_target: true}}"
         )
-        raise UserError(error.problem, where=error.where, hint=hint) from error
+        raise UserError(error.problem, key=error.key, where=error.where, hint=hint) from error

@@ -83,7 +83,7 @@ class PeagleConfig(Eagle3Config):
         if self.mask_token_id is not None and self.mask_token_id >= shape.vocab_size:
             raise UserError(
                 f"the mask's id is {self.mask_token_id}, and the target has {shape.vocab_size}",
-                where="key drafter.mask_token_id", hint="name an id that no text has, or null for a trained vector",
+                key="drafter.mask_token_id", hint="name an id that no text has, or null for a trained vector",
             )  # fmt: skip
 
     def module(self, layer: LayerShape, draft_ids: Tensor | None) -> StateHead:

@@ -82,7 +82,7 @@ class PrunedConfig(DrafterConfig):
         """Raise `UserError` for a target that draws images."""
         if shape.draws_images:
             raise UserError(
-                "a pruned prompt is one of visual tokens, and the target draws images", where="key drafter.kind",
+                "a pruned prompt is one of visual tokens, and the target draws images", key="drafter.kind",
                 hint="use llamagen, a smaller image generator",
             )  # fmt: skip
 
@@ -256,7 +256,7 @@ def load_reader(config: PrunedConfig, target: LanguageTarget) -> LanguageTarget:
     if config.model == "target":
         return target
     if config.model.path is None:
-        raise UserError("the sibling has no path", where="key drafter.model.path", hint="name its weights")
+        raise UserError("the sibling has no path", key="drafter.model.path", hint="name its weights")
     sibling = load_target(
         config.model,
         config.model.path,
@@ -285,7 +285,7 @@ def check_sibling(sibling: LanguageTarget, target: LanguageTarget) -> None:
         if mine != other:
             raise UserError(
                 f"the drafter's {what} is {mine}, the target's {other}",
-                where="key drafter.model",
+                key="drafter.model",
                 hint="use a smaller model of the target's own family",
             )
 

@@ -44,6 +44,7 @@ class SparrowConfig(DirectHeadConfig):
         if not 1 <= layer <= shape.num_layers:
             raise UserError(
                 f"drafter.middle_layer is {layer}, and the target has {shape.num_layers} layers",
+                key="drafter.middle_layer",
                 hint="leave it null for half of them",
             )
         return layer

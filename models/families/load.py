@@ -131,6 +131,7 @@ def load_lvlm(
         known = [name for (name, _), family in FAMILIES.items() if family.shares_pictures]
         raise UserError(
             f"{key}: {str(source)!r} is of model_type {config.model_type!r}, expected {' or '.join(known)}",
+            key=key,
             hint=did_you_mean(config.model_type, known),
         )
     return load_weights(family.class_of(config), source, revision=revision, dtype=dtype, key=key, **held)

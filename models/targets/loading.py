@@ -67,7 +67,7 @@ def load_weights(
         arguments["attn_implementation"] = attn_implementation
     arguments |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
     loaded: Any
-    with reading_pretrained(source, f"{key}: cannot load", hint="check the name and the network"):
+    with reading_pretrained(source, "cannot load", key=key, hint="check the name and the network"):
         if tables_only:
             loaded = _tables(maker, source, read_config(str(source), key=key, revision=revision), arguments)
         else:
@@ -84,7 +84,7 @@ def load_weights(
         raise UserError(
             f"{key}: model.safetensors does not fit its config.json: {min(problems)}"
             + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""),
-            where=str(source), hint="the two do not belong together: restore the one that was changed",
+            key=key, where=str(source), hint="the two do not belong together: restore the one that was changed",
         )  # fmt: skip
     if device_map is not None:
         check_spread(model, device_map, offload=offload, key=section)

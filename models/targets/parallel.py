@@ -29,6 +29,7 @@ def check_ranks(size: int, *, key: str = KEY) -> None:
     if size > 1 and ranks.world_size() != size:
         raise UserError(
             f"{key} is {size}, and the run has {ranks.world_size()} rank(s)",
+            key=key,
             hint=f"start {size} ranks, one for each part: deepspeed --num_accelerators {size} trains/train.py ... "
             f"(or torchrun --nproc_per_node {size} trains/train.py ...)",
         )
@@ -56,24 +57,27 @@ def check_cut(config: PreTrainedConfig, size: int, source: str, *, key: str = KE
     Args:
         source: where the config is from, for the message.
     """
-    text, place = config.get_text_config(), f"{source}, key {key}"
+    text = config.get_text_config()
     if config_value(config, "quantization_config") is not None:
         raise UserError("the weights are quantised, and tensor parallel targets are of whole numbers of heads in "
-                        "float weights", where=place, hint="name weights that are not quantised")  # fmt: skip
+                        "float weights", key=key, where=source, hint="name weights that are not quantised")  # fmt: skip
     if num_experts(text):
         raise UserError(
             f"{text.model_type} is a mixture of experts, whose published weights transformers cannot cut as it reads "
-            "them", where=place, hint="leave the key out and spread it with device_map: auto, in one process",
+            "them", key=key, where=source, hint="leave the key out and spread it with device_map: auto, in one process",
         )  # fmt: skip
     if recurrent_layers(text):
-        raise UserError(f"{text.model_type} has recurrent layers, whose states are not cut over ranks", where=place,
+        raise UserError(f"{text.model_type} has recurrent layers, whose states are not cut over ranks", key=key,
+                        where=source,
                         hint="leave the key out: device_map: auto spreads the target, in one process")  # fmt: skip
     if text.model_type not in _OURS and not config_value(text, "base_model_tp_plan"):
-        raise UserError(f"transformers has no tensor parallel plan for {text.model_type}", where=place,
+        raise UserError(f"transformers has no tensor parallel plan for {text.model_type}", key=key, where=source,
                         hint="leave the key out: device_map: auto spreads the target, in one process")  # fmt: skip
     for name in _CUT:
         number = config_value(text, name)
         if number is not None and number % size:
             fits = [n for n in range(2, size) if all((config_value(text, c) or 0) % n == 0 for c in _CUT)]
             hint = f"use {' or '.join(map(str, fits))}" if fits else "use another target, or device_map: auto"
-            raise UserError(f"{name} is {number}, which {size} ranks cannot share evenly", where=place, hint=hint)
+            raise UserError(
+                f"{name} is {number}, which {size} ranks cannot share evenly", key=key, where=source, hint=hint
+            )

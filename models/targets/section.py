@@ -113,7 +113,7 @@ class TargetSection(Kinded):
         if self.num_token_ids not in (None, number):
             raise UserError(
                 f"num_token_ids is {self.num_token_ids}, and the tokenizer of {tokenizer} has {number} ids",
-                where="key target.num_token_ids", hint="leave the key out: the number follows from the tokenizer",
+                key="target.num_token_ids", hint="leave the key out: the number follows from the tokenizer",
             )  # fmt: skip
 
     def check_one_source(self, language_model: object, vision_tower: object) -> None:

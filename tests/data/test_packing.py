@@ -81,5 +81,5 @@ def test_packed_steps_come_back_in_the_middle_of_an_epoch(workers):
 def test_a_sample_that_fits_no_row_is_refused_by_name():
     check_lengths(np.array([-100, 7]), 100, "key")
     with pytest.raises(UserError, match="a sample has 101 tokens, and a row 100") as caught:
-        check_lengths(np.array([-101, 7]), 100, "key stages.x.packing.max_tokens")
-    assert caught.value.where == "key stages.x.packing.max_tokens"
+        check_lengths(np.array([-101, 7]), 100, "stages.x.packing.max_tokens")
+    assert caught.value.key == "stages.x.packing.max_tokens"

@@ -22,7 +22,7 @@ def test_an_output_that_is_a_file_or_under_one(tmp_path):
     for output in (file, file / "run", file / "a" / "b"):
         with pytest.raises(UserError, match="is a file, and the run's folder is to be there") as caught:
             lock(output)
-        assert "key output" in (caught.value.where or "") and str(file) in caught.value.problem
+        assert caught.value.key == "output" and str(file) in caught.value.problem
     assert file.read_text() == "mine"
 
 
@@ -72,4 +72,4 @@ def test_two_suites_with_sets_of_one_name():
     for names, suites in (({"b"}, [suite("b")]), (set(), [suite("b", "c"), suite("c")])):
         with pytest.raises(UserError, match="two benchmarks have sets called") as caught:
             refuse_twice("evaluate", names, [(section, held) for held in suites])
-        assert "key stages.evaluate.benchmarks" in (caught.value.where or "")
+        assert caught.value.key == "stages.evaluate.benchmarks"

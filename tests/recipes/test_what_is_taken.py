@@ -82,7 +82,7 @@ def test_one_of_several_finished_drafters_must_be_named():
     """The latest was published: of demo/visual-ar the head without dropout, which is there to be compared with."""
     with pytest.raises(UserError, match=r"head, head_without_dropout \(one of 2 finished drafters\)") as caught:
         planned("stages.publish={kind: publish}")
-    assert "stages.publish" in caught.value.where and "from=STAGE" in caught.value.hint
+    assert "stages.publish" in caught.value.key and "from=STAGE" in caught.value.hint
     assert planned("stages.publish={kind: publish, from: head}")["publish"].inputs["drafter"] == "head"
     lvlm = planned("stages.publish={kind: publish}", recipe="demo/lvlm")["publish"]
     assert lvlm.inputs["drafter"] == "finetune", "language and pretrain were trained on"

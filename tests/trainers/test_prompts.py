@@ -151,7 +151,7 @@ def test_what_does_not_end_is_no_prompt(folder, tmp_path):
         UserError, match=r"36 tries gave 0 of 9 prompts: the others did not end within 1 token"
     ) as caught:
         run(recipe(folder, max_new_tokens=1), tmp_path / "run")
-    assert caught.value.where == "key stages.prompts.splits.train" and "max_new_tokens" in caught.value.hint
+    assert caught.value.key == "stages.prompts.splits.train" and "max_new_tokens" in caught.value.hint
 
 
 @pytest.mark.parametrize(

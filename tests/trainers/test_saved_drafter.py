@@ -32,7 +32,7 @@ def test_an_evaluation_names_the_folder_alone(saved, tmp_path):
     with pytest.raises(UserError) as error:
         run(alone, tmp_path / "b", "stages.evaluate.drafters.mine.draft_vocab_size=51")
     assert "draft_vocab_size is 51 here, and 50 in" in error.value.problem and str(folder) in error.value.problem
-    assert error.value.where == "key stages.evaluate.drafters.mine.draft_vocab_size"
+    assert error.value.key == "stages.evaluate.drafters.mine.draft_vocab_size"
 
 
 def test_what_is_said_and_what_is_kept(saved):

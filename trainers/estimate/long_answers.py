@@ -32,7 +32,7 @@ def check_answers(plan: Planned) -> None:
         if length >= positions:
             raise UserError(
                 f"stages.{plan.name}.{key} is {length:,}, and the target has {positions:,} positions for a prompt and "
-                "its answer", where=f"key stages.{plan.name}.{key}",
+                "its answer", key=f"stages.{plan.name}.{key}",
                 hint=f"write at most {positions - 1:,}; beyond its positions a target says noise",
             )  # fmt: skip
 

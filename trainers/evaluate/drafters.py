@@ -157,7 +157,7 @@ class Drafters:
             self.pair.target.watched(Taps())  # refused where the target does not tell its attention
         opened = []
         for source in self.sources(name, method):
-            config = decoding_with(source.config, method.settings, self._where(name))
+            config = decoding_with(source.config, method.settings, self._key(name))
             drafter = self._drafter(source, config, options, name)
             opened.append(Drafting(name, source.name, method, config, drafter, policy, rule))
         return opened
@@ -176,12 +176,12 @@ class Drafters:
         if method.names:
             return [self._named(drafter) for drafter in method.names]
         if method.section is not None:
-            section = as_saved(method.section, f"{self._where(name)}.drafter")
+            section = as_saved(method.section, f"{self._key(name)}.drafter")
             return [Source(method.section.display_name, section, None)]
         folder = self.context.inputs.get("drafter")
         config = (_trained(folder) if folder is not None else None) or self.context.drafter
         if config is None:
-            raise UserError("nothing drafts", where=self._where(name),
+            raise UserError("nothing drafts", key=self._key(name),
                             hint="name a stage or a section under drafter, or give the recipe a drafter")  # fmt: skip
         return [Source(folder.name if folder is not None else config.display_name, config, folder)]
 
@@ -189,13 +189,13 @@ class Drafters:
         sources = self.sources(name, method)
         if len(sources) > 1:
             raise UserError(f"member {name!r} has {len(sources)} drafters, and an ensemble takes one of each member",
-                            where=self._where(name), hint="name a drafter in place of the method")  # fmt: skip
+                            key=self._key(name), hint="name a drafter in place of the method")  # fmt: skip
         return sources
 
     def _named(self, name: str) -> Source:
         if name in self.named:
-            where = f"key stages.{self.context.name}.drafters.{name}"
-            return Source(name, as_saved(self.named[name], where), None)
+            key = f"stages.{self.context.name}.drafters.{name}"
+            return Source(name, as_saved(self.named[name], key), None)
         folder = self.context.inputs[f"drafter/{name}"]
         # A stage may have trained another drafter than the recipe's.
         return Source(name, _trained(folder) or cast(DrafterConfig, self.context.drafter), folder)
@@ -215,23 +215,23 @@ class Drafters:
         members = []
         for member in members_of(config):
             if not isinstance(member, str):
-                section = as_saved(member, self._where(name))
+                section = as_saved(member, self._key(name))
                 members.append(self._drafter(Source(member.display_name, section, None), section, options, name))
             elif member in self.methods:
                 method = self.methods[member]
                 (source,) = self._one_source(member, method)
-                config_of_member = decoding_with(source.config, method.settings, self._where(member))
+                config_of_member = decoding_with(source.config, method.settings, self._key(member))
                 members.append(self._drafter(source, config_of_member, options, member))
             else:
                 source = self._named(member)
                 members.append(self._drafter(source, source.config, options, name))
         return config.drafter(cast(Any, members), self.pair.target, options)
 
-    def _where(self, name: str) -> str:
-        return f"key stages.{self.context.name}.methods.{name}"
+    def _key(self, name: str) -> str:
+        return f"stages.{self.context.name}.methods.{name}"
 
 
-def as_saved(section: DrafterConfig, where: str) -> DrafterConfig:
+def as_saved(section: DrafterConfig, key: str) -> DrafterConfig:
     """A section whose `path` names a saved head, with the settings that the folder has: the section need not repeat
     them. What only decoding reads may be said otherwise.
 
@@ -249,7 +249,7 @@ def as_saved(section: DrafterConfig, where: str) -> DrafterConfig:
         here, there = dict(section)[name], dict(saved).get(name)
         if here != there:
             raise UserError(
-                f"{name} is {_plain(here)} here, and {_plain(there)} in {folder / MANIFEST}", where=f"{where}.{name}",
+                f"{name} is {_plain(here)} here, and {_plain(there)} in {folder / MANIFEST}", key=f"{key}.{name}",
                 hint="leave it out: a saved drafter's settings are taken from its folder",
             )  # fmt: skip
     kept = {name: dict(section)[name] for name in {"path", "revision"} | (said & own)}

@@ -28,7 +28,7 @@ def eagle_head(drafting: Sequence[Drafting]) -> ImageEagleHead:
     head: ImageEagleHead | None = head_in(drafting[0].drafter)
     if drafting[0].config.base_kind != "eagle" or head is None:
         raise UserError("probes.analysis reads an EAGLE head, and the first method drafts with another",
-                        where="probes.analysis",
+                        key="probes.analysis",
                         hint="put a method with an eagle drafter first, or leave analysis out")  # fmt: skip
     return head
 

@@ -78,7 +78,7 @@ def run_in_engine(stage: EvaluateSettings, context: Context) -> None:
     if ranks.world_size() > 1:
         raise UserError(
             f"{ranks.world_size()} ranks would each measure an engine, and it is one that is measured",
-            where=f"key stages.{context.name}.engine",
+            key=f"stages.{context.name}.engine",
             hint="start one rank; engine.tensor_parallel_size spreads a target",
         )
     python = find_python(section.python, section.name, key=f"stages.{context.name}.engine.python")
@@ -155,7 +155,7 @@ def _rows_beside(folder: Path, name: str, rows: Rows, context: Context) -> Rows:
     if not any(row.method != PLAIN for row in ours):
         raise UserError(
             f"stage {name} measured none of these methods on these benchmarks, temperatures and lengths in our own "
-            "loop", where=f"key stages.{context.name}.engine.beside",
+            "loop", key=f"stages.{context.name}.engine.beside",
             hint="give both stages the same benchmarks, methods, temperatures and max_new_tokens",
         )  # fmt: skip
     return ours
@@ -214,7 +214,7 @@ def _methods(stage: EvaluateSettings, context: Context, python: str, *, pictures
     shutil.rmtree(context.folder / EXPORTS, ignore_errors=True)
     for name, method in stage.methods.items():
         for source in drafters.sources(name, method):
-            key = f"key stages.{context.name}.methods.{name}"
+            key = f"stages.{context.name}.methods.{name}"
             config = decoding_with(source.config, method.settings, key)
             stage.engine.check_method(key, method, config)
             policy = method.policy(seed=context.seed)

@@ -377,7 +377,7 @@ class EvaluateSettings(Stage):
 
 def _check_settings(name: str, method: Method, drafter: DrafterConfig) -> None:
     try:
-        decoding_with(drafter, method.settings, "")
+        decoding_with(drafter, method.settings, None)
         drafter.check_method(method.tree.kind, method.rule.kind)
     except Refused as refused:
         raise refused.under(f"methods.{name}") from refused

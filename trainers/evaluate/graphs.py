@@ -76,7 +76,7 @@ class _Setting:
                f"{self.key}=false tries none")  # fmt: skip
 
     def _refused(self, problem: str) -> UserError:
-        return UserError(problem, where=f"key {self.key}", hint="write auto, and passes run eagerly where they must")
+        return UserError(problem, key=self.key, hint="write auto, and passes run eagerly where they must")
 
 
 def capture_target(

@@ -299,7 +299,7 @@ class Measuring:
             if longest >= held:
                 raise UserError(
                     f"max_new_tokens is {longest:,}, and the target has {held:,} positions for a prompt and its answer",
-                    where=f"key stages.{self.context.name}.max_new_tokens", hint=f"write at most {held - 1:,}",
+                    key=f"stages.{self.context.name}.max_new_tokens", hint=f"write at most {held - 1:,}",
                 )  # fmt: skip
             too_long = count_long(requests.dataset, held - longest, prompts=True)
             if too_long.first is not None:

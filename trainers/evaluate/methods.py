@@ -93,7 +93,7 @@ class Method(Section):
         if self.section is not None:
             for section in (self.section, *self.member_sections.values()):
                 section.check_method(self.tree.kind, self.rule.kind)
-            decoding_with(self.section, self.settings, "this method")
+            decoding_with(self.section, self.settings, None)
             members_of(self.section, info.context)  # sections among them are checked here
         return self
 
@@ -218,12 +218,12 @@ def named_members(method: Method, methods: Mapping[str, Method], within: tuple[s
     return names
 
 
-def decoding_with(config: DrafterConfig, settings: JsonMapping, where: str) -> DrafterConfig:
+def decoding_with(config: DrafterConfig, settings: JsonMapping, key: str | None) -> DrafterConfig:
     """A drafter's section with a method's settings. Raises `UserError` for a setting that this kind does not have."""
     try:
         return config.for_decoding(**settings)
     except ValueError as error:
-        raise UserError(str(error), where=where, hint="leave the setting out, or name another drafter") from error
+        raise UserError(str(error), key=key, hint="leave the setting out, or name another drafter") from error
 
 
 # Keys of an evaluation of before -> the same as it is written now.

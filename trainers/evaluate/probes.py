@@ -166,7 +166,7 @@ class Probing:
         count = self.target.decoder.num_layers
         layers = settings.layers or list(range(0, count, 2))
         if max(layers) > count:
-            raise UserError(f"layer {max(layers)}, and the target has {count}", where="key probes.importance.layers",
+            raise UserError(f"layer {max(layers)}, and the target has {count}", key="probes.importance.layers",
                             hint=f"give layers from 0 to {count}")  # fmt: skip
         # Answers are compared with the right one, whatever the stage's temperatures are.
         decoding = replace(self.decoding, rule=RULES["greedy"], warp=Warp(0.0)).with_length(settings.max_new_tokens)
@@ -176,7 +176,7 @@ class Probing:
                 questions = self._questions(part)
                 accuracy[part.benchmark] = visual_tokens.importance(self.target, questions, [*layers, count], decoding)
         if missing := [name for name in settings.sets if name not in accuracy]:
-            raise UserError(f"{missing[0]!r} is no set of this evaluation", where="key probes.importance.sets",
+            raise UserError(f"{missing[0]!r} is no set of this evaluation", key="probes.importance.sets",
                             hint=did_you_mean(missing[0], [part.benchmark for part in sets]))  # fmt: skip
         data["importance"] = accuracy
         video_figures.importance_curve(self._path("importance.png"), accuracy, bridge=self._bridge())
@@ -198,7 +198,7 @@ class Probing:
                 questions.append(visual_tokens.Question(request, visual_tokens.says_letter(decode, letter)))
         if not questions:
             raise UserError(f"no record of {requests.benchmark} says which letter is right",
-                            where="key probes.importance.sets",
+                            key="probes.importance.sets",
                             hint="name sets with options, and ask them with convention: stock")  # fmt: skip
         return questions
 

@@ -165,7 +165,7 @@ class Opening:
             more = list(benchmark.opened(name, self))
             if twice := {part.benchmark for part in more} & {part.benchmark for part in sets}:
                 raise UserError(f"two benchmarks are called {', '.join(sorted(twice))}",
-                                where=f"key stages.{self.context.name}.benchmarks.{name}",
+                                key=f"stages.{self.context.name}.benchmarks.{name}",
                                 hint="name the sets that are wanted with `sets`")  # fmt: skip
             sets += more
         return sets
@@ -208,7 +208,7 @@ class Opening:
             if any(other.budget == budget for other in sets):
                 raise UserError(
                     f"lengths name {budget} visual tokens twice, the second time as {length!r}",
-                    where=f"key stages.{self.context.name}.lengths",
+                    key=f"stages.{self.context.name}.lengths",
                     hint="leave one of them out",
                 )
             dataset = self.dataset(data.model_copy(update={"video": video}), files)

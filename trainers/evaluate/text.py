@@ -146,7 +146,7 @@ def refuse_twice(stage: str, names: set[str], suites: Sequence[tuple[TabedBenchm
         more = set(suite_names(section, suite))
         if twice := more & names:
             raise UserError(f"two benchmarks have sets called {', '.join(sorted(twice))}",
-                            where=f"key stages.{stage}.benchmarks",
+                            key=f"stages.{stage}.benchmarks",
                             hint="name the sets that are wanted with `sets`, or measure in two stages")  # fmt: skip
         names = names | more
 

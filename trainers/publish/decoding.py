@@ -107,10 +107,10 @@ def _looking(data: ConversationData) -> ImageSettings:
 def _chosen(names: list[str], method: str | None, what: str) -> str:
     if method is not None and method not in names:
         raise UserError(f"method: no exact {what} {method!r} drafts with what is published",
-                        where="key method", hint=did_you_mean(method, names))  # fmt: skip
+                        key="method", hint=did_you_mean(method, names))  # fmt: skip
     if not names:
         raise UserError(
-            f"no exact {what} of this evaluation drafts with what is published", where="key report",
+            f"no exact {what} of this evaluation drafts with what is published", key="report",
             hint="name another evaluation, or measure the drafter that is published with an exact rule",
         )  # fmt: skip
     return method or names[0]

@@ -309,7 +309,7 @@ def _refuse_foreign(repo: str, others: set[str], there: set[str]) -> None:
         named = ", ".join(sorted(others)[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
         raise UserError(
             f"{repo} holds files that no publication wrote ({named}), which the commit would remove",
-            where="key repo", hint="name a repository of its own, or take them away first",
+            key="repo", hint="name a repository of its own, or take them away first",
         )  # fmt: skip
 
 

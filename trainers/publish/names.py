@@ -48,9 +48,9 @@ def check_name(repo: str, method: str, target: str | None, *, is_language: bool)
     Args:
         is_language: the target is a language model; no engine drafts for image generators by these names.
     """
-    where, hint = "key repo", f"a name in use is NAMESPACE/{suggested(method, target)}"
+    key, hint = "repo", f"a name in use is NAMESPACE/{suggested(method, target)}"
     if not is_repo(repo):
-        raise UserError(f"repo: {repo!r} is no NAMESPACE/NAME of the Hub", where=where, hint=hint)
+        raise UserError(f"repo: {repo!r} is no NAMESPACE/NAME of the Hub", key=key, hint=hint)
     named, wanted = taken_for(repo), _METHODS.get(method)
     if not is_language and named in (None, wanted):
         return
@@ -58,6 +58,6 @@ def check_name(repo: str, method: str, target: str | None, *, is_language: bool)
         said = f"holds {named!r}" if named else f"does not hold {wanted!r}"
         as_what = f"take it for {named.rstrip('-').upper()}" if named else "do not know it for what it is"
         raise UserError(
-            f"repo: {repo!r} {said}: engines that go by the path {as_what}, and this is {method}", where=where,
+            f"repo: {repo!r} {said}: engines that go by the path {as_what}, and this is {method}", key=key,
             hint=hint + (" (the namespace counts, too)" if named and named in repo.split("/")[0].lower() + "/" else ""),
         )  # fmt: skip

@@ -110,7 +110,7 @@ def _no_folder(output: Path, error: OSError) -> UserError:
             f"cannot be written: {error.strerror or error}",
             "choose another output, or fix its permissions",
         )
-    return UserError(problem, where=f"key output, {output}", hint=hint)
+    return UserError(problem, key="output", where=str(output), hint=hint)
 
 
 def end_with_launcher() -> bool:

@@ -66,10 +66,10 @@ def check_fit(
             target of single ones.
         section: of the stage, that has the keys; empty: they are the stage's own.
     """
-    data, where = dataset.config, ".".join(filter(None, ("key stages", context.name, section)))
+    data, key = dataset.config, ".".join(filter(None, ("stages", context.name, section)))
     if decoder.max_positions is not None and data.max_length > decoder.max_positions:
         raise UserError(
-            f"max_length is {data.max_length} and the target has {decoder.max_positions} positions", where=where,
+            f"max_length is {data.max_length} and the target has {decoder.max_positions} positions", key=key,
             hint=f"set max_length to {decoder.max_positions} or less",
         )  # fmt: skip
     in_tiles = language_section(context.target).reads_tiles
@@ -79,7 +79,7 @@ def check_fit(
         return
     raise UserError(
         f"aspect is {data.aspect} and the target reads pictures in {'tiles' if in_tiles else 'single tiles'}",
-        where=where,
+        key=key,
         hint="set aspect: anyres (LLaVA-NeXT) or anyres_max_9 (LLaVA-OneVision), or target.anyres: false"
         if in_tiles
         else "set aspect: square or pad, or leave target.anyres out",

@@ -209,7 +209,7 @@ class EngineProcess:
         self._fruitless += 1
         if self._fruitless >= _TRIES:
             raise UserError(f"the engine {what}, and {_TRIES} times in a row did no job; its last lines:\n"
-                            f"{last_lines(self.log)}", where=f"{self.log}, key {self.key}",
+                            f"{last_lines(self.log)}", key=self.key, where=str(self.log),
                             hint=f"{self._cure(code, what)}; what the stage has finished is kept")  # fmt: skip
         kept = self.log.with_name(f"log-{self.num_starts}.txt")
         os.replace(self.log, kept)
@@ -247,5 +247,5 @@ class EngineProcess:
 
     def _unwritable(self, error: BaseException) -> UserError:
         problem = unwritable(self.folder, error)
-        return UserError(problem.problem, where=f"{self.folder}, key {self.key}.scratch",
+        return UserError(problem.problem, key=f"{self.key}.scratch", where=str(self.folder),
                          hint=f"{problem.hint}, or name a folder with more room there")  # fmt: skip

@@ -85,7 +85,7 @@ def _check_ranks(section: ServedSettings, key: str) -> None:
     if section.tensor_parallel_size > 1 and ranks.world_size() > 1:
         raise UserError(
             f"engine.tensor_parallel_size is {section.tensor_parallel_size}, and each of {ranks.world_size()} ranks "
-            "would start an engine on all GPUs", where=f"key {key}.tensor_parallel_size",
+            "would start an engine on all GPUs", key=f"{key}.tensor_parallel_size",
             hint="start one rank, or leave the key out: each rank then has an engine on its own GPU",
         )  # fmt: skip
 
@@ -98,7 +98,7 @@ def _place(section: ServedSettings, context: Context, key: str) -> Iterator[Path
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         problem = unwritable(place, error)
-        raise UserError(problem.problem, where=f"{place}, key {key}.scratch", hint=problem.hint) from error
+        raise UserError(problem.problem, key=f"{key}.scratch", where=str(place), hint=problem.hint) from error
     try:
         yield place
     finally:

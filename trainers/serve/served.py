@@ -132,7 +132,7 @@ def check_layers(engine: str, layers: Sequence[int], config: PreTrainedConfig) -
     if layers[0] <= added:
         raise UserError(
             f"the drafter reads layer {layers[0]}, and at pictures {engine} hands out the first {added} without what "
-            "the target adds to them (deepstack)", where="key drafter.taps",
+            "the target adds to them (deepstack)", key="drafter.taps",
             hint=f"set drafter.taps above {added}, or engine: {{kind: transformers}}",
         )  # fmt: skip
 

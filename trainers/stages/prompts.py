@@ -172,7 +172,7 @@ class PromptsStage(Stage):
         if len(kept) < split.count:
             raise UserError(
                 f"{len(texts)} tries gave {len(kept)} of {split.count} prompts: the others did not end within "
-                f"{self.max_new_tokens} tokens, or came twice", where=f"key stages.{context.name}.splits.{name}",
+                f"{self.max_new_tokens} tokens, or came twice", key=f"stages.{context.name}.splits.{name}",
                 hint="ask for fewer, give more topics, or set max_new_tokens higher",
             )  # fmt: skip
         kept = kept[: split.count]
@@ -229,7 +229,7 @@ def _pictures(folder: str, key: str) -> list[str | None]:
         if file.suffix.lower().removeprefix(".") in SUFFIXES
     )  # fmt: skip
     if not found:
-        raise UserError(f"no picture in {folder}", where=f"key {key}", hint=f"files of {', '.join(sorted(SUFFIXES))}")
+        raise UserError(f"no picture in {folder}", key=key, hint=f"files of {', '.join(sorted(SUFFIXES))}")
     return [*found]
 
 

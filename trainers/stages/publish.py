@@ -219,11 +219,11 @@ def _publish(stage: PublishStage, context: Context) -> None:
     asked = redact_tree(stages)  # what goes out: without secrets, and without values of environment variables
     source = context.inputs.get("drafter")
     if source is None:
-        raise UserError("no stage of this run trained a drafter", where=f"key stages.{context.name}",
+        raise UserError("no stage of this run trained a drafter", key=f"stages.{context.name}",
                         hint="publish what a run trains; a published drafter is on the Hub already")  # fmt: skip
     if variables_of(stages.get(context.name, {}).get("prompt")):
         raise UserError("the stored prompt is published word for word, and an environment variable gives it",
-                        where=f"key stages.{context.name}.prompt", hint="write it out: prompt.text='...'")  # fmt: skip
+                        key=f"stages.{context.name}.prompt", hint="write it out: prompt.text='...'")  # fmt: skip
     # Before anything is built: a login that is missing.
     hub = None if stage.builds_only else Hub(context.say, attempts=stage.attempts, stop=context.stop)
     report = context.inputs["report"]

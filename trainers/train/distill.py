@@ -101,7 +101,7 @@ def _check_shares(draft: PreTrainedConfig, target: PreTrainedConfig) -> None:
 def _not_one_batch(difference: str) -> UserError:
     return UserError(
         f"{difference}: it cannot read one batch with the target",
-        where="key objective",
+        key="objective",
         hint="distill a draft of the target's vocabulary and pictures; or let it learn the target's answers by "
         "cross-entropy, or from kept log-probabilities",
     )

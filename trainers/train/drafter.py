@@ -145,7 +145,7 @@ class TrainedDrafter:
         """Raises `UserError` where the best tau would be chosen at the stage's end."""
         problem = "every answer of the decoding check ended with its first token, so tau was not measured"
         if self.stage.select == "tau":
-            raise UserError(problem, where=f"key stages.{self.context.name}.select", hint=_EMPTY)
+            raise UserError(problem, key=f"stages.{self.context.name}.select", hint=_EMPTY)
         self.context.say(f"{self.context.name}: {problem}: {_EMPTY}")
 
     def keep_best(self, engine: Engine, values: JsonMapping, step: int) -> None:

@@ -191,12 +191,12 @@ def _words(context: Context) -> PreTrainedTokenizerBase | None:
     if not target.trains_text_encoder:
         return None
     source = dict(target).get("tokenizer") or context.inputs["tokenizer"] / TOKENIZER
-    where, hint = "key target.tokenizer", "give a Hub id or a tokenizer's folder"
-    with reading_pretrained(source, "cannot load the tokenizer", where=where, hint=hint, weights=False):
+    key, hint = "target.tokenizer", "give a Hub id or a tokenizer's folder"
+    with reading_pretrained(source, "cannot load the tokenizer", key=key, hint=hint, weights=False):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source)
     if tokenizer.pad_token_id is None:
         problem = f"the tokenizer {str(source)!r} has no padding token"
-        raise UserError(problem, where="key target.tokenizer", hint="set its pad_token and save it again")
+        raise UserError(problem, key=key, hint="set its pad_token and save it again")
     return tokenizer
 
 

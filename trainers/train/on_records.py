@@ -107,7 +107,7 @@ def _validation(
         if (difference := other_pictures(context, settings.data)) is not None:
             raise UserError(
                 f"validation runs the target on the draft's batches, and {difference}",
-                where=f"key stages.{context.name}.validation",
+                key=f"stages.{context.name}.validation",
                 hint="set validation.against_target: false",
             )
         target = module.target_beside or frozen_target(context)

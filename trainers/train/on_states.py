@@ -184,7 +184,7 @@ def _requests(stage: StatesSettings, context: Context, processor: Processor) -> 
         return None
     dataset = open_records(check.data, stage.format, context, processor, log="skipped-decoding", learned=False)
     if not len(dataset):
-        raise UserError("no request to decode", where=f"key stages.{context.name}.decoding.data", hint="check the data")
+        raise UserError("no request to decode", key=f"stages.{context.name}.decoding.data", hint="check the data")
     return Requests(
         len(dataset), lambda number: dataset.request(number)[0], check.max_new_tokens or 64,
         end_ids(processor, stage.format), check.temperatures or [0.0],

@@ -13,5 +13,5 @@ def row_tokens(stage: StatesSettings | RecordsSettings, context: Context, length
     """Tokens of a packed row, which the longest of these samples must fit; None: the stage does not pack."""
     if stage.packing is None:
         return None
-    check_lengths(lengths, stage.packing.max_tokens, f"key stages.{context.name}.packing.max_tokens")
+    check_lengths(lengths, stage.packing.max_tokens, f"stages.{context.name}.packing.max_tokens")
     return stage.packing.max_tokens

@@ -163,7 +163,7 @@ class _TextIds:
     """Ids [t] of a caption, without special ones."""
 
     def __init__(self, config: AnoleTargetConfig):
-        with reading_pretrained(config.path, "target.path: cannot load the tokenizer of", weights=False):
+        with reading_pretrained(config.path, "cannot load the tokenizer of", key="target.path", weights=False):
             self.tokenizer = AutoTokenizer.from_pretrained(config.path, revision=config.revision)
 
     def __call__(self, caption: str, label: int | None) -> Tensor:
@@ -198,7 +198,7 @@ def load_anole(
     hint = "check the name and the network; the layout is transformers', in safetensors"
     place = None if device is None else torch.device(device)
     placed = onto(place) if device_map is None else spread(device_map, offload=None, key="target")
-    with reading_pretrained(path, "target.path: cannot load", hint=hint):
+    with reading_pretrained(path, "cannot load", key="target.path", hint=hint):
         model, report = maker.from_pretrained(
             path, revision=revision, dtype=dtype, use_safetensors=True, weights_only=True, output_loading_info=True,
             **placed,

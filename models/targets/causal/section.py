@@ -82,7 +82,7 @@ def _check(model: PreTrainedModel) -> None:
     children = dict(model.named_children())
     core = children.get("model", nn.Identity())
     if "lm_head" not in children or not isinstance(dict(core.named_children()).get("layers"), nn.ModuleList):
-        raise UserError(f"{name} has no decoder `model.layers` and head `lm_head`", where="key target", hint=hint)
+        raise UserError(f"{name} has no decoder `model.layers` and head `lm_head`", key="target", hint=hint)
     check_windows(model.config)
     model.eval()
     embedding: Any = model.get_input_embeddings()
@@ -90,7 +90,7 @@ def _check(model: PreTrainedModel) -> None:
     whole = model(input_ids=ids, use_cache=False).logits.float()
     parts = model.lm_head(core(inputs_embeds=embedding(ids), use_cache=False)[0]).float().to(whole.device)
     if not torch.allclose(whole, parts, atol=1e-2 * float(whole.abs().max()), rtol=0):
-        raise UserError(f"{name} does more than embed, decode and score", where="key target", hint=hint)
+        raise UserError(f"{name} does more than embed, decode and score", key="target", hint=hint)
 
 
 def check_windows(config: PreTrainedConfig) -> None:
@@ -100,7 +100,7 @@ def check_windows(config: PreTrainedConfig) -> None:
         config: transformers' text config.
     """
     if {*(config_value(config, "layer_types") or ())} - {"full_attention"} or _window(config):
-        raise UserError(f"some layers of {config.model_type} see a window alone", where="key target", hint=_HINT)
+        raise UserError(f"some layers of {config.model_type} see a window alone", key="target", hint=_HINT)
 
 
 def _window(config: PreTrainedConfig) -> bool:

@@ -34,7 +34,7 @@ def gemma_config(text: PreTrainedConfig, vision: PreTrainedConfig, ids: TokenIds
         if part.model_type != wanted:
             raise UserError(
                 f"this part of a gemma4 is of model_type {wanted}, and is a {part.model_type}",
-                where=f"key target.{key}.model_type", hint=f"write {wanted}",
+                key=f"target.{key}.model_type", hint=f"write {wanted}",
             )  # fmt: skip
     check_text(text)
     values = text.to_dict() | {"vocab_size": ids.vocab_size, "vocab_size_per_layer_input": ids.vocab_size}
@@ -55,17 +55,17 @@ def check_text(text: PreTrainedConfig) -> None:
     if config_value(text, "enable_moe_block"):
         raise UserError(
             "this Gemma 4 is a mixture of experts (26B-A4B), whose experts were never compared here with transformers' "
-            "over a tree", where="key target", hint="use a dense one: E2B, E4B or 31B",
+            "over a tree", key="target", hint="use a dense one: E2B, E4B or 31B",
         )  # fmt: skip
     if config_value(text, "use_bidirectional_attention") == "all":
-        raise UserError("all tokens of this model see each other: it writes no text", where="key target",
+        raise UserError("all tokens of this model see each other: it writes no text", key="target",
                         hint="use a Gemma 4 that answers")  # fmt: skip
     # Tables alone are read without layers.
     shared = text.num_hidden_layers and config_value(text, "num_kv_shared_layers")
     if shared and not config_value(text, "hidden_size_per_layer_input"):
         raise UserError(
             "layers share keys and values, and have no embeddings of their own: transformers' own forward fails on it",
-            where="key target", hint="set hidden_size_per_layer_input",
+            key="target", hint="set hidden_size_per_layer_input",
         )  # fmt: skip
 
 

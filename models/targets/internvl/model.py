@@ -36,14 +36,14 @@ def internvl_config(text: PreTrainedConfig, vision: PreTrainedConfig, ids: Token
     if vision.model_type != "internvl_vision":
         raise UserError(
             f"an InternVL's tower is of model_type internvl_vision, and this one is a {vision.model_type}",
-            where="key target.vision_tower.model_type", hint="write internvl_vision",
+            key="target.vision_tower.model_type", hint="write internvl_vision",
         )  # fmt: skip
     across = vision.image_size[0] // vision.patch_size[0]
     if across % 2 or vision.image_size[0] % vision.patch_size[0]:
         raise UserError(
             f"a tile of {vision.image_size[0]} pixels has {across} patches of {vision.patch_size[0]}, and 2 x 2 become "
             "one token",
-            where="key target.vision_tower.image_size", hint="write an even multiple of patch_size",
+            key="target.vision_tower.image_size", hint="write an even multiple of patch_size",
         )  # fmt: skip
     text.vocab_size = ids.vocab_size
     text.bos_token_id, text.eos_token_id, text.pad_token_id = ids.bos, ids.eos, ids.pad

@@ -65,7 +65,7 @@ def reading_beside(target: PreTrainedConfig, projector_input: ProjectorInput, fi
     if target.model_type != "llava" or config_value(target, "projector_hidden_act") != "gelu":
         raise UserError(
             f"the projected features of a {target.model_type} are read by no draft",
-            where="key drafter.projector_input",
+            key="drafter.projector_input",
             hint="LLaVA-1.5's are; for other targets use projector_input: tower",
         )
     return Reading("projected", first_token, target.text_config.hidden_size)

@@ -70,7 +70,7 @@ class LlavaTargetConfig(TargetSection):
         if tower_type(model.config) == "pixtral":
             raise UserError(
                 "the weights are a Pixtral: a LLaVA whose tower reads pictures whole, and not in tiles",
-                where="key target.kind", hint="write kind: pixtral",
+                key="target.kind", hint="write kind: pixtral",
             )  # fmt: skip
         return LlavaTarget(
             model, num_token_ids=num_token_ids, image_token_id=image_token_id, reads_tiles=self.reads_tiles,

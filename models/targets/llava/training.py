@@ -41,7 +41,7 @@ class LlavaTraining(ModelTraining):
         if "vision_tower" in trainable and not reading_of(model.config).is_plain:
             raise UserError(
                 "the draft reads the target's projected features, and its stage trains the tower under them",
-                where="key trainable", hint="leave vision_tower out: an engine runs the target's tower alone",
+                key="trainable", hint="leave vision_tower out: an engine runs the target's tower alone",
             )  # fmt: skip
         super().__init__(model, trainable, **settings)
         self.packing = Packing(model.model)

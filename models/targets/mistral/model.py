@@ -38,7 +38,7 @@ def mistral_config(kind: str, text: PreTrainedConfig, vision: PreTrainedConfig, 
     if vision.model_type != TOWER:
         raise UserError(
             f"the tower of a {kind} is of model_type pixtral, and this one is a {vision.model_type}",
-            where="key target.vision_tower.model_type", hint="write pixtral",
+            key="target.vision_tower.model_type", hint="write pixtral",
         )  # fmt: skip
     text.vocab_size = ids.vocab_size
     text.bos_token_id, text.eos_token_id, text.pad_token_id = ids.bos, ids.eos, ids.pad

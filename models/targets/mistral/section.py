@@ -71,10 +71,10 @@ class MistralTarget(LanguageTarget):
         config: PreTrainedConfig = model.config
         if tower_type(config) != TOWER:
             raise UserError(f"the weights have a tower of model_type {config.vision_config.model_type}, no Pixtral's",
-                            where="key target.kind", hint=f"write kind: {config.model_type}")  # fmt: skip
+                            key="target.kind", hint=f"write kind: {config.model_type}")  # fmt: skip
         if not isinstance(config.vision_feature_layer, int):
             raise UserError(f"the projector reads several of the tower's layers ({config.vision_feature_layer}), and "
-                            "one is read here", where="key target.path", hint="use the published weights")  # fmt: skip
+                            "one is read here", key="target.path", hint="use the published weights")  # fmt: skip
         check_windows(config.get_text_config())
         self.merge = merge_of(config)
         super().__init__(MistralDecoder(model, num_token_ids=num_token_ids), prefill_chunk=prefill_chunk)

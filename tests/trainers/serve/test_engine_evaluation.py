@@ -169,7 +169,7 @@ def test_a_killed_run_asks_no_finished_cell_again(made, measured, tmp_path):
     fault(tmp_path, die=4, of="eagle", always=True)
     with pytest.raises(UserError, match=r"exit code 9, and 3 times(.|\n)*out of luck") as caught:
         run(made, tmp_path)
-    assert "engine-0/log.txt" in caught.value.where and "key stages.served.engine" in caught.value.where
+    assert "engine-0/log.txt" in caught.value.where and "stages.served.engine" in caught.value.key
     (tmp_path / "fault.json").unlink()
     (tmp_path / "asked.jsonl").unlink()
     run(made, tmp_path)
