@@ -198,7 +198,7 @@ def building(key: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        if error.found_at:
+        if error.key or error.where:
             raise
         raise UserError(error.problem, key=key, hint=error.hint) from error
     except Refused as refused:

@@ -90,7 +90,7 @@ def _prompts(plan: Planned) -> list[str]:
             count = len(prompts_of(source, plan.recipe.target))
             lines.append(f"  {path}: {count:,} prompts")
         except UserError as error:
-            lines.append(f"  {path} cannot be used: {error.problem}" + (f", {error.where}" if error.where else ""))
+            lines.append(f"  {path} cannot be used: {error.problem}" + (f", {error.found_at}" if error.found_at else ""))
     return lines
 
 

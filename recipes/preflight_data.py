@@ -204,7 +204,7 @@ def data_findings(name: str, stage: Stage, context: Context, *, finished: set[st
             missing = data.missing(subject, context)
             findings += data.look(subject, stage, context, finished, count) if missing is None else [missing]
         except UserError as error:
-            where = f", {error.where}" if error.where else ""
+            where = f", {error.found_at}" if error.found_at else ""
             findings.append(fault(subject, f"{error.problem}{where}", error.hint or "fix or replace the file"))
     return findings
 

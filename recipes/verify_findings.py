@@ -98,5 +98,5 @@ def _stored_prompt(folder: Path, target: Mapping[str, str] | None, allow_import:
 
 
 def _fault(subject: str, error: UserError) -> Finding:
-    place = f" ({error.where})" if error.where else ""
+    place = f" ({error.found_at})" if error.found_at else ""
     return fault(subject, f"{error.problem}{place}", error.hint or "fetch it again, or publish it anew")

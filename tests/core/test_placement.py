@@ -21,7 +21,7 @@ def test_several_ranks_do_not_spread_a_model_each(device_map, monkeypatch):
     monkeypatch.setattr(ranks, "world_size", lambda: 8)
     with pytest.raises(UserError, match=f"target.device_map is {device_map}, and this run has 8 ranks") as error:
         spread(device_map, offload=None, key="target")
-    assert "python trains/train.py" in error.value.hint and error.value.where == "key target.device_map"
+    assert "python trains/train.py" in error.value.hint and error.value.key == "target.device_map"
     check_one_rank(None, key="target")
     check_one_rank("cpu", key="target")
 
