@@ -111,15 +111,9 @@ def test_yaml(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("step: 3\nfiles: {}\n")
     assert files.read_yaml(path, Manifest, hint="") == Manifest(3, {})
-    damages = {
-        b"step: [": "not valid YAML",
-        b"step: \x00": "not valid YAML",
-        b"step: !!python/object/apply:os.getcwd []": "not valid YAML",
-        b"\xff": "not UTF-8",
-        b"- 1": "found",
-        b"": "found None",
-        b"[" * 20_000: "not valid YAML",
-    }
+    damages = {b"step: [": "not valid YAML", b"step: \x00": "not valid YAML",
+               b"step: !!python/object/apply:os.getcwd []": "not valid YAML", b"\xff": "not UTF-8", b"- 1": "found",
+               b"": "found None", b"[" * 20_000: "not valid YAML"}  # fmt: skip
     for content, problem in damages.items():
         path.write_bytes(content)
         with pytest.raises(UserError, match=problem) as error:

@@ -44,14 +44,9 @@ ADDRESSES = {
     "http://:hunter2hunter2@proxy:8080": "http://<hidden>@proxy:8080",
     "https://hunter2hunter2@host.org": "https://<hidden>@host.org",
 }
-VARIABLES = {
-    "WANDB_API_KEY": "env-wandb-0123",
-    "HF_TOKEN": 'it\'s a "quoted" $token',
-    "MY_SERVICE_PASSWORD": "env/pass+word=",
-    "AWS_SECRET_ACCESS_KEY": "env-aws-secret",
-    "AWS_ACCESS_KEY_ID": "env-aws-identity",
-    "DATABASE_PASS": "env-database-pass",
-}
+VARIABLES = {"WANDB_API_KEY": "env-wandb-0123", "HF_TOKEN": 'it\'s a "quoted" $token',
+             "MY_SERVICE_PASSWORD": "env/pass+word=", "AWS_SECRET_ACCESS_KEY": "env-aws-secret",
+             "AWS_ACCESS_KEY_ID": "env-aws-identity", "DATABASE_PASS": "env-database-pass"}  # fmt: skip
 PLAIN = "hunter2hunter2"  # looks like nothing: only its key's name gives it away
 
 
@@ -143,24 +138,21 @@ def test_values_of_secret_variables(environment, name):
     assert redact_tree({"x": [VARIABLES[name]]}) == {"x": [HIDDEN]}
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "resuming from runs/x/step-00000004 (step 4)",
-        "meta-llama/Llama-3 user@host.org, see https://host.org/a/b?c=d#e",
-        "https://host.org:8080/a, http://localhost:29500, http://[::1]:80/x",
-        f"~/.cache/huggingface/hub/models--org--name/snapshots/{COMMIT}/config.json",
-        f"target.revision was {COMMIT[:12]}; commit: {COMMIT}, 'revision': '{COMMIT}'",
-        "xxh3 0123456789abcdef0123456789abcdef, md5 0123456789abcdef0123456789abcdef",
-        "eos_token: '<|endoftext|>', pad_token=[PAD151643], tokens: 123456, max_new_tokens=40, secrets: none is kept",
-        "sk-learn and hf_transfer; Qwen/Qwen2.5-VL-7B-Instruct",
-        "64 samples, 500 tokens, 100 supervised",
-        "authorization: required; Authorization: bearer $TOKEN; the bearer carries on; basic understanding of geometry",
-        "vllm serve x --max-new-tokens 1024 --eos-token </s> --tokenizer y -u 1000:1000 proxy: http://proxy:8080",
-        "http://host:8080/a@b and docker://x/y:tag, https://host.org/x:tag@sha256, cookie: chocolate, x-axis: tokens",
-        "sha256 " + HEX + "0" * 24,
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "resuming from runs/x/step-00000004 (step 4)",
+    "meta-llama/Llama-3 user@host.org, see https://host.org/a/b?c=d#e",
+    "https://host.org:8080/a, http://localhost:29500, http://[::1]:80/x",
+    f"~/.cache/huggingface/hub/models--org--name/snapshots/{COMMIT}/config.json",
+    f"target.revision was {COMMIT[:12]}; commit: {COMMIT}, 'revision': '{COMMIT}'",
+    "xxh3 0123456789abcdef0123456789abcdef, md5 0123456789abcdef0123456789abcdef",
+    "eos_token: '<|endoftext|>', pad_token=[PAD151643], tokens: 123456, max_new_tokens=40, secrets: none is kept",
+    "sk-learn and hf_transfer; Qwen/Qwen2.5-VL-7B-Instruct",
+    "64 samples, 500 tokens, 100 supervised",
+    "authorization: required; Authorization: bearer $TOKEN; the bearer carries on; basic understanding of geometry",
+    "vllm serve x --max-new-tokens 1024 --eos-token </s> --tokenizer y -u 1000:1000 proxy: http://proxy:8080",
+    "http://host:8080/a@b and docker://x/y:tag, https://host.org/x:tag@sha256, cookie: chocolate, x-axis: tokens",
+    "sha256 " + HEX + "0" * 24,
+])  # fmt: skip
 def test_other_text_is_left_alone(environment, text):
     assert redact(text) == text
 
@@ -250,13 +242,8 @@ def test_a_whole_run_writes_and_prints_none(environment, tmp_path, capfd, monkey
     """Through the command line, with wandb offline: every file of the run is searched, wandb's own included."""
     output = tmp_path / "run"
     recipe = small_recipe(tmp_path / "recipe.yaml")
-    arguments = [
-        f"recipe={recipe}",
-        f"output={output}",
-        f"target.revision={COMMIT}",
-        "stages.target.seed=3",
-        *SECRETIVE,
-    ]
+    arguments = [f"recipe={recipe}", f"output={output}", f"target.revision={COMMIT}", "stages.target.seed=3",
+                 *SECRETIVE]  # fmt: skip
     monkeypatch.setattr(sys, "argv", ["trains/train.py", *arguments])  # wandb reads it for itself
     assert main(arguments) == 0
     shown = capfd.readouterr()
@@ -362,13 +349,8 @@ def test_nothing_of_the_repository_looks_like_a_secret():
     names = [name for name in listed.splitlines() if not name.startswith("tests/") or name.startswith(own)]
     names.remove("core/secret_rules.toml")  # one of its patterns is the beginning of a key
     assert len(names) > 300
-    found = {
-        (name, hit.rule, text[hit.start : hit.stop])
-        for name in names
-        if (ROOT / name).is_file()
-        for text in ((ROOT / name).read_bytes().decode("utf-8", "replace"),)
-        for hit in hits(text)
-    }
+    found = {(name, hit.rule, text[hit.start : hit.stop]) for name in names if (ROOT / name).is_file()
+             for text in ((ROOT / name).read_bytes().decode("utf-8", "replace"),) for hit in hits(text)}  # fmt: skip
     assert found == set()
 
 

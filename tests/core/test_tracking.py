@@ -87,11 +87,8 @@ def test_lines_of_the_file(tmp_path):
     mine.finish()
     result = rows(tmp_path / "new")
     times = [row.pop("time") for row in result]
-    assert result == [
-        {"step": 10, "loss": 2.5, "lr": 1e-3},
-        {"step": 20, "loss": 2.0, "lr": 9e-4},
-        {"step": 20, "val_loss": 2.1},
-    ]
+    assert result == [{"step": 10, "loss": 2.5, "lr": 1e-3}, {"step": 20, "loss": 2.0, "lr": 9e-4},
+                      {"step": 20, "val_loss": 2.1}]  # fmt: skip
     assert times == sorted(times)
 
 
@@ -126,17 +123,10 @@ def test_what_wandb_is_started_with(tmp_path, wandb):
     (arguments,) = wandb.inits
     settings = arguments.pop("settings")
     assert arguments == {
-        "project": "drafts",
-        "entity": "lab",
-        "mode": "offline",
-        "name": "finetune",
-        "dir": str(tmp_path),
+        "project": "drafts", "entity": "lab", "mode": "offline", "name": "finetune", "dir": str(tmp_path),
         "config": {"seed": 0, "stages": {"a": {"lr": 1e-3, "api_key": HIDDEN}}, "note": f"with {HIDDEN}"},
-        "group": "run",
-        "tags": ["sweep"],
-        "id": (tmp_path / "wandb-id").read_text(),
-        "resume": "allow",
-    }
+        "group": "run", "tags": ["sweep"], "id": (tmp_path / "wandb-id").read_text(), "resume": "allow",
+    }  # fmt: skip
     # A server that does not answer holds the run no longer than this.
     assert (settings["init_timeout"], settings["finish_timeout"], settings["finish_timeout_raises"]) == (30, 60, True)
     # Neither the command line as typed nor what libraries print, nor the address of a checkout's remote.
@@ -152,17 +142,14 @@ def test_what_wandb_is_started_with(tmp_path, wandb):
     assert [row["step"] for row in rows(tmp_path)] == [10, 10, 20]
 
 
-@pytest.mark.parametrize(
-    ("mode", "variables", "expected"),
-    [
-        (None, {}, "offline"),
-        (None, {"WANDB_API_KEY": "k" * 40}, "online"),
-        (None, {"WANDB_API_KEY": "k" * 40, "WANDB_MODE": "offline"}, "offline"),
-        ("offline", {"WANDB_API_KEY": "k" * 40}, "offline"),
-        ("online", {"WANDB_API_KEY": "k" * 40, "WANDB_MODE": "offline"}, "online"),
-        (None, {"WANDB_IDENTITY_TOKEN_FILE": "/run/token"}, "online"),
-    ],
-)
+@pytest.mark.parametrize(("mode", "variables", "expected"), [
+    (None, {}, "offline"),
+    (None, {"WANDB_API_KEY": "k" * 40}, "online"),
+    (None, {"WANDB_API_KEY": "k" * 40, "WANDB_MODE": "offline"}, "offline"),
+    ("offline", {"WANDB_API_KEY": "k" * 40}, "offline"),
+    ("online", {"WANDB_API_KEY": "k" * 40, "WANDB_MODE": "offline"}, "online"),
+    (None, {"WANDB_IDENTITY_TOKEN_FILE": "/run/token"}, "online"),
+])  # fmt: skip
 def test_online_where_a_key_is_set(tmp_path, wandb, monkeypatch, mode, variables, expected):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -349,18 +336,10 @@ def test_units_go_with_the_numbers_once_known(tmp_path, wandb):
     assert len(wandb.config["units"]) == 4
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("val_token_loss", "nats per supervised token"),
-        ("T_q_ms", "ms"),
-        ("wait_s", "s"),
-        ("pictures_per_s", "per second"),
-        ("accuracy", None),
-        ("lr", None),
-        ("class", None),
-    ],
-)
+@pytest.mark.parametrize(("name", "expected"), [
+    ("val_token_loss", "nats per supervised token"), ("T_q_ms", "ms"), ("wait_s", "s"),
+    ("pictures_per_s", "per second"), ("accuracy", None), ("lr", None), ("class", None),
+])  # fmt: skip
 def test_units_follow_from_names(name, expected):
     assert unit(name) == expected
 

@@ -206,13 +206,10 @@ def qwen_vl():
     return processor
 
 
-@pytest.mark.parametrize(
-    ("value", "parts"),
-    [
-        ("Is it warm\n<image>\nin Bern?", ["Is it warm", None, "in Bern?"]),
-        ("<image>\n<image>\n\nAnd tomorrow?", [None, None, "\nAnd tomorrow?"]),
-    ],
-)
+@pytest.mark.parametrize(("value", "parts"), [
+    ("Is it warm\n<image>\nin Bern?", ["Is it warm", None, "in Bern?"]),
+    ("<image>\n<image>\n\nAnd tomorrow?", [None, None, "\nAnd tomorrow?"]),
+])  # fmt: skip
 def test_pictures_stand_where_the_request_has_them(qwen_vl, tmp_path, value, parts):
     """Qwen2.5-VL's: the text before the picture, its own system block, and a run where the server puts one."""
     count = parts.count(None)
@@ -270,20 +267,17 @@ def test_the_template_travels_with_the_processors_files(qwen_vl, of, tmp_path):
     assert load_processor(tmp_path / "qwen").tokenizer.chat_template == "{{ messages }}"
 
 
-@pytest.mark.parametrize(
-    ("turns", "problem"),
-    [
-        ([TURNS[1], TURNS[3], TURNS[4]], "do not alternate"),
-        ([TURNS[1], TURNS[2] | {"tool_calls": []}], "empty answer"),
-        ([TURNS[3], TURNS[4]], "do not alternate"),
-        ([TURNS[1], TURNS[0], TURNS[4]], "do not alternate"),
-        ([TURNS[0], TURNS[4]], "do not alternate"),
-        ([*TURNS[:4], TURNS[3], TURNS[4]], None),
-        ([TURNS[1], TURNS[2] | {"tool_calls": [{"function": "weather"}]}], "each with a function's name"),
-        ([TURNS[1], TURNS[2] | {"tool_calls": CALL}], "each with a function's name"),
-        ([TURNS[1], TURNS[4] | {"reasoning": 3}], "reasoning is no text"),
-    ],
-)
+@pytest.mark.parametrize(("turns", "problem"), [
+    ([TURNS[1], TURNS[3], TURNS[4]], "do not alternate"),
+    ([TURNS[1], TURNS[2] | {"tool_calls": []}], "empty answer"),
+    ([TURNS[3], TURNS[4]], "do not alternate"),
+    ([TURNS[1], TURNS[0], TURNS[4]], "do not alternate"),
+    ([TURNS[0], TURNS[4]], "do not alternate"),
+    ([*TURNS[:4], TURNS[3], TURNS[4]], None),
+    ([TURNS[1], TURNS[2] | {"tool_calls": [{"function": "weather"}]}], "each with a function's name"),
+    ([TURNS[1], TURNS[2] | {"tool_calls": CALL}], "each with a function's name"),
+    ([TURNS[1], TURNS[4] | {"reasoning": 3}], "reasoning is no text"),
+])  # fmt: skip
 def test_roles_of_records(turns, problem):
     found = check_record({"conversations": turns})
     assert found is None if problem is None else problem in found

@@ -59,10 +59,8 @@ def write(folder: Path, broken: int | None = None) -> Path:
         mark, image = ("", {}) if number % 3 == 0 else ("<image>\n", {"image": f"images/{number % 6}.png"})
         if number == broken:
             image = {"image": "images/none.png"}
-        turns = [
-            {"from": "human", "value": f"{mark}Which picture?"},
-            {"from": "gpt", "value": "It is" + " not" * number + "."},
-        ]
+        turns = [{"from": "human", "value": f"{mark}Which picture?"},
+                 {"from": "gpt", "value": "It is" + " not" * number + "."}]  # fmt: skip
         rows.append({"id": f"r{number}", **image, "conversations": turns})
     path = folder / "data.json"
     path.write_text(json.dumps(rows))

@@ -48,16 +48,11 @@ def taught(sample, processor) -> str:
 
 
 # (over_length, on_error) -> what happens to five pictures, and to what is too long without pictures, too
-OUTCOMES = {
-    (None, "strict"): ("error", "error"),
-    (None, "skip"): ("skipped", "skipped"),
-    ("error", "strict"): ("error", "error"),
-    ("error", "skip"): ("error", "error"),
-    ("skip", "strict"): ("skipped", "skipped"),
-    ("skip", "skip"): ("skipped", "skipped"),
-    ("drop_images", "strict"): ("dropped", "error"),
-    ("drop_images", "skip"): ("dropped", "skipped"),
-}
+OUTCOMES = {(None, "strict"): ("error", "error"), (None, "skip"): ("skipped", "skipped"),
+            ("error", "strict"): ("error", "error"), ("error", "skip"): ("error", "error"),
+            ("skip", "strict"): ("skipped", "skipped"), ("skip", "skip"): ("skipped", "skipped"),
+            ("drop_images", "strict"): ("dropped", "error"),
+            ("drop_images", "skip"): ("dropped", "skipped")}  # fmt: skip
 
 
 @pytest.mark.parametrize(("settings", "long"), itertools.product(OUTCOMES, ["five", "text", "both"]))

@@ -76,12 +76,8 @@ def test_json_lines(tmp_path):
     path = tmp_path / "prompts.jsonl"
     rows = [{"caption": "a dog", "id": "d"}, {"prompt": "a cat"}, {"label": 3}, {"caption": "a fox", "label": 0}]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows) + "\n")
-    assert prompts(path) == [
-        ImagePrompt("d", "a dog"),
-        ImagePrompt("line-1", "a cat"),
-        ImagePrompt("line-2", "", 3),
-        ImagePrompt("line-3", "a fox", 0),
-    ]
+    assert prompts(path) == [ImagePrompt("d", "a dog"), ImagePrompt("line-1", "a cat"), ImagePrompt("line-2", "", 3),
+                             ImagePrompt("line-3", "a fox", 0)]  # fmt: skip
 
 
 def test_lines(tmp_path):
@@ -116,18 +112,15 @@ def test_classes_come_in_turn():
     assert {p.caption for p in prompts} == {""} and len({p.key for p in prompts}) == 5
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({}, "give path .captions. or classes"),
-        ({"path": "a.txt", "classes": 3, "max_samples": 2}, "give path .captions. or classes"),
-        ({"classes": 3}, "max_samples"),
-        ({"classes": 3, "max_samples": 2, "from": "world"}, "from"),
-        ({"path": "a.txt", "which": "best"}, "longest"),
-        ({"classes": 3, "max_samples": 2, "shuffle": 0}, "classes come in turn"),
-        ({"path": "a.tar", "shuffle": 0}, "in its order"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "words"), [
+    ({}, "give path .captions. or classes"),
+    ({"path": "a.txt", "classes": 3, "max_samples": 2}, "give path .captions. or classes"),
+    ({"classes": 3}, "max_samples"),
+    ({"classes": 3, "max_samples": 2, "from": "world"}, "from"),
+    ({"path": "a.txt", "which": "best"}, "longest"),
+    ({"classes": 3, "max_samples": 2, "shuffle": 0}, "classes come in turn"),
+    ({"path": "a.tar", "shuffle": 0}, "in its order"),
+])  # fmt: skip
 def test_settings_that_mean_nothing_are_refused(settings, words):
     with pytest.raises(ValidationError, match=words):
         PromptSource(**settings)

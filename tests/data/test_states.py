@@ -144,11 +144,8 @@ def test_a_filler_supervises_nothing(cache):
     filler = CachedCollate(StatesReader([cache]), 0)([], epoch=0)
     result = filler.to("cpu")
     assert filler.num_supervised == 0 == result.num_supervised
-    assert (
-        result.ids.tolist() == [[3, 3]]
-        and result.states.feature.shape == (1, 2, D)
-        and not result.states.layers[2].any()
-    )
+    assert (result.ids.tolist() == [[3, 3]] and result.states.feature.shape == (1, 2, D)
+            and not result.states.layers[2].any())  # fmt: skip
 
 
 # Order
@@ -174,13 +171,8 @@ def test_every_epoch_has_each_sample_once_in_an_order_of_its_own(cache):
 
 def test_seeds_of_forwards_are_those_of_the_same_samples_online_and_others_in_each_epoch(cache):
     """Noise of a head that learns from shards: the loader's epoch reaches the draws."""
-    found = {
-        (step.epoch, name): seed
-        for step in steps(StatesReader([cache]), total_steps=12)
-        for micro in step.micro
-        for name, seed in zip(micro.sample_ids, micro.seeds, strict=True)
-        if name != "(filler)"
-    }
+    found = {(step.epoch, name): seed for step in steps(StatesReader([cache]), total_steps=12) for micro in step.micro
+             for name, seed in zip(micro.sample_ids, micro.seeds, strict=True) if name != "(filler)"}  # fmt: skip
     assert {epoch for epoch, _ in found} == {0, 1} and len(found) == 2 * COUNT
     assert found == {(epoch, name): forward_seed(5, epoch, name) for epoch, name in found}
     assert len({*found.values()}) == 2 * COUNT

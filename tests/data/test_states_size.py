@@ -67,10 +67,8 @@ def test_the_estimate_is_the_size_on_disk(tmp_path, wanted, dtype):
         wanted = Taps(feature=True, visual_layers=(2,), everywhere=True)
     write(tmp_path / "c", wanted, dtype=dtype)
     seen = counts(wanted=SPARROW)  # what is counted does not depend on the layout
-    expected = sum(
-        record_bytes(wanted, D, dtype, text=int(t), visual=int(v), position_rows=3)
-        for t, v in zip(seen.text, seen.visual, strict=True)
-    )
+    expected = sum(record_bytes(wanted, D, dtype, text=int(t), visual=int(v), position_rows=3)
+                   for t, v in zip(seen.text, seen.visual, strict=True))  # fmt: skip
     kept = sum(shard.bytes for shard in ShardReader(tmp_path / "c").shards)
     # Small records are mostly headers; the states themselves are counted to the byte.
     assert abs(kept - expected) < COUNT * 2048 + 5 * 1024
@@ -98,10 +96,8 @@ def test_a_full_disk_stops_before_anything_is_written(tmp_path, monkeypatch):
 def loud_states(count: int = 400, width: int = 512) -> torch.Tensor:
     """Heavy-tailed states with a few channels far above all others, as a final norm leaves them."""
     draw = torch.Generator().manual_seed(0)
-    normal, chi = (
-        torch.randn(count, width, generator=draw),
-        torch.randn(4, count, width, generator=draw).square().sum(0),
-    )
+    normal, chi = (torch.randn(count, width, generator=draw),
+                   torch.randn(4, count, width, generator=draw).square().sum(0))  # fmt: skip
     states = normal / (chi / 4).sqrt()  # Student's t with 4 degrees of freedom
     states[:, [3, 200, 450]] *= 40
     return states

@@ -15,12 +15,8 @@ def test_every_stage_of_a_demo_says_what_it_is_for(name):
 
 def test_without_words_a_stage_has_its_kinds():
     publish = "stages.publish={kind: publish, repo: me/x}"
-    recipes = (
-        ["llava15-68m", publish],
-        ["eagle-llamagen-xl-stage1"],
-        ["sparrow-qwen2.5-vl-7b"],
-        ["demo/lvlm-distilled"],
-    )
+    recipes = (["llava15-68m", publish], ["eagle-llamagen-xl-stage1"], ["sparrow-qwen2.5-vl-7b"],
+               ["demo/lvlm-distilled"])  # fmt: skip
     purposes = {}
     for name, *words in recipes:
         for section in load([f"recipe={name}", *words]).recipe.stages.values():

@@ -233,14 +233,11 @@ def test_through_the_real_launcher(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("recipe", "setting", "told"),
-    [
-        ("lvlm", "drafter.language_model.num_hidden_layer=4", "drafter.language_model.num_hidden_layer"),
-        ("lvlm-from-nothing", "target.vision_tower.hidden_sizes=64", "target.vision_tower.hidden_sizes"),
-        ("visual-ar", "target.text_encoder.d_models=32", "target.text_encoder.d_models"),
-    ],
-)
+@pytest.mark.parametrize(("recipe", "setting", "told"), [
+    ("lvlm", "drafter.language_model.num_hidden_layer=4", "drafter.language_model.num_hidden_layer"),
+    ("lvlm-from-nothing", "target.vision_tower.hidden_sizes=64", "target.vision_tower.hidden_sizes"),
+    ("visual-ar", "target.text_encoder.d_models=32", "target.text_encoder.d_models"),
+])  # fmt: skip
 def test_a_misspelt_key_of_an_inline_model_is_refused(recipe, setting, told):
     """transformers keeps such a key and reads it nowhere: the model had its default size, and exit code 0."""
     with pytest.raises(UserError) as caught:
@@ -250,50 +247,44 @@ def test_a_misspelt_key_of_an_inline_model_is_refused(recipe, setting, told):
     assert repr(right[told.split(".")[-1]]) in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ("recipe=nowhere.yaml", "no file 'nowhere.yaml'"),
-        ("recipe=demo/lvlm --dry-run", "write dry_run=true"),
-        ("train llava15-68m --dry-run", "write dry_run=true"),
-        ("train llava15-68m --lr 1e-4", "write stages.STAGE.optim.lr=VALUE"),
-        ("recipe=llava15-68m --seed 1", "write seed=VALUE"),
-        ("recipe=llava15-68m stages.finetune.lr=1e-4", "did you mean optim.lr?"),
-        ("recipe=eagle3-qwen2.5-vl-7b stages.text.lr=1e-4", "did you mean optim.lr?"),
-        ("recipe=llava15-68m stages.finetune.wd=0.1", "did you mean optim.weight_decay?"),
-        ("recipe=llava15-68m stages=pretrain,finetune", 'write "stages=[pretrain,finetune]"'),
-        ("help", "draftsmith --help"),
-        ("version", "draftsmith --version"),
-        ("-v", "draftsmith --version"),
-        ("--recipe llava15-68m", "write recipe=VALUE"),
-        ("recipe llava15-68m", "draftsmith recipe=NAME"),
-        ("demo/lvlm", "draftsmith demo lvlm"),
-        ("llava15-68m", "draftsmith train llava15-68m"),
-        ("logs nowhere.jsonl out", "check its name"),
-        ("recipe=demo/lvlm dryrun=true", "did you mean dry_run?"),
-        (
-            "train demo/lvlm stages=[pretrain, finetune] seed=1",
-            'quote what has blanks: "stages=[pretrain, finetune]"\n',
-        ),
-        ("recipe=demo/lvlm a.b={x: 1, y: /z}", "quote what has blanks: 'a.b={x: 1, y: /z}'\n"),
-        ("train llava15-68m stages.pretrain.data.path=${DATA_ROOT}/x.json", "is written ${oc.env:DATA_ROOT}\n"),
-        ("evaluate runs/nothing", "no such folder or recipe: 'runs/nothing'"),
-        ("publish runs/nothing", "no such folder or recipe: 'runs/nothing'"),
-        ("check runs/nothing", "no such folder or recipe: 'runs/nothing'"),
-        ("show runs/nothing", "no such folder or recipe: 'runs/nothing'"),
-        ("recipe=demo/lvml", "did you mean 'demo/lvlm'"),
-        ("recipe=a recipe=b", "2 recipes: a and b\n  hint:  name one\n"),
-        ("seed=1", "recipe=NAME: draftsmith recipes lists them\n"),
-        ("train help", "draftsmith COMMAND --help"),
-        ("train demo/lvlm llava15-68m", "two recipes: demo/lvlm and llava15-68m"),
-        ("recipe=demo/lvlm llava15-68m", "name one recipe; settings are key=value\n"),
-        ("train demo/lvlm b", "write b=VALUE, without blanks; one recipe is named\n"),
-        ("train demo/lvlm restart=nothing", "restart=nothing\n  hint:  its stages are world, language, pretrain,"),
-        ("train demo/lvlm restart=pretran", "did you mean 'pretrain'?"),
-        ("recipe=demo/lvlm stages.finetune.optim.lr=-1", "hint:  stages.finetune.optim.lr: write lr="),
-        ("recipe=demo/lvlm stages.evaluate.methods.M.tree=30-4", "hint:  stages.evaluate.methods.M.tree: did you mean"),
-    ],
-)
+@pytest.mark.parametrize(("words", "told"), [
+    ("recipe=nowhere.yaml", "no file 'nowhere.yaml'"),
+    ("recipe=demo/lvlm --dry-run", "write dry_run=true"),
+    ("train llava15-68m --dry-run", "write dry_run=true"),
+    ("train llava15-68m --lr 1e-4", "write stages.STAGE.optim.lr=VALUE"),
+    ("recipe=llava15-68m --seed 1", "write seed=VALUE"),
+    ("recipe=llava15-68m stages.finetune.lr=1e-4", "did you mean optim.lr?"),
+    ("recipe=eagle3-qwen2.5-vl-7b stages.text.lr=1e-4", "did you mean optim.lr?"),
+    ("recipe=llava15-68m stages.finetune.wd=0.1", "did you mean optim.weight_decay?"),
+    ("recipe=llava15-68m stages=pretrain,finetune", 'write "stages=[pretrain,finetune]"'),
+    ("help", "draftsmith --help"),
+    ("version", "draftsmith --version"),
+    ("-v", "draftsmith --version"),
+    ("--recipe llava15-68m", "write recipe=VALUE"),
+    ("recipe llava15-68m", "draftsmith recipe=NAME"),
+    ("demo/lvlm", "draftsmith demo lvlm"),
+    ("llava15-68m", "draftsmith train llava15-68m"),
+    ("logs nowhere.jsonl out", "check its name"),
+    ("recipe=demo/lvlm dryrun=true", "did you mean dry_run?"),
+    ("train demo/lvlm stages=[pretrain, finetune] seed=1", 'quote what has blanks: "stages=[pretrain, finetune]"\n'),
+    ("recipe=demo/lvlm a.b={x: 1, y: /z}", "quote what has blanks: 'a.b={x: 1, y: /z}'\n"),
+    ("train llava15-68m stages.pretrain.data.path=${DATA_ROOT}/x.json", "is written ${oc.env:DATA_ROOT}\n"),
+    ("evaluate runs/nothing", "no such folder or recipe: 'runs/nothing'"),
+    ("publish runs/nothing", "no such folder or recipe: 'runs/nothing'"),
+    ("check runs/nothing", "no such folder or recipe: 'runs/nothing'"),
+    ("show runs/nothing", "no such folder or recipe: 'runs/nothing'"),
+    ("recipe=demo/lvml", "did you mean 'demo/lvlm'"),
+    ("recipe=a recipe=b", "2 recipes: a and b\n  hint:  name one\n"),
+    ("seed=1", "recipe=NAME: draftsmith recipes lists them\n"),
+    ("train help", "draftsmith COMMAND --help"),
+    ("train demo/lvlm llava15-68m", "two recipes: demo/lvlm and llava15-68m"),
+    ("recipe=demo/lvlm llava15-68m", "name one recipe; settings are key=value\n"),
+    ("train demo/lvlm b", "write b=VALUE, without blanks; one recipe is named\n"),
+    ("train demo/lvlm restart=nothing", "restart=nothing\n  hint:  its stages are world, language, pretrain,"),
+    ("train demo/lvlm restart=pretran", "did you mean 'pretrain'?"),
+    ("recipe=demo/lvlm stages.finetune.optim.lr=-1", "hint:  stages.finetune.optim.lr: write lr="),
+    ("recipe=demo/lvlm stages.evaluate.methods.M.tree=30-4", "hint:  stages.evaluate.methods.M.tree: did you mean"),
+])  # fmt: skip
 def test_the_cure_that_is_named_is_one(words, told, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "execve", lambda *call: pytest.fail("a launcher was started for it"))

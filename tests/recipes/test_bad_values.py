@@ -211,20 +211,11 @@ def test_what_cannot_be_extended(value, tmp_path):
     assert error.problem.startswith("extends ") and f"{path}, key extends" in (error.where or "")
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        "root:x:0:0:s3cret:/root:/bin/bash\nme:x:1:1::/:/bin/sh\n",
-        "s3cret: {a: 1}\nother: 2\n",
-        "a: [s3cret\n",
-        "a: s3cret\n s3cret",
-        "s3cret s3cret: 1\ns3cret s3cret: 2\n",
-        "a: *s3cret\n",
-        "a: !s3cret 1\n",
-        "- s3cret\n",
-        "s3cret",
-    ],
-)
+@pytest.mark.parametrize("content", [
+    "root:x:0:0:s3cret:/root:/bin/bash\nme:x:1:1::/:/bin/sh\n", "s3cret: {a: 1}\nother: 2\n", "a: [s3cret\n",
+    "a: s3cret\n s3cret", "s3cret s3cret: 1\ns3cret s3cret: 2\n", "a: *s3cret\n", "a: !s3cret 1\n", "- s3cret\n",
+    "s3cret",
+])  # fmt: skip
 def test_the_content_of_other_files_is_not_printed(content, tmp_path, capsys):
     other = tmp_path / "passwd"
     other.write_text(content)

@@ -188,15 +188,12 @@ def test_a_runs_folder_stands_for_its_recipe(tmp_path, capsys):
     assert "the folder holds no run" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("command", "settings", "expected"),
-    [
-        ("train", [], "stages=[world,language,pretrain,finetune]"),
-        ("train", ["stages=[finetune]"], "stages=[finetune]"),
-        ("evaluate", [], "stages=[evaluate]"),
-        ("evaluate", ["--stages=evaluate"], "stages=[evaluate]"),
-    ],
-)
+@pytest.mark.parametrize(("command", "settings", "expected"), [
+    ("train", [], "stages=[world,language,pretrain,finetune]"),
+    ("train", ["stages=[finetune]"], "stages=[finetune]"),
+    ("evaluate", [], "stages=[evaluate]"),
+    ("evaluate", ["--stages=evaluate"], "stages=[evaluate]"),
+])  # fmt: skip
 def test_a_command_runs_the_stages_of_its_kind(command, settings, expected):
     arguments = stages.chosen(["recipe=demo/lvlm", *settings], command)
     assert arguments == ["recipe=demo/lvlm", expected]
@@ -218,35 +215,29 @@ def test_commands_hand_on_to_one_runner(monkeypatch, capsys):
     assert main(["evaluate", "demo/lvlm", "seed=3"]) == STOPPED, "the run's exit code is the command's"
     assert main(["--local_rank=1", "train", "recipe=demo/lvlm", "stages=[world]"]) == STOPPED, "as a launcher starts it"
     assert main(["--local_rank=0", "recipe=demo/lvlm", "seed=3"]) == OK, "the present way"
-    assert given == [
-        ["recipe=demo/lvlm", "seed=3", "stages=[evaluate]"],
-        ["recipe=demo/lvlm", "stages=[world]"],
-        ["recipe=demo/lvlm", "seed=3"],
-    ]
+    assert given == [["recipe=demo/lvlm", "seed=3", "stages=[evaluate]"], ["recipe=demo/lvlm", "stages=[world]"],
+                     ["recipe=demo/lvlm", "seed=3"]]  # fmt: skip
     assert "measure it" not in capsys.readouterr().out, "it has not finished"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["trian", "demo/lvlm"], "did you mean 'train'"),
-        (["train"], "NAME is missing"),
-        (["train", "demo/lvlm", "--restart"], "unrecognized arguments: --restart"),
-        (["train", "demo/lvlm", "recipe=llava15-68m"], "two recipes"),
-        (["show", "llava15-69m"], "did you mean 'llava15-68m'"),
-        (["completion", "powershell"], "invalid choice: 'powershell'"),
-        (["doctor", "--ranks", "0"], "1 or more"),
-        (["compare", "/nowhere/run"], "no such folder"),
-        (["demo", "vidoe"], "did you mean 'video'"),
-        (["demo", "video", "lvlm"], "'lvlm' is no setting"),
-        (["demo", "recipe=llava15-68m"], "two recipes: demo/lvlm and llava15-68m"),
-        (["import", "a", "b", "--as", "eagel", "--target", "c"], "did you mean 'eagle'"),
-        (["import", "a", "b", "--as", "eagle"], "--target is missing"),
-        (["verify", "/nowhere/folder"], "is no directory, and cannot be fetched"),
-        (["verify", "f", "--target", "traget=x"], "did you mean 'target'"),
-        (["verify", "f", "--target", "x", "--target", "target=y"], "target is named twice"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["trian", "demo/lvlm"], "did you mean 'train'"),
+    (["train"], "NAME is missing"),
+    (["train", "demo/lvlm", "--restart"], "unrecognized arguments: --restart"),
+    (["train", "demo/lvlm", "recipe=llava15-68m"], "two recipes"),
+    (["show", "llava15-69m"], "did you mean 'llava15-68m'"),
+    (["completion", "powershell"], "invalid choice: 'powershell'"),
+    (["doctor", "--ranks", "0"], "1 or more"),
+    (["compare", "/nowhere/run"], "no such folder"),
+    (["demo", "vidoe"], "did you mean 'video'"),
+    (["demo", "video", "lvlm"], "'lvlm' is no setting"),
+    (["demo", "recipe=llava15-68m"], "two recipes: demo/lvlm and llava15-68m"),
+    (["import", "a", "b", "--as", "eagel", "--target", "c"], "did you mean 'eagle'"),
+    (["import", "a", "b", "--as", "eagle"], "--target is missing"),
+    (["verify", "/nowhere/folder"], "is no directory, and cannot be fetched"),
+    (["verify", "f", "--target", "traget=x"], "did you mean 'target'"),
+    (["verify", "f", "--target", "x", "--target", "target=y"], "target is named twice"),
+])  # fmt: skip
 def test_mistakes_have_one_message_and_exit_code_2(arguments, message, capsys):
     assert main(arguments) == MISTAKE
     printed = capsys.readouterr()
@@ -316,15 +307,12 @@ def test_help_has_examples_that_parse(name, capsys):
             load([f"recipe={given.name}", *given.settings])
 
 
-@pytest.mark.parametrize(
-    ("words", "recipe", "settings"),
-    [
-        ([], "recipe=demo/lvlm", []),
-        (["compare", "seed=1"], "recipe=demo/compare", ["seed=1"]),
-        (["demo/video"], "recipe=demo/video", []),
-        (["output=there", "dry_run=true"], "recipe=demo/lvlm", ["output=there", "dry_run=true"]),
-    ],
-)
+@pytest.mark.parametrize(("words", "recipe", "settings"), [
+    ([], "recipe=demo/lvlm", []),
+    (["compare", "seed=1"], "recipe=demo/compare", ["seed=1"]),
+    (["demo/video"], "recipe=demo/video", []),
+    (["output=there", "dry_run=true"], "recipe=demo/lvlm", ["output=there", "dry_run=true"]),
+])  # fmt: skip
 def test_a_demo_is_started_by_the_launcher_without_a_checkout(words, recipe, settings, monkeypatch):
     started = []
     monkeypatch.setattr("os.execve", lambda *given: started.append(given))
@@ -389,13 +377,10 @@ def test_a_folder_in_the_place_of_a_file_is_told_with_its_cure(tmp_path, monkeyp
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["train"], "NAME is missing: a recipe's name, its file, or the folder of a run"),
-        (["import", "folder"], "--as is missing: eagle, "),
-    ],
-)
+@pytest.mark.parametrize(("words", "told"), [
+    (["train"], "NAME is missing: a recipe's name, its file, or the folder of a run"),
+    (["import", "folder"], "--as is missing: eagle, "),
+])  # fmt: skip
 def test_what_is_missing_is_said_with_what_it_is(words, told, capsys):
     assert main(words) == MISTAKE
     error = capsys.readouterr().err

@@ -48,14 +48,9 @@ def test_the_whole_of_it_here(capsys, monkeypatch, tmp_path):
 def test_lines_have_their_hints_and_a_sum():
     findings = [ok("Python", "3.11"), warning("disk", "little room", "make some"), fault("GPU", "none", "buy one")]
     text = shown(findings)
-    assert text.splitlines()[1:] == [
-        "warning  disk    little room",
-        "                 hint: make some",
-        "fault    GPU     none",
-        "                 hint: buy one",
-        "",
-        "1 fault(s), 1 warning(s)",
-    ]
+    assert text.splitlines()[1:] == ["warning  disk    little room", "                 hint: make some",
+                                     "fault    GPU     none", "                 hint: buy one", "",
+                                     "1 fault(s), 1 warning(s)"]  # fmt: skip
     assert any_fault(findings) and not any_fault(findings[:2])
     with pytest.raises(AssertionError):
         Finding("fault", "GPU", "none")
@@ -92,18 +87,10 @@ def test_which_pythons_do(minor, level, monkeypatch):
     assert levels(health.python()) == {"Python": level}
 
 
-@pytest.mark.parametrize(
-    ("given", "ranks", "level", "best"),
-    [
-        (None, 2, "ok", "4"),
-        ("4", 2, "ok", None),
-        ("8", 2, "fault", "4"),
-        ("1", 16, "fault", "1"),
-        (None, 16, "fault", None),
-        ("many", 1, "fault", "8"),
-        ("0", 1, "fault", "8"),
-    ],
-)
+@pytest.mark.parametrize(("given", "ranks", "level", "best"), [
+    (None, 2, "ok", "4"), ("4", 2, "ok", None), ("8", 2, "fault", "4"), ("1", 16, "fault", "1"),
+    (None, 16, "fault", None), ("many", 1, "fault", "8"), ("0", 1, "fault", "8"),
+])  # fmt: skip
 def test_ranks_times_threads_against_the_cores(given, ranks, level, best, monkeypatch):
     monkeypatch.setattr(health, "num_cores", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)

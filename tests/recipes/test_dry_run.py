@@ -17,48 +17,35 @@ from recorded import recorded_dry_run
 from safetensors.torch import save_file
 
 
-@pytest.mark.parametrize(
-    ("recipe", "expected"),
-    [
-        (
-            "llava15-68m",
-            ["68,128,512", "1,377,792", "7,063,427,072", "steps 5,198", "steps 2,181", "321,481,728 visual"],
-        ),
-        ("llava15-160m", ["162,515,712", "1,377,792", "steps 5,198"]),
-        (
-            "llava-ov-68m",
-            ["373,013,760 in all", "steps 1,091", "steps 7,813", "steps 6,250", "steps 3,125", "321,481,728 visual"],
-        ),
-        ("llava-ov-160m", ["162,515,712", "steps 7,813"]),
-        ("llava-ov-68m-anyres", ["428,225,600", "1,476,864", "8,192 ids, 729 of them for each tile"]),
-        (
-            "llava15-68m-distilled",
-            [
-                "68,128,512",
-                "steps 5,198",
-                "answers 665,298 (declared), each of up to 256 tokens",
-                "takes 13.2 GiB per rank",
-            ],
-        ),
-        ("llava15-160m-distilled", ["162,515,712", "distills by lk_hybrid"]),
-        ("demo/lvlm-from-nothing", ["22200 records", "steps 1,300"]),
-        ("demo/lvlm-distilled", ["answers 22,200 (generated)", "stage distill_2 (train)", "distills by lk_hybrid"]),
-        ("demo/lvlm-ov", ["stories: 900 records", "samples 11,240 (generated)", "samples 1,000 (generated)"]),
-        ("eagle-llamagen-xl-stage1", ["777,678,080", "23,595,520", "44,567,040", "steps 118,760", "46.1 GiB"]),
-        ("eagle-llamagen-xl-stage2", ["777,678,080", "23,595,520", "1024 codes"]),
-        ("eagle-llamagen-c2i-l", ["342,910,976", "14,944,256"]),
-        ("eagle-llamagen-c2i-xl", ["774,699,520", "23,595,520", "44,567,040", "576 codes"]),
-        ("eagle-llamagen-c2i-3b", ["3,096,659,200", "145,004,800"]),
-        ("eagle-anole-7b", ["7,043,090,432", "235,958,272", "504,393,728", "steps 140,140"]),
-        ("eagle-llamagen-xl-stage1-200k", ["23,595,520", "200,000 samples (declared)", "steps 237,500"]),
-        ("lanternpp-llamagen-xl-stage1", ["23,595,520", "at most 57 nodes, rule lantern, sampled draws"]),
-        ("lanternpp-anole-7b", ["235,958,272", "LANTERN++ (k = 10, lambda = 4)"]),
-        ("medusa-llamagen-3b", ["3,096,659,200", "51,216,000"]),
-        ("chain-llamagen-3b", ["3,096,659,200", "342,910,976", "nothing is trained"]),
-        ("demo/visual-ar", ["656,960", "steps 1,600"]),
-        ("demo/video", ["samples 6,940", "400 (generated), 0 of them held out; 0 with", "out; 5,200 with pictures"]),
-    ],
-)
+@pytest.mark.parametrize(("recipe", "expected"), [
+    ("llava15-68m", ["68,128,512", "1,377,792", "7,063,427,072", "steps 5,198", "steps 2,181", "321,481,728 visual"]),
+    ("llava15-160m", ["162,515,712", "1,377,792", "steps 5,198"]),
+    ("llava-ov-68m", [
+        "373,013,760 in all", "steps 1,091", "steps 7,813", "steps 6,250", "steps 3,125", "321,481,728 visual",
+    ]),
+    ("llava-ov-160m", ["162,515,712", "steps 7,813"]),
+    ("llava-ov-68m-anyres", ["428,225,600", "1,476,864", "8,192 ids, 729 of them for each tile"]),
+    ("llava15-68m-distilled", [
+        "68,128,512", "steps 5,198", "answers 665,298 (declared), each of up to 256 tokens", "takes 13.2 GiB per rank",
+    ]),
+    ("llava15-160m-distilled", ["162,515,712", "distills by lk_hybrid"]),
+    ("demo/lvlm-from-nothing", ["22200 records", "steps 1,300"]),
+    ("demo/lvlm-distilled", ["answers 22,200 (generated)", "stage distill_2 (train)", "distills by lk_hybrid"]),
+    ("demo/lvlm-ov", ["stories: 900 records", "samples 11,240 (generated)", "samples 1,000 (generated)"]),
+    ("eagle-llamagen-xl-stage1", ["777,678,080", "23,595,520", "44,567,040", "steps 118,760", "46.1 GiB"]),
+    ("eagle-llamagen-xl-stage2", ["777,678,080", "23,595,520", "1024 codes"]),
+    ("eagle-llamagen-c2i-l", ["342,910,976", "14,944,256"]),
+    ("eagle-llamagen-c2i-xl", ["774,699,520", "23,595,520", "44,567,040", "576 codes"]),
+    ("eagle-llamagen-c2i-3b", ["3,096,659,200", "145,004,800"]),
+    ("eagle-anole-7b", ["7,043,090,432", "235,958,272", "504,393,728", "steps 140,140"]),
+    ("eagle-llamagen-xl-stage1-200k", ["23,595,520", "200,000 samples (declared)", "steps 237,500"]),
+    ("lanternpp-llamagen-xl-stage1", ["23,595,520", "at most 57 nodes, rule lantern, sampled draws"]),
+    ("lanternpp-anole-7b", ["235,958,272", "LANTERN++ (k = 10, lambda = 4)"]),
+    ("medusa-llamagen-3b", ["3,096,659,200", "51,216,000"]),
+    ("chain-llamagen-3b", ["3,096,659,200", "342,910,976", "nothing is trained"]),
+    ("demo/visual-ar", ["656,960", "steps 1,600"]),
+    ("demo/video", ["samples 6,940", "400 (generated), 0 of them held out; 0 with", "out; 5,200 with pictures"]),
+])  # fmt: skip
 def test_counts(recipe, expected):
     """By the recorded text, which tests/test_goldens.py makes anew."""
     shown = recorded_dry_run(recipe)
@@ -96,10 +83,8 @@ def test_a_pattern_without_a_match_is_said(capsys, tmp_path, monkeypatch):
     """And is no error: a dry run may be elsewhere than the data."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there-1.json").write_text("[]")
-    settings = [
-        "stages.pretrain.data.path=[there-*.json, part-*.json]",
-        "stages.finetune.data.path={kind: webdataset, path: 'shards/{a,b}-??.tar'}",
-    ]
+    settings = ["stages.pretrain.data.path=[there-*.json, part-*.json]",
+                "stages.finetune.data.path={kind: webdataset, path: 'shards/{a,b}-??.tar'}"]  # fmt: skip
     assert main(["recipe=llava15-68m", *settings, "dry_run=true"]) == 0
     shown = capsys.readouterr().out
     assert "  stages.pretrain.data.path: no file matches the pattern part-*.json here" in shown

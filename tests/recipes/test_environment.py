@@ -129,16 +129,13 @@ PUBLISHED = ("SHA256SUMS", "draftsmith.json")
 
 
 @pytest.mark.parametrize("beside", PUBLISHED)
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("${oc.decode:'7'}", "the resolver 'oc.decode'"),
-        ("${oc.select:seed}", "the resolver 'oc.select'"),
-        ("x ${oc.env:NOT_SET,${oc.decode:'7'}}", "the resolver 'oc.decode'"),
-        ("${oc.env:HF_TOKEN}", "'HF_TOKEN', a variable that is named like a secret"),
-        ("${oc.env:NOT_SET,${oc.env:AWS_SECRET_ACCESS_KEY}}", "named like a secret"),
-    ],
-)
+@pytest.mark.parametrize(("text", "problem"), [
+    ("${oc.decode:'7'}", "the resolver 'oc.decode'"),
+    ("${oc.select:seed}", "the resolver 'oc.select'"),
+    ("x ${oc.env:NOT_SET,${oc.decode:'7'}}", "the resolver 'oc.decode'"),
+    ("${oc.env:HF_TOKEN}", "'HF_TOKEN', a variable that is named like a secret"),
+    ("${oc.env:NOT_SET,${oc.env:AWS_SECRET_ACCESS_KEY}}", "named like a secret"),
+])  # fmt: skip
 def test_a_published_recipe_asks_for_plain_variables_alone(recipe, tmp_path, monkeypatch, beside, text, problem):
     monkeypatch.setenv("HF_TOKEN", "hf_" + "S" * 34)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "S" * 34)

@@ -347,13 +347,8 @@ class Weights(Stage):
 def test_what_the_run_itself_writes_is_nothing_outside(tmp_path, monkeypatch):
     """`vision_tower: target` in the run's own folder named its stage target: each start restarted it anew."""
     monkeypatch.chdir(tmp_path)
-    words = [
-        "recipe=demo/lvlm-from-nothing",
-        "output=.",
-        "restart=target",
-        "stages=[target]",
-        "drafter.language_model=target",
-    ]
+    words = ["recipe=demo/lvlm-from-nothing", "output=.", "restart=target", "stages=[target]",
+             "drafter.language_model=target"]  # fmt: skip
     weights(tmp_path / "target")
     for _ in range(3):
         loaded = load(words)

@@ -42,16 +42,10 @@ def two(tmp_path):
     optim = {"lr": 1e-3}
     stages = {"finetune": {"kind": "train", "optim": optim}, "evaluate": {"kind": "evaluate"}}
     first = {"seed": 0, "output": "runs/a", "stages": stages}
-    second = {
-        "seed": 0,
-        "output": "runs/b",
-        "stages": {"finetune": {"kind": "train", "optim": {"lr": 5e-4}, "steps": 9}},
-    }
-    lines = [
-        line(10, loss=2.0, lr=1e-3, samples_per_s=9.0),
-        line(20, loss=1.5, samples_per_s=11.0),
-        line(20, val_loss=1.8),
-    ]
+    second = {"seed": 0, "output": "runs/b",
+              "stages": {"finetune": {"kind": "train", "optim": {"lr": 5e-4}, "steps": 9}}}  # fmt: skip
+    lines = [line(10, loss=2.0, lr=1e-3, samples_per_s=9.0), line(20, loss=1.5, samples_per_s=11.0),
+             line(20, val_loss=1.8)]  # fmt: skip
     a = run(tmp_path, "a", recipe=first, lines=lines, report=report_of())
     torn = [line(10, loss=2.5), '{"step": 20, "lo', "", line(30, loss=float("nan")), line(40, loss=1.25, shown="a.png")]
     return a, run(tmp_path, "b", recipe=second, lines=torn)
@@ -68,20 +62,16 @@ def test_lines_that_are_passed_over_are_told(two, capfd):
 def test_what_differs_and_what_does_not(two):
     runs = read_runs(two)
     assert [r.name for r in runs] == ["a", "b"]
-    assert dict(differences(runs)) == {
-        "stages.finetune.optim.lr": ["0.001", "0.0005"],
-        "stages.evaluate": ['"evaluate"', "-"],
-        "stages.finetune.steps": ["-", "9"],
-    }
+    assert dict(differences(runs)) == {"stages.finetune.optim.lr": ["0.001", "0.0005"],
+                                       "stages.evaluate": ['"evaluate"', "-"],
+                                       "stages.finetune.steps": ["-", "9"]}  # fmt: skip
 
 
 def test_training_is_told_by_its_last_and_best_numbers(two):
-    assert training_rows(read_runs(two)) == [
-        ["finetune", "steps", "20", "40"],
-        ["finetune", "loss (last)", "1.5000", "1.2500"],
-        ["finetune", "val_loss (best)", "1.8000", "-"],
-        ["finetune", "samples/s (median)", "10.0", "-"],
-    ]
+    assert training_rows(read_runs(two)) == [["finetune", "steps", "20", "40"],
+                                             ["finetune", "loss (last)", "1.5000", "1.2500"],
+                                             ["finetune", "val_loss (best)", "1.8000", "-"],
+                                             ["finetune", "samples/s (median)", "10.0", "-"]]  # fmt: skip
 
 
 def test_a_line_that_is_torn_or_not_finite_is_no_point(two):

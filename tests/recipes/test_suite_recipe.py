@@ -5,12 +5,8 @@ from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
 
-TARGETS = {
-    "llava15_7b": "llava-hf/llava-1.5-7b-hf",
-    "llava15_13b": "llava-hf/llava-1.5-13b-hf",
-    "next_7b": "llava-hf/llava-v1.6-vicuna-7b-hf",
-    "next_13b": "llava-hf/llava-v1.6-vicuna-13b-hf",
-}
+TARGETS = {"llava15_7b": "llava-hf/llava-1.5-7b-hf", "llava15_13b": "llava-hf/llava-1.5-13b-hf",
+           "next_7b": "llava-hf/llava-v1.6-vicuna-7b-hf", "next_13b": "llava-hf/llava-v1.6-vicuna-13b-hf"}  # fmt: skip
 BF16 = "1.5-160M"
 DRAFTS = {"1.5-68M": "mjbooo/lvlm68m", "1.5-160M": "mjbooo/lvlm160m-bf16", "OV-68M": "mjbooo/lvlm68m-ov"}
 

@@ -108,12 +108,8 @@ def test_presets_are_the_papers_methods():
     lantern = methods("stages.evaluate.methods={}", "stages.evaluate.preset=lantern")
     assert next(iter(lantern)) == "EAGLE-2"
     # The paper's pairs of bound and temperature (section 5), nothing crossed: by the paper's rule and the released one.
-    pairs = {
-        (m.rule.residual, m.rule.delta, t)
-        for m in lantern.values()
-        for t in (0.0, 1.0)
-        if m.rule.kind == "lantern" and m.allowed(t)
-    }
+    pairs = {(m.rule.residual, m.rule.delta, t) for m in lantern.values() for t in (0.0, 1.0)
+             if m.rule.kind == "lantern" and m.allowed(t)}  # fmt: skip
     printed = {(0.05, 0.0), (0.2, 0.0), (0.1, 1.0), (0.4, 1.0)}
     assert pairs == {(residual, *pair) for residual in ("paper", "reference") for pair in printed}
     table_6 = [m.rule for m in anole.values() if m.rule.kind == "lantern" and (m.rule.k, m.rule.delta) == (100, 0.5)]
@@ -212,20 +208,17 @@ def base() -> dict[str, str]:
     return prints()
 
 
-@pytest.mark.parametrize(
-    ("override", "stale"),
-    [
-        ("output=elsewhere", set()),
-        ("stages.head.log_every=3", set()),
-        ("stages.head.num_workers=2", set()),
-        ("stages.head.checkpoints.every=7", set()),
-        ("stages.evaluate.benchmarks.captions.prompts.max_samples=5", {"evaluate"}),
-        ("stages.head.optim.lr=0.5", {"head", "evaluate"}),
-        ("stages.head.select=last", {"head", "evaluate"}),
-        ("stages.features.samples_per_shard=10", {"features", "head", "head_without_dropout", "evaluate"}),
-        ("stages.reader.steps=7", {"reader", "evaluate"}),
-    ],
-)
+@pytest.mark.parametrize(("override", "stale"), [
+    ("output=elsewhere", set()),
+    ("stages.head.log_every=3", set()),
+    ("stages.head.num_workers=2", set()),
+    ("stages.head.checkpoints.every=7", set()),
+    ("stages.evaluate.benchmarks.captions.prompts.max_samples=5", {"evaluate"}),
+    ("stages.head.optim.lr=0.5", {"head", "evaluate"}),
+    ("stages.head.select=last", {"head", "evaluate"}),
+    ("stages.features.samples_per_shard=10", {"features", "head", "head_without_dropout", "evaluate"}),
+    ("stages.reader.steps=7", {"reader", "evaluate"}),
+])  # fmt: skip
 def test_a_setting_makes_stale_what_depends_on_it_and_nothing_else(override, stale, base):
     changed = prints(override)
     assert {name for name in base if changed[name] != base[name]} == stale

@@ -189,10 +189,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 if size > self.server.part_bytes:
                     parts = -(-size // self.server.part_bytes)
                     links = {str(n + 1): f"{place}/{n}" for n in range(parts)}
-                    upload = {
-                        "href": f"{place}/complete",
-                        "header": {"chunk_size": str(self.server.part_bytes)} | links,
-                    }
+                    upload = {"href": f"{place}/complete",
+                              "header": {"chunk_size": str(self.server.part_bytes)} | links}  # fmt: skip
                 verify = {"href": f"{self.server.address}/storage/{oid}/verify"}
                 answer = {"actions": {"upload": upload, "verify": verify}}
             told.append({"oid": oid, "size": size, **answer})

@@ -98,14 +98,10 @@ def steps_of(states, indices, epochs=1):
 
 @pytest.mark.parametrize(
     "drafter",
-    [
-        SparrowConfig(kind="sparrow"),
-        MsdConfig(kind="msd"),
-        HivisConfig(kind="hivis"),
-        Eagle3Config(kind="eagle3", taps=(1, 2, 3), visual_slots="middle"),
-    ],
-    ids=lambda config: config.kind,
-)
+    [SparrowConfig(kind="sparrow"), MsdConfig(kind="msd"), HivisConfig(kind="hivis"),
+     Eagle3Config(kind="eagle3", taps=(1, 2, 3), visual_slots="middle")],
+    ids=lambda config: config.kind
+)  # fmt: skip
 def test_states_that_are_read_are_those_that_are_computed(made, tmp_path, drafter):
     asked = cached(made, tmp_path / "cache", drafter)
     online, target = opened(made, tmp_path / "online", {"kind": "online"}, drafter)
@@ -291,13 +287,10 @@ def test_what_the_target_cannot_read_is_refused_before_anything_is_kept(made, tm
             check_fit(tiled, samples.dataset, target.decoder, as_cut=False)
 
 
-@pytest.mark.parametrize(
-    ("others", "problem"),
-    [
-        ([{"kind": "pruned"}], r"drafters\.0\.kind: pruned reads no hidden states"),
-        ([{"kind": "msd"}, {"kind": "eagle", "num_heads": 2}], r"drafters\.1\.num_heads: nothing reads it"),
-    ],
-)
+@pytest.mark.parametrize(("others", "problem"), [
+    ([{"kind": "pruned"}], r"drafters\.0\.kind: pruned reads no hidden states"),
+    ([{"kind": "msd"}, {"kind": "eagle", "num_heads": 2}], r"drafters\.1\.num_heads: nothing reads it"),
+])  # fmt: skip
 def test_other_drafters_that_read_no_states_are_refused(made, others, problem):
     asked = CacheStage(kind="cache", data=made.data, drafters=others)
     with pytest.raises(Refused, match=problem):

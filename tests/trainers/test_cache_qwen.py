@@ -32,14 +32,8 @@ def made(request, tmp_path_factory):
     kind, folder = request.param, tmp_path_factory.mktemp(request.param)
     said = [f"Which? {' '.join(WORDS[i:] + WORDS[:i])}." for i in range(len(WORDS))]
     tokenizer = train_tokenizer(["user assistant system\n", *said] * 3, 400)
-    processor = FAMILIES[kind].new(
-        tokenizer,
-        patch_size=4,
-        min_pixels=64,
-        max_pixels=256,
-        image_mean=(0.5,) * 3,
-        image_std=(0.25,) * 3,
-    )
+    processor = FAMILIES[kind].new(tokenizer, patch_size=4, min_pixels=64, max_pixels=256, image_mean=(0.5,) * 3,
+                                   image_std=(0.25,) * 3)  # fmt: skip
     ids = TokenIds(
         len(tokenizer), processor.image_token_id, processor.bos_id, processor.eos_id, processor.pad_id,
         processor.video_token_id, processor.vision_start_id, processor.vision_end_id,

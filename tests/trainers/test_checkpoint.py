@@ -145,35 +145,27 @@ def edit_manifest(path, change):
 RANDOM = "random-00000.pt"
 
 
-@pytest.mark.parametrize(
-    ("harm", "reason"),
-    [
-        (lambda path: (path / checkpoint.MANIFEST).write_text("{}"), "manifest.json: state: Field required"),
-        (lambda path: (path / checkpoint.MANIFEST).write_text(""), "manifest.json: the file is empty"),
-        (lambda path: (path / checkpoint.MANIFEST).write_text("[]"), "manifest.json: expected a dictionary"),
-        (lambda path: (path / checkpoint.MANIFEST).write_bytes(b"\xff"), "manifest.json: not UTF-8"),
-        *(
-            (lambda path, key=key: edit_manifest(path, lambda m: m["state"].pop(key)), f"manifest.json: state.{key}: F")
-            for key in ("step", "fingerprint", "world_size")
-        ),
-        *(
-            (
-                lambda path, key=key: edit_manifest(path, lambda m: m["files"][RANDOM].pop(key)),
-                f"manifest.json: files.{RANDOM}.{key}: Field required",
-            )
-            for key in ("bytes", "sha256")
-        ),
-        (lambda path: edit_manifest(path, lambda m: m.update(files=["a"])), "manifest.json: files: expected a valid"),
-        (lambda path: edit_manifest(path, lambda m: m["files"].clear()), "manifest.json does not list"),
-        (
-            lambda path: (edit_manifest(path, lambda m: m["files"].pop(RANDOM)), (path / RANDOM).unlink()),
-            f"manifest.json does not list {RANDOM}",
-        ),
-        (lambda path: edit_manifest(path, lambda m: m["state"].update(step=7)), "manifest.json says step 7"),
-        (lambda path: edit_manifest(path, lambda m: m["files"].pop(RANDOM)), f"manifest.json does not list {RANDOM}"),
-        (lambda path: edit_manifest(path, lambda m: m["files"][RANDOM].update(sha256="0")), f"{RANDOM} was changed"),
-    ],
-)
+@pytest.mark.parametrize(("harm", "reason"), [
+    (lambda path: (path / checkpoint.MANIFEST).write_text("{}"), "manifest.json: state: Field required"),
+    (lambda path: (path / checkpoint.MANIFEST).write_text(""), "manifest.json: the file is empty"),
+    (lambda path: (path / checkpoint.MANIFEST).write_text("[]"), "manifest.json: expected a dictionary"),
+    (lambda path: (path / checkpoint.MANIFEST).write_bytes(b"\xff"), "manifest.json: not UTF-8"),
+    *(
+        (lambda path, key=key: edit_manifest(path, lambda m: m["state"].pop(key)), f"manifest.json: state.{key}: F")
+        for key in ("step", "fingerprint", "world_size")
+    ),
+    *(
+        (lambda path, key=key: edit_manifest(path, lambda m: m["files"][RANDOM].pop(key)),
+         f"manifest.json: files.{RANDOM}.{key}: Field required") for key in ("bytes", "sha256")
+    ),
+    (lambda path: edit_manifest(path, lambda m: m.update(files=["a"])), "manifest.json: files: expected a valid"),
+    (lambda path: edit_manifest(path, lambda m: m["files"].clear()), "manifest.json does not list"),
+    (lambda path: (edit_manifest(path, lambda m: m["files"].pop(RANDOM)), (path / RANDOM).unlink()),
+     f"manifest.json does not list {RANDOM}"),
+    (lambda path: edit_manifest(path, lambda m: m["state"].update(step=7)), "manifest.json says step 7"),
+    (lambda path: edit_manifest(path, lambda m: m["files"].pop(RANDOM)), f"manifest.json does not list {RANDOM}"),
+    (lambda path: edit_manifest(path, lambda m: m["files"][RANDOM].update(sha256="0")), f"{RANDOM} was changed")
+])  # fmt: skip
 def test_a_harmed_manifest_is_refused(saved, harm, reason):
     harm(saved / "step-00000006")
     result = checkpoint.find(saved, fingerprint="f")

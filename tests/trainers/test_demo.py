@@ -29,16 +29,8 @@ def launch(*arguments: str) -> subprocess.CompletedProcess:
 
 def untimed(report: dict) -> dict:
     """What of a report does not depend on the clock."""
-    counted = (
-        "benchmark",
-        "method",
-        "requests",
-        "tau",
-        "tau_interval",
-        "num_accepted",
-        "accepted_by_depth",
-        "identical",
-    )
+    counted = ("benchmark", "method", "requests", "tau", "tau_interval", "num_accepted", "accepted_by_depth",
+               "identical")  # fmt: skip
     cells = [{key: cell[key] for key in counted} for cell in report["cells"]]
     return {"cells": cells, "difference": report["M_minus_T"], "binding": report["binding"]}
 

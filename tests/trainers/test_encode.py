@@ -100,10 +100,8 @@ def test_a_class_conditional_target_gets_labels_and_no_features(tmp_path, made):
     target = type(made.target)(kind="llamagen", shape=SHAPE, condition="class", image_size=SIDE, vq=VQ)
     chosen = stage(tmp_path, source={"kind": "classes", "folder": str(tmp_path / "in")})
     reader, _ = run(tmp_path / "out", made, chosen, target=target)
-    assert [reader[n][2] for n in range(2)] == [
-        {"name": "ant/a", "caption": "ant", "label": 0},
-        {"name": "bee/a", "caption": "bee", "label": 1},
-    ]
+    assert [reader[n][2] for n in range(2)] == [{"name": "ant/a", "caption": "ant", "label": 0},
+                                                {"name": "bee/a", "caption": "bee", "label": 1}]  # fmt: skip
     assert set(reader[0][1]) == {"codes"}
 
 
@@ -149,19 +147,12 @@ def test_what_cannot_be_used_is_counted_and_listed(tmp_path, made, mixed):
         {"duplicate": 1},
     ]
     assert all(f"{count} {reason}" in told[0] for reason, count in REFUSED.items())
-    notes = [
-        json.loads(line)
-        for path in sorted((tmp_path / "out").glob("refused-*.jsonl"))
-        for line in path.read_text().splitlines()
-    ]
+    notes = [json.loads(line) for path in sorted((tmp_path / "out").glob("refused-*.jsonl"))
+             for line in path.read_text().splitlines()]  # fmt: skip
     assert [(note["key"], note["reason"]) for note in notes] == [
-        ("001", "unreadable image"),
-        ("002", "image too small"),
-        ("003", "no caption"),
-        ("004", "empty caption"),
-        ("007", "duplicate"),
-        ("009", "duplicate"),
-    ]
+        ("001", "unreadable image"), ("002", "image too small"), ("003", "no caption"), ("004", "empty caption"),
+        ("007", "duplicate"), ("009", "duplicate"),
+    ]  # fmt: skip
     assert notes[-1]["where"].endswith("009.png") and notes[-1]["detail"] == f"the same bytes as {mixed / '000.png'}"
     assert all(str(mixed) in note["where"] and note["detail"] for note in notes)
 
@@ -250,16 +241,13 @@ def test_a_damaged_shard_is_made_again_and_no_other(tmp_path, made, mixed):
     assert (shards / "shard-000000.tar").stat().st_mtime_ns == first
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"write": ["codes", "pixels"]}, r"settings\.write"),
-        ({"samples_per_shard": 5}, r"settings\.samples_per_shard: 4, now 5"),
-        ({"min_side": 3}, r"settings\.min_side"),
-        ({"deduplicate": False}, r"settings\.deduplicate"),
-        ({"source": {"kind": "folder", "folder": "SAME", "max_samples": 9}}, r"settings\.source\.max_samples"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "named"), [
+    ({"write": ["codes", "pixels"]}, r"settings\.write"),
+    ({"samples_per_shard": 5}, r"settings\.samples_per_shard: 4, now 5"),
+    ({"min_side": 3}, r"settings\.min_side"),
+    ({"deduplicate": False}, r"settings\.deduplicate"),
+    ({"source": {"kind": "folder", "folder": "SAME", "max_samples": 9}}, r"settings\.source\.max_samples"),
+])  # fmt: skip
 def test_changed_settings_are_refused_by_name(tmp_path, made, mixed, changes, named):
     run(tmp_path / "out", made, stage(mixed, write=["codes"]))
     before = everything(tmp_path / "out")

@@ -12,16 +12,10 @@ from pydantic import ValidationError
 FP32 = {"data_types": {"grad_accum_dtype": "fp32"}}
 
 
-@pytest.mark.parametrize(
-    ("precision", "zero", "accumulation", "expected"),
-    [
-        ("fp32", 0, 4, (0, {})),
-        ("bf16", 0, 1, (0, {})),
-        ("bf16", 0, 2, (1, FP32)),
-        ("bf16", 2, 1, (2, FP32)),
-        ("bf16", 3, 4, (3, FP32)),
-    ],
-)
+@pytest.mark.parametrize(("precision", "zero", "accumulation", "expected"), [
+    ("fp32", 0, 4, (0, {})), ("bf16", 0, 1, (0, {})), ("bf16", 0, 2, (1, FP32)), ("bf16", 2, 1, (2, FP32)),
+    ("bf16", 3, 4, (3, FP32)),
+])  # fmt: skip
 def test_under_bf16_micro_batches_are_summed_in_float32(precision, zero, accumulation, expected):
     assert _gradient_sums(EngineConfig(precision=precision, zero_stage=zero), accumulation) == expected
 

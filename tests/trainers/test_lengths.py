@@ -80,15 +80,12 @@ def test_clips_that_cannot_be_read_stop_where_the_settings_say_so(opening):
         opening([4], on_error="strict")
 
 
-@pytest.mark.parametrize(
-    ("lengths", "says"),
-    [
-        ("{MVBenh: [17k]}", "did you mean 'MVBench'"),
-        ("{MVBench: [13k, 13k]}", "lengths.MVBench name 13k twice"),
-        ("{MVBench: [many]}", "no number of visual tokens"),
-        ("{MVBench: [0]}", "is no number of frames"),
-    ],
-)
+@pytest.mark.parametrize(("lengths", "says"), [
+    ("{MVBenh: [17k]}", "did you mean 'MVBench'"),
+    ("{MVBench: [13k, 13k]}", "lengths.MVBench name 13k twice"),
+    ("{MVBench: [many]}", "no number of visual tokens"),
+    ("{MVBench: [0]}", "is no number of frames"),
+])  # fmt: skip
 def test_lengths_of_sets_that_are_not_measured_are_refused(lengths, says):
     with pytest.raises(UserError, match=says):
         load([QWEN, f"stages.evaluate.lengths={lengths}"])

@@ -85,13 +85,9 @@ def _copy(name: str, of: str) -> Callable[[Path], object]:
 
 TAR, JSON = "shard-000002.tar", "shard-000002.json"
 # What happens to it -> shards that are written again.
-SEEN = {
-    "tar deleted": (_delete(TAR), [2]),
-    "tar cut": (_cut(TAR), [2]),
-    "json deleted": (_delete(JSON), [2]),
-    "manifest deleted": (_delete("manifest.json"), []),
-    "identity deleted": (_delete("identity.json"), []),
-}
+SEEN = {"tar deleted": (_delete(TAR), [2]), "tar cut": (_cut(TAR), [2]), "json deleted": (_delete(JSON), [2]),
+        "manifest deleted": (_delete("manifest.json"), []),
+        "identity deleted": (_delete("identity.json"), [])}  # fmt: skip
 ONLY_READ = {
     "tar flipped": (_flip(TAR), [2]),
     "end of the tar flipped": (_flip(TAR, -1), [2]),

@@ -74,18 +74,11 @@ def test_a_file_with_a_secret_is_refused_by_its_name(tmp_path, name):
         refuse_secrets(tmp_path, None)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "https://me:hunter2hunter2@host.org",
-        "https://x.blob.core.windows.net/c?sv=1&sig=AbC%2Fd01234",
-        "DefaultEndpointsProtocol=https;AccountKey=AbC/d01+234==;",
-        '{"aws": {"secret_access_key": "hunter2"}}',
-        "private_key: hunter2",
-        "from-the-environment",
-        "of-the-hub",
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "https://me:hunter2hunter2@host.org", "https://x.blob.core.windows.net/c?sv=1&sig=AbC%2Fd01234",
+    "DefaultEndpointsProtocol=https;AccountKey=AbC/d01+234==;", '{"aws": {"secret_access_key": "hunter2"}}',
+    "private_key: hunter2", "from-the-environment", "of-the-hub",
+])  # fmt: skip
 def test_other_secrets_are_refused(tmp_path, monkeypatch, text):
     monkeypatch.setenv("DATABASE_PASS", "from-the-environment")
     (tmp_path / "a.txt").write_text(f"x {text}\n")

@@ -160,11 +160,8 @@ def test_benchmarks_of_another_kind_of_target_are_refused(section, draws):
 
 def test_members_are_methods_drafters_and_sections(output, tmp_path):
     """Whatever names them, the same members draft the same."""
-    members = {
-        "by method": ["M", "EAGLE-3"],
-        "by stage": ["draft", "eagle3"],
-        "by section": [{"kind": "lvlm", "path": str(output / "draft")}, "eagle3"],
-    }
+    members = {"by method": ["M", "EAGLE-3"], "by stage": ["draft", "eagle3"],
+               "by section": [{"kind": "lvlm", "path": str(output / "draft")}, "eagle3"]}  # fmt: skip
     methods = {name: {"drafter": {"kind": "ensemble", "members": names}} for name, names in members.items()}
     methods |= {"M": METHODS["M"], "EAGLE-3": METHODS["EAGLE-3"]}
     copy = shutil.copytree(output, tmp_path / "run", ignore=shutil.ignore_patterns("evaluate"))

@@ -56,13 +56,9 @@ from test_dflash import reference
 SEEN = {"image": "projected"}
 TTT_READS = {"taps": (1, 2, 3), "draft_vocab_size": 90, "visual_slots": "read", "image": "placeholder"}
 TTT = Eagle3Config(kind="eagle3", **TTT_READS)
-KINDS = {
-    "eagle": EagleConfig(kind="eagle", **SEEN),
-    "eagle3": TTT,
-    "msd": MsdConfig(kind="msd"),
-    "vispec": VispecConfig(kind="vispec"),
-    "peagle": PeagleConfig(kind="peagle", parallel_tokens=5, mask_token_id=7, **TTT_READS),
-}
+KINDS = {"eagle": EagleConfig(kind="eagle", **SEEN), "eagle3": TTT, "msd": MsdConfig(kind="msd"),
+         "vispec": VispecConfig(kind="vispec"),
+         "peagle": PeagleConfig(kind="peagle", parallel_tokens=5, mask_token_id=7, **TTT_READS)}  # fmt: skip
 JOINED = ("eagle3", "peagle")  # read three layers of the target
 # Without noise, which is drawn; else as the papers have it.
 TERMS = {
@@ -79,10 +75,8 @@ def made(tmp_path_factory):
     made = synthetic(tmp_path_factory.mktemp("world"))
     records = []
     for number in range(10):
-        turns = [
-            {"from": "human", "value": ("<image>\n" if number % 2 else "") + "Which? " * 6},
-            {"from": "gpt", "value": " ".join(WORDS[number : number + 3])},
-        ]
+        turns = [{"from": "human", "value": ("<image>\n" if number % 2 else "") + "Which? " * 6},
+                 {"from": "gpt", "value": " ".join(WORDS[number : number + 3])}]  # fmt: skip
         record = {"id": f"long-{number}", "conversations": turns}
         if number % 2:
             Image.new("RGB", (30, 20), (20 * number, 40, 255 - 20 * number)).save(made.folder / f"images/l{number}.png")

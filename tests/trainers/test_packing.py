@@ -114,11 +114,7 @@ def made(tmp_path_factory):
 def test_heads_learn_alike_from_packed_rows(name, made, tmp_path):
     """From states of a packed target, and from cached ones; the stage's losses are those of padded batches."""
     folder = cached(made, tmp_path / "cache", HEADS[name]).folder
-    kinds = {
-        "padded": {},
-        "packed": PACKED,
-        "packed and cached": PACKED | {"source": {"kind": "cached"}},
-    }
+    kinds = {"padded": {}, "packed": PACKED, "packed and cached": PACKED | {"source": {"kind": "cached"}}}
     results = {}
     for kind, settings in kinds.items():
         asked = context(made, tmp_path / kind, HEADS[name], {"states": folder})
@@ -129,14 +125,11 @@ def test_heads_learn_alike_from_packed_rows(name, made, tmp_path):
         assert results[kind] == pytest.approx(results["padded"], rel=2e-3 if "cached" in kind else 1e-5), kind
 
 
-@pytest.mark.parametrize(
-    ("settings", "key"),
-    [
-        ({"packing": {"max_tokens": 400}}, "micro_batch_size"),
-        (PACKED | {"packing": {"max_tokens": 16}}, "packing.max_tokens"),
-        (PACKED | {"source": {"kind": "cached_on_first_epoch"}}, "packing"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "key"), [
+    ({"packing": {"max_tokens": 400}}, "micro_batch_size"),
+    (PACKED | {"packing": {"max_tokens": 16}}, "packing.max_tokens"),
+    (PACKED | {"source": {"kind": "cached_on_first_epoch"}}, "packing"),
+])  # fmt: skip
 def test_what_cannot_be_packed_is_refused_by_its_key(settings, key, made):
     with pytest.raises(ValidationError) as caught:
         stage(made, **settings)

@@ -117,10 +117,8 @@ def test_drafts_that_see_are_known_by_their_members_not_by_their_name(open_pictu
         lines: list[str] = []
         drafter = SimpleNamespace(decoder=SimpleNamespace(max_positions=16, reads_newlines=False, reads_first=True))
         drafting = SimpleNamespace(drafter_name="68M", drafter=drafter, members=members)
-        stage, target = (
-            SimpleNamespace(max_new_tokens=[10]),
-            SimpleNamespace(decoder=SimpleNamespace(max_positions=None)),
-        )
+        stage, target = (SimpleNamespace(max_new_tokens=[10]),
+                         SimpleNamespace(decoder=SimpleNamespace(max_positions=None)))  # fmt: skip
         context = SimpleNamespace(say=lines.append)
         measuring = Measuring(stage, context, target, [drafting], (2,), tokenizer="of the target")
         measuring.check_positions(ConversationSet("x", "image", "", open_pictures(1, max_length=512)))

@@ -154,18 +154,15 @@ def test_what_does_not_end_is_no_prompt(folder, tmp_path):
     assert caught.value.where == "key stages.prompts.splits.train" and "max_new_tokens" in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"temperature": 0}, "a greedy target writes the same prompt each time"),
-        ({"begins": ["Hello"]}, "'Hello' has no {topic}, and splits.train has topics"),
-        ({"splits": {"train": {"count": 1}}}, "has a {topic}, and splits.train has none"),
-        ({"splits": SPLITS | {"third": {"count": 1, "topics": ["TWO"]}}}, "topic 'two' is of train as well"),
-        ({"splits": {"a": {"count": 1, "topics": ["x", "X"]}}}, "topics name one twice"),
-        ({"splits": {"a": {"count": 1, "pictures": "p"}}, "begins": [""]}, "the target reads text alone"),
-        ({"format": {"template": "plain"}}, "the plain template takes a question with <image>"),
-    ],
-)
+@pytest.mark.parametrize(("changed", "message"), [
+    ({"temperature": 0}, "a greedy target writes the same prompt each time"),
+    ({"begins": ["Hello"]}, "'Hello' has no {topic}, and splits.train has topics"),
+    ({"splits": {"train": {"count": 1}}}, "has a {topic}, and splits.train has none"),
+    ({"splits": SPLITS | {"third": {"count": 1, "topics": ["TWO"]}}}, "topic 'two' is of train as well"),
+    ({"splits": {"a": {"count": 1, "topics": ["x", "X"]}}}, "topics name one twice"),
+    ({"splits": {"a": {"count": 1, "pictures": "p"}}, "begins": [""]}, "the target reads text alone"),
+    ({"format": {"template": "plain"}}, "the plain template takes a question with <image>"),
+])  # fmt: skip
 def test_what_makes_no_prompts_is_refused(folder, tmp_path, changed, message):
     with pytest.raises(UserError, match=message.replace("{", r"\{")):
         run(recipe(folder, **changed), tmp_path / "run")

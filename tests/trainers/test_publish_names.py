@@ -16,16 +16,10 @@ from draftsmith.trainers.publish.names import check_name, suggested, taken_for
 LLAVA, HUB = "llava-hf/llava-1.5-7b-hf", "https://huggingface.co"
 
 
-@pytest.mark.parametrize(
-    ("repo", "method"),
-    [
-        ("me/EAGLE-LLaVA-1.5-7b", "eagle"),
-        ("me/EAGLE3-LLaVA-1.5-7b", "eagle3"),
-        ("me/llava-1.5-7b-Eagle3", "eagle3"),
-        ("me/llava-1.5-7b-sparrow", "sparrow"),
-        ("me/llava-1.5-7b-draft-68m", "lvlm"),
-    ],
-)
+@pytest.mark.parametrize(("repo", "method"), [
+    ("me/EAGLE-LLaVA-1.5-7b", "eagle"), ("me/EAGLE3-LLaVA-1.5-7b", "eagle3"), ("me/llava-1.5-7b-Eagle3", "eagle3"),
+    ("me/llava-1.5-7b-sparrow", "sparrow"), ("me/llava-1.5-7b-draft-68m", "lvlm"),
+])  # fmt: skip
 def test_names_that_engines_read_rightly(repo, method):
     check_name(repo, method, LLAVA, is_language=True)
 
@@ -77,19 +71,12 @@ def test_the_chain_warns_of_what_restricts_and_of_what_is_not_known():
     assert own_licence(links, None).id == "llama2" and own_licence(links, "mit").id == "mit"
 
 
-@pytest.mark.parametrize(
-    ("name", "restricts"),
-    [
-        ("Qwen/Qwen2.5-VL-7B-Instruct", False),
-        ("Qwen/Qwen2.5-VL-3B-Instruct", True),
-        ("Qwen/Qwen2.5-VL-72B-Instruct", True),
-        ("Qwen/Qwen3-VL-8B-Instruct", False),
-        ("llava-hf/llava-onevision-qwen2-7b-ov-hf", False),
-        ("llava-hf/llava-v1.6-vicuna-13b-hf", True),
-        ("GAIR/Anole-7b-v0.1", True),
-        ("meta-llama/Llama-3.1-8B-Instruct", True),
-    ],
-)
+@pytest.mark.parametrize(("name", "restricts"), [
+    ("Qwen/Qwen2.5-VL-7B-Instruct", False), ("Qwen/Qwen2.5-VL-3B-Instruct", True),
+    ("Qwen/Qwen2.5-VL-72B-Instruct", True), ("Qwen/Qwen3-VL-8B-Instruct", False),
+    ("llava-hf/llava-onevision-qwen2-7b-ov-hf", False), ("llava-hf/llava-v1.6-vicuna-13b-hf", True),
+    ("GAIR/Anole-7b-v0.1", True), ("meta-llama/Llama-3.1-8B-Instruct", True),
+])  # fmt: skip
 def test_known_targets(name, restricts):
     result = licence_of(name)
     assert result.id is not None and bool(result.restricts) is restricts
@@ -129,15 +116,12 @@ def stages_of(recipe: str) -> dict:
     return load([f"recipe={recipe}"]).tree["stages"]
 
 
-@pytest.mark.parametrize(
-    ("recipe", "stage", "trained"),
-    [
-        ("demo/lvlm", "finetune", ["language", "pretrain", "finetune"]),
-        ("demo/video", "sparrow", ["sparrow_text", "sparrow"]),
-        ("demo/video", "msd", ["msd_text", "msd"]),
-        ("demo/visual-ar", "head_without_dropout", ["head_without_dropout"]),
-    ],
-)
+@pytest.mark.parametrize(("recipe", "stage", "trained"), [
+    ("demo/lvlm", "finetune", ["language", "pretrain", "finetune"]),
+    ("demo/video", "sparrow", ["sparrow_text", "sparrow"]),
+    ("demo/video", "msd", ["msd_text", "msd"]),
+    ("demo/visual-ar", "head_without_dropout", ["head_without_dropout"]),
+])  # fmt: skip
 def test_where_a_drafter_is_from(recipe, stage, trained):
     stages = stages_of(recipe)
     assert trained_by(stages, stage) == trained

@@ -18,14 +18,9 @@ from draftsmith.trainers.run.stopping import Stop, Stopped
 from hub_server import TOKEN, HubServer, Repository
 
 REPO = "me/llava-draft"
-FILES = {
-    "README.md": b"---\nlibrary_name: transformers\n---\n# a draft\n",
-    "config.json": b'{"model_type": "llava"}',
-    "draftsmith.json": b'{"published": {}}',
-    "model.safetensors": bytes(range(256)) * 40,
-    "report/report.md": b"tau 2.00\n",
-    "report/plot.png": b"\x89PNG" + b"1" * 300,
-}
+FILES = {"README.md": b"---\nlibrary_name: transformers\n---\n# a draft\n", "config.json": b'{"model_type": "llava"}',
+         "draftsmith.json": b'{"published": {}}', "model.safetensors": bytes(range(256)) * 40,
+         "report/report.md": b"tau 2.00\n", "report/plot.png": b"\x89PNG" + b"1" * 300}  # fmt: skip
 
 
 @pytest.fixture

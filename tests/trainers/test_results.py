@@ -199,13 +199,8 @@ def test_a_stage_of_another_run_is_checked_where_a_path_names_it(tmp_path):
 
 # ---- marks that a power cut has left
 
-CUTS = {
-    "empty": b"",
-    "cut": b'{"fingerprint": "f", "ver',
-    "no JSON object": b"[1]",
-    "zeros": bytes(64),
-    "no UTF-8": b'{"fingerprint": "\xff"}',
-}
+CUTS = {"empty": b"", "cut": b'{"fingerprint": "f", "ver', "no JSON object": b"[1]", "zeros": bytes(64),
+        "no UTF-8": b'{"fingerprint": "\xff"}'}  # fmt: skip
 
 
 @pytest.mark.parametrize("cut", CUTS)

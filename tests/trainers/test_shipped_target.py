@@ -78,14 +78,9 @@ def test_the_recipe_makes_such_a_target(tmp_path, monkeypatch, shipping):
 def test_the_first_demo_reads_the_shipped_target_and_its_words(tmp_path):
     run = tmp_path / "run"
     found = load(
-        [
-            "recipe=demo/lvlm",
-            f"output={run}",
-            *DRAFT,
-            "stages.world.splits.binding.attribute=16",
-            "stages.evaluate.warmup=0",
-        ]
-    )
+        ["recipe=demo/lvlm", f"output={run}", *DRAFT, "stages.world.splits.binding.attribute=16",
+         "stages.evaluate.warmup=0"]
+    )  # fmt: skip
     run_loaded(found, run)
     assert sorted(path.name for path in run.iterdir() if path.is_dir()) == [
         "evaluate", "finetune", "language", "pretrain", "world"

@@ -77,10 +77,8 @@ def test_an_evaluation_hands_on_its_table_plots_and_report(tmp_path, wandb):
                 "ESR": 1.1, "identical": 3}  # fmt: skip
         (mine.folder / "report.json").write_text(json.dumps({"version": 2, "cells": [cell]}))
     assert wandb.inits[0]["group"] == "run" and wandb.inits[0]["name"] == "finetune"
-    assert wandb.logged == [
-        {"report": (list(COLUMNS), [["pictures", "M", 3, 2.5, 2.0, 3.0, 1.2, 3]])},
-        {"speedup": mine.folder / "speedup.png"},
-    ]
+    assert wandb.logged == [{"report": (list(COLUMNS), [["pictures", "M", 3, 2.5, 2.0, 3.0, 1.2, 3]])},
+                            {"speedup": mine.folder / "speedup.png"}]  # fmt: skip
     assert wandb.artifacts == [("report", ["report.html", "report.json", "report.md", "speedup.png"])]
     assert wandb.codes == [0]
 
@@ -89,15 +87,8 @@ def test_an_evaluation_hands_on_its_table_plots_and_report(tmp_path, wandb):
 def test_a_training_hands_on_its_model_where_the_recipe_says_so(artifacts, tmp_path, wandb):
     with tracked(context(tmp_path, artifacts=artifacts)) as mine:
         tracker = mine.tracker()
-        fill(
-            mine.folder,
-            "sample.txt",
-            "model.safetensors",
-            "config.json",
-            "tokenizer.json",
-            "done.json",
-            "metrics.jsonl",
-        )
+        fill(mine.folder, "sample.txt", "model.safetensors", "config.json", "tokenizer.json", "done.json",
+             "metrics.jsonl")  # fmt: skip
         track_sample(tracker, mine.folder)
         assert mine.tracker() is tracker, "one tracker for a stage"
     assert wandb.logged == [{"sample": (["supervised text in [[ ]]"], [["{}"]])}]

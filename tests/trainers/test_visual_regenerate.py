@@ -164,13 +164,8 @@ def test_answers_of_anole_are_ids_and_their_codes():
     texts = {"one": torch.tensor([25, 27, 31]), "two": torch.tensor([30])}
     generator = Generator(target, lambda caption, label: texts[caption], lambda codes: codes, torch.zeros(16, 4), 4)
     greedy = regenerate.RegenerateStage(kind="regenerate", prompts={"path": "a.txt"}, temperature=0.0)
-    named = SimpleNamespace(
-        target=SimpleNamespace(path="hub/anole", revision=None),
-        fingerprint="f" * 40,
-        seed=2,
-        stop=Stop(),
-        progress=StageLine("answers"),
-    )
+    named = SimpleNamespace(target=SimpleNamespace(path="hub/anole", revision=None), fingerprint="f" * 40, seed=2,
+                            stop=Stop(), progress=StageLine("answers"))  # fmt: skip
     target.config._commit_hash = "c0ffee"
     answers = [*pictures.draw(greedy, named, generator, [ImagePrompt(t, t) for t in texts], range(2))]
     decoding = Decoding(Chain(1), RULES["greedy"], Draw("top-k"), Warp(), target.num_codes, ())

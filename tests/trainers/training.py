@@ -131,17 +131,9 @@ def run(
                 functools.partial(loader, samples or Samples(), steps, micro=micro),
                 steps,
                 model.states if isinstance(model, ModelTraining) else no_states,
-            ),
-            CheckpointConfig(every=every, keep=keep),
-            log_every=1,
-            folder=folder,
-            fingerprint=fingerprint,
-            log=keep_log,
-            rewind=lambda step: None,
-            say=told.append,
-            saved=saved,
-            stop=stop,
-        )
+            ), CheckpointConfig(every=every, keep=keep), log_every=1, folder=folder, fingerprint=fingerprint,
+            log=keep_log, rewind=lambda step: None, say=told.append, saved=saved, stop=stop,
+        )  # fmt: skip
     return losses, weights(built), told
 
 

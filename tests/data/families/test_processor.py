@@ -65,11 +65,8 @@ def test_own_image_processor_from_a_tower_s_files(tmp_path):
     own_processor = with_own_image_processor(
         made, str(tmp_path), image_size=16, patch_size=8, family="llava_onevision", revision=None
     )
-    assert (own_processor.image_size, own_processor.family, own_processor.tokenizer_hash) == (
-        16,
-        "llava_onevision",
-        made.tokenizer_hash,
-    )
+    assert (own_processor.image_size, own_processor.family,
+            own_processor.tokenizer_hash) == (16, "llava_onevision", made.tokenizer_hash)  # fmt: skip
     assert pixels([picture((9, 30))], own_processor, "square").shape == (1, 3, 16, 16), "SigLIP squeezes"
     assert list(own_processor.image_processor.image_std) == [0.25] * 3
     with pytest.raises(UserError, match="cannot load image processor"):
@@ -81,14 +78,11 @@ def test_own_image_processor_from_a_tower_s_files(tmp_path):
 CLIP_MEAN = [0.48145466, 0.4578275, 0.40821073]
 
 
-@pytest.mark.parametrize(
-    ("family", "vision", "mean"),
-    [
-        ("llava", {"model_type": "clip_vision_model", "image_size": 24, "patch_size": 8}, CLIP_MEAN),
-        ("llava_next", {"model_type": "clip_vision_model", "image_size": 24, "patch_size": 8}, CLIP_MEAN),
-        ("llava_onevision", {"model_type": "siglip_vision_model", "image_size": 24, "patch_size": 8}, [0.5] * 3),
-    ],
-)
+@pytest.mark.parametrize(("family", "vision", "mean"), [
+    ("llava", {"model_type": "clip_vision_model", "image_size": 24, "patch_size": 8}, CLIP_MEAN),
+    ("llava_next", {"model_type": "clip_vision_model", "image_size": 24, "patch_size": 8}, CLIP_MEAN),
+    ("llava_onevision", {"model_type": "siglip_vision_model", "image_size": 24, "patch_size": 8}, [0.5] * 3),
+])  # fmt: skip
 def test_without_image_settings_the_published_ones_are_taken(family, vision, mean, tmp_path):
     made = processor(family)
     made.tokenizer.save_pretrained(tmp_path)

@@ -22,13 +22,9 @@ ANYTHING = st.recursive(
 FILES = st.sampled_from(["images/1.png", "images/2.png", "images/none.png", "images", "../data.json", "/etc/hostname"])
 TURNS = st.fixed_dictionaries(
     {},
-    optional={
-        "from": st.sampled_from(["human", "gpt", "system", "tool"]) | ANYTHING,
-        "value": TEXTS | ANYTHING,
-        "tool_calls": ANYTHING,
-        "reasoning": TEXTS | ANYTHING,
-    },
-)
+    optional={"from": st.sampled_from(["human", "gpt", "system", "tool"]) | ANYTHING, "value": TEXTS | ANYTHING,
+              "tool_calls": ANYTHING, "reasoning": TEXTS | ANYTHING},
+)  # fmt: skip
 RECORDS = st.fixed_dictionaries(
     {"conversations": st.lists(TURNS | ANYTHING, max_size=4) | ANYTHING},
     optional={"id": TEXTS | ANYTHING, "image": FILES | st.lists(FILES, max_size=3) | ANYTHING, "video": ANYTHING,

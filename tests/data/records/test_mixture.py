@@ -104,14 +104,10 @@ def test_several_files_json_and_jsonl(folder, open_data):
     write(folder / "b.jsonl", 10, 10)
     (folder / "sub").mkdir()
     write(folder / "sub" / "a.json", 10, 20)
-    path = mixture(
-        folder,
-        'json_path: a.json, sampling_strategy: "first:2"',
-        'json_path: b.jsonl, sampling_strategy: "end:15%"',
-        "json_path: sub/a.json",
-        'json_path: a.json, sampling_strategy: "end:0"',
-        f'json_path: {folder / "a.json"}, sampling_strategy: "end:1"',
-    )
+    path = mixture(folder, 'json_path: a.json, sampling_strategy: "first:2"',
+                   'json_path: b.jsonl, sampling_strategy: "end:15%"', "json_path: sub/a.json",
+                   'json_path: a.json, sampling_strategy: "end:0"',
+                   f'json_path: {folder / "a.json"}, sampling_strategy: "end:1"')  # fmt: skip
     dataset = open_data(path)
     assert used(dataset) == ["t0", "t1", "t18", "t19", *(f"t{n}" for n in range(20, 30)), "t9"]
     assert dataset.lengths.tolist() == [-5] * 15

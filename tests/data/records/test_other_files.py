@@ -122,15 +122,10 @@ def test_records_of_other_layouts_are_told_by_what_they_hold(tmp_path):
     assert "draftsmith logs" in open_records(path, tmp_path / "cache").problems[0], "a log of one line is no wrapper"
 
 
-@pytest.mark.parametrize(
-    ("data", "kind"),
-    [
-        ("{}".encode("utf-16"), "UTF-16 text"),
-        (table(), "Parquet"),
-        (gzip.compress(b"{}", mtime=0), "gzip"),
-        (b"\xe9", "not UTF-8: byte 0xe9"),
-    ],
-)
+@pytest.mark.parametrize(("data", "kind"), [
+    ("{}".encode("utf-16"), "UTF-16 text"), (table(), "Parquet"), (gzip.compress(b"{}", mtime=0), "gzip"),
+    (b"\xe9", "not UTF-8: byte 0xe9"),
+])  # fmt: skip
 def test_small_files_are_told_as_what_they_are_too(tmp_path, data, kind):
     path = tmp_path / "index.json"
     path.write_bytes(data)

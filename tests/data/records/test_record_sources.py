@@ -201,11 +201,8 @@ datasets:
 """)
     mixed = opened(media / "forms" / "mix.yaml")
     ids = [mixed.record(index)["id"] for index in range(len(mixed))]
-    assert (
-        ids[:6] == ["r0", "r1", "r2", "r18", "r19", "r20"]
-        and len(ids) == 32
-        and ids[11:] == [f"r{n}" for n in range(21)]
-    )
+    assert (ids[:6] == ["r0", "r1", "r2", "r18", "r19", "r20"] and len(ids) == 32
+            and ids[11:] == [f"r{n}" for n in range(21)])  # fmt: skip
     again = opened(media / "forms" / "mix.yaml", run="again")
     assert [again.record(index)["id"] for index in range(len(again))] == ids
     assert mixed.selection.summary() == "4 data files, 3 of them in part: 32 of 84 records"
@@ -324,10 +321,8 @@ def test_decoding_columns_stay_undecoded(media, opened, monkeypatch):
     monkeypatch.setattr(datasets.Image, "decode_example", lambda *_, **__: pytest.fail("decoded"))
     data = opened(TableRecords(kind="datasets", path=str(media / "set")))
     assert data[0].pixels.shape == (1, 3, 24, 24)
-    eps = {
-        "conversations": TURNS,
-        "image": {"bytes": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "path": None},
-    }
+    eps = {"conversations": TURNS,
+           "image": {"bytes": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "path": None}}  # fmt: skip
     with pytest.raises(UserError, match=r"corrupt image[\s\S]*row 0, column image"):
         opened(saved(media / "eps", [eps]))[0]
 
@@ -377,10 +372,8 @@ def test_a_set_with_indices_and_splits(media, opened):
     assert len(opened(source)) == 4
     mine = opened(source.model_copy(update={"split": "mine"}))
     assert [mine.record(index)["id"] for index in range(3)] == ["r20", "r3", "r4"]
-    assert [sample_id.rpartition("/")[2] for sample_id in (mine.sample_id(0), mine.sample_id(2))] == [
-        "mine[0]",
-        "mine[2]",
-    ]
+    assert [sample_id.rpartition("/")[2]
+            for sample_id in (mine.sample_id(0), mine.sample_id(2))] == ["mine[0]", "mine[2]"]  # fmt: skip
 
 
 def test_a_folder_of_one_configuration(media, opened):
@@ -427,31 +420,16 @@ def test_a_set_of_the_hub_without_a_network(media, opened, forms):
 
 
 BAD_TABLES = {
-    "no conversations": (
-        [{"turns": TEXT_TURNS}],
-        {},
-        "no column 'conversations'; it has turns",
-        "columns.conversations",
-        "",
-    ),
-    "a mistyped column": (
-        [{"conversations": TEXT_TURNS, "picture": "a"}],
-        {"image": "pictur"},
-        "'pictur'",
-        "columns.image",
-        "'picture'",
-    ),
+    "no conversations": ([{"turns": TEXT_TURNS}], {}, "no column 'conversations'; it has turns",
+                         "columns.conversations", ""),
+    "a mistyped column": ([{"conversations": TEXT_TURNS, "picture": "a"}], {"image": "pictur"}, "'pictur'",
+                          "columns.image", "'picture'"),
     "turns as text": ([{"conversations": "hello"}], {}, "holds string", "columns.conversations", "convert"),
-    "turns of others": (
-        [{"conversations": [{"role": "user", "content": "a"}]}],
-        {},
-        "`from` and `value`",
-        "columns.conversations",
-        "",
-    ),
+    "turns of others": ([{"conversations": [{"role": "user", "content": "a"}]}], {}, "`from` and `value`",
+                        "columns.conversations", ""),
     "pictures as numbers": ([{"conversations": TEXT_TURNS, "image": 3}], {}, "holds int64", "columns.image", "convert"),
     "ids as lists": ([{"conversations": TEXT_TURNS, "id": [1]}], {}, "column 'id'", "columns.id", ""),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BAD_TABLES)
@@ -535,12 +513,8 @@ def test_pictures_of_a_key_in_their_order(media, opened):
     assert torch.equal(opened(media / "plain.json")[0].pixels, by_number), "9 comes before 10"
     text = opened(tar(media, [("k.json", record_bytes(image="images/2.png"))]))
     assert text.record(0)["image"] == "images/2.png" and text[0].pixels is not None, "a file of the images folder"
-    extra = [
-        ("a/k.json", record_bytes()),
-        ("a/k.seg.npz", b"x"),
-        ("a/k.jpg.pkl", b"x"),
-        ("a/k.png", picture_bytes(media, 2)),
-    ]
+    extra = [("a/k.json", record_bytes()), ("a/k.seg.npz", b"x"), ("a/k.jpg.pkl", b"x"),
+             ("a/k.png", picture_bytes(media, 2))]  # fmt: skip
     data = opened(tar(media, extra))
     assert len(data) == 1 and data.record(0)["id"] == "a/k", "members of other suffixes are never read"
 
@@ -580,10 +554,8 @@ def test_a_key_that_comes_twice(media, opened):
     kept = opened(both, on_error="skip")
     assert [kept.record(index)["id"] for index in range(len(kept))] == ["r1", "r0"]
     notes = [json.loads(line) for line in (media / "run" / "skipped.jsonl").read_text().splitlines()]
-    assert {(Path(n["file"]).name, n["record"]) for n in notes if n["record"] is not None} == {
-        ("one.tar", 2),
-        ("two.tar", 3),
-    }
+    assert {(Path(n["file"]).name, n["record"]) for n in notes
+            if n["record"] is not None} == {("one.tar", 2), ("two.tar", 3)}  # fmt: skip
 
 
 def test_tars_that_are_damaged_or_not_there(media, opened, forms):

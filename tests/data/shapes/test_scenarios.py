@@ -318,10 +318,8 @@ def test_facts_are_true_of_the_drawings():
     assert "five points" in facts["How many points does the star have?"]
     star = draw(Scene((Object("star", "black", 0, 0),)), 480).convert("L").crop((0, 0, 160, 160))
     center = (80, 84)
-    ring = [
-        star.getpixel((center[0] + round(62 * math.sin(a)), center[1] - round(62 * math.cos(a)))) < 128
-        for a in (math.tau * step / 720 for step in range(720))
-    ]
+    ring = [star.getpixel((center[0] + round(62 * math.sin(a)), center[1] - round(62 * math.cos(a)))) < 128
+            for a in (math.tau * step / 720 for step in range(720))]  # fmt: skip
     assert sum(now and not before for before, now in zip(ring, ring[1:] + ring[:1], strict=True)) == 5
 
 

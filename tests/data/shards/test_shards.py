@@ -33,12 +33,8 @@ def sample(number: int) -> tuple[str, dict, dict]:
     """Ragged tensors of several types; one is a view, as rows of a batch are."""
     generator = torch.Generator().manual_seed(number)
     batch = torch.randn(4, 3 + number % 3, 8, generator=generator)
-    tensors = {
-        "codes": torch.arange(5 + number % 4).to(torch.uint16),
-        "row": batch[number % 4],
-        "turned": batch[0].T,
-        "half": batch[1].to(torch.bfloat16),
-    }
+    tensors = {"codes": torch.arange(5 + number % 4).to(torch.uint16), "row": batch[number % 4], "turned": batch[0].T,
+               "half": batch[1].to(torch.bfloat16)}  # fmt: skip
     return f"{number:09d}", tensors, {"caption": f"naïve picture {number}", "label": number, "nested": [1, {"a": None}]}
 
 

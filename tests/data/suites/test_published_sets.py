@@ -27,12 +27,8 @@ def picture(path: Path) -> dict:
 def onevision(path: Path, rows: list[dict]) -> None:
     """Features as the dataset cards of LLaVA-OneVision-Data, LLaVA-NeXT-Data and LLaVA-ReCap-* list them."""
     text = datasets.Value("string")
-    features = {
-        "id": text,
-        "image": datasets.Image(),
-        "conversations": [{"from": text, "value": text}],
-        "data_source": text,
-    }
+    features = {"id": text, "image": datasets.Image(), "conversations": [{"from": text, "value": text}],
+                "data_source": text}  # fmt: skip
     path.mkdir(parents=True)
     table = datasets.Dataset.from_list(rows, features=datasets.Features(features))
     table.to_parquet(path / "train-00000-of-00001.parquet")

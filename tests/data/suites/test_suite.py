@@ -140,12 +140,8 @@ def test_second_turns_follow_the_protocol(suite):
 
 
 def test_released_transcripts_lose_the_end_token_and_training_never_does():
-    turns = [
-        {"from": "human", "value": "<image>\nWho?"},
-        {"from": "gpt", "value": "Me."},
-        {"from": "human", "value": "Why?"},
-        {"from": "gpt", "value": "(open)"},
-    ]
+    turns = [{"from": "human", "value": "<image>\nWho?"}, {"from": "gpt", "value": "Me."},
+             {"from": "human", "value": "Why?"}, {"from": "gpt", "value": "(open)"}]  # fmt: skip
     form = PromptFormat(system="", image_rule="verbatim")
     blank = form.model_copy(update={"answer_end": "blank"})
     kept = "USER: <image>\nWho? ASSISTANT: Me.</s>USER: Why? ASSISTANT:"

@@ -117,18 +117,15 @@ def test_fewer_rows_are_drawn_and_keep_their_order(tmp_path):
     assert kept == [f"m{n:02d}" for n in sorted(chosen(20, 6, 42))] != [f"m{n:02d}" for n in range(6)]
 
 
-@pytest.mark.parametrize(
-    ("row", "problem"),
-    [
-        ({"turns": []}, "'turns' is no list of questions"),
-        ({"turns": "Is it red?"}, "'turns' is no list of questions"),
-        ({"turns": ["Is it red?", " "]}, "'turns' is no list of questions"),
-        ({"image": "../../etc/passwd"}, "'image' names no picture of the set: '../../etc/passwd'"),
-        ({"image": None}, "'image' names no picture of the set: None"),
-        ({"topic": ...}, "no key 'topic'; the row has id, image, turns, category"),
-        (["a"], "dict"),
-    ],
-)
+@pytest.mark.parametrize(("row", "problem"), [
+    ({"turns": []}, "'turns' is no list of questions"),
+    ({"turns": "Is it red?"}, "'turns' is no list of questions"),
+    ({"turns": ["Is it red?", " "]}, "'turns' is no list of questions"),
+    ({"image": "../../etc/passwd"}, "'image' names no picture of the set: '../../etc/passwd'"),
+    ({"image": None}, "'image' names no picture of the set: None"),
+    ({"topic": ...}, "no key 'topic'; the row has id, image, turns, category"),
+    (["a"], "dict"),
+])  # fmt: skip
 def test_a_row_that_cannot_be_asked_is_told_with_file_row_and_key(row, problem, tmp_path):
     bad = row if isinstance(row, list) else {k: v for k, v in (MMSPEC[1] | row).items() if v is not ...}
     folder = mmspec(tmp_path / "set", [MMSPEC[0]])

@@ -219,15 +219,8 @@ def _left_lock(attempt: Attempt) -> str:
 
 
 _PLACES: dict[str, Callable[[Attempt], str]] = {
-    "odd name": _odd_name,
-    "linked folder": _linked,
-    "a file in a folder's place": _is_file,
-    "read-only disk": _read_only,
-    "no right to write": _other_user,
-    "data of another user": _their_data,
-    "no locks": _no_locks,
-    "two at once": _twice,
-    "moved after a kill": _moved,
-    "no home": _no_home,
+    "odd name": _odd_name, "linked folder": _linked, "a file in a folder's place": _is_file,
+    "read-only disk": _read_only, "no right to write": _other_user, "data of another user": _their_data,
+    "no locks": _no_locks, "two at once": _twice, "moved after a kill": _moved, "no home": _no_home,
     "a lock left behind": _left_lock,
-}
+}  # fmt: skip

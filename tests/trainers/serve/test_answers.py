@@ -17,10 +17,8 @@ from safetensors.torch import save_file
 PROMPTS = (torch.tensor([1, 5, 6]), torch.tensor([1, 5]))
 ENDS = (2, 90)
 JOB = Job([Asked("a.json[0]", PROMPTS[0], 4), Asked("a.json[1]", PROMPTS[1], 4)], 100, never={50}, ends=ENDS)
-GOOD = [
-    {"prompt_tokens": 3, "tokens": [7, 8, 90], "stop": "eos"},
-    {"prompt_tokens": 2, "tokens": [7, 8, 9, 10], "stop": "length"},
-]
+GOOD = [{"prompt_tokens": 3, "tokens": [7, 8, 90], "stop": "eos"},
+        {"prompt_tokens": 2, "tokens": [7, 8, 9, 10], "stop": "length"}]  # fmt: skip
 
 
 def first(**changes):

@@ -243,16 +243,13 @@ def test_what_the_engine_cannot_run_is_refused_before_the_run(which):
         EvaluateStage.model_validate(base | changes).check(TARGET, HEAD)
 
 
-@pytest.mark.parametrize(
-    ("engine", "words"),
-    [
-        ({"concurrency": [0]}, "greater than or equal to 1"),
-        ({"concurrency": [2, 2]}, "names a number twice"),
-        ({"concurrency": []}, "at least 1 item"),
-        ({"max_num_seqs": 4}, "max_num_seqs: nothing reads it"),
-        ({"kind": "sglang"}, "sglang"),
-    ],
-)
+@pytest.mark.parametrize(("engine", "words"), [
+    ({"concurrency": [0]}, "greater than or equal to 1"),
+    ({"concurrency": [2, 2]}, "names a number twice"),
+    ({"concurrency": []}, "at least 1 item"),
+    ({"max_num_seqs": 4}, "max_num_seqs: nothing reads it"),
+    ({"kind": "sglang"}, "sglang"),
+])  # fmt: skip
 def test_settings_that_say_nothing_are_refused(engine, words):
     with pytest.raises(ValueError, match=words):
         EvaluateStage.model_validate({

@@ -219,18 +219,8 @@ def test_pictures_are_handed_over_as_they_were_read():
 
     mean, std = (0.48, 0.46, 0.41), (0.27, 0.26, 0.28)
     images = pil("Qwen2VL")(image_mean=mean, image_std=std, patch_size=4, merge_size=2)
-    processor = Processor(
-        None,
-        images,
-        0,
-        patch_size=4,
-        image_size=8,
-        pad_id=0,
-        bos_id=None,
-        eos_id=0,
-        newline_id=0,
-        picture_family=QWEN2_5_VL,
-    )
+    processor = Processor(None, images, 0, patch_size=4, image_size=8, pad_id=0, bos_id=None, eos_id=0, newline_id=0,
+                          picture_family=QWEN2_5_VL)  # fmt: skip
     torch.manual_seed(0)
     bytes_ = torch.randint(0, 256, (16, 24, 3), dtype=torch.uint8)
     grid = PatchGrid(1, 4, 6)

@@ -108,11 +108,9 @@ class Requests:
     def step(self):
         answer = {"token_ids": [4], "finish_reason": "stop"}
         return [
-            SimpleNamespace(
-                finished=True, request_id=str(n), prompt_token_ids=[1] * (n + 1), outputs=[SimpleNamespace(**answer)]
-            )
-            for n in self.steps.pop(0)
-        ]
+            SimpleNamespace(finished=True, request_id=str(n), prompt_token_ids=[1] * (n + 1),
+                            outputs=[SimpleNamespace(**answer)]) for n in self.steps.pop(0)
+        ]  # fmt: skip
 
 
 def test_requests_of_several_jobs_end_in_any_order(tmp_path, monkeypatch):
@@ -131,15 +129,13 @@ def test_requests_of_several_jobs_end_in_any_order(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("dies", "words"),
     [
-        (
-            "os.kill(os.getpid(), signal.SIGKILL)",
-            r"killed by signal 9 \(SIGKILL\)(.|\n)*stages.x.engine.gpu_memory_util",
-        ),
+        ("os.kill(os.getpid(), signal.SIGKILL)",
+         r"killed by signal 9 \(SIGKILL\)(.|\n)*stages.x.engine.gpu_memory_util"),
         ("raise OSError(28, 'No space left on device')", r"exit code 1(.|\n)*Errno 28(.|\n)*stages.x.engine.scratch"),
         ("time.sleep(600)", r"gave no sign for 0.5 s(.|\n)*stages.x.engine.timeout_s"),
     ],
     ids=["memory", "disk", "hang"],
-)
+)  # fmt: skip
 def test_an_engine_that_never_answers_is_a_fault_with_its_cure(engine, dies, words):
     with pytest.raises(UserError, match=words) as caught, engine(dies, timeout_s=0.5 if "sleep" in dies else 60) as one:
         one.start()
