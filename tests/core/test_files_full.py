@@ -22,6 +22,7 @@ from draftsmith.core.files import (
     unwritable,
     write_whole,
 )
+from fails import fails_with
 
 
 @contextmanager
@@ -54,12 +55,11 @@ def append_many(log, line):
 def test_lines_are_appended_whole_or_not_at_all(tmp_path):
     with small_disk(tmp_path / "disk", 64 << 10):
         log, line = tmp_path / "disk" / "rows.jsonl", b"x" * 9_999 + b"\n"
-        with pytest.raises(UserError) as caught:
-            append_many(log, line)
+        caught = fails_with("", append_many, log, line)
         whole = log.read_bytes()
         assert whole and whole == line * (len(whole) // len(line)), "no half of a line"
-        assert str(log) == caught.value.where and "bytes are needed" in caught.value.problem
-        assert "are there" in caught.value.problem and "goes on from what is saved" in caught.value.hint
+        assert str(log) == caught.where and "bytes are needed" in caught.problem
+        assert "are there" in caught.problem and "goes on from what is saved" in caught.hint
         append_lines(log, b"short\n")  # what fits still goes
         assert log.read_bytes() == whole + b"short\n"
 
@@ -75,8 +75,7 @@ def test_a_small_file_that_does_not_fit_leaves_the_old_one(tmp_path):
     with small_disk(tmp_path / "disk", 64 << 10):
         path = tmp_path / "disk" / "report.json"
         write_whole(path, b"old")
-        with pytest.raises(UserError, match=r"100,000 bytes are needed, and .* are there"):
-            write_whole(path, b"x" * 100_000)
+        fails_with(r"100,000 bytes are needed, and .* are there", write_whole, path, b"x" * 100_000)
         assert path.read_bytes() == b"old" and [p.name for p in path.parent.iterdir()] == ["report.json"]
 
 

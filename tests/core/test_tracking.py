@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from draftsmith.core.secrets import HIDDEN
 from draftsmith.core.tracking import Tracker, TrackingConfig, WandbConfig, unit, wandb_login
+from fails import fails_with, raising
 from pydantic import ValidationError
 
 TOKEN = "hf_AbCdEfGhIjKlMnOpQrStUvWxYz0123456789"
@@ -106,8 +107,7 @@ def test_rewind_drops_later_lines_and_a_torn_one(tmp_path):
     again.log({"loss": 50.0}, 5)
     assert [(row["step"], row["loss"]) for row in rows(tmp_path)][-2:] == [(4, 4.0), (5, 50.0)]
     again.rewind(0)
-    assert rows(tmp_path) == []
-    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+    assert rows(tmp_path) == [] and [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
 def test_a_torn_line_of_a_step_that_is_kept_goes_too(tmp_path):
@@ -138,8 +138,7 @@ def test_what_wandb_is_started_with(tmp_path, wandb):
     assert wandb.lines == [(10, {"loss": 1.0}), (10, {"val_loss": 2.0}), (20, {"loss": 0.5})]
     assert wandb.finished == 0
     mine.finish()
-    assert wandb.finished == 1
-    assert [row["step"] for row in rows(tmp_path)] == [10, 10, 20]
+    assert wandb.finished == 1 and [row["step"] for row in rows(tmp_path)] == [10, 10, 20]
 
 
 @pytest.mark.parametrize(("mode", "variables", "expected"), [
@@ -233,8 +232,7 @@ def test_a_rewind_that_cannot_be_written_stops_nothing(tmp_path):
 
 
 def test_an_unknown_mode_is_refused_when_the_recipe_loads():
-    with pytest.raises(ValidationError, match="mode"):
-        with_wandb(mode="onlin")
+    fails_with("mode", with_wandb, mode="onlin", error=ValidationError)
 
 
 def test_a_server_that_does_not_answer_leaves_the_run_offline(tmp_path, monkeypatch):
@@ -275,10 +273,7 @@ def test_without_a_key_nothing_asks_for_one(tmp_path, wandb):
 
 
 def test_what_is_left_unsent_at_the_end_is_said_with_its_hint(tmp_path, wandb, monkeypatch):
-    def finish(exit_code):
-        raise TimeoutError("Timed out finishing run.")
-
-    monkeypatch.setattr(wandb, "finish", finish)
+    monkeypatch.setattr(wandb, "finish", raising(TimeoutError("Timed out finishing run.")))
     said: list[str] = []
     tracker(tmp_path, with_wandb(), say=said.append).finish()
     assert len(said) == 1 and "did not take all" in said[0]
@@ -411,8 +406,7 @@ def test_the_real_package_offline(tmp_path, monkeypatch):
     mine.finish()
     (path,) = (tmp_path / "stage" / "wandb").glob("offline-run-*/run-*.wandb")
     config, history = written(path)
-    assert head.strip() in path.read_bytes()
-    assert config["seed"] == 7
+    assert head.strip() in path.read_bytes() and config["seed"] == 7
     assert config["stages"] == {"a": {"api_key": HIDDEN}}
     assert history == [{"_step": 5, "loss": 2.5, "lr": 0.1}, {"_step": 10, "loss": 5.0, "lr": 0.1}]
     for file in (tmp_path / "stage").rglob("*"):

@@ -19,6 +19,7 @@ from draftsmith.data.families.qwen import QWEN2_5_VL
 from draftsmith.data.processor_files import load_processor
 from draftsmith.data.records.record import check_record
 from draftsmith.data.shapes.tokenizer import train_tokenizer
+from fails import fails_with
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -125,8 +126,7 @@ def test_without_a_system_message_the_template_writes_its_own(of, name):
     processor, turns = of(name), [{"from": "human", "value": "Is it?"}, {"from": "gpt", "value": "Yes."}]
     whole = encode(turns, CHAT, processor)
     asked = served(processor, [{"role": "user", "content": "Is it?"}])
-    assert whole.ids[: len(asked)] == asked
-    assert ("helpful" in whole.text) == (name == "qwen2.5")
+    assert whole.ids[: len(asked)] == asked and ("helpful" in whole.text) == (name == "qwen2.5")
     assert learned(processor, whole)[0].endswith("Yes." + processor.tokenizer.eos_token)
 
 
@@ -146,36 +146,30 @@ def test_thoughts_are_learned_as_the_template_writes_them(of):
     assert prompt.ids == served(processor, [message(turns[2])], enable_thinking=False)
     with pytest.raises(UserError, match="chat_template_kwargs has tokenize"):
         encode(turns, CHAT, processor, record={"chat_template_kwargs": {"tokenize": True}})
-    with pytest.raises(UserError, match="leaves out the answer's reasoning"):
-        encode(turns, CHAT, of("qwen2.5"))
+    fails_with("leaves out the answer's reasoning", encode, turns, CHAT, of("qwen2.5"))
 
 
 def test_what_a_template_does_not_write_is_refused_by_name(of):
     calls = TURNS[:3]
     two = [*TURNS[:2], {**TURNS[2], "tool_calls": [CALL, CALL]}]
-    with pytest.raises(UserError, match="refuses the record: This model only supports single tool-calls"):
-        encode(two, CHAT, of("llama3.1"))
+    fails_with("refuses the record: This model only supports single tool-calls", encode, two, CHAT, of("llama3.1"))
     processor = of("qwen2.5")
     processor.tokenizer.chat_template = (TEMPLATES / "qwen2.5-vl.jinja").read_text()
-    with pytest.raises(UserError, match="leaves out the answer's tool calls"):
-        encode(calls, CHAT, processor)
+    fails_with("leaves out the answer's tool calls", encode, calls, CHAT, processor)
     processor.tokenizer.chat_template = (
         "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}:{% endif %}"
     )
-    with pytest.raises(UserError, match="otherwise than its prompt begins it"):
-        encode(TURNS[:2] + TURNS[-1:], CHAT, processor)
+    fails_with("otherwise than its prompt begins it", encode, TURNS[:2] + TURNS[-1:], CHAT, processor)
     processor.tokenizer.chat_template = None
-    with pytest.raises(UserError, match="no chat template"):
-        encode(calls, CHAT, processor)
+    fails_with("no chat template", encode, calls, CHAT, processor)
     processor = of("qwen2.5")
     form = PromptFormat(template="qwen")
     for turns, record, what in (
         (calls, {}, "a tool's turn or call"), (TURNS[1:2] + TURNS[-1:], {"tools": TOOLS}, "tools"),
         ([TURNS[1], TURNS[-1] | {"reasoning": "Hm."}], {}, "reasoning"),
     ):  # fmt: skip
-        with pytest.raises(UserError, match=f"has {what}, and template qwen writes none") as error:
-            encode(turns, form, processor, record=record)
-        assert "template: chat" in error.value.hint
+        error = fails_with(f"has {what}, and template qwen writes none", encode, turns, form, processor, record=record)
+        assert "template: chat" in error.hint
     for wrong in ({"system": "Be kind."}, {"image_rule": "next"}):
         with pytest.raises(ValueError, match="template chat writes what the server wrote"):
             PromptFormat(template="chat", **wrong)

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 from typing import get_args
 
 import pytest
-from draftsmith.core.errors import UserError
 from draftsmith.data.conversations import PromptFormat, encode, place_marks, render
 from draftsmith.data.families.llava import LLAVA
 from draftsmith.data.families.table import TEMPLATES, TemplateName
+from fails import fails_with
 from transformers import PreTrainedTokenizerFast
 
 VECTORS = Path(__file__).parent / "vectors" / "lvlm"
@@ -35,8 +35,7 @@ def test_rendering_equals_the_official_prompts(name, template):
     expected = sample.get(template, sample)
     arguments = (sample["conversations"], PromptFormat(template=template))
     if "error" in expected:
-        with pytest.raises(UserError):
-            render(*arguments, has_image=sample["has_image"])
+        fails_with("", render, *arguments, has_image=sample["has_image"])
     elif "prompt" in expected:
         assert render(*arguments, has_image=sample["has_image"]).text == expected["prompt"]
     if template == "v1" and "v1_next_image_rule" in sample and "prompt" in sample["v1_next_image_rule"]:
@@ -98,20 +97,17 @@ def test_a_prompt_for_decoding_begins_the_training_ids(name, folder):
     images = images if sample["has_image"] else 0
     whole = encode(turns, PromptFormat(), processor(folder), num_images=images)
     prompt = encode(turns, PromptFormat(), processor(folder), num_images=images, open_ended=True)
-    assert whole.ids[: len(prompt.ids)] == prompt.ids
-    assert not any(prompt.loss_mask[-1:])
+    assert whole.ids[: len(prompt.ids)] == prompt.ids and not any(prompt.loss_mask[-1:])
     assert whole.loss_mask[len(prompt.ids)]
 
 
 def test_wrong_number_of_marks_is_refused():
     turns = [{"from": "human", "value": "no mark"}, {"from": "gpt", "value": "yes"}]
-    with pytest.raises(UserError, match="0 <image> marks for 1 images"):
-        encode(turns, PromptFormat(), processor("tokenizer_a"), num_images=1)
+    fails_with("0 <image> marks for 1 images", encode, turns, PromptFormat(), processor("tokenizer_a"), num_images=1)
 
 
 def test_unknown_role_is_named():
-    with pytest.raises(UserError, match="unknown role 'narrator'"):
-        render([{"from": "narrator", "value": "x"}], PromptFormat(), has_image=False)
+    fails_with("unknown role 'narrator'", render, [{"from": "narrator", "value": "x"}], PromptFormat(), has_image=False)
 
 
 @pytest.mark.parametrize("opens", [False, True])

@@ -10,6 +10,7 @@ import torch
 from draftsmith.core.errors import UserError
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.records import records, scan
+from fails import fails_with
 
 BROKEN = 2  # place of the broken record among five
 
@@ -94,13 +95,11 @@ PROBLEMS = {
 def test_strict_names_file_record_and_hint(folder, open_data, name):
     broken, reason = PROBLEMS[name]
     path = five(folder, broken)
-    with pytest.raises(UserError) as caught:
-        read_all(open_data, path)
-    text = str(caught.value)
-    assert reason in text
-    assert f"{path}, record {BROKEN}" in text
+    caught = fails_with("", read_all, open_data, path)
+    text = str(caught)
+    assert reason in text and f"{path}, record {BROKEN}" in text
     assert ("'r2'" in text) == isinstance(broken, dict)
-    assert caught.value.hint and f"hint:  {caught.value.hint}" in text
+    assert caught.hint and f"hint:  {caught.hint}" in text
     assert ("image_rule: next" in text) == (name == "two marks of which llava15 keeps one")
     assert not log(folder)
 
@@ -116,8 +115,7 @@ def test_skip_lists_the_record_and_yields_the_good_ones(folder, open_data, proce
     assert result == whole
     (entry,) = log(folder)
     assert (entry["file"], entry["record"]) == (str(folder / "data.json"), BROKEN)
-    assert entry["id"] == ("r2" if isinstance(broken, dict) else None)
-    assert reason in entry["reason"]
+    assert entry["id"] == ("r2" if isinstance(broken, dict) else None) and reason in entry["reason"]
 
 
 def test_a_skipped_record_is_listed_once(folder, open_data):
@@ -159,8 +157,7 @@ def test_damaged_lines_of_the_log_are_told_in_one_sentence(folder, open_data, ca
 def test_a_wrong_folder_is_an_error_also_under_skip(folder, open_data):
     """With every record left out, training would stop at a batch that teaches nothing, and name no folder."""
     path, wrong = write(folder / "data.json", [record(n) for n in range(5)]), folder / "elsewhere"
-    with pytest.raises(UserError, match=f"5 of 5 pictures missing in {wrong}, first: 0.png"):
-        open_data(path, on_error="skip", images=str(wrong))
+    fails_with(f"5 of 5 pictures missing in {wrong}, first: 0.png", open_data, path, on_error="skip", images=str(wrong))
     (folder / "images" / "0.png").unlink()
     assert len(open_data(path, on_error="skip")) == 5, "one that is missing is a record's own fault"
     long = write(folder / "long.json", [record(0) | {"image": "x" * 300}, *(record(n) for n in range(1, 5))])
@@ -187,16 +184,14 @@ def test_a_wrong_folder_of_one_of_two_files_is_one_error(folder, open_data):
 def test_json_that_is_nested_too_deep_is_told_by_its_place(folder, open_data, name):
     deep = '{"id": "a", "x": ' + "[" * 100_000 + "]" * 100_000 + "}"
     (folder / name).write_text(deep if name.endswith("l") else f"[{deep}]")
-    with pytest.raises(UserError, match="not valid JSON") as caught:
-        open_data(folder / name)
-    assert str(folder / name) in (caught.value.where or "")
+    caught = fails_with("not valid JSON", open_data, folder / name)
+    assert str(folder / name) in (caught.where or "")
 
 
 def test_a_lone_surrogate_elsewhere_is_told_in_escapes(folder, open_data):
     """In an id, which is only named, and in what a message shows."""
     path = five(folder, record(2, id="\ud83d", conversations=turns("<image>\nWhich?", " ")))
-    with pytest.raises(UserError, match=r"record 2 \(id '\\ud83d'\)"):
-        open_data(path)
+    fails_with(r"record 2 \(id '\\ud83d'\)", open_data, path)
     assert len(open_data(path, on_error="skip")) == 4 and log(folder)[0]["id"] == "\ud83d"
     error = UserError("name \udcff", where="file \ud800", hint="é")
     assert str(error).encode() == "name \\udcff\n  where: file \\ud800\n  hint:  é".encode()
@@ -250,10 +245,9 @@ def test_ids_that_cannot_tell_records_apart(folder, open_data, processor, name):
     ids, problem, where = IDS[name]
     path = write(folder / "data.json", [record(n, id=i) for n, i in enumerate(ids)])
     for _ in range(2):  # from the file, and from the cached index
-        with pytest.raises(UserError) as caught:
-            open_data(path)
-        assert problem in str(caught.value) and where in str(caught.value) and str(path) in str(caught.value)
-        assert caught.value.hint
+        caught = fails_with("", open_data, path)
+        assert problem in str(caught) and where in str(caught) and str(path) in str(caught)
+        assert caught.hint
     assert not log(folder)
     result = lessons(open_data(path, on_error="skip"), processor)
     assert [answer for answer, _ in result.values()] == [f"It is picture {n}." for n in range(5)]
@@ -349,8 +343,7 @@ def test_a_large_broken_file_is_refused_alike(folder, monkeypatch, name):
     monkeypatch.setattr(records, "num_processes", lambda: 2)
     path = write(folder / name, [record(n) for n in range(200)])
     path.write_text(DAMAGES[name](path.read_text()))
-    with pytest.raises(UserError, match=r"not valid JSON[\s\S]*(record 12[01]|line 121)\n"):
-        records.open_records(path, folder / "cache")
+    fails_with(r"not valid JSON[\s\S]*(record 12[01]|line 121)\n", records.open_records, path, folder / "cache")
 
 
 def test_an_unchanged_file_is_indexed_once(folder, open_data, monkeypatch):
@@ -384,15 +377,13 @@ def test_a_file_that_is_no_list_of_records(folder, open_data, name, on_error):
     file, content, says = BAD_FILES[name]
     path = folder / file
     path.write_bytes(content.encode() if isinstance(content, str) else content)
-    with pytest.raises(UserError) as caught:
-        open_data(path, on_error=on_error)
-    assert str(path) in str(caught.value) and says in str(caught.value) and caught.value.hint
+    caught = fails_with("", open_data, path, on_error=on_error)
+    assert str(path) in str(caught) and says in str(caught) and caught.hint
     assert not list(folder.rglob("*.npz")), "nothing of a broken file is kept"
 
 
 def test_a_missing_file_is_named(folder, open_data):
-    with pytest.raises(UserError, match=r"data file not found\n.*none\.json\n.*`path`"):
-        open_data(folder / "none.json")
+    fails_with(r"data file not found\n.*none\.json\n.*`path`", open_data, folder / "none.json")
 
 
 def test_identity_covers_content_settings_and_format(folder, open_data):

@@ -13,6 +13,7 @@ from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.lengths import count_long
 from draftsmith.data.shapes.scenarios import KINDS
 from draftsmith.data.shapes.write import write_dataset
+from fails import fails_with
 
 FORM = PromptFormat(system="", image_rule="verbatim")
 LIMIT = 64
@@ -184,8 +185,7 @@ def test_text_that_is_far_too_long_is_refused_before_it_is_tokenized_whole(
         assert (counted.count, counted.is_longest) == (2, False) and "at least" in str(counted)
     for index in (1, 2):
         if way == "prompt":
-            with pytest.raises(UserError, match=r"ids, more than max_length"):
-                data.request(index, most=data.config.max_length)
+            fails_with(r"ids, more than max_length", data.request, index, most=data.config.max_length)
         elif way == "counted":
             assert not any(data.counted(index).loss_mask)
         elif way == "sample":

@@ -23,6 +23,7 @@ from draftsmith.recipes.origins import resolved
 from draftsmith.recipes.plan import plan
 from draftsmith.recipes.schema import Recipe
 from draftsmith.trainers.estimate.models import target_shape
+from fails import fails_with
 
 TRAIN, LM = "stages.pretrain", "drafter.language_model"
 # Setting of demo/lvlm-from-nothing -> what its message says.
@@ -96,9 +97,8 @@ REFUSED = {
 
 
 def told(*arguments: str) -> UserError:
-    with pytest.raises(UserError) as caught:
-        run_recipe([*arguments, "dry_run=true"], "a test")
-    return caught.value
+    caught = fails_with("", run_recipe, [*arguments, "dry_run=true"], "a test")
+    return caught
 
 
 @pytest.mark.parametrize("setting", REFUSED)

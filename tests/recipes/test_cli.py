@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from draftsmith.core.errors import UserError
 from draftsmith.recipes.commands import cli, stages
 from draftsmith.recipes.commands.cli import COMMANDS, main
 from draftsmith.recipes.commands.completion import SHELLS
@@ -17,6 +16,7 @@ from draftsmith.recipes.exit_codes import CRASH, EXIT_CODES, FAULTS, MISTAKE, OK
 from draftsmith.recipes.launch import typed
 from draftsmith.recipes.load import load, recipe_names
 from draftsmith.recipes.origins import COMMAND_LINE, DEFAULT, shown, values
+from fails import fails_with, raising
 
 OWN, BASE = "lvlm/llava15-160m.yaml", "extended lvlm/llava15-68m.yaml"
 
@@ -30,8 +30,7 @@ def test_recipes_lists_each_with_its_headline(capsys):
     listed = capsys.readouterr().out.splitlines()
     assert len(listed) == len(recipe_names())
     (line,) = [line for line in listed if line.split()[0] == "demo/lvlm"]
-    assert "drawn scenes" in line
-    assert main(["recipes", "--names"]) == OK
+    assert "drawn scenes" in line and main(["recipes", "--names"]) == OK
     assert capsys.readouterr().out.split() == list(recipe_names())
 
 
@@ -108,8 +107,7 @@ def test_each_way_to_run_passes_on_what_was_typed(monkeypatch, words):
     for module in (cli, stages):
         monkeypatch.setattr(module, "run_recipe", lambda arguments, command: commands.append(command) or MISTAKE)
     monkeypatch.setattr("sys.argv", ["/opt/bin/draftsmith"])
-    assert main(words.split()) == MISTAKE
-    assert commands == [f"draftsmith {words}"]
+    assert main(words.split()) == MISTAKE and commands == [f"draftsmith {words}"]
 
 
 def test_recipes_are_found_by_words(capsys):
@@ -147,8 +145,7 @@ def test_where_values_come_from():
     assert result["stages.finetune.optim.lr"] == (5e-5, COMMAND_LINE)
     assert result["stages.pretrain.lora.rank"] == (4, COMMAND_LINE)
     assert result["stages.pretrain.lora.alpha"][1] == DEFAULT, "a part of the section that nobody named"
-    assert result["stages.pretrain.optim.eps"][1] == DEFAULT
-    assert result["seed"] == (0, DEFAULT)
+    assert result["stages.pretrain.optim.eps"][1] == DEFAULT and result["seed"] == (0, DEFAULT)
 
 
 def test_a_kind_that_changes_takes_the_old_kinds_values_along():
@@ -200,12 +197,10 @@ def test_a_command_runs_the_stages_of_its_kind(command, settings, expected):
 
 
 def test_a_stage_of_another_kind_is_refused_with_its_command():
-    with pytest.raises(UserError, match="of kind evaluate") as refused:
-        stages.chosen(["recipe=demo/lvlm", "stages=[evaluate]"], "train")
-    assert "draftsmith evaluate runs it" in refused.value.hint
-    with pytest.raises(UserError, match="no stage for draftsmith publish") as refused:
-        stages.chosen(["recipe=demo/lvlm"], "publish")
-    assert "kind: publish" in refused.value.hint
+    refused = fails_with("of kind evaluate", stages.chosen, ["recipe=demo/lvlm", "stages=[evaluate]"], "train")
+    assert "draftsmith evaluate runs it" in refused.hint
+    refused = fails_with("no stage for draftsmith publish", stages.chosen, ["recipe=demo/lvlm"], "publish")
+    assert "kind: publish" in refused.hint
 
 
 def test_commands_hand_on_to_one_runner(monkeypatch, capsys):
@@ -246,10 +241,7 @@ def test_mistakes_have_one_message_and_exit_code_2(arguments, message, capsys):
 
 
 def test_a_crash_exits_with_1_and_hides_keys(monkeypatch, capsys):
-    def crash(arguments, command):
-        raise RuntimeError("no route to https://me:hunter2@host")
-
-    monkeypatch.setattr(cli, "run_recipe", crash)
+    monkeypatch.setattr(cli, "run_recipe", raising(RuntimeError("no route to https://me:hunter2@host")))
     assert main(["recipe=demo/lvlm"]) == CRASH
     printed = capsys.readouterr().err
     assert "Traceback" in printed and "hunter2" not in printed
@@ -261,10 +253,7 @@ def test_the_version_is_told(capsys):
 
 
 def test_an_interrupt_outside_of_training_has_no_traceback(monkeypatch, capsys):
-    def interrupted(arguments, command):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(cli, "run_recipe", interrupted)
+    monkeypatch.setattr(cli, "run_recipe", raising(KeyboardInterrupt))
     assert main(["recipe=demo/lvlm"]) == STOPPED
     printed = capsys.readouterr().err
     assert "the same command continues" in printed and "Traceback" not in printed

@@ -12,6 +12,7 @@ from draftsmith.recipes import health
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.exit_codes import FAULTS, OK
 from draftsmith.recipes.finding import Finding, any_fault, fault, ok, shown, warning
+from fails import fails_with, raising
 
 GIB = 2**30
 
@@ -21,10 +22,7 @@ def levels(findings: list[Finding]) -> dict[str, str]:
 
 
 def test_the_whole_of_it_here(capsys, monkeypatch, tmp_path):
-    def refuse(*arguments, **settings):
-        raise AssertionError("the network was used")
-
-    monkeypatch.setattr(urllib.request, "urlopen", refuse)
+    monkeypatch.setattr(urllib.request, "urlopen", raising(AssertionError("the network was used")))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     code = main(["doctor", "--output", str(tmp_path / "runs")])
     printed = capsys.readouterr().out
@@ -52,8 +50,7 @@ def test_lines_have_their_hints_and_a_sum():
                                      "fault    GPU     none", "                 hint: buy one", "",
                                      "1 fault(s), 1 warning(s)"]  # fmt: skip
     assert any_fault(findings) and not any_fault(findings[:2])
-    with pytest.raises(AssertionError):
-        Finding("fault", "GPU", "none")
+    fails_with("", Finding, "fault", "GPU", "none", error=AssertionError)
 
 
 def test_versions_against_what_is_required_and_what_was_tested():

@@ -52,8 +52,7 @@ def test_memory_and_training_are_what_the_folders_say(made):
     first, _ = entries(read_runs([made]))
     assert (first.parameters, first.memory) == (15 + 7, 15 * 4 + 7 * 2), "parameters times the bytes of their dtype"
     assert (first.steps, first.samples, first.hours) == (10 + 20, 10 * 8 + 20 * 16, 1.0), "pretrain and finetune alone"
-    assert (first.gpu_hours, first.rank_hours) == (0.0, 2.0)
-    assert not first.unknown
+    assert (first.gpu_hours, first.rank_hours) == (0.0, 2.0) and not first.unknown
 
 
 def test_hours_are_multiplied_by_the_gpus_or_ranks_that_were_recorded(made, tmp_path):

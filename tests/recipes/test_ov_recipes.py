@@ -6,7 +6,6 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from draftsmith.core.errors import UserError
 from draftsmith.data.pictures.tiles import Tiling, onevision_resolutions, tiled_picture
 from draftsmith.data.pictures.videos import write_clip
 from draftsmith.recipes.commands.cli import main
@@ -17,6 +16,7 @@ from draftsmith.trainers.estimate.counted import META, _attend
 from draftsmith.trainers.estimate.train_memory import lvlm_parts
 from draftsmith.trainers.estimate.train_stage import _lvlm_of
 from draftsmith.trainers.stages.train_records import TrainRecords
+from fails import fails_with
 from PIL import Image
 from torch.nn import functional as F
 from transformers import SiglipVisionConfig
@@ -212,5 +212,4 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_mistakes_are_told(name):
     override, expected = BAD[name]
-    with pytest.raises(UserError, match=re.escape(expected)):
-        loaded("recipe=demo/lvlm-ov", override)
+    fails_with(re.escape(expected), loaded, "recipe=demo/lvlm-ov", override)

@@ -18,6 +18,7 @@ from draftsmith.recipes.launch import _write_provenance, context_maker
 from draftsmith.recipes.load import load
 from draftsmith.recipes.origins import shown
 from draftsmith.trainers.evaluate.methods import Method
+from fails import fails_with
 from own_package import forget, write_package
 from pydantic import ValidationError
 
@@ -77,8 +78,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_cannot_be_imported_is_said(package, kind):
-    with pytest.raises(UserError, match=REFUSED[kind]):
-        load(["recipe=demo/compare", f"stages.eagle3.drafter={{kind: '{kind}'}}"])
+    fails_with(REFUSED[kind], load, ["recipe=demo/compare", f"stages.eagle3.drafter={{kind: '{kind}'}}"])
 
 
 def test_a_package_that_is_missing_is_told_once():
@@ -92,8 +92,7 @@ def test_a_package_that_is_missing_is_told_once():
 
 
 def test_a_subclass_of_ours_that_keeps_its_word_is_told_what_to_write(package):
-    with pytest.raises(UserError, match="write `kind: str` in the class"):
-        load(["recipe=llava15-68m", "target.kind=her_package.others:Words"])
+    fails_with("write `kind: str` in the class", load, ["recipe=llava15-68m", "target.kind=her_package.others:Words"])
 
 
 def test_a_subclass_of_a_section_of_several_kinds_says_which(package):
@@ -125,14 +124,12 @@ def test_a_published_folder_imports_nothing_by_itself(package, tmp_path):
         load([f"recipe={folder / 'recipe.yaml'}"])
     extending = tmp_path / "mine.yaml"
     extending.write_text(f"extends: {folder / 'recipe.yaml'}\noutput: runs/x\n")
-    with pytest.raises(UserError, match="a published folder imports nothing by itself"):
-        load([f"recipe={extending}"])
+    fails_with("a published folder imports nothing by itself", load, [f"recipe={extending}"])
     tree = {"kind": "her_package.others:Two"}
     whose = {"target": {"kind": "llava", "path": "me/target"}, "drafter": {"kind": "sparrow"}}
     section = whose | {"decoding": {"name": "a", "tree": tree}, "prompt": {"text": "a"}}
     (folder / "draftsmith.json").write_text(json.dumps({"published": section}))
-    with pytest.raises(NotImported, match=r"her_package.others is not imported(?s:.*)draftsmith.json"):
-        read_published(folder)
+    fails_with(r"her_package.others is not imported(?s:.*)draftsmith.json", read_published, folder, error=NotImported)
     assert "her_package" not in sys.modules
     assert read_published(folder, allow_import=True).decoding.tree.gamma == 2
     assert read_published(folder).decoding.tree.gamma == 2, "imported already"
@@ -201,12 +198,10 @@ def test_the_end_of_a_run_offers_to_publish_the_head_of_ones_own_stage(package):
 def test_an_unknown_setting_in_python_says_which_was_meant(package):
     recipe()
     section = sys.modules["her_package.recurrent"].RecurrentConfig
-    with pytest.raises(ValidationError) as caught:
-        section(level=3)
-    assert caught.value.__notes__ == ["level: did you mean 'levels'?"]
-    with pytest.raises(ValidationError) as caught:
-        section(levels=0)
-    assert not hasattr(caught.value, "__notes__")
+    caught = fails_with("", section, level=3, error=ValidationError)
+    assert caught.__notes__ == ["level: did you mean 'levels'?"]
+    caught = fails_with("", section, levels=0, error=ValidationError)
+    assert not hasattr(caught, "__notes__")
 
 
 def test_a_policy_says_what_the_protocol_asks_alone():

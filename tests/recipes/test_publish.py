@@ -18,6 +18,7 @@ from draftsmith.scripts.papers.finished import ScriptOptions, run_script
 from draftsmith.trainers.run.finished_stages import BEGUN, write_done
 from draftsmith.trainers.run.matching import FINGERPRINTS, write_begun
 from draftsmith.trainers.stages.publish import PublishStage
+from fails import raising
 
 
 def test_another_publication_is_known_by_its_record(tmp_path):
@@ -106,8 +107,5 @@ def test_upload_false_builds_and_leaves_the_hub_alone(finished, capsys):
 
 
 def test_a_script_that_is_interrupted_has_no_traceback(capsys):
-    def interrupted(words):
-        raise KeyboardInterrupt
-
-    assert run_script(interrupted, None, ScriptOptions, ["name=a"]) == STOPPED
+    assert run_script(raising(KeyboardInterrupt), None, ScriptOptions, ["name=a"]) == STOPPED
     assert capsys.readouterr().err == "stopped: what the script had not written yet is lost\n"

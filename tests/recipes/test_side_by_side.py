@@ -4,7 +4,6 @@ import json
 
 import pytest
 import yaml
-from draftsmith.core.errors import UserError
 from draftsmith.core.results import DONE, Mark, sums_of, write_mark
 from draftsmith.eval.run_folders import read_run, read_runs
 from draftsmith.recipes.commands.cli import main
@@ -17,6 +16,7 @@ from draftsmith.recipes.comparison import (
     tables_of,
     training_rows,
 )
+from fails import fails_with
 from rows import report_of
 
 
@@ -94,9 +94,7 @@ def test_the_page_has_all_of_it(two):
 def test_units_stand_in_the_titles_and_unknown_metrics_are_refused(two):
     runs = read_runs(two)
     assert [title for title, _ in panels(runs, ["samples_per_s"])] == ["finetune: samples_per_s (samples/s)"]
-    with pytest.raises(UserError, match="no run has a metric 'los'") as refused:
-        panels(runs, ["los"])
-    assert "loss" in refused.value.hint
+    assert "loss" in fails_with("no run has a metric 'los'", panels, runs, ["los"]).hint
 
 
 def test_runs_of_one_name_are_told_apart_by_their_paths(tmp_path):
@@ -107,16 +105,13 @@ def test_runs_of_one_name_are_told_apart_by_their_paths(tmp_path):
 def test_old_results_that_were_kept_aside_are_not_compared(tmp_path):
     folder = run(tmp_path, lines=[line(1, loss=1.0)])
     (folder / "finetune").rename(folder / "finetune.before-1")
-    with pytest.raises(UserError, match="nothing was trained or measured"):
-        read_run(folder, "a")
+    fails_with("nothing was trained or measured", read_run, folder, "a")
 
 
 @pytest.mark.parametrize(("file", "text"), [("recipe.yaml", "a: [1"), ("evaluate/report.json", '{"tables": ')])
 def test_a_file_that_cannot_be_read_is_named(file, text, two):
     (two[0] / file).write_text(text)
-    with pytest.raises(UserError) as refused:
-        read_run(two[0], "a")
-    assert refused.value.where == str(two[0] / file)
+    assert fails_with("", read_run, two[0], "a").where == str(two[0] / file)
 
 
 def test_a_report_that_is_not_as_its_stage_wrote_it_is_named(two):
@@ -125,8 +120,7 @@ def test_a_report_that_is_not_as_its_stage_wrote_it_is_named(two):
     assert read_run(two[0], "a").evaluations
     report = (stage / "report.json").read_text()
     (stage / "report.json").write_text(report.replace("1", "2", 1))
-    with pytest.raises(UserError, match=r"report\.json of stage evaluate was changed after it was written"):
-        read_run(two[0], "a")
+    fails_with(r"report\.json of stage evaluate was changed after it was written", read_run, two[0], "a")
 
 
 def test_the_command_writes_page_data_and_curves(two, tmp_path, capsys):

@@ -28,6 +28,7 @@ from draftsmith.trainers.stages import cache
 from draftsmith.trainers.stages.cache import CacheStage
 from draftsmith.trainers.train.on_states import open_states
 from draftsmith.trainers.train.states_source import Cached, Online
+from fails import fails_with, raising
 from safetensors.torch import load_file, save_file
 from states_fake import SPARROW, D, padded, row
 from states_run import RECORDS, cached, context, stage, synthetic
@@ -169,8 +170,7 @@ def test_a_killed_build_goes_on_behind_its_finished_shards(made, kept, tmp_path,
         real(builder, index, *rest)
 
     monkeypatch.setattr(build.Builder, "write", dying)
-    with pytest.raises(KeyboardInterrupt):
-        cached(made, tmp_path / "cache")
+    fails_with("", cached, made, tmp_path / "cache", error=KeyboardInterrupt)
     monkeypatch.setattr(build.Builder, "write", lambda b, index, *rest: wrote.append(index) or real(b, index, *rest))
     cached(made, tmp_path / "cache")
     assert wrote == list(range(len(wrote))), "a finished shard was made again"
@@ -211,8 +211,7 @@ def test_two_ranks_write_the_shards_of_one(made, kept, tmp_path, monkeypatch):
 
 def test_a_disk_that_is_too_small_stops_the_stage_with_nothing_written(made, tmp_path, monkeypatch):
     monkeypatch.setattr(estimate.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**26 + 30_000))
-    with pytest.raises(UserError, match="and the disk has"):
-        cached(made, tmp_path / "cache")
+    fails_with("and the disk has", cached, made, tmp_path / "cache")
     assert not (tmp_path / "cache" / "states").exists()
 
 
@@ -227,18 +226,15 @@ def test_a_cache_of_another_target_template_or_head_is_refused_by_the_field(made
 
     assert len(read().reader) == RECORDS
     assert len(read(HivisConfig(kind="hivis")).reader) == RECORDS, "it reads less than Sparrow"
-    with pytest.raises(UserError, match="visual_layers lacks layer 0"):
-        read(MsdConfig(kind="msd"))
-    with pytest.raises(UserError, match="another template"):
-        read(form={"system": "Answer in one word."})
+    fails_with("visual_layers lacks layer 0", read, MsdConfig(kind="msd"))
+    fails_with("another template", read, form={"system": "Answer in one word."})
     other = shutil.copytree(made.folder, tmp_path / "other")
     read(made=type(made)(folder=other, data=made.data))  # the same weights elsewhere
     path = other / "target" / "model.safetensors"
     weights = load_file(path)
     weights[sorted(weights)[0]] += 0.1
     save_file(weights, path, metadata={"format": "pt"})
-    with pytest.raises(UserError, match=r"another target\.weights"):
-        read(made=type(made)(folder=other, data=made.data))
+    fails_with(r"another target\.weights", read, made=type(made)(folder=other, data=made.data))
 
 
 def test_lengths_are_counted_without_reading_pixels(made, kept, tmp_path):
@@ -257,13 +253,9 @@ def test_a_start_that_dies_while_counts_are_written_leaves_none(made, tmp_path, 
     asked = context(made, tmp_path / "count")
     samples = build.open_samples(*_data(made), None, asked, asked.processor())
 
-    def dying(file):
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr("os.fsync", dying)
-        with pytest.raises(KeyboardInterrupt):
-            build.count_samples(samples, asked)
+        patch.setattr("os.fsync", raising(KeyboardInterrupt))
+        fails_with("", build.count_samples, samples, asked, error=KeyboardInterrupt)
     assert len(build.count_samples(samples, asked).length) == RECORDS
 
 
@@ -306,7 +298,6 @@ def test_states_that_overflow_are_not_kept(made, tmp_path):
     weights[name] = weights[name].sign() * 3e38
     save_file(weights, folder / "target" / "model.safetensors", metadata={"format": "pt"})
     spoilt = SimpleNamespace(folder=folder, data=made.data)
-    with pytest.raises(UserError, match="the target's hidden states are not finite") as caught:
-        cached(spoilt, tmp_path / "cache")
-    assert str(caught.value.where).startswith("request ")
+    caught = fails_with("the target's hidden states are not finite", cached, spoilt, tmp_path / "cache")
+    assert str(caught.where).startswith("request ")
     assert not list((tmp_path / "cache").rglob("*.tar"))

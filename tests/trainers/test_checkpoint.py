@@ -18,6 +18,7 @@ from draftsmith.core.errors import UserError
 from draftsmith.trainers.run.deepspeed_section import EngineConfig
 from draftsmith.trainers.train import checkpoint
 from draftsmith.trainers.train.engine import Engine, init_distributed, load_data
+from fails import fails_with
 from training import engine_config, module, run
 
 
@@ -84,9 +85,8 @@ def test_without_a_manifest_it_is_no_checkpoint(saved):
 def test_all_bad_is_an_error_and_not_a_fresh_start(saved):
     for path in saved.iterdir():
         truncate(path / checkpoint.MANIFEST)
-    with pytest.raises(UserError, match=r"no usable checkpoint.*step-00000006") as error:
-        checkpoint.find(saved, fingerprint="f")
-    assert "restart=" in error.value.hint
+    error = fails_with(r"no usable checkpoint.*step-00000006", checkpoint.find, saved, fingerprint="f")
+    assert "restart=" in error.hint
 
 
 def test_nothing_is_unpickled_that_does_not_verify(saved, monkeypatch):
@@ -94,14 +94,12 @@ def test_nothing_is_unpickled_that_does_not_verify(saved, monkeypatch):
     for path in saved.iterdir():
         edit(next(path.rglob("*.pt")))
     monkeypatch.setattr(Engine, "load", lambda *_: pytest.fail("loaded a checkpoint that does not verify"))
-    with pytest.raises(UserError):
-        run(saved, steps=7)
+    fails_with("", run, saved, steps=7)
 
 
 def test_another_recipe_is_refused(saved):
-    with pytest.raises(UserError, match="made by another recipe") as caught:
-        run(saved, steps=7, fingerprint="other")
-    assert caught.value.where == str(saved / "step-00000006" / checkpoint.MANIFEST), "which says so"
+    caught = fails_with("made by another recipe", run, saved, steps=7, fingerprint="other")
+    assert caught.where == str(saved / "step-00000006" / checkpoint.MANIFEST), "which says so"
 
 
 def test_another_number_of_ranks_is_refused_with_the_reason(saved):
@@ -109,8 +107,7 @@ def test_another_number_of_ranks_is_refused_with_the_reason(saved):
     manifest = json.loads(path.read_text())
     manifest["state"]["world_size"] = 2
     path.write_text(json.dumps(manifest))
-    with pytest.raises(UserError, match=r"made by 2 ranks, and this run has 1.*shared out by rank"):
-        run(saved, steps=7)
+    fails_with(r"made by 2 ranks, and this run has 1.*shared out by rank", run, saved, steps=7)
 
 
 def test_a_save_that_is_cut_off_leaves_the_old_one(saved, monkeypatch):
@@ -121,8 +118,7 @@ def test_a_save_that_is_cut_off_leaves_the_old_one(saved, monkeypatch):
         raise OSError("cut off")
 
     monkeypatch.setattr(Engine, "save", cut_off)
-    with pytest.raises(OSError, match="cut off"):
-        run(saved, steps=12, every=4)
+    fails_with("cut off", run, saved, steps=12, every=4, error=OSError)
     monkeypatch.undo()
     assert (saved / ".step-00000008.partial").is_dir()
     assert checkpoint.find(saved, fingerprint="f").step == 6
@@ -182,8 +178,7 @@ def test_refused_checkpoints_do_not_push_out_the_one_just_saved(saved):
         if step == 4:
             raise Died
 
-    with pytest.raises(Died):
-        run(saved, steps=7, every=3, keep=1, log=die)
+    fails_with("", run, saved, steps=7, every=3, keep=1, log=die, error=Died)
     result = checkpoint.find(saved, fingerprint="f")
     assert result.step == 3 and [note[:13] for note in result.notes] == ["step-00000006", "step-00000004"]
     losses, _, told = run(saved, steps=7, every=3, keep=1)
@@ -276,10 +271,9 @@ def test_a_trap_in_a_checkpoint_is_not_sprung(tmp_path, zero, count):
         torch.load(file, weights_only=False)
         sprung.rmdir()  # it would have worked
         fit_manifest(saved, file)
-        with pytest.raises(UserError, match="more than a checkpoint's data") as error:
-            run(tmp_path / "c", steps=2, zero=zero, every=1, keep=3)
-        assert error.value.where == str(file) and not sprung.exists()
-        assert "Trap" in error.value.problem or "mkdir" in error.value.problem, error.value.problem
+        error = fails_with("more than a checkpoint's data", run, tmp_path / "c", steps=2, zero=zero, every=1, keep=3)
+        assert error.where == str(file) and not sprung.exists()
+        assert "Trap" in error.problem or "mkdir" in error.problem, error.problem
         file.write_bytes(content)
         fit_manifest(saved, file)
     assert sorted(run(tmp_path / "c", steps=2, zero=zero, every=1, keep=3)[0]) == [2]
@@ -300,8 +294,7 @@ def test_members_of_deepspeeds_stages_are_all_that_may_be_asked_for_by_name(tmp_
     assert load_data(tmp_path / "good.pt") == {"zero_stage": ZeroStageEnum.gradients}
     for owner, name in (ZeroStageEnum, "mro"), (ZeroStageEnum, "__class__"), (LossScaler, "backward"), (int, "real"):
         torch.save(Asks(owner, name), tmp_path / "bad.pt")
-        with pytest.raises(UserError, match="more than a checkpoint's data"):
-            load_data(tmp_path / "bad.pt")
+        fails_with("more than a checkpoint's data", load_data, tmp_path / "bad.pt")
 
 
 def test_what_deepspeed_keeps_beside_tensors_is_read(tmp_path):

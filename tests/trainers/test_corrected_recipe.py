@@ -4,6 +4,7 @@ import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.core.results import BEGUN, DONE
 from draftsmith.trainers.serve import states_builder, written_texts
+from fails import fails_with
 from text_run import made, recipe, run
 
 ANSWERED = ["answers", "states"]
@@ -50,8 +51,7 @@ def test_what_wrote_nothing_begins_with_the_corrected_recipe(
     run(source, output, stages=before)
     with monkeypatch.context() as patched:
         patched.setattr(module, name, fails)
-        with pytest.raises(Lost):
-            run(source, output, stages=[stage])
+        fails_with("", run, source, output, stages=[stage], error=Lost)
     assert (output / stage / BEGUN).exists() and not (output / stage / DONE).exists()
     run(source, output, setting, stages=[stage])
     assert (output / stage / DONE).exists()
@@ -69,7 +69,6 @@ def test_what_wrote_a_shard_is_refused(folder, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(written_texts, "write_answers", second_fails)
-        with pytest.raises(Lost):
-            run(source, output, stages=["answers"])
+        fails_with("", run, source, output, stages=["answers"], error=Lost)
     with pytest.raises(UserError, match=r"stage answers was run \(or begun\) .*max_new_tokens was 6, is now 5"):
         run(source, output, "stages.answers.max_new_tokens=5", stages=["answers"])

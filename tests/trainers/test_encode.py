@@ -19,6 +19,7 @@ from draftsmith.models.targets.llamagen.files import load_vq
 from draftsmith.models.targets.llamagen.section import TEXT_ENCODER
 from draftsmith.trainers.stages import encode
 from draftsmith.trainers.stages.encode import EncodeStage
+from fails import fails_with
 from PIL import Image
 from visual_run import SHAPE, SIDE, VQ, context, noise, translators
 
@@ -173,15 +174,13 @@ def test_strict_stops_at_the_first_and_names_it(tmp_path, made, mixed):
     with pytest.raises(UserError, match="unreadable image") as told:
         run(tmp_path / "out", made, stage(mixed, write=["pixels"], on_error="strict"))
     assert str(mixed / "001.png") in str(told.value) and "on_error: skip" in str(told.value)
-    with pytest.raises(UserError, match=r"manifest\.json"):
-        ShardReader(tmp_path / "out" / CODES)
+    fails_with(r"manifest\.json", ShardReader, tmp_path / "out" / CODES)
 
 
 @pytest.mark.parametrize("kind", ["folder", "webdataset"])
 def test_a_source_that_holds_nothing_is_told(tmp_path, made, kind):
     source = {"kind": kind, "folder" if kind == "folder" else "path": str(tmp_path / "none")}
-    with pytest.raises(UserError):
-        run(tmp_path / "out", made, stage(tmp_path, source=source))
+    fails_with("", run, tmp_path / "out", made, stage(tmp_path, source=source))
 
 
 # Runs that are killed
@@ -210,8 +209,7 @@ def test_a_killed_run_goes_on_behind_its_finished_shards(tmp_path, made, mixed, 
 
     with monkeypatch.context() as patch:
         patch.setattr(encode, "write_shard", dying)
-        with pytest.raises(Killed):
-            run(tmp_path / "out", made, chosen)
+        fails_with("", run, tmp_path / "out", made, chosen, error=Killed)
     finished = sorted((tmp_path / "out" / CODES).glob("shard-*.json"))
     assert len(finished) == shard
     before = {path: path.stat().st_mtime_ns for json_ in finished for path in (json_, json_.with_suffix(".tar"))}
@@ -253,24 +251,20 @@ def test_changed_settings_are_refused_by_name(tmp_path, made, mixed, changes, na
     before = everything(tmp_path / "out")
     if "source" in changes:
         changes = {"source": changes["source"] | {"folder": str(mixed)}}
-    with pytest.raises(UserError, match=named):
-        run(tmp_path / "out", made, stage(mixed, **({"write": ["codes"]} | changes)))
+    fails_with(named, run, tmp_path / "out", made, stage(mixed, **({"write": ["codes"]} | changes)))
     assert everything(tmp_path / "out") == before
 
 
 def test_other_models_and_other_pictures_are_refused_by_name(tmp_path, made, mixed):
     chosen = stage(mixed, write=["codes"])
     run(tmp_path / "out", made, chosen)
-    with pytest.raises(UserError, match=r"another stage: 'f', now 'g'"):
-        run(tmp_path / "out", made, chosen, fingerprint="g")
+    fails_with(r"another stage: 'f', now 'g'", run, tmp_path / "out", made, chosen, fingerprint="g")
     # A run that goes on after pictures were added would deal them to other shards than the first half did.
     (mixed / "010.png").write_bytes(noise(10))
-    with pytest.raises(UserError, match="another items: 10, now 11"):
-        run(tmp_path / "out", made, chosen)
+    fails_with("another items: 10, now 11", run, tmp_path / "out", made, chosen)
     larger = made.target.model_copy(update={"image_size": 2 * SIDE})
     (mixed / "010.png").unlink()
-    with pytest.raises(UserError, match="another image_size: 16, now 32"):
-        run(tmp_path / "out", made, chosen, target=larger)
+    fails_with("another image_size: 16, now 32", run, tmp_path / "out", made, chosen, target=larger)
 
 
 # Several ranks

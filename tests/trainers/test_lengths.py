@@ -5,7 +5,6 @@ import json
 import heads_run
 import numpy as np
 import pytest
-from draftsmith.core.errors import UserError
 from draftsmith.core.pictures import TEXT
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData, ConversationDataset
@@ -14,6 +13,7 @@ from draftsmith.data.pictures.videos import write_clip
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.recipes.load import load
 from draftsmith.trainers.evaluate.requests import Opening
+from fails import fails_with
 from PIL import Image
 
 QWEN = "recipe=sparrow-qwen2.5-vl-7b"
@@ -76,8 +76,7 @@ def test_a_set_has_lengths_of_its_own(opening):
 
 
 def test_clips_that_cannot_be_read_stop_where_the_settings_say_so(opening):
-    with pytest.raises(UserError, match=r"gone\.mp4"):
-        opening([4], on_error="strict")
+    fails_with(r"gone\.mp4", opening, [4], on_error="strict")
 
 
 @pytest.mark.parametrize(("lengths", "says"), [
@@ -87,8 +86,7 @@ def test_clips_that_cannot_be_read_stop_where_the_settings_say_so(opening):
     ("{MVBench: [0]}", "is no number of frames"),
 ])  # fmt: skip
 def test_lengths_of_sets_that_are_not_measured_are_refused(lengths, says):
-    with pytest.raises(UserError, match=says):
-        load([QWEN, f"stages.evaluate.lengths={lengths}"])
+    fails_with(says, load, [QWEN, f"stages.evaluate.lengths={lengths}"])
 
 
 def test_sparrows_table_3_has_the_papers_length_of_each_set():

@@ -11,6 +11,7 @@ from draftsmith.data.shards import shards
 from draftsmith.data.shards.shards import ShardReader, claim, finish, finished, write_shard
 from draftsmith.trainers.run import mending
 from draftsmith.trainers.run.stage import Stage
+from fails import fails_with
 from test_run import planned, run
 
 NUM_SHARDS, EACH = 4, 3
@@ -139,10 +140,9 @@ def test_large_shards_are_not_read_beforehand_and_the_reader_s_cure_works(output
     before = everything(output)
     monkeypatch.setattr(mending, "READ_BYTES", 0)
     _flip(TAR)(output / "codes" / "shards")
-    with pytest.raises(UserError, match="edited or damaged shard: sample 0 differs") as e:
-        run(output, WRITES, READS, restart="reader")
-    assert e.value.hint.startswith("delete the file and run the stage again")
-    Path(e.value.where).unlink()
+    e = fails_with("edited or damaged shard: sample 0 differs", run, output, WRITES, READS, restart="reader")
+    assert e.hint.startswith("delete the file and run the stage again")
+    Path(e.where).unlink()
     run(output, WRITES, READS)
     assert written == [2] and everything(output) == before
 
@@ -169,8 +169,7 @@ def test_a_stop_amid_mending_loses_nothing(output, monkeypatch):
         return write(folder, index, *rest)
 
     monkeypatch.setitem(globals(), "write_shard", stops)
-    with pytest.raises(KeyboardInterrupt):
-        run(output, WRITES, READS)
+    fails_with("", run, output, WRITES, READS, error=KeyboardInterrupt)
     monkeypatch.undo()
     run(output, WRITES, READS)
     assert written == [1, 2] and everything(output) == before
@@ -191,7 +190,6 @@ def test_bytes_that_come_out_otherwise_are_said_and_listed(output):
 def test_shards_without_anything_that_tells_what_they_are_of_are_refused(output):
     for name in (shards.IDENTITY, shards.MANIFEST):
         _delete(name)(output / "codes" / "shards")
-    with pytest.raises(UserError, match=r"identity\.json and manifest\.json are both missing or damaged"):
-        run(output, WRITES, READS)
+    fails_with(r"identity\.json and manifest\.json are both missing or damaged", run, output, WRITES, READS)
     run(output, WRITES, READS, restart="codes")
     assert written == [0, 1, 2, 3]

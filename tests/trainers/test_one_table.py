@@ -9,6 +9,7 @@ from draftsmith.core.errors import UserError
 from draftsmith.core.refused import Refused
 from draftsmith.trainers.evaluate.resume_log import ResumeLog
 from draftsmith.trainers.stages.evaluate import EvaluateStage
+from fails import fails_with
 from pydantic import ValidationError
 from table_run import METHODS, loaded, run
 
@@ -138,8 +139,7 @@ OLD = {
 @pytest.mark.parametrize("key", OLD)
 def test_an_old_key_is_told_as_it_is_written_now(key):
     value, words = OLD[key]
-    with pytest.raises(ValidationError, match=f"{key}: now written .*{words}"):
-        stage(**{key: value})
+    fails_with(f"{key}: now written .*{words}", stage, **{key: value}, error=ValidationError)
 
 
 def test_a_drafter_without_its_kind_is_told(tmp_path):

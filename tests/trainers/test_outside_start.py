@@ -40,6 +40,7 @@ from draftsmith.trainers.serve.states_builder import open_target
 from draftsmith.trainers.stages.encode import EncodeStage
 from draftsmith.trainers.stages.train_codes import TrainCodes
 from draftsmith.trainers.stages.train_states import TrainStates
+from fails import fails_with
 from PIL import Image
 from published_losses import Sample, Shape, eagle, eagle3, peagle, vispec
 from safetensors.torch import load_file, save_file
@@ -329,13 +330,11 @@ def test_our_own_folders_are_checked_as_ever(made, tmp_path):
     start(made, "msd", "", tmp_path / "first", config=sparrow, **{"from": "scratch"})
     first, _ = start(made, "msd", tmp_path / "first", tmp_path / "second", config=sparrow)
     assert first > 0
-    with pytest.raises(UserError, match="method is sparrow, expected msd"):
-        start(made, "msd", tmp_path / "first", tmp_path / "third")
+    fails_with("method is sparrow, expected msd", start, made, "msd", tmp_path / "first", tmp_path / "third")
     manifest = json.loads((tmp_path / "first" / "draftsmith.json").read_text())
     manifest["tokenizer_sha256"] = "0" * 64
     (tmp_path / "first" / "draftsmith.json").write_text(json.dumps(manifest))
-    with pytest.raises(UserError, match="tokenizer_sha256 is 0000"):
-        start(made, "msd", tmp_path / "first", tmp_path / "fourth", config=sparrow)
+    fails_with("tokenizer_sha256 is 0000", start, made, "msd", tmp_path / "first", tmp_path / "fourth", config=sparrow)
 
 
 def test_a_head_of_a_base_model_starts_for_its_fine_tuned_one_where_the_recipe_says_so(made, tmp_path):
@@ -372,10 +371,8 @@ def test_a_start_belongs_to_a_head_and_stands_alone():
         ),
         (["stages.pictures.from=3"], "stages.pictures.from: input should be a valid string"),
     ):
-        with pytest.raises(UserError, match=re.escape(says)):
-            load([*RECIPE, *settings])
-    with pytest.raises(UserError, match="this stage trains a draft LVLM"):
-        load(["recipe=llava15-68m", "stages.pretrain.from={path: a/b}"])
+        fails_with(re.escape(says), load, [*RECIPE, *settings])
+    fails_with("this stage trains a draft LVLM", load, ["recipe=llava15-68m", "stages.pretrain.from={path: a/b}"])
     with pytest.raises(UserError, match="is a head's, and this stage trains the target"):
         load(["recipe=demo/video", "stages.target.from={path: a/b}"])
 
@@ -476,7 +473,6 @@ def test_lanterns_head_starts_with_its_own_rows_and_its_first_loss_is_eagles(dra
     with pytest.raises(UserError, match="trained with norm_eps 2e-06, and the recipe's drafter has 1e-06"):
         draw_start(made, folder, tmp_path / "other", EagleConfig(kind="eagle"))
     (folder / "config.json").write_text(json.dumps(values | {"input_type": "c2i"}))
-    with pytest.raises(UserError, match="codes of class-conditional pictures"):
-        draw_start(made, folder, tmp_path / "class", config)
+    fails_with("codes of class-conditional pictures", draw_start, made, folder, tmp_path / "class", config)
     with pytest.raises(UserError, match="published heads that are read are"):
         draw_start(made, folder, tmp_path / "medusa", MedusaConfig(kind="medusa", num_heads=2))

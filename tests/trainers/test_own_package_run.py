@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 import yaml
-from draftsmith.core.errors import UserError
 from draftsmith.core.import_paths import NotImported
 from draftsmith.eval.published import open_published
 from draftsmith.recipes.commands.cli import main
 from draftsmith.trainers.train import fit
+from fails import fails_with
 from own_package import KIND, RECIPE, forget, write_package
 from stages_run import load_spelled, run_loaded
 from transformers.utils import logging
@@ -73,8 +73,7 @@ def test_a_resumed_training_is_bit_equal(finished, tmp_path, monkeypatch):
         shutil.copytree(finished / stage, output / stage)
     with monkeypatch.context() as patch:
         patch.setattr(fit, "train", train)
-        with pytest.raises(RuntimeError, match="as if killed"):
-            run(output, stages=["head"])
+        fails_with("as if killed", run, output, stages=["head"], error=RuntimeError)
     said = run(output, stages=["head"])
     assert any("resuming from" in line and "step 2" in line for line in said), said
     weights = "head/model.safetensors"
@@ -124,8 +123,7 @@ def test_verify_imports_only_by_leave(finished, folder, capsys):
 
 def test_a_missing_package_is_named(finished, folder, monkeypatch, capsys):
     monkeypatch.setattr(sys, "path", [place for place in sys.path if "elsewhere" not in place])
-    with pytest.raises(UserError, match="there is no module her_package"):
-        open_published(folder, target=finished / "target", allow_import=True)
+    fails_with("there is no module her_package", open_published, folder, target=finished / "target", allow_import=True)
     assert main(["verify", str(folder), "--target", str(finished / "target"), "--allow-import"]) != 0
     assert "there is no module her_package" in capsys.readouterr().out
     assert main(["evaluate", f"recipe={finished / 'own.yaml'}"]) != 0

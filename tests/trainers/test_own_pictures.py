@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from draftsmith.core.errors import UserError
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData
 from draftsmith.data.families.llava import LlavaFamily
@@ -19,6 +18,7 @@ from draftsmith.models.targets.family import Family
 from draftsmith.models.targets.section import TargetSection
 from draftsmith.trainers.estimate.data import image_reader_of, on_disk, text_lengths
 from draftsmith.trainers.run.context import Context
+from fails import fails_with
 from tiled import processor
 from transformers import CLIPVisionConfig, LlamaConfig, LlamaForCausalLM, LlavaConfig
 
@@ -44,8 +44,7 @@ def _section(tmp_path):
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     LlamaForCausalLM(LlamaConfig(vocab_size=made.num_token_ids, **sizes)).save_pretrained(tmp_path)
     made.save(tmp_path)
-    with pytest.raises(UserError, match="processor_class is OwnProcessor"):
-        load_processor(tmp_path)
+    fails_with("processor_class is OwnProcessor", load_processor, tmp_path)
     return OwnSection(path=str(tmp_path))
 
 

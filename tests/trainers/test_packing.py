@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from draftsmith.core.errors import UserError
 from draftsmith.core.refused import Refused
 from draftsmith.data.collate import ConversationCollate
 from draftsmith.data.loader import Loader
@@ -16,6 +15,7 @@ from draftsmith.models.drafters.sparrow import SparrowConfig
 from draftsmith.trainers.train.checkpoint import CheckpointConfig
 from draftsmith.trainers.train.loop import train
 from draftsmith.trainers.train.optim import OptimConfig
+from fails import fails_with
 from pydantic import ValidationError
 from ranks_run import run_ranks
 from states_run import cached, context, losses, stage, synthetic
@@ -131,14 +131,12 @@ def test_heads_learn_alike_from_packed_rows(name, made, tmp_path):
     (PACKED | {"source": {"kind": "cached_on_first_epoch"}}, "packing"),
 ])  # fmt: skip
 def test_what_cannot_be_packed_is_refused_by_its_key(settings, key, made):
-    with pytest.raises(ValidationError) as caught:
-        stage(made, **settings)
-    (error,) = caught.value.errors()
+    caught = fails_with("", stage, made, **settings, error=ValidationError)
+    (error,) = caught.errors()
     assert isinstance(error["ctx"]["error"], Refused) and error["ctx"]["error"].key == key
 
 
 def test_a_cached_sample_that_fits_no_row_is_refused(made, tmp_path):
     folder = cached(made, tmp_path / "cache", HEADS["medusa"]).folder
     short = stage(made, **PACKED | {"packing": {"max_tokens": 20}, "source": {"kind": "cached"}})
-    with pytest.raises(UserError, match="and a row 20"):
-        short.run(context(made, tmp_path / "run", HEADS["medusa"], {"states": folder}))
+    fails_with("and a row 20", short.run, context(made, tmp_path / "run", HEADS["medusa"], {"states": folder}))

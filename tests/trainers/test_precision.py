@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from draftsmith.core.errors import UserError
 from draftsmith.core.results import BEGUN, Mark, read_mark, write_mark
 from draftsmith.core.section import Section
 from draftsmith.eval.pair import Pair
@@ -20,6 +19,7 @@ from draftsmith.trainers.run import context as contexts
 from draftsmith.trainers.run.context import Context
 from draftsmith.trainers.run.precision import settled, settled_stage
 from draftsmith.trainers.stages.publish import _measured_dtype
+from fails import fails_with
 from safetensors.torch import save_file
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -85,9 +85,7 @@ def test_a_stage_that_made_something_does_not_go_on_in_another_type(tmp_path, st
     (folder / "checkpoints" / "weights.pt").write_text("")
     on(GPU)
     refused = r"begun where target\.dtype: auto is float32, and here it is bfloat16"
-    with pytest.raises(UserError, match=refused) as error:
-        make()
-    assert "restart=finetune" in str(error.value)
+    assert "restart=finetune" in str(fails_with(refused, make))
     on(CPU)
     assert make().engine.precision == "fp32"
 

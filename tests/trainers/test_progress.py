@@ -149,8 +149,7 @@ def test_a_batch_of_another_size_takes_in_proportion(time_of):
 
     later = Planned(name="later", stage=Larger(), inputs={}, fingerprint="f", recipe=None)
     times = RunTime([planned("first", steps=100), later])
-    assert times.behind("first", None) is None
-    assert times.behind("first", 1.0) == (20.0, 0)
+    assert times.behind("first", None) is None and times.behind("first", 1.0) == (20.0, 0)
     assert times.behind("first", None) == (20.0, 0), "the last rate stands"
     assert times.behind("passed over", 1.0) is None
 

@@ -17,6 +17,7 @@ from draftsmith.scripts.papers.latency_models import random_llava
 from draftsmith.trainers.serve import written_prompts
 from draftsmith.trainers.serve.written_prompts import Begun, _behind, special_ids
 from draftsmith.trainers.stages import prompts as stages
+from fails import fails_with
 from PIL import Image
 from states_run import WORDS
 from text_run import FORMAT, run, target
@@ -118,8 +119,7 @@ def test_a_killed_run_goes_on_behind_its_shards(folder, made, tmp_path, monkeypa
     output = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr(stages, "write_whole", dies)
-        with pytest.raises(KeyboardInterrupt):
-            run(recipe(folder), output)
+        fails_with("", run, recipe(folder), output, error=KeyboardInterrupt)
     kept = written[0].stat().st_mtime_ns
     run(recipe(folder), output)
     assert written[0].stat().st_mtime_ns == kept and texts(output) == texts(made)
@@ -164,8 +164,7 @@ def test_what_does_not_end_is_no_prompt(folder, tmp_path):
     ({"format": {"template": "plain"}}, "the plain template takes a question with <image>"),
 ])  # fmt: skip
 def test_what_makes_no_prompts_is_refused(folder, tmp_path, changed, message):
-    with pytest.raises(UserError, match=message.replace("{", r"\{")):
-        run(recipe(folder, **changed), tmp_path / "run")
+    fails_with(message.replace("{", r"\{"), run, recipe(folder, **changed), tmp_path / "run")
 
 
 @pytest.mark.parametrize("form", [{"template": "chat"}, {"template": "v1"}, {"template": "v1", "system": "Be brief."}])

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from draftsmith.core.errors import UserError
 from draftsmith.models.drafters.eagle import EagleConfig
 from draftsmith.models.drafters.lvlm import LvlmConfig
 from draftsmith.recipes.load import load, recipe_names
@@ -12,6 +11,7 @@ from draftsmith.trainers.publish.licences import chain, licence_of, own_licence,
 from draftsmith.trainers.publish.lineage import SYNTHETIC_DATASET, data_of, trained_by
 from draftsmith.trainers.publish.made_from import began_as
 from draftsmith.trainers.publish.names import check_name, suggested, taken_for
+from fails import fails_with
 
 LLAVA, HUB = "llava-hf/llava-1.5-7b-hf", "https://huggingface.co"
 
@@ -37,9 +37,8 @@ def test_names_that_engines_read_rightly(repo, method):
     ],
 )
 def test_names_that_engines_take_for_another_method(repo, method, found):
-    with pytest.raises(UserError) as caught:
-        check_name(repo, method, LLAVA, is_language=True)
-    assert found in str(caught.value) and f"/{suggested(method, LLAVA)}" in caught.value.hint
+    caught = fails_with("", check_name, repo, method, LLAVA, is_language=True)
+    assert found in str(caught) and f"/{suggested(method, LLAVA)}" in caught.hint
 
 
 def test_every_suggested_name_is_read_rightly():
@@ -50,15 +49,13 @@ def test_every_suggested_name_is_read_rightly():
 def test_heads_of_image_generators_may_say_what_they_are():
     check_name("me/EAGLE-LlamaGen-XL", "eagle", None, is_language=False)
     check_name("me/llamagen-xl-head", "eagle", None, is_language=False)
-    with pytest.raises(UserError):
-        check_name("me/EAGLE3-LlamaGen", "eagle", None, is_language=False)
+    fails_with("", check_name, "me/EAGLE3-LlamaGen", "eagle", None, is_language=False)
     assert taken_for("me/medusa-llamagen") is None
 
 
 @pytest.mark.parametrize("repo", ["llava", "a/b/c", "me/with blank", "me/a--b", "../me/x", "me/" + "x" * 97])
 def test_what_the_hub_takes_for_no_name(repo):
-    with pytest.raises(UserError, match="NAMESPACE/NAME"):
-        check_name(repo, "lvlm", LLAVA, is_language=True)
+    fails_with("NAMESPACE/NAME", check_name, repo, "lvlm", LLAVA, is_language=True)
 
 
 def test_the_chain_warns_of_what_restricts_and_of_what_is_not_known():

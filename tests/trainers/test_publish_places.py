@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from draftsmith.core.errors import UserError
 from draftsmith.eval.cells import MethodInfo
 from draftsmith.eval.html_page import html_page, taken_apart
 from draftsmith.eval.report import build, write
@@ -12,6 +11,7 @@ from draftsmith.eval.tables import Figure, Items
 from draftsmith.trainers.publish.card import read_evaluation
 from draftsmith.trainers.publish.folder import copy_provenance, copy_report
 from draftsmith.trainers.publish.stripped_paths import without_places
+from fails import fails_with
 from PIL import Image
 from rows import random_rows
 
@@ -91,6 +91,5 @@ def test_a_damaged_report_is_told_by_its_name(tmp_path):
     report = tmp_path / "evaluate" / "report.md"
     report.parent.mkdir()
     report.write_bytes(b"tau \xff")
-    with pytest.raises(UserError, match="not UTF-8") as caught:
-        copy_report(report.parent, tmp_path / "repository")
-    assert caught.value.where == str(report) and "restart=" in (caught.value.hint or "")
+    caught = fails_with("not UTF-8", copy_report, report.parent, tmp_path / "repository")
+    assert caught.where == str(report) and "restart=" in (caught.hint or "")

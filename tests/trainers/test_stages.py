@@ -5,6 +5,7 @@ from draftsmith.core.errors import UserError
 from draftsmith.core.section import Section
 from draftsmith.trainers.stages.generate import GenerateStage
 from draftsmith.trainers.stages.regenerate import RegenerateStage
+from fails import fails_with
 from pydantic import ValidationError
 
 CONVERSATIONS = {"kind": "generate", "splits": {"train": {"caption": 2}}}
@@ -23,16 +24,14 @@ PICTURES = {"kind": "regenerate", "prompts": {"path": "a.txt"}}
     (RegenerateStage, {"kind": "regenerate"}, {}, "give data, .*, or prompts"),
 ])  # fmt: skip
 def test_settings_that_nothing_would_read_are_refused(stage, section, settings, told):
-    with pytest.raises(ValidationError, match=told):
-        stage.model_validate(section | settings)
+    fails_with(told, stage.model_validate, section | settings, error=ValidationError)
 
 
 @pytest.mark.parametrize("section", [CONVERSATIONS, CAPTIONED, TEXTS, PICTURES])
 def test_what_is_shown_can_be_read_again(section):
     stage = (GenerateStage if section["kind"] == "generate" else RegenerateStage).model_validate(section)
     shown = stage.model_dump(mode="json", by_alias=True)
-    assert type(stage).model_validate(shown) == stage
-    assert not set(stage.unread()) & set(shown)
+    assert type(stage).model_validate(shown) == stage and not set(stage.unread()) & set(shown)
 
 
 class Target(Section):

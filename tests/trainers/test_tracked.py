@@ -13,6 +13,7 @@ from draftsmith.trainers.run.context import Context
 from draftsmith.trainers.run.deepspeed_section import EngineConfig
 from draftsmith.trainers.run.tracked import track_sample, tracked
 from draftsmith.trainers.train.checkpoint import verify
+from fails import fails_with
 from training import run
 
 
@@ -105,8 +106,7 @@ def test_a_stage_that_fails_is_told_as_failed(tmp_path, wandb):
             mine.tracker().log({"loss": 1.0}, 1)
             raise RuntimeError("out of memory")
 
-    with pytest.raises(RuntimeError, match="out of memory"):
-        stage()
+    fails_with("out of memory", stage, error=RuntimeError)
     assert wandb.codes == [1] and wandb.artifacts == []
 
 

@@ -8,6 +8,7 @@ import pytest
 from draftsmith.recipes import alike
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
+from fails import fails_with
 from ranks_run import run_ranks
 
 # Rank 1 gets other words, and may find itself at another commit or version.
@@ -59,9 +60,8 @@ def values(**more):
 
 
 def refusal(*every, unfinished=("target",)):
-    with pytest.raises(alike.Unlike) as caught:
-        alike._compare(every, unfinished)
-    return caught.value.problem.partition(": ")[2]
+    caught = fails_with("", alike._compare, every, unfinished, error=alike.Unlike)
+    return caught.problem.partition(": ")[2]
 
 
 def test_data_that_only_finished_stages_read_may_lie_on_one_node():

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from draftsmith.core.batch import ImageRequest
-from draftsmith.core.errors import UserError
 from draftsmith.data.captioned.prompts import ImagePrompt
 from draftsmith.data.shards.codes import ShardData, ShardSamples
 from draftsmith.data.shards.shards import ShardReader
@@ -23,6 +22,7 @@ from draftsmith.trainers.run.progress import StageLine
 from draftsmith.trainers.run.stopping import Stop
 from draftsmith.trainers.serve import drawn_pictures as pictures
 from draftsmith.trainers.stages import regenerate
+from fails import fails_with
 from visual_run import context, translators
 from visual_tiny import anole
 
@@ -97,8 +97,7 @@ def test_a_killed_run_goes_on_behind_its_shards(made, tmp_path, monkeypatch, sha
 
     with monkeypatch.context() as patch:
         patch.setattr(regenerate, "write_shard", dying)
-        with pytest.raises(KeyboardInterrupt):
-            run(made, tmp_path / "out")
+        fails_with("", run, made, tmp_path / "out", error=KeyboardInterrupt)
 
     def counting(folder, index, *rest):
         written.append(index)
@@ -148,14 +147,12 @@ def test_the_batch_size_stales_no_pictures():
     found = {}
     for size in (16, 4):
         found[size] = fingerprints(f"stages.draw.batch_size={size}")
-    assert found[16] == found[4]
-    assert fingerprints("stages.draw.top_k=7")["draw"] != found[4]["draw"]
+    assert found[16] == found[4] and fingerprints("stages.draw.top_k=7")["draw"] != found[4]["draw"]
 
 
 def test_other_settings_in_the_same_folder_are_refused(made, tmp_path):
     run(made, tmp_path)
-    with pytest.raises(UserError, match="stage"):
-        run(made, tmp_path, stage(made, temperature=0.5), fingerprint="g")
+    fails_with("stage", run, made, tmp_path, stage(made, temperature=0.5), fingerprint="g")
 
 
 def test_answers_of_anole_are_ids_and_their_codes():

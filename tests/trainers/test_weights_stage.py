@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from draftsmith.core.errors import UserError
 from draftsmith.eval.studies.ensemble_weights import weights_over_time
+from fails import fails_with
 from suite_run import loaded, run
 
 BENCHMARK = "[{name: seen, data: {from: world, path: train, aspect: square, max_length: 256}}]"
@@ -65,5 +65,4 @@ def test_sampled_weights_are_those_of_the_answers_that_were_measured(tmp_path):
     ("{name: x, members: [M, T], weights: {kind: grid, step: 0.1}}", "step"),
 ])  # fmt: skip
 def test_what_makes_no_sense_is_refused_before_anything_runs(mode, message, tmp_path):
-    with pytest.raises(UserError, match=message):
-        loaded(tmp_path, *CHEAP, f"stages.evaluate.methods={{x: {{mode: {mode}}}}}")
+    fails_with(message, loaded, tmp_path, *CHEAP, f"stages.evaluate.methods={{x: {{mode: {mode}}}}}")

@@ -15,6 +15,7 @@ from draftsmith.data.records import chat_logs, log_lines, logged_pictures
 from draftsmith.data.records.chat_logs import convert
 from draftsmith.data.records.mixture import Selection
 from draftsmith.recipes.commands.cli import main
+from fails import fails_with
 from PIL import Image
 
 
@@ -181,9 +182,8 @@ def test_halves_that_are_strings_of_json_are_read(tmp_path, names):
 
 
 def test_what_a_line_has_in_place_of_messages_is_told(tmp_path):
-    with pytest.raises(UserError) as error:
-        convert(written(tmp_path, {"input": "a", "output": "b"}), tmp_path / "out")
-    assert "found input, output" in str(error.value.hint)
+    error = fails_with("", convert, written(tmp_path, {"input": "a", "output": "b"}), tmp_path / "out")
+    assert "found input, output" in str(error.hint)
 
 
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning"])
@@ -226,8 +226,7 @@ def test_what_is_held_out_shares_no_picture_and_no_conversation(tmp_path):
     chosen = Selection([str(tmp_path / "out" / "held-out.jsonl")], cache=tmp_path / "cache", seed=0)
     assert len(chosen.places()) == found.held_out, "data.path reads them"
     same = written(tmp_path, *[asked(f"How? {n}", 1) for n in range(4)])
-    with pytest.raises(UserError, match=r"cannot be kept apart: the smallest group .* has 4 of 4"):
-        convert(same, tmp_path / "none", held_out=2)
+    fails_with(r"cannot be kept apart: the smallest group .* has 4 of 4", convert, same, tmp_path / "none", held_out=2)
     assert not (tmp_path / "none").exists()
 
 
@@ -249,9 +248,8 @@ ONE = json.dumps(USUAL).encode()
 ])  # fmt: skip
 def test_another_kind_of_file_is_named(tmp_path, data, kind, cure):
     (tmp_path / "log.jsonl").write_bytes(data)
-    with pytest.raises(UserError, match=kind) as error:
-        convert(tmp_path / "log.jsonl", tmp_path / "out", skip=True)
-    assert cure in str(error.value.hint) and not (tmp_path / "out").exists()
+    error = fails_with(kind, convert, tmp_path / "log.jsonl", tmp_path / "out", skip=True)
+    assert cure in str(error.hint) and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("data", [gzip.compress(ONE + b"\n" + ONE, mtime=0), b"\xef\xbb\xbf" + ONE + b"\r\n" + ONE])
@@ -262,8 +260,7 @@ def test_packed_and_marked_files_are_read(tmp_path, data):
 
 def test_nothing_is_read_until_memory_ends(tmp_path, monkeypatch):
     for device in ("/dev/zero", tmp_path):
-        with pytest.raises(UserError, match=r"no regular file|a folder"):
-            convert(Path(device), tmp_path / "out")
+        fails_with(r"no regular file|a folder", convert, Path(device), tmp_path / "out")
     monkeypatch.setattr(log_lines, "MOST_BYTES", 4096)
     monkeypatch.setattr(chat_logs, "MOST_BYTES", 4096)
     endless = b'{"messages": "' + b"x" * (3 << 20)
@@ -315,9 +312,8 @@ def test_nothing_is_read_until_memory_ends(tmp_path, monkeypatch):
 )  # fmt: skip
 def test_a_line_that_cannot_be_used_is_named_or_left_out(tmp_path, line, problem, cure):
     log = written(tmp_path, USUAL, line)
-    with pytest.raises(UserError) as error:
-        convert(log, tmp_path / "out")
-    assert problem in error.value.problem and cure in error.value.hint and error.value.where == f"{log}, line 2"
+    error = fails_with("", convert, log, tmp_path / "out")
+    assert problem in error.problem and cure in error.hint and error.where == f"{log}, line 2"
     assert not (tmp_path / "out").exists()
     found = convert(log, tmp_path / "out", skip=True)
     assert found.records == 1 and sum(found.skipped.values()) == 1
@@ -342,17 +338,14 @@ def test_large_pictures_are_left_out(tmp_path, monkeypatch):
     (tmp_path / "a.png").write_bytes(png())
     for one in (url(), "a.png"):
         log = written(tmp_path, USUAL, {"messages": [said("user", shown("x", one)), said("assistant", "z")]})
-        with pytest.raises(UserError, match="more than 64 MiB"):
-            convert(log, tmp_path / "out")
+        fails_with("more than 64 MiB", convert, log, tmp_path / "out")
 
 
 def test_a_log_without_a_usable_line(tmp_path):
     with pytest.raises(UserError, match="no line can be used: no question"):
         convert(written(tmp_path, {"messages": [said("assistant", "z")]}), tmp_path / "out", skip=True)
-    with pytest.raises(UserError, match="no line can be used: the file has no lines"):
-        convert(written(tmp_path), tmp_path / "out")
-    with pytest.raises(UserError, match="cannot be read"):
-        convert(tmp_path / "nowhere.jsonl", tmp_path / "out")
+    fails_with("no line can be used: the file has no lines", convert, written(tmp_path), tmp_path / "out")
+    fails_with("cannot be read", convert, tmp_path / "nowhere.jsonl", tmp_path / "out")
 
 
 def test_the_command_prints_the_recipes_sections(tmp_path, capsys):

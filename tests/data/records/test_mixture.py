@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from braceexpand import braceexpand
-from draftsmith.core.errors import UserError
 from draftsmith.data.records.mixture import JsonFile, Share, are_present, expand, identities
 from draftsmith.data.records.patterns import _count, expanded
 from draftsmith.data.records.tars import expand_paths
+from fails import fails_with
 
 RECORDED = json.loads((Path(__file__).parents[1] / "vectors" / "lvlm" / "sampler.json").read_text())
 CASES = RECORDED["yaml_mixture"]
@@ -47,8 +47,7 @@ def test_patterns_are_matched_in_order_and_without_a_match_named(tmp_path):
     assert [s.source.path.name for s in expand([tmp_path / "whole[1].json"])] == ["whole[1].json"], "a file by its name"
     assert not are_present([tmp_path / "x-*.json"]) and identities([tmp_path / "x-*.json"]) == ["absent"]
     for pattern, told in (("x-*.json", f"'x-*.json' in {tmp_path}"), ("gone/*.json", "gone, which is no folder")):
-        with pytest.raises(UserError, match=re.escape(told)):
-            expand([tmp_path / pattern])
+        fails_with(re.escape(told), expand, [tmp_path / pattern])
 
 
 def test_counts_of_the_published_code():
@@ -141,8 +140,7 @@ def test_brace_patterns(folder, open_data):
     assert used(open_data(folder / "x{y}.json")) == ["t20", "t21"], "a file of that very name"
     path = mixture(folder, '"json_path": "{b,a}.json", sampling_strategy: "first:1"')
     assert used(open_data(path)) == ["t10", "t0"], "the strategy is each file's"
-    with pytest.raises(UserError, match=r"braces that do not expand"):
-        expand([folder / "{a,b.json"])
+    fails_with(r"braces that do not expand", expand, [folder / "{a,b.json"])
 
 
 def test_a_broken_record_that_takes_no_part_is_no_error(folder, open_data):
@@ -150,8 +148,7 @@ def test_a_broken_record_that_takes_no_part_is_no_error(folder, open_data):
     records[7]["conversations"] = []
     (folder / "a.json").write_text(json.dumps(records))
     assert len(open_data(mixture(folder, 'json_path: a.json, sampling_strategy: "first:5"'))) == 5
-    with pytest.raises(UserError, match=r"no conversations"):
-        open_data(mixture(folder, 'json_path: a.json, sampling_strategy: "end:5"'))
+    fails_with(r"no conversations", open_data, mixture(folder, 'json_path: a.json, sampling_strategy: "end:5"'))
     kept = open_data(mixture(folder, 'json_path: a.json, sampling_strategy: "end:5"'), on_error="skip")
     assert used(kept) == ["t5", "t6", "t8", "t9"], "a share counts records, not usable ones, as in the published code"
 
@@ -173,27 +170,24 @@ def test_a_bad_entry_is_named_with_its_file_and_hint(folder, name):
     entry, where, hint = BAD[name]
     write(folder / "a.json", 3)
     path = mixture(folder, "json_path: a.json", entry)
-    with pytest.raises(UserError) as caught:
-        expand([path])
-    assert re.search(rf"{re.escape(str(path))}, {where}", caught.value.where), caught.value.where
-    assert re.search(hint, caught.value.hint), caught.value.hint
+    caught = fails_with("", expand, [path])
+    assert re.search(rf"{re.escape(str(path))}, {where}", caught.where), caught.where
+    assert re.search(hint, caught.hint), caught.hint
 
 
 def test_all_missing_files_are_named_at_once(folder):
     write(folder / "a.json", 3)
     path = mixture(folder, "json_path: b.json", "json_path: a.json", "json_path: c.json")
-    with pytest.raises(UserError, match=r"2 of 3 data files.*missing") as caught:
-        expand([path])
-    assert "entry 1" in caught.value.where and "entry 3" in caught.value.where and "entry 2" not in caught.value.where
+    caught = fails_with(r"2 of 3 data files.*missing", expand, [path])
+    assert "entry 1" in caught.where and "entry 3" in caught.where and "entry 2" not in caught.where
 
 
 @pytest.mark.parametrize("text", ["", "[]", "datasets: []", "datasets: 3", "a: 1", "datasets:\n- json_path: [", "x"])
 def test_what_is_no_mixture(folder, text):
     path = folder / "mix.yaml"
     path.write_text(text)
-    with pytest.raises(UserError) as caught:
-        expand([path])
-    assert str(path) in caught.value.where and caught.value.hint
+    caught = fails_with("", expand, [path])
+    assert str(path) in caught.where and caught.hint
 
 
 def test_identities_cover_the_mixture_and_its_files(folder, open_data):
@@ -223,13 +217,11 @@ def test_millions_of_records_by_their_numbers():
 def test_braces_are_bounded(tmp_path, name):
     """Counted before they are made: the names of a short line would fill the memory."""
     for names in (lambda: expand([tmp_path / f"{name}.json"]), lambda: expand_paths(str(tmp_path / f"{name}.tar"))):
-        with pytest.raises(UserError, match=r"braces that do not expand.* names, and at most 200,000 are read"):
-            names()
+        fails_with(r"braces that do not expand.* names, and at most 200,000 are read", names)
 
 
 def test_files_of_several_names_are_bounded_together(tmp_path):
-    with pytest.raises(UserError, match=r"more than 200,000 files"):
-        expand([tmp_path / f"{n}{{0..99999}}.json" for n in range(3)])
+    fails_with(r"more than 200,000 files", expand, [tmp_path / f"{n}{{0..99999}}.json" for n in range(3)])
 
 
 @pytest.mark.parametrize(

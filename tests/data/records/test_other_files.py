@@ -15,6 +15,7 @@ from draftsmith.data.records.record import check_record
 from draftsmith.data.records.records import open_records
 from draftsmith.data.records.scan import check_kind
 from draftsmith.data.records.table_records import TableRecords
+from fails import fails_with
 
 TURNS = [{"from": "human", "value": "What?"}, {"from": "gpt", "value": "A café."}]
 ROWS = [{"id": str(number), "conversations": TURNS} for number in range(3)]
@@ -103,9 +104,8 @@ def test_another_kind_of_file_is_told_as_what_it_is(tmp_path, name):
     data, kind, cure = TOLD[name]
     path = tmp_path / name
     path.write_bytes(data)
-    with pytest.raises(UserError) as caught:
-        open_records(path, tmp_path / "cache")
-    assert kind in caught.value.problem and cure in caught.value.hint and str(path) in str(caught.value.where)
+    caught = fails_with("", open_records, path, tmp_path / "cache")
+    assert kind in caught.problem and cure in caught.hint and str(path) in str(caught.where)
 
 
 def test_records_of_other_layouts_are_told_by_what_they_hold(tmp_path):
@@ -130,8 +130,7 @@ def test_small_files_are_told_as_what_they_are_too(tmp_path, data, kind):
     path = tmp_path / "index.json"
     path.write_bytes(data)
     for reader in (lambda: read_json(path, dict, hint="h"), lambda: read_text(path, hint="h")):
-        with pytest.raises(UserError, match=kind):
-            reader()
+        fails_with(kind, reader)
 
 
 def test_a_table_by_another_name_is_told(tmp_path):

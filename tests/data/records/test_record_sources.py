@@ -29,6 +29,7 @@ from draftsmith.models.parts import PARTS, TokenIds
 from draftsmith.models.targets.llava.model import assemble, llava_config
 from draftsmith.models.targets.llava.training import LlavaTraining
 from draftsmith.trainers.serve.written_texts import _shown
+from fails import fails_with
 from PIL import Image
 from record_forms import members, table, write_forms, write_tar
 from transformers import CLIPVisionConfig, LlamaConfig
@@ -135,8 +136,7 @@ def test_requests_preflight_and_skipping_are_those_of_json(forms, opened, form):
             np.array(x).sum() for x in other.request(index, originals=True)[0].originals
         ]
     assert str(count_long(plain, 60)) == str(count_long(other, 60))
-    assert count_long(other, 60).count > 3
-    assert other.record(5)["id"] == "r5"
+    assert count_long(other, 60).count > 3 and other.record(5)["id"] == "r5"
     assert pickle.loads(pickle.dumps(other.record(4)))["id"] == "r4", "text crosses processes"
 
 
@@ -181,8 +181,7 @@ def test_losses_and_a_resumed_run_are_those_of_json(forms, trained, form):
         if step == 4:
             raise Died
 
-    with pytest.raises(Died):
-        trained(forms[form], "stopped", every=2, log=die)
+    fails_with("", trained, forms[form], "stopped", every=2, log=die, error=Died)
     resumed, other = trained(forms[form], "stopped", every=2)
     assert resumed == {step: loss for step, loss in expected.items() if step >= 3}, "from the checkpoint of step 2"
     assert all(torch.equal(other[name], weights[name]) for name in weights)
@@ -221,10 +220,9 @@ BAD_ENTRIES = {
 @pytest.mark.parametrize("entry", BAD_ENTRIES)
 def test_a_bad_entry_is_named_with_its_file_and_hint(media, opened, entry):
     (media / "mix.yaml").write_text(f"datasets:\n- {entry}\n")
-    with pytest.raises(UserError) as caught:
-        opened(media / "mix.yaml")
+    caught = fails_with("", opened, media / "mix.yaml")
     where, problem, hint = BAD_ENTRIES[entry]
-    assert where in caught.value.where and problem in str(caught.value) and hint in caught.value.hint
+    assert where in caught.where and problem in str(caught) and hint in caught.hint
 
 
 def test_fingerprints_follow_content(forms, opened, media):
@@ -359,8 +357,7 @@ def test_text_that_is_not_utf_8_is_a_bad_record(media, opened):
     place = data.index(b"It is picture 3.", data.index(b"It is picture 3.") + 1)  # of row 1
     arrow.write_bytes(data[:place] + b"\xed\xa0\xbd" + data[place + 3 :])
     source = TableRecords(kind="datasets", path=str(media / "texts"))
-    with pytest.raises(UserError, match=r"column conversations is not UTF-8[\s\S]*record 1"):
-        opened(source)
+    fails_with(r"column conversations is not UTF-8[\s\S]*record 1", opened, source)
     assert len(opened(source, on_error="skip", run="skip")) == 2
 
 
@@ -383,8 +380,7 @@ def test_a_folder_of_one_configuration(media, opened):
     source = TableRecords(kind="datasets", path=str(media / "ov"), name="ai2d(internvl)", split="train")
     data = opened(source)
     assert len(data) == 21 and data.sample_id(3) == "ov/ai2d(internvl)/train[3]"
-    with pytest.raises(UserError, match=r"no such folder[\s\S]*ai2d2"):
-        opened(source.model_copy(update={"name": "ai2d2"}))
+    fails_with(r"no such folder[\s\S]*ai2d2", opened, source.model_copy(update={"name": "ai2d2"}))
 
 
 def cached(rows: datasets.Dataset, media: Path, commit: str) -> None:
@@ -408,14 +404,11 @@ def test_a_set_of_the_hub_without_a_network(media, opened, forms):
     first = opened(source)
     assert all(map(same, batches(loader(opened(forms["json"]))), batches(loader(first))))
     assert opened(source).identity() == first.identity() and first.sample_id(3) == "MiniSet[3]"
-    with pytest.raises(UserError, match=r"no split 'test'; it has train"):
-        opened(source.model_copy(update={"split": "test"}))
-    with pytest.raises(UserError, match=r"cannot load the set[\s\S]*other"):
-        opened(source.model_copy(update={"name": "other"}))
+    fails_with(r"no split 'test'; it has train", opened, source.model_copy(update={"split": "test"}))
+    fails_with(r"cannot load the set[\s\S]*other", opened, source.model_copy(update={"name": "other"}))
     shutil.rmtree(datasets.config.HF_DATASETS_CACHE)
     cached(rows.select([*range(1, 21), 0]), media, "b" * 16)
-    with pytest.raises(UserError, match=r"has changed on the Hub[\s\S]*owner/MiniSet[\s\S]*revision"):
-        opened(source)
+    fails_with(r"has changed on the Hub[\s\S]*owner/MiniSet[\s\S]*revision", opened, source)
     assert opened(source, run="another").identity() != first.identity()
 
 
@@ -435,9 +428,8 @@ BAD_TABLES = {
 @pytest.mark.parametrize("name", BAD_TABLES)
 def test_a_column_that_is_missing_or_of_another_type(media, opened, name):
     rows, columns, problem, where, hint = BAD_TABLES[name]
-    with pytest.raises(UserError) as caught:
-        opened(saved(media / "bad", rows, columns=Columns(**columns)))
-    error = caught.value
+    caught = fails_with("", opened, saved(media / "bad", rows, columns=Columns(**columns)))
+    error = caught
     assert (
         problem in error.problem and str(media / "bad") in error.where and where in error.where and hint in error.hint
     )
@@ -446,9 +438,8 @@ def test_a_column_that_is_missing_or_of_another_type(media, opened, name):
 
 def test_sets_that_are_not_there(media, opened, tmp_path):
     def refused(match: str, **settings) -> None:
-        with pytest.raises(UserError, match=match) as caught:
-            opened(TableRecords(kind="datasets", **settings))
-        assert caught.value.where and caught.value.hint
+        caught = fails_with(match, opened, TableRecords(kind="datasets", **settings))
+        assert caught.where and caught.hint
 
     refused(r"cannot load the set[\s\S]*owner/none[\s\S]*hf download", path="owner/none")
     refused(r"no such folder[\s\S]*no/such/folder", path="no/such/folder")
@@ -469,8 +460,7 @@ def test_sets_that_are_not_there(media, opened, tmp_path):
 def test_a_record_of_a_table_that_cannot_be_used(media, opened):
     rows = [{"id": str(n), "conversations": TURNS, "image": b"no picture" if n == 2 else None} for n in range(4)]
     source = saved(media / "set", rows)
-    with pytest.raises(UserError, match=r"1 <image> marks for 0 images[\s\S]*set, record 0 \(id '0'\)[\s\S]*hint"):
-        opened(source)
+    fails_with(r"1 <image> marks for 0 images[\s\S]*set, record 0 \(id '0'\)[\s\S]*hint", opened, source)
     data = opened(source, on_error="skip")
     assert len(data) == 1 and not any(data[0].loss_mask)
     listed = [json.loads(line) for line in (media / "run" / "skipped.jsonl").read_text().splitlines()]
@@ -536,8 +526,7 @@ BAD_SAMPLES = {
 def test_a_sample_that_cannot_be_used(media, opened, name):
     sample, says = BAD_SAMPLES[name]
     good = members(records()[1], media, "good")
-    with pytest.raises(UserError, match=rf"{says}[\s\S]*one\.tar, record [012][\s\S]*hint"):
-        opened(tar(media, good, sample))
+    fails_with(rf"{says}[\s\S]*one\.tar, record [012][\s\S]*hint", opened, tar(media, good, sample))
     data = opened(tar(media, good, sample), on_error="skip")
     assert data.record(0)["id"] == "r1" and data[0].pixels is not None
     assert any(says.split("\\")[0] in line for line in (media / "run" / "skipped.jsonl").read_text().splitlines())
@@ -561,15 +550,12 @@ def test_a_key_that_comes_twice(media, opened):
 def test_tars_that_are_damaged_or_not_there(media, opened, forms):
     whole = (media / "forms" / "shard-001.tar").read_bytes()
     (media / "forms" / "shard-001.tar").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(UserError, match=r"truncated tar[\s\S]*shard-001\.tar[\s\S]*hint"):
-        opened(forms["tar"])
+    fails_with(r"truncated tar[\s\S]*shard-001\.tar[\s\S]*hint", opened, forms["tar"])
     (media / "forms" / "shard-001.tar").write_bytes(b"x" * 512 + whole[512:])
-    with pytest.raises(UserError, match=r"not a tar file[\s\S]*shard-001\.tar[\s\S]*hint"):
-        opened(forms["tar"], on_error="skip")
+    fails_with(r"not a tar file[\s\S]*shard-001\.tar[\s\S]*hint", opened, forms["tar"], on_error="skip")
     for path in ("none-{000..003}.tar", "pipe:cat x", "https://example.com/a.tar"):
-        with pytest.raises(UserError) as caught:
-            opened(TarRecords(kind="webdataset", path=path))
-        assert caught.value.where and caught.value.hint
+        caught = fails_with("", opened, TarRecords(kind="webdataset", path=path))
+        assert caught.where and caught.hint
     write_tar(media / "empty.tar", [("readme.md", b"x")])
     with pytest.raises(UserError, match=r"no records[\s\S]*empty\.tar[\s\S]*KEY\.json"):
         opened(TarRecords(kind="webdataset", path=str(media / "empty.tar")))

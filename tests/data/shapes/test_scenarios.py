@@ -15,6 +15,7 @@ from draftsmith.data.shapes.scenarios import FACTS, KINDS, NAMES, NUMBERS, TEXT_
 from draftsmith.data.shapes.scene import BACKGROUND, COLORS, COLUMNS, ROWS, SHAPES, Object, Scene, draw, sample_scene
 from draftsmith.data.shapes.write import sample, write_dataset
 from draftsmith.trainers.publish import folder as published
+from fails import raising
 from PIL import Image, ImageChops, ImageStat
 
 SIZE, CELL = 48, 16
@@ -390,10 +391,7 @@ def test_mixtures_of_the_synthetic_dataset_are_read_like_any_other(tmp_path, ope
 def test_an_interrupted_write_is_never_taken_for_a_whole_one(tmp_path, monkeypatch):
     from draftsmith.data.shapes import write
 
-    def full(*arguments):
-        raise OSError("disk full")
-
-    monkeypatch.setattr(write, "draw", full)
+    monkeypatch.setattr(write, "draw", raising(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
         write_dataset(tmp_path / "world", seed=0, image_size=SIZE, splits={"train": {"name": 1}})
     assert not (tmp_path / "world").exists()

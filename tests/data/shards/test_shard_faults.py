@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftsmith.core.errors import UserError
 from draftsmith.data.shards import shard_faults
 from draftsmith.data.shards.shards import claim, finish, finished, write_shard
+from fails import fails_with
 
 IDENTITY = {"of": "this test"}
 TAR, JSON = "shard-000001.tar", "shard-000001.json"
@@ -58,5 +58,4 @@ def test_the_identity_comes_back_from_the_manifest(folder):
     assert (folder / "identity.json").read_bytes() == content and shard_faults.lost(folder) == []
     for name in ("identity.json", "manifest.json"):
         (folder / name).unlink()
-    with pytest.raises(UserError, match="are both missing or damaged"):
-        shard_faults.drop(folder, shard_faults.lost(folder))
+    fails_with("are both missing or damaged", shard_faults.drop, folder, shard_faults.lost(folder))

@@ -12,6 +12,7 @@ from draftsmith.data.shapes.suites import SUBSTITUTES
 from draftsmith.data.shapes.write import sample, write_dataset
 from draftsmith.data.suites.suite import BENCHMARK, OOD, QUALITY, TASKS, Suite, clean, prompt, suite_identity
 from draftsmith.data.suites.suite_hub import NO_REFERENCE, PUBLISHED, PUBLISHED_QUESTIONS, Published, fetch
+from fails import fails_with
 from PIL import Image
 
 REASON = "For the following question, provide a detailed explanation of your reasoning leading to the answer."
@@ -87,8 +88,7 @@ def test_prompts_of_both_conventions(name, own, images, paper, released):
 
 def test_a_set_of_ones_own_has_no_published_prompt():
     assert prompt("mine", "Who?", "verbatim", num_images=1) == "<image>\nWho?"
-    with pytest.raises(UserError, match="verbatim"):
-        prompt("mine", "Who?", "released", num_images=1)
+    fails_with("verbatim", prompt, "mine", "Who?", "released", num_images=1)
 
 
 def test_the_synthetic_dataset_stands_in_for_every_set(suite):
@@ -148,8 +148,7 @@ def test_released_transcripts_lose_the_end_token_and_training_never_does():
     assert render(turns, form, has_image=True, open_ended=True).text == kept
     assert render(turns, blank, has_image=True, open_ended=True).text == kept.replace("</s>", " ")
     assert render(turns, blank, has_image=True) == render(turns, form, has_image=True)
-    with pytest.raises(ValueError, match="v1"):
-        PromptFormat(template="plain", answer_end="blank")
+    fails_with("v1", PromptFormat, template="plain", answer_end="blank", error=ValueError)
 
 
 def test_what_reads_like_a_mark_opens_no_picture():
@@ -157,19 +156,14 @@ def test_what_reads_like_a_mark_opens_no_picture():
 
 
 def test_a_directory_that_is_none(tmp_path, synthetic):
-    with pytest.raises(UserError, match="no suite here"):
-        Suite(tmp_path, tmp_path / "cache")
+    fails_with("no suite here", Suite, tmp_path, tmp_path / "cache")
     (tmp_path / "suite.json").write_text(json.dumps({"sets": {"a": {"file": "a.json", "groop": "ood"}}}))
-    with pytest.raises(UserError, match=r"sets\.a\.groop"):
-        Suite(tmp_path, tmp_path / "cache")
+    fails_with(r"sets\.a\.groop", Suite, tmp_path, tmp_path / "cache")
     (tmp_path / "suite.json").write_text(json.dumps({"sets": {}, "questions": {"next": "a.json"}}))
-    with pytest.raises(UserError, match="questions are of NQ and GSM8K"):
-        Suite(tmp_path, tmp_path / "cache")
+    fails_with("questions are of NQ and GSM8K", Suite, tmp_path, tmp_path / "cache")
     (tmp_path / "suite.json").write_text(json.dumps({"sets": {"../a": {"file": "a.json"}}}))
-    with pytest.raises(UserError, match="names of files"):
-        Suite(tmp_path, tmp_path / "cache")
-    with pytest.raises(UserError, match="did you mean 'POPE'"):
-        Suite(synthetic / "world" / "suite", tmp_path / "cache").rows("POP")
+    fails_with("names of files", Suite, tmp_path, tmp_path / "cache")
+    fails_with("did you mean 'POPE'", Suite(synthetic / "world" / "suite", tmp_path / "cache").rows, "POP")
 
 
 def test_identity_follows_the_records(synthetic, tmp_path):
@@ -241,10 +235,8 @@ def test_fetching_writes_the_same_layout(tmp_path):
     assert fetch(folder, {"IEdit": None}, [], published={}) == folder
 
     other = {"IEdit": Published(repository, "test", question="prompt")}
-    with pytest.raises(UserError, match="no column prompt"):
-        fetch(tmp_path / "other", {"IEdit": None}, [], published=other)
-    with pytest.raises(UserError, match="no published set"):
-        fetch(tmp_path / "other", {"Iedit": None}, [])
+    fails_with("no column prompt", fetch, tmp_path / "other", {"IEdit": None}, [], published=other)
+    fails_with("no published set", fetch, tmp_path / "other", {"Iedit": None}, [])
     assert not (tmp_path / "other").exists()
 
 

@@ -12,6 +12,7 @@ from draftsmith.trainers.run.stopping import Stop
 from draftsmith.trainers.serve import engine_process as process
 from draftsmith.trainers.serve.engine_answers import Asked, Job, WrongAnswer, read_answers, read_states
 from draftsmith.trainers.serve.engine_process import EngineProcess
+from fails import fails_with
 from safetensors.torch import save_file
 
 PROMPTS = (torch.tensor([1, 5, 6]), torch.tensor([1, 5]))
@@ -91,9 +92,8 @@ def test_a_wrong_answer_is_refused_by_its_file(tmp_path, damage):
     content, words = WRONG[damage]
     path = tmp_path / "000000003.json"
     put(path, content)
-    with pytest.raises(WrongAnswer, match=words) as caught:
-        read_answers(path, JOB)
-    assert caught.value.where.startswith(str(path)) and "engine" in caught.value.problem and caught.value.hint
+    caught = fails_with(words, read_answers, path, JOB, error=WrongAnswer)
+    assert caught.where.startswith(str(path)) and "engine" in caught.problem and caught.hint
 
 
 def test_a_right_answer_is_read(tmp_path):
@@ -136,9 +136,8 @@ def test_wrong_states_are_refused_by_their_file(tmp_path, damage):
     save_file({k: v.contiguous() for k, v in (STATES if callable(content) else content).items()}, path)
     if callable(content):
         content(path)
-    with pytest.raises(WrongAnswer, match=words) as caught:
-        read_states(path, JOB.requests[0], (2, 8))
-    assert caught.value.where.startswith(str(path)) and caught.value.hint
+    caught = fails_with(words, read_states, path, JOB.requests[0], (2, 8), error=WrongAnswer)
+    assert caught.where.startswith(str(path)) and caught.hint
 
 
 @pytest.mark.parametrize("kind", ["half", "bfloat16", "float", "double"])

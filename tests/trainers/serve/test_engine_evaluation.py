@@ -23,6 +23,7 @@ from draftsmith.trainers.evaluate.engine_measuring import cycles
 from draftsmith.trainers.serve.engine_answers import Timing
 from draftsmith.trainers.stages.evaluate import EvaluateStage
 from engines_in_place import in_place
+from fails import fails_with
 from PIL import Image
 from rows import a_row
 from served_heads import save_drawn
@@ -167,9 +168,8 @@ def fault(folder, **what):
 
 def test_a_killed_run_asks_no_finished_cell_again(made, measured, tmp_path):
     fault(tmp_path, die=4, of="eagle", always=True)
-    with pytest.raises(UserError, match=r"exit code 9, and 3 times(.|\n)*out of luck") as caught:
-        run(made, tmp_path)
-    assert "engine-0/log.txt" in caught.value.where and "key stages.served.engine" in caught.value.where
+    caught = fails_with(r"exit code 9, and 3 times(.|\n)*out of luck", run, made, tmp_path)
+    assert "engine-0/log.txt" in caught.where and "key stages.served.engine" in caught.where
     (tmp_path / "fault.json").unlink()
     (tmp_path / "asked.jsonl").unlink()
     run(made, tmp_path)
@@ -192,8 +192,7 @@ def test_an_engine_that_dies_once_is_started_again(made, tmp_path):
 )  # fmt: skip
 def test_metrics_of_another_answer_are_refused(made, tmp_path, wrong):
     fault(tmp_path, wrong=wrong)
-    with pytest.raises(UserError, match=r"metrics of a request are missing, or are of another|answers are damaged"):
-        run(made, tmp_path)
+    fails_with(r"metrics of a request are missing, or are of another|answers are damaged", run, made, tmp_path)
 
 
 def test_passes_are_told_apart_by_what_they_emitted():
@@ -239,8 +238,7 @@ def test_what_the_engine_cannot_run_is_refused_before_the_run(which):
     changes, words = REFUSED[which]
     base = {"kind": "evaluate", "engine": {"kind": "vllm"}, "methods": {"m": {}},
             "benchmarks": {"mine": {"data": {"path": "x.json", "aspect": "square"}}}}  # fmt: skip
-    with pytest.raises(Refused, match=words):
-        EvaluateStage.model_validate(base | changes).check(TARGET, HEAD)
+    fails_with(words, EvaluateStage.model_validate(base | changes).check, TARGET, HEAD, error=Refused)
 
 
 @pytest.mark.parametrize(("engine", "words"), [
@@ -272,16 +270,14 @@ def test_what_is_missing_in_the_engines_python_is_said_before_anything_is_decode
     monkeypatch.setattr(engine_run, "version_of", lambda package, python: "" if package == "arctic_inference" else "1")
     methods = {"suffix": {"drafter": {"kind": "suffix"}}, "lookup": LOOKUP}
     settings = stage(made, methods=methods) | {"drafters": {}}
-    with pytest.raises(UserError, match=r"arctic-inference(.|\n)*leave out method suffix"):
-        run(made, tmp_path, settings)
+    fails_with(r"arctic-inference(.|\n)*leave out method suffix", run, made, tmp_path, settings)
     assert not list((tmp_path / "served").glob("rows/*"))
 
 
 def test_a_cpus_engine_is_asked_above_temperature_0_with_its_repair_alone(made, tmp_path, monkeypatch):
     settings = stage(made, methods={"lookup": LOOKUP}) | {"drafters": {}, "temperatures": [0.0, 1.0]}
     monkeypatch.setattr(engine_run, "version_of", lambda package, python: "" if package == engine_run.MODULE else "1")
-    with pytest.raises(UserError, match=r"wrong temperatures on a CPU(.|\n)*draftsmith-vllm"):
-        run(made, tmp_path, settings)
+    fails_with(r"wrong temperatures on a CPU(.|\n)*draftsmith-vllm", run, made, tmp_path, settings)
     assert not list((tmp_path / "served").glob("rows/*"))
 
 
@@ -324,8 +320,7 @@ def test_a_published_folder_is_exported_and_a_damaged_one_refused(made, tmp_path
     with (folder / "model.safetensors").open("r+b") as file:
         file.seek(-1, 2)
         file.write(b"\1")
-    with pytest.raises(UserError, match=r"model.safetensors"):
-        run(made, tmp_path / "again", settings)
+    fails_with(r"model.safetensors", run, made, tmp_path / "again", settings)
 
 
 def test_an_export_for_texts_or_of_an_older_version_is_refused(made, tmp_path):

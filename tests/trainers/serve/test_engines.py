@@ -34,6 +34,7 @@ from draftsmith.trainers.serve.states_builder import looked_ahead
 from draftsmith.trainers.stages.cache import CacheStage
 from draftsmith.trainers.stages.regenerate import RegenerateStage
 from engines_in_place import in_place
+from fails import fails_with
 from PIL import Image
 from pydantic import TypeAdapter
 from states_run import RECORDS, cached, context, losses, stage, synthetic
@@ -88,8 +89,7 @@ def test_answers_are_those_of_our_own_passes(made, tmp_path, monkeypatch):
     assert identities[0] == identities[1]
     # What one engine began is not continued by another.
     monkeypatch.setattr(opened, "version_of", lambda package, python: "1.1")
-    with pytest.raises(UserError, match=r"another engine.version: '1.0', now '1.1'"):
-        answers(made, theirs, engine=VLLM)
+    fails_with(r"another engine.version: '1.0', now '1.1'", answers, made, theirs, engine=VLLM)
 
 
 @pytest.fixture(scope="module")
@@ -229,10 +229,8 @@ def test_pictures_are_handed_over_as_they_were_read():
     assert torch.equal(found, bytes_)
     tile = ((bytes_ / 255 - torch.tensor(mean)) / torch.tensor(std)).permute(2, 0, 1)
     assert torch.equal(shown(tile[None], [Picture(4)], processor, "")[0], bytes_)
-    with pytest.raises(UserError, match="several"):
-        shown(tile[None], [Picture(4, num_tiles=2)], processor, "")
-    with pytest.raises(UserError, match="clip"):
-        shown(tile[None], [Picture(4, modality=2)], processor, "")
+    fails_with("several", shown, tile[None], [Picture(4, num_tiles=2)], processor, "")
+    fails_with("clip", shown, tile[None], [Picture(4, modality=2)], processor, "")
 
 
 def test_pictures_side_by_side_keep_a_placeholder_each():

@@ -24,6 +24,7 @@ from draftsmith.trainers.serve import rank_engine as opened
 from draftsmith.trainers.serve.engine_answers import Asked, Job
 from draftsmith.trainers.serve.engine_process import EngineProcess
 from draftsmith.trainers.serve.workers import draftsmith_jobs
+from fails import fails_with
 
 JOBS = Path(draftsmith_jobs.__file__).parent
 HEAD = f"""
@@ -162,8 +163,7 @@ def test_an_engine_that_hangs_once_is_started_again(engine):
 def test_a_full_disk_names_the_folder_and_the_key(engine, tmp_path):
     with engine(ANSWER) as running:
         (tmp_path / "engine-0" / "jobs" / "000000000.partial").symlink_to("/dev/full")
-        with pytest.raises(UserError, match=r"No space left(.|\n)*stages.x.engine.scratch"):
-            running.submit(request(1), {})
+        fails_with(r"No space left(.|\n)*stages.x.engine.scratch", running.submit, request(1), {})
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"cannot be written(.|\n)*stages.x.engine.scratch"):
         EngineProcess(tmp_path / "file" / "0", "vllm", {}, None, python="", stop=Stop(), key="stages.x.engine")
@@ -172,10 +172,7 @@ def test_a_full_disk_names_the_folder_and_the_key(engine, tmp_path):
 def test_two_runs_never_share_a_folder(engine, tmp_path):
     with engine(ANSWER) as running:
         job = running.submit(request(1), {})
-        with pytest.raises(
-            UserError, match=rf"another run's engine(.|\n)*process {os.getpid()}(.|\n)*x.engine.scratch"
-        ):
-            engine(ANSWER)
+        fails_with(rf"another run's engine(.|\n)*process {os.getpid()}(.|\n)*x.engine.scratch", engine, ANSWER)
         assert answers(running, job, 1) == [1]
     places = {opened._own(Path("/dev/shm/x"), tmp_path / above / "run" / "head") for above in ("a", "b")}
     assert len(places) == 2 and all(place.name.startswith("run-head-") for place in places)
@@ -189,8 +186,7 @@ def test_a_stop_ends_the_loading_and_not_the_step_in_hand(engine):
         job = running.submit(request(1), {})
         stop.raised = True
         assert answers(running, job, 1, stops=False) == [1]
-        with pytest.raises(Stopped, match="while an engine answered"):
-            answers(running, running.submit(request(2), {}), 2)
+        fails_with("while an engine answered", answers, running, running.submit(request(2), {}), 2, error=Stopped)
     loading = engine("time.sleep(600)", stop=stop)
     with pytest.raises(Stopped, match="while an engine was loaded"), loading:
         loading.start()
