@@ -44,10 +44,12 @@ def test_a_file_that_a_loader_would_pick_up_is_refused(name, folder):
     fails_with(name, check_sums, folder)
 
 
-def test_what_no_loader_reads_may_be_added(folder):
+def test_what_no_loader_reads_may_be_added_and_without_a_list_all_is_taken(folder):
     (folder / "vllm").mkdir()
     for name in ("notes.txt", "vllm/config.json"):
         (folder / name).write_text("{}")
+    check_sums(folder)
+    (folder / SUMS).unlink()
     check_sums(folder)
 
 
@@ -62,10 +64,6 @@ def test_only_what_is_read_is_asked_for(folder):
 def test_a_list_that_is_none_or_leads_outside(line, folder):
     (folder / SUMS).write_text(line + "\n")
     fails_with("no line of checksums", check_sums, folder)
-
-
-def test_a_folder_without_a_list_is_taken_as_it_is(tmp_path):
-    check_sums(tmp_path)
 
 
 def test_heads_are_held_against_the_list_of_their_folder(folder):

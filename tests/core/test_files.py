@@ -62,10 +62,12 @@ def test_a_damaged_file(tmp_path: Path, damage: str) -> None:
     assert len(str(error)) < 400 + len(str(path))
 
 
-def test_no_file(tmp_path: Path) -> None:
+def test_no_file_and_no_regular_one(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")  # to open it would wait for a writer
     for name, problem in {"none.json": "file not found", ".": "not a regular file", "pipe": "not a regular"}.items():
         assert fails_with(problem, files.read_json, tmp_path / name, Manifest, hint="").where == str(tmp_path / name)
+    for name, kind in {"pipe": "a named pipe", ".": "a folder"}.items():
+        fails_with(f"not a regular file: {kind}", files.open_data, tmp_path / name)
 
 
 def test_a_key_that_stands_twice_is_refused_where_each_stands_once(tmp_path: Path) -> None:
@@ -83,12 +85,6 @@ def test_the_end_of_a_log_is_read_and_a_pipe_has_none(tmp_path: Path) -> None:
     path.unlink()
     os.mkfifo(path)
     assert files.read_end(path) == ""
-
-
-def test_a_data_file_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    for name, kind in {"pipe": "a named pipe", ".": "a folder"}.items():
-        fails_with(f"not a regular file: {kind}", files.open_data, tmp_path / name)
 
 
 def test_lines(tmp_path: Path) -> None:

@@ -73,18 +73,12 @@ def test_what_is_no_weights_has_no_identity(tmp_path):
     assert weights_identity(Path("a\0b")) is weights_identity(Path("x" * 5000)) is None
 
 
-def test_hidden_files_count_for_nothing(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
-    before = weights_identity(tmp_path)
-    (tmp_path / "._config.json").write_text("{}")
-    assert weights_identity(tmp_path) == before
-
-
-def test_notes_beside_weights_count_for_nothing(tmp_path):
-    (tmp_path / "model.safetensors").write_bytes(b"x")
-    before = weights_identity(tmp_path)
-    (tmp_path / "notes.json").write_text("{}")
-    assert weights_identity(tmp_path) == before
+def test_hidden_files_and_notes_count_for_nothing(tmp_path):
+    for known, added in (("config.json", "._config.json"), ("model.safetensors", "notes.json")):
+        (tmp_path / known).write_text("{}")
+        before = weights_identity(tmp_path)
+        (tmp_path / added).write_text("{}")
+        assert weights_identity(tmp_path) == before, added
 
 
 @pytest.mark.parametrize(

@@ -12,15 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from draftsmith.data.captioned import (
-    Captioned,
-    CaptionedSource,
-    Refused,
-    center_crop,
-    decode_image,
-    num_items,
-    read,
-)
+from draftsmith.data.captioned import Captioned, CaptionedSource, Refused, center_crop, decode_image, num_items, read
 from draftsmith.data.captioned.sources import file_names
 from draftsmith.data.pictures.picture_files import SUFFIXES
 from draftsmith.data.records import tars

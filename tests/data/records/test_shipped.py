@@ -6,14 +6,7 @@ from pathlib import Path
 
 import pytest
 from draftsmith.data.records import shipped
-from draftsmith.data.records.mixture import (
-    Selection,
-    are_present,
-    expand,
-    identities,
-    missing_files,
-    missing_hint,
-)
+from draftsmith.data.records.mixture import Selection, are_present, expand, identities, missing_files, missing_hint
 from fails import fails_with
 
 NAME = "data/sharegpt-68k.yaml"

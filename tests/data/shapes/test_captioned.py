@@ -111,7 +111,7 @@ def test_places_name_what_stands_where():
      "a red circle at the top left and a blue cross at the top left"],
 )  # fmt: skip
 def test_captions_of_elsewhere_are_refused_in_words(caption):
-    assert repr(caption) in str(fails_with("caption", places_of, figures_of(caption)))
+    assert repr(caption) in str(fails_with("caption", figures_of, caption))
 
 
 def test_webdataset_reads_it(tmp_path):
