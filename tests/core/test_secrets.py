@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from command_line import prints
 from draftsmith.core.checksums import read_sums
 from draftsmith.core.errors import UserError, first_line
 from draftsmith.core.secret_rules import hits
@@ -127,8 +128,7 @@ def test_a_secret_that_begins_like_another(monkeypatch):
 def test_a_recipe_that_cannot_be_read_shows_no_half_of_a_key(tmp_path, capfd):
     """YAML's own message cuts the line, and what is left of a key looks like none."""
     (tmp_path / "mine.yaml").write_text(f"stages: {SHAPED['hugging face']}: x")
-    assert main([f"recipe={tmp_path / 'mine.yaml'}"]) == 2
-    said = capfd.readouterr().err
+    said = prints(capfd, [f"recipe={tmp_path / 'mine.yaml'}"], 2)
     assert "line 1, column 48: mapping values are not allowed here" in said and "0123456789" not in said
 
 

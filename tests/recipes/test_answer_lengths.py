@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from command_line import prints
 from draftsmith.recipes.commands.cli import main
 
 
@@ -27,8 +28,7 @@ from draftsmith.recipes.commands.cli import main
 )  # fmt: skip
 def test_a_dry_run_stops(recipe, setting, key, positions, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main([f"recipe={recipe}", *re.split(r" (?=stages\.)", setting), "dry_run=true"]) == 2
-    said = capsys.readouterr().err
+    said = prints(capsys, [f"recipe={recipe}", *re.split(r" (?=stages\.)", setting), "dry_run=true"], 2)
     assert f"stages.{key} is " in said and "positions for a prompt and its answer" in said, said
     assert "where: command line: stages." in said and "hint:  write at most" in said
     assert positions is None or f"the target has {positions} positions" in said

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from command_line import prints
 from draftsmith.recipes.announce import announcement
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.launch import run_recipe
@@ -107,8 +108,7 @@ def test_mistakes_are_told_and_nothing_is_written(name, tmp_path, capsys, monkey
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.chdir(tmp_path)
     arguments, expected = BAD[name]
-    assert main(arguments) == 2
-    message = capsys.readouterr().err
+    message = prints(capsys, arguments, 2)
     assert expected in message and "Traceback" not in message
     assert list(tmp_path.iterdir()) == []
 
@@ -130,25 +130,21 @@ def test_mistakes_are_told_and_nothing_is_written(name, tmp_path, capsys, monkey
 def test_a_mistake_is_blamed_on_who_made_it(tmp_path, capsys, setting, where):
     mine = tmp_path / "mine.yaml"
     mine.write_text("extends: demo/lvlm-from-nothing\n")
-    assert main([f"recipe={mine}", setting, "dry_run=true"]) == 2
-    assert f"{where}" in capsys.readouterr().err
+    assert f"{where}" in prints(capsys, [f"recipe={mine}", setting, "dry_run=true"], 2)
     mine.write_text("extends: demo/lvlm-from-nothing\nsede: 1\n")
-    assert main([f"recipe={mine}", "seed=2", "dry_run=true"]) == 2
-    message = capsys.readouterr().err
+    message = prints(capsys, [f"recipe={mine}", "seed=2", "dry_run=true"], 2)
     assert f"where: {mine}\n" in message and "command line" not in message
 
 
 def test_secrets_of_the_command_line_are_not_repeated(capsys):
     secret = "hf_" + "a1B2" * 9
-    assert main(["recipe=demo/lvlm-from-nothing", f"tracking.tokn={secret}", "dry_run=true"]) == 2
-    message = capsys.readouterr().err
+    message = prints(capsys, ["recipe=demo/lvlm-from-nothing", f"tracking.tokn={secret}", "dry_run=true"], 2)
     assert "command line: tracking.tokn=" in message and secret not in message
 
 
 def test_a_stage_without_a_kind_is_told_without_what_it_holds(capsys):
     secret = "hf_" + "a1B2" * 9
-    assert main(["recipe=demo/lvlm-from-nothing", f"stages.new={{data: {secret}, token: {secret}}}"]) == 2
-    message = capsys.readouterr().err
+    message = prints(capsys, ["recipe=demo/lvlm-from-nothing", f"stages.new={{data: {secret}, token: {secret}}}"], 2)
     assert "stages.new: its kind is missing" in message and "stages.new: add kind, one of these" in message
     assert secret not in message
 
@@ -284,8 +280,7 @@ def test_a_misspelt_key_of_an_inline_model_is_refused(recipe, setting, told):
 def test_the_cure_that_is_named_is_one(words, told, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "execve", lambda *call: pytest.fail("a launcher was started for it"))
-    assert main(words.split()) == 2
-    said = capsys.readouterr().err
+    said = prints(capsys, words.split(), 2)
     assert told in said and not any(tmp_path.iterdir())
     assert len(said) < 700, "a wall of names"
 
@@ -297,8 +292,7 @@ def test_a_variable_of_the_environment_in_a_file_is_told_how_it_is_written(tmp_p
 
 
 def test_a_runs_folder_is_no_recipe_and_its_command_is_told(tmp_path, capsys):
-    assert main([f"recipe={tmp_path}"]) == 2
-    assert f"recipe={tmp_path}/recipe.yaml output={tmp_path}\n" in capsys.readouterr().err
+    assert f"recipe={tmp_path}/recipe.yaml output={tmp_path}\n" in prints(capsys, [f"recipe={tmp_path}"], 2)
 
 
 @pytest.mark.parametrize("words", ["restart=nothing", "stages=[nothing]", "dry_run=maybe", "b"])
@@ -320,8 +314,7 @@ def test_whose_folder_it_is_comes_first(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
         "draftsmith.trainers.run.guard.RunLock", lambda *words, **how: None
     )  # held until a process ends
-    assert main(["evaluate", str(mine), f"output={tmp_path}"]) == 2
-    said = capsys.readouterr().err
+    said = prints(capsys, ["evaluate", str(mine), f"output={tmp_path}"], 2)
     assert said.startswith("error: this folder holds a run of lvlm.yaml, and this is mine.yaml: ")
     assert "hint:  choose another output: output=FOLDER; or," in said and "restart=" in said
     assert main(["evaluate", "demo/lvlm", f"output={tmp_path}", "seed=5"]) == 2, "its own recipe with another setting"
@@ -330,6 +323,5 @@ def test_whose_folder_it_is_comes_first(tmp_path, monkeypatch, capsys):
 
 def test_a_refused_name_is_not_suggested(capsys):
     words = ["recipe=demo/compare", "dry_run=true", "stages.evaluate.methods.MSD, tree.drafter=MSD, tree"]
-    assert main(words) == 2
-    said = capsys.readouterr().err
+    said = prints(capsys, words, 2)
     assert "which is no earlier stage" in said and "'MSD, tree'" not in said[said.index("hint:") :]

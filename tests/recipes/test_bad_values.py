@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from command_line import prints
 from draftsmith.core.errors import UserError
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.dry_run import dry_run
@@ -147,8 +148,7 @@ def test_a_path_beside_named_parts_is_refused(recipe):
 def test_a_published_draft_of_a_folder_is_described_by_its_own_config(tmp_path, capsys):
     config = load(["recipe=demo/lvlm-from-nothing"]).recipe
     config.drafter.config_beside(target_shape(config)).save_pretrained(tmp_path)
-    assert main(["recipe=demo/lvlm-from-nothing", "dry_run=true"]) == 0
-    assembled = capsys.readouterr().out
+    assembled = prints(capsys, ["recipe=demo/lvlm-from-nothing", "dry_run=true"])
     nulls = ["drafter.language_model=null", "drafter.vision_tower=null"]
     assert main(["recipe=demo/lvlm-from-nothing", f"drafter.path={tmp_path}", *nulls, "dry_run=true"]) == 0
     assert capsys.readouterr().out == assembled
@@ -222,8 +222,7 @@ def test_the_content_of_other_files_is_not_printed(content, tmp_path, capsys):
     path = tmp_path / "mine.yaml"
     path.write_text(f"extends: {other}\noutput: x\n")
     for recipe in (path, other):
-        assert main([f"recipe={recipe}", "dry_run=true"]) == 2
-        message = capsys.readouterr().err
+        message = prints(capsys, [f"recipe={recipe}", "dry_run=true"], 2)
         assert str(other) in message and "s3cret" not in message and "Traceback" not in message
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from command_line import prints
 from draftsmith.recipes.commands import cli, stages
 from draftsmith.recipes.commands.cli import COMMANDS, main
 from draftsmith.recipes.commands.completion import SHELLS
@@ -26,8 +27,7 @@ def origins(*arguments: str) -> dict[str, tuple]:
 
 
 def test_recipes_lists_each_with_its_headline(capsys):
-    assert main(["recipes"]) == OK
-    listed = capsys.readouterr().out.splitlines()
+    listed = prints(capsys, ["recipes"], OK).splitlines()
     assert len(listed) == len(recipe_names())
     (line,) = [line for line in listed if line.split()[0] == "demo/lvlm"]
     assert "drawn scenes" in line and main(["recipes", "--names"]) == OK
@@ -55,8 +55,7 @@ def test_a_run_whose_later_stage_has_no_data_does_not_begin(tmp_path, monkeypatc
     monkeypatch.setattr("draftsmith.trainers.run.run.run_stages", lambda *a, **k: pytest.fail("it began to run"))
     words = ["recipe=demo/lvlm-from-nothing", f"output={tmp_path / 'run'}"]
     data = f"stages.finetune.data={{path: {tmp_path / 'absent.json'}, from: null}}"
-    assert main([*words, data]) == MISTAKE
-    said = capsys.readouterr().err
+    said = prints(capsys, [*words, data], MISTAKE)
     assert "not on disk" in said and "stages.finetune.data" in said and "stages=[...]" in said
     begun = []
     monkeypatch.setattr("draftsmith.trainers.run.run.run_stages", lambda *a, **k: begun.append(a))
@@ -113,8 +112,7 @@ def test_each_way_to_run_passes_on_what_was_typed(monkeypatch, words):
 def test_recipes_are_found_by_words(capsys):
     assert main(["recipes", "LLAMAGEN", "demo"]) == OK
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["demo/visual-ar"]
-    assert main(["recipes", "whisper"]) == MISTAKE
-    assert "no recipe with whisper" in capsys.readouterr().err
+    assert "no recipe with whisper" in prints(capsys, ["recipes", "whisper"], MISTAKE)
 
 
 # One for each track here, drafters in a stage and a method's name that ends in tokens; all others in the slow tier, for
@@ -177,12 +175,10 @@ def test_a_runs_folder_stands_for_its_recipe(tmp_path, capsys):
     run.mkdir()
     tree = load(["recipe=demo/lvlm", "output=elsewhere", "seed=9"]).tree
     (run / "recipe.yaml").write_text(yaml.safe_dump(tree))
-    assert main(["show", str(run), "--no-defaults"]) == OK
-    result = yaml.safe_load(capsys.readouterr().out)
+    result = yaml.safe_load(prints(capsys, ["show", str(run), "--no-defaults"], OK))
     assert result["seed"] == 9 and result["output"] == str(run)
     (tmp_path / "other").mkdir()
-    assert main(["show", str(tmp_path / "other")]) == MISTAKE
-    assert "the folder holds no run" in capsys.readouterr().err
+    assert "the folder holds no run" in prints(capsys, ["show", str(tmp_path / "other")], MISTAKE)
 
 
 @pytest.mark.parametrize(("command", "settings", "expected"), [
@@ -242,20 +238,17 @@ def test_mistakes_have_one_message_and_exit_code_2(arguments, message, capsys):
 
 def test_a_crash_exits_with_1_and_hides_keys(monkeypatch, capsys):
     monkeypatch.setattr(cli, "run_recipe", raising(RuntimeError("no route to https://me:hunter2@host")))
-    assert main(["recipe=demo/lvlm"]) == CRASH
-    printed = capsys.readouterr().err
+    printed = prints(capsys, ["recipe=demo/lvlm"], CRASH)
     assert "Traceback" in printed and "hunter2" not in printed
 
 
 def test_the_version_is_told(capsys):
-    assert main(["--version"]) == OK
-    assert re.fullmatch(r"draftsmith \d+\.\d+\S*\n", capsys.readouterr().out)
+    assert re.fullmatch(r"draftsmith \d+\.\d+\S*\n", prints(capsys, ["--version"], OK))
 
 
 def test_an_interrupt_outside_of_training_has_no_traceback(monkeypatch, capsys):
     monkeypatch.setattr(cli, "run_recipe", raising(KeyboardInterrupt))
-    assert main(["recipe=demo/lvlm"]) == STOPPED
-    printed = capsys.readouterr().err
+    printed = prints(capsys, ["recipe=demo/lvlm"], STOPPED)
     assert "the same command continues" in printed and "Traceback" not in printed
 
 
@@ -266,23 +259,20 @@ def test_exit_codes_are_told_by_the_docs():
 
 @pytest.mark.parametrize("name", ["train", "evaluate", "publish", "check", "show", "demo"])
 def test_help_of_what_takes_settings_shows_the_dry_run(name, capsys):
-    assert main([name, "--help"]) == 0
-    assert "dry_run=true: only say" in " ".join(capsys.readouterr().out.split())
+    assert "dry_run=true: only say" in " ".join(prints(capsys, [name, "--help"]).split())
 
 
 def test_exit_codes_are_told_by_help(capsys):
     assert (OK, CRASH, MISTAKE, FAULTS, STOPPED) == (0, 1, 2, 3, 143)
     for arguments in ([], ["-h"], ["--help"]):
-        assert main(arguments) == OK
-        printed = capsys.readouterr().out
+        printed = prints(capsys, arguments, OK)
         assert all(f"  {code} " in printed and meaning in printed for code, meaning in EXIT_CODES.items())
         assert all(f"  {name} " in printed for name in COMMANDS)
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_help_has_examples_that_parse(name, capsys):
-    assert main([name, "--help"]) == OK
-    printed = capsys.readouterr().out
+    printed = prints(capsys, [name, "--help"], OK)
     command = COMMANDS[name]
     if name in ("demo", "train", "evaluate", "publish"):
         assert "dry_run=true" in printed, "what runs a recipe can say what it would do"
@@ -344,8 +334,7 @@ def test_bash_completes_commands_recipes_options_and_settings():
 
 @pytest.mark.parametrize("shell", sorted(SHELLS))
 def test_completion_scripts_are_the_shells_own_language(shell, capsys):
-    assert main(["completion", shell]) == OK
-    script = capsys.readouterr().out
+    script = prints(capsys, ["completion", shell], OK)
     for command in COMMANDS.values():
         assert command.name in script
     if shell != "bash":
@@ -371,6 +360,5 @@ def test_a_folder_in_the_place_of_a_file_is_told_with_its_cure(tmp_path, monkeyp
     (["import", "folder"], "--as is missing: eagle, "),
 ])  # fmt: skip
 def test_what_is_missing_is_said_with_what_it_is(words, told, capsys):
-    assert main(words) == MISTAKE
-    error = capsys.readouterr().err
+    error = prints(capsys, words, MISTAKE)
     assert re.search(told, error) and "key=value" not in error and f"see draftsmith {words[0]} --help" in error

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import datasets
 import pytest
+from command_line import prints
 from draftsmith.core.errors import UserError
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.load import load
@@ -69,8 +70,7 @@ def test_a_fingerprint_follows_the_files(forms, form):
 
 @pytest.mark.parametrize("form", ["arrow", "tar"])
 def test_a_dry_run_counts_what_opens_fast(forms, form, capsys):
-    assert main(["recipe=llava15-68m", "dry_run=true", "stages=[finetune]", setting(forms[form])]) == 0
-    shown = capsys.readouterr().out
+    shown = prints(capsys, ["recipe=llava15-68m", "dry_run=true", "stages=[finetune]", setting(forms[form])])
     assert "samples 6 (measured)" in shown and "3,456 visual tokens (measured)" in shown
 
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from command_line import prints
 from draftsmith.models.families import sizes
 from draftsmith.models.hub import pinned_config
 from draftsmith.recipes.commands.cli import main
@@ -57,8 +58,7 @@ def test_counts(recipe, expected):
 @pytest.mark.parametrize("recipe", ["llava-ov-68m", "sparrow-qwen2.5-vl-7b", "eagle-llamagen-c2i-l", "demo/video"])
 def test_it_says_what_is_recorded_and_writes_nothing(recipe, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main([f"recipe={recipe}", "dry_run=true"]) == 0
-    shown, expected = capsys.readouterr().out, recorded_dry_run(recipe)
+    shown, expected = prints(capsys, [f"recipe={recipe}", "dry_run=true"]), recorded_dry_run(recipe)
     stages = [line for line in expected.splitlines() if line.startswith("stage ")]
     assert stages and [line for line in shown.splitlines() if line.startswith("stage ")] == stages
     assert list(tmp_path.iterdir()) == []
@@ -71,8 +71,7 @@ def test_data_on_disk_replaces_what_was_declared(capsys, tmp_path):
 
     path = tmp_path / "data.json"
     path.write_text(json.dumps([record(True), record(False), record(True)]))
-    assert main(["recipe=llava15-68m", "dry_run=true", f"stages.finetune.data.path={path}"]) == 0
-    shown = capsys.readouterr().out
+    shown = prints(capsys, ["recipe=llava15-68m", "dry_run=true", f"stages.finetune.data.path={path}"])
     assert "samples 3 (measured)" in shown
     assert "an epoch has 17 words of text and 1,152 visual tokens (measured)" in shown
     assert "steps 1 at batch 128" in shown and sorted(tmp_path.iterdir()) == [path]
@@ -84,8 +83,7 @@ def test_a_pattern_without_a_match_is_said(capsys, tmp_path, monkeypatch):
     (tmp_path / "there-1.json").write_text("[]")
     settings = ["stages.pretrain.data.path=[there-*.json, part-*.json]",
                 "stages.finetune.data.path={kind: webdataset, path: 'shards/{a,b}-??.tar'}"]  # fmt: skip
-    assert main(["recipe=llava15-68m", *settings, "dry_run=true"]) == 0
-    shown = capsys.readouterr().out
+    shown = prints(capsys, ["recipe=llava15-68m", *settings, "dry_run=true"])
     assert "  stages.pretrain.data.path: no file matches the pattern part-*.json here" in shown
     assert "  stages.finetune.data.path: no file matches the pattern shards/a-??.tar here (and 1 more)" in shown
     assert "there-*" not in shown and "stages.evaluate" not in shown
@@ -107,8 +105,7 @@ def test_a_pattern_without_a_match_is_said(capsys, tmp_path, monkeypatch):
     ],
 )  # fmt: skip
 def test_auto_is_said_with_what_it_is_counted_as(settings, expected, capsys):
-    assert main([*settings, "dry_run=true"]) == 0
-    shown = capsys.readouterr().out
+    shown = prints(capsys, [*settings, "dry_run=true"])
     assert [text for text in expected if text not in shown] == []
 
 

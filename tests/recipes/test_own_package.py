@@ -6,13 +6,13 @@ import sys
 
 import pytest
 import yaml
+from command_line import prints
 from draftsmith.core.checksums import SUMS
 from draftsmith.core.errors import UserError
 from draftsmith.core.import_paths import NotImported, code_of
 from draftsmith.core.results import DONE, Mark, write_mark
 from draftsmith.eval.policies.base import TreeSection
 from draftsmith.eval.published import read_published
-from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.ending import try_next
 from draftsmith.recipes.launch import _write_provenance, context_maker
 from draftsmith.recipes.load import load
@@ -50,8 +50,7 @@ def test_a_recipe_takes_it_as_one_of_ours(package, capsys, tmp_path):
     again = load([f"recipe={written}"])
     assert again.recipe.model_dump() == loaded.recipe.model_dump() and context_maker(again, "c")
     mine = "stages.eagle3.drafter={kind: her_package.recurrent:RecurrentConfig, levels: 2}"
-    assert main(["recipe=demo/compare", mine, "dry_run=true"]) == 0
-    assert "her_package.recurrent:RecurrentConfig" in capsys.readouterr().out
+    assert "her_package.recurrent:RecurrentConfig" in prints(capsys, ["recipe=demo/compare", mine, "dry_run=true"])
 
 
 def test_a_target_section_too(package):

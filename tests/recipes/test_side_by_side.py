@@ -4,6 +4,7 @@ import json
 
 import pytest
 import yaml
+from command_line import prints
 from draftsmith.core.results import DONE, Mark, sums_of, write_mark
 from draftsmith.eval.run_folders import read_run, read_runs
 from draftsmith.recipes.commands.cli import main
@@ -125,8 +126,7 @@ def test_a_report_that_is_not_as_its_stage_wrote_it_is_named(two):
 
 def test_the_command_writes_page_data_and_curves(two, tmp_path, capsys):
     output = tmp_path / "out"
-    assert main(["compare", *map(str, two), "--output", str(output)]) == 0
-    said = capsys.readouterr().out
+    said = prints(capsys, ["compare", *map(str, two), "--output", str(output)])
     assert said.index("## Leaderboard: pictures") < said.index("Settings that differ"), "the leaderboard comes first"
     assert (output / "curves.png").read_bytes()[:4] == b"\x89PNG"
     assert "curves.png" in (output / "compare.md").read_text()

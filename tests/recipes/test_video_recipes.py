@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from command_line import prints
 from draftsmith.core.errors import UserError
 from draftsmith.models.families.load import target_config
 from draftsmith.models.formats.expressible import check_expressible
 from draftsmith.models.formats.source import Source, Target
 from draftsmith.models.targets.base import language_shape
-from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.load import FOLDER, load
 from draftsmith.recipes.plan import plan
 from recorded import recorded_dry_run
@@ -238,8 +238,7 @@ def test_vispec_orig_stands_in_tables_3_4_and_8_beside_the_retrained_head():
 def test_the_ablation_trains_text_once(capsys, tmp_path, monkeypatch):
     """80,760 steps a stage: text, a head from it for each row that differs, and both stages of the other layer."""
     monkeypatch.chdir(tmp_path)
-    assert main(["recipe=sparrow-ablation-qwen2.5-vl-7b", "dry_run=true"]) == 0
-    shown = capsys.readouterr().out
+    shown = prints(capsys, ["recipe=sparrow-ablation-qwen2.5-vl-7b", "dry_run=true"])
     steps = [int(found.replace(",", "")) for found in re.findall(r"^  steps ([\d,]+) at batch 16", shown, re.M)]
     assert sum(steps) == (6 + 2) * 80760
     loaded = load(["recipe=sparrow-ablation-qwen2.5-vl-7b"])
@@ -373,8 +372,7 @@ BAD = {
 def test_mistakes_are_told_and_nothing_is_written(name, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     recipe, arguments, *expected = BAD[name]
-    assert main([recipe, *arguments, "dry_run=true"]) == 2
-    message = capsys.readouterr().err
+    message = prints(capsys, [recipe, *arguments, "dry_run=true"], 2)
     for part in expected:
         assert part in message
     assert "hint:" in message and "Traceback" not in message

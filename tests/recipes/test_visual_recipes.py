@@ -1,6 +1,7 @@
 """Recipes of the visual track: what does not fit together is told by name, with a hint, before anything is written."""
 
 import pytest
+from command_line import prints
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.load import load, recipe_names
 from draftsmith.recipes.plan import plan
@@ -85,8 +86,7 @@ BAD = {
 def test_mistakes_are_told_and_nothing_is_written(name, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     arguments, expected = BAD[name]
-    assert main([DEMO, *arguments]) == 2
-    message = capsys.readouterr().err
+    message = prints(capsys, [DEMO, *arguments], 2)
     assert expected in message and "hint:" in message
     assert "Traceback" not in message and list(tmp_path.iterdir()) == []
 
@@ -196,14 +196,14 @@ def test_a_mapping_of_another_kind_takes_the_place_of_the_old_one():
     assert recipe.stages["evaluate"].methods["EAGLE-2"].tree.gamma == 3
 
 
-def prints(*overrides) -> dict[str, str]:
+def fingerprints(*overrides) -> dict[str, str]:
     loaded = load([DEMO, *overrides])
     return {p.name: p.fingerprint for p in plan(loaded.recipe, loaded.path)}
 
 
 @pytest.fixture(scope="module")
 def base() -> dict[str, str]:
-    return prints()
+    return fingerprints()
 
 
 @pytest.mark.parametrize(("override", "stale"), [
@@ -218,7 +218,7 @@ def base() -> dict[str, str]:
     ("stages.reader.steps=7", {"reader", "evaluate"}),
 ])  # fmt: skip
 def test_a_setting_makes_stale_what_depends_on_it_and_nothing_else(override, stale, base):
-    changed = prints(override)
+    changed = fingerprints(override)
     assert {name for name in base if changed[name] != base[name]} == stale
 
 
@@ -226,17 +226,17 @@ def test_prompts_and_shards_from_elsewhere_count_by_their_content(tmp_path):
     (tmp_path / "prompts.txt").write_text("a red circle at the top left\n")
     source = f"{{from: null, path: {tmp_path / 'prompts.txt'}, max_samples: null}}"
     override = f"stages.evaluate.benchmarks.captions.prompts={source}"
-    before = prints(override)
+    before = fingerprints(override)
     (tmp_path / "prompts.txt").write_text("a blue circle at the top left\n")
-    after = prints(override)
+    after = fingerprints(override)
     assert {name for name in before if after[name] != before[name]} == {"evaluate"}
     folder = tmp_path / "shards"
     folder.mkdir()
     (folder / "manifest.json").write_text("{}")
     override = f"stages.head.data={{from: null, path: {folder}}}"
-    before = prints(override)
+    before = fingerprints(override)
     (folder / "manifest.json").write_text("[]")
-    after = prints(override)
+    after = fingerprints(override)
     assert {name for name in before if after[name] != before[name]} == {"head", "evaluate"}
 
 
@@ -244,9 +244,9 @@ def test_pictures_from_elsewhere_count_by_their_content(tmp_path):
     tar = tmp_path / "pictures.tar"
     override = f"stages.pictures={{from: null, source: {{kind: webdataset, path: {tar}}}}}"
     tar.write_bytes(b"one")
-    before = prints(override)
+    before = fingerprints(override)
     tar.write_bytes(b"two")
-    assert prints(override)["pictures"] != before["pictures"]
+    assert fingerprints(override)["pictures"] != before["pictures"]
 
 
 def test_inputs_are_the_stages_that_made_them():

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import yaml
+from command_line import prints
 from draftsmith.core.import_paths import NotImported
 from draftsmith.eval.published import open_published
 from draftsmith.recipes.commands.cli import main
@@ -117,8 +118,7 @@ def test_verify_imports_only_by_leave(finished, folder, capsys):
     assert main(words[:2]) != 0
     said = capsys.readouterr().out
     assert "is not imported" in said and "on the disk of whoever trained it" in said and "--target FOLDER" in said
-    assert main([*words, "--allow-import"]) == 0
-    assert "the same tokens and accepted drafts" in capsys.readouterr().out
+    assert "the same tokens and accepted drafts" in prints(capsys, [*words, "--allow-import"])
 
 
 def test_a_missing_package_is_named(finished, folder, monkeypatch, capsys):
@@ -137,12 +137,10 @@ def test_compare_reads_files_and_needs_no_package(finished, folder, tmp_path, ca
 
 def test_show_and_a_dry_run_have_all_four(finished, folder, capsys):
     recipe = f"recipe={finished / 'own.yaml'}"
-    assert main(["show", recipe]) == 0
-    shown = yaml.safe_load(capsys.readouterr().out)
+    shown = yaml.safe_load(prints(capsys, ["show", recipe]))
     methods = shown["stages"]["evaluate"]["methods"]
     assert shown["target"]["kind"] == "her_package.others:Mine" and shown["drafter"]["kind"] == KIND
     assert methods["hers"]["tree"]["kind"] == "her_package.others:Two"
     assert methods["by her rule"]["rule"]["kind"] == "her_package.others:Same"
-    assert main([recipe, "dry_run=true", "output=elsewhere"]) == 0
-    said = capsys.readouterr().out
+    said = prints(capsys, [recipe, "dry_run=true", "output=elsewhere"])
     assert f"trains the head ({KIND})" in said and "rule her_package.others:Same" in said

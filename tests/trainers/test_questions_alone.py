@@ -4,6 +4,7 @@ import json
 
 import pytest
 import yaml
+from command_line import prints
 from draftsmith.data.shards.shards import ShardReader
 from draftsmith.recipes.commands.cli import main
 from draftsmith.trainers.run import progress
@@ -64,8 +65,7 @@ def test_check_reads_the_prompts_where_the_target_answers(folder, tmp_path, caps
     monkeypatch.chdir(tmp_path)
     source = recipe(folder) | {"output": "run"}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(source, sort_keys=False))
-    assert main(["check", "recipe=recipe.yaml"]) == 0
-    said = capsys.readouterr().out
+    said = prints(capsys, ["check", "recipe=recipe.yaml"])
     assert said.count(f"{QUESTIONS} usable records") == 2 and "up to the answer" in said
     source["stages"]["states"]["answers"] = None
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(source, sort_keys=False))

@@ -1,10 +1,10 @@
 """A saved folder in an evaluation: its settings come from there, and what is said beside it otherwise is refused."""
 
 import pytest
+from command_line import prints
 from draftsmith.models.drafters.eagle3 import Eagle3Config
 from draftsmith.models.drafters.lookup import NgramConfig
 from draftsmith.models.drafters.medusa import MedusaConfig
-from draftsmith.recipes.commands.cli import main
 from draftsmith.trainers.evaluate.drafters import as_saved
 from fails import fails_with
 from text_run import made, recipe, run
@@ -50,7 +50,6 @@ def test_what_is_said_and_what_is_kept(saved):
 def test_an_export_names_the_targets_place(saved, tmp_path, capsys):
     """It is in the folder's manifest: nobody has to say it again for the command that serves."""
     folder, source = saved
-    assert main(["export", str(folder), str(tmp_path / "head"), "--to", "vllm"]) == 0
-    said = capsys.readouterr().out
+    said = prints(capsys, ["export", str(folder), str(tmp_path / "head"), "--to", "vllm"])
     assert f"vllm serve {source['target']['path']} --speculative-config" in said and "TARGET" not in said
     assert f"--target {source['target']['path']}" in said

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from command_line import prints
 from draftsmith.core.errors import UserError
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.records import chat_logs, log_lines, logged_pictures
@@ -351,8 +352,7 @@ def test_a_log_without_a_usable_line(tmp_path):
 def test_the_command_prints_the_recipes_sections(tmp_path, capsys):
     line = {"messages": [said("system", "Be brief."), said("user", shown("x", url())), said("assistant", "z")]}
     log = written(tmp_path, line, USUAL, answered(choice("Tw", "length")))
-    assert main(["logs", str(log), str(tmp_path / "out"), "--held-out", "1"]) == 0
-    told = capsys.readouterr().out
+    told = prints(capsys, ["logs", str(log), str(tmp_path / "out"), "--held-out", "1"])
     assert f"written  {tmp_path}/out/records.jsonl: 1 record\n" in told
     assert f"{tmp_path}/out/held-out.jsonl: 1 record to measure with" in told
     assert "1 different picture\n" in told and "2 answers to learn; 1 with a system message\n" in told
