@@ -195,9 +195,8 @@ def test_the_first_loss_of_a_published_head_is_that_of_its_authors_formula(made,
     other, _ = start(made, kind, folder, tmp_path / "scratch", **{"from": "scratch"})
     assert abs(other - loss) > 1e-2, "fresh weights have another loss"
     before, after = fresh(made, kind).state_dict(), load_file(tmp_path / "run" / "model.safetensors")
-    assert before.keys() == after.keys() and all(
-        (after[n].float() - v.float()).abs().max() < 1e-6 for n, v in before.items()
-    )
+    assert before.keys() == after.keys()
+    assert all((after[n].float() - v.float()).abs().max() < 1e-6 for n, v in before.items())
 
 
 def exported_to(made, engine: str, folder, destination, kind: str) -> None:

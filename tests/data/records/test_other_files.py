@@ -114,9 +114,8 @@ def test_records_of_other_layouts_are_told_by_what_they_hold(tmp_path):
     assert check_record(messages) == "no conversations, but messages: a chat log, which `draftsmith logs` reads"
     assert check_record({"instruction": "a", "output": "b"}) == "no conversations (it has instruction, output)"
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    assert "role and content" in check_record({"conversations": turns}) and "from" in check_record(
-        {"conversations": turns}
-    )
+    assert "role and content" in check_record({"conversations": turns})
+    assert "from" in check_record({"conversations": turns})
     path = tmp_path / "log.jsonl"
     path.write_text(json.dumps(messages) + "\n")
     assert "draftsmith logs" in open_records(path, tmp_path / "cache").problems[0], "a log of one line is no wrapper"
