@@ -79,15 +79,11 @@ def test_a_small_file_that_does_not_fit_leaves_the_old_one(tmp_path):
         assert path.read_bytes() == b"old" and [p.name for p in path.parent.iterdir()] == ["report.json"]
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EDQUOT, "Disk quota exceeded"),
-        sqlite3.OperationalError("database or disk is full"),
-        RuntimeError("[enforce fail at inline_container.cc:668] . unexpected pos 787840 vs 787728"),
-    ],
-    ids=["disk", "quota", "sqlite", "torch"],
-)  # fmt: skip
+@pytest.mark.parametrize("error", [
+    OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EDQUOT, "Disk quota exceeded"),
+    sqlite3.OperationalError("database or disk is full"),
+    RuntimeError("[enforce fail at inline_container.cc:668] . unexpected pos 787840 vs 787728"),
+], ids=["disk", "quota", "sqlite", "torch"])  # fmt: skip
 def test_whatever_a_library_says_of_a_full_disk_the_folder_is_named(error, tmp_path):
     with pytest.raises(UserError, match="bytes are there") as caught, full_disk_is_told(tmp_path):
         raise error

@@ -76,45 +76,42 @@ def test_users_and_passwords_of_addresses(address):
     assert redact(f"cannot reach {address}: timeout") == f"cannot reach {ADDRESSES[address]}: timeout"
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("GET https://h.org/x?token=hunter2hunter2&y=1 failed", "GET https://h.org/x?token=<hidden>&y=1 failed"),
-        ("https://s3.org/f?X-Amz-Credential=AB%2F1&X-Amz-Signature=0a1b2c#z",
-         "https://s3.org/f?X-Amz-Credential=<hidden>&X-Amz-Signature=<hidden>#z"),
-        ("https://a.blob.core.windows.net/c/f?sv=2024&sig=AbC%2Fd0123%3D&se=9",
-         "https://a.blob.core.windows.net/c/f?sv=2024&sig=<hidden>&se=9"),
-        ("AccountName=me;AccountKey=AbC/d01+234==;Suffix=x", "AccountName=me;AccountKey=<hidden>;Suffix=x"),
-        ("export AWS_SECRET_ACCESS_KEY=hunter2/hunter2 DB_PASS=hunter2",
-         "export AWS_SECRET_ACCESS_KEY=<hidden> DB_PASS=<hidden>"),
-        ("{'secret_access_key': 'hunter2', \"private_key\": \"hunter2\"}",
-         "{'secret_access_key': '<hidden>', \"private_key\": \"<hidden>\"}"),
-        ("private_key: hunter2", "private_key: <hidden>"),
-        ("header b'Authorization: Bearer hunter2hunter2hunter2'", "header b'Authorization: Bearer <hidden>'"),
-        ("a bearer of bad news", "a bearer of bad news"),
-        ("Authorization: Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ==", "Authorization: Basic <hidden>"),
-        ("AUTHORIZATION: bearer hunterhunter", "AUTHORIZATION: bearer <hidden>"),
-        ("'authorization': 'BEARER short1'", "'authorization': 'BEARER <hidden>'"),
-        ("Proxy-Authorization: basic dTpw", "Proxy-Authorization: basic <hidden>"),
-        ("Authorization: token hunter2", "Authorization: token <hidden>"),
-        ("authorization=hunter2hunter2", "authorization=<hidden>"),
-        ('Authorization: Digest username="u", response="0a1b"\nx', "Authorization: Digest <hidden>\nx"),
-        ("Authorization: AWS4-HMAC-SHA256 Credential=AB, Signature=0a1b", "Authorization: AWS4-HMAC-SHA256 <hidden>"),
-        ("sent bearer hunter2hunter2", "sent bearer <hidden>"),
-        ("x-api-key: hunterhunter, X-Auth-Token: 'hunter'", "x-api-key: <hidden>, X-Auth-Token: '<hidden>'"),
-        ("Ocp-Apim-Subscription-Key: hunter", "Ocp-Apim-Subscription-Key: <hidden>"),
-        ("Set-Cookie: id=hunterhunter; Path=/", "Set-Cookie: <hidden>"),
-        ("token=hunterhunterhunter access_token: hunterhunter", "token=<hidden> access_token: <hidden>"),
-        ("api_key: hunterhunter", "api_key: <hidden>"),
-        ("x --token hunterhunter --api-key=hunterhunter", "x --token <hidden> --api-key=<hidden>"),
-        ("curl -u me:hunterhunter https://x", "curl -u me:<hidden> https://x"),
-        ("HTTPS_PROXY=me:hunter2@proxy:3128", "HTTPS_PROXY=<hidden>@proxy:3128"),
-        ("HTTPS_PROXY=http://me:h2@proxy:3128", "HTTPS_PROXY=http://<hidden>@proxy:3128"),
-        ("s3://AKID:abcd/ef+gh@bucket/key", "s3://<hidden>@bucket/key"),
-        # A letter that is two when it is small: places in the two texts differ.
-        ("\u0130" * 5 + " password: hunter2hunter2", "\u0130" * 5 + " password: <hidden>"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "expected"), [
+    ("GET https://h.org/x?token=hunter2hunter2&y=1 failed", "GET https://h.org/x?token=<hidden>&y=1 failed"),
+    ("https://s3.org/f?X-Amz-Credential=AB%2F1&X-Amz-Signature=0a1b2c#z",
+     "https://s3.org/f?X-Amz-Credential=<hidden>&X-Amz-Signature=<hidden>#z"),
+    ("https://a.blob.core.windows.net/c/f?sv=2024&sig=AbC%2Fd0123%3D&se=9",
+     "https://a.blob.core.windows.net/c/f?sv=2024&sig=<hidden>&se=9"),
+    ("AccountName=me;AccountKey=AbC/d01+234==;Suffix=x", "AccountName=me;AccountKey=<hidden>;Suffix=x"),
+    ("export AWS_SECRET_ACCESS_KEY=hunter2/hunter2 DB_PASS=hunter2",
+     "export AWS_SECRET_ACCESS_KEY=<hidden> DB_PASS=<hidden>"),
+    ("{'secret_access_key': 'hunter2', \"private_key\": \"hunter2\"}",
+     "{'secret_access_key': '<hidden>', \"private_key\": \"<hidden>\"}"),
+    ("private_key: hunter2", "private_key: <hidden>"),
+    ("header b'Authorization: Bearer hunter2hunter2hunter2'", "header b'Authorization: Bearer <hidden>'"),
+    ("a bearer of bad news", "a bearer of bad news"),
+    ("Authorization: Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ==", "Authorization: Basic <hidden>"),
+    ("AUTHORIZATION: bearer hunterhunter", "AUTHORIZATION: bearer <hidden>"),
+    ("'authorization': 'BEARER short1'", "'authorization': 'BEARER <hidden>'"),
+    ("Proxy-Authorization: basic dTpw", "Proxy-Authorization: basic <hidden>"),
+    ("Authorization: token hunter2", "Authorization: token <hidden>"),
+    ("authorization=hunter2hunter2", "authorization=<hidden>"),
+    ('Authorization: Digest username="u", response="0a1b"\nx', "Authorization: Digest <hidden>\nx"),
+    ("Authorization: AWS4-HMAC-SHA256 Credential=AB, Signature=0a1b", "Authorization: AWS4-HMAC-SHA256 <hidden>"),
+    ("sent bearer hunter2hunter2", "sent bearer <hidden>"),
+    ("x-api-key: hunterhunter, X-Auth-Token: 'hunter'", "x-api-key: <hidden>, X-Auth-Token: '<hidden>'"),
+    ("Ocp-Apim-Subscription-Key: hunter", "Ocp-Apim-Subscription-Key: <hidden>"),
+    ("Set-Cookie: id=hunterhunter; Path=/", "Set-Cookie: <hidden>"),
+    ("token=hunterhunterhunter access_token: hunterhunter", "token=<hidden> access_token: <hidden>"),
+    ("api_key: hunterhunter", "api_key: <hidden>"),
+    ("x --token hunterhunter --api-key=hunterhunter", "x --token <hidden> --api-key=<hidden>"),
+    ("curl -u me:hunterhunter https://x", "curl -u me:<hidden> https://x"),
+    ("HTTPS_PROXY=me:hunter2@proxy:3128", "HTTPS_PROXY=<hidden>@proxy:3128"),
+    ("HTTPS_PROXY=http://me:h2@proxy:3128", "HTTPS_PROXY=http://<hidden>@proxy:3128"),
+    ("s3://AKID:abcd/ef+gh@bucket/key", "s3://<hidden>@bucket/key"),
+    # A letter that is two when it is small: places in the two texts differ.
+    ("\u0130" * 5 + " password: hunter2hunter2", "\u0130" * 5 + " password: <hidden>"),
+])  # fmt: skip
 def test_what_addresses_and_headers_ask_with(text, expected):
     assert redact(text) == expected
 
@@ -179,23 +176,20 @@ def test_what_only_looks_like_a_secret_is_kept():
     assert redact_tree(tree) == tree
 
 
-@pytest.mark.parametrize(
-    ("argument", "expected"),
-    [
-        (f"a.api_key={PLAIN}", "a.api_key=<hidden>"),
-        (f"a={{b: 1, auth_token: {PLAIN}}}", "a=<hidden>"),
-        (f"a={{'password': '{PLAIN}'}}", "a=<hidden>"),
-        ("a.password=12345678", "a.password=<hidden>"),
-        (f"a=x{SHAPED['hugging face']}", "a=x" + SHAPED["hugging face"]),  # a word of its own only
-        (f"a={SHAPED['hugging face']}", "a=<hidden>"),
-        (SHAPED["hugging face"], "<hidden>"),
-        ("stages.evaluate.max_new_tokens=12", "stages.evaluate.max_new_tokens=12"),
-        ("a={text_tokens: 5, visual_tokens: 7}", "a={text_tokens: 5, visual_tokens: 7}"),
-        (f"target.revision={COMMIT}", f"target.revision={COMMIT}"),
-        ("recipe=demo/lvlm", "recipe=demo/lvlm"),
-        ("fast", "fast"),
-    ],
-)
+@pytest.mark.parametrize(("argument", "expected"), [
+    (f"a.api_key={PLAIN}", "a.api_key=<hidden>"),
+    (f"a={{b: 1, auth_token: {PLAIN}}}", "a=<hidden>"),
+    (f"a={{'password': '{PLAIN}'}}", "a=<hidden>"),
+    ("a.password=12345678", "a.password=<hidden>"),
+    (f"a=x{SHAPED['hugging face']}", "a=x" + SHAPED["hugging face"]),  # a word of its own only
+    (f"a={SHAPED['hugging face']}", "a=<hidden>"),
+    (SHAPED["hugging face"], "<hidden>"),
+    ("stages.evaluate.max_new_tokens=12", "stages.evaluate.max_new_tokens=12"),
+    ("a={text_tokens: 5, visual_tokens: 7}", "a={text_tokens: 5, visual_tokens: 7}"),
+    (f"target.revision={COMMIT}", f"target.revision={COMMIT}"),
+    ("recipe=demo/lvlm", "recipe=demo/lvlm"),
+    ("fast", "fast"),
+])  # fmt: skip
 def test_command_line_arguments(argument, expected):
     assert redact_argument(argument) == expected
 
@@ -264,18 +258,14 @@ def test_a_whole_run_writes_and_prints_none(environment, tmp_path, capfd, monkey
     assert "stages.target.seed=3" in about["command"] and f"https://{HIDDEN}@host.org/x" in about["command"]
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        [f"recipe={SHAPED['hugging face']}"],
-        ["recipe=demo/lvlm", SHAPED["github"]],
-        ["recipe=demo/lvlm", f"stages.new={{kind: {SHAPED['github']}}}"],
-        ["recipe=demo/lvlm", f"drafter.password=[{PLAIN}"],
-        ["recipe=demo/lvlm", f"seed=https://me:{PLAIN}@host.org"],
-        ["recipe=demo/lvlm", f"seed={VARIABLES['WANDB_API_KEY']}"],
-    ],
-    ids=["recipe", "bare word", "section", "broken value", "address", "variable"],
-)
+@pytest.mark.parametrize("arguments", [
+    [f"recipe={SHAPED['hugging face']}"],
+    ["recipe=demo/lvlm", SHAPED["github"]],
+    ["recipe=demo/lvlm", f"stages.new={{kind: {SHAPED['github']}}}"],
+    ["recipe=demo/lvlm", f"drafter.password=[{PLAIN}"],
+    ["recipe=demo/lvlm", f"seed=https://me:{PLAIN}@host.org"],
+    ["recipe=demo/lvlm", f"seed={VARIABLES['WANDB_API_KEY']}"],
+], ids=["recipe", "bare word", "section", "broken value", "address", "variable"])  # fmt: skip
 def test_mistakes_are_told_without_them(environment, tmp_path, monkeypatch, capfd, arguments):
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2

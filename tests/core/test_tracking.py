@@ -339,10 +339,9 @@ def test_units_follow_from_names(name, expected):
     assert unit(name) == expected
 
 
-@pytest.mark.parametrize(
-    ("artifacts", "sent"),
-    [("none", ["report"]), ("results", ["result", "report"]), ("checkpoints", ["checkpoint", "result", "report"])],
-)
+@pytest.mark.parametrize(("artifacts", "sent"), [
+    ("none", ["report"]), ("results", ["result", "report"]), ("checkpoints", ["checkpoint", "result", "report"]),
+])  # fmt: skip
 def test_which_weights_are_kept_is_the_recipes_word(tmp_path, wandb, artifacts, sent):
     result = []
 

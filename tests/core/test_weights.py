@@ -81,13 +81,12 @@ def test_hidden_files_and_notes_count_for_nothing(tmp_path):
         assert weights_identity(tmp_path) == before, added
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-     "added_tokens.json", "preprocessor_config.json", "video_preprocessor_config.json", "chat_template.json",
-     "chat_template.jinja", "vocab.json", "model.safetensors.index.json", "tokenizer.model", "draftsmith.json",
-     "adapter_config.json", "pytorch_model.bin"],
-)  # fmt: skip
+@pytest.mark.parametrize("name", [
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+    "added_tokens.json", "preprocessor_config.json", "video_preprocessor_config.json", "chat_template.json",
+    "chat_template.jinja", "vocab.json", "model.safetensors.index.json", "tokenizer.model", "draftsmith.json",
+    "adapter_config.json", "pytorch_model.bin",
+])  # fmt: skip
 def test_every_file_that_a_loader_reads_counts(name, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"x")
     known = {weights_identity(tmp_path)}

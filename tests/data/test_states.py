@@ -111,10 +111,9 @@ def test_supervised_ids_are_read_without_the_states(cache):
         assert torch.equal(reader.supervised_ids(number), made.ids[made.loss_mask])
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "told"),
-    [("loss_mask", 0, "supervised ids among"), ("ids", 0xFF, "supervised ids among"), (None, 0, "safetensors")],
-)
+@pytest.mark.parametrize(("name", "value", "told"), [
+    ("loss_mask", 0, "supervised ids among"), ("ids", 0xFF, "supervised ids among"), (None, 0, "safetensors"),
+])  # fmt: skip
 def test_damaged_heads_are_told_where_only_heads_are_read(name, value, told, cache, tmp_path, monkeypatch):
     """A shard of gigabytes is not read whole when a run starts, and its records are longer than what is read here."""
     monkeypatch.setattr("draftsmith.data.states.reader._HEAD_BYTES", 1600)

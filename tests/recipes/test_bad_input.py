@@ -113,20 +113,17 @@ def test_mistakes_are_told_and_nothing_is_written(name, tmp_path, capsys, monkey
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("setting", "where"),
-    [
-        ("sede=1", "command line: sede=1\n"),
-        ("stages.target.optim.learning_rate=1", "command line: stages.target.optim.learning_rate=1\n"),
-        ("stages.target.optim={learning_rate: 1}", "command line: stages.target.optim={learning_rate: 1}\n"),
-        ("stages.finetoone.steps=2", "command line: stages.finetoone.steps=2\n"),
-        # The section as a whole is wrong: it is the file's, with what was added to it.
-        (
-            "stages.evaluate.temperatures=[0.0,0.0]",
-            "mine.yaml with command line: stages.evaluate.temperatures=[0.0,0.0]\n",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("setting", "where"), [
+    ("sede=1", "command line: sede=1\n"),
+    ("stages.target.optim.learning_rate=1", "command line: stages.target.optim.learning_rate=1\n"),
+    ("stages.target.optim={learning_rate: 1}", "command line: stages.target.optim={learning_rate: 1}\n"),
+    ("stages.finetoone.steps=2", "command line: stages.finetoone.steps=2\n"),
+    # The section as a whole is wrong: it is the file's, with what was added to it.
+    (
+        "stages.evaluate.temperatures=[0.0,0.0]",
+        "mine.yaml with command line: stages.evaluate.temperatures=[0.0,0.0]\n",
+    ),
+])  # fmt: skip
 def test_a_mistake_is_blamed_on_who_made_it(tmp_path, capsys, setting, where):
     mine = tmp_path / "mine.yaml"
     mine.write_text("extends: demo/lvlm-from-nothing\n")

@@ -123,14 +123,11 @@ def test_a_mistyped_split_under_restart_moves_nothing(tmp_path):
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [done]
 
 
-@pytest.mark.parametrize(
-    ("name", "section", "problem"),
-    [
-        ("finetune", "path: some/draft", "drafters.finetune: stage finetune trains a drafter of this name"),
-        ("mine", "path: some/draft, language_model: some/model",
-         "drafters.mine.language_model: nothing reads it beside drafters.mine.path"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "section", "problem"), [
+    ("finetune", "path: some/draft", "drafters.finetune: stage finetune trains a drafter of this name"),
+    ("mine", "path: some/draft, language_model: some/model",
+     "drafters.mine.language_model: nothing reads it beside drafters.mine.path"),
+])  # fmt: skip
 def test_drafters_of_an_evaluation_have_one_source(name, section, problem):
     drafters = f"stages.evaluate.drafters={{{name}: {{kind: lvlm, {section}}}}}"
     error = told("recipe=demo/lvlm-from-nothing", drafters, f"stages.evaluate.methods={{a: {{drafter: {name}}}}}")
@@ -237,19 +234,16 @@ def test_numbers_as_text_are_read(monkeypatch, tmp_path):
     assert (stage.log_every, stage.batch_size) == (12, 10)
 
 
-@pytest.mark.parametrize(
-    ("setting", "where"),
-    [
-        # No file has the section.
-        ("traget.path=x", "command line: traget.path=x"),
-        # Of the plan, of a model that is built, of a stage's description.
-        ("stages.target.data.from=evaluate", "mine.yaml with command line: stages.target.data.from=evaluate"),
-        ("drafter.vision_tower.image_size=64", "mine.yaml with command line: drafter.vision_tower.image_size=64"),
-        ("stages.pretrain.data.max_length=1000000", "mine.yaml with command line: stages.pretrain.data.max_length"),
-        ("stages=[pretrian]", "command line: stages="),
-        ("restart=pretrian", "command line: restart="),
-    ],
-)
+@pytest.mark.parametrize(("setting", "where"), [
+    # No file has the section.
+    ("traget.path=x", "command line: traget.path=x"),
+    # Of the plan, of a model that is built, of a stage's description.
+    ("stages.target.data.from=evaluate", "mine.yaml with command line: stages.target.data.from=evaluate"),
+    ("drafter.vision_tower.image_size=64", "mine.yaml with command line: drafter.vision_tower.image_size=64"),
+    ("stages.pretrain.data.max_length=1000000", "mine.yaml with command line: stages.pretrain.data.max_length"),
+    ("stages=[pretrian]", "command line: stages="),
+    ("restart=pretrian", "command line: restart="),
+])  # fmt: skip
 def test_a_setting_of_the_command_line_is_blamed_on_it(setting, where, tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("extends: demo/lvlm-from-nothing\n")

@@ -92,18 +92,15 @@ def test_a_pattern_without_a_match_is_said(capsys, tmp_path, monkeypatch):
     assert "stages.encode.source.path: no file matches the pattern x/*.tar here" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        (["recipe=demo/lvlm-ov"], ["dtype auto (float32: the recipe spells it out)", "precision auto (fp32)"]),
-        (
-            ["recipe=llava15-68m", "target.dtype=auto", "engine.precision=auto"],
-            ["dtype auto (as stored, which a dry run does not look up: counted as bfloat16; float32 on a CPU)",
-             "precision auto (bf16 on a GPU that computes in it, else fp32)"],
-        ),
-        (["recipe=sparrow-qwen2.5-vl-7b", "target.dtype=auto"], ["target's language model 14.2"]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("settings", "expected"), [
+    (["recipe=demo/lvlm-ov"], ["dtype auto (float32: the recipe spells it out)", "precision auto (fp32)"]),
+    (
+        ["recipe=llava15-68m", "target.dtype=auto", "engine.precision=auto"],
+        ["dtype auto (as stored, which a dry run does not look up: counted as bfloat16; float32 on a CPU)",
+         "precision auto (bf16 on a GPU that computes in it, else fp32)"],
+    ),
+    (["recipe=sparrow-qwen2.5-vl-7b", "target.dtype=auto"], ["target's language model 14.2"]),
+])  # fmt: skip
 def test_auto_is_said_with_what_it_is_counted_as(settings, expected, capsys):
     shown = prints(capsys, [*settings, "dry_run=true"])
     assert [text for text in expected if text not in shown] == []

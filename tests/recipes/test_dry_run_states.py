@@ -103,17 +103,13 @@ def test_a_first_epoch_that_caches_is_estimated_as_well():
 SIZES = [(640, 480), (1000, 300), (30, 30), (2000, 1500), (336, 336)]
 
 
-@pytest.mark.parametrize(
-    ("target", "settings"),
-    [
-        ("Qwen/Qwen2.5-VL-7B-Instruct", {}),
-        ("Qwen/Qwen2.5-VL-7B-Instruct", {"min_pixels": 200704, "max_pixels": 1003520}),
-        ("Qwen/Qwen3-VL-8B-Instruct", {}),
-        ("llava-hf/llava-onevision-qwen2-7b-ov-hf", {"aspect": "anyres_max_9"}),
-        ("llava-hf/llava-1.5-7b-hf", {}),
-    ],
-    ids=["qwen2.5", "qwen2.5-limits", "qwen3", "onevision", "llava"],
-)
+@pytest.mark.parametrize(("target", "settings"), [
+    ("Qwen/Qwen2.5-VL-7B-Instruct", {}),
+    ("Qwen/Qwen2.5-VL-7B-Instruct", {"min_pixels": 200704, "max_pixels": 1003520}),
+    ("Qwen/Qwen3-VL-8B-Instruct", {}),
+    ("llava-hf/llava-onevision-qwen2-7b-ov-hf", {"aspect": "anyres_max_9"}),
+    ("llava-hf/llava-1.5-7b-hf", {}),
+], ids=["qwen2.5", "qwen2.5-limits", "qwen3", "onevision", "llava"])  # fmt: skip
 def test_pictures_and_clips_on_disk_are_counted_as_the_family_reads_them(tmp_path, target, settings):
     """Against transformers' own image processors, and the frames of a clip by hand."""
     config = read_config(target, key="target.path", network=False)

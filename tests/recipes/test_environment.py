@@ -35,22 +35,19 @@ def recipe(tmp_path):
     return write
 
 
-@pytest.mark.parametrize(
-    ("text", "value", "written"),
-    [
-        ("${oc.env:PROJECT}", VALUE, "${oc.env:PROJECT}"),
-        ("a ${oc.env:PROJECT}/b", f"a {VALUE}/b", "a ${oc.env:PROJECT}/b"),
-        ("${ oc.env : PROJECT }", VALUE, "${oc.env:PROJECT}"),
-        ("${oc.env:NOT_SET,runs/x-1}", "runs/x-1", "${oc.env:NOT_SET,runs/x-1}"),
-        ("${oc.env:NOT_SET,'a, b: c'}", "a, b: c", "${oc.env:NOT_SET,'a, b: c'}"),
-        ("${oc.env:NOT_SET,'it\\'s {so}'}", "it's {so}", "${oc.env:NOT_SET,'it\\'s {so}'}"),
-        ("${oc.env:NOT_SET,${oc.env:PROJECT}}", VALUE, "${oc.env:NOT_SET,${oc.env:PROJECT}}"),
-        ("${oc.env:${oc.env:WHICH}}", VALUE, "${oc.env:${oc.env:WHICH}}"),
-        ("${oc.env:${.entity}}", VALUE, "${oc.env:PROJECT}"),
-        ("${.mode}", "offline", "offline"),
-        ("\\${oc.env:PROJECT}", "${oc.env:PROJECT}", "\\${oc.env:PROJECT}"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "value", "written"), [
+    ("${oc.env:PROJECT}", VALUE, "${oc.env:PROJECT}"),
+    ("a ${oc.env:PROJECT}/b", f"a {VALUE}/b", "a ${oc.env:PROJECT}/b"),
+    ("${ oc.env : PROJECT }", VALUE, "${oc.env:PROJECT}"),
+    ("${oc.env:NOT_SET,runs/x-1}", "runs/x-1", "${oc.env:NOT_SET,runs/x-1}"),
+    ("${oc.env:NOT_SET,'a, b: c'}", "a, b: c", "${oc.env:NOT_SET,'a, b: c'}"),
+    ("${oc.env:NOT_SET,'it\\'s {so}'}", "it's {so}", "${oc.env:NOT_SET,'it\\'s {so}'}"),
+    ("${oc.env:NOT_SET,${oc.env:PROJECT}}", VALUE, "${oc.env:NOT_SET,${oc.env:PROJECT}}"),
+    ("${oc.env:${oc.env:WHICH}}", VALUE, "${oc.env:${oc.env:WHICH}}"),
+    ("${oc.env:${.entity}}", VALUE, "${oc.env:PROJECT}"),
+    ("${.mode}", "offline", "offline"),
+    ("\\${oc.env:PROJECT}", "${oc.env:PROJECT}", "\\${oc.env:PROJECT}"),
+])  # fmt: skip
 def test_the_run_has_the_value_and_the_written_recipe_the_text(recipe, tmp_path, text, value, written):
     wandb = {"project": text, "entity": "PROJECT", "mode": "offline", "tags": ["${..project}"]}
     found = load([recipe(yaml.safe_dump({"tracking": {"wandb": wandb}}))])
@@ -155,21 +152,17 @@ def bomb(levels, name="x"):
     )
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        bomb(60),
-        "".join(f"x{n}: ['${{x{n + 1}}}', '${{x{n + 1}}}']\n" for n in range(60)) + "x60: {a: 1}\n",
-        "".join(f"x{n}: {{a: '${{..x{n + 1}}}', b: '${{x{n + 1}.a}}'}}\n" for n in range(60)) + "x60: {a: 1}\n",
-        "".join(f"x{n}: '${{oc.select:x{n + 1}}}${{oc.select:x{n + 1}}}'\n" for n in range(60)) + "x60: a\n",
-        f"x0: {'a' * 9000}\n" + "x1: '" + "${x0}" * 200 + "'\n",
-        "x0: '${x1}'\nx1: '${x0}'\n",
-        "stages: {a: {b: '${stages}'}}\n",
-        "x0: a\nx1: '${${x0}}'\n",
-        "x0: {y: 1}\nx1: '${x0.${x2}}'\nx2: y\n",
-    ],
-    ids=["texts", "sections", "relative", "select", "letters", "circle", "itself", "name", "part"],
-)
+@pytest.mark.parametrize("text", [
+    bomb(60),
+    "".join(f"x{n}: ['${{x{n + 1}}}', '${{x{n + 1}}}']\n" for n in range(60)) + "x60: {a: 1}\n",
+    "".join(f"x{n}: {{a: '${{..x{n + 1}}}', b: '${{x{n + 1}.a}}'}}\n" for n in range(60)) + "x60: {a: 1}\n",
+    "".join(f"x{n}: '${{oc.select:x{n + 1}}}${{oc.select:x{n + 1}}}'\n" for n in range(60)) + "x60: a\n",
+    f"x0: {'a' * 9000}\n" + "x1: '" + "${x0}" * 200 + "'\n",
+    "x0: '${x1}'\nx1: '${x0}'\n",
+    "stages: {a: {b: '${stages}'}}\n",
+    "x0: a\nx1: '${${x0}}'\n",
+    "x0: {y: 1}\nx1: '${x0.${x2}}'\nx2: y\n",
+], ids=["texts", "sections", "relative", "select", "letters", "circle", "itself", "name", "part"])  # fmt: skip
 def test_interpolation_is_bounded(recipe, text):
     begun = time.monotonic()
     caught = fails_with(r"become more than|interpolated", load, [recipe(text)])

@@ -46,18 +46,15 @@ def asked(*words: str, runner: bool = False, name: str = "deepspeed.launcher.lau
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize(
-    ("found", "words", "settings"),
-    [
-        ("2", ["--local_rank=0"], {"runner": True}),
-        ("gone", ["--local_rank=0"], {}),  # the runner was killed before the launcher had started its ranks
-        ("1", ["--node_rank=1", "--local_rank=0"], {}),  # a shell on another node started the launcher
-        ("gone", ["--local_rank=0", "orphan"], {}),  # the launcher was killed while the rank imported
-        ("1", [], {"name": "torchrun"}),
-        ("0", [], {"name": "a program that runs draftsmith"}),
-        ("0", ["orphan"], {"name": "a shell that ended, as under nohup"}),
-    ],
-)
+@pytest.mark.parametrize(("found", "words", "settings"), [
+    ("2", ["--local_rank=0"], {"runner": True}),
+    ("gone", ["--local_rank=0"], {}),  # the runner was killed before the launcher had started its ranks
+    ("1", ["--node_rank=1", "--local_rank=0"], {}),  # a shell on another node started the launcher
+    ("gone", ["--local_rank=0", "orphan"], {}),  # the launcher was killed while the rank imported
+    ("1", [], {"name": "torchrun"}),
+    ("0", [], {"name": "a program that runs draftsmith"}),
+    ("0", ["orphan"], {"name": "a shell that ended, as under nohup"}),
+])  # fmt: skip
 def test_what_a_rank_finds_above_it(found, words, settings):
     assert asked(*words, **settings) == found
 

@@ -208,11 +208,10 @@ def exported_to(made, engine: str, folder, destination, kind: str) -> None:
     write_folder(destination, *lay_out(engine, read_source(folder, whose)))
 
 
-@pytest.mark.parametrize(
-    ("kind", "engine"),
-    [("eagle", "eagle"), ("eagle", "vllm"), ("eagle", "sglang"), ("eagle3", "vllm"),
-     ("eagle3", "speculators"), ("msd", "eagle"), ("vispec", "eagle"), ("peagle", "vllm"), ("peagle", "speculators")],
-)  # fmt: skip
+@pytest.mark.parametrize(("kind", "engine"), [
+    ("eagle", "eagle"), ("eagle", "vllm"), ("eagle", "sglang"), ("eagle3", "vllm"),
+    ("eagle3", "speculators"), ("msd", "eagle"), ("vispec", "eagle"), ("peagle", "vllm"), ("peagle", "speculators"),
+])  # fmt: skip
 def test_an_export_is_a_start_as_the_stage_that_it_was_made_of(made, tmp_path, kind, engine):
     """One step writes our layout; started from it, and from its export, the loss is the same."""
     start(made, kind, published(made, kind, tmp_path / "theirs"), tmp_path / "first")

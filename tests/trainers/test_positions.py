@@ -60,11 +60,10 @@ def test_nothing_too_long_is_one_short_line(open_pictures):
     ]
 
 
-@pytest.mark.parametrize(
-    ("settings", "done"),
-    [({"over_length": "skip"}, "they are left out"), ({"on_error": "skip"}, "they are left out"),
-     ({"over_length": "drop_images"}, "their pictures are taken away and their text is kept")],
-)  # fmt: skip
+@pytest.mark.parametrize(("settings", "done"), [
+    ({"over_length": "skip"}, "they are left out"), ({"on_error": "skip"}, "they are left out"),
+    ({"over_length": "drop_images"}, "their pictures are taken away and their text is kept"),
+])  # fmt: skip
 def test_what_becomes_of_long_samples_is_said_with_numbers(open_pictures, settings, done):
     dataset = open_pictures(1, 1, 5, 1, 5, max_length=64, **settings)
     longest = max(dataset.num_ids(i) for i in range(5))

@@ -24,18 +24,15 @@ def test_names_that_engines_read_rightly(repo, method):
     check_name(repo, method, LLAVA, is_language=True)
 
 
-@pytest.mark.parametrize(
-    ("repo", "method", "found"),
-    [
-        ("me/eagle-3-llava", "eagle3", "eagle-"),  # looked for before eagle3
-        ("me/EAGLE3-eagle-llava", "eagle3", "eagle-"),
-        ("me/llava-draft", "eagle3", "eagle3"),
-        ("me/EAGLE3-llava", "eagle", "eagle3"),
-        ("me/eagle-like-sparrow", "sparrow", "eagle-"),
-        ("eagle-lab/llava-draft", "lvlm", "namespace"),
-        ("me/llava-dflash", "lvlm", "dflash"),
-    ],
-)
+@pytest.mark.parametrize(("repo", "method", "found"), [
+    ("me/eagle-3-llava", "eagle3", "eagle-"),  # looked for before eagle3
+    ("me/EAGLE3-eagle-llava", "eagle3", "eagle-"),
+    ("me/llava-draft", "eagle3", "eagle3"),
+    ("me/EAGLE3-llava", "eagle", "eagle3"),
+    ("me/eagle-like-sparrow", "sparrow", "eagle-"),
+    ("eagle-lab/llava-draft", "lvlm", "namespace"),
+    ("me/llava-dflash", "lvlm", "dflash"),
+])  # fmt: skip
 def test_names_that_engines_take_for_another_method(repo, method, found):
     caught = fails_with("", check_name, repo, method, LLAVA, is_language=True)
     assert found in str(caught) and f"/{suggested(method, LLAVA)}" in caught.hint
@@ -79,10 +76,9 @@ def test_known_targets(name, restricts):
     assert result.id is not None and bool(result.restricts) is restricts
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["somebody/some-model", "me/my-llamagen", "jadohu/llamagen_drafter", "chameleons.json", "lmsys/vicuna-7b-v1.3"],
-)
+@pytest.mark.parametrize("name", [
+    "somebody/some-model", "me/my-llamagen", "jadohu/llamagen_drafter", "chameleons.json", "lmsys/vicuna-7b-v1.3",
+])  # fmt: skip
 def test_nothing_is_guessed(name):
     assert licence_of(name).id is None and warnings(chain([("target", name)]))
 
@@ -137,14 +133,11 @@ def test_a_drafter_from_scratch_has_no_past():
     assert trained_by(stages, "c") == ["b", "c"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        ("hydra_pkg.heads:HydraConfig", "llava-1.5-7b-hydra-draft"),
-        ("hydra_pkg:Heads.Config", "llava-1.5-7b-config-draft"),
-        ("pkg.heads:MyEagleConfig", "llava-1.5-7b-draft"),  # engines would take it for EAGLE
-    ],
-)
+@pytest.mark.parametrize(("kind", "name"), [
+    ("hydra_pkg.heads:HydraConfig", "llava-1.5-7b-hydra-draft"),
+    ("hydra_pkg:Heads.Config", "llava-1.5-7b-config-draft"),
+    ("pkg.heads:MyEagleConfig", "llava-1.5-7b-draft"),  # engines would take it for EAGLE
+])  # fmt: skip
 def test_a_class_of_another_package_is_suggested_a_name_that_the_hub_takes(kind, name):
     assert suggested(kind, LLAVA) == name
     check_name(f"me/{name}", kind, LLAVA, is_language=True)

@@ -18,32 +18,26 @@ from rows import random_rows
 HOME = "/home/alice"
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        (f"{HOME}/data/mine.json", "mine.json"),
-        ("/data/Alice B/mine set.json", "mine set.json"),
-        ("../alice/mine.json", "mine.json"),
-        ("~/mine/data.json", "data.json"),
-        (HOME, "~"),
-        ("/Users/alice/", "~"),
-        (f"train.py recipe={HOME}/r.yaml 'output=/scratch/alice/x' data=[/a/b.json,/c/d.json]",
-         "train.py recipe=r.yaml 'output=x' data=[b.json,d.json]"),
-        (f"- suite: {HOME}/sets, rows: all", "- suite: sets, rows: all"),
-        (f"file://{HOME}/x", "file://~/x"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "shown"), [
+    (f"{HOME}/data/mine.json", "mine.json"),
+    ("/data/Alice B/mine set.json", "mine set.json"),
+    ("../alice/mine.json", "mine.json"),
+    ("~/mine/data.json", "data.json"),
+    (HOME, "~"),
+    ("/Users/alice/", "~"),
+    (f"train.py recipe={HOME}/r.yaml 'output=/scratch/alice/x' data=[/a/b.json,/c/d.json]",
+     "train.py recipe=r.yaml 'output=x' data=[b.json,d.json]"),
+    (f"- suite: {HOME}/sets, rows: all", "- suite: sets, rows: all"),
+    (f"file://{HOME}/x", "file://~/x"),
+])  # fmt: skip
 def test_paths_are_cut_to_their_last_name(text, shown):
     assert without_places(text) == shown
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "llava-hf/llava-1.5-7b-hf", "data/coco/{00000..00010}.tar", "https://huggingface.co/a/b/c", "tokens/s",
-        "![a](report/a.png)", "tau / (gamma T_q/T_p + 1)", "2026/11/21", "</s>", "a /s", "USER: <image>\nWhat?",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("text", [
+    "llava-hf/llava-1.5-7b-hf", "data/coco/{00000..00010}.tar", "https://huggingface.co/a/b/c", "tokens/s",
+    "![a](report/a.png)", "tau / (gamma T_q/T_p + 1)", "2026/11/21", "</s>", "a /s", "USER: <image>\nWhat?",
+])  # fmt: skip
 def test_what_only_has_a_slash_is_kept(text):
     assert without_places({"a": [text, 1, None]}) == {"a": [text, 1, None]}
 

@@ -146,10 +146,9 @@ def test_shards_that_went_missing_are_written_again_and_no_others(made, tmp_path
     assert files(output) == files(made) and (output / "answers" / "done.json").read_bytes() == done
 
 
-@pytest.mark.parametrize(
-    ("maker", "name", "old", "new"),
-    [("world", "world/train.json", b"circle", b"square"), ("target", "model.safetensors", b"\0", b"\1")],
-)
+@pytest.mark.parametrize(("maker", "name", "old", "new"), [
+    ("world", "world/train.json", b"circle", b"square"), ("target", "model.safetensors", b"\0", b"\1"),
+])  # fmt: skip
 def test_a_changed_word_of_the_data_and_other_weights_are_refused(again, maker, name, old, new):
     """Both were answered from in silence."""
     path = again / maker / name

@@ -139,15 +139,12 @@ def test_a_grey_picture_of_16_bits_is_turned_too():
     assert np.array_equal(np.asarray(load_image(file(data)))[..., 0], np.rot90(LEVELS >> 8, -1))
 
 
-@pytest.mark.parametrize(
-    ("data", "kind"),
-    [
-        (b"\0\0\0 ftypheic\0\0\0\0mif1", "HEIC"), (b"\0\0\0 ftypavif\0\0\0\0", "AVIF"), (b"%PDF-1.7", "PDF"),
-        (b"\0\0\0\x0cjP  \r\n", "JPEG 2000"), (b"<svg xmlns=''/>", "SVG"), (b"%!PS-Adobe", "EPS"),
-        (b"", "an empty file"),
-        (b"<!DOCTYPE html>", "a web page"), (b"version https://git-lfs.github.com/spec/v1", "a pointer of Git LFS"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("data", "kind"), [
+    (b"\0\0\0 ftypheic\0\0\0\0mif1", "HEIC"), (b"\0\0\0 ftypavif\0\0\0\0", "AVIF"), (b"%PDF-1.7", "PDF"),
+    (b"\0\0\0\x0cjP  \r\n", "JPEG 2000"), (b"<svg xmlns=''/>", "SVG"), (b"%!PS-Adobe", "EPS"),
+    (b"", "an empty file"),
+    (b"<!DOCTYPE html>", "a web page"), (b"version https://git-lfs.github.com/spec/v1", "a pointer of Git LFS"),
+])  # fmt: skip
 def test_another_format_is_told_as_what_it_is(data, kind):
     fails_with(f"corrupt image: {kind}, which is none of BMP", load_image, file(data), error=BadMedia)
 

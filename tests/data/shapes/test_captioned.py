@@ -104,12 +104,11 @@ def test_places_name_what_stands_where():
     assert sorted(COLORS)[5 - 1] == "red" and SHAPES[4 - 1] == "cross"
 
 
-@pytest.mark.parametrize(
-    "caption",
-    ["", "a cat on a mat", "a red circle", "a red circle at the middle", "a mauve circle at the top left",
-     "a red hexagon at the top left", "a red circle at the top left and a dog",
-     "a red circle at the top left and a blue cross at the top left"],
-)  # fmt: skip
+@pytest.mark.parametrize("caption", [
+    "", "a cat on a mat", "a red circle", "a red circle at the middle", "a mauve circle at the top left",
+    "a red hexagon at the top left", "a red circle at the top left and a dog",
+    "a red circle at the top left and a blue cross at the top left",
+])  # fmt: skip
 def test_captions_of_elsewhere_are_refused_in_words(caption):
     assert repr(caption) in str(fails_with("caption", figures_of, caption))
 

@@ -76,28 +76,25 @@ def test_prompts_ask_for_long_answers_or_for_short_ones():
     assert wording("explain", "", describe="Describe it.") == "Describe it.", "a set without questions"
 
 
-@pytest.mark.parametrize(
-    ("name", "row", "options", "letter"),
-    [
-        # The answer "3" is the text of the first option, not the fourth one.
-        ("MVBench", {"video": "a.mp4", "question": "How many?", "candidates": ["3", "1", "0"], "answer": "3"},
-         ["3", "1", "0"], "A"),
-        ("LongVideoBench", {"video_path": "a.mp4", "question": "Who?", "correct_choice": 2, "option0": "x",
-                            "option1": "y", "option2": "z", "option3": "N/A", "option4": "N/A"}, ["x", "y", "z"], "C"),
-        ("LongVideoBench", {"video_path": "a.mp4", "question": "Who?", "correct_choice": -1, "option0": "x",
-                            "option1": "y", "option2": "N/A", "option3": "N/A", "option4": "N/A"}, ["x", "y"], None),
-        ("VideoMME", {"videoID": "a", "question": "Who?", "options": ["A. Me.", "B. You.", "C. B."], "answer": "B"},
-         ["Me.", "You.", "B."], "B"),
-        ("MLVU", {"video_name": "a.mp4", "question": "Who?\n(A) me\n(B) you", "answer": "B"}, None, "B"),
-        ("SEED-Bench", {"image": [], "question": "Who?", "choice_a": "a", "choice_b": "b", "choice_c": "c",
-                        "choice_d": "d", "answer": "D"}, ["a", "b", "c", "d"], "D"),
-        ("ScienceQA", {"image": None, "question": "Who?", "choices": ["a", "b"], "hint": "", "answer": 0}, ["a", "b"],
-         "A"),
-        ("AI2D", {"image": None, "question": "Who?", "options": ["0", "1", "2", "3"], "answer": "2"},
-         ["0", "1", "2", "3"], "C"),
-        ("GQA", {"image": None, "question": "Who?", "answer": "cat"}, None, None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "row", "options", "letter"), [
+    # The answer "3" is the text of the first option, not the fourth one.
+    ("MVBench", {"video": "a.mp4", "question": "How many?", "candidates": ["3", "1", "0"], "answer": "3"},
+     ["3", "1", "0"], "A"),
+    ("LongVideoBench", {"video_path": "a.mp4", "question": "Who?", "correct_choice": 2, "option0": "x",
+                        "option1": "y", "option2": "z", "option3": "N/A", "option4": "N/A"}, ["x", "y", "z"], "C"),
+    ("LongVideoBench", {"video_path": "a.mp4", "question": "Who?", "correct_choice": -1, "option0": "x",
+                        "option1": "y", "option2": "N/A", "option3": "N/A", "option4": "N/A"}, ["x", "y"], None),
+    ("VideoMME", {"videoID": "a", "question": "Who?", "options": ["A. Me.", "B. You.", "C. B."], "answer": "B"},
+     ["Me.", "You.", "B."], "B"),
+    ("MLVU", {"video_name": "a.mp4", "question": "Who?\n(A) me\n(B) you", "answer": "B"}, None, "B"),
+    ("SEED-Bench", {"image": [], "question": "Who?", "choice_a": "a", "choice_b": "b", "choice_c": "c",
+                    "choice_d": "d", "answer": "D"}, ["a", "b", "c", "d"], "D"),
+    ("ScienceQA", {"image": None, "question": "Who?", "choices": ["a", "b"], "hint": "", "answer": 0}, ["a", "b"],
+     "A"),
+    ("AI2D", {"image": None, "question": "Who?", "options": ["0", "1", "2", "3"], "answer": "2"},
+     ["0", "1", "2", "3"], "C"),
+    ("GQA", {"image": None, "question": "Who?", "answer": "cat"}, None, None),
+])  # fmt: skip
 def test_options_and_the_right_letter(name, row, options, letter, tmp_path):
     result = record(name, BENCHMARK_SETS[name], None, row, 0, tmp_path)
     assert (result.get("options"), result.get("letter")) == (options, letter)

@@ -31,54 +31,51 @@ def suite(synthetic):
 
 
 # Each set in its own words -> the prompts of TABED's appendix I and of its released code.
-@pytest.mark.parametrize(
-    ("name", "own", "images", "paper", "released"),
-    [
-        ("LLaVA-W", "Who?", 1, f"<image> {REASON} Who?", "<image>\nWho?"),
-        ("DocVQA", "<image>\nWho?", 1, f"<image> {REASON} Who?", f"<image>\n{REASON}\nWho?"),
-        ("POPE", "Who?", 1, f"<image> {REASON} Who?", f"<image>\n{REASON}\nWho?"),
-        ("MMVet", "Who?", 1, f"<image> {REASON} Who?", f"<image>\n{REASON}\nWho?"),
-        (
-            "MB",
-            "What was done? Source Image: <image> Target Image: <image> Instruction:",
-            2,
-            "Please provide instructions for editing the source image to match the target image. "
-            "Source Image: <image> Target Image: <image> Instruction:",
-            "What was done? Source Image: <image> Target Image: <image> Instruction:",
-        ),
-        (
-            "IEdit",
-            "How? <image><image>",
-            2,
-            "Please provide instructions for editing the source image to match the target image. "
-            "Source Image: <image> Target Image: <image> Instruction:",
-            "How? <image><image>",
-        ),
-        (
-            "VIST",
-            "End it. <image> Caption #1: We met. <image> Caption #2:",
-            2,
-            "With the narratives paired with the initial images, how would you conclude the story using the last "
-            "picture? <image> Caption #1: We met. <image> Caption #2:",
-            "End it. <image> Caption #1: We met. <image> Caption #2:",
-        ),
-        (
-            "Spot",
-            "How do they differ? <image><image>",
-            2,
-            "Explain the disparities between the first and second image. <image> <image> Difference:",
-            "How do they differ? <image><image>",
-        ),
-        (
-            "PSV",
-            "End it. <image> Caption #1: Pororo runs. <image> Caption #2:",
-            2,
-            "Given the progression of the story with the first few images, can you write a fitting end considering the "
-            "last image? <image> Caption #1: Pororo runs. <image> Caption #2:",
-            "End it. <image> Caption #1: Pororo runs. <image> Caption #2:",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("name", "own", "images", "paper", "released"), [
+    ("LLaVA-W", "Who?", 1, f"<image> {REASON} Who?", "<image>\nWho?"),
+    ("DocVQA", "<image>\nWho?", 1, f"<image> {REASON} Who?", f"<image>\n{REASON}\nWho?"),
+    ("POPE", "Who?", 1, f"<image> {REASON} Who?", f"<image>\n{REASON}\nWho?"),
+    ("MMVet", "Who?", 1, f"<image> {REASON} Who?", f"<image>\n{REASON}\nWho?"),
+    (
+        "MB",
+        "What was done? Source Image: <image> Target Image: <image> Instruction:",
+        2,
+        "Please provide instructions for editing the source image to match the target image. "
+        "Source Image: <image> Target Image: <image> Instruction:",
+        "What was done? Source Image: <image> Target Image: <image> Instruction:",
+    ),
+    (
+        "IEdit",
+        "How? <image><image>",
+        2,
+        "Please provide instructions for editing the source image to match the target image. "
+        "Source Image: <image> Target Image: <image> Instruction:",
+        "How? <image><image>",
+    ),
+    (
+        "VIST",
+        "End it. <image> Caption #1: We met. <image> Caption #2:",
+        2,
+        "With the narratives paired with the initial images, how would you conclude the story using the last "
+        "picture? <image> Caption #1: We met. <image> Caption #2:",
+        "End it. <image> Caption #1: We met. <image> Caption #2:",
+    ),
+    (
+        "Spot",
+        "How do they differ? <image><image>",
+        2,
+        "Explain the disparities between the first and second image. <image> <image> Difference:",
+        "How do they differ? <image><image>",
+    ),
+    (
+        "PSV",
+        "End it. <image> Caption #1: Pororo runs. <image> Caption #2:",
+        2,
+        "Given the progression of the story with the first few images, can you write a fitting end considering the "
+        "last image? <image> Caption #1: Pororo runs. <image> Caption #2:",
+        "End it. <image> Caption #1: Pororo runs. <image> Caption #2:",
+    ),
+])  # fmt: skip
 def test_prompts_of_both_conventions(name, own, images, paper, released):
     assert prompt(name, own, "paper", num_images=images) == paper
     assert prompt(name, own, "released", num_images=images) == released

@@ -127,16 +127,12 @@ def test_requests_of_several_jobs_end_in_any_order(tmp_path, monkeypatch):
     assert not jobs.open and not jobs.places
 
 
-@pytest.mark.parametrize(
-    ("dies", "words"),
-    [
-        ("os.kill(os.getpid(), signal.SIGKILL)",
-         r"killed by signal 9 \(SIGKILL\)(.|\n)*stages.x.engine.gpu_memory_util"),
-        ("raise OSError(28, 'No space left on device')", r"exit code 1(.|\n)*Errno 28(.|\n)*stages.x.engine.scratch"),
-        ("time.sleep(600)", r"gave no sign for 0.5 s(.|\n)*stages.x.engine.timeout_s"),
-    ],
-    ids=["memory", "disk", "hang"],
-)  # fmt: skip
+@pytest.mark.parametrize(("dies", "words"), [
+    ("os.kill(os.getpid(), signal.SIGKILL)",
+     r"killed by signal 9 \(SIGKILL\)(.|\n)*stages.x.engine.gpu_memory_util"),
+    ("raise OSError(28, 'No space left on device')", r"exit code 1(.|\n)*Errno 28(.|\n)*stages.x.engine.scratch"),
+    ("time.sleep(600)", r"gave no sign for 0.5 s(.|\n)*stages.x.engine.timeout_s"),
+], ids=["memory", "disk", "hang"])  # fmt: skip
 def test_an_engine_that_never_answers_is_a_fault_with_its_cure(engine, dies, words):
     with pytest.raises(UserError, match=words) as caught, engine(dies, timeout_s=0.5 if "sleep" in dies else 60) as one:
         one.start()
