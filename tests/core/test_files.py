@@ -52,9 +52,8 @@ def test_a_good_file(tmp_path: Path) -> None:
     assert isinstance(files.read_json(path, either, hint=""), dict)
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_file(tmp_path: Path, damage: str) -> None:
-    content, problem = DAMAGES[damage]
+@pytest.mark.parametrize(("content", "problem"), DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_file(tmp_path: Path, content: bytes, problem: str) -> None:
     path = tmp_path / "manifest.json"
     path.write_bytes(content)
     error = fails_with(problem, files.read_json, path, Manifest, hint="run it again")

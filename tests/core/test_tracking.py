@@ -9,6 +9,8 @@ import types
 from pathlib import Path
 
 import pytest
+from draftsmith.core import tracking
+from draftsmith.core.errors import UserError
 from draftsmith.core.secrets import HIDDEN
 from draftsmith.core.tracking import Tracker, TrackingConfig, WandbConfig, unit, wandb_login
 from fails import fails_with, raising
@@ -450,20 +452,13 @@ def leveldb_records(data: bytes) -> list[bytes]:
 
 def test_lines_that_a_full_disk_had_no_room_for_are_written_later(tmp_path, monkeypatch):
     """They were lost, though the training went on."""
-    from draftsmith.core import tracking
-    from draftsmith.core.errors import UserError
-
     said: list[str] = []
-    mine, real = tracker(tmp_path, say=said.append), tracking.append_lines
-
-    def full(path, lines):
-        raise UserError("cannot be written: No space left on device", where=str(path))
-
+    mine = tracker(tmp_path, say=said.append)
     mine.log({"loss": 1.0}, 1)
-    monkeypatch.setattr(tracking, "append_lines", full)
-    mine.log({"loss": 2.0}, 2)
-    mine.log({"loss": 3.0}, 3)
-    monkeypatch.setattr(tracking, "append_lines", real)
+    with monkeypatch.context() as patch:
+        patch.setattr(tracking, "append_lines", raising(UserError("cannot be written: No space left on device")))
+        mine.log({"loss": 2.0}, 2)
+        mine.log({"loss": 3.0}, 3)
     mine.log({"loss": 4.0}, 4)
     assert [row["step"] for row in rows(tmp_path)] == [1, 2, 3, 4]
     assert len(said) == 1 and "No space left" in said[0]

@@ -104,9 +104,8 @@ def test_strict_names_file_record_and_hint(folder, open_data, name):
     assert not log(folder)
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
-def test_skip_lists_the_record_and_yields_the_good_ones(folder, open_data, processor, name):
-    broken, reason = PROBLEMS[name]
+@pytest.mark.parametrize(("broken", "reason"), PROBLEMS.values(), ids=PROBLEMS)
+def test_skip_lists_the_record_and_yields_the_good_ones(folder, open_data, processor, broken, reason):
     whole = lessons(open_data(five(folder, record(BROKEN))), processor)
     assert len(set(whole.values())) == 5, "five pictures and answers to tell apart"
     dataset = open_data(five(folder, broken), max_length=64, on_error="skip")
@@ -239,10 +238,9 @@ IDS = {
 }
 
 
-@pytest.mark.parametrize("name", IDS)
-def test_ids_that_cannot_tell_records_apart(folder, open_data, processor, name):
+@pytest.mark.parametrize(("ids", "problem", "where"), IDS.values(), ids=IDS)
+def test_ids_that_cannot_tell_records_apart(folder, open_data, processor, ids, problem, where):
     """`skip` says so and leaves none of them out: it goes by places, so no record is taken for another."""
-    ids, problem, where = IDS[name]
     path = write(folder / "data.json", [record(n, id=i) for n, i in enumerate(ids)])
     for _ in range(2):  # from the file, and from the cached index
         caught = fails_with("", open_data, path)
@@ -371,10 +369,9 @@ BAD_FILES = {
 }
 
 
-@pytest.mark.parametrize("name", BAD_FILES)
+@pytest.mark.parametrize(("file", "content", "says"), BAD_FILES.values(), ids=BAD_FILES)
 @pytest.mark.parametrize("on_error", ["strict", "skip"])
-def test_a_file_that_is_no_list_of_records(folder, open_data, name, on_error):
-    file, content, says = BAD_FILES[name]
+def test_a_file_that_is_no_list_of_records(folder, open_data, file, content, says, on_error):
     path = folder / file
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     caught = fails_with("", open_data, path, on_error=on_error)

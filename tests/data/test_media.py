@@ -65,9 +65,8 @@ RECORDS = {
 }
 
 
-@pytest.mark.parametrize("name", RECORDS)
-def test_each_mark_becomes_its_own_run(folder, name):
-    record, expected = RECORDS[name]
+@pytest.mark.parametrize(("record", "expected"), RECORDS.values(), ids=RECORDS)
+def test_each_mark_becomes_its_own_run(folder, record, expected):
     data = dataset(folder, [record])
     sample, (asked, answer) = data[0], data.request(0)
     for ids, modality, tiles, pictures in (

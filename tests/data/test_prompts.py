@@ -177,9 +177,8 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("case", BROKEN)
-def test_broken_files_are_told(tmp_path, case):
-    name, content, words = BROKEN[case]
+@pytest.mark.parametrize(("name", "content", "words"), BROKEN.values(), ids=BROKEN)
+def test_broken_files_are_told(tmp_path, name, content, words):
     file = broken(tmp_path, name, content)
     told = fails_with(words, prompts, file)
     # The file is named, and a hint is given.

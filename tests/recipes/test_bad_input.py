@@ -133,17 +133,17 @@ def test_a_mistake_is_blamed_on_who_made_it(tmp_path, capsys, setting, where):
     assert f"where: {mine}\n" in message and "command line" not in message
 
 
-def test_secrets_of_the_command_line_are_not_repeated(capsys):
-    secret = "hf_" + "a1B2" * 9
-    message = prints(capsys, ["recipe=demo/lvlm-from-nothing", f"tracking.tokn={secret}", "dry_run=true"], 2)
-    assert "command line: tracking.tokn=" in message and secret not in message
+SECRET = "hf_" + "a1B2" * 9
 
 
-def test_a_stage_without_a_kind_is_told_without_what_it_holds(capsys):
-    secret = "hf_" + "a1B2" * 9
-    message = prints(capsys, ["recipe=demo/lvlm-from-nothing", f"stages.new={{data: {secret}, token: {secret}}}"], 2)
-    assert "stages.new: its kind is missing" in message and "stages.new: add kind, one of these" in message
-    assert secret not in message
+@pytest.mark.parametrize(("setting", "told"), [
+    (f"tracking.tokn={SECRET}", "command line: tracking.tokn="),
+    (f"stages.new={{data: {SECRET}, token: {SECRET}}}", "stages.new: its kind is missing"),
+    (f"stages.new={{data: {SECRET}, token: {SECRET}}}", "stages.new: add kind, one of these"),
+])  # fmt: skip
+def test_secrets_of_the_command_line_are_not_repeated(setting, told, capsys):
+    message = prints(capsys, ["recipe=demo/lvlm-from-nothing", setting, "dry_run=true"], 2)
+    assert told in message and SECRET not in message
 
 
 def test_two_stages_with_one_name(tmp_path):

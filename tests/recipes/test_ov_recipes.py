@@ -209,7 +209,6 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_mistakes_are_told(name):
-    override, expected = BAD[name]
+@pytest.mark.parametrize(("override", "expected"), BAD.values(), ids=BAD)
+def test_mistakes_are_told(override, expected):
     fails_with(re.escape(expected), loaded, "recipe=demo/lvlm-ov", override)

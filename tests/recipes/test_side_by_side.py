@@ -66,22 +66,16 @@ def test_what_differs_and_what_does_not(two):
     assert dict(differences(runs)) == {"stages.finetune.optim.lr": ["0.001", "0.0005"],
                                        "stages.evaluate": ['"evaluate"', "-"],
                                        "stages.finetune.steps": ["-", "9"]}  # fmt: skip
-
-
-def test_training_is_told_by_its_last_and_best_numbers(two):
-    assert training_rows(read_runs(two)) == [["finetune", "steps", "20", "40"],
-                                             ["finetune", "loss (last)", "1.5000", "1.2500"],
-                                             ["finetune", "val_loss (best)", "1.8000", "-"],
-                                             ["finetune", "samples/s (median)", "10.0", "-"]]  # fmt: skip
+    # Training is told by its last and best numbers, and evaluations stand beside each other.
+    assert training_rows(runs) == [["finetune", "steps", "20", "40"], ["finetune", "loss (last)", "1.5000", "1.2500"],
+                                   ["finetune", "val_loss (best)", "1.8000", "-"],
+                                   ["finetune", "samples/s (median)", "10.0", "-"]]  # fmt: skip
+    assert evaluation_rows(runs) == [["evaluate", "pictures", "M", "4.10 [3.90, 4.30], 1.45x", "-"]]
 
 
 def test_a_line_that_is_torn_or_not_finite_is_no_point(two):
     (_, lines), *_ = [panel for panel in panels(read_runs(two)) if ": loss" in panel[0]]
     assert lines == {"a": [(10, 2.0), (20, 1.5)], "b": [(10, 2.5), (40, 1.25)]}
-
-
-def test_evaluations_stand_beside_each_other(two):
-    assert evaluation_rows(read_runs(two)) == [["evaluate", "pictures", "M", "4.10 [3.90, 4.30], 1.45x", "-"]]
 
 
 def test_the_page_has_all_of_it(two):

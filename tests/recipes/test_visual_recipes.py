@@ -82,10 +82,9 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_mistakes_are_told_and_nothing_is_written(name, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize(("arguments", "expected"), BAD.values(), ids=BAD)
+def test_mistakes_are_told_and_nothing_is_written(arguments, expected, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    arguments, expected = BAD[name]
     message = prints(capsys, [DEMO, *arguments], 2)
     assert expected in message and "hint:" in message
     assert "Traceback" not in message and list(tmp_path.iterdir()) == []

@@ -48,9 +48,6 @@ def test_outputs_are_plain_decodings_and_the_report_names_what_drafted(finished)
     assert "her_package.others:Same" in report and "hers" in report and "2/2" in report
     rows = [json.loads(line) for line in (finished / "evaluate" / "rows.jsonl").read_text().splitlines()]
     assert {row["temperature"] for row in rows} == {0.0, 1.0}
-
-
-def test_files_say_which_code_it_was(finished, folder):
     for name in ("head/draftsmith.json", "publish/repository/draftsmith.json"):
         assert len(json.loads((finished / name).read_text())["code"]["sha256"]) == 64, name
 

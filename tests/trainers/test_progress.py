@@ -65,15 +65,12 @@ def test_what_an_earlier_process_did_says_nothing_of_the_rate(time_of):
     assert line.rows(99)[1] == "request 61/100 · 6:30 left of about 6:40 · tau 2.31 so far (M)"
 
 
-def test_without_a_total_there_is_no_time_left(time_of):
+def test_without_a_total_or_of_work_that_others_follow_no_time_left_is_told(time_of):
     line = StageLine("suite")
     line.count("request", 0)
     time_of[0] += 3700
     line.advance()
     assert line.rows(99)[1] == "request 1 · 1:01:40"
-
-
-def test_of_work_that_others_follow_no_time_left_is_told(time_of):
     line = StageLine("cache")
     line.count("sample counted", 100, is_all=False)
     time_of[0] += 10

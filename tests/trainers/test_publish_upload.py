@@ -15,7 +15,7 @@ from draftsmith.trainers.publish.awaited import awaited
 from draftsmith.trainers.publish.fresh import try_folder
 from draftsmith.trainers.publish.hub_upload import Destination, Hub
 from draftsmith.trainers.run.stopping import Stop, Stopped
-from fails import fails_with
+from fails import fails_with, raising
 from hub_server import TOKEN, HubServer, Repository
 
 REPO = "me/llava-draft"
@@ -41,6 +41,11 @@ def folder(tmp_path):
         (place / name).write_bytes(content)
     write_sums(place)
     return place
+
+
+def change(folder, text="{}"):
+    (folder / "config.json").write_text(text)
+    write_sums(folder)
 
 
 class Upload:
@@ -79,9 +84,11 @@ def test_one_commit_that_is_private_until_it_has_been_tried(server, folder):
     assert not (folder.parent / "fetched").exists() and not server.told_storage
 
 
-def test_private_unless_it_is_asked_for(server, folder):
-    assert Upload(server, folder).done.private and server.repositories[REPO].private
+def test_it_is_private_unless_asked_for_and_the_same_folder_again_is_no_second_commit(server, folder):
+    first, again = Upload(server, folder).done, Upload(server, folder).done
+    assert first.private and server.repositories[REPO].private
     assert not any(path.endswith("/settings") for _, path in server.requests)
+    assert first.commit == again.commit and len(server.repositories[REPO].messages) == 2
 
 
 def test_a_large_file_goes_in_parts(server, folder):
@@ -94,8 +101,7 @@ def test_a_large_file_goes_in_parts(server, folder):
 def test_what_the_folder_no_longer_has_goes_in_the_same_commit(server, folder):
     Upload(server, folder)
     (folder / "report" / "plot.png").unlink()
-    (folder / "config.json").write_text("{}")
-    write_sums(folder)
+    change(folder)
     done = Upload(server, folder).done
     repository = server.repositories[REPO]
     assert "report/plot.png" not in repository.commits[done.commit]
@@ -133,23 +139,15 @@ def test_a_repository_that_could_not_be_made_private(server, folder):
 
 
 def test_a_disk_that_is_full_when_it_comes_back(server, folder, monkeypatch):
-    def full(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+    full = raising(OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr("draftsmith.trainers.publish.hub_upload.hf_hub_download", full)
     caught = fails_with("No space left", Upload, server, folder, public=True)
     assert "make room" in caught.hint and server.repositories[REPO].private
 
 
-def test_the_same_folder_again_is_no_second_commit(server, folder):
-    first, again = Upload(server, folder).done, Upload(server, folder).done
-    assert first.commit == again.commit and len(server.repositories[REPO].messages) == 2
-
-
 def test_a_branch_and_a_pull_request_leave_main_alone(server, folder):
     Upload(server, folder)
-    (folder / "config.json").write_text('{"changed": true}')
-    write_sums(folder)
+    change(folder, '{"changed": true}')
     branch = Upload(server, folder, revision="second").done
     proposed = Upload(server, folder, pull_request=True).done
     repository = server.repositories[REPO]
@@ -162,8 +160,7 @@ def test_a_branch_and_a_pull_request_leave_main_alone(server, folder):
 def test_a_public_repository_gets_nothing_untried_on_main(server, folder):
     Upload(server, folder, public=True)
     assert "pull_request" in fails_with("is public", Upload, server, folder).hint
-    (folder / "config.json").write_text("{}")
-    write_sums(folder)
+    change(folder)
     assert Upload(server, folder, pull_request=True).done.pull_request
 
 
@@ -200,8 +197,7 @@ def test_somebody_elses_commit_in_between_is_seen(server, folder):
     server.fail("POST", "/commit/", 412)
     assert Upload(server, folder).waited == [1.0]
     server.fail("POST", "/commit/", 412, times=9)
-    (folder / "config.json").write_text("{}")
-    write_sums(folder)
+    change(folder)
     assert "somebody else commits" in fails_with("412", Upload, server, folder, attempts=2).hint
 
 
@@ -214,26 +210,19 @@ def test_a_file_that_comes_back_changed_stays_private(name, server, folder):
 
 
 def test_a_folder_that_does_not_load_stays_private(server, folder):
-    def try_it(place):
-        raise UserError("does not load", where="model.safetensors")
-
-    fails_with("does not load", Upload, server, folder, try_it=try_it, public=True)
+    refuses = raising(UserError("does not load", where="model.safetensors"))
+    fails_with("does not load", Upload, server, folder, try_it=refuses, public=True)
     assert server.repositories[REPO].private and not any("settings" in path for _, path in server.requests)
 
 
-def test_without_rights_the_namespace_is_named(server, folder):
+def test_without_rights_a_login_or_a_network_it_is_said_why(server, folder, monkeypatch):
     assert "may write to you" in fails_with("you/llava-draft", Upload, server, folder, repo="you/llava-draft").hint
-
-
-def test_without_a_login(server, folder, monkeypatch):
+    server.requests.clear()
     monkeypatch.setattr("draftsmith.trainers.publish.hub_upload.get_token", lambda: None)
-    caught = fails_with("not logged in", Upload, server, folder, token=None)
-    assert "hf auth login" in caught.hint and server.requests == []
-
-
-def test_offline_is_said_before_anything_is_asked(server, folder, monkeypatch):
+    assert "hf auth login" in fails_with("not logged in", Upload, server, folder, token=None).hint
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     fails_with("HF_HUB_OFFLINE", Upload, server, folder)
+    assert server.requests == []
 
 
 def test_a_secret_is_hidden_before_a_message_is_cut(server, monkeypatch):
@@ -314,8 +303,7 @@ def test_a_stop_while_it_is_fetched_back(request_path, server, folder):
 @pytest.mark.parametrize("to", [{"pull_request": True}, {"revision": "b"}])
 def test_a_stop_in_a_public_repository_does_not_say_that_it_is_private(to, server, folder):
     Upload(server, folder, public=True)
-    (folder / "config.json").write_text("{}")
-    write_sums(folder)
+    change(folder)
     with pytest.raises(Stopped, match="the main branch is as it was") as stopped:
         Upload(server, folder, stop=asked_at(server, "GET", "/resolve/"), **to)
     assert "private" not in str(stopped.value)
@@ -323,13 +311,11 @@ def test_a_stop_in_a_public_repository_does_not_say_that_it_is_private(to, serve
 
 def test_a_stop_behind_a_pull_request_makes_no_second_one(server, folder):
     Upload(server, folder)
-    (folder / "config.json").write_text("{}")
-    write_sums(folder)
+    change(folder)
     fails_with("", Upload, server, folder, pull_request=True, stop=asked_at(server, "POST", "/commit/"), error=Stopped)
     again = Upload(server, folder, pull_request=True)
     assert again.done.pull_request.endswith("/discussions/1") and any("proposed before" in line for line in again.said)
-    (folder / "config.json").write_text('{"other": 1}')
-    write_sums(folder)
+    change(folder, '{"other": 1}')
     assert Upload(server, folder, pull_request=True).done.pull_request.endswith("/discussions/2")
     (folder.parent / "proposed.json").write_text("[")
     fails_with(r"proposed\.json", Upload, server, folder, pull_request=True)

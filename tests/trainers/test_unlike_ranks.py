@@ -42,9 +42,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_what_one_rank_has_otherwise_is_refused_on_both_before_anything_is_written(tmp_path, case):
-    more, said = CASES[case]
+@pytest.mark.parametrize(("more", "said"), CASES.values(), ids=CASES)
+def test_what_one_rank_has_otherwise_is_refused_on_both_before_anything_is_written(tmp_path, more, said):
     recipe = Path(__file__).parents[2] / "tests" / "tools" / "attempts" / "lvlm.yaml"
     arguments = [f"recipe={recipe}", f"output={tmp_path / 'run'}", "stages=[world,target]"]
     result = run_ranks(2, SCRIPT, *arguments, cwd=tmp_path, OMP_NUM_THREADS="1", **more)

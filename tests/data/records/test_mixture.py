@@ -165,9 +165,8 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_a_bad_entry_is_named_with_its_file_and_hint(folder, name):
-    entry, where, hint = BAD[name]
+@pytest.mark.parametrize(("entry", "where", "hint"), BAD.values(), ids=BAD)
+def test_a_bad_entry_is_named_with_its_file_and_hint(folder, entry, where, hint):
     write(folder / "a.json", 3)
     path = mixture(folder, "json_path: a.json", entry)
     caught = fails_with("", expand, [path])

@@ -425,9 +425,8 @@ BAD_TABLES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BAD_TABLES)
-def test_a_column_that_is_missing_or_of_another_type(media, opened, name):
-    rows, columns, problem, where, hint = BAD_TABLES[name]
+@pytest.mark.parametrize(("rows", "columns", "problem", "where", "hint"), BAD_TABLES.values(), ids=BAD_TABLES)
+def test_a_column_that_is_missing_or_of_another_type(media, opened, rows, columns, problem, where, hint):
     caught = fails_with("", opened, saved(media / "bad", rows, columns=Columns(**columns)))
     error = caught
     assert problem in error.problem and str(media / "bad") in error.where and where in error.where
@@ -521,9 +520,8 @@ BAD_SAMPLES = {
 }
 
 
-@pytest.mark.parametrize("name", BAD_SAMPLES)
-def test_a_sample_that_cannot_be_used(media, opened, name):
-    sample, says = BAD_SAMPLES[name]
+@pytest.mark.parametrize(("sample", "says"), BAD_SAMPLES.values(), ids=BAD_SAMPLES)
+def test_a_sample_that_cannot_be_used(media, opened, sample, says):
     good = members(records()[1], media, "good")
     fails_with(rf"{says}[\s\S]*one\.tar, record [012][\s\S]*hint", opened, tar(media, good, sample))
     data = opened(tar(media, good, sample), on_error="skip")

@@ -87,9 +87,8 @@ def put(path, content):
         content(path)
 
 
-@pytest.mark.parametrize("damage", WRONG)
-def test_a_wrong_answer_is_refused_by_its_file(tmp_path, damage):
-    content, words = WRONG[damage]
+@pytest.mark.parametrize(("content", "words"), WRONG.values(), ids=WRONG)
+def test_a_wrong_answer_is_refused_by_its_file(tmp_path, content, words):
     path = tmp_path / "000000003.json"
     put(path, content)
     caught = fails_with(words, read_answers, path, JOB, error=WrongAnswer)
@@ -129,9 +128,8 @@ WRONG_STATES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("damage", WRONG_STATES)
-def test_wrong_states_are_refused_by_their_file(tmp_path, damage):
-    content, words = WRONG_STATES[damage]
+@pytest.mark.parametrize(("content", "words"), WRONG_STATES.values(), ids=WRONG_STATES)
+def test_wrong_states_are_refused_by_their_file(tmp_path, content, words):
     path = tmp_path / "000000003-0.safetensors"
     save_file({k: v.contiguous() for k, v in (STATES if callable(content) else content).items()}, path)
     if callable(content):

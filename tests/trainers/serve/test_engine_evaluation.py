@@ -233,9 +233,8 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("which", REFUSED)
-def test_what_the_engine_cannot_run_is_refused_before_the_run(which):
-    changes, words = REFUSED[which]
+@pytest.mark.parametrize(("changes", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_the_engine_cannot_run_is_refused_before_the_run(changes, words):
     base = {"kind": "evaluate", "engine": {"kind": "vllm"}, "methods": {"m": {}},
             "benchmarks": {"mine": {"data": {"path": "x.json", "aspect": "square"}}}}  # fmt: skip
     fails_with(words, EvaluateStage.model_validate(base | changes).check, TARGET, HEAD, error=Refused)
