@@ -21,6 +21,7 @@ from draftsmith.data.records.record import check_record
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from fails import fails_with
 from PIL import Image
+from small_records import talk
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -123,7 +124,7 @@ def test_prompts_of_requests_with_tools_are_the_servers(of, name):
 
 @pytest.mark.parametrize("name", [*CALLED, "qwen3"])
 def test_without_a_system_message_the_template_writes_its_own(of, name):
-    processor, turns = of(name), [{"from": "human", "value": "Is it?"}, {"from": "gpt", "value": "Yes."}]
+    processor, turns = of(name), talk("Is it?", "Yes.")
     whole = encode(turns, CHAT, processor)
     asked = served(processor, [{"role": "user", "content": "Is it?"}])
     assert whole.ids[: len(asked)] == asked and ("helpful" in whole.text) == (name == "qwen2.5")
@@ -210,7 +211,7 @@ def test_pictures_stand_where_the_request_has_them(qwen_vl, tmp_path, value, par
     for number in range(count):
         Image.new("RGB", (32, 16 + 8 * number)).save(tmp_path / f"{number}.png")
     record = {"image": [f"{number}.png" for number in range(count)],
-              "conversations": [{"from": "human", "value": value}, {"from": "gpt", "value": "Yes."}]}  # fmt: skip
+              "conversations": talk(value, "Yes.")}  # fmt: skip
     (tmp_path / "records.jsonl").write_text(json.dumps(record) + "\n")
     data = ConversationData(path=str(tmp_path / "records.jsonl"))
 
@@ -239,7 +240,7 @@ def test_pictures_stand_where_the_request_has_them(qwen_vl, tmp_path, value, par
 def test_a_template_of_parts_without_an_end(of):
     """LLaVA's: it reads lists of parts alone, writes pictures first, and no end token."""
     processor = of("llava")
-    turns = [{"from": "human", "value": "Is it warm\n<image>\nin Bern?"}, {"from": "gpt", "value": "Yes."}]
+    turns = talk("Is it warm\n<image>\nin Bern?", "Yes.")
     encoded = encode(turns, CHAT, processor, pictures=[Picture(4)])
     parts = [{"type": "text", "text": "Is it warm"}, {"type": "image"}, {"type": "text", "text": "in Bern?"}]
     asked = served(processor, [{"role": "user", "content": parts}])

@@ -10,6 +10,7 @@ from draftsmith.data.conversations import PromptFormat, encode, place_marks, ren
 from draftsmith.data.families.llava import LLAVA
 from draftsmith.data.families.table import TEMPLATES, TemplateName
 from fails import fails_with
+from small_records import talk
 from transformers import PreTrainedTokenizerFast
 
 VECTORS = Path(__file__).parent / "vectors" / "lvlm"
@@ -75,12 +76,12 @@ def test_label_masks_equal_the_vectors(record):
 
 def turns_of(prompt: str, template: str) -> list[dict[str, str]]:
     if template == "plain":
-        return [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": prompt[len("<image>") : -1]}]
+        return talk("<image>", prompt[len("<image>") : -1])
     turns = []
     for round_text in prompt[prompt.index("USER: ") :].split("</s>"):
         if round_text:
             question, answer = round_text.removeprefix("USER: ").split(" ASSISTANT: ")
-            turns += [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]
+            turns += talk(question, answer)
     return turns
 
 
@@ -102,7 +103,7 @@ def test_a_prompt_for_decoding_begins_the_training_ids(name, folder):
 
 
 def test_wrong_number_of_marks_is_refused():
-    turns = [{"from": "human", "value": "no mark"}, {"from": "gpt", "value": "yes"}]
+    turns = talk("no mark", "yes")
     fails_with("0 <image> marks for 1 images", encode, turns, PromptFormat(), processor("tokenizer_a"), num_images=1)
 
 

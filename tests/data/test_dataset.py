@@ -11,17 +11,9 @@ from draftsmith.core.errors import UserError
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.records import records, scan
 from fails import fails_with
+from small_records import log, record, talk
 
 BROKEN = 2  # place of the broken record among five
-
-
-def turns(question: str, answer: str) -> list[dict]:
-    return [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]
-
-
-def record(number: int, **changes) -> dict:
-    conversation = turns("<image>\nWhich picture?", f"It is picture {number}.")
-    return {"id": f"r{number}", "image": f"images/{number}.png", "conversations": conversation} | changes
 
 
 def write(path: Path, rows: list) -> Path:
@@ -56,36 +48,31 @@ def read_all(open_data, path: Path) -> None:
         dataset[index]
 
 
-def log(folder: Path) -> list[dict]:
-    path = folder / "run" / "skipped.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
-
-
 # name -> (broken record, what the reason must say)
 PROBLEMS = {
-    "over-length": (record(2, conversations=turns("<image>\nWhich?", "It is " * 100)), "ids, more than max_length 64"),
-    "empty answer": (record(2, conversations=turns("<image>\nWhich?", " ")), "empty answer"),
-    "no answer": (record(2, conversations=turns("<image>\nWhich?", "")[:1]), "no answer to train on"),
+    "over-length": (record(2, conversations=talk("<image>\nWhich?", "It is " * 100)), "ids, more than max_length 64"),
+    "empty answer": (record(2, conversations=talk("<image>\nWhich?", " ")), "empty answer"),
+    "no answer": (record(2, conversations=talk("<image>\nWhich?", "")[:1]), "no answer to train on"),
     "missing image": (record(2, image="images/none.png"), "missing image"),
     "corrupt image": (record(2, image="data.json"), "corrupt image"),
     "image is a folder": (record(2, image="images"), "not a regular file: a folder"),
     "image is outside": (record(2, image="../elsewhere.png"), "leads out of the folder"),
     "image is absolute": (record(2, image="/etc/hostname"), "is an absolute path"),
     "image has no name": (record(2, image="images/a\0.png"), "not a file name"),
-    "lone surrogate in a text": (record(2, conversations=turns("<image>\nWhich \ud83d?", "Two.")), "half a character"),
+    "lone surrogate in a text": (record(2, conversations=talk("<image>\nWhich \ud83d?", "Two.")), "half a character"),
     "lone surrogate in a path": (record(2, image="images/\udc80.png"), "half a character"),
     "image is a number": (record(2, image=2), "image is neither a path nor a list of paths"),
-    "no mark": (record(2, conversations=turns("Which picture?", "Two.")), "0 <image> marks for 1 images"),
-    "two marks": (record(2, conversations=turns("<image><image>\nWhich?", "Two.")), "2 <image> marks for 1 images"),
+    "no mark": (record(2, conversations=talk("Which picture?", "Two.")), "0 <image> marks for 1 images"),
+    "two marks": (record(2, conversations=talk("<image><image>\nWhich?", "Two.")), "2 <image> marks for 1 images"),
     "two marks of which llava15 keeps one": (
-        record(2, image=["images/2.png"] * 2, conversations=turns("<image><image>\nWhich?", "Two.")),
+        record(2, image=["images/2.png"] * 2, conversations=talk("<image><image>\nWhich?", "Two.")),
         "1 <image> marks for 2 images",
     ),
     "mark without image": (record(2, image=None), "1 <image> marks for 0 images"),
     "unknown role": (record(2, conversations=[{"from": "narrator", "value": "<image>"}]), "unknown role 'narrator'"),
     "turn is a text": (record(2, conversations=["<image>"]), "unknown role None"),
     "value is a number": (record(2, conversations=[{"from": "human", "value": 2}]), "a turn without text"),
-    "roles in a row": (record(2, conversations=turns("<image>", "a") + turns("b", "c")[1:]), "do not alternate"),
+    "roles in a row": (record(2, conversations=talk("<image>", "a") + talk("b", "c")[1:]), "do not alternate"),
     "no conversations": ({"id": "r2", "image": "images/2.png"}, "no conversations"),
     "not an object": (["r2"], "not an object"),
 }
@@ -189,7 +176,7 @@ def test_json_that_is_nested_too_deep_is_told_by_its_place(folder, open_data, na
 
 def test_a_lone_surrogate_elsewhere_is_told_in_escapes(folder, open_data):
     """In an id, which is only named, and in what a message shows."""
-    path = five(folder, record(2, id="\ud83d", conversations=turns("<image>\nWhich?", " ")))
+    path = five(folder, record(2, id="\ud83d", conversations=talk("<image>\nWhich?", " ")))
     fails_with(r"record 2 \(id '\\ud83d'\)", open_data, path)
     assert len(open_data(path, on_error="skip")) == 4 and log(folder)[0]["id"] == "\ud83d"
     error = UserError("name \udcff", where="file \ud800", hint="é")
@@ -261,9 +248,9 @@ def test_records_without_ids_are_no_duplicates(folder, open_data):
 
 ROWS = [
     record(0),
-    record(1, conversations=turns("<image>\nWhich — “é” 日本?", 'It is\n"picture" 1 \\ 日.')),
-    {"id": "text", "conversations": turns("Which?", "None, {}, [] and ]}.")},
-    record(3, image=["images/3.png", "images/4.png"], conversations=turns("<image>\n<image>\nWhich?", "Both.")),
+    record(1, conversations=talk("<image>\nWhich — “é” 日本?", 'It is\n"picture" 1 \\ 日.')),
+    {"id": "text", "conversations": talk("Which?", "None, {}, [] and ]}.")},
+    record(3, image=["images/3.png", "images/4.png"], conversations=talk("<image>\n<image>\nWhich?", "Both.")),
     record(5),
 ]
 WRITINGS = {
@@ -351,7 +338,7 @@ def test_an_unchanged_file_is_indexed_once(folder, open_data, monkeypatch):
     monkeypatch.setattr(records, "_index", lambda path: pytest.fail("indexed again"))
     assert open_data(path).lengths.tolist() == first.lengths.tolist()
     monkeypatch.setattr(records, "_index", index)
-    five(folder, record(BROKEN, conversations=turns("<image>\nWhich of the six?", "Two.")))
+    five(folder, record(BROKEN, conversations=talk("<image>\nWhich of the six?", "Two.")))
     assert open_data(path).lengths.tolist() != first.lengths.tolist()
 
 
@@ -408,7 +395,7 @@ def test_images_folder_max_samples_and_several_files(folder, open_data, processo
 
 def test_what_is_put_behind_the_last_question(folder, open_data, processor):
     """In samples and in prompts, after the last of several questions, with the picture where it was."""
-    two = turns("<image>\nWhich picture?", "It is picture 1.") + turns("Which picture?", "It is picture 2.")
+    two = talk("<image>\nWhich picture?", "It is picture 1.") + talk("Which picture?", "It is picture 2.")
     path = write(folder / "data.json", [record(1, conversations=two)])
     plain, asked = open_data(path), open_data(path, question_end="USER: picture")
     texts = [processor.tokenizer.decode(d[0].ids) for d in (plain, asked)]

@@ -16,6 +16,7 @@ from draftsmith.data.collate import ConversationCollate, Sample, collate, empty_
 from draftsmith.data.loader import Loader
 from draftsmith.data.order import BucketedOrder, epoch_order, rows_of_rank
 from fails import fails_with
+from small_records import talk
 
 PAD, SIZE = 3, 24
 
@@ -60,8 +61,7 @@ def write(folder: Path, broken: int | None = None) -> Path:
         mark, image = ("", {}) if number % 3 == 0 else ("<image>\n", {"image": f"images/{number % 6}.png"})
         if number == broken:
             image = {"image": "images/none.png"}
-        turns = [{"from": "human", "value": f"{mark}Which picture?"},
-                 {"from": "gpt", "value": "It is" + " not" * number + "."}]  # fmt: skip
+        turns = talk(f"{mark}Which picture?", "It is" + " not" * number + ".")
         rows.append({"id": f"r{number}", **image, "conversations": turns})
     path = folder / "data.json"
     path.write_text(json.dumps(rows))

@@ -14,6 +14,7 @@ from draftsmith.data.pictures.videos import Clip, VideoSettings, write_clip
 from draftsmith.data.processor_files import with_own_image_processor
 from fails import fails_with
 from PIL import Image
+from small_records import talk
 from tiled import FORMS, SIDE, layouts, picture, pixels, processor
 
 UNIFORM = {"fps": None, "num_frames": 4}
@@ -29,7 +30,7 @@ def folder(tmp_path):
 
 
 def turns(question: str, answer: str = "It is picture 3.") -> list[dict[str, str]]:
-    return [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]
+    return talk(question, answer)
 
 
 def dataset(folder, records, family="llava_onevision", drafter_processor=None, form=None, **settings):

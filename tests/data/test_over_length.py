@@ -14,13 +14,14 @@ from draftsmith.data.lengths import count_long
 from draftsmith.data.shapes.scenarios import KINDS
 from draftsmith.data.shapes.write import write_dataset
 from fails import fails_with
+from small_records import log, talk
 
 FORM = PromptFormat(system="", image_rule="verbatim")
 LIMIT = 64
 
 
 def turns(question: str, answer: str = "It is picture 1.") -> list[dict]:
-    return [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]
+    return talk(question, answer)
 
 
 def five_pictures(question: str = "<image>\nWhich <image> picture?\n" + "<image>\n" * 3) -> dict:
@@ -36,11 +37,6 @@ def write(folder: Path, *records: dict, name: str = "data.json") -> Path:
     path = folder / name
     path.write_text(json.dumps(records))
     return path
-
-
-def log(folder: Path) -> list[dict]:
-    path = folder / "run" / "skipped.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
 def taught(sample, processor) -> str:

@@ -17,19 +17,11 @@ from draftsmith.data.shards.shards import claim, finish, write_shard
 from draftsmith.data.sources import AnswerCollate, AnsweredSamples, AnswersConfig, OpenBatch
 from fails import fails_with
 from pydantic import ValidationError
+from small_records import record, talk
 
 # Ids that no text is tokenized to: bytes that make no letter, a piece split in two.
 ODD = [250, 251, 9, 9, 2]
 KEPT = 3
-
-
-def turns(question: str, answer: str) -> list[dict]:
-    return [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]
-
-
-def record(number: int, **changes) -> dict:
-    conversation = turns("<image>\nWhich picture?", f"It is picture {number}.")
-    return {"id": f"r{number}", "image": f"images/{number}.png", "conversations": conversation} | changes
 
 
 def write(path, rows: list):
@@ -52,8 +44,8 @@ def kept_of(number: int) -> KeptScores:
 def data(folder, open_data):
     """Six records: four with a picture, one of two turns, one of text alone."""
     rows = [record(n) for n in range(5)]
-    rows[3] = record(3, conversations=turns("<image>\nWhich?", "It is picture 3.") + turns("Sure?", "It is."))
-    rows.append({"id": "t", "conversations": turns("What is one and one?", "Two.")})
+    rows[3] = record(3, conversations=talk("<image>\nWhich?", "It is picture 3.") + talk("Sure?", "It is."))
+    rows.append({"id": "t", "conversations": talk("What is one and one?", "Two.")})
     return open_data(write(folder / "data.json", rows), max_length=128, on_error="skip")
 
 

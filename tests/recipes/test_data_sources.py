@@ -14,6 +14,7 @@ from draftsmith.recipes.plan import plan
 from fails import fails_with
 from PIL import Image
 from record_forms import write_forms
+from small_records import talk
 
 KEY = "stages.finetune.data.path"
 BAD = {
@@ -43,7 +44,7 @@ def test_a_source_beside_from_is_refused():
 def forms(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf")
     Image.new("RGB", (30, 20)).save(tmp_path / "a.png")
-    turns = [{"from": "human", "value": "<image>\nWhich?"}, {"from": "gpt", "value": "The first."}]
+    turns = talk("<image>\nWhich?", "The first.")
     rows = [{"id": str(n), "image": "a.png", "conversations": turns} for n in range(6)]
     return write_forms(tmp_path / "forms", rows, tmp_path)
 

@@ -16,6 +16,7 @@ from draftsmith.trainers.estimate.evaluation import describe_evaluation
 from draftsmith.trainers.estimate.models import target_lines
 from recorded import recorded_dry_run
 from safetensors.torch import save_file
+from small_records import talk
 
 
 @pytest.mark.parametrize(("recipe", "expected"), [
@@ -66,7 +67,7 @@ def test_it_says_what_is_recorded_and_writes_nothing(recipe, capsys, tmp_path, m
 
 def test_data_on_disk_replaces_what_was_declared(capsys, tmp_path):
     def record(picture):
-        turns = [{"from": "human", "value": f"{'<image> ' * picture}what is it"}, {"from": "gpt", "value": "a cat"}]
+        turns = talk(f"{'<image> ' * picture}what is it", "a cat")
         return {"id": str(picture), "conversations": turns} | ({"image": "a.png"} if picture else {})
 
     path = tmp_path / "data.json"

@@ -28,6 +28,7 @@ from draftsmith.trainers.run.run import Planned
 from draftsmith.trainers.stages.cache import CacheStage
 from draftsmith.trainers.stages.train_states import TrainStates
 from PIL import Image
+from small_records import talk
 from states_fake import COUNT, write
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig
 
@@ -139,7 +140,7 @@ def test_pictures_and_clips_on_disk_are_counted_as_the_family_reads_them(tmp_pat
 
 
 def said(question: str) -> dict:
-    return {"conversations": [{"from": "human", "value": question}, {"from": "gpt", "value": "This."}]}
+    return {"conversations": talk(question, "This.")}
 
 
 def published_tokens(config, size: tuple[int, int], settings: dict) -> int:

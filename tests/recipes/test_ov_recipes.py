@@ -19,6 +19,7 @@ from draftsmith.trainers.estimate.train_stage import _lvlm_of
 from draftsmith.trainers.stages.train_records import TrainRecords
 from fails import fails_with
 from PIL import Image
+from small_records import talk
 from torch.nn import functional as F
 from transformers import SiglipVisionConfig
 from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer
@@ -76,7 +77,7 @@ def test_more_than_the_positions_needs_scaled_ones(capsys):
 
 
 def record(number: int, pictures: int, words: int = 3) -> dict:
-    turns = [{"from": "human", "value": "<image> " * pictures + "what"}, {"from": "gpt", "value": "cat " * words}]
+    turns = talk("<image> " * pictures + "what", "cat " * words)
     return {"id": str(number), "conversations": turns, "image": [f"{n}.png" for n in range(pictures)]}
 
 

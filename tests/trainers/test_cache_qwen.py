@@ -19,6 +19,7 @@ from draftsmith.models.targets.qwen.section import QwenTargetConfig
 from draftsmith.trainers.serve import states_builder as build
 from draftsmith.trainers.train.on_states import open_states
 from PIL import Image
+from small_records import talk
 from states_run import WORDS, cached, context, losses, stage
 from tiny_qwen import text_config, vision_config
 
@@ -48,7 +49,7 @@ def made(request, tmp_path_factory):
     write_clip(folder / "clip.mp4", shades, fps=2)
     records = []
     for number, marks in enumerate(RECORDS):
-        turns = [{"from": "human", "value": f"{marks}Which?"}, {"from": "gpt", "value": " ".join(WORDS[number:])}]
+        turns = talk(f"{marks}Which?", " ".join(WORDS[number:]))
         record = {"id": str(number), "conversations": turns}
         record |= {"image": "image.png"} if "<image>" in marks else {}
         records.append(record | ({"video": "clip.mp4"} if "<video>" in marks else {}))

@@ -19,11 +19,29 @@ from draftsmith.trainers.run.deepspeed_section import EngineConfig
 from draftsmith.trainers.train import checkpoint
 from draftsmith.trainers.train.engine import Engine, init_distributed, load_data
 from fails import fails_with
+from small_records import flip
 from training import engine_config, module, run
 
 
 class Died(Exception):
     pass
+
+
+def dies_at(last):
+    """A run's `log` that ends it in this step."""
+
+    def log(step):
+        if step == last:
+            raise Died
+
+    return log
+
+
+def small_engine(config=None):
+    linear = torch.nn.Linear(2, 2)
+    init_distributed()
+    return Engine(linear, torch.optim.SGD(linear.parameters(), lr=1.0), lambda step: 1.0, config or EngineConfig(),
+                  micro_batch_size=1, accumulation=1, clip_norm=None)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -50,15 +68,9 @@ def truncate(path):
     path.write_bytes(path.read_bytes()[:-7])
 
 
-def edit(path):
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
 @pytest.mark.parametrize(
     ("harm", "reason"),
-    [(truncate, "bytes, not"), (edit, "was changed after it was written"), (lambda p: p.unlink(), "is missing")],
+    [(truncate, "bytes, not"), (flip, "was changed after it was written"), (lambda p: p.unlink(), "is missing")],
     ids=["truncated", "edited", "missing"],
 )
 def test_a_harmed_checkpoint_is_refused_and_the_newest_good_one_named(saved, harm, reason):
@@ -92,7 +104,7 @@ def test_all_bad_is_an_error_and_not_a_fresh_start(saved):
 def test_nothing_is_unpickled_that_does_not_verify(saved, monkeypatch):
     """A harmed checkpoint is never handed to DeepSpeed, which unpickles."""
     for path in saved.iterdir():
-        edit(next(path.rglob("*.pt")))
+        flip(next(path.rglob("*.pt")))
     monkeypatch.setattr(Engine, "load", lambda *_: pytest.fail("loaded a checkpoint that does not verify"))
     fails_with("", run, saved, steps=7)
 
@@ -103,10 +115,7 @@ def test_another_recipe_is_refused(saved):
 
 
 def test_another_number_of_ranks_is_refused_with_the_reason(saved):
-    path = saved / "step-00000006" / checkpoint.MANIFEST
-    manifest = json.loads(path.read_text())
-    manifest["state"]["world_size"] = 2
-    path.write_text(json.dumps(manifest))
+    edit_manifest(saved / "step-00000006", lambda manifest: manifest["state"].update(world_size=2))
     fails_with(r"made by 2 ranks, and this run has 1.*shared out by rank", run, saved, steps=7)
 
 
@@ -174,11 +183,7 @@ def test_refused_checkpoints_do_not_push_out_the_one_just_saved(saved):
     for step in (4, 6):
         (saved / f"step-{step:08d}" / RANDOM).unlink()
 
-    def die(step):
-        if step == 4:
-            raise Died
-
-    fails_with("", run, saved, steps=7, every=3, keep=1, log=die, error=Died)
+    fails_with("", run, saved, steps=7, every=3, keep=1, log=dies_at(4), error=Died)
     result = checkpoint.find(saved, fingerprint="f")
     assert result.step == 3 and [note[:13] for note in result.notes] == ["step-00000006", "step-00000004"]
     losses, _, told = run(saved, steps=7, every=3, keep=1)
@@ -192,12 +197,7 @@ def test_deepspeeds_own_barriers_wait_as_long_as_ours(zero, tmp_path, monkeypatc
     """NCCL's would end a run whose disk takes ten minutes."""
     from deepspeed import comm
 
-    linear = torch.nn.Linear(2, 2)
-    init_distributed()
-    built = Engine(
-        linear, torch.optim.SGD(linear.parameters(), lr=1.0), lambda step: 1.0, engine_config(zero),
-        micro_batch_size=1, accumulation=1, clip_norm=None,
-    )  # fmt: skip
+    built = small_engine(engine_config(zero))
     waited, impatient = [], []
     monkeypatch.setattr(comm, "barrier", lambda *_, **__: impatient.append(1))
     before, wait = comm.barrier, ranks.barrier
@@ -210,12 +210,7 @@ def test_deepspeeds_own_barriers_wait_as_long_as_ours(zero, tmp_path, monkeypatc
 
 def test_a_save_that_dies_at_any_write_leaves_one_that_verifies(tmp_path, monkeypatch):
     """At the first, second, ... time that something is brought to disk, and at the renaming."""
-    linear = torch.nn.Linear(2, 2)
-    init_distributed()
-    built = Engine(
-        linear, torch.optim.SGD(linear.parameters(), lr=1.0), lambda step: 1.0, EngineConfig(), micro_batch_size=1,
-        accumulation=1, clip_norm=None,
-    )  # fmt: skip
+    built = small_engine()
     checkpoint.save(built, tmp_path, step=2, fingerprint="f", keep=5)
 
     def die_at(count):
@@ -330,11 +325,7 @@ def test_every_random_state_comes_back(saved):
         return torch.rand(3).tolist(), torch.randn(3).tolist(), random.random(), random.gauss(0, 1), np.random.normal()
 
     draws()
-    linear = torch.nn.Linear(2, 2)
-    built = Engine(
-        linear, torch.optim.SGD(linear.parameters(), lr=1.0), lambda step: 1.0, EngineConfig(), micro_batch_size=1,
-        accumulation=1, clip_norm=None,
-    )  # fmt: skip
+    built = small_engine()
     checkpoint.save(built, saved / "own", step=1, fingerprint="f", keep=1)
     expected = draws()
     assert draws() != expected
@@ -344,14 +335,9 @@ def test_every_random_state_comes_back(saved):
 
 def test_frozen_weights_stay_out(tmp_path):
     with pytest.raises(Died):
-        run(tmp_path, steps=3, every=1, model=module(parts=("projector",)), log=interrupt_after_two)
+        run(tmp_path, steps=3, every=1, model=module(parts=("projector",)), log=dies_at(2))
     written = torch.load(next(tmp_path.rglob("mp_rank_00_model_states.pt")), weights_only=False)["module"]
     assert written and all("multi_modal_projector" in name for name in written)
-
-
-def interrupt_after_two(step):
-    if step == 2:
-        raise Died
 
 
 @pytest.mark.parametrize("zero", [0, 2])

@@ -21,7 +21,7 @@ from draftsmith.trainers.stages import encode
 from draftsmith.trainers.stages.encode import EncodeStage
 from fails import fails_with
 from PIL import Image
-from visual_run import SHAPE, SIDE, VQ, context, noise, translators
+from visual_run import SHAPE, SIDE, VQ, context, noise, pictures, translators
 
 ALL = ["pixels", "codes", "features"]
 
@@ -29,15 +29,6 @@ ALL = ["pixels", "codes", "features"]
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     return translators(tmp_path_factory.mktemp("translators"))
-
-
-def pictures(folder: Path, count: int, side: int = SIDE) -> Path:
-    """`<n>.png` beside `<n>.txt`: noise, and a caption that names it."""
-    folder.mkdir()
-    for number in range(count):
-        (folder / f"{number:03d}.png").write_bytes(noise(number, side))
-        (folder / f"{number:03d}.txt").write_text(f"a picture with {number} words" + " in it" * (number % 4))
-    return folder
 
 
 def stage(folder: Path, **settings) -> EncodeStage:
@@ -214,11 +205,7 @@ def test_a_killed_run_goes_on_behind_its_finished_shards(tmp_path, made, mixed, 
     assert len(finished) == shard
     before = {path: path.stat().st_mtime_ns for json_ in finished for path in (json_, json_.with_suffix(".tar"))}
 
-    def counting(folder, index, *rest):
-        made_again.append(index)
-        return real(folder, index, *rest)
-
-    monkeypatch.setattr(encode, "write_shard", counting)
+    monkeypatch.setattr(encode, "write_shard", lambda f, i, *rest: made_again.append(i) or real(f, i, *rest))
     run(tmp_path / "out", made, chosen)
     assert made_again == list(range(shard, 4))
     assert {path: path.stat().st_mtime_ns for path in before} == before
@@ -291,9 +278,7 @@ def test_two_ranks_write_the_shards_of_one(tmp_path, made, mixed, monkeypatch):
     monkeypatch.setattr(ranks, "barrier", barrier)
     monkeypatch.setattr(ranks, "gather", lambda value: barrier() or [value])
     monkeypatch.setattr(
-        encode,
-        "write_shard",
-        lambda folder, index, *rest: wrote.append((now["rank"], index)) or real(folder, index, *rest),
+        encode, "write_shard", lambda f, index, *rest: wrote.append((now["rank"], index)) or real(f, index, *rest)
     )
     chosen.run(given)
     assert wrote == [(0, 0), (0, 2), (0, 4), (1, 1), (1, 3)]

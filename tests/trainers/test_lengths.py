@@ -15,6 +15,7 @@ from draftsmith.recipes.load import load
 from draftsmith.trainers.evaluate.requests import Opening
 from fails import fails_with
 from PIL import Image
+from small_records import talk
 
 QWEN = "recipe=sparrow-qwen2.5-vl-7b"
 FORM = PromptFormat(template="qwen_vl", image_rule="verbatim")
@@ -30,7 +31,7 @@ def opening(request, tmp_path_factory):
         write_clip(
             folder / f"{name}.mp4", [Image.new("RGB", (width, height), (9 * n, 90, 90)) for n in range(count)], fps=2
         )
-        turns = [{"from": "human", "value": "<video>\nWhich?"}, {"from": "gpt", "value": "One."}]
+        turns = talk("<video>\nWhich?", "One.")
         records.append({"id": name, "video": f"{name}.mp4", "conversations": turns})
     records.insert(1, records[0] | {"id": "gone", "video": "gone.mp4"})
     (folder / "data.json").write_text(json.dumps(records))

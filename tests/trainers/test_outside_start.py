@@ -31,8 +31,6 @@ from draftsmith.models.formats.llama_layer import llama_values
 from draftsmith.models.formats.source import Target, read_source
 from draftsmith.models.formats.start import load_published
 from draftsmith.models.targets.base import language_shape
-from draftsmith.models.targets.llamagen.files import save_model
-from draftsmith.models.targets.llamagen.section import build_transformer
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
@@ -48,7 +46,7 @@ from states_run import WORDS, context, losses, synthetic
 from torch.nn import functional as F
 from transformers import LlavaForConditionalGeneration
 from visual_run import context as image_context
-from visual_run import noise, translators
+from visual_run import pictures, with_target
 from visual_tiny import true_features
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models" / "drafters"))
@@ -407,19 +405,12 @@ def test_its_files_are_part_of_the_stages_fingerprint_and_a_dry_run_names_it(mad
 def drawn(tmp_path_factory):
     """A tiny LlamaGen, and the codes and features of six pictures."""
     folder = tmp_path_factory.mktemp("drawn")
-    made = translators(folder)
-    model = build_transformer(made.target, seed=0)
-    torch.nn.init.normal_(model.output.weight, std=0.3, generator=torch.Generator().manual_seed(1))
-    save_model(model, folder / "target")
-    (folder / "in").mkdir()
-    for number in range(6):
-        (folder / "in" / f"{number}.png").write_bytes(noise(number))
-        (folder / "in" / f"{number}.txt").write_text(f"a picture with {number} words")
-    EncodeStage(kind="encode", source={"kind": "folder", "folder": str(folder / "in")}).run(
+    made = with_target(folder)
+    made.shards = folder / "features" / "shards"
+    EncodeStage(kind="encode", source={"kind": "folder", "folder": str(pictures(folder / "in", 6))}).run(
         image_context(folder / "features", made.target, made.inputs)
     )
-    made.inputs["target"] = folder / "target"
-    made.model, made.shards = model.eval(), folder / "features" / "shards"
+    made.model.eval()
     return made
 
 

@@ -19,6 +19,7 @@ from draftsmith.models.targets.section import TargetSection
 from draftsmith.trainers.estimate.data import image_reader_of, on_disk, text_lengths
 from draftsmith.trainers.run.context import Context
 from fails import fails_with
+from small_records import talk
 from tiled import processor
 from transformers import CLIPVisionConfig, LlamaConfig, LlamaForCausalLM, LlavaConfig
 
@@ -57,7 +58,7 @@ def test_a_stage_and_an_evaluation_read_its_files(section):
 
 
 def test_a_dry_run_counts_by_it(section, tmp_path):
-    turns = [{"from": "human", "value": "Which?"}, {"from": "gpt", "value": "A cat."}]
+    turns = talk("Which?", "A cat.")
     (tmp_path / "data.json").write_text(json.dumps([{"id": "a", "conversations": turns}]))
     data = ConversationData(path=str(tmp_path / "data.json"))
     stage = SimpleNamespace(data=data, format=PromptFormat(), learns_answers=True)

@@ -14,6 +14,7 @@ from draftsmith.trainers.evaluate.measuring import Measuring
 from draftsmith.trainers.evaluate.requests import ConversationSet
 from draftsmith.trainers.run.too_long import before_decoding, before_training
 from PIL import Image
+from small_records import talk
 
 TEXTS = ["USER: ASSISTANT:\n", "USER: Which picture? ASSISTANT: It is picture 1."] * 3
 MEAN = (0.5, 0.5, 0.5)
@@ -33,8 +34,7 @@ def open_pictures(processor, tmp_path):
         Image.new("RGB", (24, 24)).save(tmp_path / "a.png")
         rows = [
             {"id": str(n), "image": ["a.png"] * count,
-             "conversations": [{"from": "human", "value": "<image>\n" * count + "Which picture?"},
-                               {"from": "gpt", "value": "It is picture 1."}]}
+             "conversations": talk("<image>\n" * count + "Which picture?", "It is picture 1.")}
             for n, count in enumerate(counts)
         ]  # fmt: skip
         path = tmp_path / "data.json"

@@ -14,8 +14,6 @@ from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import RULES
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.families.generators import Generator, load_generator
-from draftsmith.models.targets.llamagen.files import save_model
-from draftsmith.models.targets.llamagen.section import build_transformer
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
 from draftsmith.trainers.run.progress import StageLine
@@ -23,7 +21,7 @@ from draftsmith.trainers.run.stopping import Stop
 from draftsmith.trainers.serve import drawn_pictures as pictures
 from draftsmith.trainers.stages import regenerate
 from fails import fails_with
-from visual_run import context, translators
+from visual_run import context, with_target
 from visual_tiny import anole
 
 CAPTIONS = [f"picture number {n} of something" for n in range(5)]
@@ -32,12 +30,8 @@ CAPTIONS = [f"picture number {n} of something" for n in range(5)]
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> SimpleNamespace:
     folder = tmp_path_factory.mktemp("made")
-    result = translators(folder)
-    model = build_transformer(result.target, seed=0)
-    torch.nn.init.normal_(model.output.weight, std=0.3, generator=torch.Generator().manual_seed(1))
-    save_model(model, folder / "target")
     (folder / "prompts.txt").write_text("\n".join(CAPTIONS))
-    return SimpleNamespace(folder=folder, target=result.target, inputs=result.inputs | {"target": folder / "target"})
+    return SimpleNamespace(folder=folder, **vars(with_target(folder)))
 
 
 def stage(made, **changes) -> regenerate.RegenerateStage:
@@ -99,11 +93,7 @@ def test_a_killed_run_goes_on_behind_its_shards(made, tmp_path, monkeypatch, sha
         patch.setattr(regenerate, "write_shard", dying)
         fails_with("", run, made, tmp_path / "out", error=KeyboardInterrupt)
 
-    def counting(folder, index, *rest):
-        written.append(index)
-        return real(folder, index, *rest)
-
-    monkeypatch.setattr(regenerate, "write_shard", counting)
+    monkeypatch.setattr(regenerate, "write_shard", lambda f, i, *rest: written.append(i) or real(f, i, *rest))
     run(made, tmp_path / "out")
     assert written == list(range(shard, 4)) and files(tmp_path / "out") == files(tmp_path / "alone")
 

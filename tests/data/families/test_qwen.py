@@ -20,6 +20,7 @@ from draftsmith.data.processor_files import load_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from fails import fails_with
 from PIL import Image
+from small_records import talk
 from tiled import MEAN, STD, TEXTS, clip_pictures, image_picture, patches, picture
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
@@ -119,7 +120,7 @@ def test_frames_shrink_to_the_tokens_of_a_clip(tmp_path):
 
 
 def turns(text: str, answer: str = "It is picture 3.") -> list[dict]:
-    return [{"from": "human", "value": text}, {"from": "gpt", "value": answer}]
+    return talk(text, answer)
 
 
 def test_a_prompt_is_chatml_with_marks_around_pictures():

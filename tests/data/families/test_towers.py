@@ -14,13 +14,14 @@ from draftsmith.data.processor_files import load_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from fails import fails_with
 from PIL import Image
+from small_records import talk
 from tiled import clip_pictures, image_picture, patches, picture
 from transformers import GotOcr2ImageProcessorPil, PixtralImageProcessorPil
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SIZES = [(16, 16), (40, 30), (90, 20), (24, 70), (33, 33), (300, 301), (17, 16), (1, 1)]
 TEXTS = ["USER: Which picture? ASSISTANT: It is picture 1.\n", *(f"It is picture {n}." for n in range(10))] * 3
-ASKED = [{"from": "human", "value": "<image>\nWhich picture?"}, {"from": "gpt", "value": "It is 1."}]
+ASKED = talk("<image>\nWhich picture?", "It is 1.")
 
 
 def internvl(**settings):

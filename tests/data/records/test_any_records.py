@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from pydantic import TypeAdapter
+from small_records import talk
 
 FEW = {"deadline": None, "derandomize": True, "database": None, "suppress_health_check": list(HealthCheck)}
 TEXTS = st.one_of(
@@ -30,11 +31,7 @@ RECORDS = st.fixed_dictionaries(
     optional={"id": TEXTS | ANYTHING, "image": FILES | st.lists(FILES, max_size=3) | ANYTHING, "video": ANYTHING,
               "tools": ANYTHING, "chat_template_kwargs": ANYTHING},
 )  # fmt: skip
-GOOD = {
-    "id": "good",
-    "image": "images/1.png",
-    "conversations": [{"from": "human", "value": "<image>\nWhich?"}, {"from": "gpt", "value": "It is picture 1."}],
-}
+GOOD = {"id": "good", "image": "images/1.png", "conversations": talk("<image>\nWhich?", "It is picture 1.")}
 
 
 def read_all(open_data, path, on_error: str) -> int:

@@ -18,6 +18,7 @@ from draftsmith.data.records.mixture import Selection
 from draftsmith.recipes.commands.cli import main
 from fails import fails_with
 from PIL import Image
+from small_records import talk
 
 
 def png(color=(200, 30, 30)) -> bytes:
@@ -62,10 +63,7 @@ def test_the_forms_that_servers_write(tmp_path):
     found = convert(log, tmp_path / "out")
     assert (found.records, found.pictures, found.answers) == (4, 1, 4) and not any(found.has.values())
     first, *others = records(tmp_path / "out")
-    assert first == {
-        "id": "log-1",
-        "conversations": [{"from": "human", "value": "What is red?"}, {"from": "gpt", "value": "A colour."}],
-    }
+    assert first == {"id": "log-1", "conversations": talk("What is red?", "A colour.")}
     name = others[0]["image"]
     assert (tmp_path / "out" / name).read_bytes() == png() and [one["image"] for one in others] == [name] * 3
     assert others[0]["conversations"][0]["value"] == "<image>\nAnd this?"

@@ -13,13 +13,14 @@ from draftsmith.data.records.mixture import JsonFile, Share, are_present, expand
 from draftsmith.data.records.patterns import _count, expanded
 from draftsmith.data.records.tars import expand_paths
 from fails import fails_with
+from small_records import talk
 
 RECORDED = json.loads((Path(__file__).parents[1] / "vectors" / "lvlm" / "sampler.json").read_text())
 CASES = RECORDED["yaml_mixture"]
 
 
 def rows(count: int, start: int = 0) -> list[dict]:
-    turns = [{"from": "human", "value": "Which?"}, {"from": "gpt", "value": "It is picture 1."}]
+    turns = talk("Which?", "It is picture 1.")
     return [{"id": f"t{start + n}", "conversations": turns} for n in range(count)]
 
 

@@ -16,8 +16,9 @@ from draftsmith.data.records.records import open_records
 from draftsmith.data.records.scan import check_kind
 from draftsmith.data.records.table_records import TableRecords
 from fails import fails_with
+from small_records import talk
 
-TURNS = [{"from": "human", "value": "What?"}, {"from": "gpt", "value": "A café."}]
+TURNS = talk("What?", "A café.")
 ROWS = [{"id": str(number), "conversations": TURNS} for number in range(3)]
 LIST = json.dumps(ROWS, ensure_ascii=False)
 LINES = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS)

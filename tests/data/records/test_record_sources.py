@@ -12,7 +12,6 @@ import datasets
 import numpy as np
 import pytest
 import torch
-import training
 from draftsmith.core.errors import UserError
 from draftsmith.data.collate import ConversationCollate
 from draftsmith.data.conversations import PromptFormat
@@ -25,14 +24,11 @@ from draftsmith.data.records.mixture import are_present, identities
 from draftsmith.data.records.records import file_identity
 from draftsmith.data.records.table_records import Columns, TableRecords
 from draftsmith.data.records.tar_records import TarRecords
-from draftsmith.models.parts import PARTS, TokenIds
-from draftsmith.models.targets.llava.model import assemble, llava_config
-from draftsmith.models.targets.llava.training import LlavaTraining
 from draftsmith.trainers.serve.written_texts import _shown
 from fails import fails_with
 from PIL import Image
 from record_forms import members, table, write_forms, write_tar
-from transformers import CLIPVisionConfig, LlamaConfig
+from small_records import talk
 
 FORMS = ("arrow", "parquet", "tar")
 
@@ -51,8 +47,7 @@ def records(count: int = 21) -> list[dict]:
         media = ({}, {"image": f"images/{number % 6}.png"}, {"image": [f"images/{n}.png" for n in (number % 5, 5)]},
                  {"video": "clip.mp4"})[number % 4]  # fmt: skip
         marks = "<image>\n" * (0, 1, 2, 1)[number % 4]
-        turns = [{"from": "human", "value": f"{marks}Which picture?"},
-                 {"from": "gpt", "value": "It is" + " not" * number + " é."}]  # fmt: skip
+        turns = talk(f"{marks}Which picture?", "It is" + " not" * number + " é.")
         rows.append({"id": f"r{number}", **media, "conversations": turns})
     return rows
 
@@ -140,53 +135,6 @@ def test_requests_preflight_and_skipping_are_those_of_json(forms, opened, form):
     assert pickle.loads(pickle.dumps(other.record(4)))["id"] == "r4", "text crosses processes"
 
 
-# ---- training
-
-
-@pytest.fixture
-def trained(processor, opened, media, monkeypatch):
-    """Losses of each step and final weights of a tiny draft LVLM; a run that goes on where its folder's stopped."""
-    ids = TokenIds(
-        len(processor.tokenizer), processor.image_token_id, processor.bos_id, processor.eos_id, processor.pad_id
-    )
-    text = LlamaConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-                       vocab_size=ids.vocab_size, max_position_embeddings=256)  # fmt: skip
-    vision = CLIPVisionConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-                              image_size=24, patch_size=8)  # fmt: skip
-    monkeypatch.setattr(training, "loader", lambda samples, steps, start_step=0, micro=2: loader(
-        samples, total_steps=steps, start_step=start_step, micro_batch_size=micro))  # fmt: skip
-
-    def trained(name, folder: str, **settings):
-        torch.manual_seed(0)
-        model = LlavaTraining(assemble(llava_config(text, vision, ids)).train(), PARTS, gradient_checkpointing=False)
-        samples = opened(name, run=folder)
-        losses, weights, _ = training.run(media / folder, steps=6, model=model, samples=samples, **settings)
-        return losses, weights
-
-    return trained
-
-
-class Died(Exception):
-    pass
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_losses_and_a_resumed_run_are_those_of_json(forms, trained, form):
-    expected, weights = trained(forms["json"], "plain")
-    assert len(expected) == 6 and len(set(expected.values())) == 6
-    losses, other = trained(forms[form], "whole")
-    assert losses == expected and all(torch.equal(other[name], weights[name]) for name in weights)
-
-    def die(step: int) -> None:
-        if step == 4:
-            raise Died
-
-    fails_with("", trained, forms[form], "stopped", every=2, log=die, error=Died)
-    resumed, other = trained(forms[form], "stopped", every=2)
-    assert resumed == {step: loss for step, loss in expected.items() if step >= 3}, "from the checkpoint of step 2"
-    assert all(torch.equal(other[name], weights[name]) for name in weights)
-
-
 # ---- mixtures and fingerprints
 
 
@@ -271,7 +219,7 @@ def test_memory_does_not_grow_with_the_pictures(media, opened, form, monkeypatch
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (320, 320, 3), np.uint8)).save(media / "noise.png")
     size = (media / "noise.png").stat().st_size
     assert size > 300_000
-    turns = [{"from": "human", "value": "<image>\nWhich picture?"}, {"from": "gpt", "value": "It is picture 1."}]
+    turns = talk("<image>\nWhich picture?", "It is picture 1.")
     peaks = {}
     opened(write_forms(media / "warm", records(9), media)[form])[1]  # imports
     for count in (12, 120):
@@ -293,8 +241,8 @@ def saved(folder: Path, rows: list[dict], **settings) -> TableRecords:
     return TableRecords(kind="datasets", path=str(folder), **settings)
 
 
-TURNS = [{"from": "human", "value": "<image>\nWhich picture?"}, {"from": "gpt", "value": "It is picture 3."}]
-TEXT_TURNS = [{"from": "human", "value": "Which?"}, {"from": "gpt", "value": "It is picture 3."}]
+TURNS = talk("<image>\nWhich picture?", "It is picture 3.")
+TEXT_TURNS = talk("Which?", "It is picture 3.")
 
 
 def test_columns_are_mapped_and_pictures_may_be_named(media, opened):

@@ -8,6 +8,7 @@ import pytest
 from draftsmith.data.records import shipped
 from draftsmith.data.records.mixture import Selection, are_present, expand, identities, missing_files, missing_hint
 from fails import fails_with
+from small_records import talk
 
 NAME = "data/sharegpt-68k.yaml"
 FILE = "data/ShareGPT/ShareGPT_V4.3_unfiltered_cleaned_split.json"
@@ -21,7 +22,7 @@ def place(tmp_path, monkeypatch):
 
 
 def records(path: Path, count: int) -> None:
-    turns = [{"from": "human", "value": "Which?"}, {"from": "gpt", "value": "The first."}]
+    turns = talk("Which?", "The first.")
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps([{"id": f"t{n}", "conversations": turns} for n in range(count)]))
 

@@ -26,6 +26,7 @@ from draftsmith.data.shards import shards
 from draftsmith.data.shards.shard_files import FORMAT
 from draftsmith.data.shards.shards import ShardReader, claim, finish, finished, write_shard
 from fails import fails_with, raising
+from small_records import flip
 
 IDENTITY = {"source": {"path": "x", "max_samples": 7}, "target": "tiny", "size": 256}
 
@@ -223,28 +224,22 @@ def test_a_folder_belongs_to_one_identity(folder, tmp_path):
     fails_with(r"shards without identity(.|\n)*restart=STAGE", claim, folder, IDENTITY)
 
 
-def edit(path: Path, place: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[place] ^= 1
-    path.write_bytes(data)
-
-
 def test_missing_cut_and_edited_shards_are_told_by_name(folder):
     tar, sidecar = folder / "shard-000001.tar", folder / "shard-000001.json"
     whole, summary = tar.read_bytes(), sidecar.read_bytes()
     reader = ShardReader(folder)
     for place in (700, len(whole) - 1500):  # in the first sample, in the last one
-        edit(tar, place)
+        flip(tar, place)
         fresh = ShardReader(folder)
         with pytest.raises(UserError, match=r"edited(.|\n)*shard-000001\.tar"):
             [fresh[i] for i in range(6, 10)]
         fails_with(r"edited(.|\n)*shard-000001\.tar", fresh.verify)
         assert same(fresh[5], 5) and same(fresh[10], 10), "other shards are as good as before"
         tar.write_bytes(whole)
-    edit(tar, len(whole) - 1)  # nobody reads the end
+    flip(tar, len(whole) - 1)  # nobody reads the end
     fails_with(r"checksum(.|\n)*shard-000001\.tar", ShardReader(folder).verify)
     tar.write_bytes(whole)
-    edit(sidecar, len(summary) // 2)
+    flip(sidecar, len(summary) // 2)
     with pytest.raises(UserError, match=r"checksum(.|\n)*shard-000001\.json"):
         ShardReader(folder)[6]
     sidecar.write_bytes(summary)

@@ -30,6 +30,7 @@ from draftsmith.data.suites.benchmark_sets import (
 from draftsmith.data.suites.suite import Suite
 from fails import fails_with
 from PIL import Image
+from small_records import talk
 
 OWN_WORDS = PromptFormat(system="", image_rule="verbatim")
 
@@ -244,7 +245,7 @@ def test_pictures_of_published_sets_pass_the_one_reader(tmp_path, monkeypatch):
 
 
 def test_a_directory_of_ones_own_says_how_its_sets_are_asked(tmp_path):
-    turns = [{"from": "human", "value": "<image>\nWho?"}, {"from": "gpt", "value": "Me."}]
+    turns = talk("<image>\nWho?", "Me.")
     (tmp_path / "mine.json").write_text(json.dumps([{"id": "a", "image": "a.png", "conversations": turns}]))
 
     def suite(**about):

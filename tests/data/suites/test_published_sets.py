@@ -9,13 +9,14 @@ import pytest
 from draftsmith.data.dataset import ConversationDataset
 from draftsmith.recipes.load import load
 from PIL import Image
+from small_records import talk
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "data.md"
 BLOCK = re.compile(r"^```yaml run (\S+)\n(.*?)^```$", re.M | re.S)
 
 
 def turns(mark: str, answer: str) -> list[dict]:
-    return [{"from": "human", "value": f"{mark}Which picture?"}, {"from": "gpt", "value": answer}]
+    return talk(f"{mark}Which picture?", answer)
 
 
 def picture(path: Path) -> dict:

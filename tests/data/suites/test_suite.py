@@ -14,6 +14,7 @@ from draftsmith.data.suites.suite import BENCHMARK, OOD, QUALITY, TASKS, Suite, 
 from draftsmith.data.suites.suite_hub import NO_REFERENCE, PUBLISHED, PUBLISHED_QUESTIONS, Published, fetch
 from fails import fails_with
 from PIL import Image
+from small_records import talk
 
 REASON = "For the following question, provide a detailed explanation of your reasoning leading to the answer."
 
@@ -137,8 +138,7 @@ def test_second_turns_follow_the_protocol(suite):
 
 
 def test_released_transcripts_lose_the_end_token_and_training_never_does():
-    turns = [{"from": "human", "value": "<image>\nWho?"}, {"from": "gpt", "value": "Me."},
-             {"from": "human", "value": "Why?"}, {"from": "gpt", "value": "(open)"}]  # fmt: skip
+    turns = talk("<image>\nWho?", "Me.", "Why?", "(open)")
     form = PromptFormat(system="", image_rule="verbatim")
     blank = form.model_copy(update={"answer_end": "blank"})
     kept = "USER: <image>\nWho? ASSISTANT: Me.</s>USER: Why? ASSISTANT:"

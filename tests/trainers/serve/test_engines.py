@@ -240,25 +240,19 @@ def test_pictures_side_by_side_keep_a_placeholder_each():
 
 
 def test_what_an_engine_cannot_do_is_refused(made):
-    target = LlavaTargetConfig(kind="llava", path="x")
-    answered = {"kind": "regenerate", "engine": VLLM}
-    with pytest.raises(Refused, match="tiles by itself"):
-        RegenerateStage(data=made.data | {"aspect": "anyres"}, **answered).check(target, None)
-    with pytest.raises(Refused, match="log-probabilities"):
-        RegenerateStage(data=made.data, keep_logprobs=4, **answered).check(target, None)
-    engine = VLLM | {"options": {"max_model_len": 5}}
-    with pytest.raises(Refused, match="follows from the recipe"):
-        RegenerateStage(data=made.data, kind="regenerate", engine=engine).check(target, None)
-    with pytest.raises(Refused, match="sglang hands out no hidden states of a llava"):
-        CacheStage(kind="cache", data=made.data, engine={"kind": "sglang"}).check(target, HEAD)
-    with pytest.raises(Refused, match="no hidden states of a llava_next"):
-        CacheStage(kind="cache", data=made.data, engine=VLLM).check(
-            LlavaTargetConfig(kind="llava_next", path="x"), HEAD
-        )
-    with pytest.raises(Refused, match="no hidden states of a llava_next"):
-        stage(made, source={"kind": "online", "engine": VLLM}).check(
-            LlavaTargetConfig(kind="llava_next", path="x"), HEAD
-        )
+    llava, tiled = (LlavaTargetConfig(kind=kind, path="x") for kind in ("llava", "llava_next"))
+    answers = {"kind": "regenerate", "data": made.data, "engine": VLLM}
+    states = {"kind": "cache", "data": made.data}
+    for words, chosen, target, head in (
+        ("tiles by itself", RegenerateStage(**answers | {"data": made.data | {"aspect": "anyres"}}), llava, None),
+        ("log-probabilities", RegenerateStage(**answers, keep_logprobs=4), llava, None),
+        ("follows from the recipe",
+         RegenerateStage(**answers | {"engine": VLLM | {"options": {"max_model_len": 5}}}), llava, None),
+        ("sglang hands out no hidden states of a llava", CacheStage(**states, engine={"kind": "sglang"}), llava, HEAD),
+        ("no hidden states of a llava_next", CacheStage(**states, engine=VLLM), tiled, HEAD),
+        ("no hidden states of a llava_next", stage(made, source={"kind": "online", "engine": VLLM}), tiled, HEAD),
+    ):  # fmt: skip
+        fails_with(words, chosen.check, target, head, error=Refused)
 
 
 def test_layers_that_a_target_adds_pictures_to_are_refused():
