@@ -41,11 +41,8 @@ def test_a_restart_with_wrong_data_moves_nothing(tmp_path, monkeypatch, capsys):
         (output / stage / "done.json").write_text('{"fingerprint": "f", "version": 2}')
     monkeypatch.setattr("draftsmith.trainers.run.run.run_stages", lambda *a, **k: pytest.fail("it began to run"))
     data = f"stages.pretrain.data={{path: {tmp_path / 'absent.json'}, from: null}}"
-    assert (
-        main(["recipe=demo/lvlm-from-nothing", f"output={output}", data, "stages=[pretrain]", "restart=pretrain"])
-        == MISTAKE
-    )
-    assert "restart=pretrain: not on disk" in capsys.readouterr().err
+    words = ["recipe=demo/lvlm-from-nothing", f"output={output}", data, "stages=[pretrain]", "restart=pretrain"]
+    assert "restart=pretrain: not on disk" in prints(capsys, words, MISTAKE)
     left = sorted(path.name for path in output.iterdir() if path.name != ".locks")
     assert left == ["language", "pretrain", "seeing", "target", "world"]
 
@@ -163,11 +160,9 @@ def test_a_name_that_stands_for_a_section_is_the_origin_of_all_in_it():
 
 
 def test_show_prints_no_secret(capsys):
-    assert (
-        main(["show", "demo/lvlm", "tracking={wandb: {project: p, entity: hf_AbCdEfGhIjKlMnOpQrStUvWxYz012345}}"]) == 0
-    )
-    printed = capsys.readouterr().out
-    assert "project: p" in printed and "hf_AbCd" not in printed
+    setting = "tracking={wandb: {project: p, entity: hf_AbCdEfGhIjKlMnOpQrStUvWxYz012345}}"
+    said = prints(capsys, ["show", "demo/lvlm", setting])
+    assert "project: p" in said and "hf_AbCd" not in said
 
 
 def test_a_runs_folder_stands_for_its_recipe(tmp_path, capsys):

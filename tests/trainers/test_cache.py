@@ -63,16 +63,13 @@ def test_bytes_a_sample_and_in_all_are_said_before_and_are_what_was_written(kept
     assert last.startswith(f"{RECORDS} samples, ")
 
 
-def test_the_manifest_says_what_the_states_are_bound_to(kept):
-    identity = ShardReader(kept.folder / "states").identity
+def test_the_manifest_says_what_the_states_are_bound_to_and_what_every_dtype_loses(kept):
+    reader = ShardReader(kept.folder / "states")
+    identity, loss = reader.identity, reader.measured["head distribution"]
     assert identity["states"] == {"feature": True, "text_layers": [], "visual_layers": [2], "everywhere": False}
     assert identity["dtype"] == "bf16" and identity["image_backend"] == "pil"
     assert identity["samples"]["computed_in"] == "float32" and len(identity["template"]) == 64
     assert identity["transformers"].startswith("5.") and identity["processor"]["tokenizer"]
-
-
-def test_the_loss_of_every_dtype_is_in_the_manifest(kept):
-    loss = ShardReader(kept.folder / "states").measured["head distribution"]
     assert 0 < loss["bf16"]["kl"] < loss["int8"]["kl"] < 0.05 and 0 < loss["fp8"]["kl"] < 0.1
     assert all(0.8 < result["agreement"] <= 1 for result in loss.values())
     assert any("bf16: KL" in line for line in kept.say.lines)
@@ -285,8 +282,8 @@ def test_what_the_target_cannot_read_is_refused_before_anything_is_kept(made, tm
 ])  # fmt: skip
 def test_other_drafters_that_read_no_states_are_refused(made, others, problem):
     asked = CacheStage(kind="cache", data=made.data, drafters=others)
-    with pytest.raises(Refused, match=problem):
-        asked.check(LlavaTargetConfig(kind="llava", path="x"), SparrowConfig(kind="sparrow"))
+    target = LlavaTargetConfig(kind="llava", path="x")
+    fails_with(problem, asked.check, target, SparrowConfig(kind="sparrow"), error=Refused)
 
 
 def test_states_that_overflow_are_not_kept(made, tmp_path):

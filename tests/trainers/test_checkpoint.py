@@ -109,12 +109,9 @@ def test_nothing_is_unpickled_that_does_not_verify(saved, monkeypatch):
     fails_with("", run, saved, steps=7)
 
 
-def test_another_recipe_is_refused(saved):
+def test_another_recipe_and_another_number_of_ranks_are_refused_with_the_reason(saved):
     caught = fails_with("made by another recipe", run, saved, steps=7, fingerprint="other")
     assert caught.where == str(saved / "step-00000006" / checkpoint.MANIFEST), "which says so"
-
-
-def test_another_number_of_ranks_is_refused_with_the_reason(saved):
     edit_manifest(saved / "step-00000006", lambda manifest: manifest["state"].update(world_size=2))
     fails_with(r"made by 2 ranks, and this run has 1.*shared out by rank", run, saved, steps=7)
 

@@ -253,13 +253,12 @@ def test_a_run_that_answers_nothing_is_no_result(again):
     assert not (again / "answers" / "done.json").exists()
 
 
-def test_more_than_there_is_to_keep_is_refused(again):
-    fails_with("keep_logprobs is 500", run, again, "stages.answers.keep_logprobs=500", stages=["answers"])
-
-
-def test_beyond_the_target_s_positions_is_refused(again):
-    with pytest.raises(UserError, match="max_length is 1000 and the target has 512 positions"):
-        run(again, "stages.answers.data.max_length=1000", stages=["answers"])
+@pytest.mark.parametrize(("setting", "words"), [
+    ("keep_logprobs=500", "keep_logprobs is 500"),
+    ("data.max_length=1000", "max_length is 1000 and the target has 512 positions"),
+])  # fmt: skip
+def test_more_than_the_target_has_is_refused(again, setting, words):
+    fails_with(words, run, again, f"stages.answers.{setting}", stages=["answers"])
 
 
 def test_an_answer_from_scores_that_are_not_finite_is_not_written(again, monkeypatch):

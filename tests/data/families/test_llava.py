@@ -63,9 +63,7 @@ def test_pad_keeps_the_whole_picture_on_the_mean_colour(processor, shape):
     pixel_values = pixels([image], processor, "pad")
     torch.testing.assert_close(pixel_values[0], clip(expected, processor), atol=1e-5, rtol=0)
     if shape == (60, 20):
-        assert pixel_values[0, :, [0, -1]].abs().max() < 0.05, (
-            "the bars are the mean, which is zero after normalisation"
-        )
+        assert pixel_values[0, :, [0, -1]].abs().max() < 0.05, "the bars are the mean: zero after normalisation"
         assert not torch.equal(pixel_values, pixels([image], processor, "square"))
 
 

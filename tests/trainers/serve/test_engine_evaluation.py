@@ -211,6 +211,8 @@ def test_passes_are_told_apart_by_what_they_emitted():
 
 
 TARGET = LlavaTargetConfig(kind="llava", path="x")
+SERVED = {"kind": "evaluate", "engine": {"kind": "vllm"}, "methods": {"m": {}},
+          "benchmarks": {"mine": {"data": {"path": "x.json", "aspect": "square"}}}}  # fmt: skip
 HEAD = Eagle3Config(kind="eagle3", visual_slots="read", image="placeholder")
 REFUSED = {
     "a tree": ({"methods": {"m": {"drafter": {"kind": "ngram"}, "tree": "25-5-8"}}}, r"methods.m.tree.*chain"),
@@ -235,34 +237,22 @@ REFUSED = {
 
 @pytest.mark.parametrize(("changes", "words"), REFUSED.values(), ids=REFUSED)
 def test_what_the_engine_cannot_run_is_refused_before_the_run(changes, words):
-    base = {"kind": "evaluate", "engine": {"kind": "vllm"}, "methods": {"m": {}},
-            "benchmarks": {"mine": {"data": {"path": "x.json", "aspect": "square"}}}}  # fmt: skip
-    fails_with(words, EvaluateStage.model_validate(base | changes).check, TARGET, HEAD, error=Refused)
+    fails_with(words, EvaluateStage.model_validate(SERVED | changes).check, TARGET, HEAD, error=Refused)
 
 
-@pytest.mark.parametrize(("engine", "words"), [
-    ({"concurrency": [0]}, "greater than or equal to 1"),
-    ({"concurrency": [2, 2]}, "names a number twice"),
-    ({"concurrency": []}, "at least 1 item"),
-    ({"max_num_seqs": 4}, "max_num_seqs: nothing reads it"),
-    ({"kind": "sglang"}, "sglang"),
-])  # fmt: skip
-def test_settings_that_say_nothing_are_refused(engine, words):
-    with pytest.raises(ValueError, match=words):
-        EvaluateStage.model_validate({
-            "kind": "evaluate", "engine": {"kind": "vllm"} | engine, "methods": {"m": {}},
-            "benchmarks": {"mine": {"data": {"path": "x.json"}}},
-        })  # fmt: skip
+OWN = {"repeats": 3, "graphs": {"draft": False}, "record_weights": 2, "probes": {"states": True}, "lengths": [4]}
 
 
-@pytest.mark.parametrize("key", ["repeats", "graphs", "record_weights", "probes", "lengths"])
-def test_settings_of_our_own_loop_are_refused(key):
-    value = {"repeats": 3, "graphs": {"draft": False}, "record_weights": 2, "probes": {"states": True}, "lengths": [4]}
-    with pytest.raises(ValueError, match=f"{key}: nothing reads it: vllm decodes"):
-        EvaluateStage.model_validate({
-            "kind": "evaluate", "engine": {"kind": "vllm"}, "methods": {"m": {}}, key: value[key],
-            "benchmarks": {"mine": {"data": {"path": "x.json"}}},
-        })  # fmt: skip
+@pytest.mark.parametrize(("changes", "words"), [
+    *(({"engine": {"kind": "vllm"} | engine}, words) for engine, words in (
+        ({"concurrency": [0]}, "greater than or equal to 1"), ({"concurrency": [2, 2]}, "names a number twice"),
+        ({"concurrency": []}, "at least 1 item"), ({"max_num_seqs": 4}, "max_num_seqs: nothing reads it"),
+        ({"kind": "sglang"}, "sglang"),
+    )),
+    *(({key: value}, f"{key}: nothing reads it: vllm decodes") for key, value in OWN.items()),
+], ids=str)  # fmt: skip
+def test_settings_that_say_nothing_or_are_of_our_own_loop_are_refused(changes, words):
+    fails_with(words, EvaluateStage.model_validate, SERVED | changes, error=ValueError)
 
 
 def test_what_is_missing_in_the_engines_python_is_said_before_anything_is_decoded(made, tmp_path, monkeypatch):

@@ -138,9 +138,7 @@ def test_an_engine_that_never_answers_is_a_fault_with_its_cure(engine, dies, wor
         one.start()
     assert "3 times in a row" in str(caught.value) and "log.txt" in str(caught.value)
     left = sorted(path.name for path in one.folder.iterdir())
-    assert left == ["engine.json", "lock", "log-1.txt", "log-2.txt", "log.txt"], (
-        "what it said is kept, and nothing else"
-    )
+    assert left == ["engine.json", "lock", "log-1.txt", "log-2.txt", "log.txt"], "what it said is kept alone"
 
 
 def test_an_engine_that_hangs_once_is_started_again(engine):
