@@ -193,11 +193,8 @@ def test_fingerprints_cover_the_files_that_a_stage_reads(tmp_path):
         return {p.name: p.fingerprint for p in plan(loaded.recipe, loaded.path)}
 
     base = prints()
-    for name, stages in {
-        "bench": {"evaluate"},
-        "val": {"finetune", "evaluate"},
-        "finetune": {"finetune", "evaluate"},
-    }.items():
+    for name, stages in {"bench": {"evaluate"}, "val": {"finetune", "evaluate"},
+                         "finetune": {"finetune", "evaluate"}}.items():  # fmt: skip
         before = prints()
         files[name].write_text("[{}]")
         after = prints()

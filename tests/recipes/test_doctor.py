@@ -27,17 +27,8 @@ def test_the_whole_of_it_here(capsys, monkeypatch, tmp_path):
     code = main(["doctor", "--output", str(tmp_path / "runs")])
     printed = capsys.readouterr().out
     assert code in (OK, FAULTS) and (code == FAULTS) == ("fault   " in printed)
-    for subject in (
-        "Python",
-        "packages",
-        "GPU",
-        "DeepSpeed",
-        "disk of runs",
-        "memory",
-        "threads",
-        "Hub login",
-        "wandb",
-    ):
+    for subject in ("Python", "packages", "GPU", "DeepSpeed", "disk of runs", "memory", "threads", "Hub login",
+                    "wandb"):  # fmt: skip
         assert subject in printed
     assert "needed: none" in printed, "no op of DeepSpeed has to be built"
     assert list(tmp_path.iterdir()) == []

@@ -214,11 +214,8 @@ def test_what_stands_beside_the_stages(recipe):
     """
     base, trained = prints(recipe), {name for name, stage in recipe.stages.items() if stage.trains}
     equal = {}
-    for top, value in {
-        "seed": 1,
-        "target": recipe.target.model_copy(update={"cfg_scale": 7}),
-        "drafter": recipe.drafter.model_copy(update={"kind": "other"}),
-    }.items():
+    for top, value in {"seed": 1, "target": recipe.target.model_copy(update={"cfg_scale": 7}),
+                       "drafter": recipe.drafter.model_copy(update={"kind": "other"})}.items():  # fmt: skip
         changed = prints(recipe.model_copy(update={top: value}))
         equal[top] = {name for name in base if changed[name] == base[name]}
     assert equal["seed"] == set() and equal["target"] == {"world"}

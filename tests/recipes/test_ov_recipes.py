@@ -154,10 +154,8 @@ def kept_by_a_layer() -> int:
         return tensor
 
     tile = torch.empty(1, 729, 1152, dtype=torch.bfloat16, device=META, requires_grad=True)
-    with (
-        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
-        patch.object(F, "scaled_dot_product_attention", _attend),
-    ):
+    with (torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+          patch.object(F, "scaled_dot_product_attention", _attend)):  # fmt: skip
         layer(tile, None)
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 

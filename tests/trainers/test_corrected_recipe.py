@@ -26,10 +26,8 @@ def folder(tmp_path_factory):
 def test_answers_and_states_do_not_depend_on_how_the_drafter_is_trained(folder):
     output = folder / "kept"
     run(recipe(folder), output, stages=ANSWERED)
-    for settings in (
-        ["drafter.mtp_steps=3", "drafter.draft_vocab_size=50"],
-        ["drafter=null", "drafter={kind: eagle3}"],
-    ):
+    for settings in (["drafter.mtp_steps=3", "drafter.draft_vocab_size=50"],
+                     ["drafter=null", "drafter={kind: eagle3}"]):  # fmt: skip
         told = run(recipe(folder), output, *settings, stages=ANSWERED)
         assert told == [f"stage {name}: finished before, same inputs" for name in ANSWERED]
     with pytest.raises(UserError, match=r"stage states was run .*drafter\.taps was null, is now"):

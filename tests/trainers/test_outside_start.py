@@ -361,12 +361,10 @@ RECIPE = ["recipe=eagle3-qwen2.5-vl-7b"]
 def test_a_start_belongs_to_a_head_and_stands_alone():
     for settings, says in (
         (["stages.pictures.from={path: a/b}", "drafter.path=c/d"], "from.path: stands beside drafter.path, c/d"),
-        (
-            ["stages.pictures.from={pth: a/b}"],
-            "stages.pictures.from.path is missing; unknown key stages.pictures.from.pth",
-        ),
+        (["stages.pictures.from={pth: a/b}"],
+         "stages.pictures.from.path is missing; unknown key stages.pictures.from.pth"),
         (["stages.pictures.from=3"], "stages.pictures.from: input should be a valid string"),
-    ):
+    ):  # fmt: skip
         fails_with(re.escape(says), load, [*RECIPE, *settings])
     fails_with("this stage trains a draft LVLM", load, ["recipe=llava15-68m", "stages.pretrain.from={path: a/b}"])
     with pytest.raises(UserError, match="is a head's, and this stage trains the target"):

@@ -102,9 +102,7 @@ def test_a_card_does_not_promise_the_targets_output_beside_a_relaxed_rule(tmp_pa
     assert PROMISE not in body and f"(relaxed). {RELAXED}" in body and f"- {RELAXED}" in body
     assert relaxed.headline.startswith("Best tau: 1.67 (M, "), "the best exact row"
     others = evaluation(tmp_path / "others", "relaxed", "sibling")
-    assert PROMISE not in model_card(facts(evaluated=read_evaluation(others, "other"))), (
-        "of another's rows, too"
-    )
+    assert PROMISE not in model_card(facts(evaluated=read_evaluation(others, "other"))), "of another's rows, too"
     assert any("relaxed acceptance" in line and "4.00 (relaxed" in line for line in relaxed.findings)
 
 

@@ -118,11 +118,8 @@ def test_an_input_of_other_settings_is_refused_with_what_changed(tmp_path):
     for refuse in (lambda: run(tmp_path, second), lambda: check_stages([first, second], tmp_path, ["second"], None)):
         caught = fails_with("", refuse)
         assert "stage second takes the data of stage first, which was run with other settings" in caught.problem
-        for change in (
-            "stages.first.optim.lr was 0.001, is now 0.5",
-            "stages.first.more was not set, is now [1]",
-            "seed was 0, is now 7",
-        ):
+        for change in ("stages.first.optim.lr was 0.001, is now 0.5", "stages.first.more was not set, is now [1]",
+                       "seed was 0, is now 7"):  # fmt: skip
             assert change in caught.problem
         assert "text" not in caught.problem and "restart=first" in caught.hint
     assert not (tmp_path / "second").exists()

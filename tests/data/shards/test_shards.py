@@ -251,11 +251,8 @@ def test_missing_cut_and_edited_shards_are_told_by_name(folder):
     fails_with(r"missing shard(.|\n)*shard-000001\.tar", ShardReader, folder)
     with pytest.raises(UserError, match=r"missing shard(.|\n)*shard-000001\.tar"):
         reader[6]
-    for text, problem in [
-        ("{", "not valid JSON"),
-        ("[]", "expected a valid dictionary"),
-        (json.dumps({"format": FORMAT}), "identity"),
-    ]:
+    for text, problem in [("{", "not valid JSON"), ("[]", "expected a valid dictionary"),
+                          (json.dumps({"format": FORMAT}), "identity")]:  # fmt: skip
         (folder / "manifest.json").write_text(text)
         fails_with(rf"{problem}(.|\n)*manifest\.json", ShardReader, folder)
 
