@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_line import prints
 from draftsmith.core.errors import UserError
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.dflash import DflashConfig
@@ -31,7 +32,6 @@ from draftsmith.models.formats.llama_layer import llama_values
 from draftsmith.models.formats.source import Target, read_source
 from draftsmith.models.formats.start import load_published
 from draftsmith.models.targets.base import language_shape
-from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
 from draftsmith.trainers.serve.states_builder import open_target
@@ -390,10 +390,9 @@ def test_its_files_are_part_of_the_stages_fingerprint_and_a_dry_run_names_it(mad
     assert fingerprint([*RECIPE, "stages.pictures.from={path: a/b}"]) != fingerprint(
         [*RECIPE, "stages.pictures.from={path: a/b, revision: main}"]
     )
-    assert main([*settings, "dry_run=true"]) == 0
-    assert f"  starts from {folder} (an engine's or its authors' layout)\n" in capsys.readouterr().out
-    assert main([*RECIPE, "stages.pictures.from={path: a/b}", "dry_run=true"]) == 0
-    assert "  starts from a/b (not on this machine: a Hub id" in capsys.readouterr().out
+    own, hub = (prints(capsys, [*s, "dry_run=true"]) for s in (settings, [*RECIPE, "stages.pictures.from={path: a/b}"]))
+    assert f"  starts from {folder} (an engine's or its authors' layout)\n" in own
+    assert "  starts from a/b (not on this machine: a Hub id" in hub
 
 
 # Image generators
