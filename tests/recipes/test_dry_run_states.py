@@ -17,10 +17,7 @@ from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.pictures.tiles import Tiling, tiled_picture
 from draftsmith.data.pictures.videos import write_clip
 from draftsmith.data.shards.shards import tar_path
-from draftsmith.models.drafters.eagle3 import Eagle3Config
-from draftsmith.models.drafters.hivis import HivisConfig
-from draftsmith.models.drafters.msd import MsdConfig
-from draftsmith.models.drafters.sparrow import SparrowConfig
+from draftsmith.models.drafters import Eagle3Config, HivisConfig, MsdConfig, SparrowConfig
 from draftsmith.models.hub import read_config
 from draftsmith.models.targets.llava.section import LlavaTargetConfig
 from draftsmith.trainers.estimate.states_size import caching

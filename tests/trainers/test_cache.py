@@ -17,10 +17,7 @@ from draftsmith.data.order import BucketedOrder
 from draftsmith.data.shards.shards import ShardReader, tar_path
 from draftsmith.data.states import estimate
 from draftsmith.data.states.reader import StatesReader
-from draftsmith.models.drafters.eagle3 import Eagle3Config
-from draftsmith.models.drafters.hivis import HivisConfig
-from draftsmith.models.drafters.msd import MsdConfig
-from draftsmith.models.drafters.sparrow import SparrowConfig
+from draftsmith.models.drafters import Eagle3Config, HivisConfig, MsdConfig, SparrowConfig
 from draftsmith.models.targets.llava.section import LlavaTargetConfig
 from draftsmith.trainers.run.stage_records import check_fit
 from draftsmith.trainers.serve import states_builder as build

@@ -6,8 +6,7 @@ import heads_tiny
 import pytest
 import torch
 import visual_tiny
-from draftsmith.models.drafters.dflash import DflashConfig
-from draftsmith.models.drafters.medusa import MedusaConfig
+from draftsmith.models.drafters import DflashConfig, MedusaConfig
 from draftsmith.models.drafters.plain_module import ShapeAlone
 from draftsmith.trainers.estimate import counted
 from draftsmith.trainers.estimate.counted import META, along, most_bytes

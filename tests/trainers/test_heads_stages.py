@@ -19,8 +19,7 @@ from draftsmith.data.suites.suite import read_index
 from draftsmith.eval.row_columns import read_rows
 from draftsmith.eval.run_folders import read_run
 from draftsmith.eval.studies.visual_tokens import THRESHOLD, fused_from
-from draftsmith.models.drafters.hivis import HivisConfig
-from draftsmith.models.drafters.msd import MsdConfig
+from draftsmith.models.drafters import HivisConfig, MsdConfig
 from draftsmith.models.families.load import load_target
 from draftsmith.trainers.evaluate.methods import Method, decoding_with
 from draftsmith.trainers.evaluate.requests import at_length

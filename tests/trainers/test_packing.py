@@ -8,10 +8,7 @@ import torch
 from draftsmith.core.refused import Refused
 from draftsmith.data.collate import ConversationCollate
 from draftsmith.data.loader import Loader
-from draftsmith.models.drafters.dflash import DflashConfig
-from draftsmith.models.drafters.eagle3 import Eagle3Config
-from draftsmith.models.drafters.medusa import MedusaConfig
-from draftsmith.models.drafters.sparrow import SparrowConfig
+from draftsmith.models.drafters import DflashConfig, Eagle3Config, MedusaConfig, SparrowConfig
 from draftsmith.trainers.train.checkpoint import CheckpointConfig
 from draftsmith.trainers.train.loop import train
 from draftsmith.trainers.train.optim import OptimConfig

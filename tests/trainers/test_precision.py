@@ -8,9 +8,8 @@ import torch
 from draftsmith.core.results import BEGUN, Mark, read_mark, write_mark
 from draftsmith.core.section import Section
 from draftsmith.eval.pair import Pair
+from draftsmith.models.drafters import MixedConfig, PrunedConfig
 from draftsmith.models.drafters.base import TargetIdentity
-from draftsmith.models.drafters.mixed import MixedConfig
-from draftsmith.models.drafters.pruned import PrunedConfig
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
 from draftsmith.trainers.evaluate.drafters import Drafters

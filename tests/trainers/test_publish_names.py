@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from draftsmith.models.drafters.eagle import EagleConfig
-from draftsmith.models.drafters.lvlm import LvlmConfig
+from draftsmith.models.drafters import EagleConfig, LvlmConfig
 from draftsmith.recipes.load import load, recipe_names
 from draftsmith.trainers.publish.licences import chain, licence_of, own_licence, warnings
 from draftsmith.trainers.publish.lineage import SYNTHETIC_DATASET, data_of, trained_by

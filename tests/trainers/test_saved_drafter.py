@@ -2,9 +2,7 @@
 
 import pytest
 from command_line import prints
-from draftsmith.models.drafters.eagle3 import Eagle3Config
-from draftsmith.models.drafters.lookup import NgramConfig
-from draftsmith.models.drafters.medusa import MedusaConfig
+from draftsmith.models.drafters import Eagle3Config, MedusaConfig, NgramConfig
 from draftsmith.trainers.evaluate.drafters import as_saved
 from fails import fails_with
 from text_run import made, recipe, run

@@ -19,9 +19,8 @@ from draftsmith.data.shards.codes import (
 )
 from draftsmith.data.shards.shards import claim, finish, write_shard
 from draftsmith.models.decoding.rows import Guidance
-from draftsmith.models.drafters.eagle import EagleConfig
+from draftsmith.models.drafters import EagleConfig, MedusaConfig
 from draftsmith.models.drafters.eagle_images import EagleLoss
-from draftsmith.models.drafters.medusa import MedusaConfig
 from draftsmith.models.shapes_reader import ShapesReader
 from draftsmith.models.targets.llamagen.target import LlamaGenTarget
 from draftsmith.models.targets.llamagen.training import LlamaGenTraining, VqTraining

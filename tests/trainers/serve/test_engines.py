@@ -17,9 +17,7 @@ from draftsmith.data.families.processor import Processor, pil
 from draftsmith.data.families.qwen import QWEN2_5_VL
 from draftsmith.data.shards.shards import ShardReader
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.drafters.dflash import DflashConfig
-from draftsmith.models.drafters.eagle3 import Eagle3Config
-from draftsmith.models.drafters.peagle import PeagleConfig
+from draftsmith.models.drafters import DflashConfig, Eagle3Config, PeagleConfig
 from draftsmith.models.targets.llava.section import LlavaTargetConfig
 from draftsmith.models.targets.qwen.model import qwen_config
 from draftsmith.recipes.launch import run_recipe
