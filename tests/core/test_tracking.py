@@ -195,13 +195,17 @@ def test_a_dead_network_is_said_once_and_the_file_goes_on(tmp_path, monkeypatch,
     assert [row["step"] for row in rows(tmp_path)] == [1, 2, 3, 4]
 
 
-def test_a_file_that_cannot_be_written_is_said_once_and_wandb_goes_on(tmp_path, wandb):
-    (tmp_path / "metrics.jsonl").mkdir()
+@pytest.mark.parametrize(("harm", "says"), [
+    (Path.mkdir, "metrics.jsonl"), (lambda path: path.symlink_to("/dev/full"), "No space left"),
+], ids=["a folder", "a full disk"])  # fmt: skip
+def test_a_file_that_cannot_be_written_is_said_once_and_wandb_goes_on(tmp_path, wandb, harm, says):
+    """The full disk is a real ENOSPC, at the write that the operating system refuses."""
+    harm(tmp_path / "metrics.jsonl")
     said: list[str] = []
     mine = tracker(tmp_path, with_wandb(), say=said.append)
     for step in range(1, 4):
         mine.log({"loss": 1.0}, step)
-    assert len(said) == 1 and "metrics.jsonl" in said[0]
+    assert len(said) == 1 and says in said[0]
     assert [step for step, _ in wandb.lines] == [1, 2, 3]
 
 
@@ -280,17 +284,6 @@ def test_what_is_left_unsent_at_the_end_is_said_with_its_hint(tmp_path, wandb, m
     tracker(tmp_path, with_wandb(), say=said.append).finish()
     assert len(said) == 1 and "did not take all" in said[0]
     assert said[0].endswith(f"wandb sync {tmp_path}/wandb/*run-*-{(tmp_path / 'wandb-id').read_text()}")
-
-
-def test_a_full_disk_is_said_once_and_wandb_goes_on(tmp_path, wandb):
-    """A real ENOSPC, at the write that the operating system refuses."""
-    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
-    said: list[str] = []
-    mine = tracker(tmp_path, with_wandb(), say=said.append)
-    for step in (1, 2):
-        mine.log({"loss": 1.0}, step)
-    assert len(said) == 1 and "No space left" in said[0]
-    assert [step for step, _ in wandb.lines] == [1, 2]
 
 
 def test_a_line_that_a_full_disk_cut_off_spoils_no_other(tmp_path):
