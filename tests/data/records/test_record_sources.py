@@ -375,8 +375,7 @@ BAD_TABLES = {
 
 @pytest.mark.parametrize(("rows", "columns", "problem", "where", "hint"), BAD_TABLES.values(), ids=BAD_TABLES)
 def test_a_column_that_is_missing_or_of_another_type(media, opened, rows, columns, problem, where, hint):
-    caught = fails_with("", opened, saved(media / "bad", rows, columns=Columns(**columns)))
-    error = caught
+    error = fails_with("", opened, saved(media / "bad", rows, columns=Columns(**columns)))
     assert problem in error.problem and str(media / "bad") in error.where and where in error.where
     assert hint in error.hint
     assert error.hint
