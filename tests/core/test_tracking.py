@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import time
-import types
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,9 @@ from draftsmith.core.errors import UserError
 from draftsmith.core.secrets import HIDDEN
 from draftsmith.core.tracking import Tracker, TrackingConfig, WandbConfig, unit, wandb_login
 from fails import fails_with, raising
+from fake_wandb import TOKEN, FakeWandb
 from pydantic import ValidationError
 
-TOKEN = "hf_AbCdEfGhIjKlMnOpQrStUvWxYz0123456789"
 JSONL_ONLY = TrackingConfig()
 
 
@@ -37,42 +36,6 @@ def _no_wandb_variables(monkeypatch):
     for name in [n for n in os.environ if n.startswith("WANDB_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("NETRC", "/nowhere/netrc")
-
-
-class Config(dict):
-    def update(self, values, allow_val_change):
-        super().update(values)
-
-
-class FakeWandb(types.ModuleType):
-    """Stands where the package would: what it was asked, and what of it fails."""
-
-    def __init__(self, fails: str | None = None, dead: bool = False):
-        super().__init__("wandb")
-        self.fails, self.dead, self.inits, self.lines, self.finished, self.config = fails, dead, [], [], 0, {}
-
-    def Settings(self, **values):
-        return values
-
-    def init(self, **arguments):
-        self._call("init")
-        self.inits.append(arguments)
-        self.config = Config()
-        if self.dead and arguments["mode"] == "online":
-            raise ConnectionError("no route to host")
-        return self
-
-    def log(self, values, step=None):
-        self._call("log")
-        self.lines.append((step, values))
-
-    def finish(self, exit_code=0):
-        self._call("finish")
-        self.finished += 1
-
-    def _call(self, name):
-        if name == self.fails:
-            raise ConnectionError(f"{name}: no route to https://me:hunter2hunter2@host with {TOKEN}")
 
 
 @pytest.fixture
@@ -138,9 +101,9 @@ def test_what_wandb_is_started_with(tmp_path, wandb):
     mine.log({"val_loss": 2.0}, 10)
     mine.log({"loss": 0.5}, 20)
     assert wandb.lines == [(10, {"loss": 1.0}), (10, {"val_loss": 2.0}), (20, {"loss": 0.5})]
-    assert wandb.finished == 0
+    assert wandb.codes == []
     mine.finish()
-    assert wandb.finished == 1 and [row["step"] for row in rows(tmp_path)] == [10, 10, 20]
+    assert wandb.codes == [0] and [row["step"] for row in rows(tmp_path)] == [10, 10, 20]
 
 
 @pytest.mark.parametrize(("mode", "variables", "expected"), [
@@ -338,29 +301,16 @@ def test_units_follow_from_names(name, expected):
     ("none", ["report"]), ("results", ["result", "report"]), ("checkpoints", ["checkpoint", "result", "report"]),
 ])  # fmt: skip
 def test_which_weights_are_kept_is_the_recipes_word(tmp_path, wandb, artifacts, sent):
-    result = []
-
-    class Artifact:
-        def __init__(self, name, type, metadata):
-            self.name, self.type, self.metadata, self.files = name, type, metadata, []
-
-        def add_file(self, path):
-            self.files.append(Path(path).name)
-
-        add_dir = add_file
-
-    wandb.Artifact = Artifact
-    wandb.log_artifact = lambda artifact, aliases: result.append((artifact, aliases))
     (tmp_path / "step-00000005").mkdir()
     mine = tracker(tmp_path, with_wandb(artifacts=artifacts), group="my run")
     mine.artifact("checkpoint", [tmp_path / "step-00000005"], 5)
     mine.artifact("result", [tmp_path / "model.safetensors"], None)
     mine.artifact("report", [tmp_path / "report.md"], None)
-    assert [artifact.type for artifact, _ in result] == sent
+    assert [artifact.type for artifact, _ in wandb.artifacts] == sent
     assert wandb.inits[0]["settings"]["finish_timeout"] == (60 if artifacts == "none" else 600), "weights take a while"
-    assert [artifact.name for artifact, _ in result] == [f"my-run-finetune-{kind}" for kind in sent]
+    assert [artifact.name for artifact, _ in wandb.artifacts] == [f"my-run-finetune-{kind}" for kind in sent]
     if artifacts == "checkpoints":
-        artifact, aliases = result[0]
+        artifact, aliases = wandb.artifacts[0]
         assert artifact.files == ["step-00000005"] and aliases == ["latest", "step-5"]
         assert artifact.metadata == {"step": 5}
 
