@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftsmith.core.errors import UserError
 from draftsmith.data.shards import shards
 from draftsmith.data.shards.shards import ShardReader, claim, finish, finished, write_shard
 from draftsmith.trainers.run import mending
@@ -126,11 +125,9 @@ def test_what_a_stage_reads_is_mended_before_it_runs(what, output):
 def test_without_its_stage_the_reader_is_refused_with_the_command_that_mends_it(what, output):
     damage, again = (SEEN | ONLY_READ)[what]
     damage(output / "codes" / "shards")
-    with pytest.raises(
-        UserError, match=r"stage reader takes the codes of stage codes, and (shard-000002\.tar|manifest)"
-    ) as e:
-        run(output, WRITES, READS, chosen=["reader"], restart="reader")
-    assert e.value.hint.startswith('"stages=[codes,reader]" writes again') and not (output / "reader.before-1").exists()
+    words = r"stage reader takes the codes of stage codes, and (shard-000002\.tar|manifest)"
+    e = fails_with(words, run, output, WRITES, READS, chosen=["reader"], restart="reader")
+    assert e.hint.startswith('"stages=[codes,reader]" writes again') and not (output / "reader.before-1").exists()
     run(output, WRITES, READS, chosen=["codes", "reader"], restart="reader")
     assert written == again
 

@@ -5,7 +5,6 @@ import shutil
 
 import pytest
 from draftsmith.core import ranks
-from draftsmith.core.errors import UserError
 from draftsmith.core.files import write_whole
 from draftsmith.data.conversations import PromptFormat, encode
 from draftsmith.data.families.llava import LLAVA
@@ -147,11 +146,9 @@ def test_two_ranks_try_what_one_does(folder, made, tmp_path, monkeypatch):
 
 
 def test_what_does_not_end_is_no_prompt(folder, tmp_path):
-    with pytest.raises(
-        UserError, match=r"36 tries gave 0 of 9 prompts: the others did not end within 1 token"
-    ) as caught:
-        run(recipe(folder, max_new_tokens=1), tmp_path / "run")
-    assert caught.value.where == "key stages.prompts.splits.train" and "max_new_tokens" in caught.value.hint
+    words = r"36 tries gave 0 of 9 prompts: the others did not end within 1 token"
+    caught = fails_with(words, run, recipe(folder, max_new_tokens=1), tmp_path / "run")
+    assert caught.where == "key stages.prompts.splits.train" and "max_new_tokens" in caught.hint
 
 
 @pytest.mark.parametrize(("changed", "message"), [

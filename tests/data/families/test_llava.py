@@ -83,10 +83,8 @@ def test_every_mode_becomes_rgb(tmp_path, mode):
 
 
 def test_a_missing_picture_is_named(tmp_path):
-    with pytest.raises(
-        UserError, match=rf"missing image\n.*{re.escape(str(tmp_path / 'a.png'))}\n  hint:  check the `im"
-    ):
-        load_image(tmp_path / "a.png")
+    words = rf"missing image\n.*{re.escape(str(tmp_path / 'a.png'))}\n  hint:  check the `im"
+    fails_with(words, load_image, tmp_path / "a.png")
 
 
 def test_a_decompression_bomb_is_refused(tmp_path, monkeypatch):
