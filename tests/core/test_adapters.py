@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from draftsmith.core.errors import UserError
 from draftsmith.models.hub import read_config
+from fails import fails_with
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -22,9 +22,8 @@ def adapter(tmp_path_factory):
 
 def test_the_command_of_the_message_merges_it(adapter, tmp_path, monkeypatch):
     folder, model = adapter
-    with pytest.raises(UserError, match="PEFT adapter") as refusal:
-        read_config(str(folder), key="target.path")
-    command = refusal.value.hint.split("python -c '")[1].split("', then")[0]
+    refusal = fails_with("PEFT adapter", read_config, str(folder), key="target.path")
+    command = refusal.hint.split("python -c '")[1].split("', then")[0]
     monkeypatch.chdir(tmp_path)
     exec(command, {})
     merged, ids = LlamaForCausalLM.from_pretrained(tmp_path / "merged"), torch.arange(8)[None]

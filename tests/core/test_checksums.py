@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 from draftsmith.core.checksums import SUMS, check_sums, read_sums, write_sums
-from draftsmith.core.errors import UserError
+from fails import fails_with
 
 
 @pytest.fixture
@@ -33,25 +33,23 @@ def test_the_list_is_the_usual_tools(folder):
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "report/report.md"])
 def test_missing_and_edited_files_are_named(name, folder):
     (folder / name).write_bytes((folder / name).read_bytes()[:-1] + b"x")
-    with pytest.raises(UserError, match=f"{name} is not as it was published"):
-        check_sums(folder)
+    fails_with(f"{name} is not as it was published", check_sums, folder)
     (folder / name).unlink()
-    with pytest.raises(UserError, match=f"{name} is missing") as caught:
-        check_sums(folder)
-    assert caught.value.where == str(folder / name)
+    assert fails_with(f"{name} is missing", check_sums, folder).where == str(folder / name)
 
 
 @pytest.mark.parametrize("name", ["adapter_config.json", "pytorch_model.bin", "modeling.py"])
 def test_a_file_that_a_loader_would_pick_up_is_refused(name, folder):
     (folder / name).write_text("{}")
-    with pytest.raises(UserError, match=name):
-        check_sums(folder)
+    fails_with(name, check_sums, folder)
 
 
-def test_what_no_loader_reads_may_be_added(folder):
+def test_what_no_loader_reads_may_be_added_and_without_a_list_all_is_taken(folder):
     (folder / "vllm").mkdir()
     for name in ("notes.txt", "vllm/config.json"):
         (folder / name).write_text("{}")
+    check_sums(folder)
+    (folder / SUMS).unlink()
     check_sums(folder)
 
 
@@ -59,19 +57,13 @@ def test_only_what_is_read_is_asked_for(folder):
     (folder / "report/report.md").unlink()
     check_sums(folder, only=("config.json", "*.safetensors"))
     (folder / "model.safetensors").unlink()
-    with pytest.raises(UserError, match=r"model\.safetensors is missing"):
-        check_sums(folder, only=("config.json", "*.safetensors"))
+    fails_with(r"model\.safetensors is missing", check_sums, folder, only=("config.json", "*.safetensors"))
 
 
 @pytest.mark.parametrize("line", ["no checksum", "0" * 64 + "  ../../outside", "0" * 64 + "  /etc/passwd"])
 def test_a_list_that_is_none_or_leads_outside(line, folder):
     (folder / SUMS).write_text(line + "\n")
-    with pytest.raises(UserError, match="no line of checksums"):
-        check_sums(folder)
-
-
-def test_a_folder_without_a_list_is_taken_as_it_is(tmp_path):
-    check_sums(tmp_path)
+    fails_with("no line of checksums", check_sums, folder)
 
 
 def test_heads_are_held_against_the_list_of_their_folder(folder):
@@ -81,5 +73,4 @@ def test_heads_are_held_against_the_list_of_their_folder(folder):
     (folder / "report/report.md").unlink()
     assert find_folder(folder, None) == folder
     (folder / "model.safetensors").write_bytes(b"other weights")
-    with pytest.raises(UserError, match=r"model\.safetensors is not as it was published"):
-        find_folder(folder, None)
+    fails_with(r"model\.safetensors is not as it was published", find_folder, folder, None)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from draftsmith.core import files
-from draftsmith.core.errors import UserError
+from fails import fails_with
 from pydantic import BaseModel, TypeAdapter
 from pydantic.dataclasses import dataclass
 from safetensors.torch import save_file
@@ -52,31 +52,28 @@ def test_a_good_file(tmp_path: Path) -> None:
     assert isinstance(files.read_json(path, either, hint=""), dict)
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_file(tmp_path: Path, damage: str) -> None:
-    content, problem = DAMAGES[damage]
+@pytest.mark.parametrize(("content", "problem"), DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_file(tmp_path: Path, content: bytes, problem: str) -> None:
     path = tmp_path / "manifest.json"
     path.write_bytes(content)
-    with pytest.raises(UserError, match=problem) as error:
-        files.read_json(path, Manifest, hint="run it again")
-    assert (error.value.where, error.value.hint) == (str(path), "run it again")
-    assert len(str(error.value)) < 400 + len(str(path))
+    error = fails_with(problem, files.read_json, path, Manifest, hint="run it again")
+    assert (error.where, error.hint) == (str(path), "run it again")
+    assert len(str(error)) < 400 + len(str(path))
 
 
-def test_no_file(tmp_path: Path) -> None:
+def test_no_file_and_no_regular_one(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")  # to open it would wait for a writer
     for name, problem in {"none.json": "file not found", ".": "not a regular file", "pipe": "not a regular"}.items():
-        with pytest.raises(UserError, match=problem) as error:
-            files.read_json(tmp_path / name, Manifest, hint="")
-        assert error.value.where == str(tmp_path / name)
+        assert fails_with(problem, files.read_json, tmp_path / name, Manifest, hint="").where == str(tmp_path / name)
+    for name, kind in {"pipe": "a named pipe", ".": "a folder"}.items():
+        fails_with(f"not a regular file: {kind}", files.open_data, tmp_path / name)
 
 
 def test_a_key_that_stands_twice_is_refused_where_each_stands_once(tmp_path: Path) -> None:
     path = tmp_path / "manifest.json"
     path.write_text('{"step": 1, "files": {}, "step": 2}')
     assert files.read_json(path, Manifest, hint="").step == 2
-    with pytest.raises(UserError, match="key 'step' stands twice"):
-        files.read_json(path, Manifest, hint="", once=True)
+    fails_with("key 'step' stands twice", files.read_json, path, Manifest, hint="", once=True)
 
 
 def test_the_end_of_a_log_is_read_and_a_pipe_has_none(tmp_path: Path) -> None:
@@ -89,50 +86,32 @@ def test_the_end_of_a_log_is_read_and_a_pipe_has_none(tmp_path: Path) -> None:
     assert files.read_end(path) == ""
 
 
-def test_a_data_file_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    for name, kind in {"pipe": "a named pipe", ".": "a folder"}.items():
-        with pytest.raises(UserError, match=f"not a regular file: {kind}"):
-            files.open_data(tmp_path / name)
-
-
 def test_lines(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"bytes": 1, "sha256": "a"}\n{"bytes": 2, "sha256": "b"}\n')
     assert [entry.bytes for entry in files.read_json_lines(path, Entry, hint="")] == [1, 2]
     with open(path, "ab") as file:
         file.write(b'{"bytes": 3, "sh')
-    with pytest.raises(UserError, match="not valid JSON") as error:
-        list(files.read_json_lines(path, Entry, hint=""))
-    assert error.value.where == f"{path}, line 3"
+    assert fails_with("not valid JSON", list, files.read_json_lines(path, Entry, hint="")).where == f"{path}, line 3"
 
 
 def test_yaml(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("step: 3\nfiles: {}\n")
     assert files.read_yaml(path, Manifest, hint="") == Manifest(3, {})
-    damages = {
-        b"step: [": "not valid YAML",
-        b"step: \x00": "not valid YAML",
-        b"step: !!python/object/apply:os.getcwd []": "not valid YAML",
-        b"\xff": "not UTF-8",
-        b"- 1": "found",
-        b"": "found None",
-        b"[" * 20_000: "not valid YAML",
-    }
+    damages = {b"step: [": "not valid YAML", b"step: \x00": "not valid YAML",
+               b"step: !!python/object/apply:os.getcwd []": "not valid YAML", b"\xff": "not UTF-8", b"- 1": "found",
+               b"": "found None", b"[" * 20_000: "not valid YAML"}  # fmt: skip
     for content, problem in damages.items():
         path.write_bytes(content)
-        with pytest.raises(UserError, match=problem) as error:
-            files.read_yaml(path, Manifest, hint="")
-        assert error.value.where == str(path)
+        assert fails_with(problem, files.read_yaml, path, Manifest, hint="").where == str(path)
 
 
 def test_a_file_is_as_large_as_its_limit_allows(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"12345")
     assert files.read_small(path, hint="", max_bytes=5) == b"12345"
-    with pytest.raises(UserError, match="larger than 4 bytes"):
-        files.read_small(path, hint="", max_bytes=4)
+    fails_with("larger than 4 bytes", files.read_small, path, hint="", max_bytes=4)
 
 
 def test_a_power_cut_at_any_moment_finds_the_old_file_or_the_new_one(tmp_path: Path, monkeypatch) -> None:
@@ -177,8 +156,7 @@ def test_a_new_folder_takes_no_other_ones_place(tmp_path: Path) -> None:
             place.mkdir()  # somebody was quicker
             (place / "theirs").touch()
 
-    with pytest.raises(UserError, match="the destination exists"):
-        late()
+    fails_with("the destination exists", late)
     assert [path.name for path in tmp_path.rglob("*")] == ["out", "theirs"]
     with files.new_folder(place, replace=True) as aside:
         (aside / "mine").touch()

@@ -22,6 +22,7 @@ from draftsmith.core.files import (
     unwritable,
     write_whole,
 )
+from fails import fails_with
 
 
 @contextmanager
@@ -54,12 +55,11 @@ def append_many(log, line):
 def test_lines_are_appended_whole_or_not_at_all(tmp_path):
     with small_disk(tmp_path / "disk", 64 << 10):
         log, line = tmp_path / "disk" / "rows.jsonl", b"x" * 9_999 + b"\n"
-        with pytest.raises(UserError) as caught:
-            append_many(log, line)
+        caught = fails_with("", append_many, log, line)
         whole = log.read_bytes()
         assert whole and whole == line * (len(whole) // len(line)), "no half of a line"
-        assert str(log) == caught.value.where and "bytes are needed" in caught.value.problem
-        assert "are there" in caught.value.problem and "goes on from what is saved" in caught.value.hint
+        assert str(log) == caught.where and "bytes are needed" in caught.problem
+        assert "are there" in caught.problem and "goes on from what is saved" in caught.hint
         append_lines(log, b"short\n")  # what fits still goes
         assert log.read_bytes() == whole + b"short\n"
 
@@ -75,20 +75,15 @@ def test_a_small_file_that_does_not_fit_leaves_the_old_one(tmp_path):
     with small_disk(tmp_path / "disk", 64 << 10):
         path = tmp_path / "disk" / "report.json"
         write_whole(path, b"old")
-        with pytest.raises(UserError, match=r"100,000 bytes are needed, and .* are there"):
-            write_whole(path, b"x" * 100_000)
+        fails_with(r"100,000 bytes are needed, and .* are there", write_whole, path, b"x" * 100_000)
         assert path.read_bytes() == b"old" and [p.name for p in path.parent.iterdir()] == ["report.json"]
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EDQUOT, "Disk quota exceeded"),
-        sqlite3.OperationalError("database or disk is full"),
-        RuntimeError("[enforce fail at inline_container.cc:668] . unexpected pos 787840 vs 787728"),
-    ],
-    ids=["disk", "quota", "sqlite", "torch"],
-)  # fmt: skip
+@pytest.mark.parametrize("error", [
+    OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EDQUOT, "Disk quota exceeded"),
+    sqlite3.OperationalError("database or disk is full"),
+    RuntimeError("[enforce fail at inline_container.cc:668] . unexpected pos 787840 vs 787728"),
+], ids=["disk", "quota", "sqlite", "torch"])  # fmt: skip
 def test_whatever_a_library_says_of_a_full_disk_the_folder_is_named(error, tmp_path):
     with pytest.raises(UserError, match="bytes are there") as caught, full_disk_is_told(tmp_path):
         raise error

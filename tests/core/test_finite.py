@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from draftsmith.core.errors import UserError
 from draftsmith.core.finite import NotFinite, check_module, check_states, check_weights, likeliest
 from draftsmith.core.states import TargetStates
+from fails import fails_with
 from torch import nn
 
 BAD = (math.nan, math.inf, -math.inf)
@@ -20,9 +20,8 @@ def test_a_weight_is_refused_by_its_name_and_file(tmp_path, dtype, value):
     (tmp_path / "model.safetensors").touch()
     check_weights(weights, tmp_path)
     weights["a.weight"][31, 7] = value
-    with pytest.raises(UserError, match=r"weight a\.weight holds NaN or infinity") as caught:
-        check_weights(weights, tmp_path)
-    assert caught.value.where == str(tmp_path / "model.safetensors") and "fetch them again" in str(caught.value)
+    caught = fails_with(r"weight a\.weight holds NaN or infinity", check_weights, weights, tmp_path)
+    assert caught.where == str(tmp_path / "model.safetensors") and "fetch them again" in str(caught)
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
@@ -31,25 +30,21 @@ def test_weights_of_one_byte_are_read_too(tmp_path, dtype):
     weight = torch.randn(40, 30).to(dtype)
     check_weights({"w": weight}, tmp_path)
     weight.view(torch.uint8)[31, 7] = 0x7F  # NaN in both
-    with pytest.raises(UserError, match="weight w holds NaN"):
-        check_weights({"w": weight}, tmp_path)
+    fails_with("weight w holds NaN", check_weights, {"w": weight}, tmp_path)
 
 
 def test_the_file_of_a_shard_is_named(tmp_path):
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"weight": "model-2.safetensors"}}')
     model = nn.Linear(2, 2)
     model.weight.data[0, 0] = math.nan
-    with pytest.raises(UserError) as caught:
-        check_module(model, tmp_path)
-    assert caught.value.where == str(tmp_path / "model-2.safetensors")
+    assert fails_with("", check_module, model, tmp_path).where == str(tmp_path / "model-2.safetensors")
 
 
 @pytest.mark.parametrize("index", [b'{"weight_map": {"wei', b"", b"\xff", b"[]", b'{"weight_map": [1]}'])
 def test_a_cut_index_hides_no_bad_weight(tmp_path, index):
     (tmp_path / "model.safetensors.index.json").write_bytes(index)
-    with pytest.raises(UserError, match="weight a holds NaN") as caught:
-        check_weights({"a": torch.tensor([math.nan])}, tmp_path)
-    assert caught.value.where == str(tmp_path)
+    caught = fails_with("weight a holds NaN", check_weights, {"a": torch.tensor([math.nan])}, tmp_path)
+    assert caught.where == str(tmp_path)
 
 
 def test_masks_that_are_not_stored_and_weights_on_no_device_are_passed_over():
@@ -74,8 +69,7 @@ def test_states_are_refused_by_the_samples_name():
     states = TargetStates(feature, {2: layer})
     check_states(states, ("a", "b", "c"))
     layer[1, 3, 2] = math.inf
-    with pytest.raises(NotFinite, match="hidden states are not finite") as caught:
-        check_states(states, ("a", "b", "c"))
-    assert caught.value.where == "request b"
+    caught = fails_with("hidden states are not finite", check_states, states, ("a", "b", "c"), error=NotFinite)
+    assert caught.where == "request b"
     layer[1], feature[2, 0, 0] = 0.0, math.nan
     check_states(states, ("a", "b"))  # a filler

@@ -4,8 +4,8 @@ import json
 import re
 
 import pytest
-from draftsmith.core.errors import UserError
 from draftsmith.core.generation_config import generation_ends
+from fails import fails_with
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 
@@ -51,6 +51,5 @@ def test_a_folder_without_configs_and_ids_below_zero_name_none(tmp_path):
 @pytest.mark.parametrize("ends", ["</s>", [2, "3"], 2.0, True, [[2]], {"a": 1}])
 def test_what_is_no_id_is_refused_with_file_and_key(tmp_path, ends):
     write(tmp_path, "generation_config.json", eos_token_id=ends)
-    with pytest.raises(UserError, match=r"eos_token_id holds .*, expected the id") as told:
-        generation_ends(tmp_path)
-    assert re.search(r"generation_config\.json", str(told.value))
+    told = fails_with(r"eos_token_id holds .*, expected the id", generation_ends, tmp_path)
+    assert re.search(r"generation_config\.json", str(told))

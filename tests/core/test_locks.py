@@ -13,6 +13,7 @@ import time
 import pytest
 from draftsmith.core import locks
 from draftsmith.core.locks import Lock
+from fails import raising
 from filelock import Timeout
 from huggingface_hub.utils import WeakFileLock
 
@@ -28,16 +29,12 @@ def disk(request, monkeypatch):
 
 
 def without_flock(monkeypatch, number=errno.ENOSYS):
-    def flock(handle, operation):
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(fcntl, "flock", raising(OSError(number, os.strerror(number))))
 
 
 def test_one_holds_it_at_a_time(disk, tmp_path):
     first, second = Lock(tmp_path / "a"), Lock(tmp_path / "a")
-    assert first.take() is None
-    assert first.by_file == (disk is not None)
+    assert first.take() is None and first.by_file == (disk is not None)
     first.sign()
     told = []
     assert str(os.getpid()) in second.take(0.1, waiting=told.append)
@@ -128,8 +125,7 @@ def test_a_lock_nobody_can_read_is_taken_over_when_it_stays_so(content, monkeypa
     monkeypatch.setattr(locks, "STALE_S", 1.0)
     (tmp_path / "a.held").write_bytes(content)
     mine = Lock(tmp_path / "a")
-    assert "unknown" in mine.take(0.05)
-    assert mine.take(10) is None
+    assert "unknown" in mine.take(0.05) and mine.take(10) is None
     mine.release()
 
 
@@ -176,8 +172,7 @@ def test_the_mark_of_one_who_died_while_it_took_over_goes(monkeypatch, tmp_path)
     of_another_host(tmp_path / "a.held")
     (tmp_path / "a.held.t.taken").touch()
     mine = Lock(tmp_path / "a")
-    assert mine.take(0.05) == "1 on node-7"
-    assert mine.take(10) is None
+    assert mine.take(0.05) == "1 on node-7" and mine.take(10) is None
     mine.release()
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from called_ranks import call_two_ranks
 from draftsmith.core import ranks
-from draftsmith.core.errors import UserError
+from fails import fails_with
 
 BOUND_S = 0.5  # of the group's own collectives, as DeepSpeed's ten minutes are
 
@@ -83,9 +83,8 @@ def test_each_rank_has_the_gpu_of_its_place_on_the_node(monkeypatch, count, loca
 
 def test_more_ranks_than_gpus_are_refused(monkeypatch):
     show_gpus(monkeypatch, 2, 2, 6)
-    with pytest.raises(UserError, match=r"rank 6 is number 2 of its node \(from 0\), which shows 2 GPUs") as caught:
-        ranks.device()
-    assert "start 2 ranks on each node" in caught.value.hint
+    caught = fails_with(r"rank 6 is number 2 of its node \(from 0\), which shows 2 GPUs", ranks.device)
+    assert "start 2 ranks on each node" in caught.hint
 
 
 def test_two_ranks_never_share_a_gpu(monkeypatch):
@@ -103,9 +102,7 @@ def test_two_ranks_never_share_a_gpu(monkeypatch):
 
     gathered(["b", "c"])
     assert asked == ["a"], "its own"
-    with pytest.raises(UserError, match="ranks 1 and 2 have the same GPU, b") as caught:
-        gathered(["b", "b"])
-    assert "--gpus-per-task=1" in caught.value.hint
+    assert "--gpus-per-task=1" in fails_with("ranks 1 and 2 have the same GPU, b", gathered, ["b", "b"]).hint
     monkeypatch.setenv("WORLD_SIZE", "1")
     gathered(["b", "b"])  # nobody to share it with
 

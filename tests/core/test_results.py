@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from draftsmith.core import results
-from draftsmith.core.errors import UserError
 from draftsmith.core.results import Mark, faults, read_mark, sums_of, write_mark
+from fails import fails_with
 
 
 @pytest.fixture(params=[10, results._LARGE], ids=["small", "large"])
@@ -90,5 +90,4 @@ def test_a_hidden_file_is_none_that_a_loader_picks_up(name, tmp_path):
     results.check_written(tmp_path)
     assert results.loadable(tmp_path) == ["config.json", results.DONE]
     (tmp_path / "other.json").write_text("{}")
-    with pytest.raises(UserError, match=r"other\.json .* is not one of its files"):
-        results.check_written(tmp_path)
+    fails_with(r"other\.json .* is not one of its files", results.check_written, tmp_path)

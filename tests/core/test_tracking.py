@@ -5,15 +5,17 @@ import os
 import subprocess
 import sys
 import time
-import types
 from pathlib import Path
 
 import pytest
+from draftsmith.core import tracking
+from draftsmith.core.errors import UserError
 from draftsmith.core.secrets import HIDDEN
 from draftsmith.core.tracking import Tracker, TrackingConfig, WandbConfig, unit, wandb_login
+from fails import fails_with, raising
+from fake_wandb import TOKEN, FakeWandb
 from pydantic import ValidationError
 
-TOKEN = "hf_AbCdEfGhIjKlMnOpQrStUvWxYz0123456789"
 JSONL_ONLY = TrackingConfig()
 
 
@@ -36,42 +38,6 @@ def _no_wandb_variables(monkeypatch):
     monkeypatch.setenv("NETRC", "/nowhere/netrc")
 
 
-class Config(dict):
-    def update(self, values, allow_val_change):
-        super().update(values)
-
-
-class FakeWandb(types.ModuleType):
-    """Stands where the package would: what it was asked, and what of it fails."""
-
-    def __init__(self, fails: str | None = None, dead: bool = False):
-        super().__init__("wandb")
-        self.fails, self.dead, self.inits, self.lines, self.finished, self.config = fails, dead, [], [], 0, {}
-
-    def Settings(self, **values):
-        return values
-
-    def init(self, **arguments):
-        self._call("init")
-        self.inits.append(arguments)
-        self.config = Config()
-        if self.dead and arguments["mode"] == "online":
-            raise ConnectionError("no route to host")
-        return self
-
-    def log(self, values, step=None):
-        self._call("log")
-        self.lines.append((step, values))
-
-    def finish(self, exit_code=0):
-        self._call("finish")
-        self.finished += 1
-
-    def _call(self, name):
-        if name == self.fails:
-            raise ConnectionError(f"{name}: no route to https://me:hunter2hunter2@host with {TOKEN}")
-
-
 @pytest.fixture
 def wandb(monkeypatch) -> FakeWandb:
     fake = FakeWandb()
@@ -87,11 +53,8 @@ def test_lines_of_the_file(tmp_path):
     mine.finish()
     result = rows(tmp_path / "new")
     times = [row.pop("time") for row in result]
-    assert result == [
-        {"step": 10, "loss": 2.5, "lr": 1e-3},
-        {"step": 20, "loss": 2.0, "lr": 9e-4},
-        {"step": 20, "val_loss": 2.1},
-    ]
+    assert result == [{"step": 10, "loss": 2.5, "lr": 1e-3}, {"step": 20, "loss": 2.0, "lr": 9e-4},
+                      {"step": 20, "val_loss": 2.1}]  # fmt: skip
     assert times == sorted(times)
 
 
@@ -109,8 +72,7 @@ def test_rewind_drops_later_lines_and_a_torn_one(tmp_path):
     again.log({"loss": 50.0}, 5)
     assert [(row["step"], row["loss"]) for row in rows(tmp_path)][-2:] == [(4, 4.0), (5, 50.0)]
     again.rewind(0)
-    assert rows(tmp_path) == []
-    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+    assert rows(tmp_path) == [] and [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
 def test_a_torn_line_of_a_step_that_is_kept_goes_too(tmp_path):
@@ -126,17 +88,10 @@ def test_what_wandb_is_started_with(tmp_path, wandb):
     (arguments,) = wandb.inits
     settings = arguments.pop("settings")
     assert arguments == {
-        "project": "drafts",
-        "entity": "lab",
-        "mode": "offline",
-        "name": "finetune",
-        "dir": str(tmp_path),
+        "project": "drafts", "entity": "lab", "mode": "offline", "name": "finetune", "dir": str(tmp_path),
         "config": {"seed": 0, "stages": {"a": {"lr": 1e-3, "api_key": HIDDEN}}, "note": f"with {HIDDEN}"},
-        "group": "run",
-        "tags": ["sweep"],
-        "id": (tmp_path / "wandb-id").read_text(),
-        "resume": "allow",
-    }
+        "group": "run", "tags": ["sweep"], "id": (tmp_path / "wandb-id").read_text(), "resume": "allow",
+    }  # fmt: skip
     # A server that does not answer holds the run no longer than this.
     assert (settings["init_timeout"], settings["finish_timeout"], settings["finish_timeout_raises"]) == (30, 60, True)
     # Neither the command line as typed nor what libraries print, nor the address of a checkout's remote.
@@ -146,23 +101,19 @@ def test_what_wandb_is_started_with(tmp_path, wandb):
     mine.log({"val_loss": 2.0}, 10)
     mine.log({"loss": 0.5}, 20)
     assert wandb.lines == [(10, {"loss": 1.0}), (10, {"val_loss": 2.0}), (20, {"loss": 0.5})]
-    assert wandb.finished == 0
+    assert wandb.codes == []
     mine.finish()
-    assert wandb.finished == 1
-    assert [row["step"] for row in rows(tmp_path)] == [10, 10, 20]
+    assert wandb.codes == [0] and [row["step"] for row in rows(tmp_path)] == [10, 10, 20]
 
 
-@pytest.mark.parametrize(
-    ("mode", "variables", "expected"),
-    [
-        (None, {}, "offline"),
-        (None, {"WANDB_API_KEY": "k" * 40}, "online"),
-        (None, {"WANDB_API_KEY": "k" * 40, "WANDB_MODE": "offline"}, "offline"),
-        ("offline", {"WANDB_API_KEY": "k" * 40}, "offline"),
-        ("online", {"WANDB_API_KEY": "k" * 40, "WANDB_MODE": "offline"}, "online"),
-        (None, {"WANDB_IDENTITY_TOKEN_FILE": "/run/token"}, "online"),
-    ],
-)
+@pytest.mark.parametrize(("mode", "variables", "expected"), [
+    (None, {}, "offline"),
+    (None, {"WANDB_API_KEY": "k" * 40}, "online"),
+    (None, {"WANDB_API_KEY": "k" * 40, "WANDB_MODE": "offline"}, "offline"),
+    ("offline", {"WANDB_API_KEY": "k" * 40}, "offline"),
+    ("online", {"WANDB_API_KEY": "k" * 40, "WANDB_MODE": "offline"}, "online"),
+    (None, {"WANDB_IDENTITY_TOKEN_FILE": "/run/token"}, "online"),
+])  # fmt: skip
 def test_online_where_a_key_is_set(tmp_path, wandb, monkeypatch, mode, variables, expected):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -207,13 +158,17 @@ def test_a_dead_network_is_said_once_and_the_file_goes_on(tmp_path, monkeypatch,
     assert [row["step"] for row in rows(tmp_path)] == [1, 2, 3, 4]
 
 
-def test_a_file_that_cannot_be_written_is_said_once_and_wandb_goes_on(tmp_path, wandb):
-    (tmp_path / "metrics.jsonl").mkdir()
+@pytest.mark.parametrize(("harm", "says"), [
+    (Path.mkdir, "metrics.jsonl"), (lambda path: path.symlink_to("/dev/full"), "No space left"),
+], ids=["a folder", "a full disk"])  # fmt: skip
+def test_a_file_that_cannot_be_written_is_said_once_and_wandb_goes_on(tmp_path, wandb, harm, says):
+    """The full disk is a real ENOSPC, at the write that the operating system refuses."""
+    harm(tmp_path / "metrics.jsonl")
     said: list[str] = []
     mine = tracker(tmp_path, with_wandb(), say=said.append)
     for step in range(1, 4):
         mine.log({"loss": 1.0}, step)
-    assert len(said) == 1 and "metrics.jsonl" in said[0]
+    assert len(said) == 1 and says in said[0]
     assert [step for step, _ in wandb.lines] == [1, 2, 3]
 
 
@@ -246,8 +201,7 @@ def test_a_rewind_that_cannot_be_written_stops_nothing(tmp_path):
 
 
 def test_an_unknown_mode_is_refused_when_the_recipe_loads():
-    with pytest.raises(ValidationError, match="mode"):
-        with_wandb(mode="onlin")
+    fails_with("mode", with_wandb, mode="onlin", error=ValidationError)
 
 
 def test_a_server_that_does_not_answer_leaves_the_run_offline(tmp_path, monkeypatch):
@@ -288,25 +242,11 @@ def test_without_a_key_nothing_asks_for_one(tmp_path, wandb):
 
 
 def test_what_is_left_unsent_at_the_end_is_said_with_its_hint(tmp_path, wandb, monkeypatch):
-    def finish(exit_code):
-        raise TimeoutError("Timed out finishing run.")
-
-    monkeypatch.setattr(wandb, "finish", finish)
+    monkeypatch.setattr(wandb, "finish", raising(TimeoutError("Timed out finishing run.")))
     said: list[str] = []
     tracker(tmp_path, with_wandb(), say=said.append).finish()
     assert len(said) == 1 and "did not take all" in said[0]
     assert said[0].endswith(f"wandb sync {tmp_path}/wandb/*run-*-{(tmp_path / 'wandb-id').read_text()}")
-
-
-def test_a_full_disk_is_said_once_and_wandb_goes_on(tmp_path, wandb):
-    """A real ENOSPC, at the write that the operating system refuses."""
-    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
-    said: list[str] = []
-    mine = tracker(tmp_path, with_wandb(), say=said.append)
-    for step in (1, 2):
-        mine.log({"loss": 1.0}, step)
-    assert len(said) == 1 and "No space left" in said[0]
-    assert [step for step, _ in wandb.lines] == [1, 2]
 
 
 def test_a_line_that_a_full_disk_cut_off_spoils_no_other(tmp_path):
@@ -349,53 +289,30 @@ def test_units_go_with_the_numbers_once_known(tmp_path, wandb):
     assert len(wandb.config["units"]) == 4
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("val_token_loss", "nats per supervised token"),
-        ("T_q_ms", "ms"),
-        ("wait_s", "s"),
-        ("pictures_per_s", "per second"),
-        ("accuracy", None),
-        ("lr", None),
-        ("class", None),
-    ],
-)
+@pytest.mark.parametrize(("name", "expected"), [
+    ("val_token_loss", "nats per supervised token"), ("T_q_ms", "ms"), ("wait_s", "s"),
+    ("pictures_per_s", "per second"), ("accuracy", None), ("lr", None), ("class", None),
+])  # fmt: skip
 def test_units_follow_from_names(name, expected):
     assert unit(name) == expected
 
 
-@pytest.mark.parametrize(
-    ("artifacts", "sent"),
-    [("none", ["report"]), ("results", ["result", "report"]), ("checkpoints", ["checkpoint", "result", "report"])],
-)
+@pytest.mark.parametrize(("artifacts", "sent"), [
+    ("none", ["report"]), ("results", ["result", "report"]), ("checkpoints", ["checkpoint", "result", "report"]),
+])  # fmt: skip
 def test_which_weights_are_kept_is_the_recipes_word(tmp_path, wandb, artifacts, sent):
-    result = []
-
-    class Artifact:
-        def __init__(self, name, type, metadata):
-            self.name, self.type, self.metadata, self.files = name, type, metadata, []
-
-        def add_file(self, path):
-            self.files.append(Path(path).name)
-
-        add_dir = add_file
-
-    wandb.Artifact = Artifact
-    wandb.log_artifact = lambda artifact, aliases: result.append((artifact, aliases))
     (tmp_path / "step-00000005").mkdir()
     mine = tracker(tmp_path, with_wandb(artifacts=artifacts), group="my run")
     mine.artifact("checkpoint", [tmp_path / "step-00000005"], 5)
     mine.artifact("result", [tmp_path / "model.safetensors"], None)
     mine.artifact("report", [tmp_path / "report.md"], None)
-    assert [artifact.type for artifact, _ in result] == sent
+    assert [artifact.type for artifact, _ in wandb.artifacts] == sent
     assert wandb.inits[0]["settings"]["finish_timeout"] == (60 if artifacts == "none" else 600), "weights take a while"
-    assert [artifact.name for artifact, _ in result] == [f"my-run-finetune-{kind}" for kind in sent]
+    assert [artifact.name for artifact, _ in wandb.artifacts] == [f"my-run-finetune-{kind}" for kind in sent]
     if artifacts == "checkpoints":
-        artifact, aliases = result[0]
-        assert (
-            artifact.files == ["step-00000005"] and aliases == ["latest", "step-5"] and artifact.metadata == {"step": 5}
-        )
+        artifact, aliases = wandb.artifacts[0]
+        assert artifact.files == ["step-00000005"] and aliases == ["latest", "step-5"]
+        assert artifact.metadata == {"step": 5}
 
 
 @pytest.mark.parametrize("where", ["variable", "netrc", "nowhere", "another host", "broken netrc", "no home"])
@@ -432,8 +349,7 @@ def test_the_real_package_offline(tmp_path, monkeypatch):
     mine.finish()
     (path,) = (tmp_path / "stage" / "wandb").glob("offline-run-*/run-*.wandb")
     config, history = written(path)
-    assert head.strip() in path.read_bytes()
-    assert config["seed"] == 7
+    assert head.strip() in path.read_bytes() and config["seed"] == 7
     assert config["stages"] == {"a": {"api_key": HIDDEN}}
     assert history == [{"_step": 5, "loss": 2.5, "lr": 0.1}, {"_step": 10, "loss": 5.0, "lr": 0.1}]
     for file in (tmp_path / "stage").rglob("*"):
@@ -479,20 +395,13 @@ def leveldb_records(data: bytes) -> list[bytes]:
 
 def test_lines_that_a_full_disk_had_no_room_for_are_written_later(tmp_path, monkeypatch):
     """They were lost, though the training went on."""
-    from draftsmith.core import tracking
-    from draftsmith.core.errors import UserError
-
     said: list[str] = []
-    mine, real = tracker(tmp_path, say=said.append), tracking.append_lines
-
-    def full(path, lines):
-        raise UserError("cannot be written: No space left on device", where=str(path))
-
+    mine = tracker(tmp_path, say=said.append)
     mine.log({"loss": 1.0}, 1)
-    monkeypatch.setattr(tracking, "append_lines", full)
-    mine.log({"loss": 2.0}, 2)
-    mine.log({"loss": 3.0}, 3)
-    monkeypatch.setattr(tracking, "append_lines", real)
+    with monkeypatch.context() as patch:
+        patch.setattr(tracking, "append_lines", raising(UserError("cannot be written: No space left on device")))
+        mine.log({"loss": 2.0}, 2)
+        mine.log({"loss": 3.0}, 3)
     mine.log({"loss": 4.0}, 4)
     assert [row["step"] for row in rows(tmp_path)] == [1, 2, 3, 4]
     assert len(said) == 1 and "No space left" in said[0]

@@ -73,27 +73,20 @@ def test_what_is_no_weights_has_no_identity(tmp_path):
     assert weights_identity(Path("a\0b")) is weights_identity(Path("x" * 5000)) is None
 
 
-def test_hidden_files_count_for_nothing(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
-    before = weights_identity(tmp_path)
-    (tmp_path / "._config.json").write_text("{}")
-    assert weights_identity(tmp_path) == before
+def test_hidden_files_and_notes_count_for_nothing(tmp_path):
+    for known, added in (("config.json", "._config.json"), ("model.safetensors", "notes.json")):
+        (tmp_path / known).write_text("{}")
+        before = weights_identity(tmp_path)
+        (tmp_path / added).write_text("{}")
+        assert weights_identity(tmp_path) == before, added
 
 
-def test_notes_beside_weights_count_for_nothing(tmp_path):
-    (tmp_path / "model.safetensors").write_bytes(b"x")
-    before = weights_identity(tmp_path)
-    (tmp_path / "notes.json").write_text("{}")
-    assert weights_identity(tmp_path) == before
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-     "added_tokens.json", "preprocessor_config.json", "video_preprocessor_config.json", "chat_template.json",
-     "chat_template.jinja", "vocab.json", "model.safetensors.index.json", "tokenizer.model", "draftsmith.json",
-     "adapter_config.json", "pytorch_model.bin"],
-)  # fmt: skip
+@pytest.mark.parametrize("name", [
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+    "added_tokens.json", "preprocessor_config.json", "video_preprocessor_config.json", "chat_template.json",
+    "chat_template.jinja", "vocab.json", "model.safetensors.index.json", "tokenizer.model", "draftsmith.json",
+    "adapter_config.json", "pytorch_model.bin",
+])  # fmt: skip
 def test_every_file_that_a_loader_reads_counts(name, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"x")
     known = {weights_identity(tmp_path)}

@@ -34,13 +34,7 @@ def open_data(processor):
     def open_data(*paths: Path, form: PromptFormat | None = None, **settings) -> ConversationDataset:
         config = ConversationData(path=[str(p) for p in paths], **settings)
         run = paths[0].parent / "run"
-        return ConversationDataset(
-            config,
-            form or PromptFormat(system=""),
-            processor,
-            files=list(paths),
-            skipped_log=run / "skipped.jsonl",
-            cache=run / "cache",
-        )
+        return ConversationDataset(config, form or PromptFormat(system=""), processor, files=list(paths),
+                                   skipped_log=run / "skipped.jsonl", cache=run / "cache")  # fmt: skip
 
     return open_data

@@ -19,7 +19,9 @@ from draftsmith.data.families.qwen import QWEN2_5_VL
 from draftsmith.data.processor_files import load_processor
 from draftsmith.data.records.record import check_record
 from draftsmith.data.shapes.tokenizer import train_tokenizer
+from fails import fails_with
 from PIL import Image
+from small_records import talk
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -122,11 +124,10 @@ def test_prompts_of_requests_with_tools_are_the_servers(of, name):
 
 @pytest.mark.parametrize("name", [*CALLED, "qwen3"])
 def test_without_a_system_message_the_template_writes_its_own(of, name):
-    processor, turns = of(name), [{"from": "human", "value": "Is it?"}, {"from": "gpt", "value": "Yes."}]
+    processor, turns = of(name), talk("Is it?", "Yes.")
     whole = encode(turns, CHAT, processor)
     asked = served(processor, [{"role": "user", "content": "Is it?"}])
-    assert whole.ids[: len(asked)] == asked
-    assert ("helpful" in whole.text) == (name == "qwen2.5")
+    assert whole.ids[: len(asked)] == asked and ("helpful" in whole.text) == (name == "qwen2.5")
     assert learned(processor, whole)[0].endswith("Yes." + processor.tokenizer.eos_token)
 
 
@@ -146,36 +147,30 @@ def test_thoughts_are_learned_as_the_template_writes_them(of):
     assert prompt.ids == served(processor, [message(turns[2])], enable_thinking=False)
     with pytest.raises(UserError, match="chat_template_kwargs has tokenize"):
         encode(turns, CHAT, processor, record={"chat_template_kwargs": {"tokenize": True}})
-    with pytest.raises(UserError, match="leaves out the answer's reasoning"):
-        encode(turns, CHAT, of("qwen2.5"))
+    fails_with("leaves out the answer's reasoning", encode, turns, CHAT, of("qwen2.5"))
 
 
 def test_what_a_template_does_not_write_is_refused_by_name(of):
     calls = TURNS[:3]
     two = [*TURNS[:2], {**TURNS[2], "tool_calls": [CALL, CALL]}]
-    with pytest.raises(UserError, match="refuses the record: This model only supports single tool-calls"):
-        encode(two, CHAT, of("llama3.1"))
+    fails_with("refuses the record: This model only supports single tool-calls", encode, two, CHAT, of("llama3.1"))
     processor = of("qwen2.5")
     processor.tokenizer.chat_template = (TEMPLATES / "qwen2.5-vl.jinja").read_text()
-    with pytest.raises(UserError, match="leaves out the answer's tool calls"):
-        encode(calls, CHAT, processor)
+    fails_with("leaves out the answer's tool calls", encode, calls, CHAT, processor)
     processor.tokenizer.chat_template = (
         "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}:{% endif %}"
     )
-    with pytest.raises(UserError, match="otherwise than its prompt begins it"):
-        encode(TURNS[:2] + TURNS[-1:], CHAT, processor)
+    fails_with("otherwise than its prompt begins it", encode, TURNS[:2] + TURNS[-1:], CHAT, processor)
     processor.tokenizer.chat_template = None
-    with pytest.raises(UserError, match="no chat template"):
-        encode(calls, CHAT, processor)
+    fails_with("no chat template", encode, calls, CHAT, processor)
     processor = of("qwen2.5")
     form = PromptFormat(template="qwen")
     for turns, record, what in (
         (calls, {}, "a tool's turn or call"), (TURNS[1:2] + TURNS[-1:], {"tools": TOOLS}, "tools"),
         ([TURNS[1], TURNS[-1] | {"reasoning": "Hm."}], {}, "reasoning"),
     ):  # fmt: skip
-        with pytest.raises(UserError, match=f"has {what}, and template qwen writes none") as error:
-            encode(turns, form, processor, record=record)
-        assert "template: chat" in error.value.hint
+        error = fails_with(f"has {what}, and template qwen writes none", encode, turns, form, processor, record=record)
+        assert "template: chat" in error.hint
     for wrong in ({"system": "Be kind."}, {"image_rule": "next"}):
         with pytest.raises(ValueError, match="template chat writes what the server wrote"):
             PromptFormat(template="chat", **wrong)
@@ -206,20 +201,17 @@ def qwen_vl():
     return processor
 
 
-@pytest.mark.parametrize(
-    ("value", "parts"),
-    [
-        ("Is it warm\n<image>\nin Bern?", ["Is it warm", None, "in Bern?"]),
-        ("<image>\n<image>\n\nAnd tomorrow?", [None, None, "\nAnd tomorrow?"]),
-    ],
-)
+@pytest.mark.parametrize(("value", "parts"), [
+    ("Is it warm\n<image>\nin Bern?", ["Is it warm", None, "in Bern?"]),
+    ("<image>\n<image>\n\nAnd tomorrow?", [None, None, "\nAnd tomorrow?"]),
+])  # fmt: skip
 def test_pictures_stand_where_the_request_has_them(qwen_vl, tmp_path, value, parts):
     """Qwen2.5-VL's: the text before the picture, its own system block, and a run where the server puts one."""
     count = parts.count(None)
     for number in range(count):
         Image.new("RGB", (32, 16 + 8 * number)).save(tmp_path / f"{number}.png")
     record = {"image": [f"{number}.png" for number in range(count)],
-              "conversations": [{"from": "human", "value": value}, {"from": "gpt", "value": "Yes."}]}  # fmt: skip
+              "conversations": talk(value, "Yes.")}  # fmt: skip
     (tmp_path / "records.jsonl").write_text(json.dumps(record) + "\n")
     data = ConversationData(path=str(tmp_path / "records.jsonl"))
 
@@ -248,7 +240,7 @@ def test_pictures_stand_where_the_request_has_them(qwen_vl, tmp_path, value, par
 def test_a_template_of_parts_without_an_end(of):
     """LLaVA's: it reads lists of parts alone, writes pictures first, and no end token."""
     processor = of("llava")
-    turns = [{"from": "human", "value": "Is it warm\n<image>\nin Bern?"}, {"from": "gpt", "value": "Yes."}]
+    turns = talk("Is it warm\n<image>\nin Bern?", "Yes.")
     encoded = encode(turns, CHAT, processor, pictures=[Picture(4)])
     parts = [{"type": "text", "text": "Is it warm"}, {"type": "image"}, {"type": "text", "text": "in Bern?"}]
     asked = served(processor, [{"role": "user", "content": parts}])
@@ -270,20 +262,17 @@ def test_the_template_travels_with_the_processors_files(qwen_vl, of, tmp_path):
     assert load_processor(tmp_path / "qwen").tokenizer.chat_template == "{{ messages }}"
 
 
-@pytest.mark.parametrize(
-    ("turns", "problem"),
-    [
-        ([TURNS[1], TURNS[3], TURNS[4]], "do not alternate"),
-        ([TURNS[1], TURNS[2] | {"tool_calls": []}], "empty answer"),
-        ([TURNS[3], TURNS[4]], "do not alternate"),
-        ([TURNS[1], TURNS[0], TURNS[4]], "do not alternate"),
-        ([TURNS[0], TURNS[4]], "do not alternate"),
-        ([*TURNS[:4], TURNS[3], TURNS[4]], None),
-        ([TURNS[1], TURNS[2] | {"tool_calls": [{"function": "weather"}]}], "each with a function's name"),
-        ([TURNS[1], TURNS[2] | {"tool_calls": CALL}], "each with a function's name"),
-        ([TURNS[1], TURNS[4] | {"reasoning": 3}], "reasoning is no text"),
-    ],
-)
+@pytest.mark.parametrize(("turns", "problem"), [
+    ([TURNS[1], TURNS[3], TURNS[4]], "do not alternate"),
+    ([TURNS[1], TURNS[2] | {"tool_calls": []}], "empty answer"),
+    ([TURNS[3], TURNS[4]], "do not alternate"),
+    ([TURNS[1], TURNS[0], TURNS[4]], "do not alternate"),
+    ([TURNS[0], TURNS[4]], "do not alternate"),
+    ([*TURNS[:4], TURNS[3], TURNS[4]], None),
+    ([TURNS[1], TURNS[2] | {"tool_calls": [{"function": "weather"}]}], "each with a function's name"),
+    ([TURNS[1], TURNS[2] | {"tool_calls": CALL}], "each with a function's name"),
+    ([TURNS[1], TURNS[4] | {"reasoning": 3}], "reasoning is no text"),
+])  # fmt: skip
 def test_roles_of_records(turns, problem):
     found = check_record({"conversations": turns})
     assert found is None if problem is None else problem in found

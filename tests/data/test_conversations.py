@@ -6,10 +6,11 @@ from types import SimpleNamespace
 from typing import get_args
 
 import pytest
-from draftsmith.core.errors import UserError
 from draftsmith.data.conversations import PromptFormat, encode, place_marks, render
 from draftsmith.data.families.llava import LLAVA
 from draftsmith.data.families.table import TEMPLATES, TemplateName
+from fails import fails_with
+from small_records import talk
 from transformers import PreTrainedTokenizerFast
 
 VECTORS = Path(__file__).parent / "vectors" / "lvlm"
@@ -35,8 +36,7 @@ def test_rendering_equals_the_official_prompts(name, template):
     expected = sample.get(template, sample)
     arguments = (sample["conversations"], PromptFormat(template=template))
     if "error" in expected:
-        with pytest.raises(UserError):
-            render(*arguments, has_image=sample["has_image"])
+        fails_with("", render, *arguments, has_image=sample["has_image"])
     elif "prompt" in expected:
         assert render(*arguments, has_image=sample["has_image"]).text == expected["prompt"]
     if template == "v1" and "v1_next_image_rule" in sample and "prompt" in sample["v1_next_image_rule"]:
@@ -76,12 +76,12 @@ def test_label_masks_equal_the_vectors(record):
 
 def turns_of(prompt: str, template: str) -> list[dict[str, str]]:
     if template == "plain":
-        return [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": prompt[len("<image>") : -1]}]
+        return talk("<image>", prompt[len("<image>") : -1])
     turns = []
     for round_text in prompt[prompt.index("USER: ") :].split("</s>"):
         if round_text:
             question, answer = round_text.removeprefix("USER: ").split(" ASSISTANT: ")
-            turns += [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]
+            turns += talk(question, answer)
     return turns
 
 
@@ -98,20 +98,17 @@ def test_a_prompt_for_decoding_begins_the_training_ids(name, folder):
     images = images if sample["has_image"] else 0
     whole = encode(turns, PromptFormat(), processor(folder), num_images=images)
     prompt = encode(turns, PromptFormat(), processor(folder), num_images=images, open_ended=True)
-    assert whole.ids[: len(prompt.ids)] == prompt.ids
-    assert not any(prompt.loss_mask[-1:])
+    assert whole.ids[: len(prompt.ids)] == prompt.ids and not any(prompt.loss_mask[-1:])
     assert whole.loss_mask[len(prompt.ids)]
 
 
 def test_wrong_number_of_marks_is_refused():
-    turns = [{"from": "human", "value": "no mark"}, {"from": "gpt", "value": "yes"}]
-    with pytest.raises(UserError, match="0 <image> marks for 1 images"):
-        encode(turns, PromptFormat(), processor("tokenizer_a"), num_images=1)
+    turns = talk("no mark", "yes")
+    fails_with("0 <image> marks for 1 images", encode, turns, PromptFormat(), processor("tokenizer_a"), num_images=1)
 
 
 def test_unknown_role_is_named():
-    with pytest.raises(UserError, match="unknown role 'narrator'"):
-        render([{"from": "narrator", "value": "x"}], PromptFormat(), has_image=False)
+    fails_with("unknown role 'narrator'", render, [{"from": "narrator", "value": "x"}], PromptFormat(), has_image=False)
 
 
 @pytest.mark.parametrize("opens", [False, True])

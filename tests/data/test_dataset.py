@@ -10,17 +10,10 @@ import torch
 from draftsmith.core.errors import UserError
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.records import records, scan
+from fails import fails_with
+from small_records import log, record, talk
 
 BROKEN = 2  # place of the broken record among five
-
-
-def turns(question: str, answer: str) -> list[dict]:
-    return [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]
-
-
-def record(number: int, **changes) -> dict:
-    conversation = turns("<image>\nWhich picture?", f"It is picture {number}.")
-    return {"id": f"r{number}", "image": f"images/{number}.png", "conversations": conversation} | changes
 
 
 def write(path: Path, rows: list) -> Path:
@@ -55,36 +48,31 @@ def read_all(open_data, path: Path) -> None:
         dataset[index]
 
 
-def log(folder: Path) -> list[dict]:
-    path = folder / "run" / "skipped.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
-
-
 # name -> (broken record, what the reason must say)
 PROBLEMS = {
-    "over-length": (record(2, conversations=turns("<image>\nWhich?", "It is " * 100)), "ids, more than max_length 64"),
-    "empty answer": (record(2, conversations=turns("<image>\nWhich?", " ")), "empty answer"),
-    "no answer": (record(2, conversations=turns("<image>\nWhich?", "")[:1]), "no answer to train on"),
+    "over-length": (record(2, conversations=talk("<image>\nWhich?", "It is " * 100)), "ids, more than max_length 64"),
+    "empty answer": (record(2, conversations=talk("<image>\nWhich?", " ")), "empty answer"),
+    "no answer": (record(2, conversations=talk("<image>\nWhich?", "")[:1]), "no answer to train on"),
     "missing image": (record(2, image="images/none.png"), "missing image"),
     "corrupt image": (record(2, image="data.json"), "corrupt image"),
     "image is a folder": (record(2, image="images"), "not a regular file: a folder"),
     "image is outside": (record(2, image="../elsewhere.png"), "leads out of the folder"),
     "image is absolute": (record(2, image="/etc/hostname"), "is an absolute path"),
     "image has no name": (record(2, image="images/a\0.png"), "not a file name"),
-    "lone surrogate in a text": (record(2, conversations=turns("<image>\nWhich \ud83d?", "Two.")), "half a character"),
+    "lone surrogate in a text": (record(2, conversations=talk("<image>\nWhich \ud83d?", "Two.")), "half a character"),
     "lone surrogate in a path": (record(2, image="images/\udc80.png"), "half a character"),
     "image is a number": (record(2, image=2), "image is neither a path nor a list of paths"),
-    "no mark": (record(2, conversations=turns("Which picture?", "Two.")), "0 <image> marks for 1 images"),
-    "two marks": (record(2, conversations=turns("<image><image>\nWhich?", "Two.")), "2 <image> marks for 1 images"),
+    "no mark": (record(2, conversations=talk("Which picture?", "Two.")), "0 <image> marks for 1 images"),
+    "two marks": (record(2, conversations=talk("<image><image>\nWhich?", "Two.")), "2 <image> marks for 1 images"),
     "two marks of which llava15 keeps one": (
-        record(2, image=["images/2.png"] * 2, conversations=turns("<image><image>\nWhich?", "Two.")),
+        record(2, image=["images/2.png"] * 2, conversations=talk("<image><image>\nWhich?", "Two.")),
         "1 <image> marks for 2 images",
     ),
     "mark without image": (record(2, image=None), "1 <image> marks for 0 images"),
     "unknown role": (record(2, conversations=[{"from": "narrator", "value": "<image>"}]), "unknown role 'narrator'"),
     "turn is a text": (record(2, conversations=["<image>"]), "unknown role None"),
     "value is a number": (record(2, conversations=[{"from": "human", "value": 2}]), "a turn without text"),
-    "roles in a row": (record(2, conversations=turns("<image>", "a") + turns("b", "c")[1:]), "do not alternate"),
+    "roles in a row": (record(2, conversations=talk("<image>", "a") + talk("b", "c")[1:]), "do not alternate"),
     "no conversations": ({"id": "r2", "image": "images/2.png"}, "no conversations"),
     "not an object": (["r2"], "not an object"),
 }
@@ -94,20 +82,17 @@ PROBLEMS = {
 def test_strict_names_file_record_and_hint(folder, open_data, name):
     broken, reason = PROBLEMS[name]
     path = five(folder, broken)
-    with pytest.raises(UserError) as caught:
-        read_all(open_data, path)
-    text = str(caught.value)
-    assert reason in text
-    assert f"{path}, record {BROKEN}" in text
+    caught = fails_with("", read_all, open_data, path)
+    text = str(caught)
+    assert reason in text and f"{path}, record {BROKEN}" in text
     assert ("'r2'" in text) == isinstance(broken, dict)
-    assert caught.value.hint and f"hint:  {caught.value.hint}" in text
+    assert caught.hint and f"hint:  {caught.hint}" in text
     assert ("image_rule: next" in text) == (name == "two marks of which llava15 keeps one")
     assert not log(folder)
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
-def test_skip_lists_the_record_and_yields_the_good_ones(folder, open_data, processor, name):
-    broken, reason = PROBLEMS[name]
+@pytest.mark.parametrize(("broken", "reason"), PROBLEMS.values(), ids=PROBLEMS)
+def test_skip_lists_the_record_and_yields_the_good_ones(folder, open_data, processor, broken, reason):
     whole = lessons(open_data(five(folder, record(BROKEN))), processor)
     assert len(set(whole.values())) == 5, "five pictures and answers to tell apart"
     dataset = open_data(five(folder, broken), max_length=64, on_error="skip")
@@ -116,8 +101,7 @@ def test_skip_lists_the_record_and_yields_the_good_ones(folder, open_data, proce
     assert result == whole
     (entry,) = log(folder)
     assert (entry["file"], entry["record"]) == (str(folder / "data.json"), BROKEN)
-    assert entry["id"] == ("r2" if isinstance(broken, dict) else None)
-    assert reason in entry["reason"]
+    assert entry["id"] == ("r2" if isinstance(broken, dict) else None) and reason in entry["reason"]
 
 
 def test_a_skipped_record_is_listed_once(folder, open_data):
@@ -159,8 +143,7 @@ def test_damaged_lines_of_the_log_are_told_in_one_sentence(folder, open_data, ca
 def test_a_wrong_folder_is_an_error_also_under_skip(folder, open_data):
     """With every record left out, training would stop at a batch that teaches nothing, and name no folder."""
     path, wrong = write(folder / "data.json", [record(n) for n in range(5)]), folder / "elsewhere"
-    with pytest.raises(UserError, match=f"5 of 5 pictures missing in {wrong}, first: 0.png"):
-        open_data(path, on_error="skip", images=str(wrong))
+    fails_with(f"5 of 5 pictures missing in {wrong}, first: 0.png", open_data, path, on_error="skip", images=str(wrong))
     (folder / "images" / "0.png").unlink()
     assert len(open_data(path, on_error="skip")) == 5, "one that is missing is a record's own fault"
     long = write(folder / "long.json", [record(0) | {"image": "x" * 300}, *(record(n) for n in range(1, 5))])
@@ -187,16 +170,14 @@ def test_a_wrong_folder_of_one_of_two_files_is_one_error(folder, open_data):
 def test_json_that_is_nested_too_deep_is_told_by_its_place(folder, open_data, name):
     deep = '{"id": "a", "x": ' + "[" * 100_000 + "]" * 100_000 + "}"
     (folder / name).write_text(deep if name.endswith("l") else f"[{deep}]")
-    with pytest.raises(UserError, match="not valid JSON") as caught:
-        open_data(folder / name)
-    assert str(folder / name) in (caught.value.where or "")
+    caught = fails_with("not valid JSON", open_data, folder / name)
+    assert str(folder / name) in (caught.where or "")
 
 
 def test_a_lone_surrogate_elsewhere_is_told_in_escapes(folder, open_data):
     """In an id, which is only named, and in what a message shows."""
-    path = five(folder, record(2, id="\ud83d", conversations=turns("<image>\nWhich?", " ")))
-    with pytest.raises(UserError, match=r"record 2 \(id '\\ud83d'\)"):
-        open_data(path)
+    path = five(folder, record(2, id="\ud83d", conversations=talk("<image>\nWhich?", " ")))
+    fails_with(r"record 2 \(id '\\ud83d'\)", open_data, path)
     assert len(open_data(path, on_error="skip")) == 4 and log(folder)[0]["id"] == "\ud83d"
     error = UserError("name \udcff", where="file \ud800", hint="é")
     assert str(error).encode() == "name \\udcff\n  where: file \\ud800\n  hint:  é".encode()
@@ -244,16 +225,14 @@ IDS = {
 }
 
 
-@pytest.mark.parametrize("name", IDS)
-def test_ids_that_cannot_tell_records_apart(folder, open_data, processor, name):
+@pytest.mark.parametrize(("ids", "problem", "where"), IDS.values(), ids=IDS)
+def test_ids_that_cannot_tell_records_apart(folder, open_data, processor, ids, problem, where):
     """`skip` says so and leaves none of them out: it goes by places, so no record is taken for another."""
-    ids, problem, where = IDS[name]
     path = write(folder / "data.json", [record(n, id=i) for n, i in enumerate(ids)])
     for _ in range(2):  # from the file, and from the cached index
-        with pytest.raises(UserError) as caught:
-            open_data(path)
-        assert problem in str(caught.value) and where in str(caught.value) and str(path) in str(caught.value)
-        assert caught.value.hint
+        caught = fails_with("", open_data, path)
+        assert problem in str(caught) and where in str(caught) and str(path) in str(caught)
+        assert caught.hint
     assert not log(folder)
     result = lessons(open_data(path, on_error="skip"), processor)
     assert [answer for answer, _ in result.values()] == [f"It is picture {n}." for n in range(5)]
@@ -269,9 +248,9 @@ def test_records_without_ids_are_no_duplicates(folder, open_data):
 
 ROWS = [
     record(0),
-    record(1, conversations=turns("<image>\nWhich — “é” 日本?", 'It is\n"picture" 1 \\ 日.')),
-    {"id": "text", "conversations": turns("Which?", "None, {}, [] and ]}.")},
-    record(3, image=["images/3.png", "images/4.png"], conversations=turns("<image>\n<image>\nWhich?", "Both.")),
+    record(1, conversations=talk("<image>\nWhich — “é” 日本?", 'It is\n"picture" 1 \\ 日.')),
+    {"id": "text", "conversations": talk("Which?", "None, {}, [] and ]}.")},
+    record(3, image=["images/3.png", "images/4.png"], conversations=talk("<image>\n<image>\nWhich?", "Both.")),
     record(5),
 ]
 WRITINGS = {
@@ -349,8 +328,7 @@ def test_a_large_broken_file_is_refused_alike(folder, monkeypatch, name):
     monkeypatch.setattr(records, "num_processes", lambda: 2)
     path = write(folder / name, [record(n) for n in range(200)])
     path.write_text(DAMAGES[name](path.read_text()))
-    with pytest.raises(UserError, match=r"not valid JSON[\s\S]*(record 12[01]|line 121)\n"):
-        records.open_records(path, folder / "cache")
+    fails_with(r"not valid JSON[\s\S]*(record 12[01]|line 121)\n", records.open_records, path, folder / "cache")
 
 
 def test_an_unchanged_file_is_indexed_once(folder, open_data, monkeypatch):
@@ -360,7 +338,7 @@ def test_an_unchanged_file_is_indexed_once(folder, open_data, monkeypatch):
     monkeypatch.setattr(records, "_index", lambda path: pytest.fail("indexed again"))
     assert open_data(path).lengths.tolist() == first.lengths.tolist()
     monkeypatch.setattr(records, "_index", index)
-    five(folder, record(BROKEN, conversations=turns("<image>\nWhich of the six?", "Two.")))
+    five(folder, record(BROKEN, conversations=talk("<image>\nWhich of the six?", "Two.")))
     assert open_data(path).lengths.tolist() != first.lengths.tolist()
 
 
@@ -378,21 +356,18 @@ BAD_FILES = {
 }
 
 
-@pytest.mark.parametrize("name", BAD_FILES)
+@pytest.mark.parametrize(("file", "content", "says"), BAD_FILES.values(), ids=BAD_FILES)
 @pytest.mark.parametrize("on_error", ["strict", "skip"])
-def test_a_file_that_is_no_list_of_records(folder, open_data, name, on_error):
-    file, content, says = BAD_FILES[name]
+def test_a_file_that_is_no_list_of_records(folder, open_data, file, content, says, on_error):
     path = folder / file
     path.write_bytes(content.encode() if isinstance(content, str) else content)
-    with pytest.raises(UserError) as caught:
-        open_data(path, on_error=on_error)
-    assert str(path) in str(caught.value) and says in str(caught.value) and caught.value.hint
+    caught = fails_with("", open_data, path, on_error=on_error)
+    assert str(path) in str(caught) and says in str(caught) and caught.hint
     assert not list(folder.rglob("*.npz")), "nothing of a broken file is kept"
 
 
 def test_a_missing_file_is_named(folder, open_data):
-    with pytest.raises(UserError, match=r"data file not found\n.*none\.json\n.*`path`"):
-        open_data(folder / "none.json")
+    fails_with(r"data file not found\n.*none\.json\n.*`path`", open_data, folder / "none.json")
 
 
 def test_identity_covers_content_settings_and_format(folder, open_data):
@@ -420,7 +395,7 @@ def test_images_folder_max_samples_and_several_files(folder, open_data, processo
 
 def test_what_is_put_behind_the_last_question(folder, open_data, processor):
     """In samples and in prompts, after the last of several questions, with the picture where it was."""
-    two = turns("<image>\nWhich picture?", "It is picture 1.") + turns("Which picture?", "It is picture 2.")
+    two = talk("<image>\nWhich picture?", "It is picture 1.") + talk("Which picture?", "It is picture 2.")
     path = write(folder / "data.json", [record(1, conversations=two)])
     plain, asked = open_data(path), open_data(path, question_end="USER: picture")
     texts = [processor.tokenizer.decode(d[0].ids) for d in (plain, asked)]

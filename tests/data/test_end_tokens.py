@@ -26,11 +26,10 @@ def processor(template: str | None) -> Processor:
                      picture_family=CAUSAL_LM)  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("template", "end"),
-    [("qwen2.5", "<|im_end|>"), ("qwen3", "<|im_end|>"), ("llama3.1", "<|eot_id|>"), ("mistral-v3", "</s>"),
-     ("llava", None)],
-)  # fmt: skip
+@pytest.mark.parametrize(("template", "end"), [
+    ("qwen2.5", "<|im_end|>"), ("qwen3", "<|im_end|>"), ("llama3.1", "<|eot_id|>"), ("mistral-v3", "</s>"),
+    ("llava", None),
+])  # fmt: skip
 def test_the_targets_own_template_ends_turns_with_a_token_of_its_own(template, end):
     of = processor((TEMPLATES / f"{template}.jinja").read_text())
     own = () if end is None else (of.tokenizer.convert_tokens_to_ids(end),)

@@ -15,6 +15,8 @@ from draftsmith.core.errors import UserError
 from draftsmith.data.collate import ConversationCollate, Sample, collate, empty_sample
 from draftsmith.data.loader import Loader
 from draftsmith.data.order import BucketedOrder, epoch_order, rows_of_rank
+from fails import fails_with
+from small_records import talk
 
 PAD, SIZE = 3, 24
 
@@ -59,10 +61,7 @@ def write(folder: Path, broken: int | None = None) -> Path:
         mark, image = ("", {}) if number % 3 == 0 else ("<image>\n", {"image": f"images/{number % 6}.png"})
         if number == broken:
             image = {"image": "images/none.png"}
-        turns = [
-            {"from": "human", "value": f"{mark}Which picture?"},
-            {"from": "gpt", "value": "It is" + " not" * number + "."},
-        ]
+        turns = talk(f"{mark}Which picture?", "It is" + " not" * number + ".")
         rows.append({"id": f"r{number}", **image, "conversations": turns})
     path = folder / "data.json"
     path.write_text(json.dumps(rows))
@@ -155,14 +154,13 @@ def test_a_broken_record_stops_with_the_same_words(folder, open_data, workers):
     steps = iter(loader(dataset, num_workers=workers))
     for _ in range(order.index(7) // 4):
         next(steps)
-    with pytest.raises(UserError) as caught:
-        next(steps)
+    caught = fails_with("", next, steps)
     image = folder / "images" / "none.png"
-    assert str(caught.value) == (
+    assert str(caught) == (
         f"missing image\n  where: {folder / 'data.json'}, record 7 (id 'r7'), {image}\n"
         "  hint:  check the `images` folder of the data section"
     )
-    assert (caught.value.problem, type(caught.value)) == ("missing image", UserError)
+    assert (caught.problem, type(caught)) == ("missing image", UserError)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -234,8 +232,7 @@ def test_micro_batches_add_up_to_the_step(dataset):
     whole = loader(dataset, micro_batch_size=4)
     for size in (1, 2, 3):
         for a, b in zip(whole, replace(whole, micro_batch_size=size), strict=True):
-            assert names(b) == names(a)
-            assert len(b.micro) == -(-4 // size)
+            assert names(b) == names(a) and len(b.micro) == -(-4 // size)
 
 
 CRASH = """

@@ -119,10 +119,8 @@ def test_batches_by_length_hold_little_padding_on_every_rank():
     drawn = np.random.default_rng(0).lognormal(5.5, 1.0, 8000).astype(int).clip(2, 1024)
     lengths = drawn * np.where(np.arange(8000) % 6, 1, -1)
     shares = {}
-    for name, order in {
-        "grouped": epoch_order(lengths, seed=0, epoch=0, batch_size=64, grouped=True),
-        "by length": BucketedOrder(lengths, 0, 64, apart=True)(0),
-    }.items():
+    for name, order in {"grouped": epoch_order(lengths, seed=0, epoch=0, batch_size=64, grouped=True),
+                        "by length": BucketedOrder(lengths, 0, 64, apart=True)(0)}.items():  # fmt: skip
         batches = [order[start : start + 64] for start in range(0, 8000, 64)]
         ranks = [[rows_of_rank(batch, lengths, rank, 4) for batch in batches] for rank in range(4)]
         shares[name] = min(padded(mine, lengths, 16) for mine in ranks)

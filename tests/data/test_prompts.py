@@ -6,9 +6,9 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from draftsmith.core.errors import UserError
 from draftsmith.data.captioned.prompts import ImagePrompt, PromptSource, read_prompts
 from draftsmith.data.shapes.captioned import write_captioned
+from fails import fails_with
 from pydantic import ValidationError
 
 COCO_2014 = [("COCO_val2014_000000000042.jpg", 42), ("COCO_val2014_000000000007.jpg", 7)]
@@ -52,8 +52,7 @@ def test_coco(tmp_path, images):
     assert captions(path, which="first") == ["seven", "a cat"]
     every = prompts(path, which="all")
     assert [p.caption for p in every] == ["seven", "a cat", "the longest caption", "a dog"]
-    assert len({p.key for p in every}) == 4
-    assert captions(path, max_samples=1) == ["seven"]
+    assert len({p.key for p in every}) == 4 and captions(path, max_samples=1) == ["seven"]
 
 
 def test_coco_images_without_a_caption_are_no_prompts(tmp_path):
@@ -76,12 +75,8 @@ def test_json_lines(tmp_path):
     path = tmp_path / "prompts.jsonl"
     rows = [{"caption": "a dog", "id": "d"}, {"prompt": "a cat"}, {"label": 3}, {"caption": "a fox", "label": 0}]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows) + "\n")
-    assert prompts(path) == [
-        ImagePrompt("d", "a dog"),
-        ImagePrompt("line-1", "a cat"),
-        ImagePrompt("line-2", "", 3),
-        ImagePrompt("line-3", "a fox", 0),
-    ]
+    assert prompts(path) == [ImagePrompt("d", "a dog"), ImagePrompt("line-1", "a cat"), ImagePrompt("line-2", "", 3),
+                             ImagePrompt("line-3", "a fox", 0)]  # fmt: skip
 
 
 def test_lines(tmp_path):
@@ -116,21 +111,17 @@ def test_classes_come_in_turn():
     assert {p.caption for p in prompts} == {""} and len({p.key for p in prompts}) == 5
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({}, "give path .captions. or classes"),
-        ({"path": "a.txt", "classes": 3, "max_samples": 2}, "give path .captions. or classes"),
-        ({"classes": 3}, "max_samples"),
-        ({"classes": 3, "max_samples": 2, "from": "world"}, "from"),
-        ({"path": "a.txt", "which": "best"}, "longest"),
-        ({"classes": 3, "max_samples": 2, "shuffle": 0}, "classes come in turn"),
-        ({"path": "a.tar", "shuffle": 0}, "in its order"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "words"), [
+    ({}, "give path .captions. or classes"),
+    ({"path": "a.txt", "classes": 3, "max_samples": 2}, "give path .captions. or classes"),
+    ({"classes": 3}, "max_samples"),
+    ({"classes": 3, "max_samples": 2, "from": "world"}, "from"),
+    ({"path": "a.txt", "which": "best"}, "longest"),
+    ({"classes": 3, "max_samples": 2, "shuffle": 0}, "classes come in turn"),
+    ({"path": "a.tar", "shuffle": 0}, "in its order"),
+])  # fmt: skip
 def test_settings_that_mean_nothing_are_refused(settings, words):
-    with pytest.raises(ValidationError, match=words):
-        PromptSource(**settings)
+    fails_with(words, PromptSource, **settings, error=ValidationError)
 
 
 def broken(path: Path, name: str, content: bytes | None) -> Path:
@@ -186,14 +177,12 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("case", BROKEN)
-def test_broken_files_are_told(tmp_path, case):
-    name, content, words = BROKEN[case]
+@pytest.mark.parametrize(("name", "content", "words"), BROKEN.values(), ids=BROKEN)
+def test_broken_files_are_told(tmp_path, name, content, words):
     file = broken(tmp_path, name, content)
-    with pytest.raises(UserError, match=words) as told:
-        prompts(file)
+    told = fails_with(words, prompts, file)
     # The file is named, and a hint is given.
-    assert str(file) in str(told.value) and "hint:" in str(told.value)
+    assert str(file) in str(told) and "hint:" in str(told)
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
@@ -209,5 +198,4 @@ def test_lines_end_as_any_system_ends_them(tmp_path, end):
 
 def test_prompts_in_another_code_are_told(tmp_path):
     (tmp_path / "a.txt").write_bytes("a cat\n".encode("utf-16"))
-    with pytest.raises(UserError, match="UTF-16 text"):
-        prompts(tmp_path / "a.txt")
+    fails_with("UTF-16 text", prompts, tmp_path / "a.txt")

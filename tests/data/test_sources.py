@@ -15,20 +15,13 @@ from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.loader import Loader
 from draftsmith.data.shards.shards import claim, finish, write_shard
 from draftsmith.data.sources import AnswerCollate, AnsweredSamples, AnswersConfig, OpenBatch
+from fails import fails_with
 from pydantic import ValidationError
+from small_records import record, talk
 
 # Ids that no text is tokenized to: bytes that make no letter, a piece split in two.
 ODD = [250, 251, 9, 9, 2]
 KEPT = 3
-
-
-def turns(question: str, answer: str) -> list[dict]:
-    return [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]
-
-
-def record(number: int, **changes) -> dict:
-    conversation = turns("<image>\nWhich picture?", f"It is picture {number}.")
-    return {"id": f"r{number}", "image": f"images/{number}.png", "conversations": conversation} | changes
 
 
 def write(path, rows: list):
@@ -51,8 +44,8 @@ def kept_of(number: int) -> KeptScores:
 def data(folder, open_data):
     """Six records: four with a picture, one of two turns, one of text alone."""
     rows = [record(n) for n in range(5)]
-    rows[3] = record(3, conversations=turns("<image>\nWhich?", "It is picture 3.") + turns("Sure?", "It is."))
-    rows.append({"id": "t", "conversations": turns("What is one and one?", "Two.")})
+    rows[3] = record(3, conversations=talk("<image>\nWhich?", "It is picture 3.") + talk("Sure?", "It is."))
+    rows.append({"id": "t", "conversations": talk("What is one and one?", "Two.")})
     return open_data(write(folder / "data.json", rows), max_length=128, on_error="skip")
 
 
@@ -121,8 +114,7 @@ def test_sources_are_drawn_by_seed_epoch_and_sample():
 
 @pytest.mark.parametrize("shares", [{"target": 0.5}, {"target": 1.5, "data": -0.5}, {"people": 1.0}, {}])
 def test_shares_that_are_none(shares):
-    with pytest.raises(ValidationError):
-        AnswersConfig(shares=shares)
+    fails_with("", AnswersConfig, shares=shares, error=ValidationError)
 
 
 def loader(samples, collate, *, rank: int = 0, world_size: int = 1, start_step: int = 0, num_workers: int = 0):
@@ -165,8 +157,7 @@ def test_ranks_workers_and_resumed_runs_see_the_same(data, folder, processor):
     kinds = {ids == tuple(odd(int(name.split("[")[1][:-1]))) for (_, name), ids in whole.items()}
     assert kinds == {True, False}, "both sources must come up"
     both = {k: v for r in (0, 1) for k, v in rows_of(loader(samples, collate, rank=r, world_size=2)).items()}
-    assert both == whole
-    assert rows_of(loader(samples, collate, num_workers=2)) == whole
+    assert both == whole and rows_of(loader(samples, collate, num_workers=2)) == whole
     later = rows_of(loader(samples, collate, start_step=3))
     assert later == {k: v for k, v in whole.items() if k[0] >= 3}
 
@@ -220,11 +211,9 @@ def test_answers_to_something_else_are_refused(data, folder, open_data):
     answers = write_answers(folder, data)
     other = open_data(folder / "data.json", form=PromptFormat(system="Be brief."), max_length=128, on_error="skip")
     # Also where on_error is skip: that would leave out everything, quietly.
-    with pytest.raises(UserError, match="rendered otherwise"):
-        answered(other, Answers(answers.folder, other), target=1.0).row(0, 0)
+    fails_with("rendered otherwise", answered(other, Answers(answers.folder, other), target=1.0).row, 0, 0)
     fewer = open_data(folder / "data.json", max_samples=5)
-    with pytest.raises(UserError, match="6 answers for 5 records"):
-        Answers(answers.folder, fewer)
+    fails_with("6 answers for 5 records", Answers, answers.folder, fewer)
     renamed = open_data(write(folder / "renamed.json", [data.record(n) for n in range(6)]))
     with pytest.raises(UserError, match=r"answer 0 is to data.json\[0\], the data has renamed.json\[0\]"):
         answered(renamed, Answers(answers.folder, renamed), target=1.0).row(0, 0)
@@ -238,15 +227,13 @@ def test_what_cannot_be_used_keeps_its_place_or_stops(data, folder, processor, o
     assert [any(s.loss_mask) for s in result] == [True, False, False, True, True, True]
     assert [s.sample_id for s in result] == [data.sample_id(n) for n in range(6)]
     strict = open_data(folder / "data.json", max_length=128)
-    with pytest.raises(UserError, match="missing image"):
-        answered(strict, Answers(answers.folder, strict), target=1.0).row(2, 0)
+    fails_with("missing image", answered(strict, Answers(answers.folder, strict), target=1.0).row, 2, 0)
     longest = len(strict.request(0)[0].ids) + len(odd(0))
     for length, stops in ((longest, False), (longest - 1, True)):
         cut = replace_length(open_data(folder / "data.json"), length)
         samples = answered(cut, Answers(answers.folder, cut), target=1.0)
         if stops:
-            with pytest.raises(UserError, match=f"{longest} ids, more than max_length"):
-                samples.row(0, 0)
+            fails_with(f"{longest} ids, more than max_length", samples.row, 0, 0)
         else:
             assert any(samples.row(0, 0).sample.loss_mask)
 

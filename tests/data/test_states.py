@@ -23,6 +23,7 @@ from draftsmith.data.states.identity import check_identity, weights_identity
 from draftsmith.data.states.reader import CachedCollate, CachedSamples, StatesReader
 from draftsmith.data.states.samples import draw_of, split
 from draftsmith.data.states.writer import Deal
+from fails import fails_with
 from states_fake import COUNT, DEAL, EAGLE3, SPARROW, D, identity, padded, row, write
 
 
@@ -110,10 +111,9 @@ def test_supervised_ids_are_read_without_the_states(cache):
         assert torch.equal(reader.supervised_ids(number), made.ids[made.loss_mask])
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "told"),
-    [("loss_mask", 0, "supervised ids among"), ("ids", 0xFF, "supervised ids among"), (None, 0, "safetensors")],
-)
+@pytest.mark.parametrize(("name", "value", "told"), [
+    ("loss_mask", 0, "supervised ids among"), ("ids", 0xFF, "supervised ids among"), (None, 0, "safetensors"),
+])  # fmt: skip
 def test_damaged_heads_are_told_where_only_heads_are_read(name, value, told, cache, tmp_path, monkeypatch):
     """A shard of gigabytes is not read whole when a run starts, and its records are longer than what is read here."""
     monkeypatch.setattr("draftsmith.data.states.reader._HEAD_BYTES", 1600)
@@ -125,9 +125,8 @@ def test_damaged_heads_are_told_where_only_heads_are_read(name, value, told, cac
     with open(span.path, "r+b") as file:
         file.seek(span.start + first)
         file.write(bytes([value]) * (last - first))
-    with pytest.raises(UserError, match=rf"sample \d+ .*{told}") as caught:
-        StatesReader([copy]).supervised_ids(0)
-    assert caught.value.where == str(span.path) and caught.value.hint
+    caught = fails_with(rf"sample \d+ .*{told}", StatesReader([copy]).supervised_ids, 0)
+    assert caught.where == str(span.path) and caught.hint
 
 
 def test_a_reader_of_several_caches_has_one_after_the_other(cache, tmp_path):
@@ -136,19 +135,15 @@ def test_a_reader_of_several_caches_has_one_after_the_other(cache, tmp_path):
     result = CachedCollate(reader, 0)([COUNT + 2, 5], epoch=0).to("cpu")
     assert len(reader) == COUNT + 4 and result.sample_ids == ("file[2]", "file[5]")
     write(tmp_path / "third", deal=Deal(4, 3), image_backend="torchvision")
-    with pytest.raises(UserError, match="image_backend is 'torchvision', and 'pil' in"):
-        StatesReader([cache, tmp_path / "third"])
+    fails_with("image_backend is 'torchvision', and 'pil' in", StatesReader, [cache, tmp_path / "third"])
 
 
 def test_a_filler_supervises_nothing(cache):
     filler = CachedCollate(StatesReader([cache]), 0)([], epoch=0)
     result = filler.to("cpu")
     assert filler.num_supervised == 0 == result.num_supervised
-    assert (
-        result.ids.tolist() == [[3, 3]]
-        and result.states.feature.shape == (1, 2, D)
-        and not result.states.layers[2].any()
-    )
+    assert (result.ids.tolist() == [[3, 3]] and result.states.feature.shape == (1, 2, D)
+            and not result.states.layers[2].any())  # fmt: skip
 
 
 # Order
@@ -174,13 +169,8 @@ def test_every_epoch_has_each_sample_once_in_an_order_of_its_own(cache):
 
 def test_seeds_of_forwards_are_those_of_the_same_samples_online_and_others_in_each_epoch(cache):
     """Noise of a head that learns from shards: the loader's epoch reaches the draws."""
-    found = {
-        (step.epoch, name): seed
-        for step in steps(StatesReader([cache]), total_steps=12)
-        for micro in step.micro
-        for name, seed in zip(micro.sample_ids, micro.seeds, strict=True)
-        if name != "(filler)"
-    }
+    found = {(step.epoch, name): seed for step in steps(StatesReader([cache]), total_steps=12) for micro in step.micro
+             for name, seed in zip(micro.sample_ids, micro.seeds, strict=True) if name != "(filler)"}  # fmt: skip
     assert {epoch for epoch, _ in found} == {0, 1} and len(found) == 2 * COUNT
     assert found == {(epoch, name): forward_seed(5, epoch, name) for epoch, name in found}
     assert len({*found.values()}) == 2 * COUNT
@@ -226,15 +216,9 @@ def test_a_changed_byte_is_refused_with_the_files_name(cache, tmp_path):
     reader = StatesReader([damaged(cache, tmp_path / "c")])
     numbers = DEAL[2].tolist()
     for _ in range(2):  # not taken for checked because it was looked at once
-        with pytest.raises(UserError, match=r"shard-000002\.tar"):
-            reader.read(numbers)
-    with pytest.raises(UserError, match=r"shard-000002\.tar"):
-        ShardReader(tmp_path / "c").verify()
-
-
-def test_a_changed_byte_reaches_the_user_from_a_reading_process(cache, tmp_path):
-    with pytest.raises(UserError, match=r"shard-000002\.tar"):
-        steps(StatesReader([damaged(cache, tmp_path / "c")]), num_workers=1)
+        fails_with(r"shard-000002\.tar", reader.read, numbers)
+    fails_with(r"shard-000002\.tar", ShardReader(tmp_path / "c").verify)
+    fails_with(r"shard-000002\.tar", steps, StatesReader([tmp_path / "c"]), num_workers=1)
 
 
 def test_a_record_is_checked_once(cache, monkeypatch):
@@ -265,9 +249,7 @@ def test_states_of_something_else_are_refused_by_the_fields_name(cache, field):
     del expected["samples"], expected["grouping"]
     StatesReader([cache], expected=expected)
     expected[name] = {**expected[name], **change} if isinstance(change, dict) else change
-    with pytest.raises(UserError, match=f"another {field}: ") as refused:
-        StatesReader([cache], expected=expected)
-    assert str(cache) in str(refused.value)
+    assert str(cache) in str(fails_with(f"another {field}: ", StatesReader, [cache], expected=expected))
     StatesReader([cache], expected=expected, accept=[name])
 
 
@@ -346,17 +328,10 @@ def test_layers_that_are_not_there_are_refused_and_more_than_is_wanted_is_not(ca
         (EAGLE3, "text_layers lacks layer 1"),
         (replace(SPARROW, everywhere=True), "everywhere is false"),
     ):
-        with pytest.raises(UserError, match=f"states.{field}"):
-            check(wanted)
+        fails_with(f"states.{field}", check, wanted)
 
 
-def test_a_cache_that_is_not_finished_is_no_cache(tmp_path):
-    write(tmp_path / "c", shards=[0, 1])
-    with pytest.raises(UserError, match="no manifest"):
-        StatesReader([tmp_path / "c"])
-
-
-def test_a_folder_of_other_states_is_not_written_on(tmp_path):
+def test_a_cache_that_is_not_finished_is_no_cache_and_takes_no_other_states(tmp_path):
     write(tmp_path / "c", shards=[0])
-    with pytest.raises(UserError, match="another dtype: 'bf16', now 'fp8'"):
-        write(tmp_path / "c", shards=[1], dtype="fp8")
+    fails_with("no manifest", StatesReader, [tmp_path / "c"])
+    fails_with("another dtype: 'bf16', now 'fp8'", write, tmp_path / "c", shards=[1], dtype="fp8")

@@ -3,10 +3,10 @@
 import gc
 import threading
 
-import pytest
 import torch
 from draftsmith.core.errors import UserError
 from draftsmith.data.states.memory import Lender, prefetched
+from fails import fails_with
 
 
 def test_memory_in_use_is_never_lent_again_and_comes_back_with_its_last_view():
@@ -59,8 +59,7 @@ def test_an_error_is_raised_where_its_item_would_have_been():
 
     result = prefetched(items())
     assert next(result) == 1
-    with pytest.raises(UserError, match="damaged"):
-        next(result)
+    fails_with("damaged", next, result)
 
 
 def test_a_reader_that_stops_early_leaves_no_thread():

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from draftsmith.core.errors import UserError
 from draftsmith.core.states import Taps
 from draftsmith.data.order import BucketedOrder, RisingVisualOrder
 from draftsmith.data.shards.shards import ShardReader
@@ -15,6 +14,7 @@ from draftsmith.data.states.dtypes import BLOCK, DTYPES, decode, encode, loud_ch
 from draftsmith.data.states.estimate import Size, check_disk, declared_size, record_bytes, samples_per_shard
 from draftsmith.data.states.writer import Deal
 from draftsmith.models.losses import divergence
+from fails import fails_with
 from states_fake import COUNT, EAGLE3, SPARROW, D, counts, write
 
 TB = 1e12
@@ -67,10 +67,8 @@ def test_the_estimate_is_the_size_on_disk(tmp_path, wanted, dtype):
         wanted = Taps(feature=True, visual_layers=(2,), everywhere=True)
     write(tmp_path / "c", wanted, dtype=dtype)
     seen = counts(wanted=SPARROW)  # what is counted does not depend on the layout
-    expected = sum(
-        record_bytes(wanted, D, dtype, text=int(t), visual=int(v), position_rows=3)
-        for t, v in zip(seen.text, seen.visual, strict=True)
-    )
+    expected = sum(record_bytes(wanted, D, dtype, text=int(t), visual=int(v), position_rows=3)
+                   for t, v in zip(seen.text, seen.visual, strict=True))  # fmt: skip
     kept = sum(shard.bytes for shard in ShardReader(tmp_path / "c").shards)
     # Small records are mostly headers; the states themselves are counted to the byte.
     assert abs(kept - expected) < COUNT * 2048 + 5 * 1024
@@ -87,9 +85,8 @@ def test_shards_get_their_size_and_every_sample_once():
 def test_a_full_disk_stops_before_anything_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(estimate.shutil, "disk_usage", lambda path: SimpleNamespace(free=10**9))
     check_disk(tmp_path / "not" / "there", 0.5e9)
-    with pytest.raises(UserError, match=r"take 2 GB and the disk has 1 GB free") as refused:
-        check_disk(tmp_path / "states", 2e9)
-    assert "fp8" in str(refused.value) and not list(Path(tmp_path).iterdir())
+    refused = fails_with(r"take 2 GB and the disk has 1 GB free", check_disk, tmp_path / "states", 2e9)
+    assert "fp8" in str(refused) and not list(Path(tmp_path).iterdir())
 
 
 # Rounding
@@ -98,10 +95,8 @@ def test_a_full_disk_stops_before_anything_is_written(tmp_path, monkeypatch):
 def loud_states(count: int = 400, width: int = 512) -> torch.Tensor:
     """Heavy-tailed states with a few channels far above all others, as a final norm leaves them."""
     draw = torch.Generator().manual_seed(0)
-    normal, chi = (
-        torch.randn(count, width, generator=draw),
-        torch.randn(4, count, width, generator=draw).square().sum(0),
-    )
+    normal, chi = (torch.randn(count, width, generator=draw),
+                   torch.randn(4, count, width, generator=draw).square().sum(0))  # fmt: skip
     states = normal / (chi / 4).sqrt()  # Student's t with 4 degrees of freedom
     states[:, [3, 200, 450]] *= 40
     return states

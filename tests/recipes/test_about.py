@@ -1,7 +1,7 @@
 """What a stage is for: the recipe's words or its kind's, in dry runs, and in no fingerprint."""
 
 import pytest
-from draftsmith.recipes.commands.cli import main
+from command_line import prints
 from draftsmith.recipes.files import demo_names
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
@@ -15,12 +15,8 @@ def test_every_stage_of_a_demo_says_what_it_is_for(name):
 
 def test_without_words_a_stage_has_its_kinds():
     publish = "stages.publish={kind: publish, repo: me/x}"
-    recipes = (
-        ["llava15-68m", publish],
-        ["eagle-llamagen-xl-stage1"],
-        ["sparrow-qwen2.5-vl-7b"],
-        ["demo/lvlm-distilled"],
-    )
+    recipes = (["llava15-68m", publish], ["eagle-llamagen-xl-stage1"], ["sparrow-qwen2.5-vl-7b"],
+               ["demo/lvlm-distilled"])  # fmt: skip
     purposes = {}
     for name, *words in recipes:
         for section in load([f"recipe={name}", *words]).recipe.stages.values():
@@ -30,8 +26,7 @@ def test_without_words_a_stage_has_its_kinds():
 
 
 def test_a_dry_run_shows_it_and_no_fingerprint_holds_it(capsys):
-    assert main(["recipe=demo/lvlm", "dry_run=true", "stages.pretrain.about=a bridge for pictures"]) == 0
-    said = capsys.readouterr().out
+    said = prints(capsys, ["recipe=demo/lvlm", "dry_run=true", "stages.pretrain.about=a bridge for pictures"])
     assert "stage pretrain (train): a bridge for pictures\n" in said
     loaded = [
         load(["recipe=demo/lvlm", *words]) for words in ([], ["stages.world.about=null", "stages.pretrain.about=b"])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from draftsmith.core.errors import UserError
+from command_line import prints
 from draftsmith.recipes.announce import announcement
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.launch import run_recipe
@@ -15,6 +15,7 @@ from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
 from draftsmith.trainers.run.finished_stages import write_done
 from draftsmith.trainers.run.matching import FINGERPRINTS, write_begun
+from fails import fails_with
 from ranks_run import MAIN, run_ranks
 from training import free_port
 
@@ -107,58 +108,48 @@ def test_mistakes_are_told_and_nothing_is_written(name, tmp_path, capsys, monkey
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.chdir(tmp_path)
     arguments, expected = BAD[name]
-    assert main(arguments) == 2
-    message = capsys.readouterr().err
-    assert expected in message
-    assert "Traceback" not in message
+    message = prints(capsys, arguments, 2)
+    assert expected in message and "Traceback" not in message
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("setting", "where"),
-    [
-        ("sede=1", "command line: sede=1\n"),
-        ("stages.target.optim.learning_rate=1", "command line: stages.target.optim.learning_rate=1\n"),
-        ("stages.target.optim={learning_rate: 1}", "command line: stages.target.optim={learning_rate: 1}\n"),
-        ("stages.finetoone.steps=2", "command line: stages.finetoone.steps=2\n"),
-        # The section as a whole is wrong: it is the file's, with what was added to it.
-        (
-            "stages.evaluate.temperatures=[0.0,0.0]",
-            "mine.yaml with command line: stages.evaluate.temperatures=[0.0,0.0]\n",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("setting", "where"), [
+    ("sede=1", "command line: sede=1\n"),
+    ("stages.target.optim.learning_rate=1", "command line: stages.target.optim.learning_rate=1\n"),
+    ("stages.target.optim={learning_rate: 1}", "command line: stages.target.optim={learning_rate: 1}\n"),
+    ("stages.finetoone.steps=2", "command line: stages.finetoone.steps=2\n"),
+    # The section as a whole is wrong: it is the file's, with what was added to it.
+    (
+        "stages.evaluate.temperatures=[0.0,0.0]",
+        "mine.yaml with command line: stages.evaluate.temperatures=[0.0,0.0]\n",
+    ),
+])  # fmt: skip
 def test_a_mistake_is_blamed_on_who_made_it(tmp_path, capsys, setting, where):
     mine = tmp_path / "mine.yaml"
     mine.write_text("extends: demo/lvlm-from-nothing\n")
-    assert main([f"recipe={mine}", setting, "dry_run=true"]) == 2
-    assert f"{where}" in capsys.readouterr().err
+    assert f"{where}" in prints(capsys, [f"recipe={mine}", setting, "dry_run=true"], 2)
     mine.write_text("extends: demo/lvlm-from-nothing\nsede: 1\n")
-    assert main([f"recipe={mine}", "seed=2", "dry_run=true"]) == 2
-    message = capsys.readouterr().err
+    message = prints(capsys, [f"recipe={mine}", "seed=2", "dry_run=true"], 2)
     assert f"where: {mine}\n" in message and "command line" not in message
 
 
-def test_secrets_of_the_command_line_are_not_repeated(capsys):
-    secret = "hf_" + "a1B2" * 9
-    assert main(["recipe=demo/lvlm-from-nothing", f"tracking.tokn={secret}", "dry_run=true"]) == 2
-    message = capsys.readouterr().err
-    assert "command line: tracking.tokn=" in message and secret not in message
+SECRET = "hf_" + "a1B2" * 9
 
 
-def test_a_stage_without_a_kind_is_told_without_what_it_holds(capsys):
-    secret = "hf_" + "a1B2" * 9
-    assert main(["recipe=demo/lvlm-from-nothing", f"stages.new={{data: {secret}, token: {secret}}}"]) == 2
-    message = capsys.readouterr().err
-    assert "stages.new: its kind is missing" in message and "stages.new: add kind, one of these" in message
-    assert secret not in message
+@pytest.mark.parametrize(("setting", "told"), [
+    (f"tracking.tokn={SECRET}", "command line: tracking.tokn="),
+    (f"stages.new={{data: {SECRET}, token: {SECRET}}}", "stages.new: its kind is missing"),
+    (f"stages.new={{data: {SECRET}, token: {SECRET}}}", "stages.new: add kind, one of these"),
+])  # fmt: skip
+def test_secrets_of_the_command_line_are_not_repeated(setting, told, capsys):
+    message = prints(capsys, ["recipe=demo/lvlm-from-nothing", setting, "dry_run=true"], 2)
+    assert told in message and SECRET not in message
 
 
 def test_two_stages_with_one_name(tmp_path):
     path = tmp_path / "twice.yaml"
     path.write_text("target: {}\nstages:\n  a: {kind: train}\n  a: {kind: train}\noutput: x\n")
-    with pytest.raises(UserError, match="'a' stands twice"):
-        load([f"recipe={path}"])
+    fails_with("'a' stands twice", load, [f"recipe={path}"])
 
 
 def test_extends_goes_one_level_and_kind_changes_drop_old_keys():
@@ -202,11 +193,8 @@ def test_fingerprints_cover_the_files_that_a_stage_reads(tmp_path):
         return {p.name: p.fingerprint for p in plan(loaded.recipe, loaded.path)}
 
     base = prints()
-    for name, stages in {
-        "bench": {"evaluate"},
-        "val": {"finetune", "evaluate"},
-        "finetune": {"finetune", "evaluate"},
-    }.items():
+    for name, stages in {"bench": {"evaluate"}, "val": {"finetune", "evaluate"},
+                         "finetune": {"finetune", "evaluate"}}.items():  # fmt: skip
         before = prints()
         files[name].write_text("[{}]")
         after = prints()
@@ -228,77 +216,65 @@ def test_through_the_real_launcher(tmp_path):
     launcher = ["-m", "deepspeed.launcher.runner", "--num_accelerators", "2", "--master_port", free_port()]
     command = [sys.executable, *launcher, "trains/train.py", *WRONG, f"output={tmp_path / 'run'}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 2
-    assert (done.stdout + done.stderr).count("did you mean seed?") == 1
+    assert done.returncode == 2 and (done.stdout + done.stderr).count("did you mean seed?") == 1
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("recipe", "setting", "told"),
-    [
-        ("lvlm", "drafter.language_model.num_hidden_layer=4", "drafter.language_model.num_hidden_layer"),
-        ("lvlm-from-nothing", "target.vision_tower.hidden_sizes=64", "target.vision_tower.hidden_sizes"),
-        ("visual-ar", "target.text_encoder.d_models=32", "target.text_encoder.d_models"),
-    ],
-)
+@pytest.mark.parametrize(("recipe", "setting", "told"), [
+    ("lvlm", "drafter.language_model.num_hidden_layer=4", "drafter.language_model.num_hidden_layer"),
+    ("lvlm-from-nothing", "target.vision_tower.hidden_sizes=64", "target.vision_tower.hidden_sizes"),
+    ("visual-ar", "target.text_encoder.d_models=32", "target.text_encoder.d_models"),
+])  # fmt: skip
 def test_a_misspelt_key_of_an_inline_model_is_refused(recipe, setting, told):
     """transformers keeps such a key and reads it nowhere: the model had its default size, and exit code 0."""
-    with pytest.raises(UserError) as caught:
-        run_recipe([f"recipe=demo/{recipe}", setting, "dry_run=true"], "a test")
-    assert told in caught.value.problem and "has no such key" in caught.value.problem
+    caught = fails_with("", run_recipe, [f"recipe=demo/{recipe}", setting, "dry_run=true"], "a test")
+    assert told in caught.problem and "has no such key" in caught.problem
     right = {"num_hidden_layer": "num_hidden_layers", "hidden_sizes": "hidden_size", "d_models": "d_model"}
-    assert repr(right[told.split(".")[-1]]) in caught.value.hint
+    assert repr(right[told.split(".")[-1]]) in caught.hint
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ("recipe=nowhere.yaml", "no file 'nowhere.yaml'"),
-        ("recipe=demo/lvlm --dry-run", "write dry_run=true"),
-        ("train llava15-68m --dry-run", "write dry_run=true"),
-        ("train llava15-68m --lr 1e-4", "write stages.STAGE.optim.lr=VALUE"),
-        ("recipe=llava15-68m --seed 1", "write seed=VALUE"),
-        ("recipe=llava15-68m stages.finetune.lr=1e-4", "did you mean optim.lr?"),
-        ("recipe=eagle3-qwen2.5-vl-7b stages.text.lr=1e-4", "did you mean optim.lr?"),
-        ("recipe=llava15-68m stages.finetune.wd=0.1", "did you mean optim.weight_decay?"),
-        ("recipe=llava15-68m stages=pretrain,finetune", 'write "stages=[pretrain,finetune]"'),
-        ("help", "draftsmith --help"),
-        ("version", "draftsmith --version"),
-        ("-v", "draftsmith --version"),
-        ("--recipe llava15-68m", "write recipe=VALUE"),
-        ("recipe llava15-68m", "draftsmith recipe=NAME"),
-        ("demo/lvlm", "draftsmith demo lvlm"),
-        ("llava15-68m", "draftsmith train llava15-68m"),
-        ("logs nowhere.jsonl out", "check its name"),
-        ("recipe=demo/lvlm dryrun=true", "did you mean dry_run?"),
-        (
-            "train demo/lvlm stages=[pretrain, finetune] seed=1",
-            'quote what has blanks: "stages=[pretrain, finetune]"\n',
-        ),
-        ("recipe=demo/lvlm a.b={x: 1, y: /z}", "quote what has blanks: 'a.b={x: 1, y: /z}'\n"),
-        ("train llava15-68m stages.pretrain.data.path=${DATA_ROOT}/x.json", "is written ${oc.env:DATA_ROOT}\n"),
-        ("evaluate runs/nothing", "no such folder or recipe: 'runs/nothing'"),
-        ("publish runs/nothing", "no such folder or recipe: 'runs/nothing'"),
-        ("check runs/nothing", "no such folder or recipe: 'runs/nothing'"),
-        ("show runs/nothing", "no such folder or recipe: 'runs/nothing'"),
-        ("recipe=demo/lvml", "did you mean 'demo/lvlm'"),
-        ("recipe=a recipe=b", "2 recipes: a and b\n  hint:  name one\n"),
-        ("seed=1", "recipe=NAME: draftsmith recipes lists them\n"),
-        ("train help", "draftsmith COMMAND --help"),
-        ("train demo/lvlm llava15-68m", "two recipes: demo/lvlm and llava15-68m"),
-        ("recipe=demo/lvlm llava15-68m", "name one recipe; settings are key=value\n"),
-        ("train demo/lvlm b", "write b=VALUE, without blanks; one recipe is named\n"),
-        ("train demo/lvlm restart=nothing", "restart=nothing\n  hint:  its stages are world, language, pretrain,"),
-        ("train demo/lvlm restart=pretran", "did you mean 'pretrain'?"),
-        ("recipe=demo/lvlm stages.finetune.optim.lr=-1", "hint:  stages.finetune.optim.lr: write lr="),
-        ("recipe=demo/lvlm stages.evaluate.methods.M.tree=30-4", "hint:  stages.evaluate.methods.M.tree: did you mean"),
-    ],
-)
+@pytest.mark.parametrize(("words", "told"), [
+    ("recipe=nowhere.yaml", "no file 'nowhere.yaml'"),
+    ("recipe=demo/lvlm --dry-run", "write dry_run=true"),
+    ("train llava15-68m --dry-run", "write dry_run=true"),
+    ("train llava15-68m --lr 1e-4", "write stages.STAGE.optim.lr=VALUE"),
+    ("recipe=llava15-68m --seed 1", "write seed=VALUE"),
+    ("recipe=llava15-68m stages.finetune.lr=1e-4", "did you mean optim.lr?"),
+    ("recipe=eagle3-qwen2.5-vl-7b stages.text.lr=1e-4", "did you mean optim.lr?"),
+    ("recipe=llava15-68m stages.finetune.wd=0.1", "did you mean optim.weight_decay?"),
+    ("recipe=llava15-68m stages=pretrain,finetune", 'write "stages=[pretrain,finetune]"'),
+    ("help", "draftsmith --help"),
+    ("version", "draftsmith --version"),
+    ("-v", "draftsmith --version"),
+    ("--recipe llava15-68m", "write recipe=VALUE"),
+    ("recipe llava15-68m", "draftsmith recipe=NAME"),
+    ("demo/lvlm", "draftsmith demo lvlm"),
+    ("llava15-68m", "draftsmith train llava15-68m"),
+    ("logs nowhere.jsonl out", "check its name"),
+    ("recipe=demo/lvlm dryrun=true", "did you mean dry_run?"),
+    ("train demo/lvlm stages=[pretrain, finetune] seed=1", 'quote what has blanks: "stages=[pretrain, finetune]"\n'),
+    ("recipe=demo/lvlm a.b={x: 1, y: /z}", "quote what has blanks: 'a.b={x: 1, y: /z}'\n"),
+    ("train llava15-68m stages.pretrain.data.path=${DATA_ROOT}/x.json", "is written ${oc.env:DATA_ROOT}\n"),
+    ("evaluate runs/nothing", "no such folder or recipe: 'runs/nothing'"),
+    ("publish runs/nothing", "no such folder or recipe: 'runs/nothing'"),
+    ("check runs/nothing", "no such folder or recipe: 'runs/nothing'"),
+    ("show runs/nothing", "no such folder or recipe: 'runs/nothing'"),
+    ("recipe=demo/lvml", "did you mean 'demo/lvlm'"),
+    ("recipe=a recipe=b", "2 recipes: a and b\n  hint:  name one\n"),
+    ("seed=1", "recipe=NAME: draftsmith recipes lists them\n"),
+    ("train help", "draftsmith COMMAND --help"),
+    ("train demo/lvlm llava15-68m", "two recipes: demo/lvlm and llava15-68m"),
+    ("recipe=demo/lvlm llava15-68m", "name one recipe; settings are key=value\n"),
+    ("train demo/lvlm b", "write b=VALUE, without blanks; one recipe is named\n"),
+    ("train demo/lvlm restart=nothing", "restart=nothing\n  hint:  its stages are world, language, pretrain,"),
+    ("train demo/lvlm restart=pretran", "did you mean 'pretrain'?"),
+    ("recipe=demo/lvlm stages.finetune.optim.lr=-1", "hint:  stages.finetune.optim.lr: write lr="),
+    ("recipe=demo/lvlm stages.evaluate.methods.M.tree=30-4", "hint:  stages.evaluate.methods.M.tree: did you mean"),
+])  # fmt: skip
 def test_the_cure_that_is_named_is_one(words, told, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "execve", lambda *call: pytest.fail("a launcher was started for it"))
-    assert main(words.split()) == 2
-    said = capsys.readouterr().err
+    said = prints(capsys, words.split(), 2)
     assert told in said and not any(tmp_path.iterdir())
     assert len(said) < 700, "a wall of names"
 
@@ -306,13 +282,11 @@ def test_the_cure_that_is_named_is_one(words, told, tmp_path, monkeypatch, capsy
 def test_a_variable_of_the_environment_in_a_file_is_told_how_it_is_written(tmp_path, capsys):
     mine = tmp_path / "mine.yaml"
     mine.write_text("extends: demo/lvlm\noutput: ${DATA_ROOT}/x\n")
-    assert main([f"recipe={mine}"]) == 2
-    assert "${oc.env:DATA_ROOT}" in capsys.readouterr().err
+    assert main([f"recipe={mine}"]) == 2 and "${oc.env:DATA_ROOT}" in capsys.readouterr().err
 
 
 def test_a_runs_folder_is_no_recipe_and_its_command_is_told(tmp_path, capsys):
-    assert main([f"recipe={tmp_path}"]) == 2
-    assert f"recipe={tmp_path}/recipe.yaml output={tmp_path}\n" in capsys.readouterr().err
+    assert f"recipe={tmp_path}/recipe.yaml output={tmp_path}\n" in prints(capsys, [f"recipe={tmp_path}"], 2)
 
 
 @pytest.mark.parametrize("words", ["restart=nothing", "stages=[nothing]", "dry_run=maybe", "b"])
@@ -334,8 +308,7 @@ def test_whose_folder_it_is_comes_first(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
         "draftsmith.trainers.run.guard.RunLock", lambda *words, **how: None
     )  # held until a process ends
-    assert main(["evaluate", str(mine), f"output={tmp_path}"]) == 2
-    said = capsys.readouterr().err
+    said = prints(capsys, ["evaluate", str(mine), f"output={tmp_path}"], 2)
     assert said.startswith("error: this folder holds a run of lvlm.yaml, and this is mine.yaml: ")
     assert "hint:  choose another output: output=FOLDER; or," in said and "restart=" in said
     assert main(["evaluate", "demo/lvlm", f"output={tmp_path}", "seed=5"]) == 2, "its own recipe with another setting"
@@ -344,6 +317,5 @@ def test_whose_folder_it_is_comes_first(tmp_path, monkeypatch, capsys):
 
 def test_a_refused_name_is_not_suggested(capsys):
     words = ["recipe=demo/compare", "dry_run=true", "stages.evaluate.methods.MSD, tree.drafter=MSD, tree"]
-    assert main(words) == 2
-    said = capsys.readouterr().err
+    said = prints(capsys, words, 2)
     assert "which is no earlier stage" in said and "'MSD, tree'" not in said[said.index("hint:") :]

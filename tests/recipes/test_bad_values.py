@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from command_line import prints
 from draftsmith.core.errors import UserError
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.dry_run import dry_run
@@ -23,6 +24,7 @@ from draftsmith.recipes.origins import resolved
 from draftsmith.recipes.plan import plan
 from draftsmith.recipes.schema import Recipe
 from draftsmith.trainers.estimate.models import target_shape
+from fails import fails_with
 
 TRAIN, LM = "stages.pretrain", "drafter.language_model"
 # Setting of demo/lvlm-from-nothing -> what its message says.
@@ -96,40 +98,31 @@ REFUSED = {
 
 
 def told(*arguments: str) -> UserError:
-    with pytest.raises(UserError) as caught:
-        run_recipe([*arguments, "dry_run=true"], "a test")
-    return caught.value
+    return fails_with("", run_recipe, [*arguments, "dry_run=true"], "a test")
 
 
-@pytest.mark.parametrize("setting", REFUSED)
-def test_a_value_that_cannot_be_meant_is_refused(setting):
+@pytest.mark.parametrize(("setting", "says"), REFUSED.items())
+def test_a_value_that_cannot_be_meant_is_refused(setting, says):
     error = told("recipe=demo/lvlm-from-nothing", setting)
-    assert REFUSED[setting] in error.problem
-    # Whoever set it is named.
-    assert "command line: " in (error.where or "") and error.hint
+    assert says in error.problem and error.hint
+    assert "command line: " in (error.where or ""), "whoever set it is named"
 
 
 def test_a_mistyped_split_under_restart_moves_nothing(tmp_path):
     done = tmp_path / "run" / "pretrain" / "model.safetensors"
     done.parent.mkdir(parents=True)
     done.write_text("weights")
-    with pytest.raises(UserError) as caught:
-        run_recipe(["recipe=demo/lvlm", f"output={tmp_path / 'run'}", f"{TRAIN}.data.path=trian", "restart=pretrain"],
-                   "a test")  # fmt: skip
-    assert f"{TRAIN}.data takes 'trian' of stage world" in caught.value.problem
-    assert "did you mean 'train'" in (caught.value.hint or "")
-    assert f"command line: {TRAIN}.data.path=trian" in (caught.value.where or "")
+    words = ["recipe=demo/lvlm", f"output={tmp_path / 'run'}", f"{TRAIN}.data.path=trian", "restart=pretrain"]
+    caught = fails_with(f"{TRAIN}.data takes 'trian' of stage world", run_recipe, words, "a test")
+    assert "did you mean 'train'" in caught.hint and f"command line: {TRAIN}.data.path=trian" in caught.where
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [done]
 
 
-@pytest.mark.parametrize(
-    ("name", "section", "problem"),
-    [
-        ("finetune", "path: some/draft", "drafters.finetune: stage finetune trains a drafter of this name"),
-        ("mine", "path: some/draft, language_model: some/model",
-         "drafters.mine.language_model: nothing reads it beside drafters.mine.path"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "section", "problem"), [
+    ("finetune", "path: some/draft", "drafters.finetune: stage finetune trains a drafter of this name"),
+    ("mine", "path: some/draft, language_model: some/model",
+     "drafters.mine.language_model: nothing reads it beside drafters.mine.path"),
+])  # fmt: skip
 def test_drafters_of_an_evaluation_have_one_source(name, section, problem):
     drafters = f"stages.evaluate.drafters={{{name}: {{kind: lvlm, {section}}}}}"
     error = told("recipe=demo/lvlm-from-nothing", drafters, f"stages.evaluate.methods={{a: {{drafter: {name}}}}}")
@@ -147,8 +140,7 @@ def test_a_path_beside_named_parts_is_refused(recipe):
 def test_a_published_draft_of_a_folder_is_described_by_its_own_config(tmp_path, capsys):
     config = load(["recipe=demo/lvlm-from-nothing"]).recipe
     config.drafter.config_beside(target_shape(config)).save_pretrained(tmp_path)
-    assert main(["recipe=demo/lvlm-from-nothing", "dry_run=true"]) == 0
-    assembled = capsys.readouterr().out
+    assembled = prints(capsys, ["recipe=demo/lvlm-from-nothing", "dry_run=true"])
     nulls = ["drafter.language_model=null", "drafter.vision_tower=null"]
     assert main(["recipe=demo/lvlm-from-nothing", f"drafter.path={tmp_path}", *nulls, "dry_run=true"]) == 0
     assert capsys.readouterr().out == assembled
@@ -211,28 +203,18 @@ def test_what_cannot_be_extended(value, tmp_path):
     assert error.problem.startswith("extends ") and f"{path}, key extends" in (error.where or "")
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        "root:x:0:0:s3cret:/root:/bin/bash\nme:x:1:1::/:/bin/sh\n",
-        "s3cret: {a: 1}\nother: 2\n",
-        "a: [s3cret\n",
-        "a: s3cret\n s3cret",
-        "s3cret s3cret: 1\ns3cret s3cret: 2\n",
-        "a: *s3cret\n",
-        "a: !s3cret 1\n",
-        "- s3cret\n",
-        "s3cret",
-    ],
-)
+@pytest.mark.parametrize("content", [
+    "root:x:0:0:s3cret:/root:/bin/bash\nme:x:1:1::/:/bin/sh\n", "s3cret: {a: 1}\nother: 2\n", "a: [s3cret\n",
+    "a: s3cret\n s3cret", "s3cret s3cret: 1\ns3cret s3cret: 2\n", "a: *s3cret\n", "a: !s3cret 1\n", "- s3cret\n",
+    "s3cret",
+])  # fmt: skip
 def test_the_content_of_other_files_is_not_printed(content, tmp_path, capsys):
     other = tmp_path / "passwd"
     other.write_text(content)
     path = tmp_path / "mine.yaml"
     path.write_text(f"extends: {other}\noutput: x\n")
     for recipe in (path, other):
-        assert main([f"recipe={recipe}", "dry_run=true"]) == 2
-        message = capsys.readouterr().err
+        message = prints(capsys, [f"recipe={recipe}", "dry_run=true"], 2)
         assert str(other) in message and "s3cret" not in message and "Traceback" not in message
 
 
@@ -247,19 +229,16 @@ def test_numbers_as_text_are_read(monkeypatch, tmp_path):
     assert (stage.log_every, stage.batch_size) == (12, 10)
 
 
-@pytest.mark.parametrize(
-    ("setting", "where"),
-    [
-        # No file has the section.
-        ("traget.path=x", "command line: traget.path=x"),
-        # Of the plan, of a model that is built, of a stage's description.
-        ("stages.target.data.from=evaluate", "mine.yaml with command line: stages.target.data.from=evaluate"),
-        ("drafter.vision_tower.image_size=64", "mine.yaml with command line: drafter.vision_tower.image_size=64"),
-        ("stages.pretrain.data.max_length=1000000", "mine.yaml with command line: stages.pretrain.data.max_length"),
-        ("stages=[pretrian]", "command line: stages="),
-        ("restart=pretrian", "command line: restart="),
-    ],
-)
+@pytest.mark.parametrize(("setting", "where"), [
+    # No file has the section.
+    ("traget.path=x", "command line: traget.path=x"),
+    # Of the plan, of a model that is built, of a stage's description.
+    ("stages.target.data.from=evaluate", "mine.yaml with command line: stages.target.data.from=evaluate"),
+    ("drafter.vision_tower.image_size=64", "mine.yaml with command line: drafter.vision_tower.image_size=64"),
+    ("stages.pretrain.data.max_length=1000000", "mine.yaml with command line: stages.pretrain.data.max_length"),
+    ("stages=[pretrian]", "command line: stages="),
+    ("restart=pretrian", "command line: restart="),
+])  # fmt: skip
 def test_a_setting_of_the_command_line_is_blamed_on_it(setting, where, tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("extends: demo/lvlm-from-nothing\n")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from draftsmith.core.errors import UserError
+from command_line import prints
 from draftsmith.recipes.commands import cli, stages
 from draftsmith.recipes.commands.cli import COMMANDS, main
 from draftsmith.recipes.commands.completion import SHELLS
@@ -17,6 +17,7 @@ from draftsmith.recipes.exit_codes import CRASH, EXIT_CODES, FAULTS, MISTAKE, OK
 from draftsmith.recipes.launch import typed
 from draftsmith.recipes.load import load, recipe_names
 from draftsmith.recipes.origins import COMMAND_LINE, DEFAULT, shown, values
+from fails import fails_with, raising
 
 OWN, BASE = "lvlm/llava15-160m.yaml", "extended lvlm/llava15-68m.yaml"
 
@@ -26,12 +27,10 @@ def origins(*arguments: str) -> dict[str, tuple]:
 
 
 def test_recipes_lists_each_with_its_headline(capsys):
-    assert main(["recipes"]) == OK
-    listed = capsys.readouterr().out.splitlines()
+    listed = prints(capsys, ["recipes"], OK).splitlines()
     assert len(listed) == len(recipe_names())
     (line,) = [line for line in listed if line.split()[0] == "demo/lvlm"]
-    assert "drawn scenes" in line
-    assert main(["recipes", "--names"]) == OK
+    assert "drawn scenes" in line and main(["recipes", "--names"]) == OK
     assert capsys.readouterr().out.split() == list(recipe_names())
 
 
@@ -42,11 +41,8 @@ def test_a_restart_with_wrong_data_moves_nothing(tmp_path, monkeypatch, capsys):
         (output / stage / "done.json").write_text('{"fingerprint": "f", "version": 2}')
     monkeypatch.setattr("draftsmith.trainers.run.run.run_stages", lambda *a, **k: pytest.fail("it began to run"))
     data = f"stages.pretrain.data={{path: {tmp_path / 'absent.json'}, from: null}}"
-    assert (
-        main(["recipe=demo/lvlm-from-nothing", f"output={output}", data, "stages=[pretrain]", "restart=pretrain"])
-        == MISTAKE
-    )
-    assert "restart=pretrain: not on disk" in capsys.readouterr().err
+    words = ["recipe=demo/lvlm-from-nothing", f"output={output}", data, "stages=[pretrain]", "restart=pretrain"]
+    assert "restart=pretrain: not on disk" in prints(capsys, words, MISTAKE)
     left = sorted(path.name for path in output.iterdir() if path.name != ".locks")
     assert left == ["language", "pretrain", "seeing", "target", "world"]
 
@@ -56,8 +52,7 @@ def test_a_run_whose_later_stage_has_no_data_does_not_begin(tmp_path, monkeypatc
     monkeypatch.setattr("draftsmith.trainers.run.run.run_stages", lambda *a, **k: pytest.fail("it began to run"))
     words = ["recipe=demo/lvlm-from-nothing", f"output={tmp_path / 'run'}"]
     data = f"stages.finetune.data={{path: {tmp_path / 'absent.json'}, from: null}}"
-    assert main([*words, data]) == MISTAKE
-    said = capsys.readouterr().err
+    said = prints(capsys, [*words, data], MISTAKE)
     assert "not on disk" in said and "stages.finetune.data" in said and "stages=[...]" in said
     begun = []
     monkeypatch.setattr("draftsmith.trainers.run.run.run_stages", lambda *a, **k: begun.append(a))
@@ -108,15 +103,13 @@ def test_each_way_to_run_passes_on_what_was_typed(monkeypatch, words):
     for module in (cli, stages):
         monkeypatch.setattr(module, "run_recipe", lambda arguments, command: commands.append(command) or MISTAKE)
     monkeypatch.setattr("sys.argv", ["/opt/bin/draftsmith"])
-    assert main(words.split()) == MISTAKE
-    assert commands == [f"draftsmith {words}"]
+    assert main(words.split()) == MISTAKE and commands == [f"draftsmith {words}"]
 
 
 def test_recipes_are_found_by_words(capsys):
     assert main(["recipes", "LLAMAGEN", "demo"]) == OK
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["demo/visual-ar"]
-    assert main(["recipes", "whisper"]) == MISTAKE
-    assert "no recipe with whisper" in capsys.readouterr().err
+    assert "no recipe with whisper" in prints(capsys, ["recipes", "whisper"], MISTAKE)
 
 
 # One for each track here, drafters in a stage and a method's name that ends in tokens; all others in the slow tier, for
@@ -147,8 +140,7 @@ def test_where_values_come_from():
     assert result["stages.finetune.optim.lr"] == (5e-5, COMMAND_LINE)
     assert result["stages.pretrain.lora.rank"] == (4, COMMAND_LINE)
     assert result["stages.pretrain.lora.alpha"][1] == DEFAULT, "a part of the section that nobody named"
-    assert result["stages.pretrain.optim.eps"][1] == DEFAULT
-    assert result["seed"] == (0, DEFAULT)
+    assert result["stages.pretrain.optim.eps"][1] == DEFAULT and result["seed"] == (0, DEFAULT)
 
 
 def test_a_kind_that_changes_takes_the_old_kinds_values_along():
@@ -168,11 +160,9 @@ def test_a_name_that_stands_for_a_section_is_the_origin_of_all_in_it():
 
 
 def test_show_prints_no_secret(capsys):
-    assert (
-        main(["show", "demo/lvlm", "tracking={wandb: {project: p, entity: hf_AbCdEfGhIjKlMnOpQrStUvWxYz012345}}"]) == 0
-    )
-    printed = capsys.readouterr().out
-    assert "project: p" in printed and "hf_AbCd" not in printed
+    setting = "tracking={wandb: {project: p, entity: hf_AbCdEfGhIjKlMnOpQrStUvWxYz012345}}"
+    said = prints(capsys, ["show", "demo/lvlm", setting])
+    assert "project: p" in said and "hf_AbCd" not in said
 
 
 def test_a_runs_folder_stands_for_its_recipe(tmp_path, capsys):
@@ -180,35 +170,28 @@ def test_a_runs_folder_stands_for_its_recipe(tmp_path, capsys):
     run.mkdir()
     tree = load(["recipe=demo/lvlm", "output=elsewhere", "seed=9"]).tree
     (run / "recipe.yaml").write_text(yaml.safe_dump(tree))
-    assert main(["show", str(run), "--no-defaults"]) == OK
-    result = yaml.safe_load(capsys.readouterr().out)
+    result = yaml.safe_load(prints(capsys, ["show", str(run), "--no-defaults"], OK))
     assert result["seed"] == 9 and result["output"] == str(run)
     (tmp_path / "other").mkdir()
-    assert main(["show", str(tmp_path / "other")]) == MISTAKE
-    assert "the folder holds no run" in capsys.readouterr().err
+    assert "the folder holds no run" in prints(capsys, ["show", str(tmp_path / "other")], MISTAKE)
 
 
-@pytest.mark.parametrize(
-    ("command", "settings", "expected"),
-    [
-        ("train", [], "stages=[world,language,pretrain,finetune]"),
-        ("train", ["stages=[finetune]"], "stages=[finetune]"),
-        ("evaluate", [], "stages=[evaluate]"),
-        ("evaluate", ["--stages=evaluate"], "stages=[evaluate]"),
-    ],
-)
+@pytest.mark.parametrize(("command", "settings", "expected"), [
+    ("train", [], "stages=[world,language,pretrain,finetune]"),
+    ("train", ["stages=[finetune]"], "stages=[finetune]"),
+    ("evaluate", [], "stages=[evaluate]"),
+    ("evaluate", ["--stages=evaluate"], "stages=[evaluate]"),
+])  # fmt: skip
 def test_a_command_runs_the_stages_of_its_kind(command, settings, expected):
     arguments = stages.chosen(["recipe=demo/lvlm", *settings], command)
     assert arguments == ["recipe=demo/lvlm", expected]
 
 
 def test_a_stage_of_another_kind_is_refused_with_its_command():
-    with pytest.raises(UserError, match="of kind evaluate") as refused:
-        stages.chosen(["recipe=demo/lvlm", "stages=[evaluate]"], "train")
-    assert "draftsmith evaluate runs it" in refused.value.hint
-    with pytest.raises(UserError, match="no stage for draftsmith publish") as refused:
-        stages.chosen(["recipe=demo/lvlm"], "publish")
-    assert "kind: publish" in refused.value.hint
+    refused = fails_with("of kind evaluate", stages.chosen, ["recipe=demo/lvlm", "stages=[evaluate]"], "train")
+    assert "draftsmith evaluate runs it" in refused.hint
+    refused = fails_with("no stage for draftsmith publish", stages.chosen, ["recipe=demo/lvlm"], "publish")
+    assert "kind: publish" in refused.hint
 
 
 def test_commands_hand_on_to_one_runner(monkeypatch, capsys):
@@ -218,35 +201,29 @@ def test_commands_hand_on_to_one_runner(monkeypatch, capsys):
     assert main(["evaluate", "demo/lvlm", "seed=3"]) == STOPPED, "the run's exit code is the command's"
     assert main(["--local_rank=1", "train", "recipe=demo/lvlm", "stages=[world]"]) == STOPPED, "as a launcher starts it"
     assert main(["--local_rank=0", "recipe=demo/lvlm", "seed=3"]) == OK, "the present way"
-    assert given == [
-        ["recipe=demo/lvlm", "seed=3", "stages=[evaluate]"],
-        ["recipe=demo/lvlm", "stages=[world]"],
-        ["recipe=demo/lvlm", "seed=3"],
-    ]
+    assert given == [["recipe=demo/lvlm", "seed=3", "stages=[evaluate]"], ["recipe=demo/lvlm", "stages=[world]"],
+                     ["recipe=demo/lvlm", "seed=3"]]  # fmt: skip
     assert "measure it" not in capsys.readouterr().out, "it has not finished"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["trian", "demo/lvlm"], "did you mean 'train'"),
-        (["train"], "NAME is missing"),
-        (["train", "demo/lvlm", "--restart"], "unrecognized arguments: --restart"),
-        (["train", "demo/lvlm", "recipe=llava15-68m"], "two recipes"),
-        (["show", "llava15-69m"], "did you mean 'llava15-68m'"),
-        (["completion", "powershell"], "invalid choice: 'powershell'"),
-        (["doctor", "--ranks", "0"], "1 or more"),
-        (["compare", "/nowhere/run"], "no such folder"),
-        (["demo", "vidoe"], "did you mean 'video'"),
-        (["demo", "video", "lvlm"], "'lvlm' is no setting"),
-        (["demo", "recipe=llava15-68m"], "two recipes: demo/lvlm and llava15-68m"),
-        (["import", "a", "b", "--as", "eagel", "--target", "c"], "did you mean 'eagle'"),
-        (["import", "a", "b", "--as", "eagle"], "--target is missing"),
-        (["verify", "/nowhere/folder"], "is no directory, and cannot be fetched"),
-        (["verify", "f", "--target", "traget=x"], "did you mean 'target'"),
-        (["verify", "f", "--target", "x", "--target", "target=y"], "target is named twice"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["trian", "demo/lvlm"], "did you mean 'train'"),
+    (["train"], "NAME is missing"),
+    (["train", "demo/lvlm", "--restart"], "unrecognized arguments: --restart"),
+    (["train", "demo/lvlm", "recipe=llava15-68m"], "two recipes"),
+    (["show", "llava15-69m"], "did you mean 'llava15-68m'"),
+    (["completion", "powershell"], "invalid choice: 'powershell'"),
+    (["doctor", "--ranks", "0"], "1 or more"),
+    (["compare", "/nowhere/run"], "no such folder"),
+    (["demo", "vidoe"], "did you mean 'video'"),
+    (["demo", "video", "lvlm"], "'lvlm' is no setting"),
+    (["demo", "recipe=llava15-68m"], "two recipes: demo/lvlm and llava15-68m"),
+    (["import", "a", "b", "--as", "eagel", "--target", "c"], "did you mean 'eagle'"),
+    (["import", "a", "b", "--as", "eagle"], "--target is missing"),
+    (["verify", "/nowhere/folder"], "is no directory, and cannot be fetched"),
+    (["verify", "f", "--target", "traget=x"], "did you mean 'target'"),
+    (["verify", "f", "--target", "x", "--target", "target=y"], "target is named twice"),
+])  # fmt: skip
 def test_mistakes_have_one_message_and_exit_code_2(arguments, message, capsys):
     assert main(arguments) == MISTAKE
     printed = capsys.readouterr()
@@ -254,29 +231,20 @@ def test_mistakes_have_one_message_and_exit_code_2(arguments, message, capsys):
     assert printed.out == ""
 
 
-def test_a_crash_exits_with_1_and_hides_keys(monkeypatch, capsys):
-    def crash(arguments, command):
-        raise RuntimeError("no route to https://me:hunter2@host")
-
-    monkeypatch.setattr(cli, "run_recipe", crash)
-    assert main(["recipe=demo/lvlm"]) == CRASH
-    printed = capsys.readouterr().err
-    assert "Traceback" in printed and "hunter2" not in printed
+@pytest.mark.parametrize(("error", "code", "told", "hidden"), [
+    (RuntimeError("no route to https://me:hunter2@host"), CRASH, "Traceback", "hunter2"),
+    (KeyboardInterrupt, STOPPED, "the same command continues", "Traceback"),
+])  # fmt: skip
+def test_a_crash_hides_keys_and_an_interrupt_outside_of_training_has_no_traceback(
+    error, code, told, hidden, monkeypatch, capsys
+):
+    monkeypatch.setattr(cli, "run_recipe", raising(error))
+    said = prints(capsys, ["recipe=demo/lvlm"], code)
+    assert told in said and hidden not in said
 
 
 def test_the_version_is_told(capsys):
-    assert main(["--version"]) == OK
-    assert re.fullmatch(r"draftsmith \d+\.\d+\S*\n", capsys.readouterr().out)
-
-
-def test_an_interrupt_outside_of_training_has_no_traceback(monkeypatch, capsys):
-    def interrupted(arguments, command):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(cli, "run_recipe", interrupted)
-    assert main(["recipe=demo/lvlm"]) == STOPPED
-    printed = capsys.readouterr().err
-    assert "the same command continues" in printed and "Traceback" not in printed
+    assert re.fullmatch(r"draftsmith \d+\.\d+\S*\n", prints(capsys, ["--version"], OK))
 
 
 def test_exit_codes_are_told_by_the_docs():
@@ -286,23 +254,20 @@ def test_exit_codes_are_told_by_the_docs():
 
 @pytest.mark.parametrize("name", ["train", "evaluate", "publish", "check", "show", "demo"])
 def test_help_of_what_takes_settings_shows_the_dry_run(name, capsys):
-    assert main([name, "--help"]) == 0
-    assert "dry_run=true: only say" in " ".join(capsys.readouterr().out.split())
+    assert "dry_run=true: only say" in " ".join(prints(capsys, [name, "--help"]).split())
 
 
 def test_exit_codes_are_told_by_help(capsys):
     assert (OK, CRASH, MISTAKE, FAULTS, STOPPED) == (0, 1, 2, 3, 143)
     for arguments in ([], ["-h"], ["--help"]):
-        assert main(arguments) == OK
-        printed = capsys.readouterr().out
+        printed = prints(capsys, arguments, OK)
         assert all(f"  {code} " in printed and meaning in printed for code, meaning in EXIT_CODES.items())
         assert all(f"  {name} " in printed for name in COMMANDS)
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_help_has_examples_that_parse(name, capsys):
-    assert main([name, "--help"]) == OK
-    printed = capsys.readouterr().out
+    printed = prints(capsys, [name, "--help"], OK)
     command = COMMANDS[name]
     if name in ("demo", "train", "evaluate", "publish"):
         assert "dry_run=true" in printed, "what runs a recipe can say what it would do"
@@ -316,15 +281,12 @@ def test_help_has_examples_that_parse(name, capsys):
             load([f"recipe={given.name}", *given.settings])
 
 
-@pytest.mark.parametrize(
-    ("words", "recipe", "settings"),
-    [
-        ([], "recipe=demo/lvlm", []),
-        (["compare", "seed=1"], "recipe=demo/compare", ["seed=1"]),
-        (["demo/video"], "recipe=demo/video", []),
-        (["output=there", "dry_run=true"], "recipe=demo/lvlm", ["output=there", "dry_run=true"]),
-    ],
-)
+@pytest.mark.parametrize(("words", "recipe", "settings"), [
+    ([], "recipe=demo/lvlm", []),
+    (["compare", "seed=1"], "recipe=demo/compare", ["seed=1"]),
+    (["demo/video"], "recipe=demo/video", []),
+    (["output=there", "dry_run=true"], "recipe=demo/lvlm", ["output=there", "dry_run=true"]),
+])  # fmt: skip
 def test_a_demo_is_started_by_the_launcher_without_a_checkout(words, recipe, settings, monkeypatch):
     started = []
     monkeypatch.setattr("os.execve", lambda *given: started.append(given))
@@ -367,8 +329,7 @@ def test_bash_completes_commands_recipes_options_and_settings():
 
 @pytest.mark.parametrize("shell", sorted(SHELLS))
 def test_completion_scripts_are_the_shells_own_language(shell, capsys):
-    assert main(["completion", shell]) == OK
-    script = capsys.readouterr().out
+    script = prints(capsys, ["completion", shell], OK)
     for command in COMMANDS.values():
         assert command.name in script
     if shell != "bash":
@@ -389,14 +350,10 @@ def test_a_folder_in_the_place_of_a_file_is_told_with_its_cure(tmp_path, monkeyp
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["train"], "NAME is missing: a recipe's name, its file, or the folder of a run"),
-        (["import", "folder"], "--as is missing: eagle, "),
-    ],
-)
+@pytest.mark.parametrize(("words", "told"), [
+    (["train"], "NAME is missing: a recipe's name, its file, or the folder of a run"),
+    (["import", "folder"], "--as is missing: eagle, "),
+])  # fmt: skip
 def test_what_is_missing_is_said_with_what_it_is(words, told, capsys):
-    assert main(words) == MISTAKE
-    error = capsys.readouterr().err
+    error = prints(capsys, words, MISTAKE)
     assert re.search(told, error) and "key=value" not in error and f"see draftsmith {words[0]} --help" in error

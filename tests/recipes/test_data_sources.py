@@ -6,12 +6,15 @@ from pathlib import Path
 
 import datasets
 import pytest
+from command_line import prints
 from draftsmith.core.errors import UserError
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
+from fails import fails_with
 from PIL import Image
 from record_forms import write_forms
+from small_records import talk
 
 KEY = "stages.finetune.data.path"
 BAD = {
@@ -26,11 +29,10 @@ BAD = {
 
 @pytest.mark.parametrize("path", BAD)
 def test_a_mistake_is_told_about_what_was_written(path):
-    with pytest.raises(UserError) as caught:
-        load(["recipe=llava15-68m", f"{KEY}={path}"])
+    caught = fails_with("", load, ["recipe=llava15-68m", f"{KEY}={path}"])
     problem, hint = BAD[path]
-    assert problem in caught.value.problem and hint in caught.value.hint
-    assert "list" not in str(caught.value) and "union" not in str(caught.value)
+    assert problem in caught.problem and hint in caught.hint
+    assert "list" not in str(caught) and "union" not in str(caught)
 
 
 def test_a_source_beside_from_is_refused():
@@ -42,7 +44,7 @@ def test_a_source_beside_from_is_refused():
 def forms(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf")
     Image.new("RGB", (30, 20)).save(tmp_path / "a.png")
-    turns = [{"from": "human", "value": "<image>\nWhich?"}, {"from": "gpt", "value": "The first."}]
+    turns = talk("<image>\nWhich?", "The first.")
     rows = [{"id": str(n), "image": "a.png", "conversations": turns} for n in range(6)]
     return write_forms(tmp_path / "forms", rows, tmp_path)
 
@@ -69,8 +71,7 @@ def test_a_fingerprint_follows_the_files(forms, form):
 
 @pytest.mark.parametrize("form", ["arrow", "tar"])
 def test_a_dry_run_counts_what_opens_fast(forms, form, capsys):
-    assert main(["recipe=llava15-68m", "dry_run=true", "stages=[finetune]", setting(forms[form])]) == 0
-    shown = capsys.readouterr().out
+    shown = prints(capsys, ["recipe=llava15-68m", "dry_run=true", "stages=[finetune]", setting(forms[form])])
     assert "samples 6 (measured)" in shown and "3,456 visual tokens (measured)" in shown
 
 
@@ -103,7 +104,6 @@ def test_an_inline_text_encoder_needs_a_tokenizer_from_somewhere(tmp_path):
 
     assert planned()["target"].inputs == {"codes": "codes"}
     assert planned()["target"].fingerprint != planned("target.tokenizer=other")["target"].fingerprint
-    with pytest.raises(UserError, match=r"needs a tokenizer[\s\S]*target\.tokenizer"):
-        planned("target.tokenizer=null")
+    fails_with(r"needs a tokenizer[\s\S]*target\.tokenizer", planned, "target.tokenizer=null")
     with pytest.raises(UserError, match=r"tokenizer is given, and text_encoder is not spelt out"):
         load(["recipe=eagle-llamagen-xl-stage1", "target.tokenizer=folder"])

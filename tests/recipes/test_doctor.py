@@ -12,6 +12,7 @@ from draftsmith.recipes import health
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.exit_codes import FAULTS, OK
 from draftsmith.recipes.finding import Finding, any_fault, fault, ok, shown, warning
+from fails import fails_with, raising
 
 GIB = 2**30
 
@@ -21,25 +22,13 @@ def levels(findings: list[Finding]) -> dict[str, str]:
 
 
 def test_the_whole_of_it_here(capsys, monkeypatch, tmp_path):
-    def refuse(*arguments, **settings):
-        raise AssertionError("the network was used")
-
-    monkeypatch.setattr(urllib.request, "urlopen", refuse)
+    monkeypatch.setattr(urllib.request, "urlopen", raising(AssertionError("the network was used")))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     code = main(["doctor", "--output", str(tmp_path / "runs")])
     printed = capsys.readouterr().out
     assert code in (OK, FAULTS) and (code == FAULTS) == ("fault   " in printed)
-    for subject in (
-        "Python",
-        "packages",
-        "GPU",
-        "DeepSpeed",
-        "disk of runs",
-        "memory",
-        "threads",
-        "Hub login",
-        "wandb",
-    ):
+    for subject in ("Python", "packages", "GPU", "DeepSpeed", "disk of runs", "memory", "threads", "Hub login",
+                    "wandb"):  # fmt: skip
         assert subject in printed
     assert "needed: none" in printed, "no op of DeepSpeed has to be built"
     assert list(tmp_path.iterdir()) == []
@@ -48,17 +37,11 @@ def test_the_whole_of_it_here(capsys, monkeypatch, tmp_path):
 def test_lines_have_their_hints_and_a_sum():
     findings = [ok("Python", "3.11"), warning("disk", "little room", "make some"), fault("GPU", "none", "buy one")]
     text = shown(findings)
-    assert text.splitlines()[1:] == [
-        "warning  disk    little room",
-        "                 hint: make some",
-        "fault    GPU     none",
-        "                 hint: buy one",
-        "",
-        "1 fault(s), 1 warning(s)",
-    ]
+    assert text.splitlines()[1:] == ["warning  disk    little room", "                 hint: make some",
+                                     "fault    GPU     none", "                 hint: buy one", "",
+                                     "1 fault(s), 1 warning(s)"]  # fmt: skip
     assert any_fault(findings) and not any_fault(findings[:2])
-    with pytest.raises(AssertionError):
-        Finding("fault", "GPU", "none")
+    fails_with("", Finding, "fault", "GPU", "none", error=AssertionError)
 
 
 def test_versions_against_what_is_required_and_what_was_tested():
@@ -92,18 +75,10 @@ def test_which_pythons_do(minor, level, monkeypatch):
     assert levels(health.python()) == {"Python": level}
 
 
-@pytest.mark.parametrize(
-    ("given", "ranks", "level", "best"),
-    [
-        (None, 2, "ok", "4"),
-        ("4", 2, "ok", None),
-        ("8", 2, "fault", "4"),
-        ("1", 16, "fault", "1"),
-        (None, 16, "fault", None),
-        ("many", 1, "fault", "8"),
-        ("0", 1, "fault", "8"),
-    ],
-)
+@pytest.mark.parametrize(("given", "ranks", "level", "best"), [
+    (None, 2, "ok", "4"), ("4", 2, "ok", None), ("8", 2, "fault", "4"), ("1", 16, "fault", "1"),
+    (None, 16, "fault", None), ("many", 1, "fault", "8"), ("0", 1, "fault", "8"),
+])  # fmt: skip
 def test_ranks_times_threads_against_the_cores(given, ranks, level, best, monkeypatch):
     monkeypatch.setattr(health, "num_cores", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)

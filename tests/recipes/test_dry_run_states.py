@@ -17,10 +17,7 @@ from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.pictures.tiles import Tiling, tiled_picture
 from draftsmith.data.pictures.videos import write_clip
 from draftsmith.data.shards.shards import tar_path
-from draftsmith.models.drafters.eagle3 import Eagle3Config
-from draftsmith.models.drafters.hivis import HivisConfig
-from draftsmith.models.drafters.msd import MsdConfig
-from draftsmith.models.drafters.sparrow import SparrowConfig
+from draftsmith.models.drafters import Eagle3Config, HivisConfig, MsdConfig, SparrowConfig
 from draftsmith.models.hub import read_config
 from draftsmith.models.targets.llava.section import LlavaTargetConfig
 from draftsmith.trainers.estimate.states_size import caching
@@ -28,6 +25,7 @@ from draftsmith.trainers.run.run import Planned
 from draftsmith.trainers.stages.cache import CacheStage
 from draftsmith.trainers.stages.train_states import TrainStates
 from PIL import Image
+from small_records import talk
 from states_fake import COUNT, write
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig
 
@@ -103,17 +101,13 @@ def test_a_first_epoch_that_caches_is_estimated_as_well():
 SIZES = [(640, 480), (1000, 300), (30, 30), (2000, 1500), (336, 336)]
 
 
-@pytest.mark.parametrize(
-    ("target", "settings"),
-    [
-        ("Qwen/Qwen2.5-VL-7B-Instruct", {}),
-        ("Qwen/Qwen2.5-VL-7B-Instruct", {"min_pixels": 200704, "max_pixels": 1003520}),
-        ("Qwen/Qwen3-VL-8B-Instruct", {}),
-        ("llava-hf/llava-onevision-qwen2-7b-ov-hf", {"aspect": "anyres_max_9"}),
-        ("llava-hf/llava-1.5-7b-hf", {}),
-    ],
-    ids=["qwen2.5", "qwen2.5-limits", "qwen3", "onevision", "llava"],
-)
+@pytest.mark.parametrize(("target", "settings"), [
+    ("Qwen/Qwen2.5-VL-7B-Instruct", {}),
+    ("Qwen/Qwen2.5-VL-7B-Instruct", {"min_pixels": 200704, "max_pixels": 1003520}),
+    ("Qwen/Qwen3-VL-8B-Instruct", {}),
+    ("llava-hf/llava-onevision-qwen2-7b-ov-hf", {"aspect": "anyres_max_9"}),
+    ("llava-hf/llava-1.5-7b-hf", {}),
+], ids=["qwen2.5", "qwen2.5-limits", "qwen3", "onevision", "llava"])  # fmt: skip
 def test_pictures_and_clips_on_disk_are_counted_as_the_family_reads_them(tmp_path, target, settings):
     """Against transformers' own image processors, and the frames of a clip by hand."""
     config = read_config(target, key="target.path", network=False)
@@ -143,7 +137,7 @@ def test_pictures_and_clips_on_disk_are_counted_as_the_family_reads_them(tmp_pat
 
 
 def said(question: str) -> dict:
-    return {"conversations": [{"from": "human", "value": question}, {"from": "gpt", "value": "This."}]}
+    return {"conversations": talk(question, "This.")}
 
 
 def published_tokens(config, size: tuple[int, int], settings: dict) -> int:

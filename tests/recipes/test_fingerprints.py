@@ -214,11 +214,8 @@ def test_what_stands_beside_the_stages(recipe):
     """
     base, trained = prints(recipe), {name for name, stage in recipe.stages.items() if stage.trains}
     equal = {}
-    for top, value in {
-        "seed": 1,
-        "target": recipe.target.model_copy(update={"cfg_scale": 7}),
-        "drafter": recipe.drafter.model_copy(update={"kind": "other"}),
-    }.items():
+    for top, value in {"seed": 1, "target": recipe.target.model_copy(update={"cfg_scale": 7}),
+                       "drafter": recipe.drafter.model_copy(update={"kind": "other"})}.items():  # fmt: skip
         changed = prints(recipe.model_copy(update={top: value}))
         equal[top] = {name for name in base if changed[name] == base[name]}
     assert equal["seed"] == set() and equal["target"] == {"world"}
@@ -270,8 +267,7 @@ def stored(path: Path, *settings: str) -> dict[str, Any]:
 def test_two_values_that_are_hidden_alike_are_told_apart():
     a, b = (stored(Path("/models") / (letter * 40)) for letter in "ab")
     assert a["target"] == b["target"] and "aaaa" not in json.dumps(a)
-    assert a[HIDDEN] != b[HIDDEN]
-    assert a[HIDDEN] == stored(Path("/models") / ("a" * 40))[HIDDEN]
+    assert a[HIDDEN] != b[HIDDEN] and a[HIDDEN] == stored(Path("/models") / ("a" * 40))[HIDDEN]
 
 
 def weights(folder: Path, value: float = 0.0) -> Path:
@@ -347,13 +343,8 @@ class Weights(Stage):
 def test_what_the_run_itself_writes_is_nothing_outside(tmp_path, monkeypatch):
     """`vision_tower: target` in the run's own folder named its stage target: each start restarted it anew."""
     monkeypatch.chdir(tmp_path)
-    words = [
-        "recipe=demo/lvlm-from-nothing",
-        "output=.",
-        "restart=target",
-        "stages=[target]",
-        "drafter.language_model=target",
-    ]
+    words = ["recipe=demo/lvlm-from-nothing", "output=.", "restart=target", "stages=[target]",
+             "drafter.language_model=target"]  # fmt: skip
     weights(tmp_path / "target")
     for _ in range(3):
         loaded = load(words)

@@ -52,8 +52,7 @@ def test_memory_and_training_are_what_the_folders_say(made):
     first, _ = entries(read_runs([made]))
     assert (first.parameters, first.memory) == (15 + 7, 15 * 4 + 7 * 2), "parameters times the bytes of their dtype"
     assert (first.steps, first.samples, first.hours) == (10 + 20, 10 * 8 + 20 * 16, 1.0), "pretrain and finetune alone"
-    assert (first.gpu_hours, first.rank_hours) == (0.0, 2.0)
-    assert not first.unknown
+    assert (first.gpu_hours, first.rank_hours) == (0.0, 2.0) and not first.unknown
 
 
 def test_hours_are_multiplied_by_the_gpus_or_ranks_that_were_recorded(made, tmp_path):
@@ -75,9 +74,8 @@ def test_the_fastest_comes_first_and_an_ensemble_counts_a_shared_start_once(made
     other = run(tmp_path / "b", {"method": "both", "drafters": ["finetune", "pretrain"], "DSR": 9.0, "relaxed": True})
     (board,) = boards(entries(read_runs([made, other])))
     assert board.column("method") == ["T", "M", "both (relaxed)"], "relaxed rules are no competition"
-    assert (
-        board.column("steps") == [30, 30, 30] and board.column("drafter MiB")[2] == 2 * board.column("drafter MiB")[0]
-    )
+    assert board.column("steps") == [30, 30, 30]
+    assert board.column("drafter MiB")[2] == 2 * board.column("drafter MiB")[0]
 
 
 def test_what_differs_in_requests_temperature_or_target_is_not_compared(made, tmp_path):

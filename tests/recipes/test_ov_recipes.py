@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from draftsmith.core.errors import UserError
+from command_line import prints
 from draftsmith.data.pictures.tiles import Tiling, onevision_resolutions, tiled_picture
 from draftsmith.data.pictures.videos import write_clip
 from draftsmith.recipes.commands.cli import main
@@ -17,7 +17,9 @@ from draftsmith.trainers.estimate.counted import META, _attend
 from draftsmith.trainers.estimate.train_memory import lvlm_parts
 from draftsmith.trainers.estimate.train_stage import _lvlm_of
 from draftsmith.trainers.stages.train_records import TrainRecords
+from fails import fails_with
 from PIL import Image
+from small_records import talk
 from torch.nn import functional as F
 from transformers import SiglipVisionConfig
 from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer
@@ -66,17 +68,14 @@ def test_the_vision_tower_trains_at_one_fifth_wherever_it_trains():
 
 
 def test_more_than_the_positions_needs_scaled_ones(capsys):
-    assert main(["recipe=llava-ov-68m-anyres", "dry_run=true", "drafter.rope_scaling=null"]) == 2
-    told = capsys.readouterr().err
+    unscaled = ["recipe=llava-ov-68m-anyres", "dry_run=true", "drafter.rope_scaling=null"]
+    told = prints(capsys, unscaled, 2)
     assert "8192 and the language model has 2048 positions" in told and "drafter.rope_scaling" in told
-    positions = "stages.knowledge.positions=8192"
-    assert main(["recipe=llava-ov-68m-anyres", "dry_run=true", "drafter.rope_scaling=null", positions]) == 0, (
-        "later phases have those of the phase that they go on from"
-    )
+    assert main([*unscaled, "stages.knowledge.positions=8192"]) == 0, "later phases have those of the phase before"
 
 
 def record(number: int, pictures: int, words: int = 3) -> dict:
-    turns = [{"from": "human", "value": "<image> " * pictures + "what"}, {"from": "gpt", "value": "cat " * words}]
+    turns = talk("<image> " * pictures + "what", "cat " * words)
     return {"id": str(number), "conversations": turns, "image": [f"{n}.png" for n in range(pictures)]}
 
 
@@ -155,10 +154,8 @@ def kept_by_a_layer() -> int:
         return tensor
 
     tile = torch.empty(1, 729, 1152, dtype=torch.bfloat16, device=META, requires_grad=True)
-    with (
-        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
-        patch.object(F, "scaled_dot_product_attention", _attend),
-    ):
+    with (torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+          patch.object(F, "scaled_dot_product_attention", _attend)):  # fmt: skip
         layer(tile, None)
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
@@ -179,8 +176,8 @@ def test_pictures_that_are_not_there_count_one_tile(tiled, capsys, tmp_path):
 def test_a_bad_mixture_stops_a_dry_run(tmp_path, capsys):
     mixture = tmp_path / "mix.yaml"
     mixture.write_text("datasets:\n- {json_path: a.json, sampling_strategy: half}\n")
-    assert main(["recipe=llava-ov-68m", "dry_run=true", f"stages.onevision.data.path={mixture}"]) == 2
-    assert "entry 1" in capsys.readouterr().err
+    setting = f"stages.onevision.data.path={mixture}"
+    assert "entry 1" in prints(capsys, ["recipe=llava-ov-68m", "dry_run=true", setting], 2)
 
 
 def test_fingerprints_cover_a_mixture_and_its_files(tmp_path):
@@ -209,8 +206,6 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_mistakes_are_told(name):
-    override, expected = BAD[name]
-    with pytest.raises(UserError, match=re.escape(expected)):
-        loaded("recipe=demo/lvlm-ov", override)
+@pytest.mark.parametrize(("override", "expected"), BAD.values(), ids=BAD)
+def test_mistakes_are_told(override, expected):
+    fails_with(re.escape(expected), loaded, "recipe=demo/lvlm-ov", override)

@@ -39,10 +39,8 @@ def over(*folders):
 
 def test_mean_and_students_interval_of_three_seeds(tmp_path):
     # In the order of the seeds, whatever the order of the folders.
-    runs = [
-        run(tmp_path / str(seed), seed, {"tau": tau, "DSR": speed, "identical": same})
-        for seed, tau, speed, same in ((2, 5.0, 2.0, 11), (0, 3.0, 1.5, 12), (1, 4.0, 1.0, 12))
-    ]
+    runs = [run(tmp_path / str(seed), seed, {"tau": tau, "DSR": speed, "identical": same})
+            for seed, tau, speed, same in ((2, 5.0, 2.0, 11), (0, 3.0, 1.5, 12), (1, 4.0, 1.0, 12))]  # fmt: skip
     (table,) = over(*runs)
     assert table.title == "Over seeds 0, 1, 2: pictures, T 0, 64 new tokens"
     ((method, taus, tau, speeds, speed, same),) = table.rows

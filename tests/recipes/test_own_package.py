@@ -6,18 +6,19 @@ import sys
 
 import pytest
 import yaml
+from command_line import prints
 from draftsmith.core.checksums import SUMS
 from draftsmith.core.errors import UserError
 from draftsmith.core.import_paths import NotImported, code_of
 from draftsmith.core.results import DONE, Mark, write_mark
 from draftsmith.eval.policies.base import TreeSection
 from draftsmith.eval.published import read_published
-from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.ending import try_next
 from draftsmith.recipes.launch import _write_provenance, context_maker
 from draftsmith.recipes.load import load
 from draftsmith.recipes.origins import shown
 from draftsmith.trainers.evaluate.methods import Method
+from fails import fails_with
 from own_package import forget, write_package
 from pydantic import ValidationError
 
@@ -49,15 +50,13 @@ def test_a_recipe_takes_it_as_one_of_ours(package, capsys, tmp_path):
     again = load([f"recipe={written}"])
     assert again.recipe.model_dump() == loaded.recipe.model_dump() and context_maker(again, "c")
     mine = "stages.eagle3.drafter={kind: her_package.recurrent:RecurrentConfig, levels: 2}"
-    assert main(["recipe=demo/compare", mine, "dry_run=true"]) == 0
-    assert "her_package.recurrent:RecurrentConfig" in capsys.readouterr().out
+    assert "her_package.recurrent:RecurrentConfig" in prints(capsys, ["recipe=demo/compare", mine, "dry_run=true"])
 
 
 def test_a_target_section_too(package):
     text = load(["recipe=eagle-llava15-7b"]).tree["target"] | {"kind": "her_package.others:Mine"}
-    assert (
-        load(["recipe=eagle-llava15-7b", f"target={json.dumps(text)}"]).recipe.target.kind == "her_package.others:Mine"
-    )
+    target = load(["recipe=eagle-llava15-7b", f"target={json.dumps(text)}"]).recipe.target
+    assert target.kind == "her_package.others:Mine"
 
 
 REFUSED = {
@@ -77,8 +76,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_cannot_be_imported_is_said(package, kind):
-    with pytest.raises(UserError, match=REFUSED[kind]):
-        load(["recipe=demo/compare", f"stages.eagle3.drafter={{kind: '{kind}'}}"])
+    fails_with(REFUSED[kind], load, ["recipe=demo/compare", f"stages.eagle3.drafter={{kind: '{kind}'}}"])
 
 
 def test_a_package_that_is_missing_is_told_once():
@@ -92,19 +90,14 @@ def test_a_package_that_is_missing_is_told_once():
 
 
 def test_a_subclass_of_ours_that_keeps_its_word_is_told_what_to_write(package):
-    with pytest.raises(UserError, match="write `kind: str` in the class"):
-        load(["recipe=llava15-68m", "target.kind=her_package.others:Words"])
+    fails_with("write `kind: str` in the class", load, ["recipe=llava15-68m", "target.kind=her_package.others:Words"])
 
 
 def test_a_subclass_of_a_section_of_several_kinds_says_which(package):
-    assert (
-        load(["recipe=llava15-68m", "target={kind: her_package.others:Mine, path: a/b}"]).recipe.target.base_kind
-        == "llava"
-    )
-    with pytest.raises(
-        UserError, match=r'Unsaid does not say which of llava, llava_next, (?s:.*)ClassVar.str. = "llava"'
-    ):
-        load(["recipe=llava15-68m", "target={kind: her_package.others:Unsaid, path: a/b}"])
+    target = load(["recipe=llava15-68m", "target={kind: her_package.others:Mine, path: a/b}"]).recipe.target
+    assert target.base_kind == "llava"
+    words = r'Unsaid does not say which of llava, llava_next, (?s:.*)ClassVar.str. = "llava"'
+    fails_with(words, load, ["recipe=llava15-68m", "target={kind: her_package.others:Unsaid, path: a/b}"])
 
 
 def test_its_settings_are_refused_as_ours_are(package):
@@ -125,14 +118,12 @@ def test_a_published_folder_imports_nothing_by_itself(package, tmp_path):
         load([f"recipe={folder / 'recipe.yaml'}"])
     extending = tmp_path / "mine.yaml"
     extending.write_text(f"extends: {folder / 'recipe.yaml'}\noutput: runs/x\n")
-    with pytest.raises(UserError, match="a published folder imports nothing by itself"):
-        load([f"recipe={extending}"])
+    fails_with("a published folder imports nothing by itself", load, [f"recipe={extending}"])
     tree = {"kind": "her_package.others:Two"}
     whose = {"target": {"kind": "llava", "path": "me/target"}, "drafter": {"kind": "sparrow"}}
     section = whose | {"decoding": {"name": "a", "tree": tree}, "prompt": {"text": "a"}}
     (folder / "draftsmith.json").write_text(json.dumps({"published": section}))
-    with pytest.raises(NotImported, match=r"her_package.others is not imported(?s:.*)draftsmith.json"):
-        read_published(folder)
+    fails_with(r"her_package.others is not imported(?s:.*)draftsmith.json", read_published, folder, error=NotImported)
     assert "her_package" not in sys.modules
     assert read_published(folder, allow_import=True).decoding.tree.gamma == 2
     assert read_published(folder).decoding.tree.gamma == 2, "imported already"
@@ -201,12 +192,10 @@ def test_the_end_of_a_run_offers_to_publish_the_head_of_ones_own_stage(package):
 def test_an_unknown_setting_in_python_says_which_was_meant(package):
     recipe()
     section = sys.modules["her_package.recurrent"].RecurrentConfig
-    with pytest.raises(ValidationError) as caught:
-        section(level=3)
-    assert caught.value.__notes__ == ["level: did you mean 'levels'?"]
-    with pytest.raises(ValidationError) as caught:
-        section(levels=0)
-    assert not hasattr(caught.value, "__notes__")
+    caught = fails_with("", section, level=3, error=ValidationError)
+    assert caught.__notes__ == ["level: did you mean 'levels'?"]
+    caught = fails_with("", section, levels=0, error=ValidationError)
+    assert not hasattr(caught, "__notes__")
 
 
 def test_a_policy_says_what_the_protocol_asks_alone():

@@ -27,10 +27,7 @@ def test_llava15_has_the_numbers_of_tabeds_table_7(name):
         found[phase] = (
             stage.epochs, stage.batch_size, optim.lr, optim.schedule, optim.warmup_ratio, optim.weight_decay,
         )  # fmt: skip
-    assert found == {
-        "pretrain": (1, 256, 1e-3, "cosine", 0.03, 0.0),
-        "finetune": (1, 128, 2e-5, "cosine", 0.03, 0.0),
-    }
+    assert found == {"pretrain": (1, 256, 1e-3, "cosine", 0.03, 0.0), "finetune": (1, 128, 2e-5, "cosine", 0.03, 0.0)}
 
 
 @pytest.mark.parametrize("name", LLAVA15)

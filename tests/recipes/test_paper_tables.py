@@ -11,14 +11,10 @@ def stages(name):
 def printed(stage):
     """Bounds of LANTERN as its tables print them: (k, delta, temperature) of each rule."""
     return {
-        residual: {
-            (m.rule.k, m.rule.delta, t)
-            for m in stage.methods.values()
-            for t in stage.temperatures
-            if m.rule.kind == "lantern" and m.rule.residual == residual and m.allowed(t)
-        }
+        residual: {(m.rule.k, m.rule.delta, t) for m in stage.methods.values() for t in stage.temperatures
+                   if m.rule.kind == "lantern" and m.rule.residual == residual and m.allowed(t)}
         for residual in ("paper", "reference")
-    }
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["eagle-llamagen-xl-stage1", "eagle-llamagen-xl-stage2"])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from command_line import prints
 from draftsmith.core.results import DONE
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.exit_codes import STOPPED
@@ -18,6 +19,7 @@ from draftsmith.scripts.papers.finished import ScriptOptions, run_script
 from draftsmith.trainers.run.finished_stages import BEGUN, write_done
 from draftsmith.trainers.run.matching import FINGERPRINTS, write_begun
 from draftsmith.trainers.stages.publish import PublishStage
+from fails import raising
 
 
 def test_another_publication_is_known_by_its_record(tmp_path):
@@ -71,8 +73,7 @@ def test_dry_run_of_a_runs_folder_describes_it_and_writes_nothing(finished, tmp_
     (run / "publish").mkdir()
     (run / "publish" / BEGUN).write_text(json.dumps({"fingerprint": "another", "version": 3}))
     before = sorted(run.rglob("*"))
-    assert main(["publish", str(run), "dry_run=true", "repo=me/tiny"]) == 0
-    said = capsys.readouterr().out
+    said = prints(capsys, ["publish", str(run), "dry_run=true", "repo=me/tiny"])
     assert "dry run: nothing is written" in said and "stage publish (publish)" in said and "stage pretrain" in said
     assert "one commit to main of me/tiny" in said and "kept in" not in said
     assert sorted(run.rglob("*")) == before
@@ -96,8 +97,7 @@ def test_its_own_stage_may_be_named(finished, capsys):
 @pytest.mark.parametrize("option", ["restart=pretrain", "stages=[pretrain]"])
 def test_publishing_a_folder_runs_no_other_stage(option, finished, capsys):
     """Both words were taken and said nothing."""
-    assert main(["publish", str(finished), option]) == 2
-    assert "its own stage alone" in capsys.readouterr().err
+    assert "its own stage alone" in prints(capsys, ["publish", str(finished), option], 2)
 
 
 def test_upload_false_builds_and_leaves_the_hub_alone(finished, capsys):
@@ -106,8 +106,5 @@ def test_upload_false_builds_and_leaves_the_hub_alone(finished, capsys):
 
 
 def test_a_script_that_is_interrupted_has_no_traceback(capsys):
-    def interrupted(words):
-        raise KeyboardInterrupt
-
-    assert run_script(interrupted, None, ScriptOptions, ["name=a"]) == STOPPED
+    assert run_script(raising(KeyboardInterrupt), None, ScriptOptions, ["name=a"]) == STOPPED
     assert capsys.readouterr().err == "stopped: what the script had not written yet is lost\n"

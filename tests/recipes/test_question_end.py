@@ -7,6 +7,7 @@ import yaml
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.load import load
 from draftsmith.recipes.origins import shown
+from small_records import talk
 
 ASKS = "Please answer with at least 1000 words."
 STAGES = {"eagle3-qwen2.5-vl-7b": "answers", "sparrow-qwen3-vl-8b": "picture_states", "eagle-llava15-7b": "answers",
@@ -42,7 +43,7 @@ def test_check_and_show_say_when_one_applies(tmp_path, capsys):
     said = shown(load(["recipe=eagle3-qwen2.5-vl-7b"]), defaults=False)
     lines = [line for line in said.splitlines() if "question_end" in line]
     assert lines and all(line.endswith("; added to every question, null takes it away") for line in lines)
-    turns = [{"from": "human", "value": "Which?"}, {"from": "gpt", "value": "This."}]
+    turns = talk("Which?", "This.")
     (tmp_path / "mine.json").write_text(json.dumps([{"id": "1", "conversations": turns}]))
     ours = ["eagle3-qwen2.5-vl-7b", "stages=[answers]", f"stages.answers.data.path={tmp_path / 'mine.json'}",
             "stages.answers.data.images=null", f"output={tmp_path / 'run'}"]  # fmt: skip

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import yaml
-from draftsmith.core.errors import UserError
+from command_line import prints
 from draftsmith.core.results import DONE, Mark, sums_of, write_mark
 from draftsmith.eval.run_folders import read_run, read_runs
 from draftsmith.recipes.commands.cli import main
@@ -17,6 +17,7 @@ from draftsmith.recipes.comparison import (
     tables_of,
     training_rows,
 )
+from fails import fails_with
 from rows import report_of
 
 
@@ -42,16 +43,10 @@ def two(tmp_path):
     optim = {"lr": 1e-3}
     stages = {"finetune": {"kind": "train", "optim": optim}, "evaluate": {"kind": "evaluate"}}
     first = {"seed": 0, "output": "runs/a", "stages": stages}
-    second = {
-        "seed": 0,
-        "output": "runs/b",
-        "stages": {"finetune": {"kind": "train", "optim": {"lr": 5e-4}, "steps": 9}},
-    }
-    lines = [
-        line(10, loss=2.0, lr=1e-3, samples_per_s=9.0),
-        line(20, loss=1.5, samples_per_s=11.0),
-        line(20, val_loss=1.8),
-    ]
+    second = {"seed": 0, "output": "runs/b",
+              "stages": {"finetune": {"kind": "train", "optim": {"lr": 5e-4}, "steps": 9}}}  # fmt: skip
+    lines = [line(10, loss=2.0, lr=1e-3, samples_per_s=9.0), line(20, loss=1.5, samples_per_s=11.0),
+             line(20, val_loss=1.8)]  # fmt: skip
     a = run(tmp_path, "a", recipe=first, lines=lines, report=report_of())
     torn = [line(10, loss=2.5), '{"step": 20, "lo', "", line(30, loss=float("nan")), line(40, loss=1.25, shown="a.png")]
     return a, run(tmp_path, "b", recipe=second, lines=torn)
@@ -68,29 +63,19 @@ def test_lines_that_are_passed_over_are_told(two, capfd):
 def test_what_differs_and_what_does_not(two):
     runs = read_runs(two)
     assert [r.name for r in runs] == ["a", "b"]
-    assert dict(differences(runs)) == {
-        "stages.finetune.optim.lr": ["0.001", "0.0005"],
-        "stages.evaluate": ['"evaluate"', "-"],
-        "stages.finetune.steps": ["-", "9"],
-    }
-
-
-def test_training_is_told_by_its_last_and_best_numbers(two):
-    assert training_rows(read_runs(two)) == [
-        ["finetune", "steps", "20", "40"],
-        ["finetune", "loss (last)", "1.5000", "1.2500"],
-        ["finetune", "val_loss (best)", "1.8000", "-"],
-        ["finetune", "samples/s (median)", "10.0", "-"],
-    ]
+    assert dict(differences(runs)) == {"stages.finetune.optim.lr": ["0.001", "0.0005"],
+                                       "stages.evaluate": ['"evaluate"', "-"],
+                                       "stages.finetune.steps": ["-", "9"]}  # fmt: skip
+    # Training is told by its last and best numbers, and evaluations stand beside each other.
+    assert training_rows(runs) == [["finetune", "steps", "20", "40"], ["finetune", "loss (last)", "1.5000", "1.2500"],
+                                   ["finetune", "val_loss (best)", "1.8000", "-"],
+                                   ["finetune", "samples/s (median)", "10.0", "-"]]  # fmt: skip
+    assert evaluation_rows(runs) == [["evaluate", "pictures", "M", "4.10 [3.90, 4.30], 1.45x", "-"]]
 
 
 def test_a_line_that_is_torn_or_not_finite_is_no_point(two):
     (_, lines), *_ = [panel for panel in panels(read_runs(two)) if ": loss" in panel[0]]
     assert lines == {"a": [(10, 2.0), (20, 1.5)], "b": [(10, 2.5), (40, 1.25)]}
-
-
-def test_evaluations_stand_beside_each_other(two):
-    assert evaluation_rows(read_runs(two)) == [["evaluate", "pictures", "M", "4.10 [3.90, 4.30], 1.45x", "-"]]
 
 
 def test_the_page_has_all_of_it(two):
@@ -104,9 +89,7 @@ def test_the_page_has_all_of_it(two):
 def test_units_stand_in_the_titles_and_unknown_metrics_are_refused(two):
     runs = read_runs(two)
     assert [title for title, _ in panels(runs, ["samples_per_s"])] == ["finetune: samples_per_s (samples/s)"]
-    with pytest.raises(UserError, match="no run has a metric 'los'") as refused:
-        panels(runs, ["los"])
-    assert "loss" in refused.value.hint
+    assert "loss" in fails_with("no run has a metric 'los'", panels, runs, ["los"]).hint
 
 
 def test_runs_of_one_name_are_told_apart_by_their_paths(tmp_path):
@@ -117,16 +100,13 @@ def test_runs_of_one_name_are_told_apart_by_their_paths(tmp_path):
 def test_old_results_that_were_kept_aside_are_not_compared(tmp_path):
     folder = run(tmp_path, lines=[line(1, loss=1.0)])
     (folder / "finetune").rename(folder / "finetune.before-1")
-    with pytest.raises(UserError, match="nothing was trained or measured"):
-        read_run(folder, "a")
+    fails_with("nothing was trained or measured", read_run, folder, "a")
 
 
 @pytest.mark.parametrize(("file", "text"), [("recipe.yaml", "a: [1"), ("evaluate/report.json", '{"tables": ')])
 def test_a_file_that_cannot_be_read_is_named(file, text, two):
     (two[0] / file).write_text(text)
-    with pytest.raises(UserError) as refused:
-        read_run(two[0], "a")
-    assert refused.value.where == str(two[0] / file)
+    assert fails_with("", read_run, two[0], "a").where == str(two[0] / file)
 
 
 def test_a_report_that_is_not_as_its_stage_wrote_it_is_named(two):
@@ -135,14 +115,12 @@ def test_a_report_that_is_not_as_its_stage_wrote_it_is_named(two):
     assert read_run(two[0], "a").evaluations
     report = (stage / "report.json").read_text()
     (stage / "report.json").write_text(report.replace("1", "2", 1))
-    with pytest.raises(UserError, match=r"report\.json of stage evaluate was changed after it was written"):
-        read_run(two[0], "a")
+    fails_with(r"report\.json of stage evaluate was changed after it was written", read_run, two[0], "a")
 
 
 def test_the_command_writes_page_data_and_curves(two, tmp_path, capsys):
     output = tmp_path / "out"
-    assert main(["compare", *map(str, two), "--output", str(output)]) == 0
-    said = capsys.readouterr().out
+    said = prints(capsys, ["compare", *map(str, two), "--output", str(output)])
     assert said.index("## Leaderboard: pictures") < said.index("Settings that differ"), "the leaderboard comes first"
     assert (output / "curves.png").read_bytes()[:4] == b"\x89PNG"
     assert "curves.png" in (output / "compare.md").read_text()

@@ -1,16 +1,13 @@
 """The sweep of published drafts over targets: it loads, is whole, and says at full size what it would do."""
 
 import pytest
+from command_line import prints
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
 
-TARGETS = {
-    "llava15_7b": "llava-hf/llava-1.5-7b-hf",
-    "llava15_13b": "llava-hf/llava-1.5-13b-hf",
-    "next_7b": "llava-hf/llava-v1.6-vicuna-7b-hf",
-    "next_13b": "llava-hf/llava-v1.6-vicuna-13b-hf",
-}
+TARGETS = {"llava15_7b": "llava-hf/llava-1.5-7b-hf", "llava15_13b": "llava-hf/llava-1.5-13b-hf",
+           "next_7b": "llava-hf/llava-v1.6-vicuna-7b-hf", "next_13b": "llava-hf/llava-v1.6-vicuna-13b-hf"}  # fmt: skip
 BF16 = "1.5-160M"
 DRAFTS = {"1.5-68M": "mjbooo/lvlm68m", "1.5-160M": "mjbooo/lvlm160m-bf16", "OV-68M": "mjbooo/lvlm68m-ov"}
 
@@ -60,8 +57,7 @@ def test_nothing_is_trained_and_no_stage_is_needed():
 
 def test_dry_run_at_full_size_without_a_network(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    assert main(["recipe=tabed-sweep", "dry_run=true"]) == 0
-    told = capsys.readouterr().out
+    told = prints(capsys, ["recipe=tabed-sweep", "dry_run=true"])
     assert "requests 860 of the first turn and 3,960 of the second" in told
     # 7B and 13B Vicuna with LLaVA's 32,064 rows; NeXT has one newline vector more than 1.5.
     for count in ("7,063,427,072", "13,351,494,656", "7,063,431,168", "13,351,499,776"):

@@ -1,6 +1,7 @@
 """Recipes of the visual track: what does not fit together is told by name, with a hint, before anything is written."""
 
 import pytest
+from command_line import prints
 from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.load import load, recipe_names
 from draftsmith.recipes.plan import plan
@@ -81,15 +82,12 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_mistakes_are_told_and_nothing_is_written(name, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize(("arguments", "expected"), BAD.values(), ids=BAD)
+def test_mistakes_are_told_and_nothing_is_written(arguments, expected, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    arguments, expected = BAD[name]
-    assert main([DEMO, *arguments]) == 2
-    message = capsys.readouterr().err
+    message = prints(capsys, [DEMO, *arguments], 2)
     assert expected in message and "hint:" in message
-    assert "Traceback" not in message
-    assert list(tmp_path.iterdir()) == []
+    assert "Traceback" not in message and list(tmp_path.iterdir()) == []
 
 
 def test_presets_are_the_papers_methods():
@@ -108,12 +106,8 @@ def test_presets_are_the_papers_methods():
     lantern = methods("stages.evaluate.methods={}", "stages.evaluate.preset=lantern")
     assert next(iter(lantern)) == "EAGLE-2"
     # The paper's pairs of bound and temperature (section 5), nothing crossed: by the paper's rule and the released one.
-    pairs = {
-        (m.rule.residual, m.rule.delta, t)
-        for m in lantern.values()
-        for t in (0.0, 1.0)
-        if m.rule.kind == "lantern" and m.allowed(t)
-    }
+    pairs = {(m.rule.residual, m.rule.delta, t) for m in lantern.values() for t in (0.0, 1.0)
+             if m.rule.kind == "lantern" and m.allowed(t)}  # fmt: skip
     printed = {(0.05, 0.0), (0.2, 0.0), (0.1, 1.0), (0.4, 1.0)}
     assert pairs == {(residual, *pair) for residual in ("paper", "reference") for pair in printed}
     table_6 = [m.rule for m in anole.values() if m.rule.kind == "lantern" and (m.rule.k, m.rule.delta) == (100, 0.5)]
@@ -186,8 +180,7 @@ def test_a_released_rule_as_a_baseline_is_warned_of_when_the_recipe_loads(capsys
     """`residual: reference` with a bound of 0 (tests/eval/test_lantern.py has its distance from the target)."""
     base = [DEMO, f"{LANTERN}.residual=reference", f"{LANTERN}.delta=0", "stages=[evaluate]"]
     expected = "stages.evaluate.methods.LANTERN: residual: reference with delta 0 is no exact baseline"
-    assert main([*base, "dry_run=true"]) == 0
-    assert f"warning: {expected}" in capsys.readouterr().out
+    assert main([*base, "dry_run=true"]) == 0 and f"warning: {expected}" in capsys.readouterr().out
     main(["check", *base])
     (found,) = [part for part in capsys.readouterr().out.splitlines() if part.startswith("warning")]
     assert expected.removeprefix("stages.evaluate.") in found
@@ -202,32 +195,29 @@ def test_a_mapping_of_another_kind_takes_the_place_of_the_old_one():
     assert recipe.stages["evaluate"].methods["EAGLE-2"].tree.gamma == 3
 
 
-def prints(*overrides) -> dict[str, str]:
+def fingerprints(*overrides) -> dict[str, str]:
     loaded = load([DEMO, *overrides])
     return {p.name: p.fingerprint for p in plan(loaded.recipe, loaded.path)}
 
 
 @pytest.fixture(scope="module")
 def base() -> dict[str, str]:
-    return prints()
+    return fingerprints()
 
 
-@pytest.mark.parametrize(
-    ("override", "stale"),
-    [
-        ("output=elsewhere", set()),
-        ("stages.head.log_every=3", set()),
-        ("stages.head.num_workers=2", set()),
-        ("stages.head.checkpoints.every=7", set()),
-        ("stages.evaluate.benchmarks.captions.prompts.max_samples=5", {"evaluate"}),
-        ("stages.head.optim.lr=0.5", {"head", "evaluate"}),
-        ("stages.head.select=last", {"head", "evaluate"}),
-        ("stages.features.samples_per_shard=10", {"features", "head", "head_without_dropout", "evaluate"}),
-        ("stages.reader.steps=7", {"reader", "evaluate"}),
-    ],
-)
+@pytest.mark.parametrize(("override", "stale"), [
+    ("output=elsewhere", set()),
+    ("stages.head.log_every=3", set()),
+    ("stages.head.num_workers=2", set()),
+    ("stages.head.checkpoints.every=7", set()),
+    ("stages.evaluate.benchmarks.captions.prompts.max_samples=5", {"evaluate"}),
+    ("stages.head.optim.lr=0.5", {"head", "evaluate"}),
+    ("stages.head.select=last", {"head", "evaluate"}),
+    ("stages.features.samples_per_shard=10", {"features", "head", "head_without_dropout", "evaluate"}),
+    ("stages.reader.steps=7", {"reader", "evaluate"}),
+])  # fmt: skip
 def test_a_setting_makes_stale_what_depends_on_it_and_nothing_else(override, stale, base):
-    changed = prints(override)
+    changed = fingerprints(override)
     assert {name for name in base if changed[name] != base[name]} == stale
 
 
@@ -235,17 +225,17 @@ def test_prompts_and_shards_from_elsewhere_count_by_their_content(tmp_path):
     (tmp_path / "prompts.txt").write_text("a red circle at the top left\n")
     source = f"{{from: null, path: {tmp_path / 'prompts.txt'}, max_samples: null}}"
     override = f"stages.evaluate.benchmarks.captions.prompts={source}"
-    before = prints(override)
+    before = fingerprints(override)
     (tmp_path / "prompts.txt").write_text("a blue circle at the top left\n")
-    after = prints(override)
+    after = fingerprints(override)
     assert {name for name in before if after[name] != before[name]} == {"evaluate"}
     folder = tmp_path / "shards"
     folder.mkdir()
     (folder / "manifest.json").write_text("{}")
     override = f"stages.head.data={{from: null, path: {folder}}}"
-    before = prints(override)
+    before = fingerprints(override)
     (folder / "manifest.json").write_text("[]")
-    after = prints(override)
+    after = fingerprints(override)
     assert {name for name in before if after[name] != before[name]} == {"head", "evaluate"}
 
 
@@ -253,9 +243,9 @@ def test_pictures_from_elsewhere_count_by_their_content(tmp_path):
     tar = tmp_path / "pictures.tar"
     override = f"stages.pictures={{from: null, source: {{kind: webdataset, path: {tar}}}}}"
     tar.write_bytes(b"one")
-    before = prints(override)
+    before = fingerprints(override)
     tar.write_bytes(b"two")
-    assert prints(override)["pictures"] != before["pictures"]
+    assert fingerprints(override)["pictures"] != before["pictures"]
 
 
 def test_inputs_are_the_stages_that_made_them():

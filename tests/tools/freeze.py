@@ -41,14 +41,8 @@ import yaml
 from goldens import differences, read, write
 
 # One thread, no network, no tracker, no GPU; set before torch is imported.
-ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "HF_HUB_OFFLINE": "1",
-    "WANDB_MODE": "disabled",
-    "TOKENIZERS_PARALLELISM": "false",
-    "CUDA_VISIBLE_DEVICES": "",
-    "COLUMNS": "200",
-}
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled",
+               "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"}  # fmt: skip
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDENS = ROOT / "tests" / "goldens"
@@ -192,11 +186,8 @@ def of_stage(folder: Path) -> dict[str, Any]:
     if manifest.is_file():
         record["manifest"] = cleaned(json.loads(manifest.read_text()))
     kept = [path for path in files if "checkpoints" not in path.parts and not UNRECORDED.fullmatch(path.name)]
-    record["weights"] = {
-        _without_hashes(str(path.relative_to(folder))): tensors_of(path)
-        for path in kept
-        if path.suffix == ".safetensors"
-    }
+    record["weights"] = {_without_hashes(str(path.relative_to(folder))): tensors_of(path) for path in kept
+                         if path.suffix == ".safetensors"}  # fmt: skip
     digests: dict[str, Any] = {}
     # What an evaluation has measured is its report; the rest are logs with times.
     is_evaluation = any((folder / name).is_file() for name in REPORTS)

@@ -8,16 +8,12 @@ from draftsmith.core.files import SMALL_BYTES
 
 MISSING, HUGE = "missing", "huge"
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
-    MISSING: lambda data: data,
-    "empty": lambda data: b"",
-    "cut in half": lambda data: data[: len(data) // 2],
+    MISSING: lambda data: data, "empty": lambda data: b"", "cut in half": lambda data: data[: len(data) // 2],
     "one flipped bit": lambda data: flipped(data),
     "not UTF-8": lambda data: data[: len(data) // 2] + b"\xff\xfe" + data[len(data) // 2 :],
-    "a list": lambda data: b"[1]",
-    "nothing": lambda data: b"null",
-    "no fields": lambda data: b"{}",
-    HUGE: lambda data: data,
-}
+    "a list": lambda data: b"[1]", "nothing": lambda data: b"null", "no fields": lambda data: b"{}",
+    HUGE: lambda data: data
+}  # fmt: skip
 # The file itself is wrong in a way that the error must name it by; of the others the folder may be all that is known.
 NAMED = ("empty", "cut in half", "not UTF-8", "a list", "nothing", HUGE)
 

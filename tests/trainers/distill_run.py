@@ -7,14 +7,9 @@ from stages_run import run_loaded
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 2}
 # Records of each kind; of all others that the recipe names there is none.
-COUNTS = {
-    "train": {"caption": 9, "attribute": 9, "conversation": 3, "difference": 3, "sums": 3},
-    "align": {"caption": 8},
-    "seen": {"attribute": 2, "place": 1},
-    "text": {"sums": 2},
-    "held_out": {"attribute": 3},
-    "binding": {"attribute": 2},
-}
+COUNTS = {"train": {"caption": 9, "attribute": 9, "conversation": 3, "difference": 3, "sums": 3},
+          "align": {"caption": 8}, "seen": {"attribute": 2, "place": 1}, "text": {"sums": 2},
+          "held_out": {"attribute": 3}, "binding": {"attribute": 2}}  # fmt: skip
 
 
 def _few(split: str, counts: dict[str, int]) -> dict[str, int]:

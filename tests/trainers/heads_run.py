@@ -1,8 +1,6 @@
 """A small recipe of the video track: a tiny target, cached states, two heads, and clips decoded at two lengths."""
 
-from pathlib import Path
-
-from stages_run import load_spelled, run_loaded
+from stages_run import runner
 
 LANGUAGE = {
     "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,
@@ -62,11 +60,4 @@ RECIPE = {
         },
     },
 }  # fmt: skip
-
-
-def loaded(output: Path, *settings: str):
-    return load_spelled(RECIPE, "reading-test", output, *settings)
-
-
-def run(output: Path, *settings: str, stages=None, restart=None) -> list[str]:
-    return run_loaded(loaded(output, *settings), output, stages=stages, restart=restart)
+loaded, run = runner(lambda: RECIPE, "reading-test")

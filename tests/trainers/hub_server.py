@@ -56,18 +56,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 
     def do_GET(self):
-        self._handle("GET")
-
-    def do_HEAD(self):
-        self._handle("HEAD")
-
-    def do_POST(self):
-        self._handle("POST")
-
-    def do_PUT(self):
-        self._handle("PUT")
-
-    def _handle(self, method):
+        method = self.command
         length = int(self.headers.get("Content-Length") or 0)
         chunked = self.headers.get("Transfer-Encoding") == "chunked"
         self.body = self._chunks() if chunked else self.rfile.read(length)
@@ -89,6 +78,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
                     self.close_connection = True  # the work is done, and the answer is lost
                     return self.connection.close()
             return self._route(method, path)
+
+    do_HEAD = do_POST = do_PUT = do_GET
 
     def _chunks(self):
         body = b""
@@ -189,10 +180,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 if size > self.server.part_bytes:
                     parts = -(-size // self.server.part_bytes)
                     links = {str(n + 1): f"{place}/{n}" for n in range(parts)}
-                    upload = {
-                        "href": f"{place}/complete",
-                        "header": {"chunk_size": str(self.server.part_bytes)} | links,
-                    }
+                    upload = {"href": f"{place}/complete",
+                              "header": {"chunk_size": str(self.server.part_bytes)} | links}  # fmt: skip
                 verify = {"href": f"{self.server.address}/storage/{oid}/verify"}
                 answer = {"actions": {"upload": upload, "verify": verify}}
             told.append({"oid": oid, "size": size, **answer})

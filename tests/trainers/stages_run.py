@@ -75,6 +75,18 @@ def load_spelled(recipe: dict, name: str, output: Path, *settings: str):
     return load([f"recipe={path}", *settings])
 
 
+def runner(recipe: Callable[[], dict], name: str):
+    """Functions that read a recipe that a test spells out, and run stages of it."""
+
+    def loaded(output: Path, *settings: str):
+        return load_spelled(recipe(), name, output, *settings)
+
+    def run(output: Path, *settings: str, stages=None, restart=None) -> list[str]:
+        return run_loaded(loaded(output, *settings), output, stages=stages, restart=restart)
+
+    return loaded, run
+
+
 def run_loaded(found, output: Path, *, stages=None, restart=None) -> list[str]:
     """Returns what was said."""
     told: list[str] = []

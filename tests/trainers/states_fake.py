@@ -16,15 +16,9 @@ COUNT = 23
 DEAL = Deal(COUNT, 5)
 SPARROW = Taps(feature=True, visual_layers=(2,))
 EAGLE3 = Taps(feature=True, text_layers=(1, 2, 3), visual_layers=(2,))
-IDENTITY = {
-    "target": {"kind": "llava", "path": "a/b", "revision": "v1"},
-    "processor": {"tokenizer": "t", "images": {"size": 24}},
-    "template": "one",
-    "pictures": {"aspect": "pad"},
-    "transformers": "5.23.0",
-    "dtype": "bf16",
-    "image_backend": "pil",
-}
+IDENTITY = {"target": {"kind": "llava", "path": "a/b", "revision": "v1"},
+            "processor": {"tokenizer": "t", "images": {"size": 24}}, "template": "one", "pictures": {"aspect": "pad"},
+            "transformers": "5.23.0", "dtype": "bf16", "image_backend": "pil"}  # fmt: skip
 
 
 def row(number: int, wanted: Taps, position_rows: int = 3) -> Batch:
@@ -36,10 +30,8 @@ def row(number: int, wanted: Taps, position_rows: int = 3) -> Batch:
         modality[0, 1:4] = VIDEO if number % 2 else IMAGE
     mask, loss_mask = torch.ones(1, length, dtype=torch.bool), torch.zeros(1, length, dtype=torch.bool)
     loss_mask[0, 4 + number % 2 :] = True
-    states = {
-        name: torch.randn(1, length, D, generator=draw).to(torch.bfloat16) * places.unsqueeze(-1)
-        for name, places in state_places(wanted, modality, mask, loss_mask).items()
-    }
+    states = {name: torch.randn(1, length, D, generator=draw).to(torch.bfloat16) * places.unsqueeze(-1)
+              for name, places in state_places(wanted, modality, mask, loss_mask).items()}  # fmt: skip
     ids = torch.randint(9, 99, (1, length), generator=draw)
     positions = torch.randint(0, 50, (position_rows, 1, length), generator=draw)
     result = TargetStates(

@@ -2,19 +2,13 @@
 sets.
 """
 
-from pathlib import Path
-
-from stages_run import load_spelled, run_loaded
+from heads_run import FORMAT, VISION
+from stages_run import runner
 
 LANGUAGE = {
     "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
     "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.4,
 }  # fmt: skip
-VISION = {
-    "model_type": "clip_vision_model", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
-    "num_attention_heads": 2, "image_size": 24, "patch_size": 8,
-}  # fmt: skip
-FORMAT = {"system": "", "image_rule": "verbatim"}
 DATA = {"from": "world", "aspect": "square", "max_length": 256}
 ONE_STEP = {"batch_size": 8, "steps": 1, "optim": {"lr": 0.001}}
 RECIPE = {
@@ -51,11 +45,4 @@ RECIPE = {
     },
 }  # fmt: skip
 BEFORE = ("world", "target", "draft", "captioner")
-
-
-def loaded(output: Path, *settings: str):
-    return load_spelled(RECIPE, "suite-test", output, *settings)
-
-
-def run(output: Path, *settings: str, stages=None, restart=None) -> list[str]:
-    return run_loaded(loaded(output, *settings), output, stages=stages, restart=restart)
+loaded, run = runner(lambda: RECIPE, "suite-test")

@@ -1,9 +1,7 @@
 """A small recipe that trains a draft LVLM and heads on one target, and measures them in one table."""
 
-from pathlib import Path
-
 from heads_run import DATA, FORMAT, LANGUAGE, STEPS, VISION
-from stages_run import load_spelled, run_loaded
+from stages_run import runner
 
 METHODS = {
     "M": {"drafter": "draft"},
@@ -49,11 +47,4 @@ RECIPE = {
         },
     },
 }  # fmt: skip
-
-
-def loaded(output: Path, *settings: str):
-    return load_spelled(RECIPE, "table-test", output, *settings)
-
-
-def run(output: Path, *settings: str, stages=None, restart=None) -> list[str]:
-    return run_loaded(loaded(output, *settings), output, stages=stages, restart=restart)
+loaded, run = runner(lambda: RECIPE, "table-test")

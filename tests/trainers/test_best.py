@@ -2,10 +2,9 @@
 
 import json
 
-import pytest
 from damage import DAMAGES, told
-from draftsmith.core.errors import UserError
 from draftsmith.trainers.train.best import Best
+from fails import fails_with
 
 
 def test_the_best_by_each_score_stay_and_others_are_not_even_copied(tmp_path):
@@ -35,5 +34,4 @@ def test_a_damaged_score_is_told(tmp_path):
     path = tmp_path / "best-top1" / "score.json"
     assert told(path, lambda: best.of("top1")) == set(DAMAGES)
     path.write_text('{"score": "half"}')
-    with pytest.raises(UserError, match=r"score: expected a valid number[\s\S]*score\.json"):
-        best.keep({"top1": 0.9}, 4, lambda: "others")
+    fails_with(r"score: expected a valid number[\s\S]*score\.json", best.keep, {"top1": 0.9}, 4, lambda: "others")

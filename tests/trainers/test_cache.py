@@ -17,10 +17,7 @@ from draftsmith.data.order import BucketedOrder
 from draftsmith.data.shards.shards import ShardReader, tar_path
 from draftsmith.data.states import estimate
 from draftsmith.data.states.reader import StatesReader
-from draftsmith.models.drafters.eagle3 import Eagle3Config
-from draftsmith.models.drafters.hivis import HivisConfig
-from draftsmith.models.drafters.msd import MsdConfig
-from draftsmith.models.drafters.sparrow import SparrowConfig
+from draftsmith.models.drafters import Eagle3Config, HivisConfig, MsdConfig, SparrowConfig
 from draftsmith.models.targets.llava.section import LlavaTargetConfig
 from draftsmith.trainers.run.stage_records import check_fit
 from draftsmith.trainers.serve import states_builder as build
@@ -28,6 +25,7 @@ from draftsmith.trainers.stages import cache
 from draftsmith.trainers.stages.cache import CacheStage
 from draftsmith.trainers.train.on_states import open_states
 from draftsmith.trainers.train.states_source import Cached, Online
+from fails import fails_with, raising
 from safetensors.torch import load_file, save_file
 from states_fake import SPARROW, D, padded, row
 from states_run import RECORDS, cached, context, stage, synthetic
@@ -62,16 +60,13 @@ def test_bytes_a_sample_and_in_all_are_said_before_and_are_what_was_written(kept
     assert last.startswith(f"{RECORDS} samples, ")
 
 
-def test_the_manifest_says_what_the_states_are_bound_to(kept):
-    identity = ShardReader(kept.folder / "states").identity
+def test_the_manifest_says_what_the_states_are_bound_to_and_what_every_dtype_loses(kept):
+    reader = ShardReader(kept.folder / "states")
+    identity, loss = reader.identity, reader.measured["head distribution"]
     assert identity["states"] == {"feature": True, "text_layers": [], "visual_layers": [2], "everywhere": False}
     assert identity["dtype"] == "bf16" and identity["image_backend"] == "pil"
     assert identity["samples"]["computed_in"] == "float32" and len(identity["template"]) == 64
     assert identity["transformers"].startswith("5.") and identity["processor"]["tokenizer"]
-
-
-def test_the_loss_of_every_dtype_is_in_the_manifest(kept):
-    loss = ShardReader(kept.folder / "states").measured["head distribution"]
     assert 0 < loss["bf16"]["kl"] < loss["int8"]["kl"] < 0.05 and 0 < loss["fp8"]["kl"] < 0.1
     assert all(0.8 < result["agreement"] <= 1 for result in loss.values())
     assert any("bf16: KL" in line for line in kept.say.lines)
@@ -98,14 +93,10 @@ def steps_of(states, indices, epochs=1):
 
 @pytest.mark.parametrize(
     "drafter",
-    [
-        SparrowConfig(kind="sparrow"),
-        MsdConfig(kind="msd"),
-        HivisConfig(kind="hivis"),
-        Eagle3Config(kind="eagle3", taps=(1, 2, 3), visual_slots="middle"),
-    ],
-    ids=lambda config: config.kind,
-)
+    [SparrowConfig(kind="sparrow"), MsdConfig(kind="msd"), HivisConfig(kind="hivis"),
+     Eagle3Config(kind="eagle3", taps=(1, 2, 3), visual_slots="middle")],
+    ids=lambda config: config.kind
+)  # fmt: skip
 def test_states_that_are_read_are_those_that_are_computed(made, tmp_path, drafter):
     asked = cached(made, tmp_path / "cache", drafter)
     online, target = opened(made, tmp_path / "online", {"kind": "online"}, drafter)
@@ -173,8 +164,7 @@ def test_a_killed_build_goes_on_behind_its_finished_shards(made, kept, tmp_path,
         real(builder, index, *rest)
 
     monkeypatch.setattr(build.Builder, "write", dying)
-    with pytest.raises(KeyboardInterrupt):
-        cached(made, tmp_path / "cache")
+    fails_with("", cached, made, tmp_path / "cache", error=KeyboardInterrupt)
     monkeypatch.setattr(build.Builder, "write", lambda b, index, *rest: wrote.append(index) or real(b, index, *rest))
     cached(made, tmp_path / "cache")
     assert wrote == list(range(len(wrote))), "a finished shard was made again"
@@ -215,8 +205,7 @@ def test_two_ranks_write_the_shards_of_one(made, kept, tmp_path, monkeypatch):
 
 def test_a_disk_that_is_too_small_stops_the_stage_with_nothing_written(made, tmp_path, monkeypatch):
     monkeypatch.setattr(estimate.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**26 + 30_000))
-    with pytest.raises(UserError, match="and the disk has"):
-        cached(made, tmp_path / "cache")
+    fails_with("and the disk has", cached, made, tmp_path / "cache")
     assert not (tmp_path / "cache" / "states").exists()
 
 
@@ -231,18 +220,15 @@ def test_a_cache_of_another_target_template_or_head_is_refused_by_the_field(made
 
     assert len(read().reader) == RECORDS
     assert len(read(HivisConfig(kind="hivis")).reader) == RECORDS, "it reads less than Sparrow"
-    with pytest.raises(UserError, match="visual_layers lacks layer 0"):
-        read(MsdConfig(kind="msd"))
-    with pytest.raises(UserError, match="another template"):
-        read(form={"system": "Answer in one word."})
+    fails_with("visual_layers lacks layer 0", read, MsdConfig(kind="msd"))
+    fails_with("another template", read, form={"system": "Answer in one word."})
     other = shutil.copytree(made.folder, tmp_path / "other")
     read(made=type(made)(folder=other, data=made.data))  # the same weights elsewhere
     path = other / "target" / "model.safetensors"
     weights = load_file(path)
     weights[sorted(weights)[0]] += 0.1
     save_file(weights, path, metadata={"format": "pt"})
-    with pytest.raises(UserError, match=r"another target\.weights"):
-        read(made=type(made)(folder=other, data=made.data))
+    fails_with(r"another target\.weights", read, made=type(made)(folder=other, data=made.data))
 
 
 def test_lengths_are_counted_without_reading_pixels(made, kept, tmp_path):
@@ -261,13 +247,9 @@ def test_a_start_that_dies_while_counts_are_written_leaves_none(made, tmp_path, 
     asked = context(made, tmp_path / "count")
     samples = build.open_samples(*_data(made), None, asked, asked.processor())
 
-    def dying(file):
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr("os.fsync", dying)
-        with pytest.raises(KeyboardInterrupt):
-            build.count_samples(samples, asked)
+        patch.setattr("os.fsync", raising(KeyboardInterrupt))
+        fails_with("", build.count_samples, samples, asked, error=KeyboardInterrupt)
     assert len(build.count_samples(samples, asked).length) == RECORDS
 
 
@@ -291,17 +273,14 @@ def test_what_the_target_cannot_read_is_refused_before_anything_is_kept(made, tm
             check_fit(tiled, samples.dataset, target.decoder, as_cut=False)
 
 
-@pytest.mark.parametrize(
-    ("others", "problem"),
-    [
-        ([{"kind": "pruned"}], r"drafters\.0\.kind: pruned reads no hidden states"),
-        ([{"kind": "msd"}, {"kind": "eagle", "num_heads": 2}], r"drafters\.1\.num_heads: nothing reads it"),
-    ],
-)
+@pytest.mark.parametrize(("others", "problem"), [
+    ([{"kind": "pruned"}], r"drafters\.0\.kind: pruned reads no hidden states"),
+    ([{"kind": "msd"}, {"kind": "eagle", "num_heads": 2}], r"drafters\.1\.num_heads: nothing reads it"),
+])  # fmt: skip
 def test_other_drafters_that_read_no_states_are_refused(made, others, problem):
     asked = CacheStage(kind="cache", data=made.data, drafters=others)
-    with pytest.raises(Refused, match=problem):
-        asked.check(LlavaTargetConfig(kind="llava", path="x"), SparrowConfig(kind="sparrow"))
+    target = LlavaTargetConfig(kind="llava", path="x")
+    fails_with(problem, asked.check, target, SparrowConfig(kind="sparrow"), error=Refused)
 
 
 def test_states_that_overflow_are_not_kept(made, tmp_path):
@@ -313,7 +292,6 @@ def test_states_that_overflow_are_not_kept(made, tmp_path):
     weights[name] = weights[name].sign() * 3e38
     save_file(weights, folder / "target" / "model.safetensors", metadata={"format": "pt"})
     spoilt = SimpleNamespace(folder=folder, data=made.data)
-    with pytest.raises(UserError, match="the target's hidden states are not finite") as caught:
-        cached(spoilt, tmp_path / "cache")
-    assert str(caught.value.where).startswith("request ")
+    caught = fails_with("the target's hidden states are not finite", cached, spoilt, tmp_path / "cache")
+    assert str(caught.where).startswith("request ")
     assert not list((tmp_path / "cache").rglob("*.tar"))

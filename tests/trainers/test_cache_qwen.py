@@ -19,6 +19,7 @@ from draftsmith.models.targets.qwen.section import QwenTargetConfig
 from draftsmith.trainers.serve import states_builder as build
 from draftsmith.trainers.train.on_states import open_states
 from PIL import Image
+from small_records import talk
 from states_run import WORDS, cached, context, losses, stage
 from tiny_qwen import text_config, vision_config
 
@@ -32,14 +33,8 @@ def made(request, tmp_path_factory):
     kind, folder = request.param, tmp_path_factory.mktemp(request.param)
     said = [f"Which? {' '.join(WORDS[i:] + WORDS[:i])}." for i in range(len(WORDS))]
     tokenizer = train_tokenizer(["user assistant system\n", *said] * 3, 400)
-    processor = FAMILIES[kind].new(
-        tokenizer,
-        patch_size=4,
-        min_pixels=64,
-        max_pixels=256,
-        image_mean=(0.5,) * 3,
-        image_std=(0.25,) * 3,
-    )
+    processor = FAMILIES[kind].new(tokenizer, patch_size=4, min_pixels=64, max_pixels=256, image_mean=(0.5,) * 3,
+                                   image_std=(0.25,) * 3)  # fmt: skip
     ids = TokenIds(
         len(tokenizer), processor.image_token_id, processor.bos_id, processor.eos_id, processor.pad_id,
         processor.video_token_id, processor.vision_start_id, processor.vision_end_id,
@@ -54,7 +49,7 @@ def made(request, tmp_path_factory):
     write_clip(folder / "clip.mp4", shades, fps=2)
     records = []
     for number, marks in enumerate(RECORDS):
-        turns = [{"from": "human", "value": f"{marks}Which?"}, {"from": "gpt", "value": " ".join(WORDS[number:])}]
+        turns = talk(f"{marks}Which?", " ".join(WORDS[number:]))
         record = {"id": str(number), "conversations": turns}
         record |= {"image": "image.png"} if "<image>" in marks else {}
         records.append(record | ({"video": "clip.mp4"} if "<video>" in marks else {}))

@@ -14,15 +14,33 @@ from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
 from draftsmith.core import ranks
-from draftsmith.core.errors import UserError
 from draftsmith.trainers.run.deepspeed_section import EngineConfig
 from draftsmith.trainers.train import checkpoint
 from draftsmith.trainers.train.engine import Engine, init_distributed, load_data
+from fails import fails_with
+from small_records import flip
 from training import engine_config, module, run
 
 
 class Died(Exception):
     pass
+
+
+def dies_at(last):
+    """A run's `log` that ends it in this step."""
+
+    def log(step):
+        if step == last:
+            raise Died
+
+    return log
+
+
+def small_engine(config=None):
+    linear = torch.nn.Linear(2, 2)
+    init_distributed()
+    return Engine(linear, torch.optim.SGD(linear.parameters(), lr=1.0), lambda step: 1.0, config or EngineConfig(),
+                  micro_batch_size=1, accumulation=1, clip_norm=None)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -49,15 +67,9 @@ def truncate(path):
     path.write_bytes(path.read_bytes()[:-7])
 
 
-def edit(path):
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
 @pytest.mark.parametrize(
     ("harm", "reason"),
-    [(truncate, "bytes, not"), (edit, "was changed after it was written"), (lambda p: p.unlink(), "is missing")],
+    [(truncate, "bytes, not"), (flip, "was changed after it was written"), (lambda p: p.unlink(), "is missing")],
     ids=["truncated", "edited", "missing"],
 )
 def test_a_harmed_checkpoint_is_refused_and_the_newest_good_one_named(saved, harm, reason):
@@ -84,33 +96,23 @@ def test_without_a_manifest_it_is_no_checkpoint(saved):
 def test_all_bad_is_an_error_and_not_a_fresh_start(saved):
     for path in saved.iterdir():
         truncate(path / checkpoint.MANIFEST)
-    with pytest.raises(UserError, match=r"no usable checkpoint.*step-00000006") as error:
-        checkpoint.find(saved, fingerprint="f")
-    assert "restart=" in error.value.hint
+    error = fails_with(r"no usable checkpoint.*step-00000006", checkpoint.find, saved, fingerprint="f")
+    assert "restart=" in error.hint
 
 
 def test_nothing_is_unpickled_that_does_not_verify(saved, monkeypatch):
     """A harmed checkpoint is never handed to DeepSpeed, which unpickles."""
     for path in saved.iterdir():
-        edit(next(path.rglob("*.pt")))
+        flip(next(path.rglob("*.pt")))
     monkeypatch.setattr(Engine, "load", lambda *_: pytest.fail("loaded a checkpoint that does not verify"))
-    with pytest.raises(UserError):
-        run(saved, steps=7)
+    fails_with("", run, saved, steps=7)
 
 
-def test_another_recipe_is_refused(saved):
-    with pytest.raises(UserError, match="made by another recipe") as caught:
-        run(saved, steps=7, fingerprint="other")
-    assert caught.value.where == str(saved / "step-00000006" / checkpoint.MANIFEST), "which says so"
-
-
-def test_another_number_of_ranks_is_refused_with_the_reason(saved):
-    path = saved / "step-00000006" / checkpoint.MANIFEST
-    manifest = json.loads(path.read_text())
-    manifest["state"]["world_size"] = 2
-    path.write_text(json.dumps(manifest))
-    with pytest.raises(UserError, match=r"made by 2 ranks, and this run has 1.*shared out by rank"):
-        run(saved, steps=7)
+def test_another_recipe_and_another_number_of_ranks_are_refused_with_the_reason(saved):
+    caught = fails_with("made by another recipe", run, saved, steps=7, fingerprint="other")
+    assert caught.where == str(saved / "step-00000006" / checkpoint.MANIFEST), "which says so"
+    edit_manifest(saved / "step-00000006", lambda manifest: manifest["state"].update(world_size=2))
+    fails_with(r"made by 2 ranks, and this run has 1.*shared out by rank", run, saved, steps=7)
 
 
 def test_a_save_that_is_cut_off_leaves_the_old_one(saved, monkeypatch):
@@ -121,8 +123,7 @@ def test_a_save_that_is_cut_off_leaves_the_old_one(saved, monkeypatch):
         raise OSError("cut off")
 
     monkeypatch.setattr(Engine, "save", cut_off)
-    with pytest.raises(OSError, match="cut off"):
-        run(saved, steps=12, every=4)
+    fails_with("cut off", run, saved, steps=12, every=4, error=OSError)
     monkeypatch.undo()
     assert (saved / ".step-00000008.partial").is_dir()
     assert checkpoint.find(saved, fingerprint="f").step == 6
@@ -145,35 +146,27 @@ def edit_manifest(path, change):
 RANDOM = "random-00000.pt"
 
 
-@pytest.mark.parametrize(
-    ("harm", "reason"),
-    [
-        (lambda path: (path / checkpoint.MANIFEST).write_text("{}"), "manifest.json: state: Field required"),
-        (lambda path: (path / checkpoint.MANIFEST).write_text(""), "manifest.json: the file is empty"),
-        (lambda path: (path / checkpoint.MANIFEST).write_text("[]"), "manifest.json: expected a dictionary"),
-        (lambda path: (path / checkpoint.MANIFEST).write_bytes(b"\xff"), "manifest.json: not UTF-8"),
-        *(
-            (lambda path, key=key: edit_manifest(path, lambda m: m["state"].pop(key)), f"manifest.json: state.{key}: F")
-            for key in ("step", "fingerprint", "world_size")
-        ),
-        *(
-            (
-                lambda path, key=key: edit_manifest(path, lambda m: m["files"][RANDOM].pop(key)),
-                f"manifest.json: files.{RANDOM}.{key}: Field required",
-            )
-            for key in ("bytes", "sha256")
-        ),
-        (lambda path: edit_manifest(path, lambda m: m.update(files=["a"])), "manifest.json: files: expected a valid"),
-        (lambda path: edit_manifest(path, lambda m: m["files"].clear()), "manifest.json does not list"),
-        (
-            lambda path: (edit_manifest(path, lambda m: m["files"].pop(RANDOM)), (path / RANDOM).unlink()),
-            f"manifest.json does not list {RANDOM}",
-        ),
-        (lambda path: edit_manifest(path, lambda m: m["state"].update(step=7)), "manifest.json says step 7"),
-        (lambda path: edit_manifest(path, lambda m: m["files"].pop(RANDOM)), f"manifest.json does not list {RANDOM}"),
-        (lambda path: edit_manifest(path, lambda m: m["files"][RANDOM].update(sha256="0")), f"{RANDOM} was changed"),
-    ],
-)
+@pytest.mark.parametrize(("harm", "reason"), [
+    (lambda path: (path / checkpoint.MANIFEST).write_text("{}"), "manifest.json: state: Field required"),
+    (lambda path: (path / checkpoint.MANIFEST).write_text(""), "manifest.json: the file is empty"),
+    (lambda path: (path / checkpoint.MANIFEST).write_text("[]"), "manifest.json: expected a dictionary"),
+    (lambda path: (path / checkpoint.MANIFEST).write_bytes(b"\xff"), "manifest.json: not UTF-8"),
+    *(
+        (lambda path, key=key: edit_manifest(path, lambda m: m["state"].pop(key)), f"manifest.json: state.{key}: F")
+        for key in ("step", "fingerprint", "world_size")
+    ),
+    *(
+        (lambda path, key=key: edit_manifest(path, lambda m: m["files"][RANDOM].pop(key)),
+         f"manifest.json: files.{RANDOM}.{key}: Field required") for key in ("bytes", "sha256")
+    ),
+    (lambda path: edit_manifest(path, lambda m: m.update(files=["a"])), "manifest.json: files: expected a valid"),
+    (lambda path: edit_manifest(path, lambda m: m["files"].clear()), "manifest.json does not list"),
+    (lambda path: (edit_manifest(path, lambda m: m["files"].pop(RANDOM)), (path / RANDOM).unlink()),
+     f"manifest.json does not list {RANDOM}"),
+    (lambda path: edit_manifest(path, lambda m: m["state"].update(step=7)), "manifest.json says step 7"),
+    (lambda path: edit_manifest(path, lambda m: m["files"].pop(RANDOM)), f"manifest.json does not list {RANDOM}"),
+    (lambda path: edit_manifest(path, lambda m: m["files"][RANDOM].update(sha256="0")), f"{RANDOM} was changed")
+])  # fmt: skip
 def test_a_harmed_manifest_is_refused(saved, harm, reason):
     harm(saved / "step-00000006")
     result = checkpoint.find(saved, fingerprint="f")
@@ -186,12 +179,7 @@ def test_refused_checkpoints_do_not_push_out_the_one_just_saved(saved):
     for step in (4, 6):
         (saved / f"step-{step:08d}" / RANDOM).unlink()
 
-    def die(step):
-        if step == 4:
-            raise Died
-
-    with pytest.raises(Died):
-        run(saved, steps=7, every=3, keep=1, log=die)
+    fails_with("", run, saved, steps=7, every=3, keep=1, log=dies_at(4), error=Died)
     result = checkpoint.find(saved, fingerprint="f")
     assert result.step == 3 and [note[:13] for note in result.notes] == ["step-00000006", "step-00000004"]
     losses, _, told = run(saved, steps=7, every=3, keep=1)
@@ -205,12 +193,7 @@ def test_deepspeeds_own_barriers_wait_as_long_as_ours(zero, tmp_path, monkeypatc
     """NCCL's would end a run whose disk takes ten minutes."""
     from deepspeed import comm
 
-    linear = torch.nn.Linear(2, 2)
-    init_distributed()
-    built = Engine(
-        linear, torch.optim.SGD(linear.parameters(), lr=1.0), lambda step: 1.0, engine_config(zero),
-        micro_batch_size=1, accumulation=1, clip_norm=None,
-    )  # fmt: skip
+    built = small_engine(engine_config(zero))
     waited, impatient = [], []
     monkeypatch.setattr(comm, "barrier", lambda *_, **__: impatient.append(1))
     before, wait = comm.barrier, ranks.barrier
@@ -223,12 +206,7 @@ def test_deepspeeds_own_barriers_wait_as_long_as_ours(zero, tmp_path, monkeypatc
 
 def test_a_save_that_dies_at_any_write_leaves_one_that_verifies(tmp_path, monkeypatch):
     """At the first, second, ... time that something is brought to disk, and at the renaming."""
-    linear = torch.nn.Linear(2, 2)
-    init_distributed()
-    built = Engine(
-        linear, torch.optim.SGD(linear.parameters(), lr=1.0), lambda step: 1.0, EngineConfig(), micro_batch_size=1,
-        accumulation=1, clip_norm=None,
-    )  # fmt: skip
+    built = small_engine()
     checkpoint.save(built, tmp_path, step=2, fingerprint="f", keep=5)
 
     def die_at(count):
@@ -284,10 +262,9 @@ def test_a_trap_in_a_checkpoint_is_not_sprung(tmp_path, zero, count):
         torch.load(file, weights_only=False)
         sprung.rmdir()  # it would have worked
         fit_manifest(saved, file)
-        with pytest.raises(UserError, match="more than a checkpoint's data") as error:
-            run(tmp_path / "c", steps=2, zero=zero, every=1, keep=3)
-        assert error.value.where == str(file) and not sprung.exists()
-        assert "Trap" in error.value.problem or "mkdir" in error.value.problem, error.value.problem
+        error = fails_with("more than a checkpoint's data", run, tmp_path / "c", steps=2, zero=zero, every=1, keep=3)
+        assert error.where == str(file) and not sprung.exists()
+        assert "Trap" in error.problem or "mkdir" in error.problem, error.problem
         file.write_bytes(content)
         fit_manifest(saved, file)
     assert sorted(run(tmp_path / "c", steps=2, zero=zero, every=1, keep=3)[0]) == [2]
@@ -308,8 +285,7 @@ def test_members_of_deepspeeds_stages_are_all_that_may_be_asked_for_by_name(tmp_
     assert load_data(tmp_path / "good.pt") == {"zero_stage": ZeroStageEnum.gradients}
     for owner, name in (ZeroStageEnum, "mro"), (ZeroStageEnum, "__class__"), (LossScaler, "backward"), (int, "real"):
         torch.save(Asks(owner, name), tmp_path / "bad.pt")
-        with pytest.raises(UserError, match="more than a checkpoint's data"):
-            load_data(tmp_path / "bad.pt")
+        fails_with("more than a checkpoint's data", load_data, tmp_path / "bad.pt")
 
 
 def test_what_deepspeed_keeps_beside_tensors_is_read(tmp_path):
@@ -345,11 +321,7 @@ def test_every_random_state_comes_back(saved):
         return torch.rand(3).tolist(), torch.randn(3).tolist(), random.random(), random.gauss(0, 1), np.random.normal()
 
     draws()
-    linear = torch.nn.Linear(2, 2)
-    built = Engine(
-        linear, torch.optim.SGD(linear.parameters(), lr=1.0), lambda step: 1.0, EngineConfig(), micro_batch_size=1,
-        accumulation=1, clip_norm=None,
-    )  # fmt: skip
+    built = small_engine()
     checkpoint.save(built, saved / "own", step=1, fingerprint="f", keep=1)
     expected = draws()
     assert draws() != expected
@@ -359,14 +331,9 @@ def test_every_random_state_comes_back(saved):
 
 def test_frozen_weights_stay_out(tmp_path):
     with pytest.raises(Died):
-        run(tmp_path, steps=3, every=1, model=module(parts=("projector",)), log=interrupt_after_two)
+        run(tmp_path, steps=3, every=1, model=module(parts=("projector",)), log=dies_at(2))
     written = torch.load(next(tmp_path.rglob("mp_rank_00_model_states.pt")), weights_only=False)["module"]
     assert written and all("multi_modal_projector" in name for name in written)
-
-
-def interrupt_after_two(step):
-    if step == 2:
-        raise Died
 
 
 @pytest.mark.parametrize("zero", [0, 2])
@@ -397,12 +364,10 @@ def test_a_disk_that_is_full_is_told_and_the_run_goes_on_when_there_is_room(zero
 
     with monkeypatch.context() as patch:
         patch.setattr(torch, "save", save)
-        with pytest.raises(
-            UserError, match=r"No space left on device; [\d,]+ bytes are needed, and [\d,]+ are"
-        ) as full:
-            run(folder, steps=6, every=1, zero=zero)
-    assert full.value.problem.startswith("the checkpoint cannot be written")
-    assert str(folder) == full.value.where and "goes on from what is saved" in full.value.hint
+        words = r"No space left on device; [\d,]+ bytes are needed, and [\d,]+ are"
+        full = fails_with(words, run, folder, steps=6, every=1, zero=zero)
+    assert full.problem.startswith("the checkpoint cannot be written")
+    assert str(folder) == full.where and "goes on from what is saved" in full.hint
     assert not [path for path in folder.iterdir() if path.name.endswith(".partial")]
     seen, weights, told = run(folder, steps=6, every=1, zero=zero)
     assert any("resuming from" in line for line in told) and 1 not in seen

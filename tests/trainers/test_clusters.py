@@ -17,14 +17,8 @@ from training import free_port
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ROOT / "scripts" / "cluster"
 STEPS = 6
-SETTINGS = [
-    "recipe=demo/lvlm-from-nothing",
-    *TINY_DATASET,
-    f"stages.target.steps={STEPS}",
-    "stages.target.batch_size=8",
-    "stages.target.log_every=1",
-    "engine.zero_stage=1",
-]
+SETTINGS = ["recipe=demo/lvlm-from-nothing", *TINY_DATASET, f"stages.target.steps={STEPS}",
+            "stages.target.batch_size=8", "stages.target.log_every=1", "engine.zero_stage=1"]  # fmt: skip
 QUIET = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 # What a launcher above this test would have set.
 LEFT_OUT = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_SIZE")
@@ -37,11 +31,9 @@ def environment(**more: str) -> dict[str, str]:
 def together(commands: list[list[str]], **more: str) -> None:
     """Start all, wait for all; the first that fails is shown."""
     started = [
-        subprocess.Popen(
-            c, cwd=ROOT, env=environment(**more), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        for c in commands
-    ]
+        subprocess.Popen(c, cwd=ROOT, env=environment(**more), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                         text=True) for c in commands
+    ]  # fmt: skip
     for process in started:
         try:
             text, _ = process.communicate(timeout=300)
@@ -62,15 +54,8 @@ def losses(output: Path) -> list[float]:
 def one_node(tmp_path_factory) -> list[float]:
     """Two ranks under one launcher."""
     output = tmp_path_factory.mktemp("one_node") / "run"
-    launcher = [
-        sys.executable,
-        "-m",
-        "deepspeed.launcher.runner",
-        "--num_accelerators",
-        "2",
-        "--master_port",
-        free_port(),
-    ]
+    launcher = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_accelerators", "2", "--master_port",
+                free_port()]  # fmt: skip
     together([[*launcher, "trains/train.py", *SETTINGS, f"output={output}"]])
     return losses(output)
 
@@ -123,17 +108,10 @@ def slurm(folder: Path, *arguments: str, **more: str) -> subprocess.CompletedPro
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
         (tools / name).write_text(text)
         (tools / name).chmod(0o755)
-    given = {
-        "PATH": f"{tools}:{os.environ['PATH']}",
-        "SLURM_SUBMIT_DIR": str(ROOT),
-        "SLURM_JOB_ID": "4711",
-        "SLURM_JOB_NODELIST": "worker-[1-2]",
-        "SLURM_NTASKS": "2",
-        "SLURM_NTASKS_PER_NODE": "1",
-        "SLURM_CPUS_PER_TASK": "1",
-        "SCONTROL_LOG": str(folder / "scontrol.log"),
-        "DRAFTSMITH_PYTHON": sys.executable,
-    }
+    given = {"PATH": f"{tools}:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_ID": "4711",
+             "SLURM_JOB_NODELIST": "worker-[1-2]", "SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "1",
+             "SLURM_CPUS_PER_TASK": "1", "SCONTROL_LOG": str(folder / "scontrol.log"),
+             "DRAFTSMITH_PYTHON": sys.executable}  # fmt: skip
     # Slurm runs a copy from its spool.
     copy = folder / "slurm_script"
     shutil.copy(FILES / "train.slurm", copy)
@@ -248,9 +226,8 @@ def test_a_wheelhouse_installs_without_a_network(tmp_path):
     asked = "from draftsmith.recipes import health; print(health.ROOT, len(health.pins()), len(health.requirements()))"
     actual = subprocess.run([str(venv / "bin" / "python"), "-c", asked], cwd=tmp_path, env=offline, capture_output=True,
                            text=True, timeout=120, check=True).stdout.split()  # fmt: skip
-    assert actual[0].startswith(str(venv)) and int(actual[1]) > 50 and int(actual[2]) >= 18, (
-        "constraints are in the wheel"
-    )
+    assert actual[0].startswith(str(venv)) and int(actual[1]) > 50
+    assert int(actual[2]) >= 18, "constraints are in the wheel"
     (wheel,) = house.glob("draftsmith-*.whl")
     wheel.write_bytes(wheel.read_bytes() + b"x")
     done = install()

@@ -4,6 +4,7 @@ import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.core.results import BEGUN, DONE
 from draftsmith.trainers.serve import states_builder, written_texts
+from fails import fails_with
 from text_run import made, recipe, run
 
 ANSWERED = ["answers", "states"]
@@ -25,10 +26,8 @@ def folder(tmp_path_factory):
 def test_answers_and_states_do_not_depend_on_how_the_drafter_is_trained(folder):
     output = folder / "kept"
     run(recipe(folder), output, stages=ANSWERED)
-    for settings in (
-        ["drafter.mtp_steps=3", "drafter.draft_vocab_size=50"],
-        ["drafter=null", "drafter={kind: eagle3}"],
-    ):
+    for settings in (["drafter.mtp_steps=3", "drafter.draft_vocab_size=50"],
+                     ["drafter=null", "drafter={kind: eagle3}"]):  # fmt: skip
         told = run(recipe(folder), output, *settings, stages=ANSWERED)
         assert told == [f"stage {name}: finished before, same inputs" for name in ANSWERED]
     with pytest.raises(UserError, match=r"stage states was run .*drafter\.taps was null, is now"):
@@ -50,8 +49,7 @@ def test_what_wrote_nothing_begins_with_the_corrected_recipe(
     run(source, output, stages=before)
     with monkeypatch.context() as patched:
         patched.setattr(module, name, fails)
-        with pytest.raises(Lost):
-            run(source, output, stages=[stage])
+        fails_with("", run, source, output, stages=[stage], error=Lost)
     assert (output / stage / BEGUN).exists() and not (output / stage / DONE).exists()
     run(source, output, setting, stages=[stage])
     assert (output / stage / DONE).exists()
@@ -69,7 +67,6 @@ def test_what_wrote_a_shard_is_refused(folder, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(written_texts, "write_answers", second_fails)
-        with pytest.raises(Lost):
-            run(source, output, stages=["answers"])
+        fails_with("", run, source, output, stages=["answers"], error=Lost)
     with pytest.raises(UserError, match=r"stage answers was run \(or begun\) .*max_new_tokens was 6, is now 5"):
         run(source, output, "stages.answers.max_new_tokens=5", stages=["answers"])

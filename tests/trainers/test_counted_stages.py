@@ -5,12 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from draftsmith.data.answers import SHARDS as ANSWERS
 from draftsmith.data.shards.shards import tar_path
 from draftsmith.data.stage_folders import CODES, STATES
-from draftsmith.models.targets.llamagen.files import save_model
-from draftsmith.models.targets.llamagen.section import build_transformer
 from draftsmith.trainers.run.progress import StageLine
 from draftsmith.trainers.stages.cache import CacheStage
 from draftsmith.trainers.stages.encode import EncodeStage
@@ -19,7 +16,7 @@ from draftsmith.trainers.stages.regenerate import RegenerateStage
 from states_run import RECORDS, synthetic
 from states_run import context as text_context
 from visual_run import context as image_context
-from visual_run import noise, translators
+from visual_run import noise, with_target
 
 
 class Counted(StageLine):
@@ -59,13 +56,7 @@ def text(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("images")
-    made = translators(folder)
-    model = build_transformer(made.target, seed=0)
-    torch.nn.init.normal_(model.output.weight, std=0.3, generator=torch.Generator().manual_seed(1))
-    save_model(model, folder / "target")
-    made.inputs["target"] = folder / "target"
-    return made
+    return with_target(tmp_path_factory.mktemp("images"))
 
 
 def test_generate_counts_the_records_of_splits_and_suites(text, tmp_path):

@@ -173,6 +173,5 @@ def test_rows_of_two_ranks_are_those_of_one_after_a_kill_too(tmp_path):
         (folder / f"{name}.jsonl").write_text("\n".join([*lines, '["7", {"par'][: len(lines) + (name == "long-5")]))
     answers = call_two_ranks(tmp_path, partial(measure, folder), context=FORKS)
     (first, did), (second, did_too) = answers[0], answers[1]
-    assert first == second == expected
-    assert len(did) + len(did_too) == 14 == len({*did, *did_too})
+    assert first == second == expected and len(did) + len(did_too) == 14 == len({*did, *did_too})
     assert not {(0, 6), (1, 11)} & {*did, *did_too}

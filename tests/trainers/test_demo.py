@@ -29,16 +29,8 @@ def launch(*arguments: str) -> subprocess.CompletedProcess:
 
 def untimed(report: dict) -> dict:
     """What of a report does not depend on the clock."""
-    counted = (
-        "benchmark",
-        "method",
-        "requests",
-        "tau",
-        "tau_interval",
-        "num_accepted",
-        "accepted_by_depth",
-        "identical",
-    )
+    counted = ("benchmark", "method", "requests", "tau", "tau_interval", "num_accepted", "accepted_by_depth",
+               "identical")  # fmt: skip
     cells = [{key: cell[key] for key in counted} for cell in report["cells"]]
     return {"cells": cells, "difference": report["M_minus_T"], "binding": report["binding"]}
 
@@ -97,5 +89,4 @@ def test_two_ranks_with_zero2_from_files_to_report(tmp_path):
 
     assert run_recipe(2, *zero2, cwd=ROOT).count("finished before") == 7
     ((code, told),) = run_ranks(1, MAIN, *zero2, "stages.finetune.optim.lr=0.1", cwd=ROOT)
-    assert code == 2
-    assert "restart=finetune" in told
+    assert code == 2 and "restart=finetune" in told

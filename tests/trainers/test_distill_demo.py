@@ -26,18 +26,11 @@ def test_from_the_synthetic_dataset_to_the_interval(tmp_path):
         assert bool(result["why"]) == (result["interval"][0] <= 0)
         shown = f"{benchmark}, mode M, first trainings minus second"
         assert shown in (folder / "report.md").read_text() and any(shown in line for line in told)
-    manifests = [
-        json.loads((tmp_path / "run" / f"{s}{n}" / "draftsmith.json").read_text())
-        for s in ("finetune", "distill")
-        for n in PAIRS
-    ]
+    manifests = [json.loads((tmp_path / "run" / f"{s}{n}" / "draftsmith.json").read_text())
+                 for s in ("finetune", "distill") for n in PAIRS]  # fmt: skip
     assert [m["training"]["seed"] for m in manifests] == [0, 1, 2] * 2
     assert len({m["training"]["steps"] for m in manifests}) == 1
-    weights = {
-        (tmp_path / "run" / f"{s}{n}" / "model.safetensors").read_bytes()
-        for s in ("pretrain", "distill", "finetune")
-        for n in PAIRS
-    }
-    assert len(weights) == 9
-    assert len(ShardReader(tmp_path / "run" / "answers" / SHARDS)) == 27
+    weights = {(tmp_path / "run" / f"{s}{n}" / "model.safetensors").read_bytes()
+               for s in ("pretrain", "distill", "finetune") for n in PAIRS}  # fmt: skip
+    assert len(weights) == 9 and len(ShardReader(tmp_path / "run" / "answers" / SHARDS)) == 27
     assert all("finished before" in line for line in run(tmp_path / "run"))

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from draftsmith.core.errors import UserError
 from draftsmith.recipes.commands.cli import main
+from fails import fails_with
 from safetensors.torch import load_file
 from text_run import made, recipe, run
 
@@ -23,8 +23,7 @@ def test_a_head_of_few_ids_is_trained_measured_and_refused_by_engines(tmp_path, 
     report = json.loads((output / "evaluate" / "report.json").read_text())
     (greedy,) = (cell for cell in report["cells"] if cell["method"] == "head" and not cell["temperature"])
     assert greedy["identical"] == greedy["requests"] == 3
-    with pytest.raises(UserError, match="draft_vocab_size"):
-        run(source, output, "drafter.draft_vocab_size=39", stages=["evaluate"])
+    fails_with("draft_vocab_size", run, source, output, "drafter.draft_vocab_size=39", stages=["evaluate"])
     engine = {"eagle": "vllm", "medusa": "sglang"}[kind]
     assert main(["export", str(output / "train"), str(tmp_path / "there"), "--to", engine]) != 0
     assert {"eagle": "draft_vocab_size", "medusa": "vLLM 0.32 alone has Medusa"}[kind] in capsys.readouterr().err

@@ -19,8 +19,9 @@ from draftsmith.models.targets.llamagen.files import load_vq
 from draftsmith.models.targets.llamagen.section import TEXT_ENCODER
 from draftsmith.trainers.stages import encode
 from draftsmith.trainers.stages.encode import EncodeStage
+from fails import fails_with
 from PIL import Image
-from visual_run import SHAPE, SIDE, VQ, context, noise, translators
+from visual_run import SHAPE, SIDE, VQ, context, noise, pictures, translators
 
 ALL = ["pixels", "codes", "features"]
 
@@ -28,15 +29,6 @@ ALL = ["pixels", "codes", "features"]
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     return translators(tmp_path_factory.mktemp("translators"))
-
-
-def pictures(folder: Path, count: int, side: int = SIDE) -> Path:
-    """`<n>.png` beside `<n>.txt`: noise, and a caption that names it."""
-    folder.mkdir()
-    for number in range(count):
-        (folder / f"{number:03d}.png").write_bytes(noise(number, side))
-        (folder / f"{number:03d}.txt").write_text(f"a picture with {number} words" + " in it" * (number % 4))
-    return folder
 
 
 def stage(folder: Path, **settings) -> EncodeStage:
@@ -100,10 +92,8 @@ def test_a_class_conditional_target_gets_labels_and_no_features(tmp_path, made):
     target = type(made.target)(kind="llamagen", shape=SHAPE, condition="class", image_size=SIDE, vq=VQ)
     chosen = stage(tmp_path, source={"kind": "classes", "folder": str(tmp_path / "in")})
     reader, _ = run(tmp_path / "out", made, chosen, target=target)
-    assert [reader[n][2] for n in range(2)] == [
-        {"name": "ant/a", "caption": "ant", "label": 0},
-        {"name": "bee/a", "caption": "bee", "label": 1},
-    ]
+    assert [reader[n][2] for n in range(2)] == [{"name": "ant/a", "caption": "ant", "label": 0},
+                                                {"name": "bee/a", "caption": "bee", "label": 1}]  # fmt: skip
     assert set(reader[0][1]) == {"codes"}
 
 
@@ -149,19 +139,12 @@ def test_what_cannot_be_used_is_counted_and_listed(tmp_path, made, mixed):
         {"duplicate": 1},
     ]
     assert all(f"{count} {reason}" in told[0] for reason, count in REFUSED.items())
-    notes = [
-        json.loads(line)
-        for path in sorted((tmp_path / "out").glob("refused-*.jsonl"))
-        for line in path.read_text().splitlines()
-    ]
+    notes = [json.loads(line) for path in sorted((tmp_path / "out").glob("refused-*.jsonl"))
+             for line in path.read_text().splitlines()]  # fmt: skip
     assert [(note["key"], note["reason"]) for note in notes] == [
-        ("001", "unreadable image"),
-        ("002", "image too small"),
-        ("003", "no caption"),
-        ("004", "empty caption"),
-        ("007", "duplicate"),
-        ("009", "duplicate"),
-    ]
+        ("001", "unreadable image"), ("002", "image too small"), ("003", "no caption"), ("004", "empty caption"),
+        ("007", "duplicate"), ("009", "duplicate"),
+    ]  # fmt: skip
     assert notes[-1]["where"].endswith("009.png") and notes[-1]["detail"] == f"the same bytes as {mixed / '000.png'}"
     assert all(str(mixed) in note["where"] and note["detail"] for note in notes)
 
@@ -182,15 +165,13 @@ def test_strict_stops_at_the_first_and_names_it(tmp_path, made, mixed):
     with pytest.raises(UserError, match="unreadable image") as told:
         run(tmp_path / "out", made, stage(mixed, write=["pixels"], on_error="strict"))
     assert str(mixed / "001.png") in str(told.value) and "on_error: skip" in str(told.value)
-    with pytest.raises(UserError, match=r"manifest\.json"):
-        ShardReader(tmp_path / "out" / CODES)
+    fails_with(r"manifest\.json", ShardReader, tmp_path / "out" / CODES)
 
 
 @pytest.mark.parametrize("kind", ["folder", "webdataset"])
 def test_a_source_that_holds_nothing_is_told(tmp_path, made, kind):
     source = {"kind": kind, "folder" if kind == "folder" else "path": str(tmp_path / "none")}
-    with pytest.raises(UserError):
-        run(tmp_path / "out", made, stage(tmp_path, source=source))
+    fails_with("", run, tmp_path / "out", made, stage(tmp_path, source=source))
 
 
 # Runs that are killed
@@ -219,17 +200,12 @@ def test_a_killed_run_goes_on_behind_its_finished_shards(tmp_path, made, mixed, 
 
     with monkeypatch.context() as patch:
         patch.setattr(encode, "write_shard", dying)
-        with pytest.raises(Killed):
-            run(tmp_path / "out", made, chosen)
+        fails_with("", run, tmp_path / "out", made, chosen, error=Killed)
     finished = sorted((tmp_path / "out" / CODES).glob("shard-*.json"))
     assert len(finished) == shard
     before = {path: path.stat().st_mtime_ns for json_ in finished for path in (json_, json_.with_suffix(".tar"))}
 
-    def counting(folder, index, *rest):
-        made_again.append(index)
-        return real(folder, index, *rest)
-
-    monkeypatch.setattr(encode, "write_shard", counting)
+    monkeypatch.setattr(encode, "write_shard", lambda f, i, *rest: made_again.append(i) or real(f, i, *rest))
     run(tmp_path / "out", made, chosen)
     assert made_again == list(range(shard, 4))
     assert {path: path.stat().st_mtime_ns for path in before} == before
@@ -250,39 +226,32 @@ def test_a_damaged_shard_is_made_again_and_no_other(tmp_path, made, mixed):
     assert (shards / "shard-000000.tar").stat().st_mtime_ns == first
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"write": ["codes", "pixels"]}, r"settings\.write"),
-        ({"samples_per_shard": 5}, r"settings\.samples_per_shard: 4, now 5"),
-        ({"min_side": 3}, r"settings\.min_side"),
-        ({"deduplicate": False}, r"settings\.deduplicate"),
-        ({"source": {"kind": "folder", "folder": "SAME", "max_samples": 9}}, r"settings\.source\.max_samples"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "named"), [
+    ({"write": ["codes", "pixels"]}, r"settings\.write"),
+    ({"samples_per_shard": 5}, r"settings\.samples_per_shard: 4, now 5"),
+    ({"min_side": 3}, r"settings\.min_side"),
+    ({"deduplicate": False}, r"settings\.deduplicate"),
+    ({"source": {"kind": "folder", "folder": "SAME", "max_samples": 9}}, r"settings\.source\.max_samples"),
+])  # fmt: skip
 def test_changed_settings_are_refused_by_name(tmp_path, made, mixed, changes, named):
     run(tmp_path / "out", made, stage(mixed, write=["codes"]))
     before = everything(tmp_path / "out")
     if "source" in changes:
         changes = {"source": changes["source"] | {"folder": str(mixed)}}
-    with pytest.raises(UserError, match=named):
-        run(tmp_path / "out", made, stage(mixed, **({"write": ["codes"]} | changes)))
+    fails_with(named, run, tmp_path / "out", made, stage(mixed, **({"write": ["codes"]} | changes)))
     assert everything(tmp_path / "out") == before
 
 
 def test_other_models_and_other_pictures_are_refused_by_name(tmp_path, made, mixed):
     chosen = stage(mixed, write=["codes"])
     run(tmp_path / "out", made, chosen)
-    with pytest.raises(UserError, match=r"another stage: 'f', now 'g'"):
-        run(tmp_path / "out", made, chosen, fingerprint="g")
+    fails_with(r"another stage: 'f', now 'g'", run, tmp_path / "out", made, chosen, fingerprint="g")
     # A run that goes on after pictures were added would deal them to other shards than the first half did.
     (mixed / "010.png").write_bytes(noise(10))
-    with pytest.raises(UserError, match="another items: 10, now 11"):
-        run(tmp_path / "out", made, chosen)
+    fails_with("another items: 10, now 11", run, tmp_path / "out", made, chosen)
     larger = made.target.model_copy(update={"image_size": 2 * SIDE})
     (mixed / "010.png").unlink()
-    with pytest.raises(UserError, match="another image_size: 16, now 32"):
-        run(tmp_path / "out", made, chosen, target=larger)
+    fails_with("another image_size: 16, now 32", run, tmp_path / "out", made, chosen, target=larger)
 
 
 # Several ranks
@@ -309,9 +278,7 @@ def test_two_ranks_write_the_shards_of_one(tmp_path, made, mixed, monkeypatch):
     monkeypatch.setattr(ranks, "barrier", barrier)
     monkeypatch.setattr(ranks, "gather", lambda value: barrier() or [value])
     monkeypatch.setattr(
-        encode,
-        "write_shard",
-        lambda folder, index, *rest: wrote.append((now["rank"], index)) or real(folder, index, *rest),
+        encode, "write_shard", lambda f, index, *rest: wrote.append((now["rank"], index)) or real(f, index, *rest)
     )
     chosen.run(given)
     assert wrote == [(0, 0), (0, 2), (0, 4), (1, 1), (1, 3)]

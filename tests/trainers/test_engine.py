@@ -7,21 +7,16 @@ from draftsmith.trainers.run.deepspeed_section import EngineConfig
 from draftsmith.trainers.train import fit
 from draftsmith.trainers.train.engine import _gradient_sums, _tensor_cores
 from draftsmith.trainers.train.optim import OptimConfig
+from fails import fails_with
 from pydantic import ValidationError
 
 FP32 = {"data_types": {"grad_accum_dtype": "fp32"}}
 
 
-@pytest.mark.parametrize(
-    ("precision", "zero", "accumulation", "expected"),
-    [
-        ("fp32", 0, 4, (0, {})),
-        ("bf16", 0, 1, (0, {})),
-        ("bf16", 0, 2, (1, FP32)),
-        ("bf16", 2, 1, (2, FP32)),
-        ("bf16", 3, 4, (3, FP32)),
-    ],
-)
+@pytest.mark.parametrize(("precision", "zero", "accumulation", "expected"), [
+    ("fp32", 0, 4, (0, {})), ("bf16", 0, 1, (0, {})), ("bf16", 0, 2, (1, FP32)), ("bf16", 2, 1, (2, FP32)),
+    ("bf16", 3, 4, (3, FP32)),
+])  # fmt: skip
 def test_under_bf16_micro_batches_are_summed_in_float32(precision, zero, accumulation, expected):
     assert _gradient_sums(EngineConfig(precision=precision, zero_stage=zero), accumulation) == expected
 
@@ -69,9 +64,8 @@ def test_the_optimizer_is_built_where_the_weights_will_be(monkeypatch):
     monkeypatch.setattr(fit.ranks, "device", lambda: torch.device("meta"))
     stage = type("Stage", (), {"optim": OptimConfig(lr=1e-3)})()
     model = training.module(noisy=False)
-    with pytest.raises(Built) as raised:
-        fit.fit(stage, None, type("Training", (), {"module": model})())
-    assert raised.value.args == ({"meta"},)
+    raised = fails_with("", fit.fit, stage, None, type("Training", (), {"module": model})(), error=Built)
+    assert raised.args == ({"meta"},)
 
 
 def test_zero_3_shares_every_weight_out_in_these_tests():

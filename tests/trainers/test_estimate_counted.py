@@ -6,8 +6,7 @@ import heads_tiny
 import pytest
 import torch
 import visual_tiny
-from draftsmith.models.drafters.dflash import DflashConfig
-from draftsmith.models.drafters.medusa import MedusaConfig
+from draftsmith.models.drafters import DflashConfig, MedusaConfig
 from draftsmith.models.drafters.plain_module import ShapeAlone
 from draftsmith.trainers.estimate import counted
 from draftsmith.trainers.estimate.counted import META, along, most_bytes
@@ -37,16 +36,13 @@ def test_steps_of_one_size_are_counted_twice():
     assert along(lambda size: size**2, 8, 4) == 64
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        *(pytest.param(heads_tiny.SETTINGS[name], id=name) for name in ("eagle", "eagle3", "sparrow", "sparrow-ttt")),
-        *(pytest.param(heads_tiny.SETTINGS[name], id=name) for name in ("msd", "vispec", "hivis")),
-        pytest.param({"kind": "dflash", "block_size": 6, "num_layers": 2}, id="dflash"),
-        pytest.param({"kind": "medusa"}, id="medusa"),
-        pytest.param({"kind": "peagle"}, id="peagle"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("settings", [
+    *(pytest.param(heads_tiny.SETTINGS[name], id=name) for name in ("eagle", "eagle3", "sparrow", "sparrow-ttt")),
+    *(pytest.param(heads_tiny.SETTINGS[name], id=name) for name in ("msd", "vispec", "hivis")),
+    pytest.param({"kind": "dflash", "block_size": 6, "num_layers": 2}, id="dflash"),
+    pytest.param({"kind": "medusa"}, id="medusa"),
+    pytest.param({"kind": "peagle"}, id="peagle"),
+])  # fmt: skip
 def test_a_heads_step_is_what_real_tensors_take(settings):
     # Beside a mask a GPU folds grouped heads, and a CPU reads them as they are: no groups where there are masks.
     groups = {"kv_heads": 6} if settings["kind"] in ("dflash", "peagle") else {}

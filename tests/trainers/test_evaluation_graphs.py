@@ -14,6 +14,7 @@ from draftsmith.models.drafters.beside import capture_seconds
 from draftsmith.recipes.load import load
 from draftsmith.trainers.evaluate.drafters import Drafters
 from draftsmith.trainers.evaluate.graphs import GraphsConfig, about_graphs, capture_heads, capture_target
+from fails import fails_with
 from test_head_decoding import loud_head, settings_of
 from tiny import llava, target
 
@@ -71,8 +72,7 @@ def test_one_rank_that_cannot_capture_keeps_all_from_it(monkeypatch):
     assert big.graphs is None
     said = about_graphs(GraphsConfig(head=False), on_gpu(big))
     assert said == {"graphs of the target": "off: another rank cannot capture them"}
-    with pytest.raises(UserError, match="its kernels are others"):
-        capture_target(GraphsConfig(target=True), big, (), 100, stage="evaluate")
+    fails_with("its kernels are others", capture_target, GraphsConfig(target=True), big, (), 100, stage="evaluate")
 
 
 def test_their_length_is_the_longest_request_or_what_is_asked_for(monkeypatch):

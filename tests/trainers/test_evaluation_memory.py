@@ -13,11 +13,9 @@ from draftsmith.eval.rules import Greedy
 from draftsmith.models.decoding.cache import CacheLayer
 from draftsmith.models.decoding.tree import chain
 from draftsmith.models.decoding.warp import Warp
+from draftsmith.models.drafters import DflashConfig, LvlmConfig, MedusaConfig
 from draftsmith.models.drafters.base import DraftingOptions, TargetIdentity
-from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.head_config import HeadConfig
-from draftsmith.models.drafters.lvlm import LvlmConfig
-from draftsmith.models.drafters.medusa import MedusaConfig
 from draftsmith.models.drafters.modes import ImageSubstitutes
 from draftsmith.models.families.sizes import parameter_counts
 from draftsmith.models.parts import TokenIds

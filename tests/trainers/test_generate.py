@@ -2,6 +2,7 @@
 
 import pytest
 from draftsmith.trainers.stages.generate import GenerateStage
+from fails import fails_with
 from pydantic import ValidationError
 
 
@@ -20,8 +21,7 @@ def test_lengths_of_clips_are_checked():
         ({"clip_kinds": ["late"]}, r"clip_kinds.0\n.*'clip' or 'clip_late'"),
         ({"clip_kinds": ["clip", "clip"]}, "clip_kinds name a scenario twice"),
     ):
-        with pytest.raises(ValidationError, match=told):
-            stage(**settings)
+        fails_with(told, stage, **settings, error=ValidationError)
 
 
 def test_ways_of_telling_are_asked_for_by_name():

@@ -11,9 +11,9 @@ import time
 
 import pytest
 from draftsmith.core import locks
-from draftsmith.core.errors import UserError
 from draftsmith.trainers.run import guard
 from draftsmith.trainers.run.guard import RunLock
+from fails import fails_with, raising
 
 RANK = """
 import os, sys, time
@@ -46,31 +46,24 @@ def asked(*words: str, runner: bool = False, name: str = "deepspeed.launcher.lau
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize(
-    ("found", "words", "settings"),
-    [
-        ("2", ["--local_rank=0"], {"runner": True}),
-        ("gone", ["--local_rank=0"], {}),  # the runner was killed before the launcher had started its ranks
-        ("1", ["--node_rank=1", "--local_rank=0"], {}),  # a shell on another node started the launcher
-        ("gone", ["--local_rank=0", "orphan"], {}),  # the launcher was killed while the rank imported
-        ("1", [], {"name": "torchrun"}),
-        ("0", [], {"name": "a program that runs draftsmith"}),
-        ("0", ["orphan"], {"name": "a shell that ended, as under nohup"}),
-    ],
-)
+@pytest.mark.parametrize(("found", "words", "settings"), [
+    ("2", ["--local_rank=0"], {"runner": True}),
+    ("gone", ["--local_rank=0"], {}),  # the runner was killed before the launcher had started its ranks
+    ("1", ["--node_rank=1", "--local_rank=0"], {}),  # a shell on another node started the launcher
+    ("gone", ["--local_rank=0", "orphan"], {}),  # the launcher was killed while the rank imported
+    ("1", [], {"name": "torchrun"}),
+    ("0", [], {"name": "a program that runs draftsmith"}),
+    ("0", ["orphan"], {"name": "a shell that ended, as under nohup"}),
+])  # fmt: skip
 def test_what_a_rank_finds_above_it(found, words, settings):
     assert asked(*words, **settings) == found
 
 
 def test_a_disk_that_is_full_when_the_lock_is_signed_is_told(tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", full)
-        with pytest.raises(UserError, match="bytes are there") as caught:
-            RunLock(tmp_path, say=print)
-    assert str(tmp_path) in str(caught.value) and "make room" in str(caught.value)
+        patch.setattr(os, "pwrite", raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+        caught = fails_with("bytes are there", RunLock, tmp_path, say=print)
+    assert str(tmp_path) in str(caught) and "make room" in str(caught)
     RunLock(tmp_path, say=print).release()  # nobody holds it
 
 
@@ -97,18 +90,14 @@ def test_a_rank_ends_when_one_of_those_above_it_is_gone(monkeypatch):
     asked = [(os.getpid(), signal.SIGTERM), ("waited", 60.0), ("ended", 143)]
     for pairs, expected in {(alive, gone): asked, (gone, alive): asked, (alive,): [("waited", 0.5)] * 6}.items():
         done.clear()
-        with pytest.raises(Ended):
-            guard._watch(list(pairs))
+        fails_with("", guard._watch, list(pairs), error=Ended)
         assert done == expected
 
 
 def test_a_run_whose_lock_another_has_taken_asks_itself_to_stop(tmp_path, monkeypatch):
     """On a file system without flock, after this process was suspended for longer than a heart may stop."""
 
-    def flock(handle, operation):
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(fcntl, "flock", raising(OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))))
     monkeypatch.setattr(locks, "BEAT_S", 0.05)
     asked: list[int] = []
     handler = signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))

@@ -19,14 +19,15 @@ from draftsmith.data.suites.suite import read_index
 from draftsmith.eval.row_columns import read_rows
 from draftsmith.eval.run_folders import read_run
 from draftsmith.eval.studies.visual_tokens import THRESHOLD, fused_from
-from draftsmith.models.drafters.hivis import HivisConfig
-from draftsmith.models.drafters.msd import MsdConfig
+from draftsmith.models.drafters import HivisConfig, MsdConfig
 from draftsmith.models.families.load import load_target
 from draftsmith.trainers.evaluate.methods import Method, decoding_with
 from draftsmith.trainers.evaluate.requests import at_length
 from draftsmith.trainers.evaluate.resume_log import ResumeLog
 from draftsmith.trainers.publish.card import read_evaluation
+from fails import fails_with
 from heads_run import loaded, run
+from small_records import flip
 from stages_run import list_anew
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -39,14 +40,18 @@ def finished(tmp_path_factory):
     return output, run(output)
 
 
+@pytest.fixture(scope="module")
+def report(finished):
+    return json.loads((finished[0] / "evaluate" / "report.json").read_text())
+
+
 def rows_of(output, benchmark, name):
     """Plain decoding's row, and one for each method."""
     return ResumeLog(output / "evaluate" / "rows" / benchmark / name).values["0"]
 
 
-def test_every_method_says_what_the_target_says(finished):
-    output, told = finished
-    report = json.loads((output / "evaluate" / "report.json").read_text())
+def test_every_method_says_what_the_target_says(finished, report):
+    _, told = finished
     cells = [cell for cell in report["cells"] if cell["method"] != "plain decoding"]
     assert {cell["method"] for cell in cells} == {*METHODS}
     # Two lengths of the clips, a set of pictures, one of texts; SpecVLM at temperature 0 alone.
@@ -70,9 +75,8 @@ def test_with_vata_a_head_holds_no_visual_slot_at_any_length(finished):
     assert held["Sparrow", "8"][0] == held["Sparrow", "54"][0], "the question has the same words"
 
 
-def test_the_papers_tables_and_the_probes_are_sections_of_the_report(finished):
+def test_the_papers_tables_and_the_probes_are_sections_of_the_report(finished, report):
     output, _ = finished
-    report = json.loads((output / "evaluate" / "report.json").read_text())
     sections = {section["title"]: section for section in report["sections"]}
     tables = {table["title"]: table for section in sections.values() for table in section["tables"]}
     assert {"Sets of videos", "By visual tokens", "Sets of pictures", "Ablation", "Sets, as SAGE counts",
@@ -83,10 +87,9 @@ def test_the_papers_tables_and_the_probes_are_sections_of_the_report(finished):
         assert f"{name}.png" in page and (output / "evaluate" / f"{name}.png").is_file()
 
 
-def test_a_cell_by_hand_from_the_rows(finished):
+def test_a_cell_by_hand_from_the_rows(finished, report):
     """tau with the bonus token, DSR and ESR, from one request's own counts and seconds."""
     output, _ = finished
-    report = json.loads((output / "evaluate" / "report.json").read_text())
     for method in METHODS:
         (row,) = (row for row in rows_of(output, "clips-6", "54-T0-6") if row["method"] == method)
         # Six tokens: the first from the prefill, five from the cycles.
@@ -155,9 +158,7 @@ def test_damaged_states_are_computed_again_before_a_head_reads_them(finished, tm
     folder = output / "states" / "states"
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     name = max(name for name in before if name.endswith(".tar"))
-    data = bytearray(before[name])
-    data[len(data) // 2] ^= 4
-    (folder / name).write_bytes(data)
+    flip(folder / name)
     told = run(output, stages=["states", "head"], restart="head")
     assert any(f"{name} was changed after it was written: a checksum differs; it is written again" in t for t in told)
     assert sum(line.startswith("shard ") for line in told) == 1
@@ -174,9 +175,7 @@ def test_a_clip_that_cannot_be_read_is_left_out_where_the_data_says_so(finished,
     clip = sorted((output / "world" / "world" / "video_suite" / "videos" / "clips-6").iterdir())[0]
     clip.write_bytes(clip.read_bytes()[:200])
     list_anew(output / "world")
-    with pytest.raises(UserError, match=r"corrupt clip") as error:
-        run(output, *SMALL, stages=["evaluate"], restart="evaluate")
-    assert str(clip) in str(error.value)
+    assert str(clip) in str(fails_with(r"corrupt clip", run, output, *SMALL, stages=["evaluate"], restart="evaluate"))
     told = run(output, *SMALL, SKIP, stages=["evaluate"], restart="evaluate")
     assert any(line.startswith("clips-6 at 8: 1 requests decoded, 1 left out") for line in told)
     folder = output / "evaluate"
@@ -195,20 +194,17 @@ def test_a_clip_that_cannot_be_read_is_left_out_where_the_data_says_so(finished,
     assert after.startswith(kept) and len(after.splitlines()) == 2
 
 
-def test_answers_of_one_length_go_on_behind_the_end_token(finished):
+def test_answers_of_one_length_go_on_behind_the_end_token(finished, report):
     stage = loaded(finished[0], "stages.evaluate.stop_at_end=false").recipe.stages["evaluate"]
     assert stage.ends(2) == () and loaded(finished[0]).recipe.stages["evaluate"].ends(2) == (2,)
-    about = json.loads((finished[0] / "evaluate" / "report.json").read_text())["about"]
-    assert (about["answers"], about["prompts"]) == ("end at the end token", "stock")
+    assert (report["about"]["answers"], report["about"]["prompts"]) == ("end at the end token", "stock")
 
 
 def test_settings_that_changed_read_no_old_rows(finished, tmp_path):
     """The rows of other settings lie in another folder, or the run is refused."""
     output = shutil.copytree(finished[0], tmp_path / "run")
     (output / "evaluate" / "done.json").unlink()
-    with pytest.raises(UserError, match="other settings") as error:
-        run(output, *SMALL, stages=["evaluate"])
-    assert "restart=evaluate" in str(error.value)
+    assert "restart=evaluate" in str(fails_with("other settings", run, output, *SMALL, stages=["evaluate"]))
     with pytest.raises(UserError, match=r"lengths name 8 visual tokens twice, the second time as '8'"):
         run(output, *SMALL, "stages.evaluate.lengths=[2, '8']", stages=["evaluate"], restart="evaluate")
     assert not (output / "evaluate" / "rows").exists() and (output / "evaluate.before-1" / "rows").is_dir()

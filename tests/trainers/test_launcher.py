@@ -41,13 +41,9 @@ def started(tmp_path):
     return start
 
 
-@pytest.mark.parametrize(
-    ("how", "code", "last"),
-    [
-        ("refuses", 2, "error: no"),
-        ("dies", 128 + signal.SIGKILL, "  hint:  the same command continues"),
-    ],
-)
+@pytest.mark.parametrize(("how", "code", "last"), [
+    ("refuses", 2, "error: no"), ("dies", 128 + signal.SIGKILL, "  hint:  the same command continues"),
+])  # fmt: skip
 def test_an_error_stands_last_and_alone(started, how, code, last):
     process = started(how)
     said = [line for line in process.communicate(timeout=120)[0].splitlines() if not line.startswith("rank ")]
@@ -76,13 +72,9 @@ def test_warnings_and_errors_of_the_launcher_are_printed():
     heard = Heard()
     kept = [
         heard.filter(logging.makeLogRecord({"msg": text, "levelno": level}))
-        for level, text in [
-            (logging.INFO, "nnodes=1"),
-            (logging.WARNING, "an old driver"),
-            (logging.ERROR, "Bad hostfile"),
-            (logging.ERROR, "['python'] exits with return code = 2"),
-        ]
-    ]
+        for level, text in [(logging.INFO, "nnodes=1"), (logging.WARNING, "an old driver"),
+                            (logging.ERROR, "Bad hostfile"), (logging.ERROR, "['python'] exits with return code = 2")]
+    ]  # fmt: skip
     assert kept == [False, True, True, False] and not heard.asked_to_stop
     assert ending(2, heard) == (2, "") and ending(None, heard) == (0, "") and ending("a text", heard)[0] == 1
 

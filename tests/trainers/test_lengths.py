@@ -5,7 +5,6 @@ import json
 import heads_run
 import numpy as np
 import pytest
-from draftsmith.core.errors import UserError
 from draftsmith.core.pictures import TEXT
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData, ConversationDataset
@@ -14,7 +13,9 @@ from draftsmith.data.pictures.videos import write_clip
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.recipes.load import load
 from draftsmith.trainers.evaluate.requests import Opening
+from fails import fails_with
 from PIL import Image
+from small_records import talk
 
 QWEN = "recipe=sparrow-qwen2.5-vl-7b"
 FORM = PromptFormat(template="qwen_vl", image_rule="verbatim")
@@ -30,7 +31,7 @@ def opening(request, tmp_path_factory):
         write_clip(
             folder / f"{name}.mp4", [Image.new("RGB", (width, height), (9 * n, 90, 90)) for n in range(count)], fps=2
         )
-        turns = [{"from": "human", "value": "<video>\nWhich?"}, {"from": "gpt", "value": "One."}]
+        turns = talk("<video>\nWhich?", "One.")
         records.append({"id": name, "video": f"{name}.mp4", "conversations": turns})
     records.insert(1, records[0] | {"id": "gone", "video": "gone.mp4"})
     (folder / "data.json").write_text(json.dumps(records))
@@ -76,22 +77,17 @@ def test_a_set_has_lengths_of_its_own(opening):
 
 
 def test_clips_that_cannot_be_read_stop_where_the_settings_say_so(opening):
-    with pytest.raises(UserError, match=r"gone\.mp4"):
-        opening([4], on_error="strict")
+    fails_with(r"gone\.mp4", opening, [4], on_error="strict")
 
 
-@pytest.mark.parametrize(
-    ("lengths", "says"),
-    [
-        ("{MVBenh: [17k]}", "did you mean 'MVBench'"),
-        ("{MVBench: [13k, 13k]}", "lengths.MVBench name 13k twice"),
-        ("{MVBench: [many]}", "no number of visual tokens"),
-        ("{MVBench: [0]}", "is no number of frames"),
-    ],
-)
+@pytest.mark.parametrize(("lengths", "says"), [
+    ("{MVBenh: [17k]}", "did you mean 'MVBench'"),
+    ("{MVBench: [13k, 13k]}", "lengths.MVBench name 13k twice"),
+    ("{MVBench: [many]}", "no number of visual tokens"),
+    ("{MVBench: [0]}", "is no number of frames"),
+])  # fmt: skip
 def test_lengths_of_sets_that_are_not_measured_are_refused(lengths, says):
-    with pytest.raises(UserError, match=says):
-        load([QWEN, f"stages.evaluate.lengths={lengths}"])
+    fails_with(says, load, [QWEN, f"stages.evaluate.lengths={lengths}"])
 
 
 def test_sparrows_table_3_has_the_papers_length_of_each_set():

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from draftsmith.core.batch import ImageRequest
-from draftsmith.core.errors import UserError
 from draftsmith.eval.policies import Chain
 from draftsmith.trainers.evaluate import measuring
 from draftsmith.trainers.evaluate.clock import clock_of
 from draftsmith.trainers.evaluate.measuring import Measuring
 from draftsmith.trainers.run.progress import StageLine
 from draftsmith.trainers.run.stopping import Stop
+from fails import fails_with
 
 NUMBER = 4  # of the request
 
@@ -42,16 +42,8 @@ def decoded(monkeypatch):
         warp = decoding.warp
         seed = generator.initial_seed()
         calls.append((drafter, warp.temperature, warp.top_k, warp.top_p, decoding.max_new_tokens, seed))
-        return SimpleNamespace(
-            tokens=[1],
-            cycles=[],
-            prefill_s=1.0,
-            draft_prefill_s=0.0,
-            pruning_s=0.0,
-            total_s=1.0,
-            stop="eos",
-            replayed=(0, 0),
-        )
+        return SimpleNamespace(tokens=[1], cycles=[], prefill_s=1.0, draft_prefill_s=0.0, pruning_s=0.0, total_s=1.0,
+                               stop="eos", replayed=(0, 0))  # fmt: skip
 
     monkeypatch.setattr(measuring, "generate", generate)
     stage = SimpleNamespace(
@@ -101,8 +93,7 @@ def test_seconds_of_one_thread_need_all_work_on_it(monkeypatch, device, threads,
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     target = SimpleNamespace(device=torch.device(device))
     assert clock_of("wall", target) is None
-    with pytest.raises(UserError, match=found):
-        clock_of("thread", target)
+    fails_with(found, clock_of, "thread", target)
 
 
 def test_rows_are_kept_apart_by_all_that_a_cell_differs_in(decoded, tmp_path):

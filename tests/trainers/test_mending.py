@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftsmith.core.errors import UserError
 from draftsmith.data.shards import shards
 from draftsmith.data.shards.shards import ShardReader, claim, finish, finished, write_shard
 from draftsmith.trainers.run import mending
 from draftsmith.trainers.run.stage import Stage
+from fails import fails_with
 from test_run import planned, run
 
 NUM_SHARDS, EACH = 4, 3
@@ -85,13 +85,9 @@ def _copy(name: str, of: str) -> Callable[[Path], object]:
 
 TAR, JSON = "shard-000002.tar", "shard-000002.json"
 # What happens to it -> shards that are written again.
-SEEN = {
-    "tar deleted": (_delete(TAR), [2]),
-    "tar cut": (_cut(TAR), [2]),
-    "json deleted": (_delete(JSON), [2]),
-    "manifest deleted": (_delete("manifest.json"), []),
-    "identity deleted": (_delete("identity.json"), []),
-}
+SEEN = {"tar deleted": (_delete(TAR), [2]), "tar cut": (_cut(TAR), [2]), "json deleted": (_delete(JSON), [2]),
+        "manifest deleted": (_delete("manifest.json"), []),
+        "identity deleted": (_delete("identity.json"), [])}  # fmt: skip
 ONLY_READ = {
     "tar flipped": (_flip(TAR), [2]),
     "end of the tar flipped": (_flip(TAR, -1), [2]),
@@ -129,11 +125,9 @@ def test_what_a_stage_reads_is_mended_before_it_runs(what, output):
 def test_without_its_stage_the_reader_is_refused_with_the_command_that_mends_it(what, output):
     damage, again = (SEEN | ONLY_READ)[what]
     damage(output / "codes" / "shards")
-    with pytest.raises(
-        UserError, match=r"stage reader takes the codes of stage codes, and (shard-000002\.tar|manifest)"
-    ) as e:
-        run(output, WRITES, READS, chosen=["reader"], restart="reader")
-    assert e.value.hint.startswith('"stages=[codes,reader]" writes again') and not (output / "reader.before-1").exists()
+    words = r"stage reader takes the codes of stage codes, and (shard-000002\.tar|manifest)"
+    e = fails_with(words, run, output, WRITES, READS, chosen=["reader"], restart="reader")
+    assert e.hint.startswith('"stages=[codes,reader]" writes again') and not (output / "reader.before-1").exists()
     run(output, WRITES, READS, chosen=["codes", "reader"], restart="reader")
     assert written == again
 
@@ -143,10 +137,9 @@ def test_large_shards_are_not_read_beforehand_and_the_reader_s_cure_works(output
     before = everything(output)
     monkeypatch.setattr(mending, "READ_BYTES", 0)
     _flip(TAR)(output / "codes" / "shards")
-    with pytest.raises(UserError, match="edited or damaged shard: sample 0 differs") as e:
-        run(output, WRITES, READS, restart="reader")
-    assert e.value.hint.startswith("delete the file and run the stage again")
-    Path(e.value.where).unlink()
+    e = fails_with("edited or damaged shard: sample 0 differs", run, output, WRITES, READS, restart="reader")
+    assert e.hint.startswith("delete the file and run the stage again")
+    Path(e.where).unlink()
     run(output, WRITES, READS)
     assert written == [2] and everything(output) == before
 
@@ -173,8 +166,7 @@ def test_a_stop_amid_mending_loses_nothing(output, monkeypatch):
         return write(folder, index, *rest)
 
     monkeypatch.setitem(globals(), "write_shard", stops)
-    with pytest.raises(KeyboardInterrupt):
-        run(output, WRITES, READS)
+    fails_with("", run, output, WRITES, READS, error=KeyboardInterrupt)
     monkeypatch.undo()
     run(output, WRITES, READS)
     assert written == [1, 2] and everything(output) == before
@@ -195,7 +187,6 @@ def test_bytes_that_come_out_otherwise_are_said_and_listed(output):
 def test_shards_without_anything_that_tells_what_they_are_of_are_refused(output):
     for name in (shards.IDENTITY, shards.MANIFEST):
         _delete(name)(output / "codes" / "shards")
-    with pytest.raises(UserError, match=r"identity\.json and manifest\.json are both missing or damaged"):
-        run(output, WRITES, READS)
+    fails_with(r"identity\.json and manifest\.json are both missing or damaged", run, output, WRITES, READS)
     run(output, WRITES, READS, restart="codes")
     assert written == [0, 1, 2, 3]

@@ -5,10 +5,10 @@ import zlib
 
 import pytest
 import torch
-from draftsmith.core.errors import UserError
 from draftsmith.eval.html_page import html_page
 from draftsmith.eval.tables import Figure
 from draftsmith.trainers.publish.no_secrets import refuse_secrets
+from fails import fails_with
 from PIL import Image, PngImagePlugin
 from safetensors.torch import save_file
 
@@ -65,32 +65,23 @@ def test_a_file_with_a_secret_is_refused_by_its_name(tmp_path, name):
     place = tmp_path / name
     place.parent.mkdir(parents=True, exist_ok=True)
     FILES[name](place, KEY)
-    with pytest.raises(UserError, match=r"holds a secret in .* \(rule: .*gitlab") as caught:
-        refuse_secrets(tmp_path, None)
-    assert KEY not in str(caught.value) and "change the secret" in str(caught.value)
+    caught = fails_with(r"holds a secret in .* \(rule: .*gitlab", refuse_secrets, tmp_path, None)
+    assert KEY not in str(caught) and "change the secret" in str(caught)
     if KEY not in name:
-        assert name in caught.value.problem and str(caught.value.where) == str(place)
+        assert name in caught.problem and str(caught.where) == str(place)
         FILES[name](place, "nothing")
         refuse_secrets(tmp_path, None)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "https://me:hunter2hunter2@host.org",
-        "https://x.blob.core.windows.net/c?sv=1&sig=AbC%2Fd01234",
-        "DefaultEndpointsProtocol=https;AccountKey=AbC/d01+234==;",
-        '{"aws": {"secret_access_key": "hunter2"}}',
-        "private_key: hunter2",
-        "from-the-environment",
-        "of-the-hub",
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "https://me:hunter2hunter2@host.org", "https://x.blob.core.windows.net/c?sv=1&sig=AbC%2Fd01234",
+    "DefaultEndpointsProtocol=https;AccountKey=AbC/d01+234==;", '{"aws": {"secret_access_key": "hunter2"}}',
+    "private_key: hunter2", "from-the-environment", "of-the-hub",
+])  # fmt: skip
 def test_other_secrets_are_refused(tmp_path, monkeypatch, text):
     monkeypatch.setenv("DATABASE_PASS", "from-the-environment")
     (tmp_path / "a.txt").write_text(f"x {text}\n")
-    with pytest.raises(UserError, match=r"a\.txt holds a secret in its text"):
-        refuse_secrets(tmp_path, "of-the-hub")
+    fails_with(r"a\.txt holds a secret in its text", refuse_secrets, tmp_path, "of-the-hub")
 
 
 def test_hashes_commits_and_names_are_none(tmp_path):

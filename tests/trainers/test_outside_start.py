@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_line import prints
 from draftsmith.core.errors import UserError
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.dflash import DflashConfig
@@ -31,15 +32,13 @@ from draftsmith.models.formats.llama_layer import llama_values
 from draftsmith.models.formats.source import Target, read_source
 from draftsmith.models.formats.start import load_published
 from draftsmith.models.targets.base import language_shape
-from draftsmith.models.targets.llamagen.files import save_model
-from draftsmith.models.targets.llamagen.section import build_transformer
-from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
 from draftsmith.trainers.serve.states_builder import open_target
 from draftsmith.trainers.stages.encode import EncodeStage
 from draftsmith.trainers.stages.train_codes import TrainCodes
 from draftsmith.trainers.stages.train_states import TrainStates
+from fails import fails_with
 from PIL import Image
 from published_losses import Sample, Shape, eagle, eagle3, peagle, vispec
 from safetensors.torch import load_file, save_file
@@ -47,7 +46,7 @@ from states_run import WORDS, context, losses, synthetic
 from torch.nn import functional as F
 from transformers import LlavaForConditionalGeneration
 from visual_run import context as image_context
-from visual_run import noise, translators
+from visual_run import pictures, with_target
 from visual_tiny import true_features
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models" / "drafters"))
@@ -56,13 +55,9 @@ from test_dflash import reference
 SEEN = {"image": "projected"}
 TTT_READS = {"taps": (1, 2, 3), "draft_vocab_size": 90, "visual_slots": "read", "image": "placeholder"}
 TTT = Eagle3Config(kind="eagle3", **TTT_READS)
-KINDS = {
-    "eagle": EagleConfig(kind="eagle", **SEEN),
-    "eagle3": TTT,
-    "msd": MsdConfig(kind="msd"),
-    "vispec": VispecConfig(kind="vispec"),
-    "peagle": PeagleConfig(kind="peagle", parallel_tokens=5, mask_token_id=7, **TTT_READS),
-}
+KINDS = {"eagle": EagleConfig(kind="eagle", **SEEN), "eagle3": TTT, "msd": MsdConfig(kind="msd"),
+         "vispec": VispecConfig(kind="vispec"),
+         "peagle": PeagleConfig(kind="peagle", parallel_tokens=5, mask_token_id=7, **TTT_READS)}  # fmt: skip
 JOINED = ("eagle3", "peagle")  # read three layers of the target
 # Without noise, which is drawn; else as the papers have it.
 TERMS = {
@@ -79,10 +74,8 @@ def made(tmp_path_factory):
     made = synthetic(tmp_path_factory.mktemp("world"))
     records = []
     for number in range(10):
-        turns = [
-            {"from": "human", "value": ("<image>\n" if number % 2 else "") + "Which? " * 6},
-            {"from": "gpt", "value": " ".join(WORDS[number : number + 3])},
-        ]
+        turns = [{"from": "human", "value": ("<image>\n" if number % 2 else "") + "Which? " * 6},
+                 {"from": "gpt", "value": " ".join(WORDS[number : number + 3])}]  # fmt: skip
         record = {"id": f"long-{number}", "conversations": turns}
         if number % 2:
             Image.new("RGB", (30, 20), (20 * number, 40, 255 - 20 * number)).save(made.folder / f"images/l{number}.png")
@@ -200,9 +193,8 @@ def test_the_first_loss_of_a_published_head_is_that_of_its_authors_formula(made,
     other, _ = start(made, kind, folder, tmp_path / "scratch", **{"from": "scratch"})
     assert abs(other - loss) > 1e-2, "fresh weights have another loss"
     before, after = fresh(made, kind).state_dict(), load_file(tmp_path / "run" / "model.safetensors")
-    assert before.keys() == after.keys() and all(
-        (after[n].float() - v.float()).abs().max() < 1e-6 for n, v in before.items()
-    )
+    assert before.keys() == after.keys()
+    assert all((after[n].float() - v.float()).abs().max() < 1e-6 for n, v in before.items())
 
 
 def exported_to(made, engine: str, folder, destination, kind: str) -> None:
@@ -214,11 +206,10 @@ def exported_to(made, engine: str, folder, destination, kind: str) -> None:
     write_folder(destination, *lay_out(engine, read_source(folder, whose)))
 
 
-@pytest.mark.parametrize(
-    ("kind", "engine"),
-    [("eagle", "eagle"), ("eagle", "vllm"), ("eagle", "sglang"), ("eagle3", "vllm"),
-     ("eagle3", "speculators"), ("msd", "eagle"), ("vispec", "eagle"), ("peagle", "vllm"), ("peagle", "speculators")],
-)  # fmt: skip
+@pytest.mark.parametrize(("kind", "engine"), [
+    ("eagle", "eagle"), ("eagle", "vllm"), ("eagle", "sglang"), ("eagle3", "vllm"),
+    ("eagle3", "speculators"), ("msd", "eagle"), ("vispec", "eagle"), ("peagle", "vllm"), ("peagle", "speculators"),
+])  # fmt: skip
 def test_an_export_is_a_start_as_the_stage_that_it_was_made_of(made, tmp_path, kind, engine):
     """One step writes our layout; started from it, and from its export, the loss is the same."""
     start(made, kind, published(made, kind, tmp_path / "theirs"), tmp_path / "first")
@@ -335,13 +326,11 @@ def test_our_own_folders_are_checked_as_ever(made, tmp_path):
     start(made, "msd", "", tmp_path / "first", config=sparrow, **{"from": "scratch"})
     first, _ = start(made, "msd", tmp_path / "first", tmp_path / "second", config=sparrow)
     assert first > 0
-    with pytest.raises(UserError, match="method is sparrow, expected msd"):
-        start(made, "msd", tmp_path / "first", tmp_path / "third")
+    fails_with("method is sparrow, expected msd", start, made, "msd", tmp_path / "first", tmp_path / "third")
     manifest = json.loads((tmp_path / "first" / "draftsmith.json").read_text())
     manifest["tokenizer_sha256"] = "0" * 64
     (tmp_path / "first" / "draftsmith.json").write_text(json.dumps(manifest))
-    with pytest.raises(UserError, match="tokenizer_sha256 is 0000"):
-        start(made, "msd", tmp_path / "first", tmp_path / "fourth", config=sparrow)
+    fails_with("tokenizer_sha256 is 0000", start, made, "msd", tmp_path / "first", tmp_path / "fourth", config=sparrow)
 
 
 def test_a_head_of_a_base_model_starts_for_its_fine_tuned_one_where_the_recipe_says_so(made, tmp_path):
@@ -372,16 +361,12 @@ RECIPE = ["recipe=eagle3-qwen2.5-vl-7b"]
 def test_a_start_belongs_to_a_head_and_stands_alone():
     for settings, says in (
         (["stages.pictures.from={path: a/b}", "drafter.path=c/d"], "from.path: stands beside drafter.path, c/d"),
-        (
-            ["stages.pictures.from={pth: a/b}"],
-            "stages.pictures.from.path is missing; unknown key stages.pictures.from.pth",
-        ),
+        (["stages.pictures.from={pth: a/b}"],
+         "stages.pictures.from.path is missing; unknown key stages.pictures.from.pth"),
         (["stages.pictures.from=3"], "stages.pictures.from: input should be a valid string"),
-    ):
-        with pytest.raises(UserError, match=re.escape(says)):
-            load([*RECIPE, *settings])
-    with pytest.raises(UserError, match="this stage trains a draft LVLM"):
-        load(["recipe=llava15-68m", "stages.pretrain.from={path: a/b}"])
+    ):  # fmt: skip
+        fails_with(re.escape(says), load, [*RECIPE, *settings])
+    fails_with("this stage trains a draft LVLM", load, ["recipe=llava15-68m", "stages.pretrain.from={path: a/b}"])
     with pytest.raises(UserError, match="is a head's, and this stage trains the target"):
         load(["recipe=demo/video", "stages.target.from={path: a/b}"])
 
@@ -405,10 +390,9 @@ def test_its_files_are_part_of_the_stages_fingerprint_and_a_dry_run_names_it(mad
     assert fingerprint([*RECIPE, "stages.pictures.from={path: a/b}"]) != fingerprint(
         [*RECIPE, "stages.pictures.from={path: a/b, revision: main}"]
     )
-    assert main([*settings, "dry_run=true"]) == 0
-    assert f"  starts from {folder} (an engine's or its authors' layout)\n" in capsys.readouterr().out
-    assert main([*RECIPE, "stages.pictures.from={path: a/b}", "dry_run=true"]) == 0
-    assert "  starts from a/b (not on this machine: a Hub id" in capsys.readouterr().out
+    own, hub = (prints(capsys, [*s, "dry_run=true"]) for s in (settings, [*RECIPE, "stages.pictures.from={path: a/b}"]))
+    assert f"  starts from {folder} (an engine's or its authors' layout)\n" in own
+    assert "  starts from a/b (not on this machine: a Hub id" in hub
 
 
 # Image generators
@@ -418,19 +402,12 @@ def test_its_files_are_part_of_the_stages_fingerprint_and_a_dry_run_names_it(mad
 def drawn(tmp_path_factory):
     """A tiny LlamaGen, and the codes and features of six pictures."""
     folder = tmp_path_factory.mktemp("drawn")
-    made = translators(folder)
-    model = build_transformer(made.target, seed=0)
-    torch.nn.init.normal_(model.output.weight, std=0.3, generator=torch.Generator().manual_seed(1))
-    save_model(model, folder / "target")
-    (folder / "in").mkdir()
-    for number in range(6):
-        (folder / "in" / f"{number}.png").write_bytes(noise(number))
-        (folder / "in" / f"{number}.txt").write_text(f"a picture with {number} words")
-    EncodeStage(kind="encode", source={"kind": "folder", "folder": str(folder / "in")}).run(
+    made = with_target(folder)
+    made.shards = folder / "features" / "shards"
+    EncodeStage(kind="encode", source={"kind": "folder", "folder": str(pictures(folder / "in", 6))}).run(
         image_context(folder / "features", made.target, made.inputs)
     )
-    made.inputs["target"] = folder / "target"
-    made.model, made.shards = model.eval(), folder / "features" / "shards"
+    made.model.eval()
     return made
 
 
@@ -482,7 +459,6 @@ def test_lanterns_head_starts_with_its_own_rows_and_its_first_loss_is_eagles(dra
     with pytest.raises(UserError, match="trained with norm_eps 2e-06, and the recipe's drafter has 1e-06"):
         draw_start(made, folder, tmp_path / "other", EagleConfig(kind="eagle"))
     (folder / "config.json").write_text(json.dumps(values | {"input_type": "c2i"}))
-    with pytest.raises(UserError, match="codes of class-conditional pictures"):
-        draw_start(made, folder, tmp_path / "class", config)
+    fails_with("codes of class-conditional pictures", draw_start, made, folder, tmp_path / "class", config)
     with pytest.raises(UserError, match="published heads that are read are"):
         draw_start(made, folder, tmp_path / "medusa", MedusaConfig(kind="medusa", num_heads=2))

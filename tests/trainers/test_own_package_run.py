@@ -8,11 +8,12 @@ from dataclasses import replace
 
 import pytest
 import yaml
-from draftsmith.core.errors import UserError
+from command_line import prints
 from draftsmith.core.import_paths import NotImported
 from draftsmith.eval.published import open_published
 from draftsmith.recipes.commands.cli import main
 from draftsmith.trainers.train import fit
+from fails import fails_with
 from own_package import KIND, RECIPE, forget, write_package
 from stages_run import load_spelled, run_loaded
 from transformers.utils import logging
@@ -47,9 +48,6 @@ def test_outputs_are_plain_decodings_and_the_report_names_what_drafted(finished)
     assert "her_package.others:Same" in report and "hers" in report and "2/2" in report
     rows = [json.loads(line) for line in (finished / "evaluate" / "rows.jsonl").read_text().splitlines()]
     assert {row["temperature"] for row in rows} == {0.0, 1.0}
-
-
-def test_files_say_which_code_it_was(finished, folder):
     for name in ("head/draftsmith.json", "publish/repository/draftsmith.json"):
         assert len(json.loads((finished / name).read_text())["code"]["sha256"]) == 64, name
 
@@ -73,8 +71,7 @@ def test_a_resumed_training_is_bit_equal(finished, tmp_path, monkeypatch):
         shutil.copytree(finished / stage, output / stage)
     with monkeypatch.context() as patch:
         patch.setattr(fit, "train", train)
-        with pytest.raises(RuntimeError, match="as if killed"):
-            run(output, stages=["head"])
+        fails_with("as if killed", run, output, stages=["head"], error=RuntimeError)
     said = run(output, stages=["head"])
     assert any("resuming from" in line and "step 2" in line for line in said), said
     weights = "head/model.safetensors"
@@ -89,10 +86,8 @@ def test_opening_the_folder_imports_only_by_leave(finished, folder):
     with pytest.raises(NotImported, match=r"her_package.others is not imported(?s:.*)allow_import"):
         open_published(folder, target=target)
     assert "her_package" not in sys.modules
-    with pytest.raises(
-        NotImported, match=r"is not imported(?s:.*)on the disk of whoever(?s:.*)give its folder as target="
-    ):
-        open_published(folder)
+    words = r"is not imported(?s:.*)on the disk of whoever(?s:.*)give its folder as target="
+    fails_with(words, open_published, folder, error=NotImported)
     speculator = open_published(folder, target=target, allow_import=True)
     assert type(speculator.drafter).__module__ == "her_package.recurrent"
     assert speculator("What is this?").generation.tokens == speculator("What is this?", plain=True).generation.tokens
@@ -118,14 +113,12 @@ def test_verify_imports_only_by_leave(finished, folder, capsys):
     assert main(words[:2]) != 0
     said = capsys.readouterr().out
     assert "is not imported" in said and "on the disk of whoever trained it" in said and "--target FOLDER" in said
-    assert main([*words, "--allow-import"]) == 0
-    assert "the same tokens and accepted drafts" in capsys.readouterr().out
+    assert "the same tokens and accepted drafts" in prints(capsys, [*words, "--allow-import"])
 
 
 def test_a_missing_package_is_named(finished, folder, monkeypatch, capsys):
     monkeypatch.setattr(sys, "path", [place for place in sys.path if "elsewhere" not in place])
-    with pytest.raises(UserError, match="there is no module her_package"):
-        open_published(folder, target=finished / "target", allow_import=True)
+    fails_with("there is no module her_package", open_published, folder, target=finished / "target", allow_import=True)
     assert main(["verify", str(folder), "--target", str(finished / "target"), "--allow-import"]) != 0
     assert "there is no module her_package" in capsys.readouterr().out
     assert main(["evaluate", f"recipe={finished / 'own.yaml'}"]) != 0
@@ -139,12 +132,10 @@ def test_compare_reads_files_and_needs_no_package(finished, folder, tmp_path, ca
 
 def test_show_and_a_dry_run_have_all_four(finished, folder, capsys):
     recipe = f"recipe={finished / 'own.yaml'}"
-    assert main(["show", recipe]) == 0
-    shown = yaml.safe_load(capsys.readouterr().out)
+    shown = yaml.safe_load(prints(capsys, ["show", recipe]))
     methods = shown["stages"]["evaluate"]["methods"]
     assert shown["target"]["kind"] == "her_package.others:Mine" and shown["drafter"]["kind"] == KIND
     assert methods["hers"]["tree"]["kind"] == "her_package.others:Two"
     assert methods["by her rule"]["rule"]["kind"] == "her_package.others:Same"
-    assert main([recipe, "dry_run=true", "output=elsewhere"]) == 0
-    said = capsys.readouterr().out
+    said = prints(capsys, [recipe, "dry_run=true", "output=elsewhere"])
     assert f"trains the head ({KIND})" in said and "rule her_package.others:Same" in said

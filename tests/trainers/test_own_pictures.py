@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from draftsmith.core.errors import UserError
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData
 from draftsmith.data.families.llava import LlavaFamily
@@ -19,6 +18,8 @@ from draftsmith.models.targets.family import Family
 from draftsmith.models.targets.section import TargetSection
 from draftsmith.trainers.estimate.data import image_reader_of, on_disk, text_lengths
 from draftsmith.trainers.run.context import Context
+from fails import fails_with
+from small_records import talk
 from tiled import processor
 from transformers import CLIPVisionConfig, LlamaConfig, LlamaForCausalLM, LlavaConfig
 
@@ -44,8 +45,7 @@ def _section(tmp_path):
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     LlamaForCausalLM(LlamaConfig(vocab_size=made.num_token_ids, **sizes)).save_pretrained(tmp_path)
     made.save(tmp_path)
-    with pytest.raises(UserError, match="processor_class is OwnProcessor"):
-        load_processor(tmp_path)
+    fails_with("processor_class is OwnProcessor", load_processor, tmp_path)
     return OwnSection(path=str(tmp_path))
 
 
@@ -58,7 +58,7 @@ def test_a_stage_and_an_evaluation_read_its_files(section):
 
 
 def test_a_dry_run_counts_by_it(section, tmp_path):
-    turns = [{"from": "human", "value": "Which?"}, {"from": "gpt", "value": "A cat."}]
+    turns = talk("Which?", "A cat.")
     (tmp_path / "data.json").write_text(json.dumps([{"id": "a", "conversations": turns}]))
     data = ConversationData(path=str(tmp_path / "data.json"))
     stage = SimpleNamespace(data=data, format=PromptFormat(), learns_answers=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from command_line import prints
 from draftsmith.data.families.table import FAMILIES
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.models.families.table import new_model
@@ -33,14 +34,8 @@ def folder(tmp_path_factory):
     said = [f"Which? {' '.join(WORDS[i:] + WORDS[:i])}." for i in range(len(WORDS))]
     tokenizer = train_tokenizer(["user assistant system\n", *said] * 3, 400)
     tokenizer.chat_template = TEMPLATE.read_text()
-    processor = FAMILIES[KIND].new(
-        tokenizer,
-        patch_size=4,
-        min_pixels=256,
-        max_pixels=256,
-        image_mean=(0.5,) * 3,
-        image_std=(0.25,) * 3,
-    )
+    processor = FAMILIES[KIND].new(tokenizer, patch_size=4, min_pixels=256, max_pixels=256, image_mean=(0.5,) * 3,
+                                   image_std=(0.25,) * 3)  # fmt: skip
     ids = TokenIds(
         len(tokenizer), processor.image_token_id, processor.bos_id, processor.eos_id, processor.pad_id,
         processor.video_token_id, processor.vision_start_id, processor.vision_end_id,
@@ -97,8 +92,7 @@ def adapting(start, printed: dict) -> dict:
 
 def test_a_log_becomes_a_head_that_is_measured_beside_the_one_it_was(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(folder)
-    assert main(["logs", "traffic.jsonl", "data/traffic", "--skip", "--held-out", "3"]) == 0
-    said = capsys.readouterr().out
+    said = prints(capsys, ["logs", "traffic.jsonl", "data/traffic", "--skip", "--held-out", "3"])
     assert "records.jsonl: 17 records" in said and "held-out.jsonl: 3 records" in said and "left out 1:" in said
     assert "20 answers to learn; 1 with a system message" in said
     printed = yaml.safe_load(said[said.index("format:") :])

@@ -5,17 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from draftsmith.core.errors import UserError
 from draftsmith.core.refused import Refused
 from draftsmith.data.collate import ConversationCollate
 from draftsmith.data.loader import Loader
-from draftsmith.models.drafters.dflash import DflashConfig
-from draftsmith.models.drafters.eagle3 import Eagle3Config
-from draftsmith.models.drafters.medusa import MedusaConfig
-from draftsmith.models.drafters.sparrow import SparrowConfig
+from draftsmith.models.drafters import DflashConfig, Eagle3Config, MedusaConfig, SparrowConfig
 from draftsmith.trainers.train.checkpoint import CheckpointConfig
 from draftsmith.trainers.train.loop import train
 from draftsmith.trainers.train.optim import OptimConfig
+from fails import fails_with
 from pydantic import ValidationError
 from ranks_run import run_ranks
 from states_run import cached, context, losses, stage, synthetic
@@ -114,11 +111,7 @@ def made(tmp_path_factory):
 def test_heads_learn_alike_from_packed_rows(name, made, tmp_path):
     """From states of a packed target, and from cached ones; the stage's losses are those of padded batches."""
     folder = cached(made, tmp_path / "cache", HEADS[name]).folder
-    kinds = {
-        "padded": {},
-        "packed": PACKED,
-        "packed and cached": PACKED | {"source": {"kind": "cached"}},
-    }
+    kinds = {"padded": {}, "packed": PACKED, "packed and cached": PACKED | {"source": {"kind": "cached"}}}
     results = {}
     for kind, settings in kinds.items():
         asked = context(made, tmp_path / kind, HEADS[name], {"states": folder})
@@ -129,23 +122,18 @@ def test_heads_learn_alike_from_packed_rows(name, made, tmp_path):
         assert results[kind] == pytest.approx(results["padded"], rel=2e-3 if "cached" in kind else 1e-5), kind
 
 
-@pytest.mark.parametrize(
-    ("settings", "key"),
-    [
-        ({"packing": {"max_tokens": 400}}, "micro_batch_size"),
-        (PACKED | {"packing": {"max_tokens": 16}}, "packing.max_tokens"),
-        (PACKED | {"source": {"kind": "cached_on_first_epoch"}}, "packing"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "key"), [
+    ({"packing": {"max_tokens": 400}}, "micro_batch_size"),
+    (PACKED | {"packing": {"max_tokens": 16}}, "packing.max_tokens"),
+    (PACKED | {"source": {"kind": "cached_on_first_epoch"}}, "packing"),
+])  # fmt: skip
 def test_what_cannot_be_packed_is_refused_by_its_key(settings, key, made):
-    with pytest.raises(ValidationError) as caught:
-        stage(made, **settings)
-    (error,) = caught.value.errors()
+    caught = fails_with("", stage, made, **settings, error=ValidationError)
+    (error,) = caught.errors()
     assert isinstance(error["ctx"]["error"], Refused) and error["ctx"]["error"].key == key
 
 
 def test_a_cached_sample_that_fits_no_row_is_refused(made, tmp_path):
     folder = cached(made, tmp_path / "cache", HEADS["medusa"]).folder
     short = stage(made, **PACKED | {"packing": {"max_tokens": 20}, "source": {"kind": "cached"}})
-    with pytest.raises(UserError, match="and a row 20"):
-        short.run(context(made, tmp_path / "run", HEADS["medusa"], {"states": folder}))
+    fails_with("and a row 20", short.run, context(made, tmp_path / "run", HEADS["medusa"], {"states": folder}))

@@ -14,6 +14,7 @@ from draftsmith.trainers.evaluate.measuring import Measuring
 from draftsmith.trainers.evaluate.requests import ConversationSet
 from draftsmith.trainers.run.too_long import before_decoding, before_training
 from PIL import Image
+from small_records import talk
 
 TEXTS = ["USER: ASSISTANT:\n", "USER: Which picture? ASSISTANT: It is picture 1."] * 3
 MEAN = (0.5, 0.5, 0.5)
@@ -33,8 +34,7 @@ def open_pictures(processor, tmp_path):
         Image.new("RGB", (24, 24)).save(tmp_path / "a.png")
         rows = [
             {"id": str(n), "image": ["a.png"] * count,
-             "conversations": [{"from": "human", "value": "<image>\n" * count + "Which picture?"},
-                               {"from": "gpt", "value": "It is picture 1."}]}
+             "conversations": talk("<image>\n" * count + "Which picture?", "It is picture 1.")}
             for n, count in enumerate(counts)
         ]  # fmt: skip
         path = tmp_path / "data.json"
@@ -60,11 +60,10 @@ def test_nothing_too_long_is_one_short_line(open_pictures):
     ]
 
 
-@pytest.mark.parametrize(
-    ("settings", "done"),
-    [({"over_length": "skip"}, "they are left out"), ({"on_error": "skip"}, "they are left out"),
-     ({"over_length": "drop_images"}, "their pictures are taken away and their text is kept")],
-)  # fmt: skip
+@pytest.mark.parametrize(("settings", "done"), [
+    ({"over_length": "skip"}, "they are left out"), ({"on_error": "skip"}, "they are left out"),
+    ({"over_length": "drop_images"}, "their pictures are taken away and their text is kept"),
+])  # fmt: skip
 def test_what_becomes_of_long_samples_is_said_with_numbers(open_pictures, settings, done):
     dataset = open_pictures(1, 1, 5, 1, 5, max_length=64, **settings)
     longest = max(dataset.num_ids(i) for i in range(5))
@@ -117,10 +116,8 @@ def test_drafts_that_see_are_known_by_their_members_not_by_their_name(open_pictu
         lines: list[str] = []
         drafter = SimpleNamespace(decoder=SimpleNamespace(max_positions=16, reads_newlines=False, reads_first=True))
         drafting = SimpleNamespace(drafter_name="68M", drafter=drafter, members=members)
-        stage, target = (
-            SimpleNamespace(max_new_tokens=[10]),
-            SimpleNamespace(decoder=SimpleNamespace(max_positions=None)),
-        )
+        stage, target = (SimpleNamespace(max_new_tokens=[10]),
+                         SimpleNamespace(decoder=SimpleNamespace(max_positions=None)))  # fmt: skip
         context = SimpleNamespace(say=lines.append)
         measuring = Measuring(stage, context, target, [drafting], (2,), tokenizer="of the target")
         measuring.check_positions(ConversationSet("x", "image", "", open_pictures(1, max_length=512)))

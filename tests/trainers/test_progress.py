@@ -65,15 +65,12 @@ def test_what_an_earlier_process_did_says_nothing_of_the_rate(time_of):
     assert line.rows(99)[1] == "request 61/100 · 6:30 left of about 6:40 · tau 2.31 so far (M)"
 
 
-def test_without_a_total_there_is_no_time_left(time_of):
+def test_without_a_total_or_of_work_that_others_follow_no_time_left_is_told(time_of):
     line = StageLine("suite")
     line.count("request", 0)
     time_of[0] += 3700
     line.advance()
     assert line.rows(99)[1] == "request 1 · 1:01:40"
-
-
-def test_of_work_that_others_follow_no_time_left_is_told(time_of):
     line = StageLine("cache")
     line.count("sample counted", 100, is_all=False)
     time_of[0] += 10
@@ -149,8 +146,7 @@ def test_a_batch_of_another_size_takes_in_proportion(time_of):
 
     later = Planned(name="later", stage=Larger(), inputs={}, fingerprint="f", recipe=None)
     times = RunTime([planned("first", steps=100), later])
-    assert times.behind("first", None) is None
-    assert times.behind("first", 1.0) == (20.0, 0)
+    assert times.behind("first", None) is None and times.behind("first", 1.0) == (20.0, 0)
     assert times.behind("first", None) == (20.0, 0), "the last rate stands"
     assert times.behind("passed over", 1.0) is None
 
@@ -259,9 +255,8 @@ def test_a_terminal_shows_two_rows_that_change(tmp_path):
     assert "\x1b[?25l" not in shown, "a hidden cursor would stay hidden behind a second Ctrl-C"
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
     first = "stage 3 of 8 · finetune: the draft learns to answer questions about pictures\r\n"
-    assert re.search(rf"{first}step [1-4]/4 · 0:\d\d[^\r]* · loss (1|0\.5|0\.3)\d* · accuracy 0.250", plain), (
-        "while it runs"
-    )
+    running = rf"{first}step [1-4]/4 · 0:\d\d[^\r]* · loss (1|0\.5|0\.3)\d* · accuracy 0.250"
+    assert re.search(running, plain), "while it runs"
     for step in range(1, 5):
         assert f"said {step}\r\n" in plain and f"warned {step}\r\n" in plain
     last = plain.rstrip().splitlines()[-2:]

@@ -5,7 +5,6 @@ import shutil
 
 import pytest
 from draftsmith.core import ranks
-from draftsmith.core.errors import UserError
 from draftsmith.core.files import write_whole
 from draftsmith.data.conversations import PromptFormat, encode
 from draftsmith.data.families.llava import LLAVA
@@ -17,6 +16,7 @@ from draftsmith.scripts.papers.latency_models import random_llava
 from draftsmith.trainers.serve import written_prompts
 from draftsmith.trainers.serve.written_prompts import Begun, _behind, special_ids
 from draftsmith.trainers.stages import prompts as stages
+from fails import fails_with
 from PIL import Image
 from states_run import WORDS
 from text_run import FORMAT, run, target
@@ -118,8 +118,7 @@ def test_a_killed_run_goes_on_behind_its_shards(folder, made, tmp_path, monkeypa
     output = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr(stages, "write_whole", dies)
-        with pytest.raises(KeyboardInterrupt):
-            run(recipe(folder), output)
+        fails_with("", run, recipe(folder), output, error=KeyboardInterrupt)
     kept = written[0].stat().st_mtime_ns
     run(recipe(folder), output)
     assert written[0].stat().st_mtime_ns == kept and texts(output) == texts(made)
@@ -147,28 +146,22 @@ def test_two_ranks_try_what_one_does(folder, made, tmp_path, monkeypatch):
 
 
 def test_what_does_not_end_is_no_prompt(folder, tmp_path):
-    with pytest.raises(
-        UserError, match=r"36 tries gave 0 of 9 prompts: the others did not end within 1 token"
-    ) as caught:
-        run(recipe(folder, max_new_tokens=1), tmp_path / "run")
-    assert caught.value.key == "stages.prompts.splits.train" and "max_new_tokens" in caught.value.hint
+    words = r"36 tries gave 0 of 9 prompts: the others did not end within 1 token"
+    caught = fails_with(words, run, recipe(folder, max_new_tokens=1), tmp_path / "run")
+    assert caught.key == "stages.prompts.splits.train" and "max_new_tokens" in caught.hint
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"temperature": 0}, "a greedy target writes the same prompt each time"),
-        ({"begins": ["Hello"]}, "'Hello' has no {topic}, and splits.train has topics"),
-        ({"splits": {"train": {"count": 1}}}, "has a {topic}, and splits.train has none"),
-        ({"splits": SPLITS | {"third": {"count": 1, "topics": ["TWO"]}}}, "topic 'two' is of train as well"),
-        ({"splits": {"a": {"count": 1, "topics": ["x", "X"]}}}, "topics name one twice"),
-        ({"splits": {"a": {"count": 1, "pictures": "p"}}, "begins": [""]}, "the target reads text alone"),
-        ({"format": {"template": "plain"}}, "the plain template takes a question with <image>"),
-    ],
-)
+@pytest.mark.parametrize(("changed", "message"), [
+    ({"temperature": 0}, "a greedy target writes the same prompt each time"),
+    ({"begins": ["Hello"]}, "'Hello' has no {topic}, and splits.train has topics"),
+    ({"splits": {"train": {"count": 1}}}, "has a {topic}, and splits.train has none"),
+    ({"splits": SPLITS | {"third": {"count": 1, "topics": ["TWO"]}}}, "topic 'two' is of train as well"),
+    ({"splits": {"a": {"count": 1, "topics": ["x", "X"]}}}, "topics name one twice"),
+    ({"splits": {"a": {"count": 1, "pictures": "p"}}, "begins": [""]}, "the target reads text alone"),
+    ({"format": {"template": "plain"}}, "the plain template takes a question with <image>"),
+])  # fmt: skip
 def test_what_makes_no_prompts_is_refused(folder, tmp_path, changed, message):
-    with pytest.raises(UserError, match=message.replace("{", r"\{")):
-        run(recipe(folder, **changed), tmp_path / "run")
+    fails_with(message.replace("{", r"\{"), run, recipe(folder, **changed), tmp_path / "run")
 
 
 @pytest.mark.parametrize("form", [{"template": "chat"}, {"template": "v1"}, {"template": "v1", "system": "Be brief."}])

@@ -43,20 +43,15 @@ def facts(**changes) -> CardFacts:
 def test_what_a_heads_card_begins_with():
     fields = front_matter(facts())
     assert fields["base_model"] == LLAVA and fields["base_model_relation"] == "adapter"
-    assert (
-        fields["license"] == "llama2" and fields["library_name"] == "draftsmith" and fields["datasets"] == ["org/set"]
-    )
+    assert fields["license"] == "llama2" and fields["library_name"] == "draftsmith"
+    assert fields["datasets"] == ["org/set"]
     assert {"speculative-decoding", "eagle3", "image-text-to-text"} <= set(fields["tags"])
     body = model_card(facts())
     assert "Llama 2" in body and "`my own.json` is not known" in body and "at revision `abc`" in body
 
 
-METHODS = {
-    "M": MethodInfo("mine", "M"),
-    "relaxed": MethodInfo("mine", rule="lantern"),
-    "seeds": MethodInfo("mine, two"),
-    "sibling": MethodInfo("other"),
-}
+METHODS = {"M": MethodInfo("mine", "M"), "relaxed": MethodInfo("mine", rule="lantern"),
+           "seeds": MethodInfo("mine, two"), "sibling": MethodInfo("other")}  # fmt: skip
 
 
 def evaluation(folder: Path, *names: str) -> Path:
@@ -107,21 +102,16 @@ def test_a_card_does_not_promise_the_targets_output_beside_a_relaxed_rule(tmp_pa
     assert PROMISE not in body and f"(relaxed). {RELAXED}" in body and f"- {RELAXED}" in body
     assert relaxed.headline.startswith("Best tau: 1.67 (M, "), "the best exact row"
     others = evaluation(tmp_path / "others", "relaxed", "sibling")
-    assert PROMISE not in model_card(facts(evaluated=read_evaluation(others, "other"))), (
-        "of another drafter's rows, too"
-    )
+    assert PROMISE not in model_card(facts(evaluated=read_evaluation(others, "other"))), "of another's rows, too"
     assert any("relaxed acceptance" in line and "4.00 (relaxed" in line for line in relaxed.findings)
 
 
-@pytest.mark.parametrize(
-    ("target", "task"),
-    [
-        ({"kind": "causal_lm", "path": "a/b"}, "text-generation"),
-        ({"kind": "llava", "path": "a/b"}, "image-text-to-text"),
-        ({"kind": "llamagen", "size": "B", "condition": "text", "vq": "vq", "text_encoder": "t5"}, "text-to-image"),
-        ({"kind": "llamagen", "size": "B", "condition": "class", "vq": "vq"}, "image-generation"),
-    ],
-)
+@pytest.mark.parametrize(("target", "task"), [
+    ({"kind": "causal_lm", "path": "a/b"}, "text-generation"),
+    ({"kind": "llava", "path": "a/b"}, "image-text-to-text"),
+    ({"kind": "llamagen", "size": "B", "condition": "text", "vq": "vq", "text_encoder": "t5"}, "text-to-image"),
+    ({"kind": "llamagen", "size": "B", "condition": "class", "vq": "vq"}, "image-generation"),
+])  # fmt: skip
 def test_the_tag_is_what_the_target_does(target, task):
     """A head of a text-only target was tagged image-text-to-text, one that draws classes text-to-image."""
     assert _task(TypeAdapter(AnyTarget).validate_python(target)) == task

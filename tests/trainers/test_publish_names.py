@@ -4,48 +4,37 @@ from pathlib import Path
 
 import pytest
 import yaml
-from draftsmith.core.errors import UserError
-from draftsmith.models.drafters.eagle import EagleConfig
-from draftsmith.models.drafters.lvlm import LvlmConfig
+from draftsmith.models.drafters import EagleConfig, LvlmConfig
 from draftsmith.recipes.load import load, recipe_names
 from draftsmith.trainers.publish.licences import chain, licence_of, own_licence, warnings
 from draftsmith.trainers.publish.lineage import SYNTHETIC_DATASET, data_of, trained_by
 from draftsmith.trainers.publish.made_from import began_as
 from draftsmith.trainers.publish.names import check_name, suggested, taken_for
+from fails import fails_with
 
 LLAVA, HUB = "llava-hf/llava-1.5-7b-hf", "https://huggingface.co"
 
 
-@pytest.mark.parametrize(
-    ("repo", "method"),
-    [
-        ("me/EAGLE-LLaVA-1.5-7b", "eagle"),
-        ("me/EAGLE3-LLaVA-1.5-7b", "eagle3"),
-        ("me/llava-1.5-7b-Eagle3", "eagle3"),
-        ("me/llava-1.5-7b-sparrow", "sparrow"),
-        ("me/llava-1.5-7b-draft-68m", "lvlm"),
-    ],
-)
+@pytest.mark.parametrize(("repo", "method"), [
+    ("me/EAGLE-LLaVA-1.5-7b", "eagle"), ("me/EAGLE3-LLaVA-1.5-7b", "eagle3"), ("me/llava-1.5-7b-Eagle3", "eagle3"),
+    ("me/llava-1.5-7b-sparrow", "sparrow"), ("me/llava-1.5-7b-draft-68m", "lvlm"),
+])  # fmt: skip
 def test_names_that_engines_read_rightly(repo, method):
     check_name(repo, method, LLAVA, is_language=True)
 
 
-@pytest.mark.parametrize(
-    ("repo", "method", "found"),
-    [
-        ("me/eagle-3-llava", "eagle3", "eagle-"),  # looked for before eagle3
-        ("me/EAGLE3-eagle-llava", "eagle3", "eagle-"),
-        ("me/llava-draft", "eagle3", "eagle3"),
-        ("me/EAGLE3-llava", "eagle", "eagle3"),
-        ("me/eagle-like-sparrow", "sparrow", "eagle-"),
-        ("eagle-lab/llava-draft", "lvlm", "namespace"),
-        ("me/llava-dflash", "lvlm", "dflash"),
-    ],
-)
+@pytest.mark.parametrize(("repo", "method", "found"), [
+    ("me/eagle-3-llava", "eagle3", "eagle-"),  # looked for before eagle3
+    ("me/EAGLE3-eagle-llava", "eagle3", "eagle-"),
+    ("me/llava-draft", "eagle3", "eagle3"),
+    ("me/EAGLE3-llava", "eagle", "eagle3"),
+    ("me/eagle-like-sparrow", "sparrow", "eagle-"),
+    ("eagle-lab/llava-draft", "lvlm", "namespace"),
+    ("me/llava-dflash", "lvlm", "dflash"),
+])  # fmt: skip
 def test_names_that_engines_take_for_another_method(repo, method, found):
-    with pytest.raises(UserError) as caught:
-        check_name(repo, method, LLAVA, is_language=True)
-    assert found in str(caught.value) and f"/{suggested(method, LLAVA)}" in caught.value.hint
+    caught = fails_with("", check_name, repo, method, LLAVA, is_language=True)
+    assert found in str(caught) and f"/{suggested(method, LLAVA)}" in caught.hint
 
 
 def test_every_suggested_name_is_read_rightly():
@@ -56,15 +45,13 @@ def test_every_suggested_name_is_read_rightly():
 def test_heads_of_image_generators_may_say_what_they_are():
     check_name("me/EAGLE-LlamaGen-XL", "eagle", None, is_language=False)
     check_name("me/llamagen-xl-head", "eagle", None, is_language=False)
-    with pytest.raises(UserError):
-        check_name("me/EAGLE3-LlamaGen", "eagle", None, is_language=False)
+    fails_with("", check_name, "me/EAGLE3-LlamaGen", "eagle", None, is_language=False)
     assert taken_for("me/medusa-llamagen") is None
 
 
 @pytest.mark.parametrize("repo", ["llava", "a/b/c", "me/with blank", "me/a--b", "../me/x", "me/" + "x" * 97])
 def test_what_the_hub_takes_for_no_name(repo):
-    with pytest.raises(UserError, match="NAMESPACE/NAME"):
-        check_name(repo, "lvlm", LLAVA, is_language=True)
+    fails_with("NAMESPACE/NAME", check_name, repo, "lvlm", LLAVA, is_language=True)
 
 
 def test_the_chain_warns_of_what_restricts_and_of_what_is_not_known():
@@ -77,28 +64,20 @@ def test_the_chain_warns_of_what_restricts_and_of_what_is_not_known():
     assert own_licence(links, None).id == "llama2" and own_licence(links, "mit").id == "mit"
 
 
-@pytest.mark.parametrize(
-    ("name", "restricts"),
-    [
-        ("Qwen/Qwen2.5-VL-7B-Instruct", False),
-        ("Qwen/Qwen2.5-VL-3B-Instruct", True),
-        ("Qwen/Qwen2.5-VL-72B-Instruct", True),
-        ("Qwen/Qwen3-VL-8B-Instruct", False),
-        ("llava-hf/llava-onevision-qwen2-7b-ov-hf", False),
-        ("llava-hf/llava-v1.6-vicuna-13b-hf", True),
-        ("GAIR/Anole-7b-v0.1", True),
-        ("meta-llama/Llama-3.1-8B-Instruct", True),
-    ],
-)
+@pytest.mark.parametrize(("name", "restricts"), [
+    ("Qwen/Qwen2.5-VL-7B-Instruct", False), ("Qwen/Qwen2.5-VL-3B-Instruct", True),
+    ("Qwen/Qwen2.5-VL-72B-Instruct", True), ("Qwen/Qwen3-VL-8B-Instruct", False),
+    ("llava-hf/llava-onevision-qwen2-7b-ov-hf", False), ("llava-hf/llava-v1.6-vicuna-13b-hf", True),
+    ("GAIR/Anole-7b-v0.1", True), ("meta-llama/Llama-3.1-8B-Instruct", True),
+])  # fmt: skip
 def test_known_targets(name, restricts):
     result = licence_of(name)
     assert result.id is not None and bool(result.restricts) is restricts
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["somebody/some-model", "me/my-llamagen", "jadohu/llamagen_drafter", "chameleons.json", "lmsys/vicuna-7b-v1.3"],
-)
+@pytest.mark.parametrize("name", [
+    "somebody/some-model", "me/my-llamagen", "jadohu/llamagen_drafter", "chameleons.json", "lmsys/vicuna-7b-v1.3",
+])  # fmt: skip
 def test_nothing_is_guessed(name):
     assert licence_of(name).id is None and warnings(chain([("target", name)]))
 
@@ -129,15 +108,12 @@ def stages_of(recipe: str) -> dict:
     return load([f"recipe={recipe}"]).tree["stages"]
 
 
-@pytest.mark.parametrize(
-    ("recipe", "stage", "trained"),
-    [
-        ("demo/lvlm", "finetune", ["language", "pretrain", "finetune"]),
-        ("demo/video", "sparrow", ["sparrow_text", "sparrow"]),
-        ("demo/video", "msd", ["msd_text", "msd"]),
-        ("demo/visual-ar", "head_without_dropout", ["head_without_dropout"]),
-    ],
-)
+@pytest.mark.parametrize(("recipe", "stage", "trained"), [
+    ("demo/lvlm", "finetune", ["language", "pretrain", "finetune"]),
+    ("demo/video", "sparrow", ["sparrow_text", "sparrow"]),
+    ("demo/video", "msd", ["msd_text", "msd"]),
+    ("demo/visual-ar", "head_without_dropout", ["head_without_dropout"]),
+])  # fmt: skip
 def test_where_a_drafter_is_from(recipe, stage, trained):
     stages = stages_of(recipe)
     assert trained_by(stages, stage) == trained
@@ -156,14 +132,11 @@ def test_a_drafter_from_scratch_has_no_past():
     assert trained_by(stages, "c") == ["b", "c"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        ("hydra_pkg.heads:HydraConfig", "llava-1.5-7b-hydra-draft"),
-        ("hydra_pkg:Heads.Config", "llava-1.5-7b-config-draft"),
-        ("pkg.heads:MyEagleConfig", "llava-1.5-7b-draft"),  # engines would take it for EAGLE
-    ],
-)
+@pytest.mark.parametrize(("kind", "name"), [
+    ("hydra_pkg.heads:HydraConfig", "llava-1.5-7b-hydra-draft"),
+    ("hydra_pkg:Heads.Config", "llava-1.5-7b-config-draft"),
+    ("pkg.heads:MyEagleConfig", "llava-1.5-7b-draft"),  # engines would take it for EAGLE
+])  # fmt: skip
 def test_a_class_of_another_package_is_suggested_a_name_that_the_hub_takes(kind, name):
     assert suggested(kind, LLAVA) == name
     check_name(f"me/{name}", kind, LLAVA, is_language=True)

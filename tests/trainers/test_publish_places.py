@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from draftsmith.core.errors import UserError
 from draftsmith.eval.cells import MethodInfo
 from draftsmith.eval.html_page import html_page, taken_apart
 from draftsmith.eval.report import build, write
@@ -12,38 +11,33 @@ from draftsmith.eval.tables import Figure, Items
 from draftsmith.trainers.publish.card import read_evaluation
 from draftsmith.trainers.publish.folder import copy_provenance, copy_report
 from draftsmith.trainers.publish.stripped_paths import without_places
+from fails import fails_with
 from PIL import Image
 from rows import random_rows
 
 HOME = "/home/alice"
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        (f"{HOME}/data/mine.json", "mine.json"),
-        ("/data/Alice B/mine set.json", "mine set.json"),
-        ("../alice/mine.json", "mine.json"),
-        ("~/mine/data.json", "data.json"),
-        (HOME, "~"),
-        ("/Users/alice/", "~"),
-        (f"train.py recipe={HOME}/r.yaml 'output=/scratch/alice/x' data=[/a/b.json,/c/d.json]",
-         "train.py recipe=r.yaml 'output=x' data=[b.json,d.json]"),
-        (f"- suite: {HOME}/sets, rows: all", "- suite: sets, rows: all"),
-        (f"file://{HOME}/x", "file://~/x"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "shown"), [
+    (f"{HOME}/data/mine.json", "mine.json"),
+    ("/data/Alice B/mine set.json", "mine set.json"),
+    ("../alice/mine.json", "mine.json"),
+    ("~/mine/data.json", "data.json"),
+    (HOME, "~"),
+    ("/Users/alice/", "~"),
+    (f"train.py recipe={HOME}/r.yaml 'output=/scratch/alice/x' data=[/a/b.json,/c/d.json]",
+     "train.py recipe=r.yaml 'output=x' data=[b.json,d.json]"),
+    (f"- suite: {HOME}/sets, rows: all", "- suite: sets, rows: all"),
+    (f"file://{HOME}/x", "file://~/x"),
+])  # fmt: skip
 def test_paths_are_cut_to_their_last_name(text, shown):
     assert without_places(text) == shown
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "llava-hf/llava-1.5-7b-hf", "data/coco/{00000..00010}.tar", "https://huggingface.co/a/b/c", "tokens/s",
-        "![a](report/a.png)", "tau / (gamma T_q/T_p + 1)", "2026/11/21", "</s>", "a /s", "USER: <image>\nWhat?",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("text", [
+    "llava-hf/llava-1.5-7b-hf", "data/coco/{00000..00010}.tar", "https://huggingface.co/a/b/c", "tokens/s",
+    "![a](report/a.png)", "tau / (gamma T_q/T_p + 1)", "2026/11/21", "</s>", "a /s", "USER: <image>\nWhat?",
+])  # fmt: skip
 def test_what_only_has_a_slash_is_kept(text):
     assert without_places({"a": [text, 1, None]}) == {"a": [text, 1, None]}
 
@@ -91,6 +85,5 @@ def test_a_damaged_report_is_told_by_its_name(tmp_path):
     report = tmp_path / "evaluate" / "report.md"
     report.parent.mkdir()
     report.write_bytes(b"tau \xff")
-    with pytest.raises(UserError, match="not UTF-8") as caught:
-        copy_report(report.parent, tmp_path / "repository")
-    assert caught.value.where == str(report) and "restart=" in (caught.value.hint or "")
+    caught = fails_with("not UTF-8", copy_report, report.parent, tmp_path / "repository")
+    assert caught.where == str(report) and "restart=" in (caught.hint or "")

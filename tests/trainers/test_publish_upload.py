@@ -15,17 +15,13 @@ from draftsmith.trainers.publish.awaited import awaited
 from draftsmith.trainers.publish.fresh import try_folder
 from draftsmith.trainers.publish.hub_upload import Destination, Hub
 from draftsmith.trainers.run.stopping import Stop, Stopped
+from fails import fails_with, raising
 from hub_server import TOKEN, HubServer, Repository
 
 REPO = "me/llava-draft"
-FILES = {
-    "README.md": b"---\nlibrary_name: transformers\n---\n# a draft\n",
-    "config.json": b'{"model_type": "llava"}',
-    "draftsmith.json": b'{"published": {}}',
-    "model.safetensors": bytes(range(256)) * 40,
-    "report/report.md": b"tau 2.00\n",
-    "report/plot.png": b"\x89PNG" + b"1" * 300,
-}
+FILES = {"README.md": b"---\nlibrary_name: transformers\n---\n# a draft\n", "config.json": b'{"model_type": "llava"}',
+         "draftsmith.json": b'{"published": {}}', "model.safetensors": bytes(range(256)) * 40,
+         "report/report.md": b"tau 2.00\n", "report/plot.png": b"\x89PNG" + b"1" * 300}  # fmt: skip
 
 
 @pytest.fixture
@@ -45,6 +41,11 @@ def folder(tmp_path):
         (place / name).write_bytes(content)
     write_sums(place)
     return place
+
+
+def change(folder, text="{}"):
+    (folder / "config.json").write_text(text)
+    write_sums(folder)
 
 
 class Upload:
@@ -83,10 +84,11 @@ def test_one_commit_that_is_private_until_it_has_been_tried(server, folder):
     assert not (folder.parent / "fetched").exists() and not server.told_storage
 
 
-def test_private_unless_it_is_asked_for(server, folder):
-    assert Upload(server, folder).done.private
-    assert server.repositories[REPO].private
+def test_it_is_private_unless_asked_for_and_the_same_folder_again_is_no_second_commit(server, folder):
+    first, again = Upload(server, folder).done, Upload(server, folder).done
+    assert first.private and server.repositories[REPO].private
     assert not any(path.endswith("/settings") for _, path in server.requests)
+    assert first.commit == again.commit and len(server.repositories[REPO].messages) == 2
 
 
 def test_a_large_file_goes_in_parts(server, folder):
@@ -99,13 +101,11 @@ def test_a_large_file_goes_in_parts(server, folder):
 def test_what_the_folder_no_longer_has_goes_in_the_same_commit(server, folder):
     Upload(server, folder)
     (folder / "report" / "plot.png").unlink()
-    (folder / "config.json").write_text("{}")
-    write_sums(folder)
+    change(folder)
     done = Upload(server, folder).done
     repository = server.repositories[REPO]
     assert "report/plot.png" not in repository.commits[done.commit]
-    assert ".gitattributes" in repository.commits[done.commit]
-    assert len(repository.messages) == 3
+    assert ".gitattributes" in repository.commits[done.commit] and len(repository.messages) == 3
 
 
 @pytest.mark.parametrize("pull_request", [False, True])
@@ -114,9 +114,8 @@ def test_another_models_files_are_not_removed(pull_request, server, folder):
     other = server.repositories[REPO] = Repository(private=True)
     held = {"README.md": b"mine", "config.json": b"{}", "pytorch_model.bin": b"1" * 9, "adapter/a.bin": b"2"}
     other.commit("main", held, "years of work")
-    with pytest.raises(UserError, match=r"adapter/a\.bin, pytorch_model\.bin") as caught:
-        Upload(server, folder, pull_request=pull_request)
-    assert "repository of its own" in caught.value.hint and other.commits[other.refs["main"]] == held
+    caught = fails_with(r"adapter/a\.bin, pytorch_model\.bin", Upload, server, folder, pull_request=pull_request)
+    assert "repository of its own" in caught.hint and other.commits[other.refs["main"]] == held
     assert not any("/storage/" in path for _, path in server.requests)
 
 
@@ -135,30 +134,20 @@ def test_a_licence_beside_a_publication_stays(server, folder):
 def test_a_repository_that_could_not_be_made_private(server, folder):
     """Some organisations decide for themselves what a new repository is."""
     server.always_public = True
-    with pytest.raises(UserError, match="is public"):
-        Upload(server, folder)
+    fails_with("is public", Upload, server, folder)
     assert server.repositories[REPO].messages == ["initial commit"]
 
 
 def test_a_disk_that_is_full_when_it_comes_back(server, folder, monkeypatch):
-    def full(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+    full = raising(OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr("draftsmith.trainers.publish.hub_upload.hf_hub_download", full)
-    with pytest.raises(UserError, match="No space left") as caught:
-        Upload(server, folder, public=True)
-    assert "make room" in caught.value.hint and server.repositories[REPO].private
-
-
-def test_the_same_folder_again_is_no_second_commit(server, folder):
-    first, again = Upload(server, folder).done, Upload(server, folder).done
-    assert first.commit == again.commit and len(server.repositories[REPO].messages) == 2
+    caught = fails_with("No space left", Upload, server, folder, public=True)
+    assert "make room" in caught.hint and server.repositories[REPO].private
 
 
 def test_a_branch_and_a_pull_request_leave_main_alone(server, folder):
     Upload(server, folder)
-    (folder / "config.json").write_text('{"changed": true}')
-    write_sums(folder)
+    change(folder, '{"changed": true}')
     branch = Upload(server, folder, revision="second").done
     proposed = Upload(server, folder, pull_request=True).done
     repository = server.repositories[REPO]
@@ -170,11 +159,8 @@ def test_a_branch_and_a_pull_request_leave_main_alone(server, folder):
 
 def test_a_public_repository_gets_nothing_untried_on_main(server, folder):
     Upload(server, folder, public=True)
-    with pytest.raises(UserError, match="is public") as caught:
-        Upload(server, folder)
-    assert "pull_request" in caught.value.hint
-    (folder / "config.json").write_text("{}")
-    write_sums(folder)
+    assert "pull_request" in fails_with("is public", Upload, server, folder).hint
+    change(folder)
     assert Upload(server, folder, pull_request=True).done.pull_request
 
 
@@ -201,9 +187,8 @@ def test_an_answer_lost_behind_the_commit_makes_no_second_one(server, folder):
 
 def test_a_hub_that_stays_busy_is_told_and_nothing_is_public(server, folder):
     server.fail("POST", "/commit/", 503, times=9)
-    with pytest.raises(UserError, match=r"uploading.*503") as caught:
-        Upload(server, folder, attempts=3, public=True)
-    assert "run the same command again" in caught.value.hint
+    caught = fails_with(r"uploading.*503", Upload, server, folder, attempts=3, public=True)
+    assert "run the same command again" in caught.hint
     assert server.repositories[REPO].private and server.failures[0].times == 6
 
 
@@ -212,48 +197,32 @@ def test_somebody_elses_commit_in_between_is_seen(server, folder):
     server.fail("POST", "/commit/", 412)
     assert Upload(server, folder).waited == [1.0]
     server.fail("POST", "/commit/", 412, times=9)
-    (folder / "config.json").write_text("{}")
-    write_sums(folder)
-    with pytest.raises(UserError, match="412") as caught:
-        Upload(server, folder, attempts=2)
-    assert "somebody else commits" in caught.value.hint
+    change(folder)
+    assert "somebody else commits" in fails_with("412", Upload, server, folder, attempts=2).hint
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "SHA256SUMS", "README.md"])
 def test_a_file_that_comes_back_changed_stays_private(name, server, folder):
     content = FILES.get(name, b"")
     server.damage[name] = content[:-1] + b"!" if content else b"not what was sent\n"
-    with pytest.raises(UserError, match="came back"):
-        Upload(server, folder, public=True)
+    fails_with("came back", Upload, server, folder, public=True)
     assert server.repositories[REPO].private
 
 
 def test_a_folder_that_does_not_load_stays_private(server, folder):
-    def try_it(place):
-        raise UserError("does not load", where="model.safetensors")
-
-    with pytest.raises(UserError, match="does not load"):
-        Upload(server, folder, try_it=try_it, public=True)
+    refuses = raising(UserError("does not load", where="model.safetensors"))
+    fails_with("does not load", Upload, server, folder, try_it=refuses, public=True)
     assert server.repositories[REPO].private and not any("settings" in path for _, path in server.requests)
 
 
-def test_without_rights_the_namespace_is_named(server, folder):
-    with pytest.raises(UserError, match="you/llava-draft") as caught:
-        Upload(server, folder, repo="you/llava-draft")
-    assert "may write to you" in caught.value.hint
-
-
-def test_without_a_login(server, folder, monkeypatch):
+def test_without_rights_a_login_or_a_network_it_is_said_why(server, folder, monkeypatch):
+    assert "may write to you" in fails_with("you/llava-draft", Upload, server, folder, repo="you/llava-draft").hint
+    server.requests.clear()
     monkeypatch.setattr("draftsmith.trainers.publish.hub_upload.get_token", lambda: None)
-    with pytest.raises(UserError, match="not logged in") as caught:
-        Upload(server, folder, token=None)
-    assert "hf auth login" in caught.value.hint and server.requests == []
-
-
-def test_offline_is_said_before_anything_is_asked(server, folder, monkeypatch):
+    assert "hf auth login" in fails_with("not logged in", Upload, server, folder, token=None).hint
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match="HF_HUB_OFFLINE"):
-        Upload(server, folder)
+    fails_with("HF_HUB_OFFLINE", Upload, server, folder)
+    assert server.requests == []
 
 
 def test_a_secret_is_hidden_before_a_message_is_cut(server, monkeypatch):
@@ -268,14 +237,13 @@ def test_a_secret_is_hidden_before_a_message_is_cut(server, monkeypatch):
 def test_a_hub_that_echoes_the_token_does_not_make_us_tell_it(path, status, server, folder, caplog, capfd):
     """No message, no chained exception, no log: whatever the server answers with."""
     server.fail("POST", path, status, times=9, message=f"bad request, Authorization: Bearer {TOKEN}")
-    with pytest.raises(UserError) as caught:
-        Upload(server, folder, attempts=2)
-    told, seen = [], caught.value
+    caught = fails_with("", Upload, server, folder, attempts=2)
+    told, seen = [], caught
     while seen is not None:
         told.append(f"{seen} {seen.args} {json.dumps(seen.__dict__, default=str)}")
         seen = seen.__cause__ or seen.__context__
     assert TOKEN not in "".join(told) + caplog.text + "".join(capfd.readouterr())
-    assert caught.value.__cause__ is None and caught.value.__context__ is None
+    assert caught.__cause__ is None and caught.__context__ is None
 
 
 # ---- stops
@@ -296,8 +264,7 @@ def asked_at(server, method: str, path: str) -> Stop:
 def test_a_stop_between_files_keeps_what_the_hub_has(server, folder):
     (folder / "weights-2.safetensors").write_bytes(b"2" * 900)
     write_sums(folder)
-    with pytest.raises(Stopped, match="nothing is committed"):
-        Upload(server, folder, stop=asked_at(server, "POST", "/verify"))
+    fails_with("nothing is committed", Upload, server, folder, stop=asked_at(server, "POST", "/verify"), error=Stopped)
     repository = server.repositories[REPO]
     assert len(sent(server)) == 1 and repository.messages == ["initial commit"] and repository.private
     done = Upload(server, folder).done
@@ -317,8 +284,7 @@ def test_a_stop_inside_a_file_does_not_wait_for_its_end(server, folder):
 
     server.on("PUT", "/storage/", slow)
     start = time.monotonic()
-    with pytest.raises(Stopped, match="nothing is committed"):
-        Upload(server, folder, stop=stop)
+    fails_with("nothing is committed", Upload, server, folder, stop=stop, error=Stopped)
     assert time.monotonic() - start < 15
     through.set()
     assert Upload(server, folder).done.private
@@ -337,8 +303,7 @@ def test_a_stop_while_it_is_fetched_back(request_path, server, folder):
 @pytest.mark.parametrize("to", [{"pull_request": True}, {"revision": "b"}])
 def test_a_stop_in_a_public_repository_does_not_say_that_it_is_private(to, server, folder):
     Upload(server, folder, public=True)
-    (folder / "config.json").write_text("{}")
-    write_sums(folder)
+    change(folder)
     with pytest.raises(Stopped, match="the main branch is as it was") as stopped:
         Upload(server, folder, stop=asked_at(server, "GET", "/resolve/"), **to)
     assert "private" not in str(stopped.value)
@@ -346,18 +311,14 @@ def test_a_stop_in_a_public_repository_does_not_say_that_it_is_private(to, serve
 
 def test_a_stop_behind_a_pull_request_makes_no_second_one(server, folder):
     Upload(server, folder)
-    (folder / "config.json").write_text("{}")
-    write_sums(folder)
-    with pytest.raises(Stopped):
-        Upload(server, folder, pull_request=True, stop=asked_at(server, "POST", "/commit/"))
+    change(folder)
+    fails_with("", Upload, server, folder, pull_request=True, stop=asked_at(server, "POST", "/commit/"), error=Stopped)
     again = Upload(server, folder, pull_request=True)
     assert again.done.pull_request.endswith("/discussions/1") and any("proposed before" in line for line in again.said)
-    (folder / "config.json").write_text('{"other": 1}')
-    write_sums(folder)
+    change(folder, '{"other": 1}')
     assert Upload(server, folder, pull_request=True).done.pull_request.endswith("/discussions/2")
     (folder.parent / "proposed.json").write_text("[")
-    with pytest.raises(UserError, match=r"proposed\.json"):
-        Upload(server, folder, pull_request=True)
+    fails_with(r"proposed\.json", Upload, server, folder, pull_request=True)
 
 
 def test_a_stop_between_two_tries(server, folder):
@@ -371,8 +332,7 @@ def test_a_stop_between_two_tries(server, folder):
 
 
 def test_an_error_of_a_transfer_is_raised_where_it_is_awaited():
-    with pytest.raises(ZeroDivisionError):
-        awaited(lambda: 1 // 0, Stop(), "here")
+    fails_with("", awaited, lambda: 1 // 0, Stop(), "here", error=ZeroDivisionError)
     assert awaited(lambda: 3, Stop(), "here") == 3
 
 
@@ -388,16 +348,13 @@ def test_a_stop_ends_the_process_that_tries_the_folder(folder, monkeypatch):
     child(folder, f"echo $$ > {folder.parent}/pid; exec sleep 60", monkeypatch)
     stop, start = Stop(), time.monotonic()
     threading.Timer(1, lambda: setattr(stop, "raised", True)).start()
-    with pytest.raises(Stopped, match="in a fresh process"):
-        try_folder(folder, None, [], {}, stop=stop)
+    fails_with("in a fresh process", try_folder, folder, None, [], {}, stop=stop, error=Stopped)
     assert time.monotonic() - start < 30
     assert not Path(f"/proc/{(folder.parent / 'pid').read_text().strip()}").exists()
 
 
 def test_what_the_process_says_is_told_and_its_time_is_bounded(folder, monkeypatch):
     child(folder, "echo it is broken >&2; exit 2", monkeypatch)
-    with pytest.raises(UserError, match="in a fresh process: it is broken"):
-        try_folder(folder, None, [], {})
+    fails_with("in a fresh process: it is broken", try_folder, folder, None, [], {})
     child(folder, "exec sleep 60", monkeypatch)
-    with pytest.raises(UserError, match="still not tried"):
-        try_folder(folder, None, [], {}, hours=1 / 3600)
+    fails_with("still not tried", try_folder, folder, None, [], {}, hours=1 / 3600)

@@ -13,7 +13,7 @@ from draftsmith.models.families.generators import load_generator
 from draftsmith.models.targets.llamagen.section import TEXT_ENCODER
 from draftsmith.trainers.stages.encode import EncodeStage
 from draftsmith.trainers.stages.train_codes import TrainCodes
-from visual_run import context, noise, translators
+from visual_run import context, pictures, translators
 
 OPTIM = {"lr": 1e-3, "warmup_steps": 1}
 
@@ -24,12 +24,8 @@ def made(tmp_path_factory) -> SimpleNamespace:
     folder = tmp_path_factory.mktemp("made")
     parts = translators(folder)
     target = parts.target.model_copy(update={"text_encoder": str(folder / TEXT_ENCODER)})
-    (folder / "in").mkdir()
-    for number in range(12):
-        (folder / "in" / f"{number:03d}.png").write_bytes(noise(number))
-        (folder / "in" / f"{number:03d}.txt").write_text(f"a picture with {number} words")
     inputs = {"vq": parts.inputs["vq"]}
-    source = {"kind": "folder", "folder": str(folder / "in")}
+    source = {"kind": "folder", "folder": str(pictures(folder / "in", 12))}
     EncodeStage(kind="encode", source=source).run(context(folder / "codes", target, inputs))
     return SimpleNamespace(folder=folder, target=target, inputs=inputs | {"codes": folder / "codes"})
 

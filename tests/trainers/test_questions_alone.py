@@ -4,11 +4,12 @@ import json
 
 import pytest
 import yaml
-from draftsmith.core.errors import UserError
+from command_line import prints
 from draftsmith.data.shards.shards import ShardReader
 from draftsmith.recipes.commands.cli import main
 from draftsmith.trainers.run import progress
 from draftsmith.trainers.serve import written_texts
+from fails import fails_with
 from text_run import FORMAT, QUESTIONS, STEPS, made, questions, recipe, run
 
 
@@ -44,10 +45,9 @@ def test_who_learns_the_records_answers_says_so(folder, tmp_path, changes):
     stage = source["stages"][name] | change
     stage |= {"data": data} if stage.get("data") is True else {}
     source["stages"] = {name: stage}
-    with pytest.raises(UserError) as error:
-        run(source, tmp_path / "run")
-    assert error.value.problem == "no answer to train on" and "questions.jsonl, record 0" in error.value.where
-    assert "regenerate" in error.value.hint and "answers: {from:" in error.value.hint
+    error = fails_with("", run, source, tmp_path / "run")
+    assert error.problem == "no answer to train on" and "questions.jsonl, record 0" in error.where
+    assert "regenerate" in error.hint and "answers: {from:" in error.hint
 
 
 def test_online_states_take_the_targets_answers(finished, folder):
@@ -65,8 +65,7 @@ def test_check_reads_the_prompts_where_the_target_answers(folder, tmp_path, caps
     monkeypatch.chdir(tmp_path)
     source = recipe(folder) | {"output": "run"}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(source, sort_keys=False))
-    assert main(["check", "recipe=recipe.yaml"]) == 0
-    said = capsys.readouterr().out
+    said = prints(capsys, ["check", "recipe=recipe.yaml"])
     assert said.count(f"{QUESTIONS} usable records") == 2 and "up to the answer" in said
     source["stages"]["states"]["answers"] = None
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(source, sort_keys=False))
@@ -90,8 +89,7 @@ def test_a_killed_run_of_answers_loses_a_small_shard_and_says_how_far_it_is(fold
 
     monkeypatch.setattr(progress, "_TOLD_S", -1.0)
     monkeypatch.setattr(written_texts, "write_answers", killed)
-    with pytest.raises(KeyboardInterrupt):
-        run(source, tmp_path / "run")
+    fails_with("", run, source, tmp_path / "run", error=KeyboardInterrupt)
     assert "answers answer 64/130 · " in (said := capsys.readouterr().out) and "tokens/s" in said and " cut" in said
     asked.clear()
     monkeypatch.setattr(written_texts, "write_answers", lambda *a, **k: asked.append(len(a[1])) or write(*a, **k))

@@ -35,6 +35,7 @@ from draftsmith.trainers.stages.train_records import TrainRecords
 from draftsmith.trainers.stages.train_states import TrainStates
 from draftsmith.trainers.train import drafter
 from engines_in_place import in_place
+from fails import fails_with
 from states_run import context, synthetic
 from states_run import stage as train
 from transformers import LlavaForConditionalGeneration
@@ -231,10 +232,8 @@ def test_what_a_version_before_began_with_one_end_is_refused_where_there_are_sev
     for number, resolved in enumerate(({}, None)):
         asked, planned = begun(several, STAGE, tmp_path / f"answers{number}", resolved=resolved)
         (asked.folder / "shard").touch()
-        with pytest.raises(
-            UserError, match=rf"answers end at id 2, and here they end at {listed}\n.*\n.*restart=answers"
-        ):
-            record_ends(asked, planned)
+        words = rf"answers end at id 2, and here they end at {listed}\n.*\n.*restart=answers"
+        fails_with(words, record_ends, asked, planned)
 
 
 def test_only_stages_whose_answers_end_are_held_to_it(made, tmp_path):

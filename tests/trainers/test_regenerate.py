@@ -26,6 +26,7 @@ from draftsmith.trainers.run import precision
 from draftsmith.trainers.run import run as runner
 from draftsmith.trainers.serve import written_texts as texts
 from draftsmith.trainers.stages import regenerate
+from fails import fails_with
 from stages_run import list_anew
 
 COUNT = 27
@@ -83,8 +84,7 @@ def test_records_hold_all_that_an_answer_was_made_from(made, asked):
     for number, (_, tensors, info) in enumerate(reader):
         request, _ = dataset.request(number)
         alone = generate(target, None, request, greedy)
-        assert tensors["ids"].tolist() == alone.tokens
-        assert info["stop"] == alone.stop
+        assert tensors["ids"].tolist() == alone.tokens and info["stop"] == alone.stop
         assert tensors["prompt"].tolist() == request.ids[request.modality == 0].tolist()
         assert info["name"] == dataset.sample_id(number) == request.name
         record = dataset.record(number)
@@ -99,8 +99,7 @@ def test_records_hold_all_that_an_answer_was_made_from(made, asked):
 
 def test_the_way_of_writing_changes_no_answer(made, again):
     run(again, "stages.answers.batch_size=27", "stages.answers.samples_per_shard=100", stages=["answers"])
-    assert ids(again) == ids(made)
-    assert len(answers(again).shards) == 1
+    assert ids(again) == ids(made) and len(answers(again).shards) == 1
 
 
 def said_by_rank_0(work, *arguments):
@@ -131,8 +130,7 @@ def test_two_ranks_write_what_one_does(made, again, monkeypatch):
             if rank == 1:
                 assert len(files(again)) == 2 * 2 + 1  # two tars with their json, and the identity
                 (again / "answers" / "done.json").unlink(missing_ok=True)
-    assert sorted(told) == [f"shard {n} of 4" for n in (1, 2, 3, 4)]
-    assert files(again) == files(made)
+    assert sorted(told) == [f"shard {n} of 4" for n in (1, 2, 3, 4)] and files(again) == files(made)
 
 
 def test_shards_that_went_missing_are_written_again_and_no_others(made, tmp_path):
@@ -148,10 +146,9 @@ def test_shards_that_went_missing_are_written_again_and_no_others(made, tmp_path
     assert files(output) == files(made) and (output / "answers" / "done.json").read_bytes() == done
 
 
-@pytest.mark.parametrize(
-    ("maker", "name", "old", "new"),
-    [("world", "world/train.json", b"circle", b"square"), ("target", "model.safetensors", b"\0", b"\1")],
-)
+@pytest.mark.parametrize(("maker", "name", "old", "new"), [
+    ("world", "world/train.json", b"circle", b"square"), ("target", "model.safetensors", b"\0", b"\1"),
+])  # fmt: skip
 def test_a_changed_word_of_the_data_and_other_weights_are_refused(again, maker, name, old, new):
     """Both were answered from in silence."""
     path = again / maker / name
@@ -175,8 +172,7 @@ def test_a_killed_run_goes_on_behind_its_shards(made, again, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(regenerate, "write_shard", dies)
-        with pytest.raises(KeyboardInterrupt):
-            run(again, stages=["answers"])
+        fails_with("", run, again, stages=["answers"], error=KeyboardInterrupt)
     assert written == [0, 1]
     told = run(again, stages=["answers"])
     assert [line for line in told if line.startswith("shard")] == ["shard 3 of 4", "shard 4 of 4"]
@@ -199,8 +195,7 @@ def test_log_probabilities_are_kept_on_demand(made, again, asked):
     """Of every token that was emitted, at the place that it was drawn from, and the mass of all others."""
     dataset, _, target = asked
     run(again, "stages.answers.keep_logprobs=6", stages=["answers"])
-    assert ids(again) == ids(made)
-    assert answers(again).identity["kept"] == 6
+    assert ids(again) == ids(made) and answers(again).identity["kept"] == 6
     assert "top_ids" not in answers(made)[0][1]
     for number in range(0, COUNT, 5):
         _, tensors, _ = answers(again)[number]
@@ -223,8 +218,7 @@ def test_what_cannot_be_asked_is_left_out_and_counted(made, again):
     records = json.loads((synthetic / "train.json").read_text())
     (synthetic / records[3]["image"]).unlink()
     list_anew(again / "world")
-    with pytest.raises(UserError, match="missing image"):
-        run(again, stages=["answers"])
+    fails_with("missing image", run, again, stages=["answers"])
     shutil.rmtree(again / "answers")
     run(again, "stages.answers.data.on_error=skip", "stages.answers.data.max_length=40", stages=["answers"])
     reader = answers(again)
@@ -259,14 +253,12 @@ def test_a_run_that_answers_nothing_is_no_result(again):
     assert not (again / "answers" / "done.json").exists()
 
 
-def test_more_than_there_is_to_keep_is_refused(again):
-    with pytest.raises(UserError, match="keep_logprobs is 500"):
-        run(again, "stages.answers.keep_logprobs=500", stages=["answers"])
-
-
-def test_beyond_the_target_s_positions_is_refused(again):
-    with pytest.raises(UserError, match="max_length is 1000 and the target has 512 positions"):
-        run(again, "stages.answers.data.max_length=1000", stages=["answers"])
+@pytest.mark.parametrize(("setting", "words"), [
+    ("keep_logprobs=500", "keep_logprobs is 500"),
+    ("data.max_length=1000", "max_length is 1000 and the target has 512 positions"),
+])  # fmt: skip
+def test_more_than_the_target_has_is_refused(again, setting, words):
+    fails_with(words, run, again, f"stages.answers.{setting}", stages=["answers"])
 
 
 def test_an_answer_from_scores_that_are_not_finite_is_not_written(again, monkeypatch):
@@ -280,7 +272,6 @@ def test_an_answer_from_scores_that_are_not_finite_is_not_written(again, monkeyp
         return target
 
     monkeypatch.setattr(texts, "open_target", overflowing)
-    with pytest.raises(UserError, match="the scores that a token is drawn from are not finite") as caught:
-        run(again, stages=["answers"])
-    assert str(caught.value.where).startswith("request ") and str(caught.value.where).endswith(", token 0")
+    caught = fails_with("the scores that a token is drawn from are not finite", run, again, stages=["answers"])
+    assert str(caught.where).startswith("request ") and str(caught.where).endswith(", token 0")
     assert not list((again / "answers").rglob("*.tar"))

@@ -14,6 +14,7 @@ from draftsmith.core.results import read_mark, write_mark
 from draftsmith.trainers.run.run import check_stages
 from draftsmith.trainers.run.stage import Planned
 from draftsmith.trainers.stages.publish import _measured_dtype
+from fails import fails_with
 from ranks_run import run_ranks
 from test_run import Note, planned, run, two_stages
 
@@ -55,11 +56,10 @@ def damages() -> dict[str, Callable[[Path], object]]:
 def test_an_input_that_is_not_as_it_was_written_is_refused_by_name(problem, tmp_path):
     plan = reading(tmp_path)
     damages()[problem](tmp_path / "first")
-    with pytest.raises(UserError) as caught:
-        run(tmp_path, *plan)
-    assert caught.value.problem.startswith(f"stage second takes the data of stage first, and {problem}")
-    assert caught.value.where == str(tmp_path / "first" / problem.split()[0])
-    assert "put the file back as it was, or restart=first" in caught.value.hint
+    caught = fails_with("", run, tmp_path, *plan)
+    assert caught.problem.startswith(f"stage second takes the data of stage first, and {problem}")
+    assert caught.where == str(tmp_path / "first" / problem.split()[0])
+    assert "put the file back as it was, or restart=first" in caught.hint
     assert not (tmp_path / "second").exists()
     run(tmp_path, *plan, restart="first")  # the cure that it names
     assert (tmp_path / "second" / "seen.txt").read_text() == "done"
@@ -69,9 +69,8 @@ def test_a_list_that_names_another_file_is_named_itself(tmp_path):
     """A bit of done.json was flipped: the file that it lists is missing, and the one that is there is not listed."""
     plan = reading(tmp_path)
     (tmp_path / "first" / "note.txt").rename(tmp_path / "first" / "model.safetensors")
-    with pytest.raises(UserError) as caught:
-        run(tmp_path, *plan)
-    assert caught.value.problem.endswith(
+    caught = fails_with("", run, tmp_path, *plan)
+    assert caught.problem.endswith(
         "note.txt is missing (and 1 more); the folder's files are not those that done.json lists"
     )
 
@@ -81,8 +80,7 @@ def test_a_restart_of_a_reader_finds_the_damage_before_anything_moves(tmp_path):
     run(tmp_path, *plan)
     (tmp_path / "first" / "note.txt").write_text("dome")
     assert run(tmp_path, *plan)[-1] == "stage second: finished before, same inputs", "nothing reads it"
-    with pytest.raises(UserError, match=r"note\.txt was changed after it was written"):
-        run(tmp_path, *plan, restart="second")
+    fails_with(r"note\.txt was changed after it was written", run, tmp_path, *plan, restart="second")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "second"]
 
 
@@ -193,19 +191,13 @@ def test_a_stage_of_another_run_is_checked_where_a_path_names_it(tmp_path):
     settings = {"drafter": {"kind": "eagle", "path": str(tmp_path / "other" / "first")}, "stages": {"note": {}}}
     mine = planned(settings=settings)
     (tmp_path / "other" / "first" / "note.txt").write_text("dome")
-    with pytest.raises(UserError, match=r"takes what another run left in .*first, and note\.txt was changed"):
-        run(tmp_path / "mine", mine)
+    fails_with(r"takes what another run left in .*first, and note\.txt was changed", run, tmp_path / "mine", mine)
 
 
 # ---- marks that a power cut has left
 
-CUTS = {
-    "empty": b"",
-    "cut": b'{"fingerprint": "f", "ver',
-    "no JSON object": b"[1]",
-    "zeros": bytes(64),
-    "no UTF-8": b'{"fingerprint": "\xff"}',
-}
+CUTS = {"empty": b"", "cut": b'{"fingerprint": "f", "ver', "no JSON object": b"[1]", "zeros": bytes(64),
+        "no UTF-8": b'{"fingerprint": "\xff"}'}  # fmt: skip
 
 
 @pytest.mark.parametrize("cut", CUTS)

@@ -13,6 +13,7 @@ from draftsmith.models.drafters.captioners import CaptionerConfig
 from draftsmith.trainers.run.matching import ABSENT, FINGERPRINTS, HIDDEN, stage_state
 from draftsmith.trainers.run.run import check_stages, pending_restart, run_stages
 from draftsmith.trainers.run.stage import Planned, Stage
+from fails import fails_with
 from stages_run import contexts, list_anew
 
 
@@ -67,8 +68,7 @@ def test_the_chosen_stages_run_and_no_others(tmp_path):
 def test_other_settings_are_refused_and_restarted_by_name(tmp_path):
     run(tmp_path, planned())
     changed = planned(stage=Note(text="again"), fingerprint="g")
-    with pytest.raises(UserError, match="with other settings"):
-        run(tmp_path, changed)
+    fails_with("with other settings", run, tmp_path, changed)
     run(tmp_path, changed, restart="note")
     assert (tmp_path / "note" / "note.txt").read_text() == "again"
     assert (tmp_path / "note.before-1" / "note.txt").read_text() == "done"
@@ -92,8 +92,7 @@ def test_a_folder_of_another_version_is_refused_by_name(version, tmp_path):
 def test_a_stage_without_its_inputs_says_which(tmp_path):
     first = planned(name="first")
     waits = planned(name="second", inputs={"data": "first"}, earlier={"first": first})
-    with pytest.raises(UserError, match="needs the data of stage first"):
-        run(tmp_path, waits)
+    fails_with("needs the data of stage first", run, tmp_path, waits)
     assert run(tmp_path, first, waits) == ["stage first", "stage second"]
 
 
@@ -117,16 +116,12 @@ def test_an_input_of_other_settings_is_refused_with_what_changed(tmp_path):
     run(tmp_path, first)
     _, second = two_stages(stages={"first": {"optim": {"lr": 0.5}, "text": "a", "more": [1]}}, seed=7)
     for refuse in (lambda: run(tmp_path, second), lambda: check_stages([first, second], tmp_path, ["second"], None)):
-        with pytest.raises(UserError) as caught:
-            refuse()
-        assert "stage second takes the data of stage first, which was run with other settings" in caught.value.problem
-        for change in (
-            "stages.first.optim.lr was 0.001, is now 0.5",
-            "stages.first.more was not set, is now [1]",
-            "seed was 0, is now 7",
-        ):
-            assert change in caught.value.problem
-        assert "text" not in caught.value.problem and "restart=first" in caught.value.hint
+        caught = fails_with("", refuse)
+        assert "stage second takes the data of stage first, which was run with other settings" in caught.problem
+        for change in ("stages.first.optim.lr was 0.001, is now 0.5", "stages.first.more was not set, is now [1]",
+                       "seed was 0, is now 7"):  # fmt: skip
+            assert change in caught.problem
+        assert "text" not in caught.problem and "restart=first" in caught.hint
     assert not (tmp_path / "second").exists()
 
 
@@ -182,8 +177,7 @@ def test_a_stage_goes_on_under_the_fingerprint_that_it_began_with(tmp_path):
 
     first, second = two_stages()
     stage = Continued(path=str(tmp_path / "there"))
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path, first, replace(second, stage=stage))
+    fails_with("", run, tmp_path, first, replace(second, stage=stage), error=KeyboardInterrupt)
     (tmp_path / "there").touch()
     gone, again = two_stages(data=[ABSENT])
     run(tmp_path, gone, replace(again, stage=stage))
@@ -196,10 +190,8 @@ def test_values_that_are_hidden_in_the_settings_are_compared_too(tmp_path):
     """Two paths that look like keys are stored as the same text."""
     run(tmp_path, two_stages(**{HIDDEN: "a"})[0])
     for plan in (two_stages(**{HIDDEN: "b"}), two_stages(**{HIDDEN: "b"}, data=[ABSENT])):
-        with pytest.raises(UserError, match=r"stage first was run .*: a hidden value changed\n"):
-            check_stages(plan, tmp_path, ["first"], None)
-    with pytest.raises(UserError, match=r"seed was 0, is now 7\n"):
-        check_stages(two_stages(**{HIDDEN: "b"}, seed=7), tmp_path, ["first"], None)
+        fails_with(r"stage first was run .*: a hidden value changed\n", check_stages, plan, tmp_path, ["first"], None)
+    fails_with(r"seed was 0, is now 7\n", check_stages, two_stages(**{HIDDEN: "b"}, seed=7), tmp_path, ["first"], None)
 
 
 def test_what_is_hidden_at_one_start_alone_changes_nothing(tmp_path):
@@ -208,9 +200,8 @@ def test_what_is_hidden_at_one_start_alone_changes_nothing(tmp_path):
     hidden = {"stages": {"first": {"prompt": "say <hidden>"}}, HIDDEN: "a"}
     run(tmp_path, two_stages(**shown)[0])
     check_stages(two_stages(**hidden), tmp_path, ["second"], None)
-    with pytest.raises(UserError) as caught:
-        check_stages(two_stages(**hidden, data=["e"]), tmp_path, ["first"], None)
-    assert "the files of stage first changed" in caught.value.problem and "prompt" not in caught.value.problem
+    caught = fails_with("", check_stages, two_stages(**hidden, data=["e"]), tmp_path, ["first"], None)
+    assert "the files of stage first changed" in caught.problem and "prompt" not in caught.problem
 
 
 def test_a_stage_that_made_nothing_begins_with_what_was_mended(tmp_path):
@@ -223,8 +214,7 @@ def test_a_stage_that_made_nothing_begins_with_what_was_mended(tmp_path):
             raise UserError("record 3 has no picture")
 
     first = two_stages()[0]
-    with pytest.raises(UserError, match="record 3"):
-        run(tmp_path, replace(first, stage=Fails()))
+    fails_with("record 3", run, tmp_path, replace(first, stage=Fails()))
     fixed = two_stages(data=["e"], outside={"target.path": "2"})
     assert run(tmp_path, *fixed) == ["stage first", "stage second"]
     assert json.loads((tmp_path / "first" / BEGUN).read_text())["settings"]["data"] == ["e"]
@@ -239,8 +229,7 @@ def test_a_stage_that_made_something_is_not_begun_with_other_data(name, tmp_path
     (tmp_path / "first" / "note.txt").unlink()
     (tmp_path / "first" / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / "first" / name).touch()
-    with pytest.raises(UserError, match="the files of stage first changed"):
-        check_stages(two_stages(data=["e"]), tmp_path, ["first"], None)
+    fails_with("the files of stage first changed", check_stages, two_stages(data=["e"]), tmp_path, ["first"], None)
 
 
 def test_a_removed_maker_counts_as_equal_where_its_data_is_not_here(tmp_path):
@@ -279,8 +268,7 @@ def test_the_hint_names_the_earliest_stage_that_must_run_again(tmp_path):
     assert "restart=second" not in caught.value.hint
     check_stages(changed, tmp_path, None, "first")
     own = replace(two_stages()[1], settings=changed[1].settings | {"seed": 1}, fingerprint="other")
-    with pytest.raises(UserError, match="restart=second runs it again"):
-        check_stages([own], tmp_path, ["second"], None)
+    fails_with("restart=second runs it again", check_stages, [own], tmp_path, ["second"], None)
 
 
 def test_a_restart_that_nothing_would_make_again_is_refused(tmp_path):
@@ -289,8 +277,7 @@ def test_a_restart_that_nothing_would_make_again_is_refused(tmp_path):
     with pytest.raises(UserError, match="restart=first sets aside stage first, whose data stage second takes"):
         check_stages(plan, tmp_path, ["second"], "first")
     changed = two_stages(seed=7)
-    with pytest.raises(UserError, match=r"stage first was run .* seed was 0, is now 7"):
-        check_stages(changed, tmp_path, None, None)
+    fails_with(r"stage first was run .* seed was 0, is now 7", check_stages, changed, tmp_path, None, None)
     check_stages(changed, tmp_path, None, "first")
 
 
@@ -305,8 +292,7 @@ def test_a_restart_that_cannot_run_moves_nothing(tmp_path):
         (None, (first, planned(name="third", inputs={"drafter/gone": "gone"})), "needs the drafter of stage gone"),
         (None, (first, planned(name="second", fingerprint="g")), "with other settings"),
     ]:
-        with pytest.raises(UserError, match=problem):
-            run_stages(plan, None, output=tmp_path, chosen=chosen, restart="note", say=pytest.fail)
+        fails_with(problem, run_stages, plan, None, output=tmp_path, chosen=chosen, restart="note", say=pytest.fail)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["note", "second"]
     run(tmp_path, first, second, restart="note")
     assert (tmp_path / "note.before-1").is_dir() and (tmp_path / "second.before-1").is_dir()
@@ -353,8 +339,7 @@ def test_a_command_that_is_started_again_restarts_once(tmp_path):
     run(output, planned())
     plan = fragile(there)
     for attempt in range(3):
-        with pytest.raises(KeyboardInterrupt):
-            start(output, plan)
+        fails_with("", start, output, plan, error=KeyboardInterrupt)
         assert kept(output) == ["note.before-1"], attempt
         (output / "note" / "note.txt").write_text("trained by this command")
         list_anew(output / "note")
@@ -381,8 +366,7 @@ def test_other_words_and_other_settings_restart_anew(tmp_path):
     other = planned(fingerprint="changed")
     changed = [other, replace(plan[1], fingerprint="t", earlier={"note": other})]
     for words, its in [(WORDS, plan), ([*WORDS, "seed=1"], plan), (WORDS, changed)]:
-        with pytest.raises(KeyboardInterrupt):
-            start(output, its, words)
+        fails_with("", start, output, its, words, error=KeyboardInterrupt)
     assert kept(output) == ["note.before-1", "note.before-2", "note.before-3", "second.before-1", "second.before-2"]
 
 
@@ -422,8 +406,7 @@ def test_killed_while_folders_move_the_next_start_completes_it(tmp_path, monkeyp
 
     with monkeypatch.context() as patch:
         patch.setattr("draftsmith.trainers.run.restart.os.replace", dying)
-        with pytest.raises(KeyboardInterrupt):
-            start(output, plan)
+        fails_with("", start, output, plan, error=KeyboardInterrupt)
     assert kept(output) == ["note.before-1"] and (output / "second").is_dir()
     start(output, plan)
     assert kept(output) == ["note.before-1", "second.before-1"]
@@ -433,9 +416,8 @@ def test_killed_while_folders_move_the_next_start_completes_it(tmp_path, monkeyp
 def test_a_damaged_record_of_restarts_is_named(tmp_path):
     run(tmp_path, planned())
     (tmp_path / ".restarts.json").write_text('{"restarts": ')
-    with pytest.raises(UserError) as caught:
-        start(tmp_path, [planned()])
-    assert ".restarts.json" in str(caught.value) and "delete it" in caught.value.hint
+    caught = fails_with("", start, tmp_path, [planned()])
+    assert ".restarts.json" in str(caught) and "delete it" in caught.hint
     assert kept(tmp_path) == []
 
 
@@ -455,7 +437,5 @@ def test_a_disk_that_is_full_inside_a_stage_is_told_with_its_folder(tmp_path):
         def run(self, context) -> None:
             raise RuntimeError("[enforce fail at inline_container.cc:668] . unexpected pos 787840 vs 787728")
 
-    with pytest.raises(UserError, match=r"No space left on device; .* bytes are there") as caught:
-        run(tmp_path, planned(stage=Writes()))
-    assert caught.value.where == str(tmp_path / "note")
-    assert run(tmp_path, planned()) == ["stage note"]
+    caught = fails_with(r"No space left on device; .* bytes are there", run, tmp_path, planned(stage=Writes()))
+    assert caught.where == str(tmp_path / "note") and run(tmp_path, planned()) == ["stage note"]

@@ -1,12 +1,10 @@
 """A saved folder in an evaluation: its settings come from there, and what is said beside it otherwise is refused."""
 
 import pytest
-from draftsmith.core.errors import UserError
-from draftsmith.models.drafters.eagle3 import Eagle3Config
-from draftsmith.models.drafters.lookup import NgramConfig
-from draftsmith.models.drafters.medusa import MedusaConfig
-from draftsmith.recipes.commands.cli import main
+from command_line import prints
+from draftsmith.models.drafters import Eagle3Config, MedusaConfig, NgramConfig
 from draftsmith.trainers.evaluate.drafters import as_saved
+from fails import fails_with
 from text_run import made, recipe, run
 
 
@@ -29,10 +27,9 @@ def test_an_evaluation_names_the_folder_alone(saved, tmp_path):
     alone = {"target": source["target"], "stages": {"evaluate": evaluate}}
     run(alone, tmp_path / "a")
     assert (tmp_path / "a" / "evaluate" / "report.json").exists()
-    with pytest.raises(UserError) as error:
-        run(alone, tmp_path / "b", "stages.evaluate.drafters.mine.draft_vocab_size=51")
-    assert "draft_vocab_size is 51 here, and 50 in" in error.value.problem and str(folder) in error.value.problem
-    assert error.value.key == "stages.evaluate.drafters.mine.draft_vocab_size"
+    error = fails_with("", run, alone, tmp_path / "b", "stages.evaluate.drafters.mine.draft_vocab_size=51")
+    assert "draft_vocab_size is 51 here, and 50 in" in error.problem and str(folder) in error.problem
+    assert error.key == "stages.evaluate.drafters.mine.draft_vocab_size"
 
 
 def test_what_is_said_and_what_is_kept(saved):
@@ -43,8 +40,7 @@ def test_what_is_said_and_what_is_kept(saved):
     equal = as_saved(Eagle3Config(kind="eagle3", path=path, taps=(1, 2, 3), positions="flat"), "key a")
     assert equal.positions == "flat" and equal.taps == (1, 2, 3), "positions are decoding's"
     for other in (Eagle3Config(kind="eagle3", path=path, mtp_steps=5), MedusaConfig(kind="medusa", path=path)):
-        with pytest.raises(UserError, match="here, and"):
-            as_saved(other, "key a")
+        fails_with("here, and", as_saved, other, "key a")
     lookup = NgramConfig(kind="ngram")
     assert as_saved(lookup, "key a") is lookup
 
@@ -52,7 +48,6 @@ def test_what_is_said_and_what_is_kept(saved):
 def test_an_export_names_the_targets_place(saved, tmp_path, capsys):
     """It is in the folder's manifest: nobody has to say it again for the command that serves."""
     folder, source = saved
-    assert main(["export", str(folder), str(tmp_path / "head"), "--to", "vllm"]) == 0
-    said = capsys.readouterr().out
+    said = prints(capsys, ["export", str(folder), str(tmp_path / "head"), "--to", "vllm"])
     assert f"vllm serve {source['target']['path']} --speculative-config" in said and "TARGET" not in said
     assert f"--target {source['target']['path']}" in said

@@ -16,6 +16,7 @@ from draftsmith.models.shipped import FOLDER
 from draftsmith.recipes.commands.demo import environment
 from draftsmith.recipes.load import load
 from draftsmith.trainers.stages import generate
+from fails import fails_with
 from safetensors import safe_open
 from stages_run import FEW, run_loaded
 
@@ -71,21 +72,15 @@ def test_the_recipe_makes_such_a_target(tmp_path, monkeypatch, shipping):
     about = yaml.safe_load((run / "run.yaml").read_text())
     about["git"]["changed_files"] = 1
     (run / "run.yaml").write_text(yaml.safe_dump(about))
-    with pytest.raises(UserError, match="its code is not that of a commit"):
-        shipping.ship(run / "target", tmp_path / "other")
+    fails_with("its code is not that of a commit", shipping.ship, run / "target", tmp_path / "other")
 
 
 def test_the_first_demo_reads_the_shipped_target_and_its_words(tmp_path):
     run = tmp_path / "run"
     found = load(
-        [
-            "recipe=demo/lvlm",
-            f"output={run}",
-            *DRAFT,
-            "stages.world.splits.binding.attribute=16",
-            "stages.evaluate.warmup=0",
-        ]
-    )
+        ["recipe=demo/lvlm", f"output={run}", *DRAFT, "stages.world.splits.binding.attribute=16",
+         "stages.evaluate.warmup=0"]
+    )  # fmt: skip
     run_loaded(found, run)
     assert sorted(path.name for path in run.iterdir() if path.is_dir()) == [
         "evaluate", "finetune", "language", "pretrain", "world"

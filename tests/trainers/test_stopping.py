@@ -19,6 +19,7 @@ from draftsmith.trainers.run.stopping import Stop, Stopped
 from draftsmith.trainers.train.checkpoint import CheckpointConfig
 from draftsmith.trainers.train.loop import Training, train
 from draftsmith.trainers.train.optim import OptimConfig
+from fails import fails_with
 from ranks_run import FORKS, run_ranks
 from stages_run import contexts
 from training import Samples, engine, loader, module, weights
@@ -96,13 +97,12 @@ def alone(tmp_path_factory):
 def test_around_a_validation_the_run_stops_and_validates_when_it_comes_back(alone, place, tmp_path):
     """A signal in the last step or the last validation was swallowed, and the run went on into the next stage."""
     logged, result, _ = alone
-    with pytest.raises(Stopped) as stopped:
-        trained(tmp_path, asked=lambda at: at == place)
-    assert stopped.value.step == PLACES[place]
+    stopped = fails_with("", trained, tmp_path, asked=lambda at: at == place, error=Stopped)
+    assert stopped.step == PLACES[place]
     again, weights_again, _ = trained(tmp_path)
     cut = len(logged) - len(again)
     assert again == logged[cut:]
-    assert [step for step, _ in again][:1] == [stopped.value.step], "the validation that was due comes first"
+    assert [step for step, _ in again][:1] == [stopped.step], "the validation that was due comes first"
     assert result.keys() == weights_again.keys()
     assert all(torch.equal(weights_again[name], result[name]) for name in result)
 
@@ -136,8 +136,7 @@ def stages(output: Path, *, asks: bool) -> list[str]:
 def test_between_two_stages_the_run_stops(number, tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "terminate", lambda: os.kill(os.getpid(), number))
     handler, wakeup = signal.getsignal(number), signal.set_wakeup_fd(-1)
-    with pytest.raises(Stopped, match="stopped before stage second"):
-        stages(tmp_path, asks=True)
+    fails_with("stopped before stage second", stages, tmp_path, asks=True, error=Stopped)
     assert signal.getsignal(number) is handler and signal.set_wakeup_fd(-1) == wakeup
     assert (tmp_path / "first" / DONE).is_file() and not (tmp_path / "second").exists()
     assert stages(tmp_path, asks=False) == ["stage first: finished before, same inputs", "stage second"]
@@ -169,10 +168,8 @@ def test_behind_a_signal_nothing_is_begun():
     for item in stop.watch(range(2), "in a loop"):
         work(item)
     stop.raised = True
-    with pytest.raises(Stopped, match="stopped in a loop"):
-        done.extend(stop.watch(range(2, 4), "in a loop"))
-    with pytest.raises(Stopped, match="stopped in a call"):
-        work(4)
+    fails_with("stopped in a loop", done.extend, stop.watch(range(2, 4), "in a loop"), error=Stopped)
+    fails_with("stopped in a call", work, 4, error=Stopped)
     assert done == [0, 1]
 
 

@@ -6,11 +6,11 @@ import shutil
 import datasets
 import pytest
 from draftsmith.core import ranks
-from draftsmith.core.errors import UserError
 from draftsmith.data.suites.suite import clean
 from draftsmith.eval import text_quality
 from draftsmith.eval.measured_rows import PLAIN
 from draftsmith.trainers.evaluate.resume_log import ResumeLog
+from fails import fails_with
 from stages_run import list_anew
 from suite_run import BEFORE, loaded, run
 from transformers import AutoTokenizer
@@ -192,8 +192,7 @@ def test_a_changed_digit_in_the_resume_log_is_worked_on_again(tmp_path, capsys):
 
 def test_combinations_that_make_no_sense_are_refused(tmp_path):
     def refused(*settings, match):
-        with pytest.raises(UserError, match=match):
-            loaded(tmp_path, *settings)
+        fails_with(match, loaded, tmp_path, *settings)
 
     dynamic = "stages.evaluate.tree={kind: dynamic, total: 9, depth: 2, width: 3}"
     suite = "stages.evaluate.benchmarks.suite"
@@ -237,9 +236,8 @@ def test_published_sets_out_of_reach_are_said_before_a_model_is_loaded(output, m
     hub |= {"convention": "verbatim", "transcript": "training"}
     (output / "target" / "model.safetensors").unlink()
     list_anew(output / "target")
-    with pytest.raises(UserError, match="cannot load set POPE") as caught:
-        run(output, *only("benchmarks", {"suite": hub}), stages=["evaluate"])
-    assert "directory with suite.json" in caught.value.hint
+    caught = fails_with("cannot load set POPE", run, output, *only("benchmarks", {"suite": hub}), stages=["evaluate"])
+    assert "directory with suite.json" in caught.hint
 
 
 def test_quality_of_target_and_draft_seeing_and_blind(output, monkeypatch):
@@ -249,8 +247,7 @@ def test_quality_of_target_and_draft_seeing_and_blind(output, monkeypatch):
     quality = {"sets": ["OCRBench", "MB"], "max_new_tokens": 8, "samples": 1}
     settings = only("benchmarks", {"suite": SUITE | {"quality": quality}})
     monkeypatch.setitem(text_quality.QUALITY_MODULES, "ROUGE-L", "torchmetrics.no_such_module")
-    with pytest.raises(UserError, match="needs torchmetrics"):
-        run(output, *settings)
+    fails_with("needs torchmetrics", run, output, *settings)
     assert not (output / "evaluate" / "suite").exists()  # said before anything was decoded
     monkeypatch.setattr(text_quality, "rouge_l", overlap)
     run(output, *settings)

@@ -61,10 +61,8 @@ def check_same(output: Path, alone: Path) -> None:
 def test_the_real_command_decodes_what_one_rank_does(launcher, alone, tmp_path):
     output = tmp_path / "run"
     words = without(alone, output, *STAGES)
-    start = {
-        "deepspeed": ["deepspeed.launcher.runner", "--num_accelerators", "2"],
-        "torchrun": ["torch.distributed.run", "--nproc_per_node", "2"],
-    }[launcher]
+    start = {"deepspeed": ["deepspeed.launcher.runner", "--num_accelerators", "2"],
+             "torchrun": ["torch.distributed.run", "--nproc_per_node", "2"]}[launcher]  # fmt: skip
     command = [sys.executable, "-m", *start, "--master_port", free_port(),
                "trains/train.py", *words]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)

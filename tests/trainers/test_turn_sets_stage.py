@@ -26,10 +26,8 @@ METHODS = {"M": {}, "T": {"mode": "T"}, "M, off": {"visual_skip": 1e-9}}
 
 def published(folder):
     (folder / "images").mkdir(parents=True)
-    rows = [
-        {"id": name, "image": f"{name}.png", "turns": turns, "category": sub, "topic": topic}
-        for name, turns, sub, topic in ROWS
-    ]
+    rows = [{"id": name, "image": f"{name}.png", "turns": turns, "category": sub, "topic": topic}
+            for name, turns, sub, topic in ROWS]  # fmt: skip
     (folder / "mmspec.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for number, (name, *_) in enumerate(ROWS):
         Image.new("RGB", (24, 24), (90 * number, 200, 60)).save(folder / "images" / f"{name}.png")

@@ -8,6 +8,7 @@ import pytest
 from draftsmith.recipes import alike
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
+from fails import fails_with
 from ranks_run import run_ranks
 
 # Rank 1 gets other words, and may find itself at another commit or version.
@@ -41,9 +42,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_what_one_rank_has_otherwise_is_refused_on_both_before_anything_is_written(tmp_path, case):
-    more, said = CASES[case]
+@pytest.mark.parametrize(("more", "said"), CASES.values(), ids=CASES)
+def test_what_one_rank_has_otherwise_is_refused_on_both_before_anything_is_written(tmp_path, more, said):
     recipe = Path(__file__).parents[2] / "tests" / "tools" / "attempts" / "lvlm.yaml"
     arguments = [f"recipe={recipe}", f"output={tmp_path / 'run'}", "stages=[world,target]"]
     result = run_ranks(2, SCRIPT, *arguments, cwd=tmp_path, OMP_NUM_THREADS="1", **more)
@@ -59,9 +59,8 @@ def values(**more):
 
 
 def refusal(*every, unfinished=("target",)):
-    with pytest.raises(alike.Unlike) as caught:
-        alike._compare(every, unfinished)
-    return caught.value.problem.partition(": ")[2]
+    caught = fails_with("", alike._compare, every, unfinished, error=alike.Unlike)
+    return caught.problem.partition(": ")[2]
 
 
 def test_data_that_only_finished_stages_read_may_lie_on_one_node():

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from draftsmith.core.batch import ImageRequest
-from draftsmith.core.errors import UserError
 from draftsmith.data.captioned.prompts import ImagePrompt
 from draftsmith.data.shards.codes import ShardData, ShardSamples
 from draftsmith.data.shards.shards import ShardReader
@@ -15,15 +14,14 @@ from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import RULES
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.families.generators import Generator, load_generator
-from draftsmith.models.targets.llamagen.files import save_model
-from draftsmith.models.targets.llamagen.section import build_transformer
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
 from draftsmith.trainers.run.progress import StageLine
 from draftsmith.trainers.run.stopping import Stop
 from draftsmith.trainers.serve import drawn_pictures as pictures
 from draftsmith.trainers.stages import regenerate
-from visual_run import context, translators
+from fails import fails_with
+from visual_run import context, with_target
 from visual_tiny import anole
 
 CAPTIONS = [f"picture number {n} of something" for n in range(5)]
@@ -32,12 +30,8 @@ CAPTIONS = [f"picture number {n} of something" for n in range(5)]
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> SimpleNamespace:
     folder = tmp_path_factory.mktemp("made")
-    result = translators(folder)
-    model = build_transformer(result.target, seed=0)
-    torch.nn.init.normal_(model.output.weight, std=0.3, generator=torch.Generator().manual_seed(1))
-    save_model(model, folder / "target")
     (folder / "prompts.txt").write_text("\n".join(CAPTIONS))
-    return SimpleNamespace(folder=folder, target=result.target, inputs=result.inputs | {"target": folder / "target"})
+    return SimpleNamespace(folder=folder, **vars(with_target(folder)))
 
 
 def stage(made, **changes) -> regenerate.RegenerateStage:
@@ -97,14 +91,9 @@ def test_a_killed_run_goes_on_behind_its_shards(made, tmp_path, monkeypatch, sha
 
     with monkeypatch.context() as patch:
         patch.setattr(regenerate, "write_shard", dying)
-        with pytest.raises(KeyboardInterrupt):
-            run(made, tmp_path / "out")
+        fails_with("", run, made, tmp_path / "out", error=KeyboardInterrupt)
 
-    def counting(folder, index, *rest):
-        written.append(index)
-        return real(folder, index, *rest)
-
-    monkeypatch.setattr(regenerate, "write_shard", counting)
+    monkeypatch.setattr(regenerate, "write_shard", lambda f, i, *rest: written.append(i) or real(f, i, *rest))
     run(made, tmp_path / "out")
     assert written == list(range(shard, 4)) and files(tmp_path / "out") == files(tmp_path / "alone")
 
@@ -148,14 +137,12 @@ def test_the_batch_size_stales_no_pictures():
     found = {}
     for size in (16, 4):
         found[size] = fingerprints(f"stages.draw.batch_size={size}")
-    assert found[16] == found[4]
-    assert fingerprints("stages.draw.top_k=7")["draw"] != found[4]["draw"]
+    assert found[16] == found[4] and fingerprints("stages.draw.top_k=7")["draw"] != found[4]["draw"]
 
 
 def test_other_settings_in_the_same_folder_are_refused(made, tmp_path):
     run(made, tmp_path)
-    with pytest.raises(UserError, match="stage"):
-        run(made, tmp_path, stage(made, temperature=0.5), fingerprint="g")
+    fails_with("stage", run, made, tmp_path, stage(made, temperature=0.5), fingerprint="g")
 
 
 def test_answers_of_anole_are_ids_and_their_codes():
@@ -164,13 +151,8 @@ def test_answers_of_anole_are_ids_and_their_codes():
     texts = {"one": torch.tensor([25, 27, 31]), "two": torch.tensor([30])}
     generator = Generator(target, lambda caption, label: texts[caption], lambda codes: codes, torch.zeros(16, 4), 4)
     greedy = regenerate.RegenerateStage(kind="regenerate", prompts={"path": "a.txt"}, temperature=0.0)
-    named = SimpleNamespace(
-        target=SimpleNamespace(path="hub/anole", revision=None),
-        fingerprint="f" * 40,
-        seed=2,
-        stop=Stop(),
-        progress=StageLine("answers"),
-    )
+    named = SimpleNamespace(target=SimpleNamespace(path="hub/anole", revision=None), fingerprint="f" * 40, seed=2,
+                            stop=Stop(), progress=StageLine("answers"))  # fmt: skip
     target.config._commit_hash = "c0ffee"
     answers = [*pictures.draw(greedy, named, generator, [ImagePrompt(t, t) for t in texts], range(2))]
     decoding = Decoding(Chain(1), RULES["greedy"], Draw("top-k"), Warp(), target.num_codes, ())

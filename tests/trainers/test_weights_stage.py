@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from draftsmith.core.errors import UserError
 from draftsmith.eval.studies.ensemble_weights import weights_over_time
+from fails import fails_with
 from suite_run import loaded, run
 
 BENCHMARK = "[{name: seen, data: {from: world, path: train, aspect: square, max_length: 256}}]"
@@ -14,16 +14,13 @@ METHODS = {
     "M": {},
     "MT*": {"mode": "MT*"},
     "mine": {
-        "mode": {
-            "name": "mine",
-            "members": ["T", "M", "P"],
-            "weights": {"kind": "inverse", "error": "tvd", "window": 4},
-        }
+        "mode": {"name": "mine", "members": ["T", "M", "P"],
+                 "weights": {"kind": "inverse", "error": "tvd", "window": 4}}
     },
     "two-to-one": {
         "mode": {"name": "two-to-one", "members": ["M", "T"], "weights": {"kind": "fixed", "values": [2, 1]}}
     },
-}
+}  # fmt: skip
 
 
 def test_weights_over_time_are_kept_and_drawn(tmp_path):
@@ -61,15 +58,11 @@ def test_sampled_weights_are_those_of_the_answers_that_were_measured(tmp_path):
     assert sum(len(trace["cycles"]) for trace in traces.values()) == table["accepted_by_depth"][0]["drafted"]
 
 
-@pytest.mark.parametrize(
-    ("mode", "message"),
-    [
-        ("MTX", "no drafting mode"),
-        ("MTCP", "needs a captioner"),
-        ("{name: x, members: [M, T], weights: {kind: fixed, values: [1]}}", "one weight for each"),
-        ("{name: x, members: [M, T], weights: {kind: grid, step: 0.1}}", "step"),
-    ],
-)
+@pytest.mark.parametrize(("mode", "message"), [
+    ("MTX", "no drafting mode"),
+    ("MTCP", "needs a captioner"),
+    ("{name: x, members: [M, T], weights: {kind: fixed, values: [1]}}", "one weight for each"),
+    ("{name: x, members: [M, T], weights: {kind: grid, step: 0.1}}", "step"),
+])  # fmt: skip
 def test_what_makes_no_sense_is_refused_before_anything_runs(mode, message, tmp_path):
-    with pytest.raises(UserError, match=message):
-        loaded(tmp_path, *CHEAP, f"stages.evaluate.methods={{x: {{mode: {mode}}}}}")
+    fails_with(message, loaded, tmp_path, *CHEAP, f"stages.evaluate.methods={{x: {{mode: {mode}}}}}")

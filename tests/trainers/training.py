@@ -69,17 +69,8 @@ def engine_config(zero: int, precision: str = "fp32") -> EngineConfig:
     return EngineConfig(zero_stage=zero, precision=precision, **({"persistence_threshold": 0} if zero == 3 else {}))
 
 
-def engine(
-    model,
-    optim: OptimConfig,
-    *,
-    steps: int,
-    zero: int = 0,
-    precision="fp32",
-    micro=2,
-    accumulation=2,
-    config: EngineConfig | None = None,
-) -> Engine:
+def engine(model, optim: OptimConfig, *, steps: int, zero: int = 0, precision="fp32", micro=2, accumulation=2,
+           config: EngineConfig | None = None) -> Engine:  # fmt: skip
     init_distributed()
     return Engine(
         model, build_optimizer(model.parts(), optim), rate_multiplier(optim, steps),
@@ -93,22 +84,10 @@ def weights(built: Engine) -> dict[str, torch.Tensor]:
         return {n: p.detach().clone() for n, p in built.module.named_parameters()}
 
 
-def run(
-    folder: Path,
-    *,
-    steps: int = 8,
-    zero: int = 0,
-    every: int | None = None,
-    keep: int = 2,
-    optim: OptimConfig | None = None,
-    log: Callable | None = None,
-    samples=None,
-    precision: str = "fp32",
-    model: LlavaTraining | None = None,
-    micro: int = 2,
-    fingerprint: str = "f",
-    saved: Callable[[Path, int], None] = lambda path, step: None,
-):
+def run(folder: Path, *, steps: int = 8, zero: int = 0, every: int | None = None, keep: int = 2,
+        optim: OptimConfig | None = None, log: Callable | None = None, samples=None, precision: str = "fp32",
+        model: LlavaTraining | None = None, micro: int = 2, fingerprint: str = "f",
+        saved: Callable[[Path, int], None] = lambda path, step: None):  # fmt: skip
     """One process's life: build everything, train (from a checkpoint where there is one)."""
     torch.manual_seed(0)
     optim = optim or OptimConfig(lr=1e-2, warmup_steps=2, clip_norm=1.0)
@@ -131,17 +110,9 @@ def run(
                 functools.partial(loader, samples or Samples(), steps, micro=micro),
                 steps,
                 model.states if isinstance(model, ModelTraining) else no_states,
-            ),
-            CheckpointConfig(every=every, keep=keep),
-            log_every=1,
-            folder=folder,
-            fingerprint=fingerprint,
-            log=keep_log,
-            rewind=lambda step: None,
-            say=told.append,
-            saved=saved,
-            stop=stop,
-        )
+            ), CheckpointConfig(every=every, keep=keep), log_every=1, folder=folder, fingerprint=fingerprint,
+            log=keep_log, rewind=lambda step: None, say=told.append, saved=saved, stop=stop,
+        )  # fmt: skip
     return losses, weights(built), told
 
 

@@ -9,7 +9,12 @@ import torch
 from draftsmith.core.tracking import TrackingConfig
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.models.targets.llamagen.files import save_model
-from draftsmith.models.targets.llamagen.section import TEXT_ENCODER, LlamaGenTargetConfig, build_text_encoder
+from draftsmith.models.targets.llamagen.section import (
+    TEXT_ENCODER,
+    LlamaGenTargetConfig,
+    build_text_encoder,
+    build_transformer,
+)
 from draftsmith.models.targets.llamagen.vq import VqTokenizer
 from draftsmith.recipes.load import load
 from draftsmith.trainers.run.context import Context
@@ -32,15 +37,10 @@ ADT = {"kind": "adt", "total": 8, "width_step": 1, "width_range": [1, 4], "initi
 CHAIN = {"kind": "chain", "gamma": 4}
 RELAXED = {"kind": "lantern", "k": 4, "delta": 0.2}
 # Of the recipe's methods those whose trees are too large here; the others stay as they are.
-METHODS = {
-    "EAGLE-2": {"tree": TREE},
-    "ADT-Tree": {"tree": ADT},
-    "LANTERN": {"tree": TREE, "rule": RELAXED},
-    "ADT-Tree + LANTERN": {"tree": ADT, "rule": RELAXED},
-    "chain": {"tree": CHAIN},
-    "LANTERN, chain": {"tree": CHAIN, "rule": RELAXED},
-    "EAGLE-2, head without condition dropout": {"tree": TREE},
-}
+METHODS = {"EAGLE-2": {"tree": TREE}, "ADT-Tree": {"tree": ADT}, "LANTERN": {"tree": TREE, "rule": RELAXED},
+           "ADT-Tree + LANTERN": {"tree": ADT, "rule": RELAXED}, "chain": {"tree": CHAIN},
+           "LANTERN, chain": {"tree": CHAIN, "rule": RELAXED},
+           "EAGLE-2, head without condition dropout": {"tree": TREE}}  # fmt: skip
 # The goldens have the rows of Jacobi decoding.
 RECIPE = """# The image demo with its trained drafters alone
 extends: demo/visual-ar
@@ -111,6 +111,25 @@ def translators(folder: Path) -> SimpleNamespace:
     encoder.save_pretrained(folder / TEXT_ENCODER)
     words.save_pretrained(folder / TEXT_ENCODER)
     return SimpleNamespace(target=target, inputs={"vq": folder / "vq", "text": folder})
+
+
+def with_target(folder: Path) -> SimpleNamespace:
+    """The same with a target of random weights beside them, which is `model`."""
+    made = translators(folder)
+    made.model = build_transformer(made.target, seed=0)
+    torch.nn.init.normal_(made.model.output.weight, std=0.3, generator=torch.Generator().manual_seed(1))
+    save_model(made.model, folder / "target")
+    made.inputs["target"] = folder / "target"
+    return made
+
+
+def pictures(folder: Path, count: int, side: int = SIDE) -> Path:
+    """`<n>.png` beside `<n>.txt`: noise, and a caption that names it."""
+    folder.mkdir()
+    for number in range(count):
+        (folder / f"{number:03d}.png").write_bytes(noise(number, side))
+        (folder / f"{number:03d}.txt").write_text(f"a picture with {number} words" + " in it" * (number % 4))
+    return folder
 
 
 def noise(seed: int, side: int = SIDE) -> bytes:

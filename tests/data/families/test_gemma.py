@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from draftsmith.core.errors import UserError
 from draftsmith.core.pictures import IMAGE, TEXT
 from draftsmith.data.conversations import PromptFormat, encode
 from draftsmith.data.families.gemma import GEMMA
@@ -10,13 +9,15 @@ from draftsmith.data.media import ImageReader
 from draftsmith.data.pictures.videos import VideoSettings
 from draftsmith.data.processor_files import load_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
+from fails import fails_with
 from PIL import Image
+from small_records import talk
 from tiled import clip_pictures, image_picture, patches, picture
 from transformers import Gemma4ImageProcessorPil
 
 SIZES = [(16, 16), (40, 30), (90, 20), (24, 70), (300, 301), (400, 4), (1, 1)]
 TEXTS = ["USER: Which picture? ASSISTANT: It is picture 1.\n", *(f"It is picture {n}." for n in range(10))] * 3
-ASKED = [{"from": "human", "value": "<image>\nWhich picture? "}, {"from": "gpt", "value": "It is 1."}]
+ASKED = talk("<image>\nWhich picture? ", "It is 1.")
 FORM = PromptFormat(template="gemma", image_rule="next")
 
 
@@ -48,8 +49,7 @@ def test_pixels_are_limited_from_above_alone():
     assert image_picture((64, 64), made).num_tokens == 64
     assert image_picture((64, 64), made, max_pixels=16 * 12 * 12).num_tokens == 16
     assert image_picture((8, 8), made, max_pixels=10**9).num_tokens == 64
-    with pytest.raises(UserError, match="as many tokens as they may have"):
-        image_picture((64, 64), made, min_pixels=100)
+    fails_with("as many tokens as they may have", image_picture, (64, 64), made, min_pixels=100)
     assert image_picture((4000, 2), made, max_pixels=12 * 12).num_tokens == 1
 
 
@@ -88,10 +88,8 @@ def test_a_system_sentence_and_several_pictures():
     encoded = encode(both, form, made, pictures=[one, two], open_ended=True)
     assert sum(m == IMAGE for m in encoded.modality) == one.num_tokens + two.num_tokens
     assert encoded.text.startswith("<|turn>system\nBe brief.<turn|>\n<|turn>user\n<|image>")
-    with pytest.raises(UserError, match="2 <image> marks for 1"):
-        encode(both, form, made, pictures=[one], open_ended=True)
-    with pytest.raises(UserError, match="use template: gemma"):
-        encode(both, PromptFormat(template="plain"), made, pictures=[one, two])
+    fails_with("2 <image> marks for 1", encode, both, form, made, pictures=[one], open_ended=True)
+    fails_with("use template: gemma", encode, both, PromptFormat(template="plain"), made, pictures=[one, two])
 
 
 def test_records_are_read_by_the_familys_own_rule_whatever_the_aspect(folder):
@@ -105,8 +103,7 @@ def test_records_are_read_by_the_familys_own_rule_whatever_the_aspect(folder):
 
 
 def test_clips_and_other_tokenizers_are_refused():
-    with pytest.raises(UserError, match="read images alone"):
-        clip_pictures(None, VideoSettings(), processor())
+    fails_with("read images alone", clip_pictures, None, VideoSettings(), processor())
     tokenizer = train_tokenizer(TEXTS, 420)
     made = GEMMA.new(tokenizer, patch_size=4)
     assert made.tokenizer.eos_token == "<turn|>" and made.num_image_tokens == 1

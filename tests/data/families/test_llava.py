@@ -11,6 +11,7 @@ from draftsmith.core.errors import UserError
 from draftsmith.data.families.llava import expand_to_square
 from draftsmith.data.pictures import picture_files
 from draftsmith.data.pictures.picture_files import load_image
+from fails import fails_with
 from PIL import Image
 from tiled import pixels
 
@@ -62,9 +63,7 @@ def test_pad_keeps_the_whole_picture_on_the_mean_colour(processor, shape):
     pixel_values = pixels([image], processor, "pad")
     torch.testing.assert_close(pixel_values[0], clip(expected, processor), atol=1e-5, rtol=0)
     if shape == (60, 20):
-        assert pixel_values[0, :, [0, -1]].abs().max() < 0.05, (
-            "the bars are the mean, which is zero after normalisation"
-        )
+        assert pixel_values[0, :, [0, -1]].abs().max() < 0.05, "the bars are the mean: zero after normalisation"
         assert not torch.equal(pixel_values, pixels([image], processor, "square"))
 
 
@@ -84,20 +83,16 @@ def test_every_mode_becomes_rgb(tmp_path, mode):
 
 
 def test_a_missing_picture_is_named(tmp_path):
-    with pytest.raises(
-        UserError, match=rf"missing image\n.*{re.escape(str(tmp_path / 'a.png'))}\n  hint:  check the `im"
-    ):
-        load_image(tmp_path / "a.png")
+    words = rf"missing image\n.*{re.escape(str(tmp_path / 'a.png'))}\n  hint:  check the `im"
+    fails_with(words, load_image, tmp_path / "a.png")
 
 
 def test_a_decompression_bomb_is_refused(tmp_path, monkeypatch):
     picture(40, 40).save(tmp_path / "a.png")
     monkeypatch.setattr(picture_files, "MAX_PIXELS", 1500)
-    with pytest.raises(UserError, match=r"too many pixels: the image has 40 x 40[\s\S]*a\.png\n  hint:  shrink"):
-        load_image(tmp_path / "a.png")
+    fails_with(r"too many pixels: the image has 40 x 40[\s\S]*a\.png\n  hint:  shrink", load_image, tmp_path / "a.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 700)
-    with pytest.raises(UserError, match=r"corrupt image: .*decompression bomb[\s\S]*a\.png\n  hint:  replace or"):
-        load_image(tmp_path / "a.png")
+    fails_with(r"corrupt image: .*decompression bomb[\s\S]*a\.png\n  hint:  replace or", load_image, tmp_path / "a.png")
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WEBP"])

@@ -11,6 +11,7 @@ from draftsmith.core.errors import UserError
 from draftsmith.data.conversations import PromptFormat, encode
 from draftsmith.data.families.table import FAMILIES
 from draftsmith.data.processor_files import load_processor, with_own_image_processor
+from fails import fails_with
 from tiled import TEXTS, layouts, picture, pixels, processor
 from transformers import AutoProcessor, AutoTokenizer, LlavaNextProcessor, LlavaProcessor, SiglipImageProcessorPil
 
@@ -65,11 +66,8 @@ def test_own_image_processor_from_a_tower_s_files(tmp_path):
     own_processor = with_own_image_processor(
         made, str(tmp_path), image_size=16, patch_size=8, family="llava_onevision", revision=None
     )
-    assert (own_processor.image_size, own_processor.family, own_processor.tokenizer_hash) == (
-        16,
-        "llava_onevision",
-        made.tokenizer_hash,
-    )
+    assert (own_processor.image_size, own_processor.family,
+            own_processor.tokenizer_hash) == (16, "llava_onevision", made.tokenizer_hash)  # fmt: skip
     assert pixels([picture((9, 30))], own_processor, "square").shape == (1, 3, 16, 16), "SigLIP squeezes"
     assert list(own_processor.image_processor.image_std) == [0.25] * 3
     with pytest.raises(UserError, match="cannot load image processor"):
@@ -81,14 +79,11 @@ def test_own_image_processor_from_a_tower_s_files(tmp_path):
 CLIP_MEAN = [0.48145466, 0.4578275, 0.40821073]
 
 
-@pytest.mark.parametrize(
-    ("family", "vision", "mean"),
-    [
-        ("llava", {"model_type": "clip_vision_model", "image_size": 24, "patch_size": 8}, CLIP_MEAN),
-        ("llava_next", {"model_type": "clip_vision_model", "image_size": 24, "patch_size": 8}, CLIP_MEAN),
-        ("llava_onevision", {"model_type": "siglip_vision_model", "image_size": 24, "patch_size": 8}, [0.5] * 3),
-    ],
-)
+@pytest.mark.parametrize(("family", "vision", "mean"), [
+    ("llava", {"model_type": "clip_vision_model", "image_size": 24, "patch_size": 8}, CLIP_MEAN),
+    ("llava_next", {"model_type": "clip_vision_model", "image_size": 24, "patch_size": 8}, CLIP_MEAN),
+    ("llava_onevision", {"model_type": "siglip_vision_model", "image_size": 24, "patch_size": 8}, [0.5] * 3),
+])  # fmt: skip
 def test_without_image_settings_the_published_ones_are_taken(family, vision, mean, tmp_path):
     made = processor(family)
     made.tokenizer.save_pretrained(tmp_path)
@@ -122,9 +117,8 @@ def test_a_tower_without_published_settings_is_refused_with_the_file_to_write(tm
     processor("llava").tokenizer.save_pretrained(tmp_path)
     config = {"model_type": "llava", "vision_config": {"model_type": "own_vision", "image_size": 30}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match="has no preprocessor_config") as refused:
-        load_processor(tmp_path)
-    path, text = re.search(r"write (\S+) .*?(\{.*\})", refused.value.hint).groups()
+    refused = fails_with("has no preprocessor_config", load_processor, tmp_path)
+    path, text = re.search(r"write (\S+) .*?(\{.*\})", refused.hint).groups()
     Path(path).write_text(text)
     assert load_processor(tmp_path).image_size == 30, "what the message prints is what loads"
 
@@ -133,10 +127,9 @@ def test_a_tower_without_published_settings_is_refused_with_the_file_to_write(tm
 def test_an_unknown_processor_class_is_refused_with_its_file(file, tmp_path):
     processor("llava").save(tmp_path)
     _name_class(tmp_path, file, "Idefics3Processor")
-    with pytest.raises(UserError, match="processor_class is Idefics3Processor") as refused:
-        load_processor(tmp_path)
-    assert refused.value.where == f"{tmp_path / file}, key processor_class"
-    assert "LlavaNextProcessor" in refused.value.hint and "Qwen2_5_VLProcessor" in refused.value.hint
+    refused = fails_with("processor_class is Idefics3Processor", load_processor, tmp_path)
+    assert refused.where == f"{tmp_path / file}, key processor_class"
+    assert "LlavaNextProcessor" in refused.hint and "Qwen2_5_VLProcessor" in refused.hint
     assert load_processor(tmp_path, family=FAMILIES["llava"]).family == "llava", "the caller says what reads them"
     assert load_processor(tmp_path, text_only=True).image_processor is None
 

@@ -18,7 +18,9 @@ from draftsmith.data.families.table import FAMILIES
 from draftsmith.data.pictures.videos import Clip, VideoSettings, write_clip
 from draftsmith.data.processor_files import load_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
+from fails import fails_with
 from PIL import Image
+from small_records import talk
 from tiled import MEAN, STD, TEXTS, clip_pictures, image_picture, patches, picture
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
@@ -52,8 +54,7 @@ def test_sizes_are_those_of_transformers():
         most = least * int(rng.choice([4, 100]))
         high, wide = smart_resize(height, width, unit, least, most)
         assert rounded((width, height), unit, least, most) == (wide, high)
-    with pytest.raises(UserError, match="200 times"):
-        rounded((3, 700), 28, 3136, 10**6)
+    fails_with("200 times", rounded, (3, 700), 28, 3136, 10**6)
 
 
 @pytest.mark.parametrize("size", [(20, 12), (33, 50), (8, 8), (3, 40), (1, 1)])
@@ -113,14 +114,13 @@ def test_frames_shrink_to_the_tokens_of_a_clip(tmp_path):
     free = clip_pictures(one, VideoSettings(min_pixels=64, max_pixels=64 * 100), made)[0]
     assert free.num_tokens == 4 * 100
     tight = clip_pictures(one, VideoSettings(min_pixels=64, max_pixels=64 * 100, max_tokens=40), made)[0]
-    assert tight.num_tokens == 36
-    assert VideoSettings().pixel_limits(64, 28) == (128 * 784, 768 * 784)
+    assert tight.num_tokens == 36 and VideoSettings().pixel_limits(64, 28) == (128 * 784, 768 * 784)
     assert VideoSettings().pixel_limits(768, 28) == (128 * 784, 115_200 * 784 * 2 // 768)
     assert VideoSettings(max_pixels=1000).pixel_limits(4, 28) == (1000, 1000)
 
 
 def turns(text: str, answer: str = "It is picture 3.") -> list[dict]:
-    return [{"from": "human", "value": text}, {"from": "gpt", "value": answer}]
+    return talk(text, answer)
 
 
 def test_a_prompt_is_chatml_with_marks_around_pictures():
@@ -159,8 +159,7 @@ def test_times_before_the_frames_of_a_clip(tmp_path):
     )
     assert encoded.modality.count(VIDEO) == sum(p.num_tokens for p in parts)
     assert encoded.modality.count(IMAGE) == image.num_tokens
-    with pytest.raises(UserError, match="marks for"):
-        encode(turns("<video>"), FORM, made, pictures=[*parts, image])
+    fails_with("marks for", encode, turns("<video>"), FORM, made, pictures=[*parts, image])
 
 
 def test_templates_and_processors_that_do_not_fit():
@@ -200,8 +199,7 @@ def test_a_text_only_processor(tmp_path):
         "<|start_header_id|>assistant<|end_header_id|>\n\nIt is picture 3.<|eot_id|>"
     )
     assert encoded.ids[0] == 1 and encoded.loss_mask[-1] and set(encoded.modality) == {TEXT}
-    with pytest.raises(UserError, match="ends turns with"):
-        encode(turns("Which?"), PromptFormat(template="v1"), made)
+    fails_with("ends turns with", encode, turns("Which?"), PromptFormat(template="v1"), made)
 
 
 def test_records_with_images_and_clips_as_requests(tmp_path):

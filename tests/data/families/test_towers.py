@@ -12,14 +12,16 @@ from draftsmith.data.media import ImageReader
 from draftsmith.data.pictures.videos import VideoSettings
 from draftsmith.data.processor_files import load_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
+from fails import fails_with
 from PIL import Image
+from small_records import talk
 from tiled import clip_pictures, image_picture, patches, picture
 from transformers import GotOcr2ImageProcessorPil, PixtralImageProcessorPil
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SIZES = [(16, 16), (40, 30), (90, 20), (24, 70), (33, 33), (300, 301), (17, 16), (1, 1)]
 TEXTS = ["USER: Which picture? ASSISTANT: It is picture 1.\n", *(f"It is picture {n}." for n in range(10))] * 3
-ASKED = [{"from": "human", "value": "<image>\nWhich picture?"}, {"from": "gpt", "value": "It is 1."}]
+ASKED = talk("<image>\nWhich picture?", "It is 1.")
 
 
 def internvl(**settings):
@@ -65,12 +67,9 @@ def test_limits_of_pixels_are_limits_of_tiles():
     def grid(size, *limits):
         return processor.picture_family.grid(size, processor, Resizing(limits=limits))
 
-    assert grid((160, 16), None, None) == (10, 1)
-    assert grid((160, 16), None, 5 * area + 1) == (5, 1)
-    assert grid((160, 16), None, 1) == (1, 1)
-    assert grid((16, 16), 3 * area, None) == (2, 2)
-    with pytest.raises(UserError, match="at least 4 and at most 2 tiles"):
-        grid((16, 16), 4 * area, 2 * area)
+    assert grid((160, 16), None, None) == (10, 1) and grid((160, 16), None, 5 * area + 1) == (5, 1)
+    assert grid((160, 16), None, 1) == (1, 1) and grid((16, 16), 3 * area, None) == (2, 2)
+    fails_with("at least 4 and at most 2 tiles", grid, (16, 16), 4 * area, 2 * area)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -92,10 +91,8 @@ def test_pixels_of_a_picture_that_is_read_whole_are_limited_from_above_alone():
     processor = pixtral(2)
     assert image_picture((64, 64), processor, max_pixels=32 * 32).num_tokens == 16
     assert image_picture((8, 8), processor, max_pixels=32 * 32).num_tokens == 1
-    with pytest.raises(UserError, match="only ever made smaller"):
-        image_picture((64, 64), processor, min_pixels=100)
-    with pytest.raises(UserError, match="200 times the other"):
-        image_picture((4000, 4), processor)
+    fails_with("only ever made smaller", image_picture, (64, 64), processor, min_pixels=100)
+    fails_with("200 times the other", image_picture, (4000, 4), processor)
 
 
 @every_kind
@@ -154,13 +151,11 @@ def test_several_pictures_and_marks_that_do_not_match(kind):
     assert sum(m == IMAGE for m in encoded.modality) == one.num_tokens + two.num_tokens
     assert "Be brief." in encoded.text
     for pictures, numbers in (([one], "2 <image> marks for 1"), ([one, two, two], "2 <image> marks for 3")):
-        with pytest.raises(UserError) as refused:
-            encode(both, form, processor, pictures=pictures, open_ended=True)
-        assert kind != "internvl" or numbers in str(refused.value)
-        assert "<image> marks for" in str(refused.value)
+        refused = fails_with("", encode, both, form, processor, pictures=pictures, open_ended=True)
+        assert kind != "internvl" or numbers in str(refused)
+        assert "<image> marks for" in str(refused)
     other = PromptFormat(template="qwen" if kind == "internvl" else "v1")
-    with pytest.raises(UserError, match=f"use template: {form.template}"):
-        encode(both, other, processor, pictures=[one, two])
+    fails_with(f"use template: {form.template}", encode, both, other, processor, pictures=[one, two])
 
 
 def test_frames_of_a_clip_are_numbered_tiles():
@@ -189,8 +184,7 @@ def test_records_are_read_by_the_familys_own_rule_whatever_the_aspect(kind, fold
 
 
 def test_clips_are_refused_where_images_alone_are_read():
-    with pytest.raises(UserError, match="read images alone"):
-        clip_pictures(None, VideoSettings(), pixtral(2))
+    fails_with("read images alone", clip_pictures, None, VideoSettings(), pixtral(2))
 
 
 def test_a_system_sentence_needs_its_tokens():

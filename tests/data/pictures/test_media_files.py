@@ -8,11 +8,11 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from draftsmith.core.errors import UserError
 from draftsmith.data.pictures.embedded import Embedded
 from draftsmith.data.pictures.media_files import BadMedia, located, open_media
 from draftsmith.data.pictures.picture_files import image_size, load_image
 from draftsmith.data.pictures.videos import Clip, VideoSettings
+from fails import fails_with, raising
 
 OUTSIDE = ["/etc/passwd", "../a.png", "a/../../b.png", "a/..", "..", "//a.png", "./../a.png"]
 INSIDE = ["a.png", "a/b.png", "./a.png", "a..png", "..a.png", "a/...", "~/a.png", "C:\\a.png", " "]
@@ -20,13 +20,9 @@ INSIDE = ["a.png", "a/b.png", "./a.png", "a..png", "..a.png", "a/...", "~/a.png"
 
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_names_that_lead_out_of_the_folder_need_a_setting(tmp_path, name):
-    for allowed in (True, False):
-        if allowed:
-            assert located(tmp_path, name, allow_outside=True) == tmp_path / name
-            continue
-        with pytest.raises(BadMedia, match=re.escape(repr(name))) as caught:
-            located(tmp_path, name, allow_outside=False)
-        assert caught.value.where == str(tmp_path) and "allow_outside: true" in caught.value.hint
+    assert located(tmp_path, name, allow_outside=True) == tmp_path / name
+    caught = fails_with(re.escape(repr(name)), located, tmp_path, name, allow_outside=False, error=BadMedia)
+    assert caught.where == str(tmp_path) and "allow_outside: true" in caught.hint
 
 
 @pytest.mark.parametrize("name", INSIDE)
@@ -56,8 +52,7 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path, monkeypatch):
     start = time.monotonic()
     for path, about in special(tmp_path).values():
         for read in (load_image, image_size, lambda p: Clip(p, VideoSettings())):
-            with pytest.raises(UserError, match=rf"not a regular file: {about}\n.*{re.escape(str(path))}"):
-                read(path)
+            fails_with(rf"not a regular file: {about}\n.*{re.escape(str(path))}", read, path)
     assert time.monotonic() - start < 5
 
 
@@ -74,9 +69,8 @@ def test_files_that_cannot_be_opened_are_told_by_name(tmp_path, monkeypatch):
         ("a\0.png", "not a file name", "unsafe name"),
         ("\ud800.png", "not a file name", "unsafe name"),
     ]:
-        with pytest.raises(BadMedia, match=problem) as caught:
-            open_media(tmp_path / name, "image")
-        assert caught.value.reason == reason and caught.value.hint and str(caught.value).encode()
+        caught = fails_with(problem, open_media, tmp_path / name, "image", error=BadMedia)
+        assert caught.reason == reason and caught.hint and str(caught).encode()
 
     def denied(*_):
         raise PermissionError(13, "Permission denied")
@@ -104,10 +98,7 @@ def test_what_takes_the_place_of_a_file_between_two_looks_is_refused_and_closed(
 def ended_after(seconds: int):
     """Raises inside when it takes longer, also inside a call of the system."""
 
-    def end(*_):
-        raise TimeoutError
-
-    handler = signal.signal(signal.SIGALRM, end)
+    handler = signal.signal(signal.SIGALRM, raising(TimeoutError))
     signal.alarm(seconds)
     try:
         yield

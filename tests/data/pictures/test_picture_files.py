@@ -18,6 +18,7 @@ from draftsmith.data.pictures.media_files import BadMedia
 from draftsmith.data.pictures.picture_files import FORMATS, image_size, load_image
 from draftsmith.data.processor_files import with_own_image_processor
 from draftsmith.eval.quality.metric_pictures import crop_bicubic
+from fails import fails_with, raising
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image, TiffImagePlugin
@@ -138,18 +139,14 @@ def test_a_grey_picture_of_16_bits_is_turned_too():
     assert np.array_equal(np.asarray(load_image(file(data)))[..., 0], np.rot90(LEVELS >> 8, -1))
 
 
-@pytest.mark.parametrize(
-    ("data", "kind"),
-    [
-        (b"\0\0\0 ftypheic\0\0\0\0mif1", "HEIC"), (b"\0\0\0 ftypavif\0\0\0\0", "AVIF"), (b"%PDF-1.7", "PDF"),
-        (b"\0\0\0\x0cjP  \r\n", "JPEG 2000"), (b"<svg xmlns=''/>", "SVG"), (b"%!PS-Adobe", "EPS"),
-        (b"", "an empty file"),
-        (b"<!DOCTYPE html>", "a web page"), (b"version https://git-lfs.github.com/spec/v1", "a pointer of Git LFS"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("data", "kind"), [
+    (b"\0\0\0 ftypheic\0\0\0\0mif1", "HEIC"), (b"\0\0\0 ftypavif\0\0\0\0", "AVIF"), (b"%PDF-1.7", "PDF"),
+    (b"\0\0\0\x0cjP  \r\n", "JPEG 2000"), (b"<svg xmlns=''/>", "SVG"), (b"%!PS-Adobe", "EPS"),
+    (b"", "an empty file"),
+    (b"<!DOCTYPE html>", "a web page"), (b"version https://git-lfs.github.com/spec/v1", "a pointer of Git LFS"),
+])  # fmt: skip
 def test_another_format_is_told_as_what_it_is(data, kind):
-    with pytest.raises(BadMedia, match=f"corrupt image: {kind}, which is none of BMP"):
-        load_image(file(data))
+    fails_with(f"corrupt image: {kind}, which is none of BMP", load_image, file(data), error=BadMedia)
 
 
 DEEP = {
@@ -229,8 +226,7 @@ def test_formats_off_the_list_are_refused_whatever_the_file_is_called(tmp_path, 
     for form in ("EPS", "PDF", "ICO", "JPEG2000", "TGA", "PCX", "SGI", "ICNS", "DDS"):
         path = tmp_path / f"{form}.jpg"
         Image.fromarray(NOISE).resize((32, 32)).save(path, form)
-        with pytest.raises(BadMedia, match=f"none of {FORMATS[0]}"):
-            load_image(path)
+        fails_with(f"none of {FORMATS[0]}", load_image, path, error=BadMedia)
 
 
 def test_sizes_are_refused_before_a_pixel_is_decoded(monkeypatch):
@@ -244,8 +240,7 @@ def test_sizes_are_refused_before_a_pixel_is_decoded(monkeypatch):
             read(file(bytes(data)))
         assert (caught.value.where, caught.value.reason) == ("here", "too many pixels")
     monkeypatch.setattr(picture_files, "MAX_BYTES", len(data) - 1)
-    with pytest.raises(BadMedia, match="an image file of more than"):
-        image_size(file(bytes(data)))
+    fails_with("an image file of more than", image_size, file(bytes(data)), error=BadMedia)
 
 
 def test_a_long_picture_is_refused_where_its_square_is_too_large(processor, monkeypatch):
@@ -258,8 +253,7 @@ def test_a_long_picture_is_refused_where_its_square_is_too_large(processor, monk
     with pytest.raises(BadMedia, match=r"the square around 60,000 x 200 pixels has 60,000 x 60,000, and 67,108,864"):
         load_image(wide, check=pad)
     pad((8_192, 200))
-    with pytest.raises(BadMedia, match=r"the image has 10,000 x 8,000, and 67,108,864"):
-        square((10_000, 8_000))
+    fails_with(r"the image has 10,000 x 8,000, and 67,108,864", square, (10_000, 8_000), error=BadMedia)
     square((60_000, 200))
     with pytest.raises(BadMedia, match=r"60,000,000 x 1 pixels, resized to a shorter side of 24, are 24 x 1,440"):
         square((60_000_000, 1))
@@ -309,8 +303,7 @@ def test_the_largest_square_that_is_allowed_is_made(processor, monkeypatch):
     monkeypatch.setattr("draftsmith.data.families.llava.MAX_CANVAS", 300 * 300)
     check_canvas((300, 2), processor, "pad")
     assert pixels([Image.new("RGB", (300, 2))], processor, "pad").shape == (1, 3, 24, 24)
-    with pytest.raises(BadMedia, match="the square around 301 x 2"):
-        check_canvas((301, 2), processor, "pad")
+    fails_with("the square around 301 x 2", check_canvas, (301, 2), processor, "pad", error=BadMedia)
 
 
 def test_the_scores_of_quality_have_the_same_limit():
@@ -319,10 +312,7 @@ def test_the_scores_of_quality_have_the_same_limit():
 
 
 def test_no_memory_is_a_bad_picture(monkeypatch):
-    def full(image):
-        raise MemoryError
-
-    monkeypatch.setattr(picture_files, "as_rgb", full)
+    monkeypatch.setattr(picture_files, "as_rgb", raising(MemoryError))
     with pytest.raises(BadMedia, match=r"not enough memory for the image\n  where: here\n  hint:  shrink"):
         load_image(file(GOOD["RGB PNG"]))
 
@@ -387,5 +377,4 @@ def test_whatever_pillow_raises_is_a_bad_picture(monkeypatch):
             raise error
 
         monkeypatch.setattr(TiffImagePlugin.TiffImageFile, "_open", fail)
-        with pytest.raises(BadMedia, match="corrupt image"):
-            load_image(file(GOOD["RGB TIFF"]))
+        fails_with("corrupt image", load_image, file(GOOD["RGB TIFF"]), error=BadMedia)

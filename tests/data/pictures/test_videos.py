@@ -11,6 +11,7 @@ from draftsmith.core.pictures import VIDEO
 from draftsmith.data.pictures import videos
 from draftsmith.data.pictures.embedded import Embedded
 from draftsmith.data.pictures.videos import Clip, VideoSettings, frame_numbers, write_clip
+from fails import fails_with
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -37,8 +38,7 @@ def numbers_of(found: list[Image.Image]) -> list[int]:
 def test_the_frames_that_are_announced_are_decoded(path, settings):
     clip = Clip(path, settings)
     assert numbers_of(clip.frames()) == clip.numbers == Clip(path, settings).numbers
-    assert clip.frames()[0].size == (64, 48)
-    assert len(clip.numbers) <= settings.num_frames
+    assert clip.frames()[0].size == (64, 48) and len(clip.numbers) <= settings.num_frames
     assert settings.picture(len(clip.numbers), 3).num_tiles == len(clip.numbers)
 
 
@@ -55,8 +55,7 @@ def test_which_frames_are_taken():
 def test_settings_of_a_clip():
     layout = VideoSettings(newline="grid", pooling="average").picture(4, 27)
     assert (layout.modality, layout.num_tiles, layout.num_tokens) == (VIDEO, 4, 4 * 13 * 14)
-    with pytest.raises(ValueError, match="min_frames is 9"):
-        VideoSettings(num_frames=8, min_frames=9)
+    fails_with("min_frames is 9", VideoSettings, num_frames=8, min_frames=9, error=ValueError)
 
 
 # ---- clips as phones, cutters and recorders leave them
@@ -161,21 +160,17 @@ def test_a_missing_clip_is_named(tmp_path):
 def test_files_that_are_no_clips(path, tmp_path, text):
     """A playlist would make the reader open what it names."""
     (tmp_path / "b.mp4").write_text(text)
-    with pytest.raises(UserError, match="corrupt clip"):
-        Clip(tmp_path / "b.mp4", UNIFORM)
+    fails_with("corrupt clip", Clip, tmp_path / "b.mp4", UNIFORM)
 
 
 def test_a_frame_of_too_many_pixels_is_refused(path, monkeypatch):
     clip = Clip(path, UNIFORM)
     monkeypatch.setattr(videos, "MAX_PIXELS", 1000)
-    with pytest.raises(UserError, match=r"too many pixels: a frame has 64 x 48, and 1,000 is the limit\n.*a\.mp4"):
-        Clip(path, UNIFORM)
-    with pytest.raises(UserError, match="too many pixels: a frame"):
-        clip.frames()
+    fails_with(r"too many pixels: a frame has 64 x 48, and 1,000 is the limit\n.*a\.mp4", Clip, path, UNIFORM)
+    fails_with("too many pixels: a frame", clip.frames)
     monkeypatch.undo()
     monkeypatch.setattr(videos, "MAX_TAKEN", 64 * 48 * 8 - 1)
-    with pytest.raises(UserError, match="the 8 frames taken of the clip have 512 x 48"):
-        clip.frames()
+    fails_with("the 8 frames taken of the clip have 512 x 48", clip.frames)
 
 
 def test_damaged_clips_end_in_one_kind_of_error(path, tmp_path):
@@ -220,8 +215,7 @@ def test_the_decoder_refuses_a_size_that_the_head_did_not_say(path, monkeypatch)
     clip = Clip(path, UNIFORM)
     monkeypatch.setattr(videos, "MAX_PIXELS", 1000)
     monkeypatch.setattr(videos, "check_area", lambda *_: None)
-    with pytest.raises(UserError, match="corrupt clip"):
-        clip.frames()
+    fails_with("corrupt clip", clip.frames)
 
 
 def test_the_same_frames_make_the_same_file(path, tmp_path):

@@ -3,17 +3,11 @@
 from types import SimpleNamespace
 
 import pytest
-from draftsmith.core.errors import UserError
 from draftsmith.data.families.llava import LLAVA
 from draftsmith.data.pictures.videos import VideoSettings
-from draftsmith.data.pictures.visual_budget import (
-    PRESETS,
-    FrameTokens,
-    label,
-    tile_frames,
-    visual_tokens,
-)
+from draftsmith.data.pictures.visual_budget import PRESETS, FrameTokens, label, tile_frames, visual_tokens
 from draftsmith.trainers.evaluate.requests import at_length
+from fails import fails_with
 
 
 def test_the_papers_25k_are_128_frames():
@@ -49,8 +43,7 @@ def test_budgets_are_any_number():
     assert visual_tokens("0.5k") == 500 and visual_tokens(777) == 777 and visual_tokens(" 25K ") == 25_000
     assert [label(value) for value in ("0.5k", 25_000, 777, 1500, 40)] == ["0.5k", "25k", "777", "1.5k", "40"]
     for wrong in ("many", 0, -5, "nan", "inf", "k"):
-        with pytest.raises(UserError, match="no number of visual tokens"):
-            visual_tokens(wrong)
+        fails_with("no number of visual tokens", visual_tokens, wrong)
 
 
 def test_settings_take_frames_at_equal_distances():

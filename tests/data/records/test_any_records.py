@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from pydantic import TypeAdapter
+from small_records import talk
 
 FEW = {"deadline": None, "derandomize": True, "database": None, "suppress_health_check": list(HealthCheck)}
 TEXTS = st.one_of(
@@ -22,23 +23,15 @@ ANYTHING = st.recursive(
 FILES = st.sampled_from(["images/1.png", "images/2.png", "images/none.png", "images", "../data.json", "/etc/hostname"])
 TURNS = st.fixed_dictionaries(
     {},
-    optional={
-        "from": st.sampled_from(["human", "gpt", "system", "tool"]) | ANYTHING,
-        "value": TEXTS | ANYTHING,
-        "tool_calls": ANYTHING,
-        "reasoning": TEXTS | ANYTHING,
-    },
-)
+    optional={"from": st.sampled_from(["human", "gpt", "system", "tool"]) | ANYTHING, "value": TEXTS | ANYTHING,
+              "tool_calls": ANYTHING, "reasoning": TEXTS | ANYTHING},
+)  # fmt: skip
 RECORDS = st.fixed_dictionaries(
     {"conversations": st.lists(TURNS | ANYTHING, max_size=4) | ANYTHING},
     optional={"id": TEXTS | ANYTHING, "image": FILES | st.lists(FILES, max_size=3) | ANYTHING, "video": ANYTHING,
               "tools": ANYTHING, "chat_template_kwargs": ANYTHING},
 )  # fmt: skip
-GOOD = {
-    "id": "good",
-    "image": "images/1.png",
-    "conversations": [{"from": "human", "value": "<image>\nWhich?"}, {"from": "gpt", "value": "It is picture 1."}],
-}
+GOOD = {"id": "good", "image": "images/1.png", "conversations": talk("<image>\nWhich?", "It is picture 1.")}
 
 
 def read_all(open_data, path, on_error: str) -> int:

@@ -9,13 +9,16 @@ from pathlib import Path
 
 import pytest
 import yaml
+from command_line import prints
 from draftsmith.core.errors import UserError
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.records import chat_logs, log_lines, logged_pictures
 from draftsmith.data.records.chat_logs import convert
 from draftsmith.data.records.mixture import Selection
 from draftsmith.recipes.commands.cli import main
+from fails import fails_with
 from PIL import Image
+from small_records import talk
 
 
 def png(color=(200, 30, 30)) -> bytes:
@@ -60,10 +63,7 @@ def test_the_forms_that_servers_write(tmp_path):
     found = convert(log, tmp_path / "out")
     assert (found.records, found.pictures, found.answers) == (4, 1, 4) and not any(found.has.values())
     first, *others = records(tmp_path / "out")
-    assert first == {
-        "id": "log-1",
-        "conversations": [{"from": "human", "value": "What is red?"}, {"from": "gpt", "value": "A colour."}],
-    }
+    assert first == {"id": "log-1", "conversations": talk("What is red?", "A colour.")}
     name = others[0]["image"]
     assert (tmp_path / "out" / name).read_bytes() == png() and [one["image"] for one in others] == [name] * 3
     assert others[0]["conversations"][0]["value"] == "<image>\nAnd this?"
@@ -181,9 +181,8 @@ def test_halves_that_are_strings_of_json_are_read(tmp_path, names):
 
 
 def test_what_a_line_has_in_place_of_messages_is_told(tmp_path):
-    with pytest.raises(UserError) as error:
-        convert(written(tmp_path, {"input": "a", "output": "b"}), tmp_path / "out")
-    assert "found input, output" in str(error.value.hint)
+    error = fails_with("", convert, written(tmp_path, {"input": "a", "output": "b"}), tmp_path / "out")
+    assert "found input, output" in str(error.hint)
 
 
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning"])
@@ -226,35 +225,30 @@ def test_what_is_held_out_shares_no_picture_and_no_conversation(tmp_path):
     chosen = Selection([str(tmp_path / "out" / "held-out.jsonl")], cache=tmp_path / "cache", seed=0)
     assert len(chosen.places()) == found.held_out, "data.path reads them"
     same = written(tmp_path, *[asked(f"How? {n}", 1) for n in range(4)])
-    with pytest.raises(UserError, match=r"cannot be kept apart: the smallest group .* has 4 of 4"):
-        convert(same, tmp_path / "none", held_out=2)
+    fails_with(r"cannot be kept apart: the smallest group .* has 4 of 4", convert, same, tmp_path / "none", held_out=2)
     assert not (tmp_path / "none").exists()
 
 
 ONE = json.dumps(USUAL).encode()
 
 
-@pytest.mark.parametrize(
-    ("data", "kind", "cure"),
-    [
-        (b"[" + ONE + b", " + ONE + b"]", "a JSON array", "jq -c"),
-        (b"[\n" + ONE + b"]", "a JSON array", "jq -c"),
-        (json.dumps(USUAL, indent=1).encode(), "JSON over several lines", "jq -c"),
-        (b"data: " + ONE + b"\n\ndata: [DONE]\n", "a stream of events", "stream"),
-        (ONE.decode().encode("utf-16"), "UTF-16", "iconv"),
-        (ONE.decode().encode("utf-16-le"), "UTF-16", "iconv"),
-        (b"SQL" + ONE + b"\0", "binary data", "fetch it again"),
-        (b"\x28\xb5\x2f\xfd123", "zstd", "zstd -d"),
-        (b"PAR1123", "a Parquet table", "JSON lines"),
-        (gzip.compress(b"[" + ONE + b"]", mtime=0), "a JSON array", "jq -c"),
-        (gzip.compress(ONE, mtime=0)[:-12], "a damaged gzip file", "again"),
-    ],
-)
+@pytest.mark.parametrize(("data", "kind", "cure"), [
+    (b"[" + ONE + b", " + ONE + b"]", "a JSON array", "jq -c"),
+    (b"[\n" + ONE + b"]", "a JSON array", "jq -c"),
+    (json.dumps(USUAL, indent=1).encode(), "JSON over several lines", "jq -c"),
+    (b"data: " + ONE + b"\n\ndata: [DONE]\n", "a stream of events", "stream"),
+    (ONE.decode().encode("utf-16"), "UTF-16", "iconv"),
+    (ONE.decode().encode("utf-16-le"), "UTF-16", "iconv"),
+    (b"SQL" + ONE + b"\0", "binary data", "fetch it again"),
+    (b"\x28\xb5\x2f\xfd123", "zstd", "zstd -d"),
+    (b"PAR1123", "a Parquet table", "JSON lines"),
+    (gzip.compress(b"[" + ONE + b"]", mtime=0), "a JSON array", "jq -c"),
+    (gzip.compress(ONE, mtime=0)[:-12], "a damaged gzip file", "again"),
+])  # fmt: skip
 def test_another_kind_of_file_is_named(tmp_path, data, kind, cure):
     (tmp_path / "log.jsonl").write_bytes(data)
-    with pytest.raises(UserError, match=kind) as error:
-        convert(tmp_path / "log.jsonl", tmp_path / "out", skip=True)
-    assert cure in str(error.value.hint) and not (tmp_path / "out").exists()
+    error = fails_with(kind, convert, tmp_path / "log.jsonl", tmp_path / "out", skip=True)
+    assert cure in str(error.hint) and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("data", [gzip.compress(ONE + b"\n" + ONE, mtime=0), b"\xef\xbb\xbf" + ONE + b"\r\n" + ONE])
@@ -265,8 +259,7 @@ def test_packed_and_marked_files_are_read(tmp_path, data):
 
 def test_nothing_is_read_until_memory_ends(tmp_path, monkeypatch):
     for device in ("/dev/zero", tmp_path):
-        with pytest.raises(UserError, match=r"no regular file|a folder"):
-            convert(Path(device), tmp_path / "out")
+        fails_with(r"no regular file|a folder", convert, Path(device), tmp_path / "out")
     monkeypatch.setattr(log_lines, "MOST_BYTES", 4096)
     monkeypatch.setattr(chat_logs, "MOST_BYTES", 4096)
     endless = b'{"messages": "' + b"x" * (3 << 20)
@@ -278,49 +271,45 @@ def test_nothing_is_read_until_memory_ends(tmp_path, monkeypatch):
     assert found.records == 2 and found.skipped == {"a line of more than 0 MiB": 2}
 
 
-@pytest.mark.parametrize(
-    ("line", "problem", "cure"),
-    [
-        ("{", "not JSON", "one JSON object"),
-        ("[1]", "no JSON object", "one JSON object"),
-        ({"prompt": "x"}, "no messages", "a line has `messages`"),
-        ({"messages": ["x"]}, "a message is no JSON object", ""),
-        ({"messages": [said("user", "x"), said("assistant", "  ")]}, "an empty answer", ""),
-        ({"messages": [said("user", "x"), said("user", "y"), said("assistant", "z")]}, "do not alternate", ""),
-        ({"messages": [said("assistant", "z")]}, "no question", ""),
-        ({"messages": [said("user", "x"), said("assistant", None, tool_calls=[{}])]}, "a tool call without", ""),
-        ({"messages": [said("user", "x"), said("tool", "3"), said("assistant", "z")]}, "do not alternate", ""),
-        ({"messages": [said("user", "x"), said("system", "y"), said("assistant", "z")]}, "must alternate", ""),
-        (USUAL | {"functions": [{}]}, "a request with functions", "no record"),
-        (USUAL | {"tools": [{"type": "<image>"}]}, "a text says <image>", ""),
-        (USUAL | {"tools": {"a": 1}}, "tools", ""),
-        ({"messages": [said("user", "\ud83d"), said("assistant", "z")]}, "half a character", ""),
-        ({"messages": USUAL["messages"][:1], "choices": [{"delta": {"content": "A"}}]}, "streamed", "one `message`"),
-        ({"messages": USUAL["messages"][:1], "choices": [{"text": "A"}]}, "no answer", "regenerate"),
-        ({"messages": USUAL["messages"][:1], "choices": [1]}, "a choice is no JSON object", ""),
-        ({"messages": [said("user", "an <image> tag"), said("assistant", "z")]}, "a text says <image>", ""),
-        ({"messages": [said("user", [{"type": "input_audio"}]), said("assistant", "z")]}, "type 'input_audio'", "text"),
-        ({"messages": [said("user", 3), said("assistant", "z")]}, "a message without text", "a list of parts"),
-        ({"messages": [said("user", shown("x", "https://a.b/c.png")), said("assistant", "z")]},
-         "on the network, and nothing is fetched", "download it"),
-        ({"messages": [said("user", shown("x", "s3://a/c.png")), said("assistant", "z")]}, "scheme s3", "data: URLs"),
-        ({"messages": [said("user", shown("x", "../../etc/passwd")), said("assistant", "z")]}, "outside", "--images"),
-        ({"messages": [said("user", shown("x", "/etc/hostname")), said("assistant", "z")]}, "outside", "--images"),
-        ({"messages": [said("user", shown("x", "none.png")), said("assistant", "z")]}, "not there", "--images"),
-        ({"messages": [said("user", shown("x", "log.jsonl")), said("assistant", "z")]}, "cannot be read", ""),
-        ({"messages": [said("user", shown("x", "data:image/png,abc")), said("assistant", "z")]}, "not base64", ""),
-        ({"messages": [said("user", shown("x", "data:image/png;base64,*")), said("assistant", "z")]}, "not base64", ""),
-        ({"messages": [said("user", shown("x", url()[:-40])), said("assistant", "z")]}, "cannot be read", ""),
-        ({"messages": [said("user", shown("x", 3)), said("assistant", "z")]}, "without an address", ""),
-        *(({"messages": [said("user", shown("x", name)), said("assistant", "z")]}, "that no file can have", "mend or")
-          for name in ("y" * 300, "a\0b", "\ud800.png", "http://[::1")),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("line", "problem", "cure"), [
+    ("{", "not JSON", "one JSON object"),
+    ("[1]", "no JSON object", "one JSON object"),
+    ({"prompt": "x"}, "no messages", "a line has `messages`"),
+    ({"messages": ["x"]}, "a message is no JSON object", ""),
+    ({"messages": [said("user", "x"), said("assistant", "  ")]}, "an empty answer", ""),
+    ({"messages": [said("user", "x"), said("user", "y"), said("assistant", "z")]}, "do not alternate", ""),
+    ({"messages": [said("assistant", "z")]}, "no question", ""),
+    ({"messages": [said("user", "x"), said("assistant", None, tool_calls=[{}])]}, "a tool call without", ""),
+    ({"messages": [said("user", "x"), said("tool", "3"), said("assistant", "z")]}, "do not alternate", ""),
+    ({"messages": [said("user", "x"), said("system", "y"), said("assistant", "z")]}, "must alternate", ""),
+    (USUAL | {"functions": [{}]}, "a request with functions", "no record"),
+    (USUAL | {"tools": [{"type": "<image>"}]}, "a text says <image>", ""),
+    (USUAL | {"tools": {"a": 1}}, "tools", ""),
+    ({"messages": [said("user", "\ud83d"), said("assistant", "z")]}, "half a character", ""),
+    ({"messages": USUAL["messages"][:1], "choices": [{"delta": {"content": "A"}}]}, "streamed", "one `message`"),
+    ({"messages": USUAL["messages"][:1], "choices": [{"text": "A"}]}, "no answer", "regenerate"),
+    ({"messages": USUAL["messages"][:1], "choices": [1]}, "a choice is no JSON object", ""),
+    ({"messages": [said("user", "an <image> tag"), said("assistant", "z")]}, "a text says <image>", ""),
+    ({"messages": [said("user", [{"type": "input_audio"}]), said("assistant", "z")]}, "type 'input_audio'", "text"),
+    ({"messages": [said("user", 3), said("assistant", "z")]}, "a message without text", "a list of parts"),
+    ({"messages": [said("user", shown("x", "https://a.b/c.png")), said("assistant", "z")]},
+     "on the network, and nothing is fetched", "download it"),
+    ({"messages": [said("user", shown("x", "s3://a/c.png")), said("assistant", "z")]}, "scheme s3", "data: URLs"),
+    ({"messages": [said("user", shown("x", "../../etc/passwd")), said("assistant", "z")]}, "outside", "--images"),
+    ({"messages": [said("user", shown("x", "/etc/hostname")), said("assistant", "z")]}, "outside", "--images"),
+    ({"messages": [said("user", shown("x", "none.png")), said("assistant", "z")]}, "not there", "--images"),
+    ({"messages": [said("user", shown("x", "log.jsonl")), said("assistant", "z")]}, "cannot be read", ""),
+    ({"messages": [said("user", shown("x", "data:image/png,abc")), said("assistant", "z")]}, "not base64", ""),
+    ({"messages": [said("user", shown("x", "data:image/png;base64,*")), said("assistant", "z")]}, "not base64", ""),
+    ({"messages": [said("user", shown("x", url()[:-40])), said("assistant", "z")]}, "cannot be read", ""),
+    ({"messages": [said("user", shown("x", 3)), said("assistant", "z")]}, "without an address", ""),
+    *(({"messages": [said("user", shown("x", name)), said("assistant", "z")]}, "that no file can have", "mend or")
+      for name in ("y" * 300, "a\0b", "\ud800.png", "http://[::1")),
+])  # fmt: skip
 def test_a_line_that_cannot_be_used_is_named_or_left_out(tmp_path, line, problem, cure):
     log = written(tmp_path, USUAL, line)
-    with pytest.raises(UserError) as error:
-        convert(log, tmp_path / "out")
-    assert problem in error.value.problem and cure in error.value.hint and error.value.where == f"{log}, line 2"
+    error = fails_with("", convert, log, tmp_path / "out")
+    assert problem in error.problem and cure in error.hint and error.where == f"{log}, line 2"
     assert not (tmp_path / "out").exists()
     found = convert(log, tmp_path / "out", skip=True)
     assert found.records == 1 and sum(found.skipped.values()) == 1
@@ -345,24 +334,20 @@ def test_large_pictures_are_left_out(tmp_path, monkeypatch):
     (tmp_path / "a.png").write_bytes(png())
     for one in (url(), "a.png"):
         log = written(tmp_path, USUAL, {"messages": [said("user", shown("x", one)), said("assistant", "z")]})
-        with pytest.raises(UserError, match="more than 64 MiB"):
-            convert(log, tmp_path / "out")
+        fails_with("more than 64 MiB", convert, log, tmp_path / "out")
 
 
 def test_a_log_without_a_usable_line(tmp_path):
     with pytest.raises(UserError, match="no line can be used: no question"):
         convert(written(tmp_path, {"messages": [said("assistant", "z")]}), tmp_path / "out", skip=True)
-    with pytest.raises(UserError, match="no line can be used: the file has no lines"):
-        convert(written(tmp_path), tmp_path / "out")
-    with pytest.raises(UserError, match="cannot be read"):
-        convert(tmp_path / "nowhere.jsonl", tmp_path / "out")
+    fails_with("no line can be used: the file has no lines", convert, written(tmp_path), tmp_path / "out")
+    fails_with("cannot be read", convert, tmp_path / "nowhere.jsonl", tmp_path / "out")
 
 
 def test_the_command_prints_the_recipes_sections(tmp_path, capsys):
     line = {"messages": [said("system", "Be brief."), said("user", shown("x", url())), said("assistant", "z")]}
     log = written(tmp_path, line, USUAL, answered(choice("Tw", "length")))
-    assert main(["logs", str(log), str(tmp_path / "out"), "--held-out", "1"]) == 0
-    told = capsys.readouterr().out
+    told = prints(capsys, ["logs", str(log), str(tmp_path / "out"), "--held-out", "1"])
     assert f"written  {tmp_path}/out/records.jsonl: 1 record\n" in told
     assert f"{tmp_path}/out/held-out.jsonl: 1 record to measure with" in told
     assert "1 different picture\n" in told and "2 answers to learn; 1 with a system message\n" in told

@@ -10,6 +10,7 @@ import pytest
 from draftsmith.data.records import records
 from draftsmith.data.records.kept_arrays import read_arrays, write_arrays
 from draftsmith.data.states.samples import StatesSamples
+from small_records import flip
 
 
 class Trap:
@@ -19,12 +20,6 @@ class Trap:
 
 def pickled(path: Path) -> None:
     np.savez(path, offsets=np.array([Trap()], dtype=object), counts=np.array([Trap()], dtype=object))
-
-
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {

@@ -9,17 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from braceexpand import braceexpand
-from draftsmith.core.errors import UserError
 from draftsmith.data.records.mixture import JsonFile, Share, are_present, expand, identities
 from draftsmith.data.records.patterns import _count, expanded
 from draftsmith.data.records.tars import expand_paths
+from fails import fails_with
+from small_records import talk
 
 RECORDED = json.loads((Path(__file__).parents[1] / "vectors" / "lvlm" / "sampler.json").read_text())
 CASES = RECORDED["yaml_mixture"]
 
 
 def rows(count: int, start: int = 0) -> list[dict]:
-    turns = [{"from": "human", "value": "Which?"}, {"from": "gpt", "value": "It is picture 1."}]
+    turns = talk("Which?", "It is picture 1.")
     return [{"id": f"t{start + n}", "conversations": turns} for n in range(count)]
 
 
@@ -47,8 +48,7 @@ def test_patterns_are_matched_in_order_and_without_a_match_named(tmp_path):
     assert [s.source.path.name for s in expand([tmp_path / "whole[1].json"])] == ["whole[1].json"], "a file by its name"
     assert not are_present([tmp_path / "x-*.json"]) and identities([tmp_path / "x-*.json"]) == ["absent"]
     for pattern, told in (("x-*.json", f"'x-*.json' in {tmp_path}"), ("gone/*.json", "gone, which is no folder")):
-        with pytest.raises(UserError, match=re.escape(told)):
-            expand([tmp_path / pattern])
+        fails_with(re.escape(told), expand, [tmp_path / pattern])
 
 
 def test_counts_of_the_published_code():
@@ -85,9 +85,8 @@ def test_random_is_reproducible_and_independent_of_the_global_generators():
     ]
     for other in others:
         assert len(other) == 300 and not np.array_equal(other, first)
-    assert np.array_equal(Share(JsonFile(Path("elsewhere/a.json")), "random:300").pick(1000, seed=0), first), (
-        "folders may move"
-    )
+    moved = Share(JsonFile(Path("elsewhere/a.json")), "random:300")
+    assert np.array_equal(moved.pick(1000, seed=0), first), "folders may move"
     # Pinned: whatever changes these numbers changes every mixture that was ever trained on.
     assert share.pick(20, seed=0).tolist() == [5, 9, 12, 15, 17, 18]
 
@@ -104,14 +103,10 @@ def test_several_files_json_and_jsonl(folder, open_data):
     write(folder / "b.jsonl", 10, 10)
     (folder / "sub").mkdir()
     write(folder / "sub" / "a.json", 10, 20)
-    path = mixture(
-        folder,
-        'json_path: a.json, sampling_strategy: "first:2"',
-        'json_path: b.jsonl, sampling_strategy: "end:15%"',
-        "json_path: sub/a.json",
-        'json_path: a.json, sampling_strategy: "end:0"',
-        f'json_path: {folder / "a.json"}, sampling_strategy: "end:1"',
-    )
+    path = mixture(folder, 'json_path: a.json, sampling_strategy: "first:2"',
+                   'json_path: b.jsonl, sampling_strategy: "end:15%"', "json_path: sub/a.json",
+                   'json_path: a.json, sampling_strategy: "end:0"',
+                   f'json_path: {folder / "a.json"}, sampling_strategy: "end:1"')  # fmt: skip
     dataset = open_data(path)
     assert used(dataset) == ["t0", "t1", "t18", "t19", *(f"t{n}" for n in range(20, 30)), "t9"]
     assert dataset.lengths.tolist() == [-5] * 15
@@ -145,8 +140,7 @@ def test_brace_patterns(folder, open_data):
     assert used(open_data(folder / "x{y}.json")) == ["t20", "t21"], "a file of that very name"
     path = mixture(folder, '"json_path": "{b,a}.json", sampling_strategy: "first:1"')
     assert used(open_data(path)) == ["t10", "t0"], "the strategy is each file's"
-    with pytest.raises(UserError, match=r"braces that do not expand"):
-        expand([folder / "{a,b.json"])
+    fails_with(r"braces that do not expand", expand, [folder / "{a,b.json"])
 
 
 def test_a_broken_record_that_takes_no_part_is_no_error(folder, open_data):
@@ -154,8 +148,7 @@ def test_a_broken_record_that_takes_no_part_is_no_error(folder, open_data):
     records[7]["conversations"] = []
     (folder / "a.json").write_text(json.dumps(records))
     assert len(open_data(mixture(folder, 'json_path: a.json, sampling_strategy: "first:5"'))) == 5
-    with pytest.raises(UserError, match=r"no conversations"):
-        open_data(mixture(folder, 'json_path: a.json, sampling_strategy: "end:5"'))
+    fails_with(r"no conversations", open_data, mixture(folder, 'json_path: a.json, sampling_strategy: "end:5"'))
     kept = open_data(mixture(folder, 'json_path: a.json, sampling_strategy: "end:5"'), on_error="skip")
     assert used(kept) == ["t5", "t6", "t8", "t9"], "a share counts records, not usable ones, as in the published code"
 
@@ -172,32 +165,28 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_a_bad_entry_is_named_with_its_file_and_hint(folder, name):
-    entry, where, hint = BAD[name]
+@pytest.mark.parametrize(("entry", "where", "hint"), BAD.values(), ids=BAD)
+def test_a_bad_entry_is_named_with_its_file_and_hint(folder, entry, where, hint):
     write(folder / "a.json", 3)
     path = mixture(folder, "json_path: a.json", entry)
-    with pytest.raises(UserError) as caught:
-        expand([path])
-    assert re.search(rf"{re.escape(str(path))}, {where}", caught.value.where), caught.value.where
-    assert re.search(hint, caught.value.hint), caught.value.hint
+    caught = fails_with("", expand, [path])
+    assert re.search(rf"{re.escape(str(path))}, {where}", caught.where), caught.where
+    assert re.search(hint, caught.hint), caught.hint
 
 
 def test_all_missing_files_are_named_at_once(folder):
     write(folder / "a.json", 3)
     path = mixture(folder, "json_path: b.json", "json_path: a.json", "json_path: c.json")
-    with pytest.raises(UserError, match=r"2 of 3 data files.*missing") as caught:
-        expand([path])
-    assert "entry 1" in caught.value.where and "entry 3" in caught.value.where and "entry 2" not in caught.value.where
+    caught = fails_with(r"2 of 3 data files.*missing", expand, [path])
+    assert "entry 1" in caught.where and "entry 3" in caught.where and "entry 2" not in caught.where
 
 
 @pytest.mark.parametrize("text", ["", "[]", "datasets: []", "datasets: 3", "a: 1", "datasets:\n- json_path: [", "x"])
 def test_what_is_no_mixture(folder, text):
     path = folder / "mix.yaml"
     path.write_text(text)
-    with pytest.raises(UserError) as caught:
-        expand([path])
-    assert str(path) in caught.value.where and caught.value.hint
+    caught = fails_with("", expand, [path])
+    assert str(path) in caught.where and caught.hint
 
 
 def test_identities_cover_the_mixture_and_its_files(folder, open_data):
@@ -227,13 +216,11 @@ def test_millions_of_records_by_their_numbers():
 def test_braces_are_bounded(tmp_path, name):
     """Counted before they are made: the names of a short line would fill the memory."""
     for names in (lambda: expand([tmp_path / f"{name}.json"]), lambda: expand_paths(str(tmp_path / f"{name}.tar"))):
-        with pytest.raises(UserError, match=r"braces that do not expand.* names, and at most 200,000 are read"):
-            names()
+        fails_with(r"braces that do not expand.* names, and at most 200,000 are read", names)
 
 
 def test_files_of_several_names_are_bounded_together(tmp_path):
-    with pytest.raises(UserError, match=r"more than 200,000 files"):
-        expand([tmp_path / f"{n}{{0..99999}}.json" for n in range(3)])
+    fails_with(r"more than 200,000 files", expand, [tmp_path / f"{n}{{0..99999}}.json" for n in range(3)])
 
 
 @pytest.mark.parametrize(

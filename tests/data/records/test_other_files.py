@@ -15,8 +15,10 @@ from draftsmith.data.records.record import check_record
 from draftsmith.data.records.records import open_records
 from draftsmith.data.records.scan import check_kind
 from draftsmith.data.records.table_records import TableRecords
+from fails import fails_with
+from small_records import talk
 
-TURNS = [{"from": "human", "value": "What?"}, {"from": "gpt", "value": "A café."}]
+TURNS = talk("What?", "A café.")
 ROWS = [{"id": str(number), "conversations": TURNS} for number in range(3)]
 LIST = json.dumps(ROWS, ensure_ascii=False)
 LINES = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS)
@@ -103,9 +105,8 @@ def test_another_kind_of_file_is_told_as_what_it_is(tmp_path, name):
     data, kind, cure = TOLD[name]
     path = tmp_path / name
     path.write_bytes(data)
-    with pytest.raises(UserError) as caught:
-        open_records(path, tmp_path / "cache")
-    assert kind in caught.value.problem and cure in caught.value.hint and str(path) in str(caught.value.where)
+    caught = fails_with("", open_records, path, tmp_path / "cache")
+    assert kind in caught.problem and cure in caught.hint and str(path) in str(caught.where)
 
 
 def test_records_of_other_layouts_are_told_by_what_they_hold(tmp_path):
@@ -114,29 +115,22 @@ def test_records_of_other_layouts_are_told_by_what_they_hold(tmp_path):
     assert check_record(messages) == "no conversations, but messages: a chat log, which `draftsmith logs` reads"
     assert check_record({"instruction": "a", "output": "b"}) == "no conversations (it has instruction, output)"
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    assert "role and content" in check_record({"conversations": turns}) and "from" in check_record(
-        {"conversations": turns}
-    )
+    assert "role and content" in check_record({"conversations": turns})
+    assert "from" in check_record({"conversations": turns})
     path = tmp_path / "log.jsonl"
     path.write_text(json.dumps(messages) + "\n")
     assert "draftsmith logs" in open_records(path, tmp_path / "cache").problems[0], "a log of one line is no wrapper"
 
 
-@pytest.mark.parametrize(
-    ("data", "kind"),
-    [
-        ("{}".encode("utf-16"), "UTF-16 text"),
-        (table(), "Parquet"),
-        (gzip.compress(b"{}", mtime=0), "gzip"),
-        (b"\xe9", "not UTF-8: byte 0xe9"),
-    ],
-)
+@pytest.mark.parametrize(("data", "kind"), [
+    ("{}".encode("utf-16"), "UTF-16 text"), (table(), "Parquet"), (gzip.compress(b"{}", mtime=0), "gzip"),
+    (b"\xe9", "not UTF-8: byte 0xe9"),
+])  # fmt: skip
 def test_small_files_are_told_as_what_they_are_too(tmp_path, data, kind):
     path = tmp_path / "index.json"
     path.write_bytes(data)
     for reader in (lambda: read_json(path, dict, hint="h"), lambda: read_text(path, hint="h")):
-        with pytest.raises(UserError, match=kind):
-            reader()
+        fails_with(kind, reader)
 
 
 def test_a_table_by_another_name_is_told(tmp_path):

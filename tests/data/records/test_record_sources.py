@@ -12,7 +12,6 @@ import datasets
 import numpy as np
 import pytest
 import torch
-import training
 from draftsmith.core.errors import UserError
 from draftsmith.data.collate import ConversationCollate
 from draftsmith.data.conversations import PromptFormat
@@ -25,13 +24,11 @@ from draftsmith.data.records.mixture import are_present, identities
 from draftsmith.data.records.records import file_identity
 from draftsmith.data.records.table_records import Columns, TableRecords
 from draftsmith.data.records.tar_records import TarRecords
-from draftsmith.models.parts import PARTS, TokenIds
-from draftsmith.models.targets.llava.model import assemble, llava_config
-from draftsmith.models.targets.llava.training import LlavaTraining
 from draftsmith.trainers.serve.written_texts import _shown
+from fails import fails_with
 from PIL import Image
 from record_forms import members, table, write_forms, write_tar
-from transformers import CLIPVisionConfig, LlamaConfig
+from small_records import talk
 
 FORMS = ("arrow", "parquet", "tar")
 
@@ -50,8 +47,7 @@ def records(count: int = 21) -> list[dict]:
         media = ({}, {"image": f"images/{number % 6}.png"}, {"image": [f"images/{n}.png" for n in (number % 5, 5)]},
                  {"video": "clip.mp4"})[number % 4]  # fmt: skip
         marks = "<image>\n" * (0, 1, 2, 1)[number % 4]
-        turns = [{"from": "human", "value": f"{marks}Which picture?"},
-                 {"from": "gpt", "value": "It is" + " not" * number + " é."}]  # fmt: skip
+        turns = talk(f"{marks}Which picture?", "It is" + " not" * number + " é.")
         rows.append({"id": f"r{number}", **media, "conversations": turns})
     return rows
 
@@ -135,57 +131,8 @@ def test_requests_preflight_and_skipping_are_those_of_json(forms, opened, form):
             np.array(x).sum() for x in other.request(index, originals=True)[0].originals
         ]
     assert str(count_long(plain, 60)) == str(count_long(other, 60))
-    assert count_long(other, 60).count > 3
-    assert other.record(5)["id"] == "r5"
+    assert count_long(other, 60).count > 3 and other.record(5)["id"] == "r5"
     assert pickle.loads(pickle.dumps(other.record(4)))["id"] == "r4", "text crosses processes"
-
-
-# ---- training
-
-
-@pytest.fixture
-def trained(processor, opened, media, monkeypatch):
-    """Losses of each step and final weights of a tiny draft LVLM; a run that goes on where its folder's stopped."""
-    ids = TokenIds(
-        len(processor.tokenizer), processor.image_token_id, processor.bos_id, processor.eos_id, processor.pad_id
-    )
-    text = LlamaConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-                       vocab_size=ids.vocab_size, max_position_embeddings=256)  # fmt: skip
-    vision = CLIPVisionConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-                              image_size=24, patch_size=8)  # fmt: skip
-    monkeypatch.setattr(training, "loader", lambda samples, steps, start_step=0, micro=2: loader(
-        samples, total_steps=steps, start_step=start_step, micro_batch_size=micro))  # fmt: skip
-
-    def trained(name, folder: str, **settings):
-        torch.manual_seed(0)
-        model = LlavaTraining(assemble(llava_config(text, vision, ids)).train(), PARTS, gradient_checkpointing=False)
-        samples = opened(name, run=folder)
-        losses, weights, _ = training.run(media / folder, steps=6, model=model, samples=samples, **settings)
-        return losses, weights
-
-    return trained
-
-
-class Died(Exception):
-    pass
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_losses_and_a_resumed_run_are_those_of_json(forms, trained, form):
-    expected, weights = trained(forms["json"], "plain")
-    assert len(expected) == 6 and len(set(expected.values())) == 6
-    losses, other = trained(forms[form], "whole")
-    assert losses == expected and all(torch.equal(other[name], weights[name]) for name in weights)
-
-    def die(step: int) -> None:
-        if step == 4:
-            raise Died
-
-    with pytest.raises(Died):
-        trained(forms[form], "stopped", every=2, log=die)
-    resumed, other = trained(forms[form], "stopped", every=2)
-    assert resumed == {step: loss for step, loss in expected.items() if step >= 3}, "from the checkpoint of step 2"
-    assert all(torch.equal(other[name], weights[name]) for name in weights)
 
 
 # ---- mixtures and fingerprints
@@ -201,11 +148,8 @@ datasets:
 """)
     mixed = opened(media / "forms" / "mix.yaml")
     ids = [mixed.record(index)["id"] for index in range(len(mixed))]
-    assert (
-        ids[:6] == ["r0", "r1", "r2", "r18", "r19", "r20"]
-        and len(ids) == 32
-        and ids[11:] == [f"r{n}" for n in range(21)]
-    )
+    assert (ids[:6] == ["r0", "r1", "r2", "r18", "r19", "r20"] and len(ids) == 32
+            and ids[11:] == [f"r{n}" for n in range(21)])  # fmt: skip
     again = opened(media / "forms" / "mix.yaml", run="again")
     assert [again.record(index)["id"] for index in range(len(again))] == ids
     assert mixed.selection.summary() == "4 data files, 3 of them in part: 32 of 84 records"
@@ -224,10 +168,9 @@ BAD_ENTRIES = {
 @pytest.mark.parametrize("entry", BAD_ENTRIES)
 def test_a_bad_entry_is_named_with_its_file_and_hint(media, opened, entry):
     (media / "mix.yaml").write_text(f"datasets:\n- {entry}\n")
-    with pytest.raises(UserError) as caught:
-        opened(media / "mix.yaml")
+    caught = fails_with("", opened, media / "mix.yaml")
     where, problem, hint = BAD_ENTRIES[entry]
-    assert where in caught.value.where and problem in str(caught.value) and hint in caught.value.hint
+    assert where in caught.where and problem in str(caught) and hint in caught.hint
 
 
 def test_fingerprints_follow_content(forms, opened, media):
@@ -276,7 +219,7 @@ def test_memory_does_not_grow_with_the_pictures(media, opened, form, monkeypatch
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (320, 320, 3), np.uint8)).save(media / "noise.png")
     size = (media / "noise.png").stat().st_size
     assert size > 300_000
-    turns = [{"from": "human", "value": "<image>\nWhich picture?"}, {"from": "gpt", "value": "It is picture 1."}]
+    turns = talk("<image>\nWhich picture?", "It is picture 1.")
     peaks = {}
     opened(write_forms(media / "warm", records(9), media)[form])[1]  # imports
     for count in (12, 120):
@@ -298,8 +241,8 @@ def saved(folder: Path, rows: list[dict], **settings) -> TableRecords:
     return TableRecords(kind="datasets", path=str(folder), **settings)
 
 
-TURNS = [{"from": "human", "value": "<image>\nWhich picture?"}, {"from": "gpt", "value": "It is picture 3."}]
-TEXT_TURNS = [{"from": "human", "value": "Which?"}, {"from": "gpt", "value": "It is picture 3."}]
+TURNS = talk("<image>\nWhich picture?", "It is picture 3.")
+TEXT_TURNS = talk("Which?", "It is picture 3.")
 
 
 def test_columns_are_mapped_and_pictures_may_be_named(media, opened):
@@ -324,10 +267,8 @@ def test_decoding_columns_stay_undecoded(media, opened, monkeypatch):
     monkeypatch.setattr(datasets.Image, "decode_example", lambda *_, **__: pytest.fail("decoded"))
     data = opened(TableRecords(kind="datasets", path=str(media / "set")))
     assert data[0].pixels.shape == (1, 3, 24, 24)
-    eps = {
-        "conversations": TURNS,
-        "image": {"bytes": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "path": None},
-    }
+    eps = {"conversations": TURNS,
+           "image": {"bytes": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "path": None}}  # fmt: skip
     with pytest.raises(UserError, match=r"corrupt image[\s\S]*row 0, column image"):
         opened(saved(media / "eps", [eps]))[0]
 
@@ -364,8 +305,7 @@ def test_text_that_is_not_utf_8_is_a_bad_record(media, opened):
     place = data.index(b"It is picture 3.", data.index(b"It is picture 3.") + 1)  # of row 1
     arrow.write_bytes(data[:place] + b"\xed\xa0\xbd" + data[place + 3 :])
     source = TableRecords(kind="datasets", path=str(media / "texts"))
-    with pytest.raises(UserError, match=r"column conversations is not UTF-8[\s\S]*record 1"):
-        opened(source)
+    fails_with(r"column conversations is not UTF-8[\s\S]*record 1", opened, source)
     assert len(opened(source, on_error="skip", run="skip")) == 2
 
 
@@ -377,10 +317,8 @@ def test_a_set_with_indices_and_splits(media, opened):
     assert len(opened(source)) == 4
     mine = opened(source.model_copy(update={"split": "mine"}))
     assert [mine.record(index)["id"] for index in range(3)] == ["r20", "r3", "r4"]
-    assert [sample_id.rpartition("/")[2] for sample_id in (mine.sample_id(0), mine.sample_id(2))] == [
-        "mine[0]",
-        "mine[2]",
-    ]
+    assert [sample_id.rpartition("/")[2]
+            for sample_id in (mine.sample_id(0), mine.sample_id(2))] == ["mine[0]", "mine[2]"]  # fmt: skip
 
 
 def test_a_folder_of_one_configuration(media, opened):
@@ -390,8 +328,7 @@ def test_a_folder_of_one_configuration(media, opened):
     source = TableRecords(kind="datasets", path=str(media / "ov"), name="ai2d(internvl)", split="train")
     data = opened(source)
     assert len(data) == 21 and data.sample_id(3) == "ov/ai2d(internvl)/train[3]"
-    with pytest.raises(UserError, match=r"no such folder[\s\S]*ai2d2"):
-        opened(source.model_copy(update={"name": "ai2d2"}))
+    fails_with(r"no such folder[\s\S]*ai2d2", opened, source.model_copy(update={"name": "ai2d2"}))
 
 
 def cached(rows: datasets.Dataset, media: Path, commit: str) -> None:
@@ -415,62 +352,39 @@ def test_a_set_of_the_hub_without_a_network(media, opened, forms):
     first = opened(source)
     assert all(map(same, batches(loader(opened(forms["json"]))), batches(loader(first))))
     assert opened(source).identity() == first.identity() and first.sample_id(3) == "MiniSet[3]"
-    with pytest.raises(UserError, match=r"no split 'test'; it has train"):
-        opened(source.model_copy(update={"split": "test"}))
-    with pytest.raises(UserError, match=r"cannot load the set[\s\S]*other"):
-        opened(source.model_copy(update={"name": "other"}))
+    fails_with(r"no split 'test'; it has train", opened, source.model_copy(update={"split": "test"}))
+    fails_with(r"cannot load the set[\s\S]*other", opened, source.model_copy(update={"name": "other"}))
     shutil.rmtree(datasets.config.HF_DATASETS_CACHE)
     cached(rows.select([*range(1, 21), 0]), media, "b" * 16)
-    with pytest.raises(UserError, match=r"has changed on the Hub[\s\S]*owner/MiniSet[\s\S]*revision"):
-        opened(source)
+    fails_with(r"has changed on the Hub[\s\S]*owner/MiniSet[\s\S]*revision", opened, source)
     assert opened(source, run="another").identity() != first.identity()
 
 
 BAD_TABLES = {
-    "no conversations": (
-        [{"turns": TEXT_TURNS}],
-        {},
-        "no column 'conversations'; it has turns",
-        "columns.conversations",
-        "",
-    ),
-    "a mistyped column": (
-        [{"conversations": TEXT_TURNS, "picture": "a"}],
-        {"image": "pictur"},
-        "'pictur'",
-        "columns.image",
-        "'picture'",
-    ),
+    "no conversations": ([{"turns": TEXT_TURNS}], {}, "no column 'conversations'; it has turns",
+                         "columns.conversations", ""),
+    "a mistyped column": ([{"conversations": TEXT_TURNS, "picture": "a"}], {"image": "pictur"}, "'pictur'",
+                          "columns.image", "'picture'"),
     "turns as text": ([{"conversations": "hello"}], {}, "holds string", "columns.conversations", "convert"),
-    "turns of others": (
-        [{"conversations": [{"role": "user", "content": "a"}]}],
-        {},
-        "`from` and `value`",
-        "columns.conversations",
-        "",
-    ),
+    "turns of others": ([{"conversations": [{"role": "user", "content": "a"}]}], {}, "`from` and `value`",
+                        "columns.conversations", ""),
     "pictures as numbers": ([{"conversations": TEXT_TURNS, "image": 3}], {}, "holds int64", "columns.image", "convert"),
     "ids as lists": ([{"conversations": TEXT_TURNS, "id": [1]}], {}, "column 'id'", "columns.id", ""),
-}
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BAD_TABLES)
-def test_a_column_that_is_missing_or_of_another_type(media, opened, name):
-    rows, columns, problem, where, hint = BAD_TABLES[name]
-    with pytest.raises(UserError) as caught:
-        opened(saved(media / "bad", rows, columns=Columns(**columns)))
-    error = caught.value
-    assert (
-        problem in error.problem and str(media / "bad") in error.where and where in error.where and hint in error.hint
-    )
+@pytest.mark.parametrize(("rows", "columns", "problem", "where", "hint"), BAD_TABLES.values(), ids=BAD_TABLES)
+def test_a_column_that_is_missing_or_of_another_type(media, opened, rows, columns, problem, where, hint):
+    error = fails_with("", opened, saved(media / "bad", rows, columns=Columns(**columns)))
+    assert problem in error.problem and str(media / "bad") in error.where and where in error.where
+    assert hint in error.hint
     assert error.hint
 
 
 def test_sets_that_are_not_there(media, opened, tmp_path):
     def refused(match: str, **settings) -> None:
-        with pytest.raises(UserError, match=match) as caught:
-            opened(TableRecords(kind="datasets", **settings))
-        assert caught.value.where and caught.value.hint
+        caught = fails_with(match, opened, TableRecords(kind="datasets", **settings))
+        assert caught.where and caught.hint
 
     refused(r"cannot load the set[\s\S]*owner/none[\s\S]*hf download", path="owner/none")
     refused(r"no such folder[\s\S]*no/such/folder", path="no/such/folder")
@@ -491,8 +405,7 @@ def test_sets_that_are_not_there(media, opened, tmp_path):
 def test_a_record_of_a_table_that_cannot_be_used(media, opened):
     rows = [{"id": str(n), "conversations": TURNS, "image": b"no picture" if n == 2 else None} for n in range(4)]
     source = saved(media / "set", rows)
-    with pytest.raises(UserError, match=r"1 <image> marks for 0 images[\s\S]*set, record 0 \(id '0'\)[\s\S]*hint"):
-        opened(source)
+    fails_with(r"1 <image> marks for 0 images[\s\S]*set, record 0 \(id '0'\)[\s\S]*hint", opened, source)
     data = opened(source, on_error="skip")
     assert len(data) == 1 and not any(data[0].loss_mask)
     listed = [json.loads(line) for line in (media / "run" / "skipped.jsonl").read_text().splitlines()]
@@ -535,12 +448,8 @@ def test_pictures_of_a_key_in_their_order(media, opened):
     assert torch.equal(opened(media / "plain.json")[0].pixels, by_number), "9 comes before 10"
     text = opened(tar(media, [("k.json", record_bytes(image="images/2.png"))]))
     assert text.record(0)["image"] == "images/2.png" and text[0].pixels is not None, "a file of the images folder"
-    extra = [
-        ("a/k.json", record_bytes()),
-        ("a/k.seg.npz", b"x"),
-        ("a/k.jpg.pkl", b"x"),
-        ("a/k.png", picture_bytes(media, 2)),
-    ]
+    extra = [("a/k.json", record_bytes()), ("a/k.seg.npz", b"x"), ("a/k.jpg.pkl", b"x"),
+             ("a/k.png", picture_bytes(media, 2))]  # fmt: skip
     data = opened(tar(media, extra))
     assert len(data) == 1 and data.record(0)["id"] == "a/k", "members of other suffixes are never read"
 
@@ -558,12 +467,10 @@ BAD_SAMPLES = {
 }
 
 
-@pytest.mark.parametrize("name", BAD_SAMPLES)
-def test_a_sample_that_cannot_be_used(media, opened, name):
-    sample, says = BAD_SAMPLES[name]
+@pytest.mark.parametrize(("sample", "says"), BAD_SAMPLES.values(), ids=BAD_SAMPLES)
+def test_a_sample_that_cannot_be_used(media, opened, sample, says):
     good = members(records()[1], media, "good")
-    with pytest.raises(UserError, match=rf"{says}[\s\S]*one\.tar, record [012][\s\S]*hint"):
-        opened(tar(media, good, sample))
+    fails_with(rf"{says}[\s\S]*one\.tar, record [012][\s\S]*hint", opened, tar(media, good, sample))
     data = opened(tar(media, good, sample), on_error="skip")
     assert data.record(0)["id"] == "r1" and data[0].pixels is not None
     assert any(says.split("\\")[0] in line for line in (media / "run" / "skipped.jsonl").read_text().splitlines())
@@ -580,24 +487,19 @@ def test_a_key_that_comes_twice(media, opened):
     kept = opened(both, on_error="skip")
     assert [kept.record(index)["id"] for index in range(len(kept))] == ["r1", "r0"]
     notes = [json.loads(line) for line in (media / "run" / "skipped.jsonl").read_text().splitlines()]
-    assert {(Path(n["file"]).name, n["record"]) for n in notes if n["record"] is not None} == {
-        ("one.tar", 2),
-        ("two.tar", 3),
-    }
+    assert {(Path(n["file"]).name, n["record"]) for n in notes
+            if n["record"] is not None} == {("one.tar", 2), ("two.tar", 3)}  # fmt: skip
 
 
 def test_tars_that_are_damaged_or_not_there(media, opened, forms):
     whole = (media / "forms" / "shard-001.tar").read_bytes()
     (media / "forms" / "shard-001.tar").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(UserError, match=r"truncated tar[\s\S]*shard-001\.tar[\s\S]*hint"):
-        opened(forms["tar"])
+    fails_with(r"truncated tar[\s\S]*shard-001\.tar[\s\S]*hint", opened, forms["tar"])
     (media / "forms" / "shard-001.tar").write_bytes(b"x" * 512 + whole[512:])
-    with pytest.raises(UserError, match=r"not a tar file[\s\S]*shard-001\.tar[\s\S]*hint"):
-        opened(forms["tar"], on_error="skip")
+    fails_with(r"not a tar file[\s\S]*shard-001\.tar[\s\S]*hint", opened, forms["tar"], on_error="skip")
     for path in ("none-{000..003}.tar", "pipe:cat x", "https://example.com/a.tar"):
-        with pytest.raises(UserError) as caught:
-            opened(TarRecords(kind="webdataset", path=path))
-        assert caught.value.where and caught.value.hint
+        caught = fails_with("", opened, TarRecords(kind="webdataset", path=path))
+        assert caught.where and caught.hint
     write_tar(media / "empty.tar", [("readme.md", b"x")])
     with pytest.raises(UserError, match=r"no records[\s\S]*empty\.tar[\s\S]*KEY\.json"):
         opened(TarRecords(kind="webdataset", path=str(media / "empty.tar")))

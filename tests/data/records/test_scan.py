@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from draftsmith.data.records import records, scan
 from draftsmith.data.records.record import check_record, num_clips, num_images, num_learned, num_words, usual_text
+from small_records import talk
 
 BLANKS = [character for character in map(chr, range(0x3001)) if character.isspace()]
 
@@ -22,9 +23,9 @@ def test_words_of_many_texts_are_those_of_each():
         assert num_words([text.encode() for text in texts]).tolist() == [len(text.split()) for text in texts], texts
 
 
-TURNS = [{"from": "human", "value": "<image>\nWho?"}, {"from": "gpt", "value": "It’s Ann."}]
+TURNS = talk("<image>\nWho?", "It’s Ann.")
 USUAL = {"id": "a", "image": "a.png", "conversations": TURNS}
-PLAIN = [{"from": "human", "value": ""}, {"from": "gpt", "value": "no"}] * 2
+PLAIN = talk("", "no") * 2
 # What stands at a key in place of what stands there; (turn, key): in a turn.
 CHANGES = [
     *[("image", value) for value in ("", None, [], ["a.png"], ["a.png", "b.png"], 3, "é.png", "\ud83d.png")],

@@ -5,16 +5,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from draftsmith.core.errors import UserError
 from draftsmith.data.records import shipped
-from draftsmith.data.records.mixture import (
-    Selection,
-    are_present,
-    expand,
-    identities,
-    missing_files,
-    missing_hint,
-)
+from draftsmith.data.records.mixture import Selection, are_present, expand, identities, missing_files, missing_hint
+from fails import fails_with
+from small_records import talk
 
 NAME = "data/sharegpt-68k.yaml"
 FILE = "data/ShareGPT/ShareGPT_V4.3_unfiltered_cleaned_split.json"
@@ -28,7 +22,7 @@ def place(tmp_path, monkeypatch):
 
 
 def records(path: Path, count: int) -> None:
-    turns = [{"from": "human", "value": "Which?"}, {"from": "gpt", "value": "The first."}]
+    turns = talk("Which?", "The first.")
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps([{"id": f"t{n}", "conversations": turns} for n in range(count)]))
 
@@ -37,9 +31,8 @@ def test_what_is_missing_is_the_file_behind_it_with_the_command_that_fetches_it(
     assert not are_present([NAME]) and missing_files([NAME]) == [FILE]
     fetch = missing_hint([NAME])
     assert fetch.startswith("hf download Aeala/ShareGPT") and fetch.endswith(f"--local-dir {Path(FILE).parent}")
-    with pytest.raises(UserError, match="1 of 1 data files") as refused:
-        expand([NAME])
-    assert FILE in refused.value.where and refused.value.hint == fetch
+    refused = fails_with("1 of 1 data files", expand, [NAME])
+    assert FILE in refused.where and refused.hint == fetch
 
 
 def test_relative_paths_start_where_the_recipe_names_it(place):
@@ -57,8 +50,7 @@ def test_a_file_of_the_users_wins_and_other_places_are_not_looked_up(place):
     (place / NAME).unlink()
     for name in ("sharegpt-68k.yaml", str(place / NAME), "elsewhere/data/sharegpt-68k.yaml", "data/sharegpt.yaml"):
         assert not are_present([name]) and missing_hint([name]) is None
-        with pytest.raises(UserError, match="mixture not found"):
-            expand([name])
+        fails_with("mixture not found", expand, [name])
 
 
 def test_the_record_of_a_stage_follows_what_it_says_and_not_its_comments(place, monkeypatch):

@@ -9,7 +9,6 @@ import tarfile
 import numpy as np
 import pytest
 import webdataset
-from draftsmith.core.errors import UserError
 from draftsmith.data.captioned import Captioned, TarSource, decode_image, read
 from draftsmith.data.shapes.captioned import (
     COLORS,
@@ -24,6 +23,7 @@ from draftsmith.data.shapes.captioned import (
     write_captioned,
 )
 from draftsmith.data.shapes.textures import KINDS, Textures, draw_ground
+from fails import fails_with, raising
 from PIL import Image
 
 FIGURES = [Figure(*names) for names in itertools.product(sorted(COLORS), SHAPES, PLACES)]
@@ -104,16 +104,13 @@ def test_places_name_what_stands_where():
     assert sorted(COLORS)[5 - 1] == "red" and SHAPES[4 - 1] == "cross"
 
 
-@pytest.mark.parametrize(
-    "caption",
-    ["", "a cat on a mat", "a red circle", "a red circle at the middle", "a mauve circle at the top left",
-     "a red hexagon at the top left", "a red circle at the top left and a dog",
-     "a red circle at the top left and a blue cross at the top left"],
-)  # fmt: skip
+@pytest.mark.parametrize("caption", [
+    "", "a cat on a mat", "a red circle", "a red circle at the middle", "a mauve circle at the top left",
+    "a red hexagon at the top left", "a red circle at the top left and a dog",
+    "a red circle at the top left and a blue cross at the top left",
+])  # fmt: skip
 def test_captions_of_elsewhere_are_refused_in_words(caption):
-    with pytest.raises(UserError, match="caption") as told:
-        places_of(figures_of(caption))
-    assert repr(caption) in str(told.value)
+    assert repr(caption) in str(fails_with("caption", figures_of, caption))
 
 
 def test_webdataset_reads_it(tmp_path):
@@ -169,13 +166,9 @@ def test_pairs_is_a_share(tmp_path):
 def test_an_interrupted_write_leaves_no_half_dataset_and_can_be_done_again(tmp_path, monkeypatch):
     from draftsmith.data.shapes import captioned
 
-    def die(*arguments, **settings):
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr(captioned, "draw_figures", die)
-        with pytest.raises(KeyboardInterrupt):
-            write(tmp_path / "world")
+        patch.setattr(captioned, "draw_figures", raising(KeyboardInterrupt))
+        fails_with("", write, tmp_path / "world", error=KeyboardInterrupt)
     assert not (tmp_path / "world").exists()
     whole = files(write(tmp_path / "world"))
     # Killed after the synthetic dataset was there, and before its stage was marked as done: the stage writes it again.

@@ -15,6 +15,7 @@ from draftsmith.data.shapes.scenarios import FACTS, KINDS, NAMES, NUMBERS, TEXT_
 from draftsmith.data.shapes.scene import BACKGROUND, COLORS, COLUMNS, ROWS, SHAPES, Object, Scene, draw, sample_scene
 from draftsmith.data.shapes.write import sample, write_dataset
 from draftsmith.trainers.publish import folder as published
+from fails import raising
 from PIL import Image, ImageChops, ImageStat
 
 SIZE, CELL = 48, 16
@@ -318,10 +319,8 @@ def test_facts_are_true_of_the_drawings():
     assert "five points" in facts["How many points does the star have?"]
     star = draw(Scene((Object("star", "black", 0, 0),)), 480).convert("L").crop((0, 0, 160, 160))
     center = (80, 84)
-    ring = [
-        star.getpixel((center[0] + round(62 * math.sin(a)), center[1] - round(62 * math.cos(a)))) < 128
-        for a in (math.tau * step / 720 for step in range(720))
-    ]
+    ring = [star.getpixel((center[0] + round(62 * math.sin(a)), center[1] - round(62 * math.cos(a)))) < 128
+            for a in (math.tau * step / 720 for step in range(720))]  # fmt: skip
     assert sum(now and not before for before, now in zip(ring, ring[1:] + ring[:1], strict=True)) == 5
 
 
@@ -392,10 +391,7 @@ def test_mixtures_of_the_synthetic_dataset_are_read_like_any_other(tmp_path, ope
 def test_an_interrupted_write_is_never_taken_for_a_whole_one(tmp_path, monkeypatch):
     from draftsmith.data.shapes import write
 
-    def full(*arguments):
-        raise OSError("disk full")
-
-    monkeypatch.setattr(write, "draw", full)
+    monkeypatch.setattr(write, "draw", raising(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
         write_dataset(tmp_path / "world", seed=0, image_size=SIZE, splits={"train": {"name": 1}})
     assert not (tmp_path / "world").exists()

@@ -44,10 +44,8 @@ def test_a_longer_clip_is_the_same_story_told_slowly():
 
 def test_facts_are_told_early_and_late():
     """Early: the second word differs from clip to clip. Late: ten words and more are alike in all of them."""
-    answers = {
-        kind: [sample(7, "train", kind, index).turns[0][1].split() for index in range(60)]
-        for kind in ("clip", "clip_late")
-    }
+    answers = {kind: [sample(7, "train", kind, index).turns[0][1].split() for index in range(60)]
+               for kind in ("clip", "clip_late")}  # fmt: skip
     first_fact = {
         kind: next(place for place, words in enumerate(zip(*some, strict=False)) if len({*words}) > 1)
         for kind, some in answers.items()
@@ -63,12 +61,8 @@ def test_a_suite_has_a_set_of_each_way_of_telling_at_each_length(tmp_path):
     write_dataset(tmp_path / "both", seed=7, image_size=24, splits={"train": {"clip": 1}}, video_suite=2,
                   lengths=LENGTHS, clip_kinds=kinds)  # fmt: skip
     suite = Suite(tmp_path / "both" / "video_suite", tmp_path / "cache")
-    assert [name for name in suite.about.sets if name not in BENCHMARK_SETS] == [
-        "clips-4",
-        "clips-9",
-        "late-4",
-        "late-9",
-    ]
+    assert [name for name in suite.about.sets
+            if name not in BENCHMARK_SETS] == ["clips-4", "clips-9", "late-4", "late-9"]  # fmt: skip
     for kind in kinds:
         short, long = (suite.first_turns(length_set(frames, kind), "describe", None) for frames in LENGTHS)
         turns = [sample(7, CLIPS, kind, index).turns[0][1] for index in range(2)]

@@ -174,12 +174,9 @@ def test_the_key_word_is_read_whatever_the_wording():
     colors, question = ["red", "blue", "circle", "star"], "What color is the circle?"
     for answer, expected in (
         ("The circle is red, because the object at the top left is a blue star.", "red"),
-        ("It is red, as there is", "red"),
-        ("I see a blue circle, as there is a red circle at", "blue"),
-        ("Well, you can see that the circle is blue, as", "blue"),
-        ("The circle is", None),
-        ("", None),
-    ):
+        ("It is red, as there is", "red"), ("I see a blue circle, as there is a red circle at", "blue"),
+        ("Well, you can see that the circle is blue, as", "blue"), ("The circle is", None), ("", None),
+    ):  # fmt: skip
         assert key_word(answer, question, colors) == expected
     assert key_word("There is a red circle, so it is blue.", "What is at the top left?", colors) == "circle"
 

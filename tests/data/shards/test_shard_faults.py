@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftsmith.core.errors import UserError
 from draftsmith.data.shards import shard_faults
 from draftsmith.data.shards.shards import claim, finish, finished, write_shard
+from fails import fails_with
+from small_records import flip
 
 IDENTITY = {"of": "this test"}
 TAR, JSON = "shard-000001.tar", "shard-000001.json"
@@ -21,12 +22,6 @@ def folder(tmp_path) -> Path:
         write_shard(tmp_path, index, samples, {})
     finish(tmp_path, IDENTITY, num_shards=3)
     return tmp_path
-
-
-def flip(path: Path, place: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[place] ^= 1
-    path.write_bytes(data)
 
 
 @pytest.mark.parametrize("name", [TAR, JSON])
@@ -58,5 +53,4 @@ def test_the_identity_comes_back_from_the_manifest(folder):
     assert (folder / "identity.json").read_bytes() == content and shard_faults.lost(folder) == []
     for name in ("identity.json", "manifest.json"):
         (folder / name).unlink()
-    with pytest.raises(UserError, match="are both missing or damaged"):
-        shard_faults.drop(folder, shard_faults.lost(folder))
+    fails_with("are both missing or damaged", shard_faults.drop, folder, shard_faults.lost(folder))

@@ -25,6 +25,8 @@ from draftsmith.data.records.duplicates import Duplicates, find_duplicates, next
 from draftsmith.data.shards import shards
 from draftsmith.data.shards.shard_files import FORMAT
 from draftsmith.data.shards.shards import ShardReader, claim, finish, finished, write_shard
+from fails import fails_with, raising
+from small_records import flip
 
 IDENTITY = {"source": {"path": "x", "max_samples": 7}, "target": "tiny", "size": 256}
 
@@ -33,12 +35,8 @@ def sample(number: int) -> tuple[str, dict, dict]:
     """Ragged tensors of several types; one is a view, as rows of a batch are."""
     generator = torch.Generator().manual_seed(number)
     batch = torch.randn(4, 3 + number % 3, 8, generator=generator)
-    tensors = {
-        "codes": torch.arange(5 + number % 4).to(torch.uint16),
-        "row": batch[number % 4],
-        "turned": batch[0].T,
-        "half": batch[1].to(torch.bfloat16),
-    }
+    tensors = {"codes": torch.arange(5 + number % 4).to(torch.uint16), "row": batch[number % 4], "turned": batch[0].T,
+               "half": batch[1].to(torch.bfloat16)}  # fmt: skip
     return f"{number:09d}", tensors, {"caption": f"naïve picture {number}", "label": number, "nested": [1, {"a": None}]}
 
 
@@ -140,8 +138,7 @@ def test_a_stopped_writer_leaves_nothing_that_counts_and_goes_on(folder, tmp_pat
         raise KeyboardInterrupt
 
     claim(torn, IDENTITY)
-    with pytest.raises(KeyboardInterrupt):
-        write_shard(torn, 0, stops(), counts)
+    fails_with("", write_shard, torn, 0, stops(), counts, error=KeyboardInterrupt)
     assert not finished(torn, 0) and not (torn / "shard-000000.tar").exists()
     again = write(torn, 0, range(6), {"no caption": 0, "image too small": 1})
     assert finished(torn, 0) and again.num_samples == 6
@@ -153,8 +150,7 @@ def test_a_stopped_writer_leaves_nothing_that_counts_and_goes_on(folder, tmp_pat
         file.write(b"x")
     assert not finished(torn, 0)
     write(torn, 0, range(6))
-    with pytest.raises(KeyboardInterrupt):
-        write_shard(torn, 0, stops(), counts)
+    fails_with("", write_shard, torn, 0, stops(), counts, error=KeyboardInterrupt)
     assert not finished(torn, 0), "written anew, the old mark does not hold"
 
 
@@ -165,8 +161,7 @@ def test_a_full_disk_is_told_by_the_shards_name_and_given_back(tmp_path, size):
     aside = tmp_path / "shard-000001.tar.partial"
     aside.symlink_to("/dev/full")
     samples = [("a", {"states": torch.zeros(size)}, {})]
-    with pytest.raises(UserError, match=r"No space left(.|\n)*shard-000001\.tar(.|\n)*make room"):
-        write_shard(tmp_path, 1, iter(samples), {})
+    fails_with(r"No space left(.|\n)*shard-000001\.tar(.|\n)*make room", write_shard, tmp_path, 1, iter(samples), {})
     assert not aside.is_symlink() and finished(tmp_path, 0) and not finished(tmp_path, 1)
     write_shard(tmp_path, 1, iter(samples), {})
     finish(tmp_path, IDENTITY, num_shards=2)
@@ -200,18 +195,14 @@ def test_counts_are_read_after_the_last_sample(tmp_path):
 
 
 def test_no_manifest_while_a_shard_is_missing(tmp_path):
-    with pytest.raises(UserError, match="0 of 0 shards"):
-        finish(tmp_path, IDENTITY)
+    fails_with("0 of 0 shards", finish, tmp_path, IDENTITY)
     write(tmp_path, 0, range(2))
     write(tmp_path, 2, range(2, 4))
     for expected, problem in [(None, "1 of 3 shards are missing or cut, first shard-000001.tar"), (4, "2 of 4")]:
-        with pytest.raises(UserError, match=problem):
-            finish(tmp_path, IDENTITY, num_shards=expected)
-    with pytest.raises(UserError, match="no manifest"):
-        ShardReader(tmp_path)
+        fails_with(problem, finish, tmp_path, IDENTITY, num_shards=expected)
+    fails_with("no manifest", ShardReader, tmp_path)
     write(tmp_path, 1, range(2))
-    with pytest.raises(UserError, match=r"shard-000002\.tar is more than the 2 shards"):
-        finish(tmp_path, IDENTITY, num_shards=2)
+    fails_with(r"shard-000002\.tar is more than the 2 shards", finish, tmp_path, IDENTITY, num_shards=2)
     finish(tmp_path, IDENTITY)
     assert len(ShardReader(tmp_path)) == 6
 
@@ -225,21 +216,12 @@ def test_a_folder_belongs_to_one_identity(folder, tmp_path):
         ({k: v for k, v in IDENTITY.items() if k != "target"}, "target: 'tiny', now None"),
     ]:
         for refused in (claim, finish):
-            with pytest.raises(UserError, match=field) as caught:
-                refused(folder, other)
-            assert caught.value.where == str(folder / "identity.json")
+            assert fails_with(field, refused, folder, other).where == str(folder / "identity.json")
     (folder / "identity.json").write_text(json.dumps(IDENTITY | {"size": 512}))
     with pytest.raises(UserError, match="size: 256, now 512"):
         claim(folder, IDENTITY | {"size": 512})  # the manifest says otherwise
     (folder / "identity.json").unlink()
-    with pytest.raises(UserError, match=r"shards without identity(.|\n)*restart=STAGE"):
-        claim(folder, IDENTITY)
-
-
-def edit(path: Path, place: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[place] ^= 1
-    path.write_bytes(data)
+    fails_with(r"shards without identity(.|\n)*restart=STAGE", claim, folder, IDENTITY)
 
 
 def test_missing_cut_and_edited_shards_are_told_by_name(folder):
@@ -247,40 +229,32 @@ def test_missing_cut_and_edited_shards_are_told_by_name(folder):
     whole, summary = tar.read_bytes(), sidecar.read_bytes()
     reader = ShardReader(folder)
     for place in (700, len(whole) - 1500):  # in the first sample, in the last one
-        edit(tar, place)
+        flip(tar, place)
         fresh = ShardReader(folder)
         with pytest.raises(UserError, match=r"edited(.|\n)*shard-000001\.tar"):
             [fresh[i] for i in range(6, 10)]
-        with pytest.raises(UserError, match=r"edited(.|\n)*shard-000001\.tar"):
-            fresh.verify()
+        fails_with(r"edited(.|\n)*shard-000001\.tar", fresh.verify)
         assert same(fresh[5], 5) and same(fresh[10], 10), "other shards are as good as before"
         tar.write_bytes(whole)
-    edit(tar, len(whole) - 1)  # nobody reads the end
-    with pytest.raises(UserError, match=r"checksum(.|\n)*shard-000001\.tar"):
-        ShardReader(folder).verify()
+    flip(tar, len(whole) - 1)  # nobody reads the end
+    fails_with(r"checksum(.|\n)*shard-000001\.tar", ShardReader(folder).verify)
     tar.write_bytes(whole)
-    edit(sidecar, len(summary) // 2)
+    flip(sidecar, len(summary) // 2)
     with pytest.raises(UserError, match=r"checksum(.|\n)*shard-000001\.json"):
         ShardReader(folder)[6]
     sidecar.write_bytes(summary)
     tar.write_bytes(whole[:1000])
-    with pytest.raises(UserError, match=r"shard of 1000 bytes(.|\n)*shard-000001\.tar"):
-        ShardReader(folder)
+    fails_with(r"shard of 1000 bytes(.|\n)*shard-000001\.tar", ShardReader, folder)
     with pytest.raises(UserError, match=r"ends before(.|\n)*shard-000001\.tar"):
         reader[9]
     tar.unlink()
-    with pytest.raises(UserError, match=r"missing shard(.|\n)*shard-000001\.tar"):
-        ShardReader(folder)
+    fails_with(r"missing shard(.|\n)*shard-000001\.tar", ShardReader, folder)
     with pytest.raises(UserError, match=r"missing shard(.|\n)*shard-000001\.tar"):
         reader[6]
-    for text, problem in [
-        ("{", "not valid JSON"),
-        ("[]", "expected a valid dictionary"),
-        (json.dumps({"format": FORMAT}), "identity"),
-    ]:
+    for text, problem in [("{", "not valid JSON"), ("[]", "expected a valid dictionary"),
+                          (json.dumps({"format": FORMAT}), "identity")]:  # fmt: skip
         (folder / "manifest.json").write_text(text)
-        with pytest.raises(UserError, match=rf"{problem}(.|\n)*manifest\.json"):
-            ShardReader(folder)
+        fails_with(rf"{problem}(.|\n)*manifest\.json", ShardReader, folder)
 
 
 def test_a_shard_whose_json_was_changed_is_written_again_before_there_is_a_manifest(folder):
@@ -356,11 +330,9 @@ def test_the_first_of_equal_pictures_wins_also_after_a_stop(tmp_path, monkeypatc
     database = tmp_path / "d" / "duplicates.sqlite"
     monkeypatch.setattr(duplicates, "_COMMIT_EVERY", 10)
     assert next_number(database) == 0
-    with pytest.raises(KeyboardInterrupt):
-        find_duplicates(items(0, 47, KeyboardInterrupt), database)
+    fails_with("", find_duplicates, items(0, 47, KeyboardInterrupt), database, error=KeyboardInterrupt)
     assert next_number(database) == 40
-    with pytest.raises(UserError, match=r"no finished search(.|\n)*duplicates\.sqlite"):
-        Duplicates(database)
+    fails_with(r"no finished search(.|\n)*duplicates\.sqlite", Duplicates, database)
     assert find_duplicates(items(40 if goes_on else 0, 100), database) == len(expected(100))
     assert found_in(database, 100) == expected(100)
     assert find_duplicates(items(0, 1, AssertionError), database) == len(expected(100)), "not looked at again"
@@ -387,13 +359,9 @@ with open(sys.argv[1], "r+b") as file:
 def test_duplicates_need_no_locks_of_the_file_system(tmp_path, monkeypatch):
     """SQLite's own fail where there are none ("database is locked"), as they do here, where another holds them."""
 
-    def flock(handle, operation):
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(fcntl, "flock", raising(OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))))
     database = tmp_path / "d.sqlite"
-    with pytest.raises(KeyboardInterrupt):
-        find_duplicates(items(0, 20, KeyboardInterrupt), database)
+    fails_with("", find_duplicates, items(0, 20, KeyboardInterrupt), database, error=KeyboardInterrupt)
     command = [sys.executable, "-c", _LOCKED, str(database)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "locked\n"
@@ -426,13 +394,10 @@ def test_a_broken_database_is_told_by_name(tmp_path):
     path = tmp_path / "d.sqlite"
     path.write_bytes(b"not a database" * 100)
     for work in (Duplicates, next_number, lambda path: find_duplicates(items(0, 3), path)):
-        with pytest.raises(UserError, match=r"d\.sqlite"):
-            work(path)
-    with pytest.raises(UserError, match="no finished search"):
-        Duplicates(tmp_path / "none")
+        fails_with(r"d\.sqlite", work, path)
+    fails_with("no finished search", Duplicates, tmp_path / "none")
     sqlite3.connect(tmp_path / "empty").execute("CREATE TABLE t (x)")
-    with pytest.raises(UserError, match="no finished search"):
-        Duplicates(tmp_path / "empty")
+    fails_with("no finished search", Duplicates, tmp_path / "empty")
 
 
 def test_the_pass_holds_no_pictures(tmp_path):

@@ -28,7 +28,9 @@ from draftsmith.data.suites.benchmark_sets import (
     wording,
 )
 from draftsmith.data.suites.suite import Suite
+from fails import fails_with
 from PIL import Image
+from small_records import talk
 
 OWN_WORDS = PromptFormat(system="", image_rule="verbatim")
 
@@ -53,8 +55,7 @@ def test_every_set_of_the_papers_is_there_by_all_its_names():
         "lmms-lab/VideoDetailCaption": "VideoDetailCaption",
     }.items():  # fmt: skip
         assert set_name(called) == name
-    with pytest.raises(UserError, match="'MVBench'"):
-        set_name("MVBnch")
+    fails_with("'MVBench'", set_name, "MVBnch")
     assert len(BENCHMARK_SETS["MVBench"].configs) == 19
     keys = [{k.casefold() for k in (name, *about.aliases, *about.ids)} for name, about in BENCHMARK_SETS.items()]
     assert sum(map(len, keys)) == len(set().union(*keys)), "no name is of two sets"
@@ -76,28 +77,25 @@ def test_prompts_ask_for_long_answers_or_for_short_ones():
     assert wording("explain", "", describe="Describe it.") == "Describe it.", "a set without questions"
 
 
-@pytest.mark.parametrize(
-    ("name", "row", "options", "letter"),
-    [
-        # The answer "3" is the text of the first option, not the fourth one.
-        ("MVBench", {"video": "a.mp4", "question": "How many?", "candidates": ["3", "1", "0"], "answer": "3"},
-         ["3", "1", "0"], "A"),
-        ("LongVideoBench", {"video_path": "a.mp4", "question": "Who?", "correct_choice": 2, "option0": "x",
-                            "option1": "y", "option2": "z", "option3": "N/A", "option4": "N/A"}, ["x", "y", "z"], "C"),
-        ("LongVideoBench", {"video_path": "a.mp4", "question": "Who?", "correct_choice": -1, "option0": "x",
-                            "option1": "y", "option2": "N/A", "option3": "N/A", "option4": "N/A"}, ["x", "y"], None),
-        ("VideoMME", {"videoID": "a", "question": "Who?", "options": ["A. Me.", "B. You.", "C. B."], "answer": "B"},
-         ["Me.", "You.", "B."], "B"),
-        ("MLVU", {"video_name": "a.mp4", "question": "Who?\n(A) me\n(B) you", "answer": "B"}, None, "B"),
-        ("SEED-Bench", {"image": [], "question": "Who?", "choice_a": "a", "choice_b": "b", "choice_c": "c",
-                        "choice_d": "d", "answer": "D"}, ["a", "b", "c", "d"], "D"),
-        ("ScienceQA", {"image": None, "question": "Who?", "choices": ["a", "b"], "hint": "", "answer": 0}, ["a", "b"],
-         "A"),
-        ("AI2D", {"image": None, "question": "Who?", "options": ["0", "1", "2", "3"], "answer": "2"},
-         ["0", "1", "2", "3"], "C"),
-        ("GQA", {"image": None, "question": "Who?", "answer": "cat"}, None, None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "row", "options", "letter"), [
+    # The answer "3" is the text of the first option, not the fourth one.
+    ("MVBench", {"video": "a.mp4", "question": "How many?", "candidates": ["3", "1", "0"], "answer": "3"},
+     ["3", "1", "0"], "A"),
+    ("LongVideoBench", {"video_path": "a.mp4", "question": "Who?", "correct_choice": 2, "option0": "x",
+                        "option1": "y", "option2": "z", "option3": "N/A", "option4": "N/A"}, ["x", "y", "z"], "C"),
+    ("LongVideoBench", {"video_path": "a.mp4", "question": "Who?", "correct_choice": -1, "option0": "x",
+                        "option1": "y", "option2": "N/A", "option3": "N/A", "option4": "N/A"}, ["x", "y"], None),
+    ("VideoMME", {"videoID": "a", "question": "Who?", "options": ["A. Me.", "B. You.", "C. B."], "answer": "B"},
+     ["Me.", "You.", "B."], "B"),
+    ("MLVU", {"video_name": "a.mp4", "question": "Who?\n(A) me\n(B) you", "answer": "B"}, None, "B"),
+    ("SEED-Bench", {"image": [], "question": "Who?", "choice_a": "a", "choice_b": "b", "choice_c": "c",
+                    "choice_d": "d", "answer": "D"}, ["a", "b", "c", "d"], "D"),
+    ("ScienceQA", {"image": None, "question": "Who?", "choices": ["a", "b"], "hint": "", "answer": 0}, ["a", "b"],
+     "A"),
+    ("AI2D", {"image": None, "question": "Who?", "options": ["0", "1", "2", "3"], "answer": "2"},
+     ["0", "1", "2", "3"], "C"),
+    ("GQA", {"image": None, "question": "Who?", "answer": "cat"}, None, None),
+])  # fmt: skip
 def test_options_and_the_right_letter(name, row, options, letter, tmp_path):
     result = record(name, BENCHMARK_SETS[name], None, row, 0, tmp_path)
     assert (result.get("options"), result.get("letter")) == (options, letter)
@@ -182,12 +180,10 @@ def test_clips_are_found_where_archives_unpack_them_and_a_missing_one_is_met_by_
     request, answer = dataset.request(0)
     assert answer == "It is picture 0." and len(request.pixels) == 4 and request.pictures[0].num_tokens == 4 * 4
     # As of a broken picture: named, and with on_error: skip left out and listed.
-    with pytest.raises(UserError, match="corrupt clip") as broken:
-        dataset.request(2)
+    broken = fails_with("corrupt clip", dataset.request, 2)
     (media / "VideoDetailCaption" / "v1.mp4").unlink()
-    with pytest.raises(UserError, match=r"missing clip[\s\S]*v1\.mp4") as missing:
-        dataset.request(1)
-    for index, error in ((2, broken.value), (1, missing.value)):
+    missing = fails_with(r"missing clip[\s\S]*v1\.mp4", dataset.request, 1)
+    for index, error in ((2, broken), (1, missing)):
         dataset.leave_out(index, error)
     assert [json.loads(line)["record"] for line in log.read_text().splitlines()] == [2, 1]
 
@@ -217,8 +213,7 @@ def test_configurations_are_one_set_and_pictures_are_joined(tmp_path):
     # What is there is taken as it is.
     assert fetch_benchmarks(folder, ["GQA"], published={}) == folder
     other = replace(about, configs=("a",), join=None, answer=("reply",))
-    with pytest.raises(UserError, match=r"no column reply"):
-        fetch_benchmarks(tmp_path / "other", ["GQA"], published={"GQA": other})
+    fails_with(r"no column reply", fetch_benchmarks, tmp_path / "other", ["GQA"], published={"GQA": other})
 
 
 def test_pictures_of_published_sets_pass_the_one_reader(tmp_path, monkeypatch):
@@ -242,8 +237,7 @@ def test_pictures_of_published_sets_pass_the_one_reader(tmp_path, monkeypatch):
     assert np.array_equal(np.asarray(load_image(files[0]))[..., 0], np.rot90(half, -1))
     assert load_image(files[1]).getpixel((0, 0)) == (128, 128, 128)
     for file in files[2:]:
-        with pytest.raises(UserError, match="none of BMP"):
-            load_image(file)
+        fails_with("none of BMP", load_image, file)
     assert "image" not in records[4]
     named = parquet(tmp_path / "named", [rows[0] | {"image": {"bytes": None, "path": "/etc/hostname"}}])
     with pytest.raises(UserError, match="set GQA, row 0: a picture is str"):
@@ -251,7 +245,7 @@ def test_pictures_of_published_sets_pass_the_one_reader(tmp_path, monkeypatch):
 
 
 def test_a_directory_of_ones_own_says_how_its_sets_are_asked(tmp_path):
-    turns = [{"from": "human", "value": "<image>\nWho?"}, {"from": "gpt", "value": "Me."}]
+    turns = talk("<image>\nWho?", "Me.")
     (tmp_path / "mine.json").write_text(json.dumps([{"id": "a", "image": "a.png", "conversations": turns}]))
 
     def suite(**about):
@@ -259,8 +253,7 @@ def test_a_directory_of_ones_own_says_how_its_sets_are_asked(tmp_path):
         (tmp_path / "suite.json").write_text(json.dumps(index))
         return Suite(tmp_path, tmp_path / f"cache{random.random()}")
 
-    with pytest.raises(UserError, match="no prompt for set 'mine'"):
-        suite().first_turns("mine", "describe", None)
+    fails_with("no prompt for set 'mine'", suite().first_turns, "mine", "describe", None)
     assert suite(describe="describe").first_turns("mine", "describe", None)[0]["conversations"][0]["value"] == (
         "<image>\nTell me."
     )

@@ -9,13 +9,14 @@ import pytest
 from draftsmith.data.dataset import ConversationDataset
 from draftsmith.recipes.load import load
 from PIL import Image
+from small_records import talk
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "data.md"
 BLOCK = re.compile(r"^```yaml run (\S+)\n(.*?)^```$", re.M | re.S)
 
 
 def turns(mark: str, answer: str) -> list[dict]:
-    return [{"from": "human", "value": f"{mark}Which picture?"}, {"from": "gpt", "value": answer}]
+    return talk(f"{mark}Which picture?", answer)
 
 
 def picture(path: Path) -> dict:
@@ -27,12 +28,8 @@ def picture(path: Path) -> dict:
 def onevision(path: Path, rows: list[dict]) -> None:
     """Features as the dataset cards of LLaVA-OneVision-Data, LLaVA-NeXT-Data and LLaVA-ReCap-* list them."""
     text = datasets.Value("string")
-    features = {
-        "id": text,
-        "image": datasets.Image(),
-        "conversations": [{"from": text, "value": text}],
-        "data_source": text,
-    }
+    features = {"id": text, "image": datasets.Image(), "conversations": [{"from": text, "value": text}],
+                "data_source": text}  # fmt: skip
     path.mkdir(parents=True)
     table = datasets.Dataset.from_list(rows, features=datasets.Features(features))
     table.to_parquet(path / "train-00000-of-00001.parquet")

@@ -12,7 +12,9 @@ from draftsmith.data.shapes.suites import SUBSTITUTES
 from draftsmith.data.shapes.write import sample, write_dataset
 from draftsmith.data.suites.suite import BENCHMARK, OOD, QUALITY, TASKS, Suite, clean, prompt, suite_identity
 from draftsmith.data.suites.suite_hub import NO_REFERENCE, PUBLISHED, PUBLISHED_QUESTIONS, Published, fetch
+from fails import fails_with
 from PIL import Image
+from small_records import talk
 
 REASON = "For the following question, provide a detailed explanation of your reasoning leading to the answer."
 
@@ -30,54 +32,51 @@ def suite(synthetic):
 
 
 # Each set in its own words -> the prompts of TABED's appendix I and of its released code.
-@pytest.mark.parametrize(
-    ("name", "own", "images", "paper", "released"),
-    [
-        ("LLaVA-W", "Who?", 1, f"<image> {REASON} Who?", "<image>\nWho?"),
-        ("DocVQA", "<image>\nWho?", 1, f"<image> {REASON} Who?", f"<image>\n{REASON}\nWho?"),
-        ("POPE", "Who?", 1, f"<image> {REASON} Who?", f"<image>\n{REASON}\nWho?"),
-        ("MMVet", "Who?", 1, f"<image> {REASON} Who?", f"<image>\n{REASON}\nWho?"),
-        (
-            "MB",
-            "What was done? Source Image: <image> Target Image: <image> Instruction:",
-            2,
-            "Please provide instructions for editing the source image to match the target image. "
-            "Source Image: <image> Target Image: <image> Instruction:",
-            "What was done? Source Image: <image> Target Image: <image> Instruction:",
-        ),
-        (
-            "IEdit",
-            "How? <image><image>",
-            2,
-            "Please provide instructions for editing the source image to match the target image. "
-            "Source Image: <image> Target Image: <image> Instruction:",
-            "How? <image><image>",
-        ),
-        (
-            "VIST",
-            "End it. <image> Caption #1: We met. <image> Caption #2:",
-            2,
-            "With the narratives paired with the initial images, how would you conclude the story using the last "
-            "picture? <image> Caption #1: We met. <image> Caption #2:",
-            "End it. <image> Caption #1: We met. <image> Caption #2:",
-        ),
-        (
-            "Spot",
-            "How do they differ? <image><image>",
-            2,
-            "Explain the disparities between the first and second image. <image> <image> Difference:",
-            "How do they differ? <image><image>",
-        ),
-        (
-            "PSV",
-            "End it. <image> Caption #1: Pororo runs. <image> Caption #2:",
-            2,
-            "Given the progression of the story with the first few images, can you write a fitting end considering the "
-            "last image? <image> Caption #1: Pororo runs. <image> Caption #2:",
-            "End it. <image> Caption #1: Pororo runs. <image> Caption #2:",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("name", "own", "images", "paper", "released"), [
+    ("LLaVA-W", "Who?", 1, f"<image> {REASON} Who?", "<image>\nWho?"),
+    ("DocVQA", "<image>\nWho?", 1, f"<image> {REASON} Who?", f"<image>\n{REASON}\nWho?"),
+    ("POPE", "Who?", 1, f"<image> {REASON} Who?", f"<image>\n{REASON}\nWho?"),
+    ("MMVet", "Who?", 1, f"<image> {REASON} Who?", f"<image>\n{REASON}\nWho?"),
+    (
+        "MB",
+        "What was done? Source Image: <image> Target Image: <image> Instruction:",
+        2,
+        "Please provide instructions for editing the source image to match the target image. "
+        "Source Image: <image> Target Image: <image> Instruction:",
+        "What was done? Source Image: <image> Target Image: <image> Instruction:",
+    ),
+    (
+        "IEdit",
+        "How? <image><image>",
+        2,
+        "Please provide instructions for editing the source image to match the target image. "
+        "Source Image: <image> Target Image: <image> Instruction:",
+        "How? <image><image>",
+    ),
+    (
+        "VIST",
+        "End it. <image> Caption #1: We met. <image> Caption #2:",
+        2,
+        "With the narratives paired with the initial images, how would you conclude the story using the last "
+        "picture? <image> Caption #1: We met. <image> Caption #2:",
+        "End it. <image> Caption #1: We met. <image> Caption #2:",
+    ),
+    (
+        "Spot",
+        "How do they differ? <image><image>",
+        2,
+        "Explain the disparities between the first and second image. <image> <image> Difference:",
+        "How do they differ? <image><image>",
+    ),
+    (
+        "PSV",
+        "End it. <image> Caption #1: Pororo runs. <image> Caption #2:",
+        2,
+        "Given the progression of the story with the first few images, can you write a fitting end considering the "
+        "last image? <image> Caption #1: Pororo runs. <image> Caption #2:",
+        "End it. <image> Caption #1: Pororo runs. <image> Caption #2:",
+    ),
+])  # fmt: skip
 def test_prompts_of_both_conventions(name, own, images, paper, released):
     assert prompt(name, own, "paper", num_images=images) == paper
     assert prompt(name, own, "released", num_images=images) == released
@@ -87,8 +86,7 @@ def test_prompts_of_both_conventions(name, own, images, paper, released):
 
 def test_a_set_of_ones_own_has_no_published_prompt():
     assert prompt("mine", "Who?", "verbatim", num_images=1) == "<image>\nWho?"
-    with pytest.raises(UserError, match="verbatim"):
-        prompt("mine", "Who?", "released", num_images=1)
+    fails_with("verbatim", prompt, "mine", "Who?", "released", num_images=1)
 
 
 def test_the_synthetic_dataset_stands_in_for_every_set(suite):
@@ -140,20 +138,14 @@ def test_second_turns_follow_the_protocol(suite):
 
 
 def test_released_transcripts_lose_the_end_token_and_training_never_does():
-    turns = [
-        {"from": "human", "value": "<image>\nWho?"},
-        {"from": "gpt", "value": "Me."},
-        {"from": "human", "value": "Why?"},
-        {"from": "gpt", "value": "(open)"},
-    ]
+    turns = talk("<image>\nWho?", "Me.", "Why?", "(open)")
     form = PromptFormat(system="", image_rule="verbatim")
     blank = form.model_copy(update={"answer_end": "blank"})
     kept = "USER: <image>\nWho? ASSISTANT: Me.</s>USER: Why? ASSISTANT:"
     assert render(turns, form, has_image=True, open_ended=True).text == kept
     assert render(turns, blank, has_image=True, open_ended=True).text == kept.replace("</s>", " ")
     assert render(turns, blank, has_image=True) == render(turns, form, has_image=True)
-    with pytest.raises(ValueError, match="v1"):
-        PromptFormat(template="plain", answer_end="blank")
+    fails_with("v1", PromptFormat, template="plain", answer_end="blank", error=ValueError)
 
 
 def test_what_reads_like_a_mark_opens_no_picture():
@@ -161,19 +153,14 @@ def test_what_reads_like_a_mark_opens_no_picture():
 
 
 def test_a_directory_that_is_none(tmp_path, synthetic):
-    with pytest.raises(UserError, match="no suite here"):
-        Suite(tmp_path, tmp_path / "cache")
+    fails_with("no suite here", Suite, tmp_path, tmp_path / "cache")
     (tmp_path / "suite.json").write_text(json.dumps({"sets": {"a": {"file": "a.json", "groop": "ood"}}}))
-    with pytest.raises(UserError, match=r"sets\.a\.groop"):
-        Suite(tmp_path, tmp_path / "cache")
+    fails_with(r"sets\.a\.groop", Suite, tmp_path, tmp_path / "cache")
     (tmp_path / "suite.json").write_text(json.dumps({"sets": {}, "questions": {"next": "a.json"}}))
-    with pytest.raises(UserError, match="questions are of NQ and GSM8K"):
-        Suite(tmp_path, tmp_path / "cache")
+    fails_with("questions are of NQ and GSM8K", Suite, tmp_path, tmp_path / "cache")
     (tmp_path / "suite.json").write_text(json.dumps({"sets": {"../a": {"file": "a.json"}}}))
-    with pytest.raises(UserError, match="names of files"):
-        Suite(tmp_path, tmp_path / "cache")
-    with pytest.raises(UserError, match="did you mean 'POPE'"):
-        Suite(synthetic / "world" / "suite", tmp_path / "cache").rows("POP")
+    fails_with("names of files", Suite, tmp_path, tmp_path / "cache")
+    fails_with("did you mean 'POPE'", Suite(synthetic / "world" / "suite", tmp_path / "cache").rows, "POP")
 
 
 def test_identity_follows_the_records(synthetic, tmp_path):
@@ -245,10 +232,8 @@ def test_fetching_writes_the_same_layout(tmp_path):
     assert fetch(folder, {"IEdit": None}, [], published={}) == folder
 
     other = {"IEdit": Published(repository, "test", question="prompt")}
-    with pytest.raises(UserError, match="no column prompt"):
-        fetch(tmp_path / "other", {"IEdit": None}, [], published=other)
-    with pytest.raises(UserError, match="no published set"):
-        fetch(tmp_path / "other", {"Iedit": None}, [])
+    fails_with("no column prompt", fetch, tmp_path / "other", {"IEdit": None}, [], published=other)
+    fails_with("no published set", fetch, tmp_path / "other", {"Iedit": None}, [])
     assert not (tmp_path / "other").exists()
 
 

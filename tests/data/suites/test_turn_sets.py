@@ -4,12 +4,12 @@ import json
 
 import datasets
 import pytest
-from draftsmith.core.errors import UserError
 from draftsmith.data.records.record import check_record
 from draftsmith.data.suites.benchmark_hub import chosen, fetch_benchmarks, read_published
 from draftsmith.data.suites.suite import Suite
 from draftsmith.data.suites.turn_files import published_records
 from draftsmith.data.suites.turn_sets import TURN_SETS, turn_set
+from fails import fails_with
 from PIL import Image
 
 # Rows in the layout of dataset/MMSpec/test/mmspec.jsonl, whose `topic` is one of six tasks.
@@ -117,42 +117,34 @@ def test_fewer_rows_are_drawn_and_keep_their_order(tmp_path):
     assert kept == [f"m{n:02d}" for n in sorted(chosen(20, 6, 42))] != [f"m{n:02d}" for n in range(6)]
 
 
-@pytest.mark.parametrize(
-    ("row", "problem"),
-    [
-        ({"turns": []}, "'turns' is no list of questions"),
-        ({"turns": "Is it red?"}, "'turns' is no list of questions"),
-        ({"turns": ["Is it red?", " "]}, "'turns' is no list of questions"),
-        ({"image": "../../etc/passwd"}, "'image' names no picture of the set: '../../etc/passwd'"),
-        ({"image": None}, "'image' names no picture of the set: None"),
-        ({"topic": ...}, "no key 'topic'; the row has id, image, turns, category"),
-        (["a"], "dict"),
-    ],
-)
+@pytest.mark.parametrize(("row", "problem"), [
+    ({"turns": []}, "'turns' is no list of questions"),
+    ({"turns": "Is it red?"}, "'turns' is no list of questions"),
+    ({"turns": ["Is it red?", " "]}, "'turns' is no list of questions"),
+    ({"image": "../../etc/passwd"}, "'image' names no picture of the set: '../../etc/passwd'"),
+    ({"image": None}, "'image' names no picture of the set: None"),
+    ({"topic": ...}, "no key 'topic'; the row has id, image, turns, category"),
+    (["a"], "dict"),
+])  # fmt: skip
 def test_a_row_that_cannot_be_asked_is_told_with_file_row_and_key(row, problem, tmp_path):
     bad = row if isinstance(row, list) else {k: v for k, v in (MMSPEC[1] | row).items() if v is not ...}
     folder = mmspec(tmp_path / "set", [MMSPEC[0]])
     with (folder / "mmspec.jsonl").open("a") as file:
         file.write(json.dumps(bad) + "\n")
-    with pytest.raises(UserError) as error:
-        published_records("MMSpec", folder)
-    told = f"{error.value} {error.value.where}"
-    assert problem in told and "mmspec.jsonl" in told and ("row 2" in told or "line 2" in told) and error.value.hint
+    error = fails_with("", published_records, "MMSpec", folder)
+    told = f"{error} {error.where}"
+    assert problem in told and "mmspec.jsonl" in told and ("row 2" in told or "line 2" in told) and error.hint
 
 
 def test_placeholders_damage_and_absence_have_a_cure(tmp_path):
     held = SPEED[0] | {
         "turns": ["FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH\n\n{article}"]
     }
-    with pytest.raises(UserError, match="placeholder") as error:
-        published_records("SPEED-Bench", speed(tmp_path / "held", [SPEED[1], held]))
-    assert "row 2" in str(error.value.where) and "prepare_data.py" in str(error.value.hint)
+    error = fails_with("placeholder", published_records, "SPEED-Bench", speed(tmp_path / "held", [SPEED[1], held]))
+    assert "row 2" in str(error.where) and "prepare_data.py" in str(error.hint)
     broken = tmp_path / "broken.parquet"
     broken.write_bytes(b"no parquet")
-    with pytest.raises(UserError, match="no parquet file"):
-        published_records("SPEED-Bench", broken)
-    with pytest.raises(UserError, match=r"no mmspec.jsonl of MMSpec here") as error:
-        published_records("MMSpec", tmp_path / "nowhere")
-    assert "killthefullmoon/MMSpec" in str(error.value.hint)
-    with pytest.raises(UserError, match="MMSpec is not on the Hub"):
-        fetch_benchmarks(tmp_path / "hub", ["mmspec"])
+    fails_with("no parquet file", published_records, "SPEED-Bench", broken)
+    error = fails_with(r"no mmspec.jsonl of MMSpec here", published_records, "MMSpec", tmp_path / "nowhere")
+    assert "killthefullmoon/MMSpec" in str(error.hint)
+    fails_with("MMSpec is not on the Hub", fetch_benchmarks, tmp_path / "hub", ["mmspec"])

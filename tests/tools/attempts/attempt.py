@@ -59,6 +59,13 @@ class Attempt:
         count = self.dice.randint(1, longest)
         return stages[:first], stages[first : first + count]
 
+    def begin(self, *, ranks: int = 1, longest: int = 3) -> tuple[Reference, list[str], list[str]]:
+        """A reference of so many ranks, and its stages as `window` draws them; the finished ones are this run's."""
+        reference = self.reference(*(name for name in self.references if name.endswith("-2") == (ranks == 2)))
+        finished, stages = self.window(reference, longest=longest)
+        reference.copy(self.output, finished)
+        return reference, finished, stages
+
     def arguments(self, reference: Reference, stages: Sequence[str], *more: str) -> list[str]:
         """The command line that runs these stages."""
         return [f"recipe={reference.recipe}", f"output={self.output}", f"stages=[{','.join(stages)}]", *more]
@@ -82,8 +89,7 @@ class Attempt:
     def must_finish(self, reference: Reference, arguments: Sequence[str], stages: Sequence[str], **more: Any) -> Ended:
         """Runs the command, which must succeed with the reference's results."""
         ended = self.run(arguments, **more)
-        if ended.code != 0:
-            raise Broken(f"the same command ends with {ended.code}: {last_words(ended.text)}")
+        check_success(ended, "the same command: ")
         self.must_equal(reference, stages)
         return ended
 
@@ -99,6 +105,12 @@ class Attempt:
         left = [path for name in stages for path in (self.output / name).rglob("*.partial")]
         if left:
             raise Broken(f"{left[0].relative_to(self.output)} is left behind")
+
+
+def check_success(ended: Ended, which: str = "") -> None:
+    """Raises `Broken` unless a command ended with 0; `which` it was stands before the message."""
+    if ended.code != 0:
+        raise Broken(f"{which}exit code {ended.code}: {last_words(ended.text)}")
 
 
 def check_refusal(ended: Ended, *names: str) -> None:

@@ -31,9 +31,7 @@ def damage(attempt: Attempt) -> str:
 
 def half(attempt: Attempt) -> str:
     """A stage is killed, a file of what it has left is damaged, and the same command runs again."""
-    reference = attempt.reference()
-    finished, stages = attempt.window(reference, longest=1)
-    reference.copy(attempt.output, finished)
+    reference, finished, stages = attempt.begin(longest=1)
     attempt.run(attempt.arguments(reference, stages), draw_kill(attempt, reference, stages))
     files = [path for path in sorted((attempt.output / stages[0]).rglob("*")) if path.is_file()]
     if not files or (attempt.output / stages[0] / "done.json").is_file():

@@ -56,10 +56,7 @@ def own_disk(folder: Path, *, size: int = _BYTES) -> bool:
     folder.mkdir(parents=True)
     if os.geteuid() != 0 or ctypes.CDLL(None).unshare(_NEW_MOUNTS) != 0:
         return False
-    mounts = (
-        ["mount", "--make-rprivate", "/"],
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)],
-    )
+    mounts = (["mount", "--make-rprivate", "/"], ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)])
     return all(subprocess.run(words, capture_output=True, check=False).returncode == 0 for words in mounts)
 
 

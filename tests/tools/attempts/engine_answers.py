@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from attempts import process, stand_in
-from attempts.attempt import Attempt, Broken, check_refusal, last_words
+from attempts.attempt import Attempt, Broken, check_refusal, check_success
 from attempts.process import Ended
 from attempts.recipes import with_little_memory
 from attempts.reference import results
@@ -35,8 +35,7 @@ def engine_answers(attempt: Attempt) -> str:
     ended = _run(attempt, attempt.output, stage, form, job)
     attempt.tell(f"engine: {form}, in job {job} of {stage}")
     if form in stand_in.HARMLESS:
-        if ended.code != 0:
-            raise Broken(f"refused: {last_words(ended.text)}")
+        check_success(ended, "refused: ")
     else:
         if ended.code == 0:
             raise Broken("accepted")
@@ -55,8 +54,7 @@ def _must_equal(attempt: Attempt, stage: str, *, again: bool) -> None:
     shutil.copytree(attempt.output, other, ignore=shutil.ignore_patterns(stage), symlinks=True)
     for folder in (*((attempt.output,) if again else ()), other):
         ended = _run(attempt, folder, stage, _SOUND, -1)
-        if ended.code != 0:
-            raise Broken(f"a sound engine ends with {ended.code}: {last_words(ended.text)}")
+        check_success(ended, "a sound engine: ")
     expected, found = (json.loads(json.dumps(results(folder / stage))) for folder in (other, attempt.output))
     if lines := differences(expected, found, same_machine=True):
         raise Broken("other results: " + "; ".join(lines[:3]))

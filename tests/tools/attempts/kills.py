@@ -13,9 +13,7 @@ SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 
 def kill(attempt: Attempt) -> str:
     """A chain of one to three kills of the same command, which must then end as if nothing had been."""
-    reference = attempt.reference()
-    finished, stages = attempt.window(reference)
-    reference.copy(attempt.output, finished)
+    reference, _, stages = attempt.begin()
     arguments = attempt.arguments(reference, stages)
     delivered = []
     for _ in range(attempt.dice.choice((1, 1, 2, 3))):

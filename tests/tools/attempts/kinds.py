@@ -35,21 +35,10 @@ class Kind:
     needs: tuple[str, ...] = ()
 
 
-KINDS: dict[str, Kind] = {
-    "kill": Kind(kill, 25),
-    "ranks": Kind(ranks, 2.5),
-    "launch": Kind(launch, 1),
-    "unlike": Kind(unlike, 4),
-    "stopped": Kind(stopped, 3),
-    "disk": Kind(disk, 9),
-    "damage": Kind(damage, 17),
-    "half": Kind(half, 10),
-    "reading": Kind(reading, 4),
-    "publication": Kind(publication, 5, ("publish",)),
-    "manifests": Kind(manifests, 6, ("publish",)),
-    "engine-answers": Kind(engine_answers, 6),
-    "recipe": Kind(recipe, 12),
-    "records": Kind(records, 6),
-    "pictures": Kind(pictures, 5),
-    "place": Kind(place, 5),
-}
+KINDS: dict[str, Kind] = {"kill": Kind(kill, 25), "ranks": Kind(ranks, 2.5), "launch": Kind(launch, 1),
+                          "unlike": Kind(unlike, 4), "stopped": Kind(stopped, 3), "disk": Kind(disk, 9),
+                          "damage": Kind(damage, 17), "half": Kind(half, 10), "reading": Kind(reading, 4),
+                          "publication": Kind(publication, 5, ("publish",)),
+                          "manifests": Kind(manifests, 6, ("publish",)), "engine-answers": Kind(engine_answers, 6),
+                          "recipe": Kind(recipe, 12), "records": Kind(records, 6), "pictures": Kind(pictures, 5),
+                          "place": Kind(place, 5)}  # fmt: skip

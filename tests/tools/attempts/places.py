@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from attempts import process
-from attempts.attempt import Attempt, Broken, check_refusal, last_words
+from attempts.attempt import Attempt, Broken, check_refusal, check_success
 from attempts.disks import own_disk
 from attempts.kills import draw_kill
 from attempts.reference import Reference
@@ -49,8 +49,7 @@ def _odd_name(attempt: Attempt) -> str:
     if ended.code == 2:
         check_refusal(ended)
         return "refused"
-    if ended.code != 0:
-        raise Broken(f"exit code {ended.code}: {last_words(ended.text)}")
+    check_success(ended)
     attempt.must_equal(reference, stages)
     return "equal results"
 
@@ -65,8 +64,7 @@ def _linked(attempt: Attempt) -> str:
 
 def _is_file(attempt: Attempt) -> str:
     """The output, a stage's folder or the folder of locks is a file."""
-    reference, finished, stages = _window(attempt)
-    reference.copy(attempt.output, finished)
+    reference, _, stages = attempt.begin(longest=2)
     path = attempt.dice.choice((attempt.output, attempt.output / stages[0], attempt.output / ".locks"))
     if path == attempt.output:
         shutil.rmtree(path)
@@ -92,8 +90,7 @@ def _other_user(attempt: Attempt) -> str:
     """A run that may not be written by whoever starts it."""
     if os.geteuid() != 0:
         return "not tried: no right to give a folder away"
-    reference, finished, stages = _window(attempt)
-    reference.copy(attempt.output, finished)
+    reference, _, stages = attempt.begin(longest=2)
     for path in (attempt.output, *attempt.output.rglob("*")):
         os.chown(path, _NOBODY, _NOBODY)
     work = _as_owner_alone(process.command(attempt.arguments(reference, stages)))
@@ -114,8 +111,7 @@ def _their_data(attempt: Attempt) -> str:
     setting = f"stages.target.data={{from: null, path: {world / 'train.json'}, aspect: square, max_length: 192}}"
     work = _as_owner_alone(process.command(attempt.arguments(reference, ["target"], setting)))
     ended = attempt.work(work, "data that may only be read")
-    if ended.code != 0:
-        raise Broken(f"exit code {ended.code}: {last_words(ended.text)}")
+    check_success(ended)
     return "read"
 
 
@@ -136,12 +132,10 @@ def _as_owner_alone(work: Callable[[], int]) -> Callable[[], int]:
 
 def _no_locks(attempt: Attempt) -> str:
     """A disk whose system calls for locks are not there."""
-    reference, finished, stages = _window(attempt)
-    reference.copy(attempt.output, finished)
+    reference, _, stages = attempt.begin(longest=2)
     arguments, number = attempt.arguments(reference, stages), attempt.dice.choice((errno.ENOSYS, errno.ENOLCK))
     ended = attempt.work(_without_flock(process.command(arguments), number), f"without flock, error {number}")
-    if ended.code != 0:
-        raise Broken(f"exit code {ended.code}: {last_words(ended.text)}")
+    check_success(ended)
     attempt.must_equal(reference, stages)
     return "equal results"
 
@@ -161,8 +155,7 @@ def _without_flock(work: Callable[[], int], number: int) -> Callable[[], int]:
 
 def _twice(attempt: Attempt) -> str:
     """The same command twice at once: one waits or says who holds the folder, and the results are one run's."""
-    reference, finished, stages = _window(attempt)
-    reference.copy(attempt.output, finished)
+    reference, _, stages = attempt.begin(longest=2)
     work = process.command(attempt.arguments(reference, stages))
     logs = [attempt.folder / f"log-{name}.txt" for name in "ab"]
     begin = time.monotonic()
@@ -183,8 +176,7 @@ def _twice(attempt: Attempt) -> str:
 
 def _moved(attempt: Attempt) -> str:
     """The folder is moved after a kill."""
-    reference, finished, stages = _window(attempt)
-    reference.copy(attempt.output, finished)
+    reference, _, stages = attempt.begin(longest=2)
     attempt.run(attempt.arguments(reference, stages), draw_kill(attempt, reference, stages))
     moved = attempt.folder / "moved"
     if attempt.output.exists():
@@ -196,8 +188,7 @@ def _moved(attempt: Attempt) -> str:
 
 def _no_home(attempt: Attempt) -> str:
     """No home, no temporary folder."""
-    reference, finished, stages = _window(attempt)
-    reference.copy(attempt.output, finished)
+    reference, _, stages = attempt.begin(longest=2)
     away = {name: "/nonexistent" for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME", "HF_HOME")}
     attempt.must_finish(reference, attempt.arguments(reference, stages), stages, environment=away)
     return "equal results"
@@ -205,8 +196,7 @@ def _no_home(attempt: Attempt) -> str:
 
 def _left_lock(attempt: Attempt) -> str:
     """What a killed run left: a lock of a process that is gone, or a folder in the lock's place."""
-    reference, finished, stages = _window(attempt)
-    reference.copy(attempt.output, finished)
+    reference, _, stages = attempt.begin(longest=2)
     lock = attempt.output / ".locks" / "rank-00000"
     lock.parent.mkdir()
     if attempt.dice.random() < 0.5:
@@ -219,15 +209,8 @@ def _left_lock(attempt: Attempt) -> str:
 
 
 _PLACES: dict[str, Callable[[Attempt], str]] = {
-    "odd name": _odd_name,
-    "linked folder": _linked,
-    "a file in a folder's place": _is_file,
-    "read-only disk": _read_only,
-    "no right to write": _other_user,
-    "data of another user": _their_data,
-    "no locks": _no_locks,
-    "two at once": _twice,
-    "moved after a kill": _moved,
-    "no home": _no_home,
+    "odd name": _odd_name, "linked folder": _linked, "a file in a folder's place": _is_file,
+    "read-only disk": _read_only, "no right to write": _other_user, "data of another user": _their_data,
+    "no locks": _no_locks, "two at once": _twice, "moved after a kill": _moved, "no home": _no_home,
     "a lock left behind": _left_lock,
-}
+}  # fmt: skip

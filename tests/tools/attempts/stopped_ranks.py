@@ -11,7 +11,7 @@ from pathlib import Path
 from attempts import process
 from attempts.attempt import Attempt, Broken, last_words
 from attempts.process import Disturbance, Ended
-from attempts.two_ranks import run_ranks, start_ranks
+from attempts.two_ranks import must_finish_by_two, start_ranks
 
 _BOUND_MINUTES = 0.1  # of the runs whose stopped rank does not go on
 _PAUSE_S = 1.0
@@ -22,9 +22,7 @@ def stopped(attempt: Attempt) -> str:
     """The other rank must name it and end after the bound, or wait until it goes on; the same two then end as if
     nothing had been.
     """
-    reference = attempt.reference(*(name for name in attempt.references if name.endswith("-2")))
-    finished, stages = attempt.window(reference, longest=2)
-    reference.copy(attempt.output, finished)
+    reference, _, stages = attempt.begin(ranks=2, longest=2)
     arguments, dice = attempt.arguments(reference, stages), attempt.dice
     goes_on, which = dice.random() < 0.25, dice.randrange(2)
     # Rank 0 writes most files: half of its stops come before one of them.
@@ -48,10 +46,7 @@ def stopped(attempt: Attempt) -> str:
         if other.code != 1 or not last.startswith("error: rank ") or not any(name in last for name in names):
             raise Broken(f"rank {1 - which} ended with {other.code}: {last}")
         how = "ended after the bound, and named"
-    for rank, ended in enumerate(run_ranks(attempt, arguments, {})):
-        if ended.code != 0:
-            raise Broken(f"again, rank {rank}: exit code {ended.code}: {last_words(ended.text)}")
-    attempt.must_equal(reference, stages)
+    must_finish_by_two(attempt, reference, stages, arguments, "again")
     return f"{how}: equal results"
 
 

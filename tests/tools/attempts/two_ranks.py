@@ -14,8 +14,9 @@ from pathlib import Path
 
 import psutil
 from attempts import process
-from attempts.attempt import Attempt, Broken, last_words, signal_name
+from attempts.attempt import Attempt, Broken, check_success, last_words, signal_name
 from attempts.process import Disturbance, Ended
+from attempts.reference import Reference
 
 ROOT = Path(__file__).resolve().parents[3]
 Work = Callable[[], int]
@@ -24,9 +25,7 @@ _GRACE_S = 75.0  # ranks whose launcher is gone end within a minute
 
 def ranks(attempt: Attempt) -> str:
     """One or both of two forked ranks are killed; the same two then end as if nothing had been."""
-    reference = attempt.reference(*(name for name in attempt.references if name.endswith("-2")))
-    finished, stages = attempt.window(reference, longest=2)
-    reference.copy(attempt.output, finished)
+    reference, _, stages = attempt.begin(ranks=2, longest=2)
     arguments, dice = attempt.arguments(reference, stages), attempt.dice
     number = dice.choice((signal.SIGKILL, signal.SIGTERM))
     disturbances = {
@@ -37,16 +36,22 @@ def ranks(attempt: Attempt) -> str:
     for rank, ended in enumerate(ends):
         if ended.says_traceback:
             raise Broken(f"{signal_name(number)}, rank {rank}: {last_words(ended.text)}")
-    for rank, ended in enumerate(run_ranks(attempt, arguments, {})):
-        if ended.code != 0:
-            raise Broken(f"again, rank {rank}: exit code {ended.code}: {last_words(ended.text)}")
-    attempt.must_equal(reference, stages)
+    must_finish_by_two(attempt, reference, stages, arguments, "again")
     return f"{signal_name(number)}: equal results"
 
 
 def run_ranks(attempt: Attempt, arguments: list[str], disturbances: dict[int, Disturbance]) -> list[Ended]:
     """Two forked ranks of one command."""
     return run_works(attempt, [process.command(arguments)] * 2, disturbances)
+
+
+def must_finish_by_two(
+    attempt: Attempt, reference: Reference, stages: list[str], arguments: list[str], when: str
+) -> None:
+    """Runs the command by two ranks, which must succeed with the reference's results."""
+    for rank, ended in enumerate(run_ranks(attempt, arguments, {})):
+        check_success(ended, f"{when}, rank {rank}: ")
+    attempt.must_equal(reference, stages)
 
 
 def run_works(attempt: Attempt, works: Sequence[Work], disturbances: dict[int, Disturbance]) -> list[Ended]:
@@ -105,9 +110,7 @@ def _send(processes: list[int], number: int) -> None:
 
 def launch(attempt: Attempt) -> str:
     """DeepSpeed's runner, its launcher or a rank is killed, also before the ranks have begun; none may outlive it."""
-    reference = attempt.reference(*(name for name in attempt.references if name.endswith("-2")))
-    finished, stages = attempt.window(reference, longest=3)
-    reference.copy(attempt.output, finished)
+    reference, _, stages = attempt.begin(ranks=2, longest=3)
     arguments, dice = attempt.arguments(reference, stages), attempt.dice
     number, receiver = dice.choice((signal.SIGKILL, signal.SIGTERM)), dice.choice(("runner", "launcher", "rank"))
     log = attempt.folder / "launched.txt"
@@ -123,10 +126,7 @@ def launch(attempt: Attempt) -> str:
     if victim is not None:
         os.kill(victim, number)
     _all_gone(runner)
-    for rank, ended in enumerate(run_ranks(attempt, arguments, {})):
-        if ended.code != 0:
-            raise Broken(f"after {signal_name(number)} to the {receiver}, rank {rank}: {last_words(ended.text)}")
-    attempt.must_equal(reference, stages)
+    must_finish_by_two(attempt, reference, stages, arguments, f"after {signal_name(number)} to the {receiver}")
     return f"{signal_name(number)} to the {receiver}: equal results"
 
 

@@ -11,16 +11,14 @@ import yaml
 from attempts import process
 from attempts.attempt import Attempt, Broken, last_words, snapshot
 from attempts.reference import Reference
-from attempts.two_ranks import Work, run_ranks, run_works
+from attempts.two_ranks import Work, must_finish_by_two, run_works
 
 KEYS = ("seed", "lr", "batch", "steps", "stages", "output", "restart", "commit", "versions")
 
 
 def unlike(attempt: Attempt) -> str:
     """One rank has another word, commit or version. Afterwards two that are alike end as if nothing had been."""
-    reference = attempt.reference(*(name for name in attempt.references if name.endswith("-2")))
-    finished, stages = attempt.window(reference, longest=1)
-    reference.copy(attempt.output, finished)
+    reference, _, stages = attempt.begin(ranks=2, longest=1)
     arguments, before = attempt.arguments(reference, stages), snapshot(attempt.output)
     key, odd = attempt.dice.choice(KEYS), attempt.dice.randrange(2)
     name, usual, other, work = _other(attempt, reference, stages, arguments, key)
@@ -35,10 +33,7 @@ def unlike(attempt: Attempt) -> str:
     written = [str(path) for path in attempt.folder.rglob("*.yaml") if path.name in ("recipe.yaml", "run.yaml")]
     if written or snapshot(attempt.output) != before or snapshot(attempt.folder / "other"):
         raise Broken(f"{expected}: something was written: {written}")
-    for rank, ended in enumerate(run_ranks(attempt, arguments, {})):
-        if ended.code != 0:
-            raise Broken(f"alike, rank {rank}: exit code {ended.code}: {last_words(ended.text)}")
-    attempt.must_equal(reference, stages)
+    must_finish_by_two(attempt, reference, stages, arguments, "alike")
     return key
 
 

@@ -12,15 +12,14 @@ from draftsmith.trainers.run.stopping import Stop
 from draftsmith.trainers.serve import engine_process as process
 from draftsmith.trainers.serve.engine_answers import Asked, Job, WrongAnswer, read_answers, read_states
 from draftsmith.trainers.serve.engine_process import EngineProcess
+from fails import fails_with
 from safetensors.torch import save_file
 
 PROMPTS = (torch.tensor([1, 5, 6]), torch.tensor([1, 5]))
 ENDS = (2, 90)
 JOB = Job([Asked("a.json[0]", PROMPTS[0], 4), Asked("a.json[1]", PROMPTS[1], 4)], 100, never={50}, ends=ENDS)
-GOOD = [
-    {"prompt_tokens": 3, "tokens": [7, 8, 90], "stop": "eos"},
-    {"prompt_tokens": 2, "tokens": [7, 8, 9, 10], "stop": "length"},
-]
+GOOD = [{"prompt_tokens": 3, "tokens": [7, 8, 90], "stop": "eos"},
+        {"prompt_tokens": 2, "tokens": [7, 8, 9, 10], "stop": "length"}]  # fmt: skip
 
 
 def first(**changes):
@@ -88,14 +87,12 @@ def put(path, content):
         content(path)
 
 
-@pytest.mark.parametrize("damage", WRONG)
-def test_a_wrong_answer_is_refused_by_its_file(tmp_path, damage):
-    content, words = WRONG[damage]
+@pytest.mark.parametrize(("content", "words"), WRONG.values(), ids=WRONG)
+def test_a_wrong_answer_is_refused_by_its_file(tmp_path, content, words):
     path = tmp_path / "000000003.json"
     put(path, content)
-    with pytest.raises(WrongAnswer, match=words) as caught:
-        read_answers(path, JOB)
-    assert caught.value.where.startswith(str(path)) and "engine" in caught.value.problem and caught.value.hint
+    caught = fails_with(words, read_answers, path, JOB, error=WrongAnswer)
+    assert caught.where.startswith(str(path)) and "engine" in caught.problem and caught.hint
 
 
 def test_a_right_answer_is_read(tmp_path):
@@ -131,16 +128,14 @@ WRONG_STATES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("damage", WRONG_STATES)
-def test_wrong_states_are_refused_by_their_file(tmp_path, damage):
-    content, words = WRONG_STATES[damage]
+@pytest.mark.parametrize(("content", "words"), WRONG_STATES.values(), ids=WRONG_STATES)
+def test_wrong_states_are_refused_by_their_file(tmp_path, content, words):
     path = tmp_path / "000000003-0.safetensors"
     save_file({k: v.contiguous() for k, v in (STATES if callable(content) else content).items()}, path)
     if callable(content):
         content(path)
-    with pytest.raises(WrongAnswer, match=words) as caught:
-        read_states(path, JOB.requests[0], (2, 8))
-    assert caught.value.where.startswith(str(path)) and caught.value.hint
+    caught = fails_with(words, read_states, path, JOB.requests[0], (2, 8), error=WrongAnswer)
+    assert caught.where.startswith(str(path)) and caught.hint
 
 
 @pytest.mark.parametrize("kind", ["half", "bfloat16", "float", "double"])

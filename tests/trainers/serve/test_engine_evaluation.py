@@ -23,6 +23,7 @@ from draftsmith.trainers.evaluate.engine_measuring import cycles
 from draftsmith.trainers.serve.engine_answers import Timing
 from draftsmith.trainers.stages.evaluate import EvaluateStage
 from engines_in_place import in_place
+from fails import fails_with
 from PIL import Image
 from rows import a_row
 from served_heads import save_drawn
@@ -167,9 +168,8 @@ def fault(folder, **what):
 
 def test_a_killed_run_asks_no_finished_cell_again(made, measured, tmp_path):
     fault(tmp_path, die=4, of="eagle", always=True)
-    with pytest.raises(UserError, match=r"exit code 9, and 3 times(.|\n)*out of luck") as caught:
-        run(made, tmp_path)
-    assert "engine-0/log.txt" in caught.value.where and "stages.served.engine" in caught.value.key
+    caught = fails_with(r"exit code 9, and 3 times(.|\n)*out of luck", run, made, tmp_path)
+    assert "engine-0/log.txt" in caught.where and "stages.served.engine" in caught.key
     (tmp_path / "fault.json").unlink()
     (tmp_path / "asked.jsonl").unlink()
     run(made, tmp_path)
@@ -192,8 +192,7 @@ def test_an_engine_that_dies_once_is_started_again(made, tmp_path):
 )  # fmt: skip
 def test_metrics_of_another_answer_are_refused(made, tmp_path, wrong):
     fault(tmp_path, wrong=wrong)
-    with pytest.raises(UserError, match=r"metrics of a request are missing, or are of another|answers are damaged"):
-        run(made, tmp_path)
+    fails_with(r"metrics of a request are missing, or are of another|answers are damaged", run, made, tmp_path)
 
 
 def test_passes_are_told_apart_by_what_they_emitted():
@@ -212,6 +211,8 @@ def test_passes_are_told_apart_by_what_they_emitted():
 
 
 TARGET = LlavaTargetConfig(kind="llava", path="x")
+SERVED = {"kind": "evaluate", "engine": {"kind": "vllm"}, "methods": {"m": {}},
+          "benchmarks": {"mine": {"data": {"path": "x.json", "aspect": "square"}}}}  # fmt: skip
 HEAD = Eagle3Config(kind="eagle3", visual_slots="read", image="placeholder")
 REFUSED = {
     "a tree": ({"methods": {"m": {"drafter": {"kind": "ngram"}, "tree": "25-5-8"}}}, r"methods.m.tree.*chain"),
@@ -234,57 +235,38 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("which", REFUSED)
-def test_what_the_engine_cannot_run_is_refused_before_the_run(which):
-    changes, words = REFUSED[which]
-    base = {"kind": "evaluate", "engine": {"kind": "vllm"}, "methods": {"m": {}},
-            "benchmarks": {"mine": {"data": {"path": "x.json", "aspect": "square"}}}}  # fmt: skip
-    with pytest.raises(Refused, match=words):
-        EvaluateStage.model_validate(base | changes).check(TARGET, HEAD)
+@pytest.mark.parametrize(("changes", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_the_engine_cannot_run_is_refused_before_the_run(changes, words):
+    fails_with(words, EvaluateStage.model_validate(SERVED | changes).check, TARGET, HEAD, error=Refused)
 
 
-@pytest.mark.parametrize(
-    ("engine", "words"),
-    [
-        ({"concurrency": [0]}, "greater than or equal to 1"),
-        ({"concurrency": [2, 2]}, "names a number twice"),
-        ({"concurrency": []}, "at least 1 item"),
-        ({"max_num_seqs": 4}, "max_num_seqs: nothing reads it"),
+OWN = {"repeats": 3, "graphs": {"draft": False}, "record_weights": 2, "probes": {"states": True}, "lengths": [4]}
+
+
+@pytest.mark.parametrize(("changes", "words"), [
+    *(({"engine": {"kind": "vllm"} | engine}, words) for engine, words in (
+        ({"concurrency": [0]}, "greater than or equal to 1"), ({"concurrency": [2, 2]}, "names a number twice"),
+        ({"concurrency": []}, "at least 1 item"), ({"max_num_seqs": 4}, "max_num_seqs: nothing reads it"),
         ({"kind": "sglang"}, "sglang"),
-    ],
-)
-def test_settings_that_say_nothing_are_refused(engine, words):
-    with pytest.raises(ValueError, match=words):
-        EvaluateStage.model_validate({
-            "kind": "evaluate", "engine": {"kind": "vllm"} | engine, "methods": {"m": {}},
-            "benchmarks": {"mine": {"data": {"path": "x.json"}}},
-        })  # fmt: skip
-
-
-@pytest.mark.parametrize("key", ["repeats", "graphs", "record_weights", "probes", "lengths"])
-def test_settings_of_our_own_loop_are_refused(key):
-    value = {"repeats": 3, "graphs": {"draft": False}, "record_weights": 2, "probes": {"states": True}, "lengths": [4]}
-    with pytest.raises(ValueError, match=f"{key}: nothing reads it: vllm decodes"):
-        EvaluateStage.model_validate({
-            "kind": "evaluate", "engine": {"kind": "vllm"}, "methods": {"m": {}}, key: value[key],
-            "benchmarks": {"mine": {"data": {"path": "x.json"}}},
-        })  # fmt: skip
+    )),
+    *(({key: value}, f"{key}: nothing reads it: vllm decodes") for key, value in OWN.items()),
+], ids=str)  # fmt: skip
+def test_settings_that_say_nothing_or_are_of_our_own_loop_are_refused(changes, words):
+    fails_with(words, EvaluateStage.model_validate, SERVED | changes, error=ValueError)
 
 
 def test_what_is_missing_in_the_engines_python_is_said_before_anything_is_decoded(made, tmp_path, monkeypatch):
     monkeypatch.setattr(engine_run, "version_of", lambda package, python: "" if package == "arctic_inference" else "1")
     methods = {"suffix": {"drafter": {"kind": "suffix"}}, "lookup": LOOKUP}
     settings = stage(made, methods=methods) | {"drafters": {}}
-    with pytest.raises(UserError, match=r"arctic-inference(.|\n)*leave out method suffix"):
-        run(made, tmp_path, settings)
+    fails_with(r"arctic-inference(.|\n)*leave out method suffix", run, made, tmp_path, settings)
     assert not list((tmp_path / "served").glob("rows/*"))
 
 
 def test_a_cpus_engine_is_asked_above_temperature_0_with_its_repair_alone(made, tmp_path, monkeypatch):
     settings = stage(made, methods={"lookup": LOOKUP}) | {"drafters": {}, "temperatures": [0.0, 1.0]}
     monkeypatch.setattr(engine_run, "version_of", lambda package, python: "" if package == engine_run.MODULE else "1")
-    with pytest.raises(UserError, match=r"wrong temperatures on a CPU(.|\n)*draftsmith-vllm"):
-        run(made, tmp_path, settings)
+    fails_with(r"wrong temperatures on a CPU(.|\n)*draftsmith-vllm", run, made, tmp_path, settings)
     assert not list((tmp_path / "served").glob("rows/*"))
 
 
@@ -327,8 +309,7 @@ def test_a_published_folder_is_exported_and_a_damaged_one_refused(made, tmp_path
     with (folder / "model.safetensors").open("r+b") as file:
         file.seek(-1, 2)
         file.write(b"\1")
-    with pytest.raises(UserError, match=r"model.safetensors"):
-        run(made, tmp_path / "again", settings)
+    fails_with(r"model.safetensors", run, made, tmp_path / "again", settings)
 
 
 def test_an_export_for_texts_or_of_an_older_version_is_refused(made, tmp_path):

@@ -17,9 +17,7 @@ from draftsmith.data.families.processor import Processor, pil
 from draftsmith.data.families.qwen import QWEN2_5_VL
 from draftsmith.data.shards.shards import ShardReader
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.drafters.dflash import DflashConfig
-from draftsmith.models.drafters.eagle3 import Eagle3Config
-from draftsmith.models.drafters.peagle import PeagleConfig
+from draftsmith.models.drafters import DflashConfig, Eagle3Config, PeagleConfig
 from draftsmith.models.targets.llava.section import LlavaTargetConfig
 from draftsmith.models.targets.qwen.model import qwen_config
 from draftsmith.recipes.launch import run_recipe
@@ -34,6 +32,7 @@ from draftsmith.trainers.serve.states_builder import looked_ahead
 from draftsmith.trainers.stages.cache import CacheStage
 from draftsmith.trainers.stages.regenerate import RegenerateStage
 from engines_in_place import in_place
+from fails import fails_with
 from PIL import Image
 from pydantic import TypeAdapter
 from states_run import RECORDS, cached, context, losses, stage, synthetic
@@ -88,8 +87,7 @@ def test_answers_are_those_of_our_own_passes(made, tmp_path, monkeypatch):
     assert identities[0] == identities[1]
     # What one engine began is not continued by another.
     monkeypatch.setattr(opened, "version_of", lambda package, python: "1.1")
-    with pytest.raises(UserError, match=r"another engine.version: '1.0', now '1.1'"):
-        answers(made, theirs, engine=VLLM)
+    fails_with(r"another engine.version: '1.0', now '1.1'", answers, made, theirs, engine=VLLM)
 
 
 @pytest.fixture(scope="module")
@@ -219,18 +217,8 @@ def test_pictures_are_handed_over_as_they_were_read():
 
     mean, std = (0.48, 0.46, 0.41), (0.27, 0.26, 0.28)
     images = pil("Qwen2VL")(image_mean=mean, image_std=std, patch_size=4, merge_size=2)
-    processor = Processor(
-        None,
-        images,
-        0,
-        patch_size=4,
-        image_size=8,
-        pad_id=0,
-        bos_id=None,
-        eos_id=0,
-        newline_id=0,
-        picture_family=QWEN2_5_VL,
-    )
+    processor = Processor(None, images, 0, patch_size=4, image_size=8, pad_id=0, bos_id=None, eos_id=0, newline_id=0,
+                          picture_family=QWEN2_5_VL)  # fmt: skip
     torch.manual_seed(0)
     bytes_ = torch.randint(0, 256, (16, 24, 3), dtype=torch.uint8)
     grid = PatchGrid(1, 4, 6)
@@ -239,10 +227,8 @@ def test_pictures_are_handed_over_as_they_were_read():
     assert torch.equal(found, bytes_)
     tile = ((bytes_ / 255 - torch.tensor(mean)) / torch.tensor(std)).permute(2, 0, 1)
     assert torch.equal(shown(tile[None], [Picture(4)], processor, "")[0], bytes_)
-    with pytest.raises(UserError, match="several"):
-        shown(tile[None], [Picture(4, num_tiles=2)], processor, "")
-    with pytest.raises(UserError, match="clip"):
-        shown(tile[None], [Picture(4, modality=2)], processor, "")
+    fails_with("several", shown, tile[None], [Picture(4, num_tiles=2)], processor, "")
+    fails_with("clip", shown, tile[None], [Picture(4, modality=2)], processor, "")
 
 
 def test_pictures_side_by_side_keep_a_placeholder_each():
@@ -252,25 +238,19 @@ def test_pictures_side_by_side_keep_a_placeholder_each():
 
 
 def test_what_an_engine_cannot_do_is_refused(made):
-    target = LlavaTargetConfig(kind="llava", path="x")
-    answered = {"kind": "regenerate", "engine": VLLM}
-    with pytest.raises(Refused, match="tiles by itself"):
-        RegenerateStage(data=made.data | {"aspect": "anyres"}, **answered).check(target, None)
-    with pytest.raises(Refused, match="log-probabilities"):
-        RegenerateStage(data=made.data, keep_logprobs=4, **answered).check(target, None)
-    engine = VLLM | {"options": {"max_model_len": 5}}
-    with pytest.raises(Refused, match="follows from the recipe"):
-        RegenerateStage(data=made.data, kind="regenerate", engine=engine).check(target, None)
-    with pytest.raises(Refused, match="sglang hands out no hidden states of a llava"):
-        CacheStage(kind="cache", data=made.data, engine={"kind": "sglang"}).check(target, HEAD)
-    with pytest.raises(Refused, match="no hidden states of a llava_next"):
-        CacheStage(kind="cache", data=made.data, engine=VLLM).check(
-            LlavaTargetConfig(kind="llava_next", path="x"), HEAD
-        )
-    with pytest.raises(Refused, match="no hidden states of a llava_next"):
-        stage(made, source={"kind": "online", "engine": VLLM}).check(
-            LlavaTargetConfig(kind="llava_next", path="x"), HEAD
-        )
+    llava, tiled = (LlavaTargetConfig(kind=kind, path="x") for kind in ("llava", "llava_next"))
+    answers = {"kind": "regenerate", "data": made.data, "engine": VLLM}
+    states = {"kind": "cache", "data": made.data}
+    for words, chosen, target, head in (
+        ("tiles by itself", RegenerateStage(**answers | {"data": made.data | {"aspect": "anyres"}}), llava, None),
+        ("log-probabilities", RegenerateStage(**answers, keep_logprobs=4), llava, None),
+        ("follows from the recipe",
+         RegenerateStage(**answers | {"engine": VLLM | {"options": {"max_model_len": 5}}}), llava, None),
+        ("sglang hands out no hidden states of a llava", CacheStage(**states, engine={"kind": "sglang"}), llava, HEAD),
+        ("no hidden states of a llava_next", CacheStage(**states, engine=VLLM), tiled, HEAD),
+        ("no hidden states of a llava_next", stage(made, source={"kind": "online", "engine": VLLM}), tiled, HEAD),
+    ):  # fmt: skip
+        fails_with(words, chosen.check, target, head, error=Refused)
 
 
 def test_layers_that_a_target_adds_pictures_to_are_refused():

@@ -54,10 +54,8 @@ def test_both_loops_have_one_tau_and_one_answer(tmp_path):
                     "lookup": {"drafter": {"kind": "ngram"}, "tree": chain}},
     }  # fmt: skip
     engine = {"engine": {"kind": "vllm", "concurrency": [1, 3], "beside": "ours"}}
-    recipe = {
-        "target": {"kind": "llava", "path": str(tmp_path / "target"), "dtype": "float32"},
-        "stages": {"ours": common, "served": common | engine},
-    }
+    recipe = {"target": {"kind": "llava", "path": str(tmp_path / "target"), "dtype": "float32"},
+              "stages": {"ours": common, "served": common | engine}}  # fmt: skip
     output = tmp_path / "run"
     run_loaded(load_spelled(recipe, "both", output), output)
 
@@ -127,10 +125,8 @@ def test_each_kind_accepts_what_our_own_loop_does_turn_by_turn(tmp_path):
     }  # fmt: skip
     exported = drafters | {"dflash": {"kind": "dflash", "path": str(tmp_path / "out")}}
     engine = {"engine": {"kind": "vllm", "concurrency": [2], "beside": "ours"}, "drafters": exported}
-    recipe = {
-        "target": {"kind": "llava", "path": str(target), "dtype": "float32"},
-        "stages": {"ours": common | {"drafters": drafters}, "served": common | engine},
-    }
+    recipe = {"target": {"kind": "llava", "path": str(target), "dtype": "float32"},
+              "stages": {"ours": common | {"drafters": drafters}, "served": common | engine}}  # fmt: skip
     output = tmp_path / "run"
     run_loaded(load_spelled(recipe, "both", output), output)
 

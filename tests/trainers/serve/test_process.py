@@ -24,6 +24,7 @@ from draftsmith.trainers.serve import rank_engine as opened
 from draftsmith.trainers.serve.engine_answers import Asked, Job
 from draftsmith.trainers.serve.engine_process import EngineProcess
 from draftsmith.trainers.serve.workers import draftsmith_jobs
+from fails import fails_with
 
 JOBS = Path(draftsmith_jobs.__file__).parent
 HEAD = f"""
@@ -108,11 +109,9 @@ class Requests:
     def step(self):
         answer = {"token_ids": [4], "finish_reason": "stop"}
         return [
-            SimpleNamespace(
-                finished=True, request_id=str(n), prompt_token_ids=[1] * (n + 1), outputs=[SimpleNamespace(**answer)]
-            )
-            for n in self.steps.pop(0)
-        ]
+            SimpleNamespace(finished=True, request_id=str(n), prompt_token_ids=[1] * (n + 1),
+                            outputs=[SimpleNamespace(**answer)]) for n in self.steps.pop(0)
+        ]  # fmt: skip
 
 
 def test_requests_of_several_jobs_end_in_any_order(tmp_path, monkeypatch):
@@ -128,26 +127,18 @@ def test_requests_of_several_jobs_end_in_any_order(tmp_path, monkeypatch):
     assert not jobs.open and not jobs.places
 
 
-@pytest.mark.parametrize(
-    ("dies", "words"),
-    [
-        (
-            "os.kill(os.getpid(), signal.SIGKILL)",
-            r"killed by signal 9 \(SIGKILL\)(.|\n)*stages.x.engine.gpu_memory_util",
-        ),
-        ("raise OSError(28, 'No space left on device')", r"exit code 1(.|\n)*Errno 28(.|\n)*stages.x.engine.scratch"),
-        ("time.sleep(600)", r"gave no sign for 0.5 s(.|\n)*stages.x.engine.timeout_s"),
-    ],
-    ids=["memory", "disk", "hang"],
-)
+@pytest.mark.parametrize(("dies", "words"), [
+    ("os.kill(os.getpid(), signal.SIGKILL)",
+     r"killed by signal 9 \(SIGKILL\)(.|\n)*stages.x.engine.gpu_memory_util"),
+    ("raise OSError(28, 'No space left on device')", r"exit code 1(.|\n)*Errno 28(.|\n)*stages.x.engine.scratch"),
+    ("time.sleep(600)", r"gave no sign for 0.5 s(.|\n)*stages.x.engine.timeout_s"),
+], ids=["memory", "disk", "hang"])  # fmt: skip
 def test_an_engine_that_never_answers_is_a_fault_with_its_cure(engine, dies, words):
     with pytest.raises(UserError, match=words) as caught, engine(dies, timeout_s=0.5 if "sleep" in dies else 60) as one:
         one.start()
     assert "3 times in a row" in str(caught.value) and "log.txt" in str(caught.value)
     left = sorted(path.name for path in one.folder.iterdir())
-    assert left == ["engine.json", "lock", "log-1.txt", "log-2.txt", "log.txt"], (
-        "what it said is kept, and nothing else"
-    )
+    assert left == ["engine.json", "lock", "log-1.txt", "log-2.txt", "log.txt"], "what it said is kept alone"
 
 
 def test_an_engine_that_hangs_once_is_started_again(engine):
@@ -166,8 +157,7 @@ def test_an_engine_that_hangs_once_is_started_again(engine):
 def test_a_full_disk_names_the_folder_and_the_key(engine, tmp_path):
     with engine(ANSWER) as running:
         (tmp_path / "engine-0" / "jobs" / "000000000.partial").symlink_to("/dev/full")
-        with pytest.raises(UserError, match=r"No space left(.|\n)*stages.x.engine.scratch"):
-            running.submit(request(1), {})
+        fails_with(r"No space left(.|\n)*stages.x.engine.scratch", running.submit, request(1), {})
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"cannot be written(.|\n)*stages.x.engine.scratch"):
         EngineProcess(tmp_path / "file" / "0", "vllm", {}, None, python="", stop=Stop(), key="stages.x.engine")
@@ -176,10 +166,7 @@ def test_a_full_disk_names_the_folder_and_the_key(engine, tmp_path):
 def test_two_runs_never_share_a_folder(engine, tmp_path):
     with engine(ANSWER) as running:
         job = running.submit(request(1), {})
-        with pytest.raises(
-            UserError, match=rf"another run's engine(.|\n)*process {os.getpid()}(.|\n)*x.engine.scratch"
-        ):
-            engine(ANSWER)
+        fails_with(rf"another run's engine(.|\n)*process {os.getpid()}(.|\n)*x.engine.scratch", engine, ANSWER)
         assert answers(running, job, 1) == [1]
     places = {opened._own(Path("/dev/shm/x"), tmp_path / above / "run" / "head") for above in ("a", "b")}
     assert len(places) == 2 and all(place.name.startswith("run-head-") for place in places)
@@ -193,8 +180,7 @@ def test_a_stop_ends_the_loading_and_not_the_step_in_hand(engine):
         job = running.submit(request(1), {})
         stop.raised = True
         assert answers(running, job, 1, stops=False) == [1]
-        with pytest.raises(Stopped, match="while an engine answered"):
-            answers(running, running.submit(request(2), {}), 2)
+        fails_with("while an engine answered", answers, running, running.submit(request(2), {}), 2, error=Stopped)
     loading = engine("time.sleep(600)", stop=stop)
     with pytest.raises(Stopped, match="while an engine was loaded"), loading:
         loading.start()

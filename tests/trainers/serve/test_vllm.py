@@ -44,8 +44,7 @@ def test_answers_and_fifty_losses_are_our_own(script, family, tmp_path):
     same, number = script.equal_answers(run)
     assert same >= 0.98 * number, f"{same} of {number}: the rest must be near ties"
     own = script.losses(run / "own")
-    assert own[-1] < own[0]
-    assert script.apart(run, "own", "served") <= 1e-4
+    assert own[-1] < own[0] and script.apart(run, "own", "served") <= 1e-4
 
 
 def test_a_killed_server_loses_nothing(script, tmp_path):
@@ -61,8 +60,7 @@ def test_a_killed_server_loses_nothing(script, tmp_path):
         if pid.isdigit() and f"{run}/served/cache/engine-0" in _command_line(pid)
     ]  # fmt: skip
     os.killpg(worker, signal.SIGKILL)
-    assert training.wait(900) == 0
-    assert script.apart(run, "own", "served") <= 1e-4
+    assert training.wait(900) == 0 and script.apart(run, "own", "served") <= 1e-4
 
 
 def _command_line(pid):
