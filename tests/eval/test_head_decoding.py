@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import tiny_qwen
 import torch
+from decodings import greedy
 from draftsmith.core.batch import IMAGE, TEXT, VIDEO, Request
 from draftsmith.data.collate import Sample, collate
-from draftsmith.eval.loop import Decoding, generate
-from draftsmith.eval.policies import Chain, Draw, Dynamic, Static
-from draftsmith.eval.rules import Greedy
+from draftsmith.eval.loop import generate
+from draftsmith.eval.policies import Chain, Dynamic, Static
 from draftsmith.models.decoding.rows import Guidance
 from draftsmith.models.decoding.tree import ROOT
 from draftsmith.models.decoding.warp import Warp
@@ -35,10 +35,6 @@ POLICIES = {
 def big():
     """Six layers, so that three taps are different ones."""
     return target(llava(0, layers=6))
-
-
-def greedy(policy, length=16) -> Decoding:
-    return Decoding(policy, Greedy(), Draw("top-k"), Warp(), length, ())
 
 
 def loud_head(config, model, seed=0):
@@ -133,8 +129,8 @@ def test_an_oracle_is_accepted_to_full_depth(name, images, shape, sizes):
     # The first token of a prompt has no input; the last input reads the first generated token.
     held = asked.ids[1:][text[1:]].tolist()
     drafter = config.drafter(Oracle(model, asked, held), model)
-    result = generate(model, drafter, asked, greedy(POLICIES[shape]()))
-    assert result.tokens == generate(model, None, asked, greedy(Chain(1))).tokens
+    result = generate(model, drafter, asked, greedy(POLICIES[shape](), 16))
+    assert result.tokens == generate(model, None, asked, greedy(Chain(1), 16)).tokens
     assert all(c.num_accepted == c.num_drafted for c in result.cycles)
     assert max(c.num_drafted for c in result.cycles) >= 3 and len(result.cycles) <= 6
 
@@ -276,8 +272,8 @@ def test_a_share_of_visual_slots_by_attention(big, by, monkeypatch):
     scores = weights[-1] if by == "last" else weights[asked.modality == TEXT].mean(0)
     visual = (asked.modality != TEXT).nonzero()[:, 0]
     assert sorted(kept.tolist()) == sorted(visual[scores[visual].topk(2).indices].tolist())
-    plain = generate(big, None, asked, greedy(Chain(1))).tokens
-    assert generate(big, drafter, asked, greedy(Chain(3))).tokens == plain
+    plain = generate(big, None, asked, greedy(Chain(1), 16)).tokens
+    assert generate(big, drafter, asked, greedy(Chain(3), 16)).tokens == plain
 
 
 def test_a_drafter_keeps_nothing_of_the_last_request(big):

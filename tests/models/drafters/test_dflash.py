@@ -7,14 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from decodings import greedy
 from dflash_tiny import ROWS, SMALL, draft, rows_of
 from draftsmith.core.batch import Batch, Request
 from draftsmith.core.errors import UserError
 from draftsmith.core.refused import Refused
 from draftsmith.core.states import Taps
-from draftsmith.eval.loop import Decoding, generate
-from draftsmith.eval.policies import Chain, Draw, Product, Static
-from draftsmith.eval.rules import Greedy
+from draftsmith.eval.loop import generate
+from draftsmith.eval.policies import Chain, Product, Static
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters import dflash_training
 from draftsmith.models.drafters.base import TargetIdentity
@@ -148,10 +148,6 @@ def test_a_long_prompt_is_read_in_pieces(big, monkeypatch):
     pieces = generate(big, config.drafter(head, big), asked, greedy(Chain(4), 20))
     assert [c.num_accepted for c in pieces.cycles] == [c.num_accepted for c in whole.cycles]
     assert pieces.tokens == whole.tokens
-
-
-def greedy(policy, length):
-    return Decoding(policy, Greedy(), Draw("top-k"), Warp(), length, ())
 
 
 # ---- training

@@ -9,14 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from decodings import greedy
 from draftsmith.core.batch import CodeBatch, ImageRequest
 from draftsmith.core.errors import UserError
-from draftsmith.eval.loop import Decoding, generate
-from draftsmith.eval.policies import Chain, Draw, Static
-from draftsmith.eval.rules import Greedy
+from draftsmith.eval.loop import generate
+from draftsmith.eval.policies import Chain, Static
 from draftsmith.models.decoding.rows import Guidance
 from draftsmith.models.decoding.tree import Tree, chain
-from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.eagle import EagleConfig
 from draftsmith.models.targets.anole.section import (
     AnoleTargetConfig,
@@ -149,10 +148,6 @@ def test_the_guided_pair(recorded):
     close(combined, tensor("guided/combined_logits"))
     close_where_allowed(target.forbid(combined), tensor("guided/combined_masked"))
     close_where_allowed(torch.cat([step.logits, verified.logits]), tensor("guided/combined_masked"))
-
-
-def greedy(policy, count: int) -> Decoding:
-    return Decoding(policy, Greedy(), Draw("top-k"), Warp(), count, ())
 
 
 def test_greedy_decoding_gives_the_recorded_tokens(recorded):
