@@ -199,11 +199,7 @@ class WithReplacement:
 
 @pytest.mark.covering
 @pytest.mark.parametrize("draw", ["top-k", "sample"])
-@pytest.mark.parametrize(
-    ("shape", "vocab"),
-    [(CHAIN, 4), (FORK, 4), (BUSH, 3)],
-    ids=["chain", "fork", "bush"],
-)
+@pytest.mark.parametrize(("shape", "vocab"), [(CHAIN, 4), (FORK, 4), (BUSH, 3)], ids=["chain", "fork", "bush"])
 @pytest.mark.parametrize("kind", ["wide", "narrow"])
 def test_enumerated(shape, vocab, kind, draw):
     for seed in (0,) if kind == "wide" else (1, 2, 3):
@@ -224,17 +220,13 @@ def test_a_sibling_that_q_gives_nothing_is_a_point_mass():
     assert torch.allclose(result, p[0], atol=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("rule", "shape", "draw"),
-    [
-        (NoResidual(), CHAIN, "sample"),
-        (NoResidual(), FORK, "top-k"),
-        (AnotherQ(), CHAIN, "top-k"),
-        (AnotherQ(), FORK, "sample"),
-        (WithReplacement(), FORK, "sample"),
-    ],
-    ids=lambda value: type(value).__name__ if callable(value) else None,
-)
+@pytest.mark.parametrize(("rule", "shape", "draw"), [
+    (NoResidual(), CHAIN, "sample"),
+    (NoResidual(), FORK, "top-k"),
+    (AnotherQ(), CHAIN, "top-k"),
+    (AnotherQ(), FORK, "sample"),
+    (WithReplacement(), FORK, "sample"),
+], ids=lambda value: type(value).__name__ if callable(value) else None)  # fmt: skip
 def test_the_enumeration_finds_a_wrong_rule(rule, shape, draw):
     p, q = distributions(2, 3)
     result = emitted_distribution(rule, shape, draw, p, q, 3)
@@ -277,15 +269,11 @@ def test_twenty_thousand_draws(policy, draw):
     assert chi_square(seen, 20_000 * wanted(p, 5)) < 1
 
 
-@pytest.mark.parametrize(
-    ("rule", "policy", "draw"),
-    [
-        (NoResidual(), Chain(2), "sample"),
-        (AnotherQ(), Static(FORK), "top-k"),
-        (WithReplacement(), Static(FORK), "sample"),
-    ],
-    ids=["no-residual", "another-q", "with-replacement"],
-)
+@pytest.mark.parametrize(("rule", "policy", "draw"), [
+    (NoResidual(), Chain(2), "sample"),
+    (AnotherQ(), Static(FORK), "top-k"),
+    (WithReplacement(), Static(FORK), "sample"),
+], ids=["no-residual", "another-q", "with-replacement"])  # fmt: skip
 def test_the_draws_find_a_wrong_rule(rule, policy, draw):
     p, q = distributions(2, 3)
     seen = draws(rule, policy, draw, p, q, 2000)

@@ -309,16 +309,12 @@ def test_placeholders_are_never_drafted(big):
 
 
 @pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl", "qwen3_5"])
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"kind": "sparrow", "positions": "mrope"},
-        {"kind": "sparrow", "positions": "mrope", "vata": False, "middle_layer": 3},
-        {"kind": "vispec", "positions": "mrope"},
-        {"kind": "eagle3", "taps": [1, 2, 4]},
-    ],
-    ids=["window", "whole", "vispec", "eagle3"],
-)
+@pytest.mark.parametrize("settings", [
+    {"kind": "sparrow", "positions": "mrope"},
+    {"kind": "sparrow", "positions": "mrope", "vata": False, "middle_layer": 3},
+    {"kind": "vispec", "positions": "mrope"},
+    {"kind": "eagle3", "taps": [1, 2, 4]},
+], ids=["window", "whole", "vispec", "eagle3"])  # fmt: skip
 def test_positions_of_three_rows(kind, settings):
     """A clip in the prompt; drafts go on where the target's own positions do."""
     model = tiny_qwen.target(tiny_qwen.model(kind))

@@ -41,14 +41,11 @@ DRAWN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("rows", "before"),
-    [
-        (random_rows(20), LANGUAGE),
-        (random_rows(12, seed=1, visual_tokens=900), VIDEO),
-        ([dataclasses.replace(r, plain_tokens=r.num_emitted + 1) for r in random_rows(12, seed=2)], DRAWN),
-    ],
-)
+@pytest.mark.parametrize(("rows", "before"), [
+    (random_rows(20), LANGUAGE),
+    (random_rows(12, seed=1, visual_tokens=900), VIDEO),
+    ([dataclasses.replace(r, plain_tokens=r.num_emitted + 1) for r in random_rows(12, seed=2)], DRAWN),
+])  # fmt: skip
 def test_numbers_are_those_of_each_targets_own_summary_before(rows, before):
     result = s.summarize(rows)
     for name, value in before.items():

@@ -53,17 +53,14 @@ def same(found, head):
 # ---- EAGLE-1/2, MSD, ViSpec
 
 
-@pytest.mark.parametrize(
-    ("kind", "family", "settings", "section"),
-    [
-        ("eagle", "llama", {}, {"kind": "eagle"}),
-        ("eagle", "llama", {"fc_bias": False}, {"kind": "eagle", "fc_bias": False}),
-        ("msd", "llava", {}, {"kind": "msd", "input_norm": False}),
-        ("msd", "qwen2_5_vl", {}, {"kind": "msd", "input_norm": True, "qkv_bias": True}),
-        ("vispec", "qwen2_5_vl", {}, {"kind": "vispec", "qkv_bias": True, "num_queries": 2}),
-        ("vispec", "llava", {"num_queries": 4, "intermediate_size": 60}, {"num_queries": 4, "intermediate_size": 60}),
-    ],
-)
+@pytest.mark.parametrize(("kind", "family", "settings", "section"), [
+    ("eagle", "llama", {}, {"kind": "eagle"}),
+    ("eagle", "llama", {"fc_bias": False}, {"kind": "eagle", "fc_bias": False}),
+    ("msd", "llava", {}, {"kind": "msd", "input_norm": False}),
+    ("msd", "qwen2_5_vl", {}, {"kind": "msd", "input_norm": True, "qkv_bias": True}),
+    ("vispec", "qwen2_5_vl", {}, {"kind": "vispec", "qkv_bias": True, "num_queries": 2}),
+    ("vispec", "llava", {"num_queries": 4, "intermediate_size": 60}, {"num_queries": 4, "intermediate_size": 60}),
+])  # fmt: skip
 def test_settings_are_read_off_the_weights(tmp_path, kind, family, settings, section):
     """A pickle with the target's rows, as they are published; what comes back trains and drafts as the head did."""
     values, state, head = checkpoint(tmp_path, family, kind=kind, **settings)
@@ -107,14 +104,11 @@ def test_norms_and_angles_are_the_heads_own(tmp_path):
     assert result.config.rope == "plain" and any("not stretched as the target's" in n for n in result.notes)
 
 
-@pytest.mark.parametrize(
-    "rope",
-    [
-        {"rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}},
-        {"rope_theta": 1e4, "rope_scaling": {"rope_theta": 5e5, "type": "mrope", "mrope_section": [1, 1, 2]}},
-        {"rope_parameters": {"full_attention": {"rope_theta": 5e5}, "sliding_attention": {"rope_theta": 1e4}}},
-    ],
-)
+@pytest.mark.parametrize("rope", [
+    {"rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}},
+    {"rope_theta": 1e4, "rope_scaling": {"rope_theta": 5e5, "type": "mrope", "mrope_section": [1, 1, 2]}},
+    {"rope_parameters": {"full_attention": {"rope_theta": 5e5}, "sliding_attention": {"rope_theta": 1e4}}},
+])  # fmt: skip
 def test_two_rotary_bases_are_refused(tmp_path, rope):
     values, state, _ = checkpoint(tmp_path, kind="msd")
     values = {key: value for key, value in values.items() if not key.startswith("rope")}

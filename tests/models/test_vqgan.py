@@ -218,18 +218,15 @@ def test_both_published_layouts_load(tmp_path, prefix):
         assert all(torch.equal(weight, state[name]) for name, weight in encoder.state_dict().items())
 
 
-@pytest.mark.parametrize(
-    ("harm", "problem"),
-    [
-        (lambda s: s.pop("decoder.mid.attn_1.k.bias"), "decoder.mid.attn_1.k.bias is missing"),
-        (lambda s: s.pop("quantize.embedding.weight"), "quantize.embedding.weight is missing"),
-        (lambda s: s.pop("decoder.conv_in.weight"), "no decoder.conv_in.weight here"),
-        (lambda s: s.update({"decoder.up.0.attn.0.q.bias": torch.zeros(32)}), "decoder.up.0.attn.0.q.bias is not part"),
-        (lambda s: s.update({"ema.decay": torch.zeros(1)}), "ema.decay is not part of a VQ-GAN"),
-        (lambda s: s.update({"post_quant_conv.bias": torch.zeros(9)}), "post_quant_conv.bias is [9], expected [8]"),
-        (lambda s: s.update({"decoder.conv_out.weight": torch.zeros(3, 48, 3, 3)}), "no VQ-GAN of this family"),
-    ],
-)
+@pytest.mark.parametrize(("harm", "problem"), [
+    (lambda s: s.pop("decoder.mid.attn_1.k.bias"), "decoder.mid.attn_1.k.bias is missing"),
+    (lambda s: s.pop("quantize.embedding.weight"), "quantize.embedding.weight is missing"),
+    (lambda s: s.pop("decoder.conv_in.weight"), "no decoder.conv_in.weight here"),
+    (lambda s: s.update({"decoder.up.0.attn.0.q.bias": torch.zeros(32)}), "decoder.up.0.attn.0.q.bias is not part"),
+    (lambda s: s.update({"ema.decay": torch.zeros(1)}), "ema.decay is not part of a VQ-GAN"),
+    (lambda s: s.update({"post_quant_conv.bias": torch.zeros(9)}), "post_quant_conv.bias is [9], expected [8]"),
+    (lambda s: s.update({"decoder.conv_out.weight": torch.zeros(3, 48, 3, 3)}), "no VQ-GAN of this family"),
+])  # fmt: skip
 def test_files_that_do_not_fit_are_refused(tmp_path, harm, problem):
     state = published_state()
     harm(state)

@@ -94,13 +94,10 @@ def test_every_chain_is_as_here(target, tmp_path, monkeypatch, case):
     assert cells["text"].good and not cells["one picture"].good and not cells["two pictures"].good and found.faults
 
 
-@pytest.mark.parametrize(
-    ("engine", "on", "words"),
-    [
-        ({}, "0", rf"patches of vLLM, which are off: serve it with {PATCHES}=1"),
-        ({"enable_prefix_caching": True}, "1", "serve it with --no-enable-prefix-caching"),
-    ],
-)
+@pytest.mark.parametrize(("engine", "on", "words"), [
+    ({}, "0", rf"patches of vLLM, which are off: serve it with {PATCHES}=1"),
+    ({"enable_prefix_caching": True}, "1", "serve it with --no-enable-prefix-caching"),
+])  # fmt: skip
 def test_vllm_itself_refuses_what_it_would_serve_wrongly(target, tmp_path, monkeypatch, engine, on, words):
     folder = exported("T", target, tmp_path)
     monkeypatch.setenv(PATCHES, on)

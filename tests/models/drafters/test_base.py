@@ -83,17 +83,14 @@ def test_decoding_changes_what_decoding_alone_reads(kind):
     assert before == section(kind), "the trained section stays as it was"
 
 
-@pytest.mark.parametrize(
-    ("kind", "settings", "says"),
-    [
-        ("sparrow", {"visual_shares": 0.5}, "did you mean 'visual_share'"),
-        ("sparrow", {"ivsb": False}, "ivsb is no decoding setting of this drafter"),
-        ("hivis", {"vata": True}, "kind hivis has positions"),
-        ("medusa", {"num_heads": 2}, "kind medusa has none"),
-        ("lvlm", {"modes": "T"}, "did you mean 'mode'"),
-        ("ensemble", {"weights": {"kind": "grid"}}, "weights is no decoding setting"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "settings", "says"), [
+    ("sparrow", {"visual_shares": 0.5}, "did you mean 'visual_share'"),
+    ("sparrow", {"ivsb": False}, "ivsb is no decoding setting of this drafter"),
+    ("hivis", {"vata": True}, "kind hivis has positions"),
+    ("medusa", {"num_heads": 2}, "kind medusa has none"),
+    ("lvlm", {"modes": "T"}, "did you mean 'mode'"),
+    ("ensemble", {"weights": {"kind": "grid"}}, "weights is no decoding setting"),
+])  # fmt: skip
 def test_other_settings_are_refused_with_the_nearest(kind, settings, says):
     with pytest.raises(ValueError, match=says):
         section(kind).for_decoding(**settings)
@@ -108,17 +105,14 @@ def test_values_are_checked_as_in_a_recipe(kind, settings):
         section(kind).for_decoding(**settings)
 
 
-@pytest.mark.parametrize(
-    ("settings", "draws_images", "says"),
-    [
-        ({"vata": True}, True, "vata: nothing reads it: it is of eagle heads for language models"),
-        ({"mtp_steps": 2}, True, "mtp_steps: nothing reads it"),
-        ({"num_heads": 2}, False, "num_heads: nothing reads it: it is of eagle heads for image generators"),
-        ({"loss": {"guided": 1.0}}, False, "loss: nothing reads it"),
-        ({"intermediate_size": 8}, True, None),
-        ({"intermediate_size": 8, "image": "placeholder"}, False, None),
-    ],
-)
+@pytest.mark.parametrize(("settings", "draws_images", "says"), [
+    ({"vata": True}, True, "vata: nothing reads it: it is of eagle heads for language models"),
+    ({"mtp_steps": 2}, True, "mtp_steps: nothing reads it"),
+    ({"num_heads": 2}, False, "num_heads: nothing reads it: it is of eagle heads for image generators"),
+    ({"loss": {"guided": 1.0}}, False, "loss: nothing reads it"),
+    ({"intermediate_size": 8}, True, None),
+    ({"intermediate_size": 8, "image": "placeholder"}, False, None),
+])  # fmt: skip
 def test_settings_of_eagle_that_nothing_reads_beside_a_target(settings, draws_images, says):
     config = config_of(kind="eagle", **settings)
     if says is None:

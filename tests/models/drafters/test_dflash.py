@@ -436,14 +436,11 @@ def test_the_layer_is_qwen3s_whatever_the_target_is():
     assert config_of(kind="dflash", taps=[1], kv_heads="mha").shape(tables().shape).layer.num_kv_heads == 4
 
 
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"taps": [1, 9]}, "of a target of 8 are not"),
-        ({"num_layers": 9}, "are not"),
-        ({"mask_token_id": 44}, "the mask's id is 44, and the target has 44"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "says"), [
+    ({"taps": [1, 9]}, "of a target of 8 are not"),
+    ({"num_layers": 9}, "are not"),
+    ({"mask_token_id": 44}, "the mask's id is 44, and the target has 44"),
+])  # fmt: skip
 def test_settings_that_do_not_fit_the_target(settings, says):
     with pytest.raises(UserError, match=says) as caught:
         config_of(kind="dflash", **settings).check(tables().shape)
@@ -492,19 +489,16 @@ def test_drafts_travel(big, tmp_path, name):
     assert values["dflash_config"]["target_layer_ids"] == [tap - 1 for tap in head.shape.taps]
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"block_size": 6}, "block_size is 5, expected 6"),
-        ({"taps": [1, 2, 3]}, r"taps is \[1, 2, 4\], expected \[1, 2, 3\]"),
-        ({"num_layers": 1}, "num_layers is 2, expected 1"),
-        ({"mask_token_id": 3}, "mask_token_id is None, expected 3"),
-        ({"sliding_window": 9}, "sliding_window is None, expected 9"),
-        ({"visual_slots": "none"}, "visual_slots is read, expected none"),
-        ({"rope_theta": 5e5}, "rope_theta is 10000.0, expected 500000.0"),
-        ({"kv_heads": "mha"}, "num_kv_heads"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "says"), [
+    ({"block_size": 6}, "block_size is 5, expected 6"),
+    ({"taps": [1, 2, 3]}, r"taps is \[1, 2, 4\], expected \[1, 2, 3\]"),
+    ({"num_layers": 1}, "num_layers is 2, expected 1"),
+    ({"mask_token_id": 3}, "mask_token_id is None, expected 3"),
+    ({"sliding_window": 9}, "sliding_window is None, expected 9"),
+    ({"visual_slots": "none"}, "visual_slots is read, expected none"),
+    ({"rope_theta": 5e5}, "rope_theta is 10000.0, expected 500000.0"),
+    ({"kv_heads": "mha"}, "num_kv_heads"),
+])  # fmt: skip
 def test_drafts_of_other_settings_are_refused_by_name(big, tmp_path, changes, says):
     config, head = draft(big)
     config.save(head, tmp_path, config.manifest(big, TargetIdentity({"kind": "llava"})))

@@ -570,14 +570,11 @@ def test_a_head_without_a_bias(tmp_path):
     assert back.fc.bias is None and torch.equal(back.fc.weight, head.fc.weight)
 
 
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        ({"dim": 64}, "hidden_size is 32, expected 64"),
-        ({"condition": "class"}, "zeros_before is 5, expected 0"),
-        ({"grid": 8}, "grid is 4, expected 8"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "problem"), [
+    ({"dim": 64}, "hidden_size is 32, expected 64"),
+    ({"condition": "class"}, "zeros_before is 5, expected 0"),
+    ({"grid": 8}, "grid is 4, expected 8"),
+])  # fmt: skip
 def test_a_head_of_another_target_is_refused_by_name(tmp_path, changes, problem):
     """Most that differs is in no weight's shape: the head would load, and draft badly."""
     EAGLE.save(setting()[2], tmp_path, {})

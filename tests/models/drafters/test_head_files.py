@@ -48,18 +48,15 @@ def test_the_manifest_says_what_was_read(tmp_path):
     assert (reads["state"], reads["visual_embedding"]) == ([2, 4, 5], "projected")
 
 
-@pytest.mark.parametrize(
-    ("changes", "identity", "says"),
-    [
-        ({"middle_layer": 5}, None, "visual_layer is 4, expected 5"),
-        ({"state": -2}, None, r"state is feature, expected \[7\]"),
-        ({"ivsb": False}, None, "ivsb is True, expected False"),
-        ({"input_norm": False}, None, "input_norm is True, expected False"),
-        ({}, TargetIdentity({}, "other"), "tokenizer_sha256 is t, expected other"),
-        ({}, TargetIdentity({"path": "org/another"}), "target.path is org/model, expected org/another"),
-        ({}, TargetIdentity({"path": "org/model", "revision": "b"}), "target.revision is a, expected b"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "identity", "says"), [
+    ({"middle_layer": 5}, None, "visual_layer is 4, expected 5"),
+    ({"state": -2}, None, r"state is feature, expected \[7\]"),
+    ({"ivsb": False}, None, "ivsb is True, expected False"),
+    ({"input_norm": False}, None, "input_norm is True, expected False"),
+    ({}, TargetIdentity({}, "other"), "tokenizer_sha256 is t, expected other"),
+    ({}, TargetIdentity({"path": "org/another"}), "target.path is org/model, expected org/another"),
+    ({}, TargetIdentity({"path": "org/model", "revision": "b"}), "target.revision is a, expected b"),
+])  # fmt: skip
 def test_a_head_of_another_making_is_refused(changes, identity, says, tmp_path):
     _, target, _ = saved("sparrow", tmp_path)
     config = config_of(**SETTINGS["sparrow"] | changes)

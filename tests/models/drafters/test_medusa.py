@@ -228,15 +228,12 @@ def test_heads_travel(tmp_path):
     assert config.load(tmp_path, target(model), dtype=torch.bfloat16).heads[0][0].linear.weight.dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize(
-    ("changes", "dim", "problem"),
-    [
-        ({"num_heads": 5}, 32, "heads.3.0.linear.weight"),
-        ({"num_heads": 2}, 32, "heads.2.0.linear.weight"),
-        ({"num_layers": 2}, 32, "heads.0.1.linear.weight"),
-        ({}, 64, "heads.0.0.linear.weight"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "dim", "problem"), [
+    ({"num_heads": 5}, 32, "heads.3.0.linear.weight"),
+    ({"num_heads": 2}, 32, "heads.2.0.linear.weight"),
+    ({"num_layers": 2}, 32, "heads.0.1.linear.weight"),
+    ({}, 64, "heads.0.0.linear.weight"),
+])  # fmt: skip
 def test_heads_of_another_shape_are_refused_by_name(tmp_path, changes, dim, problem):
     MEDUSA.save(setting()[1], tmp_path, {})
     other = target(llamagen("text", dim=dim))

@@ -252,15 +252,12 @@ def test_a_head_of_another_kind_is_refused(tmp_path):
         CONFIG.load(stage, TARGET, identity=identity(place))
 
 
-@pytest.mark.parametrize(
-    ("kind", "changes", "words"),
-    [
-        ("qwen3_vl", {}, "ships no head for several tokens that is known here"),
-        ("qwen3_5_moe", {}, "has experts"),
-        ("qwen3_5", {"mtp_num_hidden_layers": 2}, "mtp_num_hidden_layers 2"),
-        ("qwen3_5", {"mtp_use_dedicated_embeddings": True}, "mtp_use_dedicated_embeddings True"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "changes", "words"), [
+    ("qwen3_vl", {}, "ships no head for several tokens that is known here"),
+    ("qwen3_5_moe", {}, "has experts"),
+    ("qwen3_5", {"mtp_num_hidden_layers": 2}, "mtp_num_hidden_layers 2"),
+    ("qwen3_5", {"mtp_use_dedicated_embeddings": True}, "mtp_use_dedicated_embeddings True"),
+])  # fmt: skip
 def test_targets_without_such_a_head(kind, changes, words):
     config = tiny_qwen.model(kind).config.get_text_config()
     for name, value in changes.items():

@@ -354,16 +354,13 @@ def test_shapes_beside_the_published_ones():
     assert published_files.infer_config(meta_state(tiny), grid=16, num_heads=2) == tiny
 
 
-@pytest.mark.parametrize(
-    ("state", "options", "told"),
-    [
-        (meta_state(TEXT), {}, "give --heads"),
-        (meta_state(published("B")), {"size": "XL"}, "36 layers of width 1280, the file 12 of width 768"),
-        (meta_state(published("B")), {"size": "xl"}, "no published size"),
-        (meta_state(TEXT), {"num_heads": 3}, "multiple of 4"),
-        ({"encoder.conv_in.weight": torch.ones(1)}, {}, "--vq"),
-    ],
-)
+@pytest.mark.parametrize(("state", "options", "told"), [
+    (meta_state(TEXT), {}, "give --heads"),
+    (meta_state(published("B")), {"size": "XL"}, "36 layers of width 1280, the file 12 of width 768"),
+    (meta_state(published("B")), {"size": "xl"}, "no published size"),
+    (meta_state(TEXT), {"num_heads": 3}, "multiple of 4"),
+    ({"encoder.conv_in.weight": torch.ones(1)}, {}, "--vq"),
+])  # fmt: skip
 def test_shapes_that_do_not_tell(state, options, told):
     with pytest.raises(UserError, match=told):
         published_files.infer_config(state, grid=16, **options)
@@ -472,14 +469,11 @@ def test_a_failed_conversion_leaves_nothing(tmp_path, monkeypatch, capsys):
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["--vq"], "--vq is for .pt files"),
-        (["--image-size", "256"], "--image-size is for .pt files"),
-        (["--vq", "--to", "lantern"], "LANTERN's layout is for the transformer"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "told"), [
+    (["--vq"], "--vq is for .pt files"),
+    (["--image-size", "256"], "--image-size is for .pt files"),
+    (["--vq", "--to", "lantern"], "LANTERN's layout is for the transformer"),
+])  # fmt: skip
 def test_options_that_would_not_be_honoured(arguments, told, tmp_path, capsys):
     files.save_model(llamagen(TEXT), tmp_path / "a")
     assert convert(tmp_path / "a", tmp_path / "b", *arguments) == 2

@@ -292,15 +292,12 @@ def test_ids_come_from_the_vocabulary_and_default_to_the_published():
     assert code_name(12) == "IMGIMGBCZ"
 
 
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        ({code_name(3): 8, code_name(4): 7}, "image code 3 has id 8, expected 7"),
-        ({code_name(16): 24}, "image code 16 has id 24, expected 20"),
-        ({code_name(40): 24}, "image code 16 has id none"),
-        ({"<eoss>": 34}, "end_of_image 34"),
-    ],
-)
+@pytest.mark.parametrize(("change", "problem"), [
+    ({code_name(3): 8, code_name(4): 7}, "image code 3 has id 8, expected 7"),
+    ({code_name(16): 24}, "image code 16 has id 24, expected 20"),
+    ({code_name(40): 24}, "image code 16 has id none"),
+    ({"<eoss>": 34}, "end_of_image 34"),
+])  # fmt: skip
 def test_a_wrong_vocabulary_is_refused(change, problem):
     config = tiny_config(vocabulary_map={**VOCABULARY, **change})
     with pytest.raises(UserError, match=re.escape(problem)):

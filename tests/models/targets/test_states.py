@@ -133,13 +133,10 @@ def test_the_tables_of_a_quantised_target_are_read_without_its_kernels(method, t
     assert torch.equal(tables.decoder.language_model.norm.weight, made.model.language_model.norm.weight)
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda state, name: state.pop(name), "lm_head.weight is missing"),
-        (lambda state, name: state.update({name: torch.ones(2, 2)}), r"lm_head.weight is \[2, 2\], expected"),
-    ],
-)
+@pytest.mark.parametrize(("change", "said"), [
+    (lambda state, name: state.pop(name), "lm_head.weight is missing"),
+    (lambda state, name: state.update({name: torch.ones(2, 2)}), r"lm_head.weight is \[2, 2\], expected"),
+])  # fmt: skip
 def test_a_target_with_other_tensors_than_its_config_says_is_refused(tmp_path, change, said):
     """transformers would draw what is missing at random, and say so in a log alone."""
     made = model("llava")
