@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import torch
 from draftsmith.core.states import Taps
-from draftsmith.models.decoding.tree import ROOT
+from draftsmith.models.decoding.tree import ROOT, Tree
 from draftsmith.models.targets.base import TargetStep
 
 
@@ -122,3 +122,19 @@ def accepted_of_drafted(results):
     """How many tokens of these answers' drafts were accepted, and how many were drafted."""
     cycles = [cycle for result in results for cycle in result.cycles]
     return sum(c.num_accepted for c in cycles), sum(c.num_drafted for c in cycles)
+
+
+def path_to(tree, node: int) -> list[int]:
+    """The nodes from the root's child down to this one; none for the root."""
+    path = []
+    while node != ROOT:
+        path.insert(0, node)
+        node = tree.parents[node]
+    return path
+
+
+def random_tree(dice, size: int, vocab: int, first: int = 0) -> Tree:
+    """Parents and tokens by chance, of `vocab` ids from `first` on."""
+    parents = tuple(dice.randrange(ROOT, node) for node in range(size))
+    tokens = torch.tensor([first + dice.randrange(vocab) for _ in parents], dtype=torch.int64)
+    return Tree(tokens, parents, (ROOT,) * size)

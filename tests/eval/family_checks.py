@@ -94,11 +94,11 @@ def check_states(own, asked, batch, visual_layers: tuple[int, int], tolerance: f
     return states, text, steps
 
 
-def check_batches(own, asked, limit: int = 8, chunk: int | None = None) -> None:
+def check_batches(own, asked, limit: int = 8, chunk: int | None = None, eos=EOS) -> None:
     """Answers that are written in a batch are those of single requests."""
-    expected = [generate(own, None, one, greedy(Chain(1), limit, EOS)).tokens for one in asked]
+    expected = [generate(own, None, one, greedy(Chain(1), limit, eos)).tokens for one in asked]
     limits, seeds = [limit] * len(asked), [0] * len(asked)
-    written = write_answers(own.decoder, asked, Warp(), limits=limits, seeds=seeds, eos_ids=EOS, prefill_chunk=chunk)
+    written = write_answers(own.decoder, asked, Warp(), limits=limits, seeds=seeds, eos_ids=eos, prefill_chunk=chunk)
     assert [w.ids for w in written] == expected
 
 

@@ -22,6 +22,7 @@ from draftsmith.models.drafters.dflash_training import draw_blocks
 from draftsmith.models.drafters.dflash_walk import Before
 from draftsmith.models.targets.causal.section import CausalTarget
 from heads_tiny import config_of
+from tensors import loud
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 LENGTH = 14
@@ -71,9 +72,7 @@ def draft(name, target):
     config = config_of(**DRAFTERS[name])
     torch.manual_seed(1)
     head = config.build(target, count_tokens=lambda: torch.ones(target.vocab_size, dtype=torch.int64))
-    for parameter in head.parameters():
-        if parameter.dim() > 1:
-            parameter.data = torch.randn_like(parameter) / parameter.shape[-1] ** 0.5
+    loud(head)
     return config, head
 
 

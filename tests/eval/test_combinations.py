@@ -20,6 +20,7 @@ from draftsmith.models.targets.base import Taps
 from draftsmith.models.targets.llava.section import LlavaTarget
 from exact import accepted_of_drafted, chances, check_drawn
 from heads_tiny import config_of, head_of
+from tensors import loud
 from test_contract import greedy
 from test_exactness import FORK, NoResidual, outcomes
 from test_sage import all_draws, feed, peaked, tiny_sage
@@ -105,9 +106,7 @@ def drafter_of(name, big):
         head = config.build(big, count_tokens=lambda: torch.arange(big.vocab_size))
     else:
         head = head_of(config, big.shape, ids)
-    for parameter in head.parameters():
-        if parameter.dim() > 1:
-            parameter.data = torch.randn_like(parameter) / parameter.shape[-1] ** 0.5
+    loud(head)
     return config.drafter(head, big)
 
 

@@ -19,6 +19,7 @@ from draftsmith.models.drafters.head_inputs import lay_out
 from draftsmith.models.targets.base import Prompt, Taps, TargetStep
 from heads_tiny import SETTINGS, config_of
 from heads_tiny import head_of as fresh_head
+from tensors import loud
 from test_contract import eagerly
 from tiny import IMAGE_ID, SIZES, TOKENS, VOCAB, llava, request, target
 from torch import nn
@@ -43,9 +44,7 @@ def loud_head(config, model, seed=0):
     if config.kind == "eagle3":
         ids = likeliest_ids(torch.arange(model.vocab_size).float(), 50, model.scores(model.embedding[:1])[0].isneginf())
     head = fresh_head(config, model.shape, ids)
-    for parameter in head.parameters():
-        if parameter.dim() > 1:
-            parameter.data = torch.randn_like(parameter) / parameter.shape[-1] ** 0.5
+    loud(head)
     return head
 
 

@@ -8,10 +8,11 @@ import torch
 from draftsmith.core.batch import IMAGE, TEXT, Batch
 from draftsmith.core.states import KeptScores, TargetStates
 from draftsmith.models.drafters.distillation import DistillObjective, DistillTraining, Teacher, keep_scores, with_rest
+from draftsmith.models.lora import LoraConfig
 from draftsmith.models.losses import ChunkedHead, divergence, divergence_of_logs, log_probs
+from live_tensors import Watched
 from tiny import IMAGE_ID, PATCHES, TOKENS, VOCAB, llava, near
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 NAMES = ["soft_ce", "kl", "reverse_kl", "jsd", "tvd", "tvd_plus", "lk_alpha", "lk_hybrid"]
 PARTS = ["projector", "language_model"]
@@ -141,8 +142,6 @@ def test_chunks_change_nothing(name):
 
 
 def test_gradient_checkpointing_and_adapters_go_with_chunks():
-    from draftsmith.models.lora import LoraConfig
-
     asked = batch()
     plain = gradients(training(objective(chunk=4)), asked)
     saving = gradients(training(objective(chunk=4), gradient_checkpointing=True), asked)
@@ -232,25 +231,11 @@ def test_evaluation_is_cross_entropy():
     assert result.metrics["agreement"] == len(labels)
 
 
-class Largest(TorchDispatchMode):
-    """The largest result of any operation inside."""
-
-    def __init__(self):
-        super().__init__()
-        self.numel = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        for value in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(value, torch.Tensor):
-                self.numel = max(self.numel, value.numel())
-        return result
-
-
 def largest(head: torch.nn.Module, hidden: torch.Tensor, compare) -> int:
-    with Largest() as seen:
+    sizes = []
+    with Watched(lambda _, made: sizes.extend(part.numel() for part in made)):
         head(hidden, compare)[0].backward()
-    return seen.numel
+    return max(sizes)
 
 
 def test_no_tensor_grows_with_the_supervised_tokens():

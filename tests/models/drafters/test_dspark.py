@@ -32,6 +32,7 @@ from draftsmith.models.losses import divergence
 from draftsmith.models.targets.base import language_shape
 from heads_tiny import config_of
 from published_tiny import target_config
+from tensors import loud, same_weights
 from tiny import llava
 from tiny import request as ask
 from tiny import target as language
@@ -244,9 +245,7 @@ def image_draft(big, **settings):
     )  # fmt: skip
     torch.manual_seed(0)
     head = config.build(big)
-    for parameter in head.parameters():
-        if parameter.dim() > 1:
-            parameter.data = torch.randn_like(parameter) / parameter.shape[-1] ** 0.5
+    loud(head)
     return config, head.requires_grad_(False)
 
 
@@ -422,9 +421,7 @@ def test_speculators_layout_comes_back_bit_for_bit(tmp_path, settings):
     assert values["enable_confidence_head"] is (config.confidence is not None)
     back = import_head("dspark", str(tmp_path / "there"), beside.get_text_config(), embedding=None)
     assert back.config.shape(shape) == config.shape(shape)
-    theirs = back.head.state_dict()
-    assert head.state_dict().keys() == theirs.keys()
-    assert all(torch.equal(value, theirs[name]) for name, value in head.state_dict().items())
+    assert same_weights(head, back.head)
     with pytest.raises(UserError, match="a draft of kind dspark, and dflash is asked for"):
         import_head("dflash", str(tmp_path / "there"), beside.get_text_config(), embedding=None)
 

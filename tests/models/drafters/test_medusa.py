@@ -25,16 +25,13 @@ from draftsmith.models.drafters.medusa import (
 from draftsmith.models.losses import divergence
 from draftsmith.models.targets.base import Taps
 from heads_tiny import case_for, config_of, tables
+from tensors import close, unchanged
 from tiny import llava
 from tiny import request as spoken_to
 from tiny import target as language
 from torch import nn
 from torch.nn import functional as F
 from visual_tiny import MEDUSA, code_batch, llamagen, request, step_of, target, trained, true_features
-
-
-def close(actual, expected, tolerance):
-    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=0)
 
 
 def setting(condition="text", *, num_heads=3, num_layers=1, seed=0):
@@ -174,16 +171,15 @@ def test_images_shorter_than_the_levels():
 
 def test_only_the_heads_are_trained():
     model, head, batch = setting()
-    before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    training = MedusaImageTraining(head, target(model), MedusaLoss()).train()
-    step_of(training, target(model), batch).loss_sum.backward()
-    assert all(weight.grad.any() and weight.grad.isfinite().all() for weight in head.parameters())
-    assert all(weight.grad is None for weight in model.parameters())
-    assert {name for name, _ in training.parts()["heads"]} == set(head.state_dict())
-    assert set(training.state_dict()) == {f"head.{name}" for name in head.state_dict()}
-    _, losses = trained(target(model), MEDUSA, steps=20)
+    with unchanged(model):
+        training = MedusaImageTraining(head, target(model), MedusaLoss()).train()
+        step_of(training, target(model), batch).loss_sum.backward()
+        assert all(weight.grad.any() and weight.grad.isfinite().all() for weight in head.parameters())
+        assert all(weight.grad is None for weight in model.parameters())
+        assert {name for name, _ in training.parts()["heads"]} == set(head.state_dict())
+        assert set(training.state_dict()) == {f"head.{name}" for name in head.state_dict()}
+        _, losses = trained(target(model), MEDUSA, steps=20)
     assert losses[-1] < 0.7 * losses[0]
-    assert all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
 
 
 def test_levels_are_numbered_from_the_token_behind_the_last_committed():

@@ -18,6 +18,7 @@ from draftsmith.models.drafters.dflash_training import draw_blocks
 from draftsmith.models.drafters.peagle import PeagleConfig
 from draftsmith.models.losses import divergence
 from heads_tiny import case_for, config_of, tables
+from tensors import loud
 from tiny import llava
 from tiny import request as ask
 from tiny import target as language
@@ -38,9 +39,7 @@ def built(target, **settings):
     config = PeagleConfig.model_validate(SMALL | settings)
     torch.manual_seed(0)
     head = config.build(target, count_tokens=lambda: torch.arange(target.shape.vocab_size))
-    for parameter in head.parameters():
-        if parameter.dim() > 1:
-            parameter.data = torch.randn_like(parameter) / parameter.shape[-1] ** 0.5
+    loud(head)
     return config, head
 
 

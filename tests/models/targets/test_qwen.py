@@ -17,10 +17,9 @@ from draftsmith.eval.loop import generate
 from draftsmith.eval.policies import Chain, Static
 from draftsmith.models.decoding import decoder as decoders
 from draftsmith.models.targets.llava.section import LlavaTarget
+from live_tensors import Watched
 from tiny import llava
 from tiny_qwen import KINDS, model, published, reference, request, target
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 MODELS = {kind: model(kind) for kind in KINDS}
 CASES = [((4, 6),), ((4, 4), (2, 8))]
@@ -97,18 +96,6 @@ def test_chunks_are_the_whole_prompt(kind):
             torch.testing.assert_close(parts.attention[layer], whole.attention[layer], atol=1e-5, rtol=0)
 
 
-class _Largest(TorchDispatchMode):
-    """The most numbers that one tensor had."""
-
-    most = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        sizes = [part.numel() for part in tree_leaves(result) if isinstance(part, torch.Tensor)]
-        self.most = max([self.most, *sizes])
-        return result
-
-
 def test_in_chunks_nothing_grows_with_places_times_places_and_untapped_states_go():
     """What lets 25k visual tokens fit: no [T,T] in any layer, and states of the tapped layers alone stay."""
     asked, llm = request("qwen2_5_vl", ((4, 4),), (80, 8, 8), words=40), MODELS["qwen2_5_vl"]
@@ -119,9 +106,10 @@ def test_in_chunks_nothing_grows_with_places_times_places_and_untapped_states_go
     ]
     for chunk in (None, 64):
         made.clear()
-        with _Largest() as largest:
-            _, step = target(llm, prefill_chunk=chunk).prefill(asked, Taps(text_layers=(2,), feature=True), capacity=1)
-        most[chunk] = largest.most
+        sizes, taps = [], Taps(text_layers=(2,), feature=True)
+        with Watched(lambda _, made, sizes=sizes: sizes.extend(part.numel() for part in made)):
+            _, step = target(llm, prefill_chunk=chunk).prefill(asked, taps, capacity=1)
+        most[chunk] = max(sizes)
     for hook in hooks:
         hook.remove()
     # The patches of the clip are the most that is left; a whole prompt needs no mask of its places, either.
