@@ -87,10 +87,8 @@ def test_norms_and_angles_are_the_heads_own(tmp_path):
     values, state, _ = checkpoint(tmp_path, kind="msd")
     values |= {"rms_norm_eps": 1e-5}
     result = read("msd", published(tmp_path / "a", values, state))
-    assert (
-        result.config.norm_eps == 1e-5 and result.config.rope_theta is None and any("1e-05" in n for n in result.notes)
-    )
-    assert result.head.shape.norm_eps == 1e-5
+    assert result.config.norm_eps == result.head.shape.norm_eps == 1e-5 and result.config.rope_theta is None
+    assert any("1e-05" in n for n in result.notes)
     result = read("msd", published(tmp_path / "b", values | {"rope_theta": 5e5}, state))
     assert result.head.shape.rope_theta == 5e5 and result.settings["rope_theta"] == 5e5
     del values["rope_theta"]
@@ -170,10 +168,8 @@ def test_what_is_no_such_head(tmp_path):
     refused("holds a head of kind vispec, and msd is asked for", "msd")
     refused("not one Llama layer", values=values | {"num_hidden_layers": 2})
     refused("several layers", state=state | {"layers.1.mlp.up_proj.weight": torch.ones(1)})
-    refused(
-        r"stretched \(linear\), the target's otherwise",
-        values=values | {"rope_scaling": {"type": "linear", "factor": 2.0}},
-    )
+    linear = {"rope_scaling": {"type": "linear", "factor": 2.0}}
+    refused(r"stretched \(linear\), the target's otherwise", values=values | linear)
     refused("holds a head of kind vispec, and eagle3 is asked for", "eagle3", image="placeholder")
     plain = {name: value for name, value in state.items() if not name.startswith(("imadpt", "img_fc"))}
     refused("holds a head of kind eagle, and eagle3 is asked for", "eagle3", state=plain, image="placeholder")
@@ -301,9 +297,8 @@ def test_what_eagle3_files_do_not_say(tmp_path):
         read3(published(tmp_path / "d", values | {"eagle_aux_hidden_state_layer_ids": [1, 2, 3, 4]}, state))
     with pytest.raises(UserError, match="name different layers"):
         read3(published(tmp_path / "e", values | TOP | {"eagle_config": TOP}, state))
-    turned = read3(
-        published(tmp_path / "f", values | {"rope_scaling": {"type": "default", "mrope_section": [2, 1, 1]}}, state)
-    )
+    mrope = {"rope_scaling": {"type": "default", "mrope_section": [2, 1, 1]}}
+    turned = read3(published(tmp_path / "f", values | mrope, state))
     assert turned.config.positions == "mrope" and turned.head.shape.mrope_section == (2, 1, 1)
 
 

@@ -18,6 +18,7 @@ from tiled import request as tiled_request
 from tiny import IMAGE_ID, TOKENS, VOCAB, llava, target
 from tiny_qwen import model as qwen_model
 from tiny_qwen import request as qwen_request
+from tiny_qwen import sample_of
 from tiny_qwen import target as qwen_target
 from tiny_towers import model as tower_model
 from tiny_towers import request as tower_request
@@ -34,13 +35,7 @@ PARTS = ("vision_tower", "projector", "language_model")
 
 def of_requests(*asked) -> list[Sample]:
     """The first token of each sample is supervised, too: a label without anything before it is none."""
-    return [
-        Sample(
-            r.ids.tolist(), [n == 0 or n >= len(r.ids) - 4 for n in range(len(r.ids))], r.modality.tolist(), r.pixels,
-            r.name, r.pictures,
-        )
-        for r in asked
-    ]  # fmt: skip
+    return [sample_of(one, last=4, first=True) for one in asked]
 
 
 def samples(family: str) -> list[Sample]:

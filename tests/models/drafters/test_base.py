@@ -13,25 +13,10 @@ from heads_tiny import config_of, text_config
 from pydantic import TypeAdapter, ValidationError
 from visual_tiny import llamagen, target
 
-LVLM = {"kind": "lvlm", "path": "somewhere"}
-SECTIONS = {
-    "lvlm": LVLM,
-    "eagle": {"kind": "eagle"},
-    "eagle3": {"kind": "eagle3"},
-    "sparrow": {"kind": "sparrow"},
-    "msd": {"kind": "msd"},
-    "vispec": {"kind": "vispec"},
-    "hivis": {"kind": "hivis"},
-    "medusa": {"kind": "medusa"},
-    "dflash": {"kind": "dflash"},
-    "dspark": {"kind": "dspark"},
-    "dflash2": {"kind": "dflash2"},
-    "peagle": {"kind": "peagle"},
-    "mtp": {"kind": "mtp"},
-    "pruned": {"kind": "pruned"},
-    "ngram": {"kind": "ngram"},
-    "suffix": {"kind": "suffix"},
-    "jacobi": {"kind": "jacobi"},
+ALONE = ("eagle", "eagle3", "sparrow", "msd", "vispec", "hivis", "medusa", "dflash", "dspark", "dflash2", "peagle",
+         "mtp", "pruned", "ngram", "suffix", "jacobi")  # fmt: skip
+SECTIONS = {kind: {"kind": kind} for kind in ALONE} | {
+    "lvlm": {"kind": "lvlm", "path": "somewhere"},
     "llamagen": {"kind": "llamagen", "path": "somewhere", "size": "B"},
     "ensemble": {"kind": "ensemble", "members": ["a", "b"]},
 }
@@ -39,15 +24,10 @@ SECTIONS = {
 CHANGES = {
     "lvlm": {"mode": "MT"},
     "eagle": {"vata": True, "positions": "compact"},
-    "eagle3": {"vata": True},
     "sparrow": {"vata": False, "positions": "flat", "visual_share": 0.5, "share_by": "text", "share_layer": 1},
-    "msd": {"vata": True},
-    "vispec": {"vata": True},
     "hivis": {"positions": "flat"},
-    "peagle": {"vata": True},
-    "dflash": {"positions": "compact", "vata": True},
-    "dspark": {"positions": "compact", "vata": True},
-    "dflash2": {"positions": "compact", "vata": True},
+    **{kind: {"vata": True} for kind in ("eagle3", "msd", "vispec", "peagle")},
+    **{kind: {"positions": "compact", "vata": True} for kind in ("dflash", "dspark", "dflash2")},
     "pruned": {"ratio": 0.5, "attention_share": 0.2, "positions": "target"},
     "llamagen": {"cfg_scale": 3.0},
 }
