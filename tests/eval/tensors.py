@@ -3,6 +3,7 @@
 from contextlib import contextmanager
 
 import torch
+from draftsmith.models.drafters.base import TargetIdentity
 
 
 def close(actual, expected, tolerance):
@@ -37,3 +38,49 @@ def loud(module, norms: float | None = None):
         elif norms is not None:
             parameter.data += norms * torch.randn_like(parameter)
     return module
+
+
+def learn(training, batch, states, *, steps: int, lr: float, mean: bool = False) -> list[float]:
+    """Adam on everything of a training that learns, from the same batch; its losses.
+
+    Args:
+        states: None where the training asks for none.
+        mean: steps on the loss of a token, not on the batch's sum.
+    """
+    optimizer = torch.optim.Adam([p for named in training.parts().values() for _, p in named], lr=lr)
+    losses = []
+    for _ in range(steps):
+        step = training(batch) if states is None else training(batch, states)
+        loss = step.loss_sum / step.num_tokens if mean else step.loss_sum
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def gradients_of(loss, head) -> dict[str, torch.Tensor]:
+    """By name; the head has none afterwards."""
+    head.zero_grad()
+    loss.backward()
+    found = {name: parameter.grad.clone() for name, parameter in head.named_parameters()}
+    head.zero_grad()
+    return found
+
+
+def check_gradients(found, total, head) -> None:
+    """The gradients of a sum that was written out, none of which is zero."""
+    for name, gradient in zip(found, torch.autograd.grad(total, [*head.parameters()], allow_unused=True), strict=True):
+        torch.testing.assert_close(
+            found[name], gradient, rtol=2e-3, atol=2e-4, msg=lambda text, name=name: f"{name}: {text}"
+        )
+        assert gradient.any(), name
+
+
+def check_travels(config, head, target, folder, kind: str = "llava", **more) -> None:
+    """A head is read as it was saved, in the precision that is asked for, and copied whole."""
+    identity = TargetIdentity({"kind": kind, "path": "some/model"}, "abc")
+    config.save(head, folder, config.manifest(target, identity, **more))
+    assert same_weights(config.load(folder, target, identity=identity), head)
+    assert config.load(folder, target, dtype=torch.bfloat16).fc.weight.dtype == torch.bfloat16
+    assert same_weights(config.copy_of(head, head.state_dict()), head)

@@ -48,14 +48,10 @@ class Counted:
     """Counts the passes of a drafter, and keeps the trees that were grown on it."""
 
     def __init__(self, inner):
-        self.inner, self.taps, self.max_levels = inner, inner.taps, inner.max_levels
-        self.passes, self.trees = 0, []
+        self.inner, self.passes, self.trees = inner, 0, []
 
-    def start(self, *args, **kwargs):
-        self.inner.start(*args, **kwargs)
-
-    def begin(self, first):
-        self.inner.begin(first)
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
 
     def root(self):
         self.passes += 1

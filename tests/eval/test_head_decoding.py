@@ -1,13 +1,13 @@
 """Hidden-state heads in the decoding loop, beside real tiny targets: identity, exactness, an oracle, the window."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import tiny_qwen
 import torch
 from decodings import greedy
-from draftsmith.core.batch import IMAGE, TEXT, VIDEO, Request
-from draftsmith.data.collate import Sample, collate
+from draftsmith.core.batch import IMAGE, TEXT, VIDEO
 from draftsmith.eval.loop import generate
 from draftsmith.eval.policies import Chain, Dynamic, Static
 from draftsmith.models.decoding.rows import Guidance
@@ -17,9 +17,10 @@ from draftsmith.models.drafters import head_proposal as proposals
 from draftsmith.models.drafters.draft_vocabulary import likeliest_ids
 from draftsmith.models.drafters.head_inputs import lay_out
 from draftsmith.models.targets.base import Prompt, Taps, TargetStep
+from family_checks import longer
 from heads_tiny import SETTINGS, config_of
 from heads_tiny import head_of as fresh_head
-from tensors import loud
+from tensors import learn, loud
 from test_contract import eagerly
 from tiny import IMAGE_ID, SIZES, TOKENS, VOCAB, llava, request, target
 from torch import nn
@@ -87,10 +88,7 @@ class Oracle(nn.Module):
 
     def truth(self, tokens):
         if tokens not in self.known:
-            ids = torch.cat([self.asked.ids, torch.tensor(tokens, dtype=torch.int64)])
-            modality = F.pad(self.asked.modality, (0, len(tokens)), value=TEXT)
-            whole = Request(ids, modality, self.asked.pixels)
-            _, step = self.model.prefill(whole, Taps(feature=True), capacity=1)
+            _, step = self.model.prefill(longer(self.asked, tokens), Taps(feature=True), capacity=1)
             self.known[tokens] = step.feature[0, -1]
         return self.known[tokens]
 
@@ -141,10 +139,8 @@ def prefilled(model, visual: int, *, seed=0, before=3, behind=4, kind=IMAGE):
     """A prompt with a run of `visual` tokens whose text has the same states, whatever the run's length."""
     generator = torch.Generator().manual_seed(seed)
     width, count = model.config.hidden_size, before + behind
-    text, words = (
-        torch.randn(count + 1, width, generator=generator),
-        torch.randint(6, 50, (count,), generator=generator),
-    )
+    text = torch.randn(count + 1, width, generator=generator)
+    words = torch.randint(6, 50, (count,), generator=generator)
     # The state of the last visual place is what the first text after it reads.
     feature = torch.cat([text[:before], torch.randn(max(visual - 1, 0), width), text[before : before + (visual > 0)],
                          text[before + 1 :]])  # fmt: skip
@@ -169,13 +165,8 @@ def drafted(drafter, prefill, cycles=2):
         result += drafter.expand([0, 1], torch.tensor([13, 14]))
         states = torch.randn(1, 3, drafter.target.config.hidden_size, generator=generator)
         step = TargetStep(torch.zeros(3, VOCAB), states, {layer: states * (layer + 1) for layer in range(7)})
-        drafter.accept(Outcome(step, (11, 13), 15))
+        drafter.accept(SimpleNamespace(step=step, tokens=(11, 13), bonus=15))
     return torch.stack(result), held
-
-
-class Outcome:
-    def __init__(self, step, tokens, bonus):
-        self.step, self.tokens, self.bonus = step, tokens, bonus
 
 
 WINDOW = {"positions": "compact"}
@@ -341,14 +332,7 @@ def test_a_head_that_has_learned_is_accepted(big, name):
     drafter = drafter_of(name, big, positions="flat")
     asked = [request(seed, 1) for seed in range(2)]
     answers = [generate(big, None, one, greedy(Chain(1), 12)).tokens for one in asked]
-    samples = [
-        Sample(
-            [*one.ids.tolist(), *answer], [n >= len(one.ids) for n in range(len(one.ids) + len(answer))],
-            [*one.modality.tolist(), *[TEXT] * len(answer)], one.pixels, one.name, one.pictures,
-        )
-        for one, answer in zip(asked, answers, strict=True)
-    ]  # fmt: skip
-    batch = replace(collate(samples, pad_id=0, image_size=16), seeds=(0, 1))
+    batch = tiny_qwen.batch_of(*map(longer, asked, answers), image_size=16, last=12)
     states = big.states(batch, drafter.config.taps_for(big.shape, training=True))
 
     def accepted():
@@ -360,10 +344,6 @@ def test_a_head_that_has_learned_is_accepted(big, name):
     before = accepted()
     training = drafter.config.training_objective(drafter.head, big).train()
     training.objective = training.objective.model_copy(update={"noise": 0.0})
-    optimizer = torch.optim.Adam([p for _, p in training.parts()["head"]], lr=5e-3)
-    for _ in range(50):
-        optimizer.zero_grad()
-        training(batch, states).loss_sum.backward()
-        optimizer.step()
+    learn(training, replace(batch, seeds=(0, 1)), states, steps=50, lr=5e-3)
     assert accepted() >= max(7, 2 * before)
     assert all(p.grad is None for p in big.decoder.model.parameters()), "the target learns nothing"

@@ -149,10 +149,8 @@ def test_medusa_heads_of_some_ids_come_back_bit_for_bit(tmp_path):
 
 def medusa_folder(folder, target, family, dtype, **settings):
     """Loud heads, as a stage leaves them."""
-    config, beside = (
-        MedusaConfig(kind="medusa", num_heads=3, num_layers=2, **settings),
-        ShapeAlone(language_shape(target_config(family).get_text_config())),
-    )
+    config = MedusaConfig(kind="medusa", num_heads=3, num_layers=2, **settings)
+    beside = ShapeAlone(language_shape(target_config(family).get_text_config()))
     torch.manual_seed(0)
     head = config.build(beside).to(dtype)
     if head.draft_ids is not None:

@@ -16,7 +16,6 @@ from draftsmith.models.drafters.manifest import MANIFEST
 from draftsmith.models.formats import export_drafter
 from draftsmith.models.formats.plugin import PATCHES
 from served_heads import save_draft, save_drawn, save_itself
-from served_pair import build
 
 pytestmark = [
     pytest.mark.slow,
@@ -31,13 +30,6 @@ OTHERWISE = {
     "sparrow": {"vata": False, "ivsb": False, "train_visual_share": 1.0},
     "vispec": {"vata": True},
 }
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pair")
-    build(folder, steps=2, rows=4)
-    return folder / "target"
 
 
 @pytest.fixture(autouse=True)

@@ -15,14 +15,7 @@ from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.dflash_confidence import DflashConfidence, kept_levels
 from draftsmith.models.drafters.dflash_training import draw_blocks
 from heads_tiny import config_of
-from tiny import llava
 from tiny import request as ask
-from tiny import target as language
-
-
-@pytest.fixture(scope="module")
-def big():
-    return language(llava(0, layers=5))
 
 
 def gradients(config, head, big, batch, states):

@@ -65,8 +65,10 @@ def test_settings_beside_the_states_change_none(kind):
     for name in config.beside_states:
         was, field = getattr(config, name), type(config).model_fields[name]
         choices = [value for value in get_args(field.annotation) if isinstance(value, str) and value != was]
-        number = None if name in SECTIONS else (was or 1) + 1
-        other = choices[0] if choices else not was if isinstance(was, bool) else number
+        if choices:
+            other = choices[0]
+        else:
+            other = not was if isinstance(was, bool) else None if name in SECTIONS else (was or 1) + 1
         changed = config.model_copy(update={name: other})
         assert changed.taps_for(shape, training=True) == wanted, name
         assert states_settings(changed) == states_settings(config), name

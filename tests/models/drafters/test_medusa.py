@@ -4,12 +4,12 @@ import json
 
 import pytest
 import torch
+from decodings import greedy
 from draftsmith.core.batch import Batch, Request
 from draftsmith.core.errors import UserError
 from draftsmith.core.refused import Refused
-from draftsmith.eval.loop import Decoding, generate
-from draftsmith.eval.policies import Chain, Draw, Static
-from draftsmith.eval.rules import Greedy
+from draftsmith.eval.loop import generate
+from draftsmith.eval.policies import Chain, Static
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.draft_vocabulary import OwnVocabulary, likeliest_ids
@@ -101,9 +101,8 @@ def features_by_hand(model, batch, row):
 def test_the_loss_by_hand(kind, condition):
     """Level i of state j against code j + i + 1, or the distribution there; level i has i places fewer."""
     model, head, batch = setting(condition)
-    result = step_of(
-        MedusaImageTraining(head, target(model), MedusaLoss(token_divergence=kind, decay=0.5)), target(model), batch
-    )
+    training = MedusaImageTraining(head, target(model), MedusaLoss(token_divergence=kind, decay=0.5))
+    result = step_of(training, target(model), batch)
     total, ranks, first = 0.0, [], 0.0
     for row in (0, 1):
         states, codes = features_by_hand(model, batch, row), batch.codes[row]
@@ -112,9 +111,8 @@ def test_the_loss_by_hand(kind, condition):
                 scores = model.output(head(states[place])[level])
                 there = model.output(states[place + level + 1])
                 wanted = codes[place + level + 1]
-                loss = (
-                    F.cross_entropy(scores, wanted) if kind == "ce" else divergence("kl", there[None], scores[None])[0]
-                )
+                far = divergence("kl", there[None], scores[None])[0]
+                loss = F.cross_entropy(scores, wanted) if kind == "ce" else far
                 total = total + 0.5**level * loss
                 if level == 0:
                     first += loss
@@ -279,10 +277,8 @@ def test_the_loss_over_language_by_hand(kind, size):
     big, batch, states = spoken("tttaaaaa", "taaattaa", "ttttttta")
     own_ids = None if size is None else torch.arange(5, 5 + 2 * size, 2)
     ids = torch.arange(64) if own_ids is None else own_ids
-    head, config = (
-        loud(3, ids=own_ids),
-        MedusaConfig(kind="medusa", num_heads=3, loss={"token_divergence": kind, "decay": 0.5}),
-    )
+    head = loud(3, ids=own_ids)
+    config = MedusaConfig(kind="medusa", num_heads=3, loss={"token_divergence": kind, "decay": 0.5})
     training = config.training_objective(head, big)
     training.lm.chunk = 2
     actual = training(batch, states)
@@ -364,14 +360,13 @@ class Foresees(OwnVocabulary):
 def test_heads_that_are_right_are_accepted_at_every_level(images, policy):
     """Anything misplaced by one would show in the first cycle; heads that answer one token late are not accepted."""
     big, asked = language(llava(1)), spoken_to(5, images)
-    greedy = Decoding(policy, Greedy(), Draw("top-k"), Warp(), 16, ())
-    answer = generate(big, None, asked, Decoding(Chain(1), Greedy(), Draw("top-k"), Warp(), 24, ())).tokens
+    answer = generate(big, None, asked, greedy(Chain(1))).tokens
     oracle = Foresees(big, asked, answer, 4)
-    result = generate(big, MEDUSA.drafter(oracle, big), asked, greedy)
+    result = generate(big, MEDUSA.drafter(oracle, big), asked, greedy(policy, 16))
     assert result.tokens == answer[:16]
     assert all(cycle.num_accepted == cycle.num_drafted for cycle in result.cycles)
     assert max(cycle.num_drafted for cycle in result.cycles) == (4 if policy.name == "chain" else 3)
-    late = generate(big, MEDUSA.drafter(Late(oracle), big), asked, greedy)
+    late = generate(big, MEDUSA.drafter(Late(oracle), big), asked, greedy(policy, 16))
     assert late.tokens == answer[:16] and any(cycle.num_accepted < cycle.num_drafted for cycle in late.cycles)
 
 

@@ -25,7 +25,7 @@ from exact import chances, check_drawn
 from family_checks import all_logits, longer
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
-from tensors import same_weights
+from tensors import learn, same_weights
 from transformers import AutoModelForImageTextToText
 from transformers.models.qwen3_5.modeling_qwen3_5 import (
     Qwen3_5DecoderLayer,
@@ -57,15 +57,7 @@ def learned():
     answers = [generate(TARGET, CONFIG.drafter(head, TARGET), SEEN, settings, generator).tokens for _ in range(12)]
     batch = tiny_qwen.batch_of(*(longer(SEEN, answer) for answer in answers))
     states = TARGET.states(batch, CONFIG.taps_for(TARGET.shape, training=True))
-    trained, losses = CONFIG.training_objective(head.train(), TARGET), []
-    optimizer = torch.optim.Adam(head.parameters(), 5e-3)
-    for _ in range(60):
-        step = trained(batch, states)
-        optimizer.zero_grad()
-        step.loss_sum.backward()
-        optimizer.step()
-        losses.append(float(step.loss_sum.detach()))
-    return head, losses
+    return head, learn(CONFIG.training_objective(head.train(), TARGET), batch, states, steps=60, lr=5e-3)
 
 
 def test_it_is_a_layer_of_the_target_between_norms():
