@@ -1,7 +1,6 @@
 """Imports: tiny checkpoints in the layouts of EAGLE, EAGLE-3, MSD, ViSpec, LANTERN and TABED, and their traps."""
 
 import json
-import pickle
 
 import pytest
 import torch
@@ -176,23 +175,6 @@ def test_what_is_no_such_head(tmp_path):
     refused("not a head of kind vispec for this target: imadpt", state=plain)
     refused("3 heads of keys", state=state | {"layers.0.self_attn.k_proj.weight": torch.ones(24, WIDTH)})
     refused("output has a bias of its own", state=state | {"layers.0.self_attn.o_proj.bias": torch.ones(WIDTH)})
-
-
-def test_a_pickle_that_would_run_something(tmp_path):
-    values, _, _ = checkpoint(tmp_path, kind="msd")
-    folder = tmp_path / "bad"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(values))
-
-    class Runs:
-        def __reduce__(self):
-            return (open, (str(tmp_path / "ran"), "w"))
-
-    with open(folder / "pytorch_model.bin", "wb") as file:
-        pickle.dump({"fc.weight": Runs()}, file)
-    with pytest.raises(UserError, match="unreadable weights"):
-        read("msd", folder)
-    assert not (tmp_path / "ran").exists()
 
 
 # ---- EAGLE-3

@@ -1,6 +1,5 @@
 """Chameleon's VQ-GAN: its blocks against transformers' encoder, the names of published files, and hostile ones."""
 
-import os
 import re
 
 import pytest
@@ -233,27 +232,6 @@ def test_files_that_do_not_fit_are_refused(tmp_path, harm, problem):
     save_file(state, tmp_path / "model.safetensors")
     with pytest.raises(UserError, match=re.escape(problem)):
         load_vqgan(tmp_path)
-
-
-class Trap:
-    """Unpickling it makes a folder."""
-
-    def __init__(self, folder):
-        self.folder = str(folder)
-
-    def __reduce__(self):
-        return os.mkdir, (self.folder,)
-
-
-def test_a_hostile_checkpoint_is_refused_and_runs_nothing(tmp_path):
-    sprung, path = tmp_path / "sprung", tmp_path / "vqgan.ckpt"
-    torch.save({**lightning(published_state()), "callbacks": Trap(sprung)}, path)
-    torch.load(path, weights_only=False)
-    sprung.rmdir()  # it would have worked
-    with pytest.raises(UserError, match="asks for more than tensors") as refused:
-        load_vqgan(path)
-    assert not sprung.exists()
-    assert "safetensors" in str(refused.value) and str(path) in str(refused.value)
 
 
 def test_unreadable_files_are_refused(tmp_path):

@@ -1,8 +1,6 @@
 """EAGLE heads of image generators: the published modules' recorded numbers, whole drafts, training, and files."""
 
 import json
-import os
-import pickle
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -629,23 +627,14 @@ def test_a_published_head_of_another_vocabulary_is_refused(tmp_path):
         EAGLE.load(tmp_path, target(llamagen("text", vocab=30)))
 
 
-class Hostile:
-    def __reduce__(self):
-        return os.mkdir, ("hostile",)
-
-
-@pytest.mark.parametrize("content", ["code", "list", "cut off", "empty", "no file"])
-def test_files_that_are_no_head_are_refused(tmp_path, content, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.parametrize("content", ["list", "cut off", "empty", "no file"])
+def test_files_that_are_no_head_are_refused(tmp_path, content):
+    """That none of them can run code is in test_pickles_are_not_run.py."""
     path, (_, teacher, head, _) = tmp_path / "pytorch_model.bin", setting()
-    values = {"code": {"fc.weight": Hostile()}, "list": [torch.zeros(2)], "cut off": head.state_dict(), "empty": {}}
+    values = {"list": [torch.zeros(2)], "cut off": head.state_dict(), "empty": {}}
     if content != "no file":
         torch.save(values[content], path)
         path.write_bytes(path.read_bytes()[: {"cut off": 1000, "empty": 0}.get(content)])
     with pytest.raises(UserError) as caught:
         EAGLE.load(tmp_path, teacher)
     assert str(tmp_path) in str(caught.value)
-    assert not (tmp_path / "hostile").exists()
-    if content == "code":
-        pickle.loads(pickle.dumps(Hostile()))
-        assert (tmp_path / "hostile").exists(), "guards this test: the file would have run it"
