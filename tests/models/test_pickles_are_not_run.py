@@ -104,7 +104,7 @@ def test_a_crafted_pickle_is_refused_and_runs_nothing(tmp_path, name, is_archive
         path.write_bytes(pickle.dumps(crafted, protocol=2))
         pickle.loads(path.read_bytes())
     sprung.rmdir()  # it would have worked
-    with pytest.raises(UserError, match=SAID.get(name, ("", ""))[not is_archive]) as refused:
+    with pytest.raises(UserError, match=SAID.get(name, (None, None))[not is_archive]) as refused:
         read(tmp_path)
     assert not sprung.exists()
     assert str(tmp_path) in str(refused.value) and refused.value.hint
