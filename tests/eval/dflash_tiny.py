@@ -8,6 +8,7 @@ from draftsmith.eval.policies import Draw
 from draftsmith.eval.rules import Greedy, Sampling
 from draftsmith.models.decoding.warp import Warp
 from heads_tiny import config_of
+from tensors import loud
 from tiny import request as ask
 
 SMALL = {"kind": "dflash", "block_size": 5, "num_layers": 2, "taps": [1, 2, 4]}
@@ -18,11 +19,7 @@ def draft(big, seed=0, **settings):
     config = config_of(**SMALL | settings)
     torch.manual_seed(seed)
     head = config.build(big, count_tokens=lambda: torch.arange(big.vocab_size))
-    for parameter in head.parameters():
-        if parameter.dim() > 1:
-            parameter.data = torch.randn_like(parameter) / parameter.shape[-1] ** 0.5
-        else:
-            parameter.data += 0.2 * torch.randn_like(parameter)
+    loud(head, norms=0.2)
     return config, head
 
 

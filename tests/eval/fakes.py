@@ -175,24 +175,18 @@ class ReadsAttention(Wrapped):
         return q
 
 
-class CannotExpand:
+class CannotExpand(Wrapped):
     """Medusa's way: one distribution for each level, whatever was drafted above it."""
 
     taps, max_levels = Taps(feature=True), 2
 
-    def __init__(self, model):
-        self.inner = proposal(model)
-
     def start(self, request, prefill, warp, *, capacity):
         assert prefill.feature is not None
-        self.inner.start(request, prefill, warp, capacity=capacity)
-
-    def begin(self, first):
-        self.inner.begin(first)
+        super().start(request, prefill, warp, capacity=capacity)
 
     def root(self):
-        first = self.inner.root()
-        self.levels = [first, self.inner.expand([ROOT], first.argmax()[None])[0]]
+        first = super().root()
+        self.levels = [first, super().expand([ROOT], first.argmax()[None])[0]]
         self.slot_levels = []
         return first
 

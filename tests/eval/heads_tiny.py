@@ -14,6 +14,7 @@ from draftsmith.core.section import Section
 from draftsmith.core.states import Taps, TargetStates, feature_places, visual_places
 from draftsmith.models.drafters import AnyDrafter
 from draftsmith.models.targets.base import language_shape
+from tensors import loud
 from transformers import LlamaConfig
 from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig
 
@@ -168,9 +169,7 @@ def built(name: str, seed: int = 0, *, sizes: dict | None = None, **changes):
     config, target = config_of(**SETTINGS[name] | changes), tables(banned=(0, 1), **sizes or {})
     torch.manual_seed(seed)
     head = config.build(target, count_tokens=lambda: torch.arange(target.config.vocab_size))
-    for parameter in head.parameters():
-        if parameter.dim() > 1:
-            parameter.data = torch.randn_like(parameter) / parameter.shape[-1] ** 0.5
+    loud(head)
     return config, target, config.training_objective(head, target).eval()
 
 

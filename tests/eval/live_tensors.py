@@ -34,3 +34,16 @@ class Live(TorchDispatchMode):
     def _gone(self, key: int, size: int) -> None:
         self.now -= size
         self.seen.discard(key)
+
+
+class Watched(TorchDispatchMode):
+    """Tells `note` of every operation inside, and of the tensors that it made."""
+
+    def __init__(self, note: Callable[[Any, list[torch.Tensor]], Any]) -> None:
+        super().__init__()
+        self.note = note
+
+    def __torch_dispatch__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        self.note(func, [part for part in tree_leaves(made) if isinstance(part, torch.Tensor)])
+        return made

@@ -26,6 +26,14 @@ def a_row(*, request="r0", accepted=(2, 1, 0), gamma=5, nodes=None, **changes) -
     return Row(**values)
 
 
+NO_TIMES = dict.fromkeys(("plain_cycle_s", "draft_s", "draft_cycle_s", "verify_s", "rule_s", "cycle_s"), 0.0)
+
+
+def empty_row(**changes) -> Row:
+    """A request whose answer ended with its first token: no cycle was run."""
+    return a_row(**{"accepted": (), "total_s": 0.1, "plain_total_s": 0.1, **NO_TIMES} | changes)
+
+
 def random_rows(count, *, seed=0, gamma=5, **changes) -> list[Row]:
     """Requests that differ in everything that is measured."""
     rng = random.Random(seed)
@@ -34,17 +42,12 @@ def random_rows(count, *, seed=0, gamma=5, **changes) -> list[Row]:
         drafted = [rng.randint(1, gamma) for _ in range(rng.randint(3, 12))]
         accepted = [rng.randint(0, d) for d in drafted]
         times = {name: value * rng.uniform(0.5, 2) for name, value in TIMES.items()}
-        rows.append(
-            a_row(
-                request=f"r{number}",
-                accepted=accepted,
-                planned=(gamma,) * len(drafted),
-                drafted=tuple(drafted),
-                nodes=tuple(d + rng.randint(0, 9) for d in drafted),
-                emitted=tuple([*(a + 1 for a in accepted[:-1]), max(1, accepted[-1])]),
-                **({"identical": rng.random() < 0.8} | times | changes),
-            )
-        )
+        values = {
+            "request": f"r{number}", "accepted": accepted, "planned": (gamma,) * len(drafted),
+            "drafted": tuple(drafted), "nodes": tuple(d + rng.randint(0, 9) for d in drafted),
+            "emitted": tuple([*(a + 1 for a in accepted[:-1]), max(1, accepted[-1])]),
+        }  # fmt: skip
+        rows.append(a_row(**values, **({"identical": rng.random() < 0.8} | times | changes)))
     return rows
 
 

@@ -11,17 +11,18 @@ import pytest
 import tiny
 import tiny_qwen
 import torch
+from decodings import greedy
 from draftsmith.core.batch import TEXT, Request
 from draftsmith.data.collate import Sample, collate
-from draftsmith.eval.loop import Decoding, generate
-from draftsmith.eval.policies import Chain, Draw, Product
-from draftsmith.eval.rules import Greedy
+from draftsmith.eval.loop import generate
+from draftsmith.eval.policies import Chain, Product
 from draftsmith.models.decoding.expansions import Expansions
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.dflash_training import draw_blocks
 from draftsmith.models.drafters.dflash_walk import Before
 from draftsmith.models.targets.causal.section import CausalTarget
 from heads_tiny import config_of
+from tensors import loud
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 LENGTH = 14
@@ -64,20 +65,14 @@ def answered(request):
     else:
         target = tiny_qwen.target(tiny_qwen.model(kind))
         asked = tiny_qwen.request(kind, images=((4, 6), (4, 4)))
-    return target, asked, generate(target, None, asked, greedy(Chain(1))).tokens
-
-
-def greedy(policy):
-    return Decoding(policy, Greedy(), Draw("top-k"), Warp(), LENGTH, ())
+    return target, asked, generate(target, None, asked, greedy(Chain(1), LENGTH)).tokens
 
 
 def draft(name, target):
     config = config_of(**DRAFTERS[name])
     torch.manual_seed(1)
     head = config.build(target, count_tokens=lambda: torch.ones(target.vocab_size, dtype=torch.int64))
-    for parameter in head.parameters():
-        if parameter.dim() > 1:
-            parameter.data = torch.randn_like(parameter) / parameter.shape[-1] ** 0.5
+    loud(head)
     return config, head
 
 
@@ -145,7 +140,7 @@ def test_training_and_decoding_agree_on_every_block(answered, name):
     drafter = config.drafter(head, target)
     root = drafter.root
     drafter.root = lambda: (root(), levels.append(walked(drafter)))[0]
-    result = generate(target, drafter, asked, greedy(Chain(3)))
+    result = generate(target, drafter, asked, greedy(Chain(3), LENGTH))
     assert result.tokens == plain and len(levels) == len(result.cycles)
     place, compared = len(asked.ids), 0
     for cycle, found in zip(result.cycles, levels, strict=True):
@@ -155,7 +150,7 @@ def test_training_and_decoding_agree_on_every_block(answered, name):
             compared += 1
         place += cycle.num_emitted
     assert compared >= 3
-    tree = generate(target, config.drafter(head, target), asked, greedy(Product(8, 3, 3)))
+    tree = generate(target, config.drafter(head, target), asked, greedy(Product(8, 3, 3), LENGTH))
     assert tree.tokens == plain
 
 

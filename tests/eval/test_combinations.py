@@ -6,9 +6,9 @@ The target can emit six tokens, so that untrained drafters agree with it often.
 import functools
 import itertools
 
+import family_checks as family
 import pytest
 import torch
-from draftsmith.core.batch import TEXT, Request
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Dynamic, Product, Static
 from draftsmith.eval.rules import Sampling
@@ -18,13 +18,14 @@ from draftsmith.models.drafters.draft_vocabulary import likeliest_ids
 from draftsmith.models.drafters.pruned import PrunedConfig, PrunedProposal
 from draftsmith.models.targets.base import Taps
 from draftsmith.models.targets.llava.section import LlavaTarget
+from exact import accepted_of_drafted, chances, check_drawn
 from heads_tiny import config_of, head_of
+from tensors import loud
 from test_contract import greedy
-from test_exactness import FORK, NoResidual, chi_square, outcomes
-from test_sage import Scripted, feed, peaked, tiny_sage
+from test_exactness import FORK, NoResidual, outcomes
+from test_sage import all_draws, feed, peaked, tiny_sage
 from tiny import IMAGE_ID, SIZES, llava, near
 from tiny import request as ask
-from torch.nn import functional as F
 
 EMITTED = 6
 TAPS = {"kind": "eagle3", "taps": [1, 3, 5]}
@@ -105,9 +106,7 @@ def drafter_of(name, big):
         head = config.build(big, count_tokens=lambda: torch.arange(big.vocab_size))
     else:
         head = head_of(config, big.shape, ids)
-    for parameter in head.parameters():
-        if parameter.dim() > 1:
-            parameter.data = torch.randn_like(parameter) / parameter.shape[-1] ** 0.5
+    loud(head)
     return config.drafter(head, big)
 
 
@@ -153,9 +152,7 @@ class Cycle:
     @functools.cache  # noqa: B019
     @torch.inference_mode()
     def plain(self, tokens):
-        ids = torch.cat([self.asked.ids, torch.tensor([self.first, *tokens])])
-        modality = F.pad(self.asked.modality, (0, len(ids) - len(self.asked.ids)), value=TEXT)
-        step = self.big.prefill(Request(ids, modality, self.asked.pixels), Taps(), capacity=1)[1]
+        step = self.big.prefill(family.longer(self.asked, (self.first, *tokens)), Taps(), capacity=1)[1]
         return WARP(step.logits[-1])[:EMITTED].double()
 
     @torch.inference_mode()
@@ -202,30 +199,26 @@ def test_two_sampled_tokens_are_distributed_as_the_targets(big, name):
             assert off < 2e-5 if isinstance(rule, Sampling) else off > 1e-3, (tree_name, off)
 
 
+def off_over_all_draws(cycle, policy):
+    """How far two tokens are from the target's, over all draws of a fixed shape."""
+    result = torch.zeros(EMITTED, EMITTED, dtype=torch.float64)
+    for (tree, p), drawn in all_draws(lambda draw: cycle.grow(policy(), draw)):
+        cycle.add(result, Sampling(), tree, p, drawn)
+    return float((result - cycle.wanted).abs().max())
+
+
 @pytest.mark.parametrize(
     ("name", "tree_name"),
     [
-        ("msd with vata", "chain"),
-        ("dflash, cut by confidence", "chain"),
-        ("dspark, rnn, masks alone", "chain"),
-        ("dspark, cut by confidence", "chain"),
-        ("dflash2", "chain"),
+        *((name, "chain") for name in ("msd with vata", "dflash, cut by confidence", "dspark, rnn, masks alone",
+                                       "dspark, cut by confidence", "dflash2")),
         *(pytest.param(*pair, marks=pytest.mark.slow)
           for pair in itertools.product(("sparrow", "eagle3", "pruned sibling", "dspark"), FIXED)),
     ],
 )  # fmt: skip
 def test_sampled_proposals(big, name, tree_name):
     """The same over all draws of a fixed shape as well."""
-    cycle, result, waiting = cycle_of(name, big), torch.zeros(EMITTED, EMITTED, dtype=torch.float64), [[]]
-    while waiting:
-        script = waiting.pop()
-        draw = Scripted(script)
-        tree, p = cycle.grow(grown_once(tree_name), draw)
-        if draw.open:
-            waiting += [[*script, choice] for choice in range(draw.open[0])]
-        else:
-            cycle.add(result, Sampling(), tree, p, draw.chance)
-    assert float((result - cycle.wanted).abs().max()) < 2e-5
+    assert off_over_all_draws(cycle_of(name, big), lambda: grown_once(tree_name)) < 2e-5
 
 
 class CutByWhatIsDrawn(Chain):
@@ -237,20 +230,6 @@ class CutByWhatIsDrawn(Chain):
         if tree.draft_probs[last, tree.tokens[last]] > 0.3:
             return tree
         return chain(tree.tokens[:last], tree.draft_probs[:last] if last else None)
-
-
-def test_a_cut_that_reads_what_is_drawn_is_not_exact(big):
-    """The same enumeration finds it, so that it would have found a confidence head that looks at drawn tokens."""
-    cycle, result, waiting = cycle_of("dflash", big), torch.zeros(EMITTED, EMITTED, dtype=torch.float64), [[]]
-    while waiting:
-        script = waiting.pop()
-        draw = Scripted(script)
-        tree, p = cycle.grow(CutByWhatIsDrawn(2), draw)
-        if draw.open:
-            waiting += [[*script, choice] for choice in range(draw.open[0])]
-        else:
-            cycle.add(result, Sampling(), tree, p, draw.chance)
-    assert float((result - cycle.wanted).abs().max()) > 1e-3
 
 
 class ForgetsWhatIsBefore(Chain):
@@ -267,18 +246,12 @@ class ForgetsWhatIsBefore(Chain):
         return sum(root[first] * expand((-1,), torch.tensor([first]))[0] for first in range(EMITTED))
 
 
-def test_a_walk_that_says_another_q_than_it_draws_from_is_not_exact(big):
-    """The same enumeration finds a q that is right in the mean over the token before, and not given it."""
-    cycle, result, waiting = cycle_of("dspark", big), torch.zeros(EMITTED, EMITTED, dtype=torch.float64), [[]]
-    while waiting:
-        script = waiting.pop()
-        draw = Scripted(script)
-        tree, p = cycle.grow(ForgetsWhatIsBefore(2), draw)
-        if draw.open:
-            waiting += [[*script, choice] for choice in range(draw.open[0])]
-        else:
-            cycle.add(result, Sampling(), tree, p, draw.chance)
-    assert float((result - cycle.wanted).abs().max()) > 1e-3
+@pytest.mark.parametrize(("name", "wrong"), [("dflash", CutByWhatIsDrawn), ("dspark", ForgetsWhatIsBefore)])
+def test_a_cut_that_reads_what_is_drawn_and_a_walk_that_says_another_q_are_not_exact(big, name, wrong):
+    """The same enumeration finds them: a confidence head that looks at drawn tokens, and a q that is right in the mean
+    over the token before, and not given it.
+    """
+    assert off_over_all_draws(cycle_of(name, big), lambda: wrong(2)) > 1e-3
 
 
 @pytest.mark.slow
@@ -294,22 +267,9 @@ def test_a_walk_that_says_another_q_than_it_draws_from_is_not_exact(big):
 )  # fmt: skip
 def test_end_to_end(big, name, tree_name, draw):
     """Five tokens over several cycles, of which the first three are counted; test_specvlm.py has the pruned ones."""
-    asked, drafter, count, warp = ask(1, 1), drafter_of(name, big), 500, Warp(1.0, top_k=2)
-    expected = {(): 1.0}
-    for _ in range(3):
-        further = {}
-        for tokens, chance in expected.items():
-            ids = torch.cat([asked.ids, torch.tensor(tokens, dtype=torch.int64)])
-            modality = F.pad(asked.modality, (0, len(tokens)), value=TEXT)
-            step = big.prefill(Request(ids, modality, asked.pixels), Taps(), capacity=1)[1]
-            further |= {(*tokens, t): chance * float(p) for t, p in enumerate(warp(step.logits[-1])) if p}
-        expected = further
-    generator, seen, accepted = torch.Generator().manual_seed(0), dict.fromkeys(expected, 0), 0
-    decoding = Decoding(TREES[tree_name](), Sampling(), Draw(draw), warp, 5, ())
-    for _ in range(count):
-        result = generate(big, drafter, asked, decoding, generator)
-        seen[tuple(result.tokens[:3])] += 1
-        accepted += sum(c.num_accepted for c in result.cycles)
-    assert accepted > 0
-    observed, values = (torch.tensor([*v], dtype=torch.float64) for v in (seen.values(), expected.values()))
-    assert chi_square(observed, count * values) < 1
+    asked, drafter, warp = ask(1, 1), drafter_of(name, big), Warp(1.0, top_k=2)
+    decoding, generator = Decoding(TREES[tree_name](), Sampling(), Draw(draw), warp, 5, ()), torch.Generator()
+    generator.manual_seed(0)
+    expected = chances(lambda ids: warp(family.all_logits(big, family.longer(asked, ids))[-1]), 3)
+    results = check_drawn(expected, lambda: generate(big, drafter, asked, decoding, generator), 500)
+    assert accepted_of_drafted(results)[0] > 0

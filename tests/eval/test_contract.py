@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from decodings import greedy
 from draftsmith.core.batch import TEXT
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Static
-from draftsmith.eval.rules import Greedy, Sampling
+from draftsmith.eval.rules import Sampling
 from draftsmith.models.attention import GROUPED
 from draftsmith.models.decoding.rows import first_row, guide, mix
 from draftsmith.models.decoding.tree import ROOT
@@ -25,28 +26,14 @@ from fakes import (
     picture,
     states,
 )
-from tiny import EOS, IMAGE_ID, PATCHES, TOKENS, llava, near, proposal, reference, request, self_draft, target
+from tiny import EOS, IMAGE_ID, PATCHES, TOKENS, proposal, reference, request, self_draft, target
 
 TREE = [(0,), (1,), (0, 0), (0, 1), (1, 0)]
 POLICIES = pytest.mark.parametrize("policy", [Chain(3), Static(TREE)], ids=["chain", "static"])
 
 
-def greedy(policy, max_new_tokens=24) -> Decoding:
-    return Decoding(policy, Greedy(), Draw("top-k"), Warp(), max_new_tokens, ())
-
-
 def decoder(model) -> LlavaDecoder:
     return LlavaDecoder(copy.deepcopy(model), num_token_ids=TOKENS, never=(IMAGE_ID,))
-
-
-@pytest.fixture(scope="module")
-def big():
-    return llava(0)
-
-
-@pytest.fixture(scope="module", name="near")
-def near_draft(big):
-    return near(big)
 
 
 def compare(make_target, drafter, policy, seeds=3, images=1):

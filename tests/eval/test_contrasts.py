@@ -137,16 +137,13 @@ def test_a_clear_gain_needs_no_excuse():
     assert "above 0" in line and "Not shown" not in line and "tau +0.667" in line
 
 
-@pytest.mark.parametrize(
-    ("gains", "says"),
-    [
-        ([2, 4, 8], "seeds with a standard deviation of 0.306 cannot distinguish +0.467 from 0; 5 seeds would suffice"),
-        ([-8, 2, 10], "even 30 seeds would not suffice"),
-        ([-2, -4, 2], "on average the first trainings accept no more (they do with 1 of 3 seeds)"),
-        ([-4, -4, -4], "on average the first trainings accept no more (they do with 0 of 3 seeds)"),
-        ([0, 0, 0], "on average the first trainings accept no more (they do with 0 of 3 seeds)"),
-    ],
-)
+@pytest.mark.parametrize(("gains", "says"), [
+    ([2, 4, 8], "seeds with a standard deviation of 0.306 cannot distinguish +0.467 from 0; 5 seeds would suffice"),
+    ([-8, 2, 10], "even 30 seeds would not suffice"),
+    ([-2, -4, 2], "on average the first trainings accept no more (they do with 1 of 3 seeds)"),
+    ([-4, -4, -4], "on average the first trainings accept no more (they do with 0 of 3 seeds)"),
+    ([0, 0, 0], "on average the first trainings accept no more (they do with 0 of 3 seeds)"),
+])  # fmt: skip
 def test_no_gain_is_said_with_its_reasons(gains, says):
     result = compare_trainings(Rows(trained(gains, plain_is_data=True)), WAYS)
     line = sentence("pictures", result)

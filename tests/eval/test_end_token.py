@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from decodings import greedy
 from draftsmith.eval import loop
 from draftsmith.eval.block import Block
 from draftsmith.eval.loop import Decoding, generate
@@ -18,9 +19,8 @@ from draftsmith.eval.policies import Chain, Draw, Static, chain, static
 from draftsmith.eval.policies.dynamic import Dynamic
 from draftsmith.eval.policies.sage import Sage, SageTree
 from draftsmith.eval.rules import Greedy, Sampling, Verified
-from draftsmith.models.decoding.tree import ROOT
 from draftsmith.models.decoding.warp import Distributions, Warp
-from draftsmith.models.targets.base import Taps, TargetStep
+from exact import TableDrafter, TableTarget, told
 from test_block import block_outcomes
 from test_exactness import NoResidual, outcomes
 from tiny import llava, near, proposal, request, self_draft, target
@@ -48,14 +48,10 @@ class Counted:
     """Counts the passes of a drafter, and keeps the trees that were grown on it."""
 
     def __init__(self, inner):
-        self.inner, self.taps, self.max_levels = inner, inner.taps, inner.max_levels
-        self.passes, self.trees = 0, []
+        self.inner, self.passes, self.trees = inner, 0, []
 
-    def start(self, *args, **kwargs):
-        self.inner.start(*args, **kwargs)
-
-    def begin(self, first):
-        self.inner.begin(first)
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
 
     def root(self):
         self.passes += 1
@@ -74,10 +70,6 @@ def ends_inside(big, asked, after):
     """An end token that a copy of the target drafts: the answer's own token at place `after`, where it comes first."""
     free = generate(target(big), None, asked, greedy(Chain(1), 24, ())).tokens
     return free, free[after]
-
-
-def greedy(policy, limit, eos):
-    return Decoding(policy, Greedy(), Draw("top-k"), Warp(), limit, eos)
 
 
 @pytest.mark.covering
@@ -205,11 +197,7 @@ class Enumerated:
                     found[tuple(range(length)), bonus] += weight
             else:
                 for tokens, weight in outcomes(self.rule, tree, p):
-                    path, node = [], ROOT
-                    for token in tokens[:-1]:
-                        node = next(c for c in tree.children[node] if int(tree.tokens[c]) == token)
-                        path.append(node)
-                    found[tuple(path), tokens[-1]] += weight
+                    found[told(tree, tokens[:-1]).path, tokens[-1]] += weight
             self.known[key] = list(found.items())
         options = self.known[key]
         (path, bonus), _ = options[self.choices.take([weight for _, weight in options])]
@@ -241,69 +229,18 @@ class DrawInTurn(Draw):
         return self
 
 
-class Script:
+def scripted(seed, vocab, length):
     """Logits after every prefix of an answer."""
+    generator = torch.Generator().manual_seed(seed)
+    prefixes = (p for n in range(length + 1) for p in itertools.product(range(vocab), repeat=n))
+    logits = {p: torch.randn(vocab, generator=generator) for p in prefixes}
 
-    def __init__(self, seed, vocab, length):
-        generator = torch.Generator().manual_seed(seed)
-        prefixes = (p for n in range(length + 1) for p in itertools.product(range(vocab), repeat=n))
-        self.logits = {p: torch.randn(vocab, generator=generator) for p in prefixes}
-        self.vocab = vocab
-
-    def after(self, prefix):
+    def after(prefix):
         # After an end token nothing is ever asked: an answer holds it at its end alone.
         assert END not in prefix[:-1]
-        return self.logits[tuple(prefix)]
+        return logits[tuple(prefix)]
 
-
-class ScriptedTarget:
-    device = torch.device("cpu")
-
-    def __init__(self, script):
-        self.script, self.vocab_size = script, script.vocab
-
-    def prefill(self, request, taps, *, capacity):
-        return [], TargetStep(self.script.after(())[None])
-
-    def verify(self, session, root, tree):
-        session.append(root)
-        paths = {ROOT: tuple(session)}
-        for node, parent in enumerate(tree.parents):
-            paths[node] = (*paths[parent], int(tree.tokens[node]))
-        self._paths = paths
-        return TargetStep(torch.stack([self.script.after(path) for path in paths.values()]))
-
-    def commit(self, session, path):
-        session[:] = self._paths[path[-1] if path else ROOT]
-
-
-class ScriptedDrafter:
-    taps, max_levels = Taps(), None
-
-    def __init__(self, script):
-        self.script = script
-
-    def start(self, request, prefill, warp, *, capacity):
-        self.warp, self.committed = warp, []
-
-    def begin(self, first):
-        self.committed = [first]
-
-    def root(self):
-        self.expanded = []
-        return self._q(self.committed)
-
-    def expand(self, parents, tokens):
-        for parent, token in zip(parents, tokens.tolist(), strict=True):
-            before = self.committed if parent == ROOT else self.expanded[parent]
-            self.expanded.append([*before, token])
-        return torch.stack([self._q(path) for path in self.expanded[-len(parents) :]])
-
-    def accept(self, verified):
-        self.committed = [*self.committed, *verified.tokens, verified.bonus]
-
-    def _q(self, prefix):
-        return self.warp.apply_temperature(self.script.after(prefix))
+    return after
 
 
 def answers(script, warp, limit):
@@ -314,7 +251,7 @@ def answers(script, warp, limit):
         if tokens and (tokens[-1] == END or len(tokens) == limit):
             result[tokens] = chance
             return
-        for token, p in enumerate(warp(script.after(tokens)).tolist()):
+        for token, p in enumerate(warp(script(tokens)).tolist()):
             if p:
                 go_on((*tokens, token), chance * p)
 
@@ -324,7 +261,7 @@ def answers(script, warp, limit):
 
 def enumerated(monkeypatch, policy, rule, draw, warp, *, limit, vocab=3, seed=1):
     """The distribution of `generate`'s answers, every choice taken in turn, and what was accepted."""
-    big, small, known, seen = Script(seed, vocab, limit), Script(seed + 50, vocab, limit), {}, Counter()
+    big, small, known, seen = scripted(seed, vocab, limit), scripted(seed + 50, vocab, limit), {}, Counter()
 
     def run(choices):
         monkeypatch.setattr(loop, "inverse_cdf", lambda probs, uniform: choices.take(probs.tolist()))
@@ -332,7 +269,7 @@ def enumerated(monkeypatch, policy, rule, draw, warp, *, limit, vocab=3, seed=1)
             policy(), Enumerated(rule, choices, known), DrawInTurn(draw, choices=choices), warp, limit, (END,)
         )
         generator = torch.Generator().manual_seed(0)
-        result = generate(ScriptedTarget(big), ScriptedDrafter(small), None, decoding, generator)
+        result = generate(TableTarget(big, vocab), TableDrafter(small), None, decoding, generator)
         seen.update(accepted=sum(c.num_accepted for c in result.cycles), cycles=len(result.cycles))
         seen["runs"] += 1
         return tuple(result.tokens)
@@ -376,4 +313,4 @@ def test_the_enumeration_finds_what_is_wrong(monkeypatch):
     found, wanted, _ = enumerated(monkeypatch, policy, NoResidual(), draw, Warp(1.0), limit=3)
     assert distance(found, wanted) > 0.02
     found, cut, _ = enumerated(monkeypatch, policy, Sampling(), draw, Warp(1.0, top_k=2), limit=3)
-    assert distance(found, cut) < 1e-5 and distance(found, answers(Script(1, 3, 3), Warp(1.0), 3)) > 0.05
+    assert distance(found, cut) < 1e-5 and distance(found, answers(scripted(1, 3, 3), Warp(1.0), 3)) > 0.05

@@ -7,6 +7,7 @@ import copy
 
 import pytest
 import torch
+from decodings import greedy
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Dynamic, Static
 from draftsmith.eval.rules import Greedy, Sampling
@@ -15,9 +16,8 @@ from draftsmith.models.drafters.ensemble import EnsembleConfig, EnsembleProposal
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.drafters.modes import MODES, ImageSubstitutes
 from draftsmith.models.drafters.weights import FixedWeights, GridWeights, InverseWeights
-from draftsmith.models.targets.llava.decoder import LlavaDecoder
 from draftsmith.models.targets.llava.section import LlavaTarget
-from test_contract import greedy, not_vacuous
+from test_contract import not_vacuous
 from tiny import IMAGE_ID, SIZES, llava, near, num_tokens, target
 from tiny import request as ask
 
@@ -48,31 +48,17 @@ class Captions:
 SUBSTITUTES = ImageSubstitutes(5, (8, 9, 10), (11, 12), lambda text: [20 + ord(c) % 7 for c in text], Captions())
 
 
-def decoder(model):
-    return LlavaDecoder(model, num_token_ids=num_tokens(model), never=(IMAGE_ID,))
-
-
 def alone(model, mode):
-    return IndependentProposal(decoder(model), mode, newline_id=5, substitutes=SUBSTITUTES)
+    return IndependentProposal(target(model).decoder, mode, newline_id=5, substitutes=SUBSTITUTES)
 
 
-def ensemble(model, config, **more):
+def ensemble(model, config, kind=EnsembleProposal):
     weights = config.weights.build(len(config.members))
-    return EnsembleProposal(decoder(model), config.members, weights, newline_id=5, substitutes=SUBSTITUTES, **more)
+    return kind(target(model).decoder, config.members, weights, newline_id=5, substitutes=SUBSTITUTES)
 
 
 def members(*names, values=None):
     return EnsembleConfig(name="x", members=names, weights=FixedWeights(kind="fixed", values=values))
-
-
-@pytest.fixture(scope="module")
-def big():
-    return llava(0)
-
-
-@pytest.fixture(scope="module", name="near")
-def near_draft(big):
-    return near(big)
 
 
 def cycles(model, drafter, policy, seeds=3, images=2, warp=None, draw=TOP_K):
@@ -130,8 +116,7 @@ class Compared(EnsembleProposal):
 def test_batched_rows_are_the_modes_run_one_by_one(config, policy, sizes):
     big = llava(0, sizes=sizes)
     small, asked = near(big), [ask(images, images, sizes=sizes) for images in (1, 3)]
-    weights = config.weights.build(len(config.members))
-    drafter = Compared(decoder(small), config.members, weights, newline_id=5, substitutes=SUBSTITUTES)
+    drafter = ensemble(small, config, Compared)
     drafter.beside([alone(small, mode) for mode in config.members])
     for one in asked:
         not_vacuous(generate(target(big), drafter, one, greedy(policy)).cycles)
@@ -258,7 +243,7 @@ class Told:
 def test_accepted_positions_and_the_first_rejected_one(big, near, policy, warp):
     """Never the bonus position, never what stands after a rejection, nothing where nothing was drafted."""
     told = Told()
-    drafter = EnsembleProposal(decoder(near), ("M", "M"), told, newline_id=5)
+    drafter = EnsembleProposal(target(near).decoder, ("M", "M"), told, newline_id=5)
     decoding = Decoding(policy, Greedy() if warp.greedy else Sampling(), TOP_K, warp, 24, ())
     uniforms = [torch.Generator().manual_seed(seed) for seed in range(12)]
     result = [c for own in uniforms for c in generate(target(big), drafter, ask(1, 1), decoding, own).cycles]
@@ -292,7 +277,7 @@ def test_a_copy_tells_its_own_distributions(big):
     """p and q stand for the same positions, and neither is cut: of a copy of the target they are the same."""
     for policy in (Chain(4), Static(TREE), Dynamic(8, 2, 3)):
         told = Told()
-        drafter = EnsembleProposal(decoder(copy.deepcopy(big)), ("M", "M"), told, newline_id=5)
+        drafter = EnsembleProposal(target(copy.deepcopy(big)).decoder, ("M", "M"), told, newline_id=5)
         decoding = Decoding(policy, Sampling(), TOP_K, Warp(0.7, top_k=3), 12, ())
         observe, close = told.observe, []
 

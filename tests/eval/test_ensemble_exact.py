@@ -5,7 +5,6 @@ What is enumerated is whole cycles in a row, so that the weights have adapted be
 
 import copy
 import itertools
-import math
 from collections import defaultdict
 from dataclasses import replace
 from types import SimpleNamespace
@@ -22,7 +21,9 @@ from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.ensemble import EnsembleProposal
 from draftsmith.models.drafters.weights import FixedWeights, GridWeights, InverseWeights
 from draftsmith.models.targets.base import TargetStep
-from test_exactness import CHAIN, FORK, NoResidual, chi_square, outcomes, trees
+from exact import TableTarget, chances, check_drawn, prefixes, told
+from test_exactness import CHAIN, FORK, NoResidual, outcomes, trees
+from test_trees import off_target
 
 TOP_K = Draw("top-k")
 
@@ -87,7 +88,7 @@ def proposals(drafter, shape, warp, vocab):
 
 
 def continuation(drafter, shape, rule, scores, warp, vocab, length, seen):
-    """Distribution of the next `length` tokens over as many cycles as they take."""
+    """How far the next `length` tokens, over as many cycles as they take, are from the target's."""
     actual = defaultdict(float)
 
     def p(prefix):
@@ -100,27 +101,25 @@ def continuation(drafter, shape, rule, scores, warp, vocab, length, seen):
             return
         seen.add(tuple(round(w, 6) for w in drafter.weights.current().tolist()))
         for tree, chance in proposals(drafter, shape, warp, vocab):
-            rows = [prefix]
-            for parent, token in zip(tree.parents, tree.tokens.tolist(), strict=True):
-                rows.append((*rows[parent + 1], token))
+            rows = prefixes(tree, prefix)
             for tokens, more in outcomes(rule, tree, torch.stack([p(row) for row in rows])):
-                path, node = [], ROOT
-                for token in tokens[:-1]:
-                    node = next(c for c in tree.children[node] if int(tree.tokens[c]) == token)
-                    path.append(node)
+                path = told(tree, tokens[:-1]).path
                 step = TargetStep(torch.stack([scores(rows[n + 1]) for n in (ROOT, *path)]))
                 after = copy.deepcopy(drafter)
-                after.accept(Verified(tuple(path), tokens[:-1], tokens[-1], step.logits, step, tree))
+                after.accept(Verified(path, tokens[:-1], tokens[-1], step.logits, step, tree))
                 go(after, weight * chance * more)
 
     go(drafter, 1.0)
-    off = 0.0
-    for tokens in itertools.product(range(vocab), repeat=length):
-        before = [(0, *tokens[:i]) for i in range(length)]
-        expected = math.prod(float(p(b)[t]) for b, t in zip(before, tokens, strict=True))
-        off += abs(actual.get(tokens, 0.0) - expected)
     assert sum(actual.values()) == pytest.approx(1, abs=1e-6)
-    return off / 2
+    return off_target(actual, p, vocab, length)
+
+
+def check_enumerated(started, kind, shape):
+    """A sampled chain and a sampled tree, a static and a dynamic tree of likeliest tokens; top-p cuts p and q."""
+    (shape, vocab), warp, seen = SHAPES[shape], Warp(0.8, top_p=0.9), set()
+    off = continuation(started(kind, vocab, warp), shape, Sampling(), table(0, vocab), warp, vocab, 3, seen)
+    assert off < 1e-6
+    assert kind == "fixed" or len(seen) > 2, "weights have adapted, and not always alike"
 
 
 KINDS = {
@@ -134,9 +133,16 @@ KINDS = {
 SHAPES = {"chain": (CHAIN, 2), "fork": (FORK, 2), "static": (Static(FORK), 3), "dynamic": (Dynamic(5, 1, 2), 3)}
 
 
+ASKED = Request(torch.tensor([1]), torch.zeros(1, dtype=torch.int8), None)
+
+
+def ensemble_of(kind, vocab):
+    return TableEnsemble([table(1, vocab), table(21, vocab)], KINDS[kind].build(2))
+
+
 def started(kind, vocab, warp):
-    drafter = TableEnsemble([table(1, vocab), table(21, vocab)], KINDS[kind].build(2))
-    drafter.start(Request(torch.tensor([1]), torch.zeros(1, dtype=torch.int8), None), None, warp, capacity=9)
+    drafter = ensemble_of(kind, vocab)
+    drafter.start(ASKED, None, warp, capacity=9)
     drafter.begin(0)
     return drafter
 
@@ -144,11 +150,7 @@ def started(kind, vocab, warp):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_enumerated(kind, shape):
-    """A sampled chain and a sampled tree, a static and a dynamic tree of likeliest tokens; top-p cuts p and q."""
-    (shape, vocab), warp, seen = SHAPES[shape], Warp(0.8, top_p=0.9), set()
-    off = continuation(started(kind, vocab, warp), shape, Sampling(), table(0, vocab), warp, vocab, 3, seen)
-    assert off < 1e-6
-    assert kind == "fixed" or len(seen) > 2, "weights have adapted, and not always alike"
+    check_enumerated(started, kind, shape)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -168,43 +170,13 @@ def test_the_enumeration_finds_a_wrong_rule(shape):
     assert off > 0.01
 
 
-class TableTarget:
-    """A table as a target."""
-
-    vocab_size, device = 3, torch.device("cpu")
-
-    def __init__(self, scores):
-        self.scores = scores
-
-    def prefill(self, request, taps, *, capacity):
-        return [], TargetStep(self.scores(())[None])
-
-    def verify(self, session, root, tree):
-        self.rows = [(*session, root)]
-        for parent, token in zip(tree.parents, tree.tokens.tolist(), strict=True):
-            self.rows.append((*self.rows[parent + 1], token))
-        return TargetStep(torch.stack([self.scores(row) for row in self.rows]))
-
-    def commit(self, session, path):
-        session[:] = self.rows[path[-1] + 1 if path else 0]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "draw"), [("grid", "sample"), ("inverse", "sample"), ("grid-window", "top-k")])
 @pytest.mark.parametrize("policy", [Chain(2), Static(FORK)], ids=["chain", "fork"])
 def test_end_to_end(kind, draw, policy):
     """`generate` with adapting weights, 6000 times: four tokens, which take two cycles or more."""
-    vocab, warp, scores, n = 3, Warp(0.8), table(0, 3), 6000
-    drafter = TableEnsemble([table(1, vocab), table(21, vocab)], KINDS[kind].build(2))
-    asked = Request(torch.tensor([1]), torch.zeros(1, dtype=torch.int8), None)
+    warp, scores, generator = Warp(0.8), table(0, 3), torch.Generator().manual_seed(3)
+    model, drafter = TableTarget(scores, 3), ensemble_of(kind, 3)
     decoding = Decoding(policy, Sampling(), Draw(draw), warp, 6, ())
-    generator, seen = torch.Generator().manual_seed(3), defaultdict(int)
-    for _ in range(n):
-        seen[tuple(generate(TableTarget(scores), drafter, asked, decoding, generator).tokens[:4])] += 1
-    every = list(itertools.product(range(vocab), repeat=4))
-    chances = [math.prod(float(warp(scores(t[:i]))[t[i]]) for i in range(4)) for t in every]
-    expected = n * torch.tensor(chances, dtype=torch.float64)
-    observed = torch.tensor([seen[t] for t in every], dtype=torch.float64)
-    rare = expected < 10
-    joined = [torch.cat([v[~rare], v[rare].sum()[None]]) for v in (observed, expected)]
-    assert chi_square(*joined) < 1
+    expected = chances(lambda ids: warp(scores(ids)), 4)
+    check_drawn(expected, lambda: generate(model, drafter, ASKED, decoding, generator), 6000)

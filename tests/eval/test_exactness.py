@@ -6,18 +6,20 @@ Wrong rules go through the same checks, which must find them.
 """
 
 import itertools
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 import torch
+from decodings import greedy
 from draftsmith.core.errors import UserError
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Static, check_combination
 from draftsmith.eval.rules import Greedy, Sampling, inverse_cdf
 from draftsmith.models.decoding.tree import ROOT, Tree
 from draftsmith.models.decoding.warp import Distributions, Warp
-from tiny import EOS, IMAGE_ID, TOKENS, llava, near, proposal, request, target
+from exact import Expands, accepted_of_drafted, chances, check_drawn, chi_square, prefixes
+from tiny import EOS, IMAGE_ID, TOKENS, llava, next_scores, proposal, request, target
 
 CHAIN = [(0,), (0, 0)]
 FORK = [(0,), (1,), (0, 0)]
@@ -138,8 +140,8 @@ def jumps(function, low, high, grid=6):
 def emitted_distribution(rule, shape, draw, p, q, vocab):
     """Distribution of the first two tokens; a block of one is completed by the target's own next token."""
     result = torch.zeros(vocab, vocab, dtype=torch.float64)
-    for tree, prefixes, weight in trees(shape, q, draw):
-        rows = torch.stack([p[prefix] for prefix in prefixes])
+    for tree, before, weight in trees(shape, q, draw):
+        rows = torch.stack([p[prefix] for prefix in before])
         for tokens, chance in outcomes(rule, tree, rows):
             if len(tokens) > 1:
                 result[tokens[0], tokens[1]] += weight * chance
@@ -197,11 +199,7 @@ class WithReplacement:
 
 @pytest.mark.covering
 @pytest.mark.parametrize("draw", ["top-k", "sample"])
-@pytest.mark.parametrize(
-    ("shape", "vocab"),
-    [(CHAIN, 4), (FORK, 4), (BUSH, 3)],
-    ids=["chain", "fork", "bush"],
-)
+@pytest.mark.parametrize(("shape", "vocab"), [(CHAIN, 4), (FORK, 4), (BUSH, 3)], ids=["chain", "fork", "bush"])
 @pytest.mark.parametrize("kind", ["wide", "narrow"])
 def test_enumerated(shape, vocab, kind, draw):
     for seed in (0,) if kind == "wide" else (1, 2, 3):
@@ -222,17 +220,13 @@ def test_a_sibling_that_q_gives_nothing_is_a_point_mass():
     assert torch.allclose(result, p[0], atol=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("rule", "shape", "draw"),
-    [
-        (NoResidual(), CHAIN, "sample"),
-        (NoResidual(), FORK, "top-k"),
-        (AnotherQ(), CHAIN, "top-k"),
-        (AnotherQ(), FORK, "sample"),
-        (WithReplacement(), FORK, "sample"),
-    ],
-    ids=lambda value: type(value).__name__ if callable(value) else None,
-)
+@pytest.mark.parametrize(("rule", "shape", "draw"), [
+    (NoResidual(), CHAIN, "sample"),
+    (NoResidual(), FORK, "top-k"),
+    (AnotherQ(), CHAIN, "top-k"),
+    (AnotherQ(), FORK, "sample"),
+    (WithReplacement(), FORK, "sample"),
+], ids=lambda value: type(value).__name__ if callable(value) else None)  # fmt: skip
 def test_the_enumeration_finds_a_wrong_rule(rule, shape, draw):
     p, q = distributions(2, 3)
     result = emitted_distribution(rule, shape, draw, p, q, 3)
@@ -245,24 +239,10 @@ def draws(rule, policy, draw, p, q, count, seed=0):
     """First two emitted tokens of `count` cycles [V,V]. Drafter and target are tables, with one row for each prefix."""
     generator = torch.Generator().manual_seed(seed)
     drawing, vocab = Draw(draw, generator), len(p[()])
-    p_rows, q_rows = torch.stack([*p.values()]), torch.stack([*q.values()])  # prefixes in order of length, then tokens
-
-    def after(row: int, token: int) -> int:
-        return row * vocab + token + 1
 
     def propose():
-        expansions: list[int] = []
-
-        def expand(parents, tokens):
-            before = [expansions[i] if i != ROOT else 0 for i in parents]
-            expansions.extend(map(after, before, tokens.tolist()))
-            return q_rows[expansions[len(expansions) - len(parents) :]]
-
-        tree = policy.grow(q_rows[0], expand, drawing, max_levels=2)
-        rows = [0]
-        for parent, token in zip(tree.parents, tree.tokens.tolist(), strict=True):
-            rows.append(after(rows[parent + 1], token))
-        return tree, p_rows[rows]
+        tree = policy.grow(q[()], Expands(q.__getitem__), drawing, max_levels=2)
+        return tree, torch.stack([p[row] for row in prefixes(tree)])
 
     uniforms = torch.rand(count, policy.max_nodes + 2, generator=generator, dtype=torch.float64).tolist()
     fixed = None if drawing.sampled else propose()
@@ -273,20 +253,11 @@ def draws(rule, policy, draw, p, q, count, seed=0):
         verified = rule(tree, probs, row[:-1])
         tokens = [*verified.tokens, verified.bonus]
         if len(tokens) == 1:
-            tokens.append(inverse_cdf(p_rows[after(0, tokens[0])], row[-1]))
+            tokens.append(inverse_cdf(p[tuple(tokens)], row[-1]))
         seen[tokens[0], tokens[1]] += 1
         accepted, drafted = accepted + verified.num_accepted, drafted + tree.num_levels
     assert 0 < accepted < drafted
     return torch.tensor([[seen[a, b] for b in range(vocab)] for a in range(vocab)], dtype=torch.float64)
-
-
-def chi_square(observed, expected) -> float:
-    """Statistic over its degrees of freedom's 99.99% point (Wilson-Hilferty): below 1 is compatible."""
-    keep = expected > 1e-9
-    freedom = int(keep.sum()) - 1
-    statistic = float(((observed - expected)[keep] ** 2 / expected[keep]).sum())
-    point = freedom * (1 - 2 / (9 * freedom) + 3.72 * (2 / (9 * freedom)) ** 0.5) ** 3
-    return statistic / point
 
 
 @pytest.mark.covering
@@ -298,15 +269,11 @@ def test_twenty_thousand_draws(policy, draw):
     assert chi_square(seen, 20_000 * wanted(p, 5)) < 1
 
 
-@pytest.mark.parametrize(
-    ("rule", "policy", "draw"),
-    [
-        (NoResidual(), Chain(2), "sample"),
-        (AnotherQ(), Static(FORK), "top-k"),
-        (WithReplacement(), Static(FORK), "sample"),
-    ],
-    ids=["no-residual", "another-q", "with-replacement"],
-)
+@pytest.mark.parametrize(("rule", "policy", "draw"), [
+    (NoResidual(), Chain(2), "sample"),
+    (AnotherQ(), Static(FORK), "top-k"),
+    (WithReplacement(), Static(FORK), "sample"),
+], ids=["no-residual", "another-q", "with-replacement"])  # fmt: skip
 def test_the_draws_find_a_wrong_rule(rule, policy, draw):
     p, q = distributions(2, 3)
     seen = draws(rule, policy, draw, p, q, 2000)
@@ -321,47 +288,17 @@ def test_the_draws_find_a_wrong_rule(rule, policy, draw):
           for case in ((Chain(3), "sample"), (Static(BUSH), "top-k"), (Static(BUSH), "sample"))),
     ],
 )  # fmt: skip
-def test_end_to_end(policy, draw, n):
+def test_end_to_end(big, near, policy, draw, n):
     """`generate` with real tiny models, truncated by top-k and top-p, against the target's own probabilities."""
-    big = llava(0)
     # Narrow enough that q often holds fewer tokens than the tree has children.
     asked, warp = request(2, 1), Warp(1.0, top_k=4, top_p=0.7)
-    model, drafter = target(big), proposal(near(big))
-    expected: dict = defaultdict(float)
-
-    def probs(extra):
-        ids = torch.cat([asked.ids, torch.tensor(extra, dtype=torch.int64)])
-        with torch.no_grad():
-            scores = big(input_ids=ids[None], pixel_values=asked.pixels).logits[0, -1]
-        scores[TOKENS:] = float("-inf")
-        scores[IMAGE_ID] = float("-inf")
-        return warp(scores)
-
-    for a in probs([]).nonzero().flatten().tolist():
-        after = probs([a])
-        for b in after.nonzero().flatten().tolist():
-            for c, chance in enumerate(probs([a, b]).tolist()):
-                if chance:
-                    expected[a, b, c] = float(probs([])[a]) * float(after[b]) * chance
-    generator = torch.Generator().manual_seed(3)
+    generator, model, drafter = torch.Generator().manual_seed(3), target(big), proposal(near)
     # The first cycle of four tokens drafts two levels, and the tokens that are compared are theirs.
     decoding = Decoding(policy, Sampling(), Draw(draw), warp, 4, ())
-    seen: Counter = Counter()
-    accepted = drafted = deepest = 0
-    for _ in range(n):
-        result = generate(model, drafter, asked, decoding, generator)
-        seen[tuple(result.tokens[:3])] += 1
-        deepest = max(deepest, result.cycles[0].num_accepted)
-        accepted += sum(c.num_accepted for c in result.cycles)
-        drafted += sum(c.num_drafted for c in result.cycles)
-    assert 0 < accepted < drafted and deepest == 2
-    assert set(seen) <= set(expected)
-    # Cells of fewer than ten expected counts are joined, as the chi-square approximation needs.
-    common = {k: v for k, v in expected.items() if v * n >= 10}
-    rare = 1 - sum(common.values())
-    observed = [seen[k] for k in common]
-    values = torch.tensor([*observed, n - sum(observed)], dtype=torch.float64)
-    assert chi_square(values, n * torch.tensor([*common.values(), rare], dtype=torch.float64)) < 1
+    expected = chances(lambda ids: warp(next_scores(big, asked, ids)), 3)
+    results = check_drawn(expected, lambda: generate(model, drafter, asked, decoding, generator), n)
+    accepted, drafted = accepted_of_drafted(results)
+    assert 0 < accepted < drafted and max(result.cycles[0].num_accepted for result in results) == 2
 
 
 @pytest.mark.parametrize("draw", ["top-k", "sample"])
@@ -399,20 +336,23 @@ def test_sampling_with_real_models_and_ids_without_a_token(draw):
     assert loud >= 3
 
 
-def test_greedy_is_sampling_at_a_temperature_near_zero():
-    big, small = llava(0), llava(1, width=16, layers=1)
-    greedy = Decoding(Chain(3), Greedy(), Draw("top-k"), Warp(), 20, (EOS,))
+def test_greedy_is_sampling_at_a_temperature_near_zero(big):
+    small, warm = llava(1, width=16, layers=1), greedy(Chain(3), 20, (EOS,))
     cold = Decoding(Chain(3), Sampling(), Draw("sample"), Warp(1e-4), 20, (EOS,))
     for seed in range(3):
-        expected = generate(target(big), None, request(seed, 1), greedy).tokens
+        expected = generate(target(big), None, request(seed, 1), warm).tokens
         result = generate(target(big), proposal(small), request(seed, 1), cold, torch.Generator().manual_seed(0))
         assert result.tokens == expected
 
 
-def test_what_would_not_be_exact_is_refused_by_name():
-    with pytest.raises(UserError, match="prunes drawn nodes"):
-        check_combination(temperature=1, draw="sample", policy="eagle-2", prunes_by_token=True, rule="sampling")
-    with pytest.raises(UserError, match="greedy at a temperature"):
-        check_combination(temperature=1, draw="top-k", policy="chain", prunes_by_token=False, rule="greedy")
-    with pytest.raises(UserError, match="at temperature 0"):
-        check_combination(temperature=0, draw="top-k", policy="chain", prunes_by_token=False, rule="sampling")
+@pytest.mark.parametrize(("settings", "why"), [
+    ({"temperature": 1, "draw": "sample", "policy": "eagle-2", "prunes_by_token": True, "rule": "sampling"},
+     "prunes drawn nodes"),
+    ({"temperature": 1, "draw": "top-k", "policy": "chain", "prunes_by_token": False, "rule": "greedy"},
+     "greedy at a temperature"),
+    ({"temperature": 0, "draw": "top-k", "policy": "chain", "prunes_by_token": False, "rule": "sampling"},
+     "at temperature 0"),
+])  # fmt: skip
+def test_what_would_not_be_exact_is_refused_by_name(settings, why):
+    with pytest.raises(UserError, match=why):
+        check_combination(**settings)

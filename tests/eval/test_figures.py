@@ -16,15 +16,12 @@ PLACES = {
 CURVES = [("finetune: loss", {"a": [(1, 3.0), (20, 2.0)], "b": [(1, 3.1), (20, 1.9)]}), ("tau", {"a": [(20, 2.0)]})]
 
 
-@pytest.mark.parametrize(
-    "draw",
-    [
-        lambda path: acceptance_by_depth(path, PLACES),
-        lambda path: acceptance_by_depth(path, {"text": PLACES["text"]}),
-        lambda path: speedups(path, PLACES),
-        lambda path: draw_curves(path, CURVES),
-    ],
-)
+@pytest.mark.parametrize("draw", [
+    lambda path: acceptance_by_depth(path, PLACES),
+    lambda path: acceptance_by_depth(path, {"text": PLACES["text"]}),
+    lambda path: speedups(path, PLACES),
+    lambda path: draw_curves(path, CURVES),
+])  # fmt: skip
 def test_a_figure_shows_something(draw, tmp_path):
     draw(tmp_path / "new" / "figure.png")
     with Image.open(tmp_path / "new" / "figure.png") as image:

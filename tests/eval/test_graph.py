@@ -8,15 +8,13 @@ from draftsmith.eval.rules import Greedy, Sampling
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.ensemble import preset
 from draftsmith.models.drafters.graph import GraphedChain
-from draftsmith.models.targets.llava.decoder import LlavaDecoder
 from recorded_graphs import recorded  # noqa: F401  a fixture
-from test_ensemble import SUBSTITUTES, decoder, ensemble
-from tiny import IMAGE_ID, TOKENS, llava, near, proposal, request, target
+from test_ensemble import SUBSTITUTES, ensemble
+from tiny import llava, near, proposal, request, target
 
 
-def graphed(model, mode, gamma):
-    decoder = LlavaDecoder(model, num_token_ids=TOKENS, never=(IMAGE_ID,))
-    return GraphedChain(decoder, mode, newline_id=5, gamma=gamma, capacity=96)
+def graphed(model, mode="M", gamma=4, capacity=96, **more):
+    return GraphedChain(target(model).decoder, mode, newline_id=5, gamma=gamma, capacity=capacity, **more)
 
 
 def cycles(big, drafter, asked, warp, rule, seed=0, gamma=4):
@@ -30,7 +28,7 @@ def cycles(big, drafter, asked, warp, rule, seed=0, gamma=4):
 def test_it_proposes_what_the_ordinary_draft_proposes(mode, warp, rule):
     big = llava(0)
     draft = near(big)
-    chain = graphed(draft, mode, 4)
+    chain = graphed(draft, mode)
     accepted = 0
     for seed in range(3):  # the buffers are used again from request to request
         asked = request(seed, images=seed)
@@ -42,12 +40,12 @@ def test_it_proposes_what_the_ordinary_draft_proposes(mode, warp, rule):
 
 def test_a_copy_is_accepted_whole():
     big = llava(0)
-    _, result = cycles(target(big), graphed(llava(0), "M", 4), request(1, 2), Warp(), Greedy())
+    _, result = cycles(target(big), graphed(llava(0)), request(1, 2), Warp(), Greedy())
     assert all(drafted == accepted for drafted, accepted in result)
 
 
 def test_it_does_not_branch():
-    chain = graphed(llava(0), "M", 4)
+    chain = graphed(llava(0))
     chain.start(request(0, 1), None, Warp(), capacity=20)
     chain.begin(7)
     first = chain.root().argmax()[None]
@@ -62,7 +60,7 @@ def test_an_ensemble_in_one_graph(name, warp, rule):
     """Rows, their padding and the adapting weights, over requests of other lengths, and larger buffers on the way."""
     big = llava(0)
     draft, config = near(big), preset(name)
-    chain = GraphedChain(decoder(draft), config, newline_id=5, gamma=4, capacity=30, substitutes=SUBSTITUTES)
+    chain = graphed(draft, config, capacity=30, substitutes=SUBSTITUTES)
     used = []
     for seed in (1, 0, 3, 2):
         asked = request(seed, images=seed)
@@ -79,7 +77,7 @@ def test_a_recorded_chain(recorded):  # noqa: F811
     """And nothing is captured for a request like one before."""
     big = llava(0)
     draft, config = near(big), preset("MT*")
-    chain = GraphedChain(decoder(draft), config, newline_id=5, gamma=2, capacity=96, substitutes=SUBSTITUTES)
+    chain = graphed(draft, config, gamma=2, substitutes=SUBSTITUTES)
     for seed in (1, 2, 1):
         captured, asked = len(chain.graphs), request(seed, images=seed)
         expected = cycles(target(big), ensemble(draft, config), asked, Warp(), Greedy(), gamma=2)
@@ -93,7 +91,7 @@ def test_captured(name):
     """On CUDA the same through replayed graphs."""
     big = llava(0).cuda()
     draft, config = near(big), preset(name)
-    chain = GraphedChain(decoder(draft), config, newline_id=5, gamma=4, capacity=96, substitutes=SUBSTITUTES)
+    chain = graphed(draft, config, substitutes=SUBSTITUTES)
     for seed in range(4):
         asked = request(seed, images=1)
         expected = cycles(target(big), ensemble(draft, config), asked, Warp(), Greedy())

@@ -1,15 +1,15 @@
 """Hidden-state heads in the decoding loop, beside real tiny targets: identity, exactness, an oracle, the window."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import tiny_qwen
 import torch
-from draftsmith.core.batch import IMAGE, TEXT, VIDEO, Request
-from draftsmith.data.collate import Sample, collate
-from draftsmith.eval.loop import Decoding, generate
-from draftsmith.eval.policies import Chain, Draw, Dynamic, Static
-from draftsmith.eval.rules import Greedy
+from decodings import greedy
+from draftsmith.core.batch import IMAGE, TEXT, VIDEO
+from draftsmith.eval.loop import generate
+from draftsmith.eval.policies import Chain, Dynamic, Static
 from draftsmith.models.decoding.rows import Guidance
 from draftsmith.models.decoding.tree import ROOT
 from draftsmith.models.decoding.warp import Warp
@@ -17,8 +17,10 @@ from draftsmith.models.drafters import head_proposal as proposals
 from draftsmith.models.drafters.draft_vocabulary import likeliest_ids
 from draftsmith.models.drafters.head_inputs import lay_out
 from draftsmith.models.targets.base import Prompt, Taps, TargetStep
+from family_checks import longer
 from heads_tiny import SETTINGS, config_of
 from heads_tiny import head_of as fresh_head
+from tensors import learn, loud
 from test_contract import eagerly
 from tiny import IMAGE_ID, SIZES, TOKENS, VOCAB, llava, request, target
 from torch import nn
@@ -37,19 +39,13 @@ def big():
     return target(llava(0, layers=6))
 
 
-def greedy(policy, length=16) -> Decoding:
-    return Decoding(policy, Greedy(), Draw("top-k"), Warp(), length, ())
-
-
 def loud_head(config, model, seed=0):
     torch.manual_seed(seed)
     ids = None
     if config.kind == "eagle3":
         ids = likeliest_ids(torch.arange(model.vocab_size).float(), 50, model.scores(model.embedding[:1])[0].isneginf())
     head = fresh_head(config, model.shape, ids)
-    for parameter in head.parameters():
-        if parameter.dim() > 1:
-            parameter.data = torch.randn_like(parameter) / parameter.shape[-1] ** 0.5
+    loud(head)
     return head
 
 
@@ -92,10 +88,7 @@ class Oracle(nn.Module):
 
     def truth(self, tokens):
         if tokens not in self.known:
-            ids = torch.cat([self.asked.ids, torch.tensor(tokens, dtype=torch.int64)])
-            modality = F.pad(self.asked.modality, (0, len(tokens)), value=TEXT)
-            whole = Request(ids, modality, self.asked.pixels)
-            _, step = self.model.prefill(whole, Taps(feature=True), capacity=1)
+            _, step = self.model.prefill(longer(self.asked, tokens), Taps(feature=True), capacity=1)
             self.known[tokens] = step.feature[0, -1]
         return self.known[tokens]
 
@@ -133,8 +126,8 @@ def test_an_oracle_is_accepted_to_full_depth(name, images, shape, sizes):
     # The first token of a prompt has no input; the last input reads the first generated token.
     held = asked.ids[1:][text[1:]].tolist()
     drafter = config.drafter(Oracle(model, asked, held), model)
-    result = generate(model, drafter, asked, greedy(POLICIES[shape]()))
-    assert result.tokens == generate(model, None, asked, greedy(Chain(1))).tokens
+    result = generate(model, drafter, asked, greedy(POLICIES[shape](), 16))
+    assert result.tokens == generate(model, None, asked, greedy(Chain(1), 16)).tokens
     assert all(c.num_accepted == c.num_drafted for c in result.cycles)
     assert max(c.num_drafted for c in result.cycles) >= 3 and len(result.cycles) <= 6
 
@@ -146,10 +139,8 @@ def prefilled(model, visual: int, *, seed=0, before=3, behind=4, kind=IMAGE):
     """A prompt with a run of `visual` tokens whose text has the same states, whatever the run's length."""
     generator = torch.Generator().manual_seed(seed)
     width, count = model.config.hidden_size, before + behind
-    text, words = (
-        torch.randn(count + 1, width, generator=generator),
-        torch.randint(6, 50, (count,), generator=generator),
-    )
+    text = torch.randn(count + 1, width, generator=generator)
+    words = torch.randint(6, 50, (count,), generator=generator)
     # The state of the last visual place is what the first text after it reads.
     feature = torch.cat([text[:before], torch.randn(max(visual - 1, 0), width), text[before : before + (visual > 0)],
                          text[before + 1 :]])  # fmt: skip
@@ -174,13 +165,8 @@ def drafted(drafter, prefill, cycles=2):
         result += drafter.expand([0, 1], torch.tensor([13, 14]))
         states = torch.randn(1, 3, drafter.target.config.hidden_size, generator=generator)
         step = TargetStep(torch.zeros(3, VOCAB), states, {layer: states * (layer + 1) for layer in range(7)})
-        drafter.accept(Outcome(step, (11, 13), 15))
+        drafter.accept(SimpleNamespace(step=step, tokens=(11, 13), bonus=15))
     return torch.stack(result), held
-
-
-class Outcome:
-    def __init__(self, step, tokens, bonus):
-        self.step, self.tokens, self.bonus = step, tokens, bonus
 
 
 WINDOW = {"positions": "compact"}
@@ -276,8 +262,8 @@ def test_a_share_of_visual_slots_by_attention(big, by, monkeypatch):
     scores = weights[-1] if by == "last" else weights[asked.modality == TEXT].mean(0)
     visual = (asked.modality != TEXT).nonzero()[:, 0]
     assert sorted(kept.tolist()) == sorted(visual[scores[visual].topk(2).indices].tolist())
-    plain = generate(big, None, asked, greedy(Chain(1))).tokens
-    assert generate(big, drafter, asked, greedy(Chain(3))).tokens == plain
+    plain = generate(big, None, asked, greedy(Chain(1), 16)).tokens
+    assert generate(big, drafter, asked, greedy(Chain(3), 16)).tokens == plain
 
 
 def test_a_drafter_keeps_nothing_of_the_last_request(big):
@@ -313,16 +299,12 @@ def test_placeholders_are_never_drafted(big):
 
 
 @pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl", "qwen3_5"])
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"kind": "sparrow", "positions": "mrope"},
-        {"kind": "sparrow", "positions": "mrope", "vata": False, "middle_layer": 3},
-        {"kind": "vispec", "positions": "mrope"},
-        {"kind": "eagle3", "taps": [1, 2, 4]},
-    ],
-    ids=["window", "whole", "vispec", "eagle3"],
-)
+@pytest.mark.parametrize("settings", [
+    {"kind": "sparrow", "positions": "mrope"},
+    {"kind": "sparrow", "positions": "mrope", "vata": False, "middle_layer": 3},
+    {"kind": "vispec", "positions": "mrope"},
+    {"kind": "eagle3", "taps": [1, 2, 4]},
+], ids=["window", "whole", "vispec", "eagle3"])  # fmt: skip
 def test_positions_of_three_rows(kind, settings):
     """A clip in the prompt; drafts go on where the target's own positions do."""
     model = tiny_qwen.target(tiny_qwen.model(kind))
@@ -350,14 +332,7 @@ def test_a_head_that_has_learned_is_accepted(big, name):
     drafter = drafter_of(name, big, positions="flat")
     asked = [request(seed, 1) for seed in range(2)]
     answers = [generate(big, None, one, greedy(Chain(1), 12)).tokens for one in asked]
-    samples = [
-        Sample(
-            [*one.ids.tolist(), *answer], [n >= len(one.ids) for n in range(len(one.ids) + len(answer))],
-            [*one.modality.tolist(), *[TEXT] * len(answer)], one.pixels, one.name, one.pictures,
-        )
-        for one, answer in zip(asked, answers, strict=True)
-    ]  # fmt: skip
-    batch = replace(collate(samples, pad_id=0, image_size=16), seeds=(0, 1))
+    batch = tiny_qwen.batch_of(*map(longer, asked, answers), image_size=16, last=12)
     states = big.states(batch, drafter.config.taps_for(big.shape, training=True))
 
     def accepted():
@@ -369,10 +344,6 @@ def test_a_head_that_has_learned_is_accepted(big, name):
     before = accepted()
     training = drafter.config.training_objective(drafter.head, big).train()
     training.objective = training.objective.model_copy(update={"noise": 0.0})
-    optimizer = torch.optim.Adam([p for _, p in training.parts()["head"]], lr=5e-3)
-    for _ in range(50):
-        optimizer.zero_grad()
-        training(batch, states).loss_sum.backward()
-        optimizer.step()
+    learn(training, replace(batch, seeds=(0, 1)), states, steps=50, lr=5e-3)
     assert accepted() >= max(7, 2 * before)
     assert all(p.grad is None for p in big.decoder.model.parameters()), "the target learns nothing"

@@ -58,6 +58,19 @@ def said(big, drafter, policy, asked, temperature, length=20, draw="top-k"):
     return (result.tokens, [(c.num_nodes, c.num_accepted) for c in result.cycles]), torch.cat(drafter.q)
 
 
+def check(big, eager, ours, asked, policy=TREE, temperature=0.0, **more):
+    """Both answer and propose alike."""
+    (expected, q), (heard, proposed) = (said(big, one, policy, asked, temperature, **more) for one in (eager, ours))
+    assert heard == expected
+    torch.testing.assert_close(proposed, q)
+
+
+def pair(big, config, *graphs):
+    """A drafter without graphs and one with, of a head in float64: what rounds grows from level to level."""
+    head = loud_head(config, big).double()
+    return config.drafter(head, big), graphed(config.drafter(head, big), *graphs)
+
+
 @pytest.fixture(scope="module")
 def big():
     return target(llava(0, layers=6))
@@ -73,42 +86,27 @@ CASES = [
 @pytest.mark.parametrize(("kind", "policy", "temperature", "draw"), CASES)
 def test_they_propose_what_eager_passes_propose(big, kind, policy, temperature, draw):
     """Over requests of other lengths and pictures, in the same buffers; buckets change inside an answer."""
-    config = settings_of(kind)
-    head = loud_head(config, big).double()  # what rounds otherwise grows from level to level
-    eager, ours = config.drafter(head, big), graphed(config.drafter(head, big))
+    eager, ours = pair(big, settings_of(kind))
     for seed in range(3):
-        asked = request(seed, images=(seed + 1) % 2)
-        expected, q = said(big, eager, policy, asked, temperature, draw=draw)
-        heard, proposed = said(big, ours, policy, asked, temperature, draw=draw)
-        assert heard == expected
-        torch.testing.assert_close(proposed, q)
+        check(big, eager, ours, request(seed, images=(seed + 1) % 2), policy, temperature, draw=draw)
     assert ours.graphs.num_replayed > 60 and ours.graphs.num_eager == 0
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "vispec"])
 def test_recorded_passes_propose_what_eager_passes_propose(big, recorded, kind):  # noqa: F811
     """And nothing is captured for a request like one before."""
-    config = settings_of(kind)
-    head = loud_head(config, big).double()
-    eager, ours = config.drafter(head, big), graphed(config.drafter(head, big), (64,))
+    eager, ours = pair(big, settings_of(kind), (64,))
     for seed in (1, 2, 1):
-        captured, asked = len(ours.graphs.graphs), request(seed, images=seed % 2)
-        (expected, q), (heard, proposed) = (said(big, one, TREE, asked, 0.0, 8) for one in (eager, ours))
-        assert heard == expected
-        torch.testing.assert_close(proposed, q)
+        captured = len(ours.graphs.graphs)
+        check(big, eager, ours, request(seed, images=seed % 2), length=8)
     assert captured == len(ours.graphs.graphs) > 1 and ours.graphs.num_eager == 0
 
 
 def test_positions_in_three_coordinates():
     model = tiny_qwen.target(tiny_qwen.model("qwen2_5_vl"))
-    config = settings_of("eagle", positions="mrope")
-    head = loud_head(config, model).double()
-    eager, ours = config.drafter(head, model), graphed(config.drafter(head, model))
+    eager, ours = pair(model, settings_of("eagle", positions="mrope"))
     for seed in range(2):
-        asked = tiny_qwen.request("qwen2_5_vl", seed=seed, words=3 + 4 * seed)
-        (expected, q), (heard, proposed) = (said(model, one, TREE, asked, 0.0, 12) for one in (eager, ours))
-        assert heard == expected
-        torch.testing.assert_close(proposed, q)
+        check(model, eager, ours, tiny_qwen.request("qwen2_5_vl", seed=seed, words=3 + 4 * seed), length=12)
     assert ours.graphs.num_eager == 0 and ours.graphs.num_replayed > 20
 
 
@@ -125,44 +123,32 @@ def test_a_head_of_an_image_generator(family):
     head = visual_tiny.EAGLE.build(model)
     eager, ours = visual_tiny.EAGLE.drafter(head, model), graphed(visual_tiny.EAGLE.drafter(head, model))
     for one in asked:
-        expected, q = said(model, eager, TREE, one, 1.0, 16)
-        heard, proposed = said(model, ours, TREE, one, 1.0, 16)
-        assert heard == expected
-        torch.testing.assert_close(proposed, q)
+        check(model, eager, ours, one, temperature=1.0, length=16)
     assert ours.graphs.num_eager == 0 and ours.graphs.num_replayed > 20
 
 
 def test_members_of_an_ensemble_have_graphs_of_their_own(big):
     def ensemble(prepared):
-        members = []
-        for kind in ("eagle", "eagle3"):
-            config = settings_of(kind)
-            members.append(prepared(config.drafter(loud_head(config, big), big)))
+        configs = [settings_of(kind) for kind in ("eagle", "eagle3")]
+        members = [prepared(config.drafter(loud_head(config, big), big)) for config in configs]
         return MixedProposal(members, FixedWeights(kind="fixed", values=(0.5, 0.5)).build(2), big.vocab_size)
 
-    eager, ours = ensemble(lambda one: one), ensemble(graphed)
-    expected, q = said(big, eager, TREE, request(1, 1), 0.0)
-    heard, proposed = said(big, ours, TREE, request(1, 1), 0.0)
-    assert heard == expected and all(member.graphs.num_replayed > 10 for member in ours.members)
-    torch.testing.assert_close(proposed, q)
+    ours = ensemble(graphed)
+    check(big, ensemble(lambda one: one), ours, request(1, 1))
+    assert all(member.graphs.num_replayed > 10 for member in ours.members)
 
 
 def test_nothing_of_a_former_request_is_left(big):
     """A mask hides what a place held, but not a NaN."""
-    config = settings_of("vispec")
-    head = loud_head(config, big).double()
-    eager, ours = config.drafter(head, big), graphed(config.drafter(head, big))
+    eager, ours = pair(big, settings_of("vispec"))
     said(big, ours, TREE, request(1, 1), 0.0)
     graphs = ours.graphs
     buffers = [part for layer in graphs._cache.own_layers for part in (layer.keys, layer.values)]
-    buffers += graphs._placed.values()
     with torch.inference_mode():
-        for buffer in buffers:
+        for buffer in (*buffers, *graphs._placed.values()):
             buffer.fill_(float("nan"))
     assert ours.root().isnan().any(), "else this test could not fail"
-    (expected, q), (heard, proposed) = (said(big, one, TREE, request(2, 0), 0.0) for one in (eager, ours))
-    assert heard == expected
-    torch.testing.assert_close(proposed, q)
+    check(big, eager, ours, request(2, 0))
 
 
 def test_what_no_graph_holds_is_run_eagerly_and_counted(big):
@@ -182,11 +168,13 @@ def test_what_no_graph_holds_is_run_eagerly_and_counted(big):
 
 
 def test_where_it_cannot_be(big):
-    assert why_not(big) == "the target is on a CPU"
     generator = visual_tiny.llamagen("text", 0)
-    partly = LlamaGenTarget(generator, Guidance(3.0, 4))
-    assert why_not(partly) == "guidance ends within a picture, so that scores depend on the token's number"
-    assert why_not(visual_tiny.target(generator, 3.0)) == "the target is on a CPU"
+    for model, why in (
+        (big, "the target is on a CPU"), (visual_tiny.target(generator, 3.0), "the target is on a CPU"),
+        (LlamaGenTarget(generator, Guidance(3.0, 4)),
+         "guidance ends within a picture, so that scores depend on the token's number"),
+    ):  # fmt: skip
+        assert why_not(model) == why
 
 
 def test_a_cache_for_all_lengths_that_does_not_fit_is_given_up():

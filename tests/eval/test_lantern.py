@@ -6,6 +6,7 @@ setting, d<delta>_k<k>: a delta above 1 is the multiplicative bound, of (delta -
 
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ FORMS = {"code": "reference", "paper": "paper"}
 with np.load(VECTORS) as file:
     V = {key: torch.from_numpy(file[key]) for key in file.files}
 SETTINGS = sorted({key.split("/")[1] for key in V if key.startswith("unit/d") and key.count("/") == 2})
+STATIC = [f"static{i}" for i in range(4)]
 
 
 def config(form: str, k: int, delta: float, **more) -> LanternConfig:
@@ -49,22 +51,15 @@ def every_setting(folder: str) -> list[tuple[str, str, str]]:
     return sorted((c, f, s) for c, s, f in result if s in SETTINGS and f in FORMS)
 
 
-@pytest.mark.parametrize(("form", "size"), [("paper", 2), ("code", 3)])
-@pytest.mark.parametrize("delta", [0.25, 1.5])
-def test_a_bound_that_is_met_stops_the_papers_rule_and_not_the_released_one(form, size, delta):
-    """Section 4.3: the divergence stays below delta; the released code lends up to it. 1.5 is lambda 0.5."""
+@pytest.mark.parametrize(("form", "k", "delta", "size"), [
+    # Section 4.2: B_k(x) is the k nearest tokens, x among them; the released code does not count x.
+    ("paper", 1, 1.0, 1), ("paper", 3, 1.0, 3), ("code", 1, 1.0, 2), ("code", 2, 1.0, 3),
+    # Section 4.3: the divergence stays below delta; the released code lends up to it. 1.5 is lambda 0.5.
+    ("paper", 3, 0.25, 2), ("code", 2, 0.25, 3), ("paper", 3, 1.5, 2), ("code", 2, 1.5, 3),
+])  # fmt: skip
+def test_the_papers_k_counts_the_token_itself_and_its_bound_is_not_met(form, k, delta, size):
     table = NeighbourTable(torch.tensor([[1, 2, 3], [0, 2, 3], [1, 0, 3], [0, 1, 2]], dtype=torch.int32))
-    relaxed = Lantern(config(form, 3 if form == "paper" else 2, delta), table, greedy=False)
-    p = torch.tensor([[0.5, 0.125, 0.125, 0.25]])
-    found = relaxed.proximity(p, torch.tensor([0]), torch.tensor([0]))
-    assert int(found.size) == size and float(found.mass) == 0.5 + 0.125 * (size - 1)
-
-
-@pytest.mark.parametrize(("form", "k", "size"), [("paper", 1, 1), ("paper", 3, 3), ("code", 1, 2), ("code", 2, 3)])
-def test_the_papers_k_counts_the_token_itself_and_the_released_one_does_not(form, k, size):
-    """Section 4.2: B_k(x) is the k nearest tokens, x among them."""
-    table = NeighbourTable(torch.tensor([[1, 2, 3], [0, 2, 3], [1, 0, 3], [0, 1, 2]], dtype=torch.int32))
-    relaxed = Lantern(config(form, k, 1.0), table, greedy=False)
+    relaxed = Lantern(config(form, k, delta), table, greedy=False)
     found = relaxed.proximity(torch.tensor([[0.5, 0.125, 0.125, 0.25]]), torch.tensor([0]), torch.tensor([0]))
     assert int(found.size) == size and float(found.mass) == 0.5 + 0.125 * (size - 1)
 
@@ -125,41 +120,40 @@ def test_the_offset_maps_ids_to_ids_and_other_ids_are_no_codes():
 
 
 def test_the_table_is_kept_and_computed_again_for_another_codebook(tmp_path, monkeypatch, capsys):
-    first = load_neighbours(V["codebook"], 5, metric="l2", folder=tmp_path)
+    load = partial(load_neighbours, metric="l2", folder=tmp_path)
+    first = load(V["codebook"], 5)
     [path] = tmp_path.iterdir()
     calls = []
-    monkeypatch.setattr(
-        "draftsmith.models.decoding.neighbours.nearest", lambda *a, **k: calls.append(k) or nearest(*a, **k)
-    )
-    assert torch.equal(load_neighbours(V["codebook"], 5, metric="l2", folder=tmp_path).codes, first.codes)
+    compute = lambda *a, **k: calls.append(k) or nearest(*a, **k)  # noqa: E731
+    monkeypatch.setattr("draftsmith.models.decoding.neighbours.nearest", compute)
+    assert torch.equal(load(V["codebook"], 5).codes, first.codes)
     assert not calls
-    load_neighbours(V["codebook"], 6, metric="l2", folder=tmp_path)
-    load_neighbours(V["codebook"], 5, metric="random", seed=1, folder=tmp_path)
-    load_neighbours(V["codebook"], 5, metric="random", seed=2, folder=tmp_path)
+    load(V["codebook"], 6)
+    load(V["codebook"], 5, metric="random", seed=1)
+    load(V["codebook"], 5, metric="random", seed=2)
     assert len(calls) == 3 and len(list(tmp_path.iterdir())) == 4
-    other = V["codebook"].flip(0)
-    load_neighbours(other, 5, metric="l2", folder=tmp_path)
+    load(V["codebook"].flip(0), 5)
     assert len(calls) == 4
     # A file under the right name with another codebook's facts inside.
     stranger = next(p for p in tmp_path.glob("*-l2-5*") if p != path)
     path.write_bytes(stranger.read_bytes())
-    assert torch.equal(load_neighbours(V["codebook"], 5, metric="l2", folder=tmp_path).codes, first.codes)
+    assert torch.equal(load(V["codebook"], 5).codes, first.codes)
     assert len(calls) == 5
     path.write_bytes(b"half a ta")
     # A damaged one is made again, and that is said.
-    assert torch.equal(load_neighbours(V["codebook"], 5, metric="l2", folder=tmp_path).codes, first.codes)
+    assert torch.equal(load(V["codebook"], 5).codes, first.codes)
     assert len(calls) == 6 and f"note: the neighbour table {path} is damaged" in capsys.readouterr().err
 
 
-def test_impossible_tables_are_refused():
-    with pytest.raises(UserError, match="24 neighbours of each code, in a codebook of 24"):
-        load_neighbours(V["codebook"], 24, metric="l2")
-    with pytest.raises(UserError, match="not finite"):
-        load_neighbours(V["codebook"] / 0, 3, metric="l2")
-    with pytest.raises(UserError, match="k is at most 24"):
-        rule("paper", 25, 0.1)
-    with pytest.raises(UserError, match="k is at most 23"):
-        rule("code", 24, 0.1)
+@pytest.mark.parametrize(("make", "why"), [
+    (lambda: load_neighbours(V["codebook"], 24, metric="l2"), "24 neighbours of each code, in a codebook of 24"),
+    (lambda: load_neighbours(V["codebook"] / 0, 3, metric="l2"), "not finite"),
+    (lambda: rule("paper", 25, 0.1), "k is at most 24"),
+    (lambda: rule("code", 24, 0.1), "k is at most 23"),
+])  # fmt: skip
+def test_impossible_tables_are_refused(make, why):
+    with pytest.raises(UserError, match=why):
+        make()
 
 
 # The set, one token at a time.
@@ -229,25 +223,18 @@ def test_a_sum_that_equals_the_bound():
 # Walks.
 
 
-@pytest.mark.parametrize(("case", "form", "setting"), every_setting("tree"))
-def test_trees(case, form, setting, monkeypatch):
-    relaxed = rule(form, *named(setting))
-    tree, p = recorded_tree(V, case), V[f"{case}/node_probs"]
+@pytest.mark.parametrize(
+    ("case", "folder", "form", "setting"),
+    [*((case, f"{case}/{setting}/{form}", form, named(setting)) for case, form, setting in every_setting("tree")),
+     *((case, case, "code", (int(V[f"{case}/lantern_k"]), float(V[f"{case}/lantern_delta"]))) for case in STATIC)],
+)  # fmt: skip
+def test_trees_and_drawn_children_of_the_released_code(case, folder, form, setting, monkeypatch):
+    relaxed, tree, p = rule(form, *setting), recorded_tree(V, case), V[f"{case}/node_probs"]
     for trial, uniforms in enumerate(V[f"{case}/uniforms"]):
-        result = walk(relaxed, monkeypatch, tree, p, uniforms)
-        check_walk(V, case, f"{case}/{setting}/{form}", trial, result, tree)
+        check_walk(V, case, folder, trial, walk(relaxed, monkeypatch, tree, p, uniforms), tree)
 
 
-@pytest.mark.parametrize("case", [f"static{i}" for i in range(4)])
-def test_drawn_children_of_the_released_code(case, monkeypatch):
-    relaxed = rule("code", int(V[f"{case}/lantern_k"]), float(V[f"{case}/lantern_delta"]))
-    tree, p = recorded_tree(V, case), V[f"{case}/node_probs"]
-    for trial, uniforms in enumerate(V[f"{case}/uniforms"]):
-        result = walk(relaxed, monkeypatch, tree, p, uniforms)
-        check_walk(V, case, case, trial, result, tree)
-
-
-@pytest.mark.parametrize("case", [f"static{i}" for i in range(4)])
+@pytest.mark.parametrize("case", STATIC)
 def test_drawn_children_come_of_the_recorded_draft(case):
     temperature, top_k, top_p = (float(V[f"{case}/{name}"]) for name in ("temperature", "top_k", "top_p"))
     check_draws(V, case, Warp(temperature, int(top_k), top_p))
@@ -404,15 +391,12 @@ def test_the_released_code_at_delta_0_is_no_exact_baseline(warp):
     assert strays("code", 10, Warp(1.0), 6, 1) < 1e-6, "where every code has some probability, nothing lends"
 
 
-@pytest.mark.parametrize(
-    ("setting", "told"),
-    [
-        ({"residual": "reference", "delta": 0}, True),
-        ({"residual": "reference", "bound": "multiplicative", "lambda": 0}, True),
-        ({"residual": "reference", "delta": 0.1}, False),
-        ({"residual": "paper", "delta": 0}, False),
-    ],
-)
+@pytest.mark.parametrize(("setting", "told"), [
+    ({"residual": "reference", "delta": 0}, True),
+    ({"residual": "reference", "bound": "multiplicative", "lambda": 0}, True),
+    ({"residual": "reference", "delta": 0.1}, False),
+    ({"residual": "paper", "delta": 0}, False),
+])  # fmt: skip
 def test_which_settings_are_warned_of(setting, told):
     caution = LanternConfig(kind="lantern", **setting).caution
     assert (caution is not None) == told and (not told or "residual: paper" in caution)
@@ -524,20 +508,11 @@ def test_nothing_proposed(greedy):
     assert same(result, (Greedy() if greedy else Sampling())(no_tree(), p, [0.5]))
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        dict(),
-        dict(delta=0.1, bound="multiplicative"),
-        {"lambda": 3.0},
-        {"lambda": 3.0, "delta": 0.1},
-        {"lambda": 3.0, "bound": "multiplicative", "divergence": "jsd"},
-        dict(delta=1.5),
-        dict(delta=0.1, k=0),
-        dict(delta=0.1, metric="euclid"),
-        dict(delta=0.1, depth=2),
-    ],
-)
+@pytest.mark.parametrize("wrong", [
+    {}, {"delta": 0.1, "bound": "multiplicative"}, {"lambda": 3.0}, {"lambda": 3.0, "delta": 0.1},
+    {"lambda": 3.0, "bound": "multiplicative", "divergence": "jsd"}, {"delta": 1.5}, {"delta": 0.1, "k": 0},
+    {"delta": 0.1, "metric": "euclid"}, {"delta": 0.1, "depth": 2},
+])  # fmt: skip
 def test_settings_that_would_not_be_honoured(wrong):
     with pytest.raises(ValidationError):
         LanternConfig(kind="lantern", **wrong)

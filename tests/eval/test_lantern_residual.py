@@ -44,14 +44,10 @@ def tau(rule, seed: int) -> float:
     return emitted / CYCLES
 
 
-@pytest.mark.parametrize(
-    ("k", "delta", "expected"),
-    [
-        pytest.param(30, 0.2, (2.21, 2.20), marks=pytest.mark.slow),
-        pytest.param(120, 0.1, (2.20, 1.96), marks=pytest.mark.slow),
-    ],
-    ids=["few neighbours", "many neighbours"],
-)
+@pytest.mark.parametrize(("k", "delta", "expected"), [
+    pytest.param(30, 0.2, (2.21, 2.20), marks=pytest.mark.slow),
+    pytest.param(120, 0.1, (2.20, 1.96), marks=pytest.mark.slow),
+], ids=["few neighbours", "many neighbours"])  # fmt: skip
 def test_what_each_rule_accepts(k, delta, expected):
     """With many neighbours a rejection by the released rule removes half of all codes, later drafts among them."""
     codebook = torch.randn(CODES, 8, generator=torch.Generator().manual_seed(0))

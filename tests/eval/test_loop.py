@@ -1,19 +1,19 @@
 """The loop never changes the target's output, and a copy of the target is accepted whole."""
 
+from dataclasses import replace
+
 import pytest
 import torch
-from draftsmith.eval.loop import Decoding, generate
+from decodings import greedy
+from draftsmith.eval.loop import generate
 from draftsmith.eval.policies import Chain, Draw, Static
 from draftsmith.eval.rules import Greedy
 from draftsmith.models.decoding.warp import Warp
+from draftsmith.models.targets.base import Taps
 from tiny import EOS, SIZES, llava, proposal, reference, self_draft, target
 from tiny import request as ask
 
 TREE = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1), (0, 1, 0)]
-
-
-def greedy(policy, max_new_tokens=24, eos=(EOS,)) -> Decoding:
-    return Decoding(policy, Greedy(), Draw("top-k"), Warp(), max_new_tokens, eos)
 
 
 @pytest.fixture(scope="module", params=SIZES.values(), ids=SIZES)
@@ -35,7 +35,7 @@ def answers(request, models, sizes):
 
 def test_plain_output_is_the_targets_own(models, answers):
     for asked, expected in answers:
-        assert generate(target(models[0]), None, asked, greedy(Chain(1))).tokens == expected
+        assert generate(target(models[0]), None, asked, greedy(Chain(1), 24, (EOS,))).tokens == expected
 
 
 @pytest.mark.covering
@@ -46,7 +46,7 @@ def test_plain_output_is_the_targets_own(models, answers):
 def test_greedy_output_is_the_targets_own(models, answers, policy, mode):
     big, small = models
     for asked, expected in answers:
-        assert generate(target(big), proposal(small, mode), asked, greedy(policy)).tokens == expected
+        assert generate(target(big), proposal(small, mode), asked, greedy(policy, 24, (EOS,))).tokens == expected
 
 
 @pytest.mark.parametrize(("mode", "images"), [("M", 0), ("M", 1), ("M", 2), ("T", 0)])
@@ -55,9 +55,7 @@ def test_a_copy_of_the_target_is_accepted_whole(models, sizes, mode, images, gam
     big, _ = models
     drafted = accepted = 0
     for seed in range(4):
-        result = generate(
-            target(big), self_draft(big, mode), ask(seed, images, sizes=sizes), greedy(Chain(gamma), eos=())
-        )
+        result = generate(target(big), self_draft(big, mode), ask(seed, images, sizes=sizes), greedy(Chain(gamma)))
         for cycle in result.cycles:
             assert cycle.num_accepted == cycle.num_drafted
             drafted, accepted = drafted + cycle.num_drafted, accepted + cycle.num_accepted
@@ -70,9 +68,7 @@ def test_a_blind_copy_is_rejected_somewhere(models, sizes):
     cycles = [
         cycle
         for seed in range(4)
-        for cycle in generate(
-            target(big), self_draft(big, "T"), ask(seed, 1, sizes=sizes), greedy(Chain(5), eos=())
-        ).cycles
+        for cycle in generate(target(big), self_draft(big, "T"), ask(seed, 1, sizes=sizes), greedy(Chain(5))).cycles
     ]
     assert any(cycle.num_accepted < cycle.num_drafted for cycle in cycles)
     assert any(cycle.num_accepted > 0 for cycle in cycles)
@@ -81,7 +77,7 @@ def test_a_blind_copy_is_rejected_somewhere(models, sizes):
 def test_end_token_inside_a_block_and_length_limits(models, sizes):
     big, _ = models
     asked = ask(1, 1, sizes=sizes)
-    free = reference_without_end(big, asked)
+    free = generate(target(big), None, asked, greedy(Chain(1), 24)).tokens
     for place in range(1, 12):
         eos = free[place]
         first = free.index(eos)
@@ -89,14 +85,10 @@ def test_end_token_inside_a_block_and_length_limits(models, sizes):
         assert result.tokens == free[: first + 1]
         assert result.stop == "eos"
     for limit in range(1, 12):
-        result = generate(target(big), self_draft(big), asked, greedy(Chain(4), limit, eos=()))
+        result = generate(target(big), self_draft(big), asked, greedy(Chain(4), limit))
         assert result.tokens == free[:limit]
         assert result.stop == "length"
         assert sum(c.num_emitted for c in result.cycles) == limit - 1
-
-
-def reference_without_end(model, asked):
-    return generate(target(model), None, asked, greedy(Chain(1), 24, eos=())).tokens
 
 
 def test_tree_verification_equals_one_path_at_a_time(models, sizes):
@@ -104,8 +96,6 @@ def test_tree_verification_equals_one_path_at_a_time(models, sizes):
     big, small = models
     asked = ask(3, 1, sizes=sizes)
     drafter, model = proposal(small), target(big)
-    from draftsmith.models.targets.base import Taps
-
     session, step = model.prefill(asked, Taps(feature=True), capacity=40)
     first = int(step.logits.argmax())
     drafter.start(asked, step, Warp(), capacity=40)
@@ -125,8 +115,6 @@ def test_tree_verification_equals_one_path_at_a_time(models, sizes):
             finite = step.logits[node + 1].isfinite()
             assert torch.allclose(step.logits[node + 1][finite], expected[finite], atol=2e-5)
         verified = Greedy()(tree, step.logits)
-        from dataclasses import replace
-
         model.commit(session, verified.path)
         drafter.accept(replace(verified, tree=tree))
         committed += [*verified.tokens, verified.bonus]

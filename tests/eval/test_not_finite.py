@@ -4,6 +4,7 @@ The weights are finite: what is loaded is checked elsewhere.
 """
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -23,10 +24,8 @@ from visual_tiny import request as image_request
 from visual_tiny import target as image_target
 
 ASKED = request(3, images=1, words=5)
-NEAR, CODEBOOK = (
-    LanternConfig(kind="lantern", k=3, delta=0.2),
-    torch.randn(60, 4, generator=torch.Generator().manual_seed(0)),
-)
+NEAR = LanternConfig(kind="lantern", k=3, delta=0.2)
+CODEBOOK = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
 WAYS = {
     "greedy": (Warp(), RULES["greedy"], Draw("top-k")),
     "sampling": (Warp(1.0, 20, 0.9), RULES["sampling"], Draw("sample")),
@@ -79,17 +78,15 @@ def test_a_target_that_overflows_by_itself():
 def test_answers_written_side_by_side_name_the_request(warp):
     model, asked = llava(4), [request(n, images=0, words=4) for n in range(3)]
     decoder = LlavaDecoder(model, num_token_ids=num_tokens(model), never=(IMAGE_ID,))
-    written = lambda limits: write_answers(  # noqa: E731
-        decoder, asked, warp, limits=limits, seeds=[0, 1, 2], eos_ids=()
-    )
-    before = [answer.ids for answer in written([6, 3, 6])]
+    written = partial(write_answers, decoder, asked, warp, seeds=[0, 1, 2], eos_ids=())
+    before = [answer.ids for answer in written(limits=[6, 3, 6])]
     hook = bad_from(model.lm_head, 4, math.nan, slice(1, 2))
     # Its answer has ended by then, and what a row after its end says does not count.
-    assert [answer.ids for answer in written([6, 3, 6])] == before
+    assert [answer.ids for answer in written(limits=[6, 3, 6])] == before
     hook.remove()
     bad_from(model.lm_head, 3, math.nan, slice(1, 2))
     with pytest.raises(NotFinite, match=r"request r1, token 2"):
-        written([6, 3, 6])
+        written(limits=[6, 3, 6])
 
 
 @pytest.mark.parametrize("warp", [Warp(), Warp(1.0, 8)], ids=["greedy", "sampled"])

@@ -18,14 +18,12 @@ from draftsmith.recipes.ending import short_table
 from draftsmith.trainers.publish.card import read_evaluation
 from draftsmith.trainers.train.drafter import TrainedDrafter
 
-from .rows import METHODS, a_row, random_rows
-
-NO_TIMES = dict.fromkeys(("plain_cycle_s", "draft_s", "draft_cycle_s", "verify_s", "rule_s", "cycle_s"), 0.0)
+from .rows import METHODS, empty_row, random_rows
 
 
 def empty_rows(**changes):
-    values = {"accepted": (), "stop": "eos", "drafter": "finetune", "mode": "M", **NO_TIMES} | changes
-    return [a_row(request=f"r{n}", total_s=0.1, plain_total_s=0.1, **values) for n in range(3)]
+    values = {"stop": "eos", "drafter": "finetune", "mode": "M"} | changes
+    return [empty_row(request=f"r{n}", **values) for n in range(3)]
 
 
 def a_run(folder: Path, rows, *, seed=0) -> dict:
@@ -115,9 +113,8 @@ def test_differences_of_nothing_are_not_told(tmp_path):
 def test_a_decoding_check_of_nothing_stops_where_the_best_tau_is_to_be_chosen():
     """At its first check, and not at the end of all training."""
     said: list[str] = []
-    trained = SimpleNamespace(
-        stage=SimpleNamespace(select="last"), context=SimpleNamespace(name="head", say=said.append)
-    )
+    context = SimpleNamespace(name="head", say=said.append)
+    trained = SimpleNamespace(stage=SimpleNamespace(select="last"), context=context)
     TrainedDrafter._say_nothing_was_measured(trained)
     assert "is the template right?" in said[0]
     trained.stage.select = "tau"

@@ -120,14 +120,11 @@ def test_inception_score_equals_the_obvious_sum(rng):
     assert statistics.inception_score(torch.from_numpy(logits) + 3, splits=4) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda x: statistics.frechet_distance(x[:1], x), "two real images at least, found 1"),
-        (lambda x: statistics.precision_recall(x, x[:3]), "more than 3 generated images, found 3"),
-        (lambda x: statistics.inception_score(x), "mean over 10 parts, and there are 5 images"),
-    ],
-)
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda x: statistics.frechet_distance(x[:1], x), "two real images at least, found 1"),
+    (lambda x: statistics.precision_recall(x, x[:3]), "more than 3 generated images, found 3"),
+    (lambda x: statistics.inception_score(x), "mean over 10 parts, and there are 5 images"),
+])  # fmt: skip
 def test_too_few_images_are_refused(call, message):
     with pytest.raises(UserError, match=message):
         call(torch.randn(5, 2))
@@ -507,14 +504,11 @@ def test_a_folder_without_tokenizer_or_tower_is_refused(clip_folder, tmp_path):
         clip_pair(tmp_path / "blind", "cpu")
 
 
-@pytest.mark.parametrize(
-    ("metric", "arguments", "message"),
-    [
-        ("fid", {}, "'fid' compares with real images, and there are none"),
-        ("clip", {}, "needs a caption for each of 2 images, found none"),
-        ("hpsv2", {"captions": ["a"]}, "needs a caption for each of 2 images, found 1"),
-    ],
-)
+@pytest.mark.parametrize(("metric", "arguments", "message"), [
+    ("fid", {}, "'fid' compares with real images, and there are none"),
+    ("clip", {}, "needs a caption for each of 2 images, found none"),
+    ("hpsv2", {"captions": ["a"]}, "needs a caption for each of 2 images, found 1"),
+])  # fmt: skip
 def test_missing_inputs_are_refused(metric, arguments, message, rng):
     extractors = {metric: Extractor("none", as_is, lambda images: images, lambda texts: torch.zeros(1))}
     with pytest.raises(UserError, match=message):

@@ -11,18 +11,13 @@ from draftsmith.eval.summary import summarize
 from .rows import random_rows, report_of
 
 
-@pytest.mark.parametrize(
-    ("changes", "where"),
-    [
-        ([{}], ["pictures"]),
-        ([{"temperature": 0.0}, {"temperature": 1.0}], ["pictures, T 0", "pictures, T 1"]),
-        (
-            [{"budget": "25k", "max_new_tokens": n} for n in (32, 64)],
-            ["pictures at 25k, 32 new", "pictures at 25k, 64 new"],
-        ),
-        ([{"benchmark": "POPE", "turn": "first"}], ["POPE, first"]),
-    ],
-)
+@pytest.mark.parametrize(("changes", "where"), [
+    ([{}], ["pictures"]),
+    ([{"temperature": 0.0}, {"temperature": 1.0}], ["pictures, T 0", "pictures, T 1"]),
+    ([{"budget": "25k", "max_new_tokens": n} for n in (32, 64)],
+     ["pictures at 25k, 32 new", "pictures at 25k, 64 new"]),
+    ([{"benchmark": "POPE", "turn": "first"}], ["POPE, first"]),
+])  # fmt: skip
 def test_every_targets_report_becomes_the_same_rows(changes, where):
     result = cells(report_of(*changes))
     assert [cell.where for cell in result] == where

@@ -24,36 +24,25 @@ from draftsmith.eval.policies.sizing import SizingRules, SizingSettings, grow_no
 from draftsmith.eval.rules import Sampling
 from draftsmith.models.decoding.tree import ROOT
 from draftsmith.models.decoding.warp import Warp
+from exact import Expands, prefixes, told
 from fakes import CannotExpand, ReadsFeatures
 from pydantic import TypeAdapter, ValidationError
 from test_contract import compare, greedy, not_vacuous
 from test_exactness import NoResidual, outcomes
-from test_trees import Checked, grown, off_target, table
-from tiny import llava, near, proposal, request, target
+from test_trees import Checked, continuation, off_target, table
+from tiny import proposal, request, target
 
 VECTORS = Path(__file__).parent / "vectors_sage"
 RECORDED = json.loads((VECTORS / "sage.json").read_text())
 ARRAYS = np.load(VECTORS / "sage.npz")
-NAMES = {
-    "best": "best-first",
-    "dfs": "depth-first",
-    "root1": "root",
-    "plain": "plain",
-    "round": "nearest",
-    "floor": "floor",
-}
+NAMES = {"best": "best-first", "dfs": "depth-first", "root1": "root", "plain": "plain", "round": "nearest",
+         "floor": "floor"}  # fmt: skip
 
 
 def sizing_of(parameters, alpha, **variant):
-    settings = SizingSettings(
-        top_k=parameters["k"],
-        min_depth=parameters["d_min"],
-        max_depth=parameters["d_max"],
-        min_width=parameters["w_min"],
-        max_width=parameters["w_max"],
-        max_nodes=parameters["n_max"],
-        **variant,
-    )
+    bounds = {"top_k": "k", "min_depth": "d_min", "max_depth": "d_max", "min_width": "w_min", "max_width": "w_max",
+              "max_nodes": "n_max"}  # fmt: skip
+    settings = SizingSettings(**{name: parameters[key] for name, key in bounds.items()}, **variant)
     return SizingRules.of(settings, alpha, cap=settings.max_depth)
 
 
@@ -98,14 +87,10 @@ def test_sizing_rules_and_templates(number):
     for variant, tree in zip(RECORDED["readings"], case["trees"], strict=True):
         assert not tree["rounding_sensitive"]
         sizing = sizing_of(
-            parameters,
-            case["alpha"],
-            threshold=variant["threshold"],
-            rounding=variant["rounding"],
-            order=NAMES[variant["order"]],
-            first_level=NAMES[variant["first_level"]],
+            parameters, case["alpha"], threshold=variant["threshold"], rounding=variant["rounding"],
+            order=NAMES[variant["order"]], first_level=NAMES[variant["first_level"]],
             depth_rounding=NAMES[variant["depth"]],
-        )
+        )  # fmt: skip
         nodes = grow_nodes(sizing, ranked, lambda some: [ranked] * len(some), levels=sizing.levels)
         paths = sorted((node.path for node in nodes), key=lambda path: (len(path), path))
         assert [list(path) for path in paths] == tree["nodes"]
@@ -139,11 +124,8 @@ def test_online_growth(number):
     assert [list(path) for path in ranks(tree)] == case["nodes"]
     assert tree.tokens.tolist() == case["tokens"]
     # A node's expansion is its expansion, and what was expanded was kept.
-    assert all(
-        asked[expansion] == token
-        for expansion, token in zip(tree.expansions, case["tokens"], strict=True)
-        if expansion >= 0
-    )
+    for expansion, token in zip(tree.expansions, case["tokens"], strict=True):
+        assert expansion < 0 or asked[expansion] == token
     assert len(drafted) == len(asked) + 1
     assert any(expansion >= 0 for expansion in tree.expansions)
 
@@ -203,49 +185,17 @@ def tiny_sage(growth, **given):
     )  # fmt: skip
 
 
-def told(tree, tokens):
-    """What a policy is told of an outcome, from its accepted tokens: siblings differ."""
-    path, node = [], ROOT
-    for token in tokens:
-        node = next(child for child in tree.children[node] if int(tree.tokens[child]) == token)
-        path.append(node)
-    return SimpleNamespace(path=tuple(path), tree=tree, num_accepted=len(path))
-
-
-def continuation(policy, rule, p, q, length, shapes):
-    """Distribution of the next `length` tokens over as many cycles as they take, by enumeration."""
-    result = defaultdict(float)
-
-    def go(policy, prefix, weight):
-        if len(prefix) > length:
-            result[prefix[1 : length + 1]] += weight
-            return
-        tree, rows = grown(policy, q, prefix, max_levels=2)
-        shapes.add(tree.parents)
-        for tokens, chance in outcomes(rule, tree, torch.stack([p(row) for row in rows])):
-            after = copy.deepcopy(policy)
-            after.observe(told(tree, tokens[:-1]))
-            go(after, (*prefix, *tokens), weight * chance)
-
-    policy.start()
-    go(policy, (0,), 1.0)
-    return result
-
-
 GROWTHS = pytest.mark.parametrize("growth", ["online", "template", "dynamic"])
 
 
 @GROWTHS
 @pytest.mark.parametrize("confidence_from", ["deepest", "mean"])
 def test_enumerated(growth, confidence_from):
-    p, q = table(3, 3, 3)
-    policy, shapes = tiny_sage(growth, confidence_from=confidence_from), set()
-    result = continuation(policy, Sampling(), p, q, 3, shapes)
-    assert sum(result.values()) == pytest.approx(1, abs=1e-9)
-    assert off_target(result, p, 3, 3) < 1e-9
+    (p, q), shapes = table(3, 3, 3), set()
+    policy = tiny_sage(growth, confidence_from=confidence_from)
+    assert off_target(continuation(policy, Sampling(), p, q, 3, shapes, max_levels=2), p, 3, 3) < 1e-9
     assert len(shapes) > 2, "the shape changes with what was drafted and accepted"
-    wrong = continuation(policy, NoResidual(), p, q, 3, set())
-    assert off_target(wrong, p, 3, 3) > 0.01
+    assert off_target(continuation(policy, NoResidual(), p, q, 3, set(), max_levels=2), p, 3, 3) > 0.01
 
 
 class Scripted:
@@ -273,42 +223,40 @@ class Scripted:
         return torch.tensor([orders[place][0]])
 
 
+def all_draws(grow):
+    """(what it grows, its chance) for every way in which `grow(draw)` may draw."""
+    waiting = [[]]
+    while waiting:
+        script = waiting.pop()
+        draw = Scripted(script)
+        grew = grow(draw)
+        if draw.open:  # choices beyond the script: one run for each of the first
+            waiting += [[*script, choice] for choice in range(draw.open[0])]
+        else:
+            yield grew, draw.chance
+
+
 def test_templates_are_exact_with_sampled_draws():
     """Their shape stands before anything is drawn in the cycle; the first tree and the next ones."""
     p, q = table(1, 3, 3)
     policy, result, shapes = tiny_sage("template"), defaultdict(float), set()
     policy.max_nodes = 99
 
-    def cycle(policy, prefix, script):
-        expansions, draw = [], Scripted(script)
-
-        def expand(parents, tokens):
-            above = [expansions[i] if i != ROOT else prefix for i in parents]
-            expansions.extend((*a, t) for a, t in zip(above, tokens.tolist(), strict=True))
-            return torch.stack([q(s) for s in expansions[len(expansions) - len(parents) :]])
-
-        policy = copy.deepcopy(policy)
-        return policy, policy.grow(q(prefix), expand, draw, max_levels=2), draw
-
     def go(policy, prefix, weight):
         if len(prefix) > 2:
             result[prefix[1:3]] += weight
             return
-        waiting = [[]]
-        while waiting:
-            script = waiting.pop()
-            grew, tree, draw = cycle(policy, prefix, script)
-            if draw.open:  # choices beyond the script: one run for each of the first
-                waiting += [[*script, choice] for choice in range(draw.open[0])]
-                continue
-            rows = [prefix]
-            for parent, token in zip(tree.parents, tree.tokens.tolist(), strict=True):
-                rows.append((*rows[parent + 1], token))
+
+        def grow(draw):
+            after = copy.deepcopy(policy)
+            return after, after.grow(q(prefix), Expands(q, prefix), draw, max_levels=2)
+
+        for (grew, tree), drawn in all_draws(grow):
             shapes.add(tree.parents)
-            for tokens, chance in outcomes(Sampling(), tree, torch.stack([p(row) for row in rows])):
+            for tokens, chance in outcomes(Sampling(), tree, torch.stack([p(row) for row in prefixes(tree, prefix)])):
                 after = copy.deepcopy(grew)
                 after.observe(told(tree, tokens[:-1]))
-                go(after, (*prefix, *tokens), weight * draw.chance * chance)
+                go(after, (*prefix, *tokens), weight * drawn * chance)
 
     policy.start()
     go(policy, (0,), 1.0)
@@ -318,26 +266,14 @@ def test_templates_are_exact_with_sampled_draws():
 
 
 def test_which_growth_may_be_sampled():
+    settings = {"temperature": 1, "draw": "sample", "policy": "sage", "rule": "sampling"}
     for growth in ("online", "dynamic"):
         with pytest.raises(UserError, match="prunes drawn nodes"):
-            check_combination(
-                temperature=1, draw="sample", policy="sage", prunes_by_token=sage(growth=growth).prunes_by_token,
-                rule="sampling",
-            )  # fmt: skip
+            check_combination(**settings, prunes_by_token=sage(growth=growth).prunes_by_token)
     assert not sage(growth="template").prunes_by_token
 
 
 # --- through the loop ---
-
-
-@pytest.fixture(scope="module")
-def big():
-    return llava(0)
-
-
-@pytest.fixture(scope="module", name="near")
-def near_draft(big):
-    return near(big)
 
 
 @GROWTHS
@@ -351,10 +287,8 @@ def test_greedy_output_is_plain_decoding(big, near, growth):
 @GROWTHS
 @torch.inference_mode()
 def test_the_drafter_keeps_what_was_accepted(big, near, growth):
-    drafter = Checked(near)
-    not_vacuous(
-        generate(target(big), drafter, request(0, 1), greedy(sage(growth=growth, threshold="local"), 16)).cycles
-    )
+    drafter, policy = Checked(near), sage(growth=growth, threshold="local")
+    not_vacuous(generate(target(big), drafter, request(0, 1), greedy(policy, 16)).cycles)
     assert drafter.checked > 20
 
 

@@ -10,7 +10,7 @@ import pytest
 from draftsmith.eval import intervals
 from draftsmith.eval import summary as s
 
-from .rows import a_row, random_rows
+from .rows import a_row, empty_row, random_rows
 
 # What the three summaries before this one computed for these rows: language, video and image targets.
 LANGUAGE = {
@@ -41,14 +41,11 @@ DRAWN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("rows", "before"),
-    [
-        (random_rows(20), LANGUAGE),
-        (random_rows(12, seed=1, visual_tokens=900), VIDEO),
-        ([dataclasses.replace(r, plain_tokens=r.num_emitted + 1) for r in random_rows(12, seed=2)], DRAWN),
-    ],
-)
+@pytest.mark.parametrize(("rows", "before"), [
+    (random_rows(20), LANGUAGE),
+    (random_rows(12, seed=1, visual_tokens=900), VIDEO),
+    ([dataclasses.replace(r, plain_tokens=r.num_emitted + 1) for r in random_rows(12, seed=2)], DRAWN),
+])  # fmt: skip
 def test_numbers_are_those_of_each_targets_own_summary_before(rows, before):
     result = s.summarize(rows)
     for name, value in before.items():
@@ -63,9 +60,8 @@ def test_shares_by_depth():
 
 def test_a_depth_that_no_cycle_reached_has_no_share():
     """All first drafts are rejected: the second depth was drafted and never tried."""
-    rows = [
-        dataclasses.replace(r, accepted=(0,) * len(r.accepted), emitted=(1,) * len(r.emitted)) for r in random_rows(4)
-    ]
+    nothing = lambda r: {"accepted": (0,) * len(r.accepted), "emitted": (1,) * len(r.emitted)}  # noqa: E731
+    rows = [dataclasses.replace(r, **nothing(r)) for r in random_rows(4)]
     first, second, *_ = s.summarize(rows).accepted_by_depth
     assert (first.share, first.share_of_reached, second.share) == (0.0, 0.0, 0.0) and second.drafted > 0
     assert second.share_of_reached is None
@@ -102,12 +98,9 @@ def test_many_requests_are_resampled_in_parts(monkeypatch):
     assert whole[0] < s.tau_of(rows) < whole[1]
 
 
-NO_TIMES = dict.fromkeys(("plain_cycle_s", "draft_s", "draft_cycle_s", "verify_s", "rule_s", "cycle_s"), 0.0)
-
-
 def test_a_request_without_a_cycle_counts_and_pulls_no_number_down():
     """It has no times of a cycle and no speedup of its own: zeros in their place would halve medians and quartiles."""
-    empty = [a_row(accepted=(), request=f"e{n}", total_s=0.1, plain_total_s=0.1, **NO_TIMES) for n in range(2)]
+    empty = [empty_row(request=f"e{n}") for n in range(2)]
     one, both = s.summarize([a_row()]), s.summarize([a_row(), *empty])
     assert (both.requests, both.levels) == (3, one.levels)
     for name in ("tau", "T_p_ms", "T_q_ms", "T_verify_ms", "rule_ms", "drafter_ms", "cycle_ms", "expected_speedup",
@@ -116,7 +109,7 @@ def test_a_request_without_a_cycle_counts_and_pulls_no_number_down():
 
 
 def test_ratios_over_nothing_are_no_numbers():
-    empty = s.summarize([a_row(accepted=(), total_s=0.1, plain_total_s=0.1, **NO_TIMES)])
+    empty = s.summarize([empty_row()])
     assert not empty.is_measured and (empty.requests, empty.calls, empty.generated, empty.ESR) == (1, 0, 1, 1.0)
     ratios = ("tau", "tau_mean_of_requests", "num_accepted", "acceptance_rate", "first_accepted", "planned_depth",
               "kept_depth", "tau_over_depth", "mean_nodes", "T_q_ms", "T_p_ms", "T_q_over_T_p", "expected_speedup",

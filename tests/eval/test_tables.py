@@ -38,17 +38,14 @@ def test_json_has_columns_with_formats_and_plain_values():
     assert TABLE.column("POPE DSR") == [9.0, 1.5, 1.504]
 
 
-@pytest.mark.parametrize(
-    ("column", "value", "printed"),
-    [
-        (Column("a", ".0%"), 0.256, "26%"),
-        (Column("a", "+.2f", kind="interval"), (0.5, -0.1, 1.1), "+0.50 [-0.10, 1.10]"),
-        (Column("a", ",.0f"), 25089.0, "25,089"),
-        (Column("a", "d"), 12, "12"),
-        (Column("a"), None, "-"),
-        (text("a"), "b", "b"),
-    ],
-)
+@pytest.mark.parametrize(("column", "value", "printed"), [
+    (Column("a", ".0%"), 0.256, "26%"),
+    (Column("a", "+.2f", kind="interval"), (0.5, -0.1, 1.1), "+0.50 [-0.10, 1.10]"),
+    (Column("a", ",.0f"), 25089.0, "25,089"),
+    (Column("a", "d"), 12, "12"),
+    (Column("a"), None, "-"),
+    (text("a"), "b", "b"),
+])  # fmt: skip
 def test_formats(column, value, printed):
     assert column.shown(value) == printed
 

@@ -4,18 +4,18 @@ import copy
 
 import pytest
 import torch
+from decodings import as_plain, greedy
 from draftsmith.core.errors import UserError
-from draftsmith.eval.loop import Decoding, generate
-from draftsmith.eval.policies import Chain, Draw, Static
-from draftsmith.eval.rules import Greedy
-from draftsmith.models.decoding.batched import write_answers
-from draftsmith.models.decoding.warp import Warp
+from draftsmith.eval.loop import generate
+from draftsmith.eval.policies import Chain, Static
 from draftsmith.models.drafters.ensemble import EnsembleProposal
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.drafters.weights import FixedWeights
 from draftsmith.models.targets.llava.decoder import LlavaDecoder
 from draftsmith.models.targets.llava.section import LlavaTarget
+from family_checks import check_batches
 from tiled import model, processor, published, request
+from tiny import near
 
 CASES = [
     ("llava_next", [(40, 30)], 0),
@@ -44,10 +44,6 @@ def draft(family: str, mode: str = "M", llava=None) -> IndependentProposal:
     return IndependentProposal(decoder, mode, newline_id=made.newline_id)
 
 
-def greedy(policy, max_new_tokens: int = 16) -> Decoding:
-    return Decoding(policy, Greedy(), Draw("top-k"), Warp(), max_new_tokens, ())
-
-
 def expected(family: str, asked, sizes) -> list[int]:
     """transformers' own greedy decoding, with the same ids kept out."""
     made, llava = PROCESSORS[family], MODELS[family]
@@ -61,16 +57,13 @@ def expected(family: str, asked, sizes) -> list[int]:
 @pytest.mark.parametrize(("family", "sizes", "frames"), CASES)
 def test_plain_decoding_is_that_of_the_published_class(family, sizes, frames):
     asked = request(family, sizes, frames=frames)
-    assert generate(target(family, True), None, asked, greedy(Chain(4))).tokens == expected(family, asked, sizes)
+    assert generate(target(family, True), None, asked, greedy(Chain(4), 16)).tokens == expected(family, asked, sizes)
 
 
 @pytest.mark.parametrize(("family", "sizes", "frames"), CASES)
 @pytest.mark.parametrize("policy", [Chain(4), Static(TREE)], ids=["chain", "static"])
 def test_a_self_draft_is_accepted_whole(family, sizes, frames, policy):
-    asked = request(family, sizes, frames=frames)
-    plain = generate(target(family), None, asked, greedy(policy)).tokens
-    drafted = generate(target(family), draft(family), asked, greedy(policy))
-    assert drafted.tokens == plain
+    drafted = as_plain(target(family), draft(family), request(family, sizes, frames=frames), policy, 16)
     assert all(c.num_accepted == c.num_drafted for c in drafted.cycles)
     assert sum(c.num_accepted for c in drafted.cycles) >= 10
 
@@ -79,48 +72,34 @@ def test_a_self_draft_is_accepted_whole(family, sizes, frames, policy):
 @pytest.mark.parametrize("mode", ["M", "P", "T"])
 def test_another_draft_changes_nothing(family, sizes, frames, mode):
     """A noisy copy, with the pictures, pooled ones or none."""
-    llava = copy.deepcopy(MODELS[family])
-    generator = torch.Generator().manual_seed(1)
-    llava.lm_head.weight.data += 0.12 * torch.randn(llava.lm_head.weight.shape, generator=generator)
     asked = request(family, sizes, frames=frames)
-    plain = generate(target(family), None, asked, greedy(Chain(4))).tokens
-    drafted = generate(target(family), draft(family, mode, llava), asked, greedy(Chain(4)))
-    assert drafted.tokens == plain
+    drafted = as_plain(target(family), draft(family, mode, near(MODELS[family])), asked, Chain(4), 16)
     assert any(c.num_accepted < c.num_drafted for c in drafted.cycles)
 
 
 @pytest.mark.parametrize(("family", "sizes", "frames"), CASES)
 def test_an_ensemble_of_modes_on_tiles(family, sizes, frames):
     """Rows of different lengths: tiles, pooled tiles, a newline for each picture."""
-    made, asked = PROCESSORS[family], request(family, sizes, frames=frames)
-    decoder = LlavaDecoder(copy.deepcopy(MODELS[family]), num_token_ids=len(made.tokenizer))
+    asked, copied = request(family, sizes, frames=frames), draft(family)
     weights = FixedWeights(kind="fixed").build(3)
-    modes = EnsembleProposal(decoder, ("M", "P", "T"), weights, newline_id=made.newline_id)
+    modes = EnsembleProposal(copied.decoder, ("M", "P", "T"), weights, newline_id=copied.newline_id)
     assert len({len(view.request.ids) for view in modes.views(asked)}) == 3
-    plain = generate(target(family), None, asked, greedy(Chain(4))).tokens
-    assert generate(target(family), modes, asked, greedy(Chain(4))).tokens == plain
+    as_plain(target(family), modes, asked, Chain(4), 16)
 
 
 @pytest.mark.parametrize("family", ["llava_next", "llava_onevision"])
 def test_answers_written_together_are_those_written_alone(family):
     asked = [request(family, sizes, frames=frames) for name, sizes, frames in CASES if name == family]
-    asked.append(request(family, []))
-    alone = [generate(target(family), None, one, greedy(Chain(4))).tokens for one in asked]
-    count = len(asked)
-    together = write_answers(target(family).decoder, asked, Warp(), limits=[16] * count, seeds=[0] * count, eos_ids=())
-    assert [written.ids for written in together] == alone
+    check_batches(target(family), [*asked, request(family, [])], 16, eos=())
 
 
 def test_a_target_that_takes_one_tile():
     """`anyres: false`: what a draft with LLaVA-1.5's class and the same weights sees, so that it is accepted whole."""
     flat = model("llava", seed=1)
     flat.load_state_dict({n: w for n, w in MODELS["llava_next"].state_dict().items() if "image_newline" not in n})
-    asked = request("llava_next", [(40, 30), (90, 20)])
-    first = target("llava_next", reads_tiles=False)
-    plain = generate(first, None, asked, greedy(Chain(4))).tokens
-    assert plain != generate(target("llava_next", True), None, asked, greedy(Chain(4))).tokens
-    drafted = generate(first, draft("llava_next", llava=flat), asked, greedy(Chain(4)))
-    assert drafted.tokens == plain
+    asked, first = request("llava_next", [(40, 30), (90, 20)]), target("llava_next", reads_tiles=False)
+    drafted = as_plain(first, draft("llava_next", llava=flat), asked, Chain(4), 16)
+    assert drafted.tokens != generate(target("llava_next", True), None, asked, greedy(Chain(4), 16)).tokens
     assert all(c.num_accepted == c.num_drafted for c in drafted.cycles)
 
 
@@ -129,16 +108,15 @@ def test_a_flat_draft_reads_the_first_tiles_of_a_tiled_target():
     asked, flat = request("llava_next", [(40, 30), (90, 20)]), draft("llava")
     (view,) = flat.views(asked)
     assert [p.num_tokens for p in view.request.pictures] == [9, 9] and len(view.request.pixels) == 2
-    plain = generate(target("llava_next"), None, asked, greedy(Chain(4))).tokens
-    assert generate(target("llava_next"), flat, asked, greedy(Chain(4))).tokens == plain
+    as_plain(target("llava_next"), flat, asked, Chain(4), 16)
 
 
 @pytest.mark.parametrize("family", ["llava_next", "llava_onevision"])
 def test_a_tiled_target_asks_for_tiles(family):
     asked = request(family, [(40, 30)], aspect="pad")
     with pytest.raises(UserError, match=r"reads pictures in tiles[\s\S]*aspect: anyres"):
-        generate(target(family, True), None, asked, greedy(Chain(4)))
-    generate(target(family, False), None, asked, greedy(Chain(4), max_new_tokens=2))
+        generate(target(family, True), None, asked, greedy(Chain(4), 16))
+    generate(target(family, False), None, asked, greedy(Chain(4), 2))
 
 
 def test_placeholders_of_images_and_clips_are_never_said():

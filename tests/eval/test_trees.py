@@ -34,11 +34,12 @@ from draftsmith.eval.rules import Sampling
 from draftsmith.models.decoding.rows import guide
 from draftsmith.models.decoding.tree import ROOT, ancestor_mask
 from draftsmith.models.decoding.warp import Warp
+from exact import Expands, prefixes, told
 from fakes import CannotExpand, GuidedTarget, ReadsFeatures, RowsProposal, Wrapped, no_picture, picture
 from pydantic import TypeAdapter, ValidationError
 from test_contract import compare, decoder, greedy, not_vacuous
 from test_exactness import NoResidual, outcomes
-from tiny import IMAGE_ID, TOKENS, llava, near, proposal, request, target
+from tiny import next_scores, proposal, request, target
 from trees_recorded import leaf_paths, unpadded
 
 VECTORS = Path(__file__).parent / "vectors_trees"
@@ -46,9 +47,8 @@ TOP_K = Draw("top-k")
 
 
 def arrays(name, case):
-    stored = np.load(VECTORS / f"{name}.npz")
-    prefix = f"{case}/"
-    return {key[len(prefix) :]: torch.from_numpy(stored[key]) for key in stored.files if key.startswith(prefix)}
+    stored, prefix = np.load(VECTORS / f"{name}.npz"), f"{case}/"
+    return {key.removeprefix(prefix): torch.from_numpy(stored[key]) for key in stored.files if key.startswith(prefix)}
 
 
 class Recorded:
@@ -169,17 +169,9 @@ def table(seed, vocab, kept):
 
 def grown(policy, q, prefix, max_levels=99):
     """The policy's tree after a prefix, and each row's prefix (the root's first)."""
-    expansions = []
-
-    def expand(parents, tokens):
-        above = [expansions[i] if i != ROOT else prefix for i in parents]
-        expansions.extend((*a, t) for a, t in zip(above, tokens.tolist(), strict=True))
-        return torch.stack([q(s) for s in expansions[len(expansions) - len(parents) :]])
-
+    expand = Expands(q, prefix)
     tree = policy.grow(q(prefix), expand, TOP_K, max_levels=max_levels)
-    rows = [prefix]
-    for parent, token in zip(tree.parents, tree.tokens.tolist(), strict=True):
-        rows.append((*rows[parent + 1], token))
+    rows, expansions = prefixes(tree, prefix), expand.paths
     # A node's expansion is its expansion; a node without one was never expanded.
     assert list(tree.expansions) == [expansions.index(row) if row in expansions else ROOT for row in rows[1:]]
     assert all(q(path[:-1])[path[-1]] > 0 for path in expansions), "nothing impossible is expanded"
@@ -263,7 +255,7 @@ def adt(**given):
     return Adt(settings(**given), grid=2)
 
 
-def continuation(policy, rule, p, q, length, shapes):
+def continuation(policy, rule, p, q, length, shapes, max_levels=99):
     """Distribution of the next `length` tokens over as many cycles as they take, by enumeration."""
     result = defaultdict(float)
 
@@ -271,15 +263,16 @@ def continuation(policy, rule, p, q, length, shapes):
         if len(prefix) > length:
             result[prefix[1 : length + 1]] += weight
             return
-        tree, rows = grown(policy, q, prefix)
-        shapes.add((tree.parents, tree.num_levels))
+        tree, rows = grown(policy, q, prefix, max_levels)
+        shapes.add(tree.parents)
         for tokens, chance in outcomes(rule, tree, torch.stack([p(row) for row in rows])):
             after = copy.deepcopy(policy)
-            after.observe(SimpleNamespace(num_accepted=len(tokens) - 1))
+            after.observe(told(tree, tokens[:-1]))
             go(after, (*prefix, *tokens), weight * chance)
 
     policy.start()
     go(policy, (0,), 1.0)
+    assert sum(result.values()) == pytest.approx(1, abs=1e-9)
     return result
 
 
@@ -298,24 +291,10 @@ def off_target(found, p, vocab, length):
 )  # fmt: skip
 def test_enumerated(policy):
     for seed, kept in ((0, 3), (1, 2)):
-        p, q = table(seed, 3, kept)
-        shapes = set()
-        result = continuation(policy, Sampling(), p, q, 3, shapes)
-        assert sum(result.values()) == pytest.approx(1, abs=1e-9)
-        assert off_target(result, p, 3, 3) < 1e-9
+        (p, q), shapes = table(seed, 3, kept), set()
+        assert off_target(continuation(policy, Sampling(), p, q, 3, shapes), p, 3, 3) < 1e-9
         assert len(shapes) > 1, "the tree's shape changes with what was drafted and accepted"
-        wrong = continuation(policy, NoResidual(), p, q, 3, set())
-        assert off_target(wrong, p, 3, 3) > 0.01
-
-
-@pytest.fixture(scope="module")
-def big():
-    return llava(0)
-
-
-@pytest.fixture(scope="module", name="near")
-def near_draft(big):
-    return near(big)
+        assert off_target(continuation(policy, NoResidual(), p, q, 3, set()), p, 3, 3) > 0.01
 
 
 PRUNING = pytest.mark.parametrize(
@@ -349,11 +328,11 @@ class Checked(Wrapped):
         super().begin(first)
         self.committed = (first,)
 
+    def fresh(self, tokens):
+        return next_scores(self.model, self.request, tokens)
+
     def check(self, q, tokens):
-        ids = torch.cat([self.request.ids, torch.tensor(tokens)])
-        scores = self.model(input_ids=ids[None], pixel_values=self.request.pixels).logits[0, -1]
-        scores[[IMAGE_ID, *range(TOKENS, len(scores))]] = float("-inf")
-        assert torch.allclose(q, self.warp.apply_temperature(scores), atol=1e-4)
+        assert torch.allclose(q, self.warp.apply_temperature(self.fresh(tokens)), atol=1e-4)
         self.checked += 1
 
     def root(self):
@@ -401,12 +380,18 @@ def test_sampling_through_the_loop_repeats(big, near):
 # --- ADT-Tree's rules ---
 
 
+FLAT = torch.ones(50) / 50
+
+
+def flat_levels(parents, tokens):
+    return FLAT.expand(len(parents), -1)
+
+
 def run(policy, accepted):
     """(d, k) of each cycle of one image, for given accepted counts."""
     policy.start()
-    flat = torch.ones(50) / 50
     for count in accepted:
-        policy.grow(flat, lambda parents, tokens: flat.expand(len(parents), -1), TOP_K, max_levels=1)
+        policy.grow(FLAT, flat_levels, TOP_K, max_levels=1)
         policy.observe(SimpleNamespace(num_accepted=count))
     return [(c.depth, c.width) for c in policy.log]
 
@@ -460,12 +445,10 @@ def test_the_papers_alpha_steers_as_the_default_does():
 
 def test_the_planned_depth_is_the_papers_d():
     """Tables I and II: exactly 5.00 for EAGLE-2 with depth 4, however many levels are left after reranking."""
-    flat = torch.full((40,), 1 / 40)
     for policy in (Dynamic(60, 4, 10), Adt(AdtTree(kind="adt", preset="anole"), grid=8)):
-        tree = policy.grow(flat, lambda parents, tokens: flat.expand(len(parents), -1), TOP_K, max_levels=99)
-        assert (tree.planned, tree.num_levels) == (5, 2)
-        cut = policy.grow(flat, lambda parents, tokens: flat.expand(len(parents), -1), TOP_K, max_levels=1)
-        assert (cut.planned, cut.num_levels) == (5, 1)
+        for most, levels in ((99, 2), (1, 1)):
+            tree = policy.grow(FLAT, flat_levels, TOP_K, max_levels=most)
+            assert (tree.planned, tree.num_levels) == (5, levels)
 
 
 @pytest.mark.parametrize(
@@ -518,9 +501,9 @@ def test_a_base_depth_of_1_has_at_most_3_levels():
 def test_a_base_depth_of_2_comes_near_table_5(tau, chance, printed):
     """One chance for every draft, so that tau is the printed one; a picture's regions differ, which deepens trees."""
     policy, generator = Adt(AdtTree(kind="adt", preset="llamagen", fixed_depth=2), grid=4), random.Random(0)
-    flat, levels, emitted = torch.ones(50) / 50, [], []
+    levels, emitted = [], []
     for _ in range(4000):
-        tree = policy.grow(flat, lambda parents, tokens: flat.expand(len(parents), -1), TOP_K, max_levels=1)
+        tree = policy.grow(FLAT, flat_levels, TOP_K, max_levels=1)
         levels.append(tree.planned)
         accepted = 0
         while accepted < tree.planned and generator.random() < chance:
@@ -587,43 +570,39 @@ def test_sections_build_policies():
     assert tree(**llamagen.model_dump()) == llamagen
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"kind": "static", "choices": "mc_sim_7b"}, "did you mean 'mc_sim_7b_63'"),
-        ({"kind": "dynamic", "top_k": 3}, "top_k"),
-        ({"kind": "dynamic", "total": 1}, "total"),
-        ({"kind": "adt"}, "width_step"),
-        ({"kind": "adt", "preset": "emu"}, "preset"),
-        ({"kind": "adt", "preset": "anole", "fixed_width": 25}, "outside width_range"),
-        ({"kind": "adt", "preset": "anole", "depth_range": [3, 4]}, "allows nothing"),
-    ],
-)
+@pytest.mark.parametrize(("given", "message"), [
+    ({"kind": "static", "choices": "mc_sim_7b"}, "did you mean 'mc_sim_7b_63'"),
+    ({"kind": "dynamic", "top_k": 3}, "top_k"),
+    ({"kind": "dynamic", "total": 1}, "total"),
+    ({"kind": "adt"}, "width_step"),
+    ({"kind": "adt", "preset": "emu"}, "preset"),
+    ({"kind": "adt", "preset": "anole", "fixed_width": 25}, "outside width_range"),
+    ({"kind": "adt", "preset": "anole", "depth_range": [3, 4]}, "allows nothing"),
+    *(({"kind": "static", "choices": choices}, "choices are empty") for choices in ([], [[0], [0]], [[]])),
+    ({"kind": "static", "choices": [[0], [1, 0]]}, "no parent"),
+])  # fmt: skip
 def test_bad_sections(given, message):
-    with pytest.raises(ValidationError, match=message):
+    with pytest.raises((ValidationError, UserError), match=message):
         tree(**given)
 
 
-def test_bad_trees_and_combinations():
+def test_bad_combinations():
     with pytest.raises(UserError, match="no grid"):
         tree(kind="adt", preset="anole").build()
-    for choices in ([], [[0], [0]], [[]]):
-        with pytest.raises(UserError, match="choices are empty"):
-            tree(kind="static", choices=choices)
-    with pytest.raises(UserError, match="no parent"):
-        tree(kind="static", choices=[[0], [1, 0]])
     check = lambda **given: check_combination(**({"prunes_by_token": False} | given))  # noqa: E731
     for temperature in (0, 1):
         check(temperature=temperature, draw="top-k", policy="dynamic", prunes_by_token=True, rule="lantern")
     check(temperature=1, draw="sample", policy="static", rule="lantern")
     check(temperature=1, draw="sample", policy="chain", rule="block")
-    with pytest.raises(UserError, match="prunes drawn nodes"):
-        check(temperature=1, draw="sample", policy="dynamic", prunes_by_token=True, rule="lantern")
-    with pytest.raises(UserError, match="block at temperature 0"):
-        check(temperature=0, draw="top-k", policy="chain", rule="block")
-    for wrong in ({"draw": "top-k", "policy": "chain"}, {"draw": "sample", "policy": "static"}):
-        with pytest.raises(UserError, match="one sampled chain"):
-            check(temperature=1, rule="block", **wrong)
+    pruning = {"draw": "sample", "policy": "dynamic", "prunes_by_token": True, "rule": "lantern"}
+    for wrong, why in (
+        ({"temperature": 1} | pruning, "prunes drawn nodes"),
+        ({"temperature": 0, "draw": "top-k", "policy": "chain", "rule": "block"}, "block at temperature 0"),
+        ({"temperature": 1, "draw": "top-k", "policy": "chain", "rule": "block"}, "one sampled chain"),
+        ({"temperature": 1, "draw": "sample", "policy": "static", "rule": "block"}, "one sampled chain"),
+    ):
+        with pytest.raises(UserError, match=why):
+            check(**wrong)
 
 
 def test_sampled_children_follow_from_the_requests_seed():

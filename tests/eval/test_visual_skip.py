@@ -3,21 +3,23 @@
 import itertools
 import statistics
 
+import family_checks as family
 import pytest
 import tiny_gemma
 import tiny_qwen
 import torch
-from draftsmith.core.batch import Request
+from decodings import greedy
 from draftsmith.core.errors import UserError
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Static
-from draftsmith.eval.rules import Greedy, Sampling
+from draftsmith.eval.rules import Sampling
 from draftsmith.models.decoding.tree import no_tree
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.lookup import NgramConfig
 from draftsmith.models.targets.base import Taps
+from exact import accepted_of_drafted, chances, check_drawn
 from test_combinations import TREES, answered, big, drafter_of
-from test_exactness import FORK, chi_square, distributions, outcomes, trees, wanted
+from test_exactness import FORK, distributions, outcomes, trees, wanted
 from tiny import llava, near, proposal, request, target
 
 __all__ = ["answered", "big"]  # pytest looks fixtures up by their names here
@@ -29,31 +31,25 @@ TARGETS = {"llava": lambda: (target(llava(0)), request(3))} | {
 }
 
 
-def greedy(policy, skip, new=7):
-    return Decoding(policy, Greedy(), Draw("top-k"), Warp(), new, (), skip)
-
-
 def looked_at(result):
     return [cycle.visual_attention for cycle in result.cycles]
 
 
 def shares(one, asked, tokens):
     """By the slow way: for each token the whole text before it, its last place in eager attention."""
-    decoder, found = one.decoder, []
+    layer, found = one.decoder.num_layers - 1, []
+    taps = Taps(prefill_attention=(layer,), attention_queries="last")
     for count in range(len(tokens)):
-        ids = torch.cat([asked.ids, torch.tensor(tokens[:count], dtype=torch.int64)])
-        modality = torch.cat([asked.modality, torch.zeros(count, dtype=torch.int8)])
-        layer = decoder.num_layers - 1
-        taps = Taps(prefill_attention=(layer,), attention_queries="last")
-        step = one.prefill(Request(ids, modality, asked.pixels, "", asked.pictures), taps, capacity=1)[1]
-        found.append(float(step.attention[layer][0][:, modality != 0].sum(-1).mean()))
+        whole = family.longer(asked, tokens[:count])
+        step = one.prefill(whole, taps, capacity=1)[1]
+        found.append(float(step.attention[layer][0][:, whole.modality != 0].sum(-1).mean()))
     return found
 
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_the_share_is_that_of_an_eager_pass_over_the_whole_text(name):
     one, asked = TARGETS[name]()
-    result = generate(one, NgramConfig(kind="ngram").drafter(None, one), asked, greedy(Chain(2), NONE))
+    result = generate(one, NgramConfig(kind="ngram").drafter(None, one), asked, greedy(Chain(2), 7, skip=NONE))
     # A cycle knows where its last token came from: token n from the place before it.
     starts = [0, *itertools.accumulate(cycle.num_emitted for cycle in result.cycles)][:-1]
     expected = shares(one, asked, result.tokens)
@@ -67,9 +63,9 @@ def test_greedy_output_is_plain_decoding(answered, name):
     one, asked = answered
     drafter, skipped, drafted = drafter_of(name, one), 0, 0
     for tree, (ask, plain) in zip(TREES, itertools.cycle(asked)):
-        before = generate(one, drafter, ask, greedy(TREES[tree](), NONE))
+        before = generate(one, drafter, ask, greedy(TREES[tree](), 7, skip=NONE))
         middle = statistics.median(looked_at(before))
-        result = generate(one, drafter, ask, greedy(TREES[tree](), middle or ALL))
+        result = generate(one, drafter, ask, greedy(TREES[tree](), 7, skip=middle or ALL))
         assert result.tokens == plain and before.tokens == plain
         for cycle in result.cycles:
             if cycle.visual_attention >= (middle or ALL):
@@ -82,11 +78,11 @@ def test_greedy_output_is_plain_decoding(answered, name):
 
 def test_every_cycle_or_none(big):
     drafter = drafter_of("eagle", big)
-    seeing, blind = (generate(big, drafter, request(1, images), greedy(Chain(3), ALL)) for images in (1, 0))
+    seeing, blind = (generate(big, drafter, request(1, images), greedy(Chain(3), 7, skip=ALL)) for images in (1, 0))
     assert all(cycle.num_nodes == 0 for cycle in seeing.cycles), "each token hangs on the picture a little"
     assert looked_at(blind) == [0.0] * len(blind.cycles), "no picture, nothing to hang on"
     assert any(cycle.num_nodes for cycle in blind.cycles)
-    unwatched = generate(big, drafter, request(1), greedy(Chain(3), None))
+    unwatched = generate(big, drafter, request(1), greedy(Chain(3), 7))
     assert looked_at(unwatched) == [None] * len(unwatched.cycles) and unwatched.tokens == seeing.tokens
 
 
@@ -131,28 +127,15 @@ def test_a_choice_by_what_was_drafted_is_not():
 def test_end_to_end(draw, policy):
     """Three sampled tokens over several cycles against the target's own probabilities, by chi-square."""
     model = llava(0)
-    one, drafter, asked, warp, count = target(model), proposal(near(model)), request(2), Warp(1.0, top_k=2), 150
-    expected, seen_shares = {(): 1.0}, []
-    for _ in range(3):
-        further = {}
-        for tokens, chance in expected.items():
-            ids = torch.cat([asked.ids, torch.tensor(tokens, dtype=torch.int64)])
-            modality = torch.cat([asked.modality, torch.zeros(len(tokens), dtype=torch.int8)])
-            step = one.prefill(Request(ids, modality, asked.pixels), Taps(), capacity=1)[1]
-            further |= {(*tokens, t): chance * float(p) for t, p in enumerate(warp(step.logits[-1])) if p}
-            seen_shares += shares(one, asked, [*tokens, 0])[-1:]
-        expected = further
-    middle = statistics.median(seen_shares)
-    generator, seen, accepted, skipped = torch.Generator().manual_seed(0), dict.fromkeys(expected, 0), 0, 0
-    decoding = Decoding(policy, Sampling(), Draw(draw), warp, 5, (), middle)
-    for _ in range(count):
-        result = generate(one, drafter, asked, decoding, generator)
-        seen[tuple(result.tokens[:3])] += 1
-        accepted += sum(cycle.num_accepted for cycle in result.cycles)
-        skipped += sum(share >= middle for share in looked_at(result))
-    assert accepted > 20 and skipped > 20
-    observed, values = (torch.tensor([*v], dtype=torch.float64) for v in (seen.values(), expected.values()))
-    assert chi_square(observed, count * values) < 1
+    one, drafter, asked, warp = target(model), proposal(near(model)), request(2), Warp(1.0, top_k=2)
+    expected = chances(lambda ids: warp(family.all_logits(one, family.longer(asked, ids))[-1]), 3)
+    before = {ids[:count] for ids in expected for count in range(3)}
+    middle = statistics.median(shares(one, asked, [*ids, 0])[-1] for ids in before)
+    decoding, generator = Decoding(policy, Sampling(), Draw(draw), warp, 5, (), middle), torch.Generator()
+    generator.manual_seed(0)
+    results = check_drawn(expected, lambda: generate(one, drafter, asked, decoding, generator), 150)
+    assert accepted_of_drafted(results)[0] > 20
+    assert sum(share >= middle for result in results for share in looked_at(result)) > 20
 
 
 def test_a_target_without_such_attention_is_refused_by_name():

@@ -87,6 +87,15 @@ def request(seed: int, images: int = 1, words: int = 6, *, sizes: Sizes = Sizes(
     return Request(torch.tensor(ids), torch.tensor(modality, dtype=torch.int8), pixels, f"r{seed}")
 
 
+@torch.no_grad()
+def next_scores(model, asked: Request, ids) -> torch.Tensor:
+    """[V] of the token after the prompt and these ids, by transformers' forward; rows without a token never come."""
+    whole = torch.cat([asked.ids, torch.tensor(ids, dtype=torch.int64)])
+    scores = model(input_ids=whole[None], pixel_values=asked.pixels).logits[0, -1]
+    scores[[IMAGE_ID, *range(num_tokens(model), len(scores))]] = float("-inf")
+    return scores
+
+
 def reference(model, asked: Request, max_new_tokens: int) -> list[int]:
     """Greedy continuation by transformers' own loop, with the same ids kept out."""
     suppress = [IMAGE_ID, *range(num_tokens(model), model.config.text_config.vocab_size)]

@@ -102,16 +102,15 @@ def request(kind: str, images=((4, 6),), clip: tuple[int, int, int] | None = Non
     return Request(torch.tensor(ids), torch.tensor(modality, dtype=torch.int8), pixels, f"r{seed}", tuple(pictures))
 
 
-def batch_of(*asked: Request, image_size: int = 8):
-    """Requests as samples of training, whose last three tokens are supervised."""
-    samples = [
-        Sample(
-            r.ids.tolist(), [n >= len(r.ids) - 3 for n in range(len(r.ids))], r.modality.tolist(), r.pixels, r.name,
-            r.pictures,
-        )
-        for r in asked
-    ]  # fmt: skip
-    return collate(samples, pad_id=0, image_size=image_size)
+def sample_of(asked: Request, last: int = 3, first: bool = False) -> Sample:
+    """A request as a sample of training, whose `last` tokens are supervised, and its first one too if `first`."""
+    ids, start = asked.ids.tolist(), len(asked.ids) - last
+    supervised = [(first and n == 0) or n >= start for n in range(len(ids))]
+    return Sample(ids, supervised, asked.modality.tolist(), asked.pixels, asked.name, asked.pictures)
+
+
+def batch_of(*asked: Request, image_size: int = 8, last: int = 3):
+    return collate([sample_of(one, last) for one in asked], pad_id=0, image_size=image_size)
 
 
 def published(kind: str, asked: Request) -> dict:

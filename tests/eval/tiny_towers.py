@@ -106,13 +106,6 @@ def request(kind: str, tiles=(1,), seed: int = 0, words: int = 5) -> Request:
     return Request(torch.tensor(ids), torch.tensor(modality, dtype=torch.int8), pixels, f"r{seed}", tuple(pictures))
 
 
-def longer(asked: Request, extra) -> Request:
-    """The request with these ids after it."""
-    kinds = torch.cat([asked.modality, torch.zeros(len(extra), dtype=torch.int8)])
-    ids = torch.cat([asked.ids, torch.tensor(extra, dtype=torch.int64)])
-    return Request(ids, kinds, asked.pixels, asked.name, asked.pictures)
-
-
 def published(asked: Request) -> dict:
     """The request as transformers' class takes it."""
     given = {"input_ids": asked.ids[None], "attention_mask": torch.ones_like(asked.ids[None])}

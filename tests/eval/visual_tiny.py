@@ -9,14 +9,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
+from decodings import greedy
 from draftsmith.core.batch import CodeBatch, ImageRequest
 from draftsmith.core.loss import StepLoss
 from draftsmith.core.states import Taps, TargetStates
-from draftsmith.eval.loop import Decoding, generate
-from draftsmith.eval.policies import Chain, Draw
-from draftsmith.eval.rules import Greedy
+from draftsmith.eval.loop import generate
+from draftsmith.eval.policies import Chain
 from draftsmith.models.decoding.rows import Guidance
-from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.dspark import DsparkConfig
 from draftsmith.models.drafters.eagle import EagleConfig
@@ -93,10 +92,6 @@ def request(model: LlamaGen, seed: int = 0) -> ImageRequest:
     generator = torch.Generator().manual_seed(seed)
     count = int(torch.randint(1, config.caption_slots + 1, (), generator=generator))
     return ImageRequest(torch.randn(count, config.caption_dim, generator=generator), name=f"r{seed}")
-
-
-def greedy(policy: object, num_codes: int) -> Decoding:
-    return Decoding(policy, Greedy(), Draw("top-k"), Warp(), num_codes, ())
 
 
 def plain(target: LlamaGenTarget, asked: ImageRequest) -> list[int]:

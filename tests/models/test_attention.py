@@ -8,14 +8,9 @@ from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.head_layer import DecoderLayer, Rotary
 from draftsmith.models.layer import LayerShape
 from draftsmith.models.targets.llamagen.transformer import LlamaGen, LlamaGenConfig
+from tensors import close_by_largest as close
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
-
-
-def close(found, expected):
-    """To 1e-6 of the largest value."""
-    scale = expected.abs().max()
-    torch.testing.assert_close(found / scale, expected / scale, atol=1e-6, rtol=1e-6)
 
 
 @pytest.fixture

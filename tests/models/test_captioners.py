@@ -45,20 +45,20 @@ def tokenizer():
     )  # fmt: skip
 
 
+TOWER = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 32,
+         "patch_size": 16, "initializer_range": 0.5}  # fmt: skip
+
+
 def blip():
     text = {
         "hidden_size": 16, "encoder_hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
         "num_attention_heads": 2, "vocab_size": 30, "bos_token_id": 1, "eos_token_id": 2, "sep_token_id": 2,
         "pad_token_id": 0, "initializer_range": 0.5,
     }  # fmt: skip
-    vision = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
-              "image_size": 32, "patch_size": 16, "initializer_range": 0.5}  # fmt: skip
-    return BlipForConditionalGeneration(BlipConfig(text_config=text, vision_config=vision, image_text_hidden_size=16))
+    return BlipForConditionalGeneration(BlipConfig(text_config=text, vision_config=TOWER, image_text_hidden_size=16))
 
 
 def blip2():
-    vision = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
-              "image_size": 32, "patch_size": 16, "initializer_range": 0.5}  # fmt: skip
     qformer = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
                "encoder_hidden_size": 16, "vocab_size": 30, "initializer_range": 0.5}  # fmt: skip
     text = OPTConfig(
@@ -66,7 +66,7 @@ def blip2():
         bos_token_id=1, eos_token_id=2, pad_token_id=0, init_std=0.5,
     )  # fmt: skip
     config = Blip2Config(
-        vision_config=vision, qformer_config=qformer, text_config=text, num_query_tokens=3, image_token_index=4
+        vision_config=TOWER, qformer_config=qformer, text_config=text, num_query_tokens=3, image_token_index=4
     )
     model = Blip2ForConditionalGeneration(config)
     model.query_tokens.data.normal_()

@@ -17,6 +17,7 @@ from draftsmith.models.formats.source import Target, read_source
 from draftsmith.models.targets.base import language_shape
 from published_tiny import VOCAB, WIDTH, exported, head_folder, target_config, target_folder
 from safetensors.torch import load_file
+from tensors import same_weights
 from torch.nn.functional import linear, silu
 
 ROWS = torch.randn(VOCAB, WIDTH, generator=torch.Generator().manual_seed(9))
@@ -88,9 +89,7 @@ def test_a_dflash_draft_comes_back_bit_for_bit(tmp_path, engine, settings):
     write_folder(tmp_path / "there", *lay_out(engine, source))
     back = import_head("dflash", str(tmp_path / "there"), config.get_text_config(), embedding=None)
     assert back.config == drafter
-    theirs = back.head.state_dict()
-    assert head.state_dict().keys() == theirs.keys()
-    assert all(torch.equal(value, theirs[name]) for name, value in head.state_dict().items())
+    assert same_weights(head, back.head)
 
 
 @pytest.mark.parametrize("family", ["llava", "llama"])
@@ -150,10 +149,8 @@ def test_medusa_heads_of_some_ids_come_back_bit_for_bit(tmp_path):
 
 def medusa_folder(folder, target, family, dtype, **settings):
     """Loud heads, as a stage leaves them."""
-    config, beside = (
-        MedusaConfig(kind="medusa", num_heads=3, num_layers=2, **settings),
-        ShapeAlone(language_shape(target_config(family).get_text_config())),
-    )
+    config = MedusaConfig(kind="medusa", num_heads=3, num_layers=2, **settings)
+    beside = ShapeAlone(language_shape(target_config(family).get_text_config()))
     torch.manual_seed(0)
     head = config.build(beside).to(dtype)
     if head.draft_ids is not None:

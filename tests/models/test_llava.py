@@ -8,10 +8,10 @@ import pytest
 import torch
 from draftsmith.core.batch import Batch
 from draftsmith.core.errors import UserError
-from draftsmith.models.drafters.lvlm import LvlmConfig, build_drafter, load_drafter, save_lvlm
+from draftsmith.models.drafters.lvlm import LvlmConfig, build_drafter, save_lvlm
 from draftsmith.models.drafters.modes import with_shorter_pictures, without_pictures
 from draftsmith.models.families.load import load_target
-from draftsmith.models.parts import PARTS, TokenIds, grow_vocabulary
+from draftsmith.models.parts import PARTS, TokenIds
 from draftsmith.models.targets.base import Taps
 from draftsmith.models.targets.llava.decoder import LlavaDecoder
 from draftsmith.models.targets.llava.model import assemble, llava_config, pool_features, selected_features
@@ -19,7 +19,7 @@ from draftsmith.models.targets.llava.section import LlavaTargetConfig
 from draftsmith.models.targets.llava.training import LlavaTraining
 from tiny import IMAGE_ID, VOCAB, llava, request
 from torch.nn import functional as F
-from transformers import CLIPVisionConfig, CLIPVisionModel, LlamaConfig, LlamaForCausalLM, LlavaForConditionalGeneration
+from transformers import CLIPVisionConfig, LlamaConfig
 
 VECTORS = np.load(Path(__file__).parents[1] / "data" / "vectors" / "lvlm" / "llava_logits.npz", allow_pickle=False)
 
@@ -111,48 +111,6 @@ def test_views_of_a_request():
     assert blind.pixels is None and not blind.modality.any()
     assert pooled.ids.tolist() == [1, 7, IMAGE_ID, IMAGE_ID, *joined.ids[-3:].tolist()]
     assert pooled.pixels is joined.pixels
-
-
-def test_a_vocabulary_grows_near_the_mean():
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=1,
-                                         num_attention_heads=2, vocab_size=40))  # fmt: skip
-    before = model.get_input_embeddings().weight.detach().clone()
-    grow_vocabulary(model, VOCAB, torch.Generator().manual_seed(0))
-    after = model.get_input_embeddings().weight
-    assert torch.equal(after[:40], before)
-    assert after.shape == (VOCAB, 16) and model.lm_head.weight.shape == (VOCAB, 16)
-    gap = (after[40:] - before.mean(0)).norm(dim=1)
-    assert (gap > 0).all() and (gap < 0.1 * before.std() * 4).all()
-
-
-def test_a_draft_from_published_halves(tmp_path):
-    """Weights come over from directories; the vocabulary becomes the target's; plain transformers loads the result."""
-    torch.manual_seed(3)
-    text = LlamaConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=40)
-    language = LlamaForCausalLM(text)
-    language.save_pretrained(tmp_path / "language")
-    target = llava(0)
-    tower = CLIPVisionModel(target.config.vision_config)
-    tower.save_pretrained(tmp_path / "tower")
-    config = LvlmConfig(
-        kind="lvlm", language_model=str(tmp_path / "language"), vision_tower=str(tmp_path / "tower")
-    )  # fmt: skip
-    draft = build_drafter(config, target, TokenIds(VOCAB, IMAGE_ID, 1, 2, 3), seed=0)
-    assert draft.config.text_config.vocab_size == VOCAB
-    ours = draft.model.language_model.embed_tokens.weight
-    assert torch.equal(ours[:40], language.get_input_embeddings().weight)
-    copied = draft.model.vision_tower.state_dict()
-    assert all(torch.equal(copied[name], value) for name, value in tower.state_dict().items())
-    save_lvlm(draft, tmp_path / "draft", {"tokenizer_hash": "h"})
-    again = LlavaForConditionalGeneration.from_pretrained(tmp_path / "draft")
-    asked = request(1, 1)
-    with torch.no_grad():
-        pair = [m.eval()(input_ids=asked.ids[None], pixel_values=asked.pixels).logits for m in (draft, again)]
-    assert torch.equal(*pair)
-    load_drafter(tmp_path / "draft", tokenizer_hash="h", dtype=torch.float32)
-    with pytest.raises(UserError, match="another tokenizer"):
-        load_drafter(tmp_path / "draft", tokenizer_hash="other", dtype=torch.float32)
 
 
 def test_a_tower_of_another_resolution_is_refused():

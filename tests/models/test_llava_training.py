@@ -17,6 +17,7 @@ from draftsmith.models.parts import PARTS, TokenIds, grow_vocabulary
 from draftsmith.models.targets.llava.model import assemble, llava_config
 from draftsmith.models.targets.llava.training import LlavaTraining
 from PIL import Image
+from tensors import same_weights
 from tiled import pixels
 from transformers import (
     AutoProcessor,
@@ -174,8 +175,7 @@ def test_tied_embeddings_stay_one_and_untied_two(processor, tmp_path, tie):
     save_lvlm(model, tmp_path / "saved", {})
     loaded = LlavaForConditionalGeneration.from_pretrained(tmp_path / "saved")
     assert (loaded.get_input_embeddings().weight is loaded.get_output_embeddings().weight) == tie
-    for name, value in model.state_dict().items():
-        assert torch.equal(loaded.state_dict()[name], value), name
+    assert same_weights(loaded, model)
 
 
 @pytest.mark.parametrize("tie", [False, True])
@@ -257,11 +257,8 @@ def sources(tmp_path_factory) -> dict[str, Path]:
 @pytest.mark.parametrize("tower", ["vision", "clip", "target"])
 def test_a_draft_is_assembled_from_directories(processor, sources, tower):
     target = tiny(processor)
-    config = LvlmConfig(
-        kind="lvlm",
-        language_model=str(sources["llama"]),
-        vision_tower="target" if tower == "target" else str(sources[tower]),
-    )
+    vision = "target" if tower == "target" else str(sources[tower])
+    config = LvlmConfig(kind="lvlm", language_model=str(sources["llama"]), vision_tower=vision)
     draft = build_drafter(config, target, token_ids(processor), seed=9)
     language = LlamaForCausalLM.from_pretrained(sources["llama"])
     for name, value in language.model.state_dict().items():
@@ -272,6 +269,8 @@ def test_a_draft_is_assembled_from_directories(processor, sources, tower):
     same = {"vision": CLIPVisionModel, "clip": CLIPModel}
     source = same[tower].from_pretrained(sources[tower]) if tower != "target" else target.model.vision_tower
     pictures = torch.randn(2, 3, 24, 24, generator=torch.Generator().manual_seed(0))
+    if tower == "vision":
+        assert same_weights(draft.model.vision_tower, source)
     source = getattr(source, "vision_model", source)
     with torch.no_grad():
         expected = source(pictures, output_hidden_states=True).hidden_states[-2][:, 1:]

@@ -12,19 +12,19 @@ from draftsmith.models.drafters.distillation import DistillObjective, DistillTra
 from draftsmith.models.families.table import training_of
 from draftsmith.models.packed_row import PackedRow
 from heads_tiny import SETTINGS, built, case_for, tables
+from live_tensors import Watched
 from tiled import model as tiled_model
 from tiled import request as tiled_request
 from tiny import IMAGE_ID, TOKENS, VOCAB, llava, target
 from tiny_qwen import model as qwen_model
 from tiny_qwen import request as qwen_request
+from tiny_qwen import sample_of
 from tiny_qwen import target as qwen_target
 from tiny_towers import model as tower_model
 from tiny_towers import request as tower_request
 from tiny_towers import target as tower_target
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from training import Samples
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -35,13 +35,7 @@ PARTS = ("vision_tower", "projector", "language_model")
 
 def of_requests(*asked) -> list[Sample]:
     """The first token of each sample is supervised, too: a label without anything before it is none."""
-    return [
-        Sample(
-            r.ids.tolist(), [n == 0 or n >= len(r.ids) - 4 for n in range(len(r.ids))], r.modality.tolist(), r.pixels,
-            r.name, r.pictures,
-        )
-        for r in asked
-    ]  # fmt: skip
+    return [sample_of(one, last=4, first=True) for one in asked]
 
 
 def samples(family: str) -> list[Sample]:
@@ -151,18 +145,11 @@ def test_packed_heads_learn_what_padded_ones_do(name):
     compare(module, batch, replace(states, feature=states.feature.double(), layers=layers))
 
 
-class Square(TorchDispatchMode):
-    """How many tensors are made whose last two dimensions have this size."""
-
-    def __init__(self, size):
-        super().__init__()
-        self.size, self.found = size, 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        made = func(*args, **kwargs or {})
-        shapes = [part.shape for part in tree_leaves(made) if isinstance(part, torch.Tensor)]
-        self.found += sum(tuple(shape[-2:]) == (self.size, self.size) for shape in shapes)
-        return made
+def squares(size: int) -> Watched:
+    """Keeps tensors that have this size in their last two dimensions in `.found`."""
+    watched = Watched(lambda _, made: watched.found.extend(t for t in made if tuple(t.shape[-2:]) == (size, size)))
+    watched.found = []
+    return watched
 
 
 @pytest.mark.parametrize("name", ["sparrow", "msd", "eagle3", "eagle3-read"])
@@ -171,9 +158,9 @@ def test_packed_heads_make_no_mask_of_the_row(name):
     batch, states = case_for(config, made)
     assert len({*map(int, batch.attention_mask.sum(1))}) > 1
     entries = int(module.fill(batch, states)[0].layout.on_host("real").sum())
-    with Square(entries) as square:
+    with squares(entries) as square:
         module.train()(replace(batch, packed=True), states).loss_sum.backward()
-    assert square.found == 0
+    assert not square.found
 
 
 @pytest.mark.parametrize("family", ["llava", "llama", "qwen2_5_vl", "qwen3_vl", "internvl"])
@@ -182,12 +169,12 @@ def test_packed_models_make_no_mask_of_the_row(family):
     llm = model(family)
     module = training_of(llm, PARTS if family != "llama" else PARTS[2:], gradient_checkpointing=True).train()
     batch = replace(collate(samples(family), pad_id=3, image_size=16), packed=True)
-    with Square(int(batch.attention_mask.sum())) as square:
+    with squares(int(batch.attention_mask.sum())) as square:
         module(batch, None).loss_sum.backward()
         if family != "llama":
             made = (qwen_target if family in QWEN else tower_target if family in TOWERS else target)(llm.eval())
             made.states(batch, Taps(feature=True, text_layers=(1,)))
-    assert square.found == 0
+    assert not square.found
 
 
 @pytest.mark.parametrize("bounds", [(0, 1, 20, 33), (0, 33)])
@@ -210,23 +197,12 @@ def test_a_gpu_attends_to_all_samples_in_one_launch(monkeypatch, width, capabili
     Wide heads and older GPUs have no such launch: sample by sample.
     """
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
-    with FakeTensorMode(), torch.no_grad(), Calls() as calls:
+    names = []
+    with FakeTensorMode(), torch.no_grad(), Watched(lambda func, _: names.append(str(func))):
         q, k, v = (torch.empty(1, heads, 33, width, dtype=torch.bfloat16, device="cuda") for heads in (4, 2, 2))
         mixed = attend_samples(q, k, v, (0, 1, 20, 33))
     assert mixed.shape == q.shape and mixed.dtype == q.dtype and mixed.device.type == "cuda"
-    assert calls.names.count("aten._flash_attention_forward.default") == launches
-
-
-class Calls(TorchDispatchMode):
-    """Names of operations."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.append(str(func))
-        return func(*args, **kwargs or {})
+    assert names.count("aten._flash_attention_forward.default") == launches
 
 
 def test_a_row_and_its_batch():

@@ -81,6 +81,14 @@ DOORS = {
 }  # fmt: skip
 
 
+# What the message says of an archive and of a pickle, where it is not the same everywhere.
+SAID = {
+    "VQ-GAN": (r"asks for more than tensors(.|\n)*safetensors", "cannot be read"),
+    "LlamaGen's transformer": ("could run code", "cannot be read"),
+    "published head": ("unreadable weights",) * 2,
+}
+
+
 @pytest.mark.parametrize("is_archive", [True, False], ids=["torch.save", "pickle"])
 @pytest.mark.parametrize("name", DOORS)
 def test_a_crafted_pickle_is_refused_and_runs_nothing(tmp_path, name, is_archive):
@@ -96,7 +104,7 @@ def test_a_crafted_pickle_is_refused_and_runs_nothing(tmp_path, name, is_archive
         path.write_bytes(pickle.dumps(crafted, protocol=2))
         pickle.loads(path.read_bytes())
     sprung.rmdir()  # it would have worked
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError, match=SAID.get(name, (None, None))[not is_archive]) as refused:
         read(tmp_path)
     assert not sprung.exists()
     assert str(tmp_path) in str(refused.value) and refused.value.hint

@@ -188,16 +188,13 @@ def test_a_draft_as_it_was_trained_is_served_with_patches(target, tmp_path, read
     assert all(torch.equal(value, own[name]) for name, value in back.state_dict().items())
 
 
-@pytest.mark.parametrize(
-    ("settings", "trained", "words"),
-    [
-        ({"mode": "MT"}, (), r"drafts as an ensemble \(M, T\)"),
-        ({"mode": "P"}, (), "in mode P it is shown something else"),
-        ({"first_token": False}, (), "was trained without a prompt's first token"),
-        ({"vision_feature_layer": -1}, (), "its vision_feature_layer is -1, and the target's -2"),
-        ({}, ("model.vision_tower.embeddings.patch_embedding.weight",), r"1 of its tower's \d+ tensors are not"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "trained", "words"), [
+    ({"mode": "MT"}, (), r"drafts as an ensemble \(M, T\)"),
+    ({"mode": "P"}, (), "in mode P it is shown something else"),
+    ({"first_token": False}, (), "was trained without a prompt's first token"),
+    ({"vision_feature_layer": -1}, (), "its vision_feature_layer is -1, and the target's -2"),
+    ({}, ("model.vision_tower.embeddings.patch_embedding.weight",), r"1 of its tower's \d+ tensors are not"),
+])  # fmt: skip
 def test_a_draft_that_no_patch_serves_is_refused_with_every_reason(target, tmp_path, settings, trained, words):
     _, folder, _ = as_trained(target, tmp_path, trained, **settings)
     with pytest.raises(UserError, match=rf"not even with patches:\n  - (.|\n)*{words}(.|\n)*our own loop"):

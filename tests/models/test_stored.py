@@ -65,14 +65,11 @@ def test_what_is_spelt_out_was_never_stored():
     assert resolved_dtype(auto(), None, GPU, key="target") == "float32"
 
 
-@pytest.mark.parametrize(
-    ("parts", "config", "problem"),
-    [
-        ([(FP8, 9), (BF16, 4)], {}, "most parameters are stored in F8_E4M3"),
-        ([(torch.int32, 9), (FP16, 4)], {}, "most parameters are stored in I32"),
-        ([(BF16, 4)], {"quantization_config": {"bits": 4}}, "the weights are quantised"),
-    ],
-)
+@pytest.mark.parametrize(("parts", "config", "problem"), [
+    ([(FP8, 9), (BF16, 4)], {}, "most parameters are stored in F8_E4M3"),
+    ([(torch.int32, 9), (FP16, 4)], {}, "most parameters are stored in I32"),
+    ([(BF16, 4)], {"quantization_config": {"bits": 4}}, "the weights are quantised"),
+])  # fmt: skip
 def test_quantised_weights_want_a_type_to_compute_in(tmp_path, parts, config, problem):
     folder = weights(tmp_path, *parts, config=config)
     with pytest.raises(UserError, match=f"drafter.model.dtype is auto.*{problem}") as error:
@@ -88,16 +85,13 @@ def test_a_gpu_without_bfloat16_is_not_given_it(tmp_path, monkeypatch):
     assert resolved_dtype(auto(), weights(tmp_path / "b", (FP16, 4)), GPU, key="target") == "float16"
 
 
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        ({"torch_dtype": "float16"}, "float16"),
-        ({"dtype": "torch.bfloat16"}, "bfloat16"),
-        ({"text_config": {"dtype": "bfloat16"}}, "bfloat16"),
-        ({"text_config": {}}, None),
-        ({"dtype": "float8_e4m3fn"}, None),
-    ],
-)
+@pytest.mark.parametrize(("config", "expected"), [
+    ({"torch_dtype": "float16"}, "float16"),
+    ({"dtype": "torch.bfloat16"}, "bfloat16"),
+    ({"text_config": {"dtype": "bfloat16"}}, "bfloat16"),
+    ({"text_config": {}}, None),
+    ({"dtype": "float8_e4m3fn"}, None),
+])  # fmt: skip
 def test_pickles_and_hub_ids_are_what_their_config_says(tmp_path, monkeypatch, config, expected):
     (tmp_path / "config.json").write_text(json.dumps(config))
     fetched = []

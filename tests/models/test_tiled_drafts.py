@@ -32,6 +32,7 @@ from draftsmith.models.targets.llava.decoder import LlavaDecoder
 from draftsmith.models.targets.llava.section import LlavaTarget, LlavaTargetConfig
 from draftsmith.models.targets.llava.training import LlavaTraining
 from pydantic import ValidationError
+from tensors import learn
 from tiled import VOCAB, look, model, processor, request, token_ids
 from transformers import (
     LlamaConfig,
@@ -174,14 +175,7 @@ def test_a_newline_draft_learns_on_tiles():
     positions = torch.arange(ids.shape[1]).expand(1, *ids.shape)
     batch = Batch(ids, torch.ones_like(supervised), supervised, modality, positions, pixels, ("a",), pictures=pictures)
     before = draft.model.image_newline.detach().clone()
-    optimizer = torch.optim.Adam([p for named in training.parts().values() for _, p in named], lr=1e-2)
-    losses = []
-    for _ in range(20):
-        optimizer.zero_grad()
-        loss = training(batch).loss_sum
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
+    losses = learn(training, batch, None, steps=20, lr=1e-2)
     assert losses[-1] < 0.5 * losses[0]
     assert not torch.equal(draft.model.image_newline, before)
 

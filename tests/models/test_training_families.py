@@ -3,13 +3,12 @@
 import pytest
 import tiny_qwen
 import torch
+from decodings import greedy
 from draftsmith.core.batch import Request
 from draftsmith.core.errors import UserError
 from draftsmith.core.states import Taps, feature_places
-from draftsmith.eval.loop import Decoding, generate
-from draftsmith.eval.policies import Chain, Draw
-from draftsmith.eval.rules import Greedy
-from draftsmith.models.decoding.warp import Warp
+from draftsmith.eval.loop import generate
+from draftsmith.eval.policies import Chain
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.families.load import build_target, load_target
 from draftsmith.models.families.table import training_of
@@ -118,13 +117,12 @@ def test_a_target_of_text(tmp_path):
     with torch.no_grad():
         torch.testing.assert_close(module.hidden_states(batch)[kept], states.feature[kept], atol=1e-5, rtol=0)
     draft = IndependentProposal(LlavaDecoder(made, num_token_ids=TOKENS), "M", newline_id=5)
-    decoding = Decoding(Chain(3), Greedy(), Draw("top-k"), Warp(), 12, (EOS,))
     for one in asked:
         expected = made.generate(
             one.ids[None], max_new_tokens=12, do_sample=False, suppress_tokens=[*range(TOKENS, VOCAB)],
             eos_token_id=EOS, pad_token_id=0, attention_mask=torch.ones_like(one.ids[None]),
         )[0, len(one.ids) :].tolist()  # fmt: skip
-        drafted = generate(own, draft, one, decoding)
+        drafted = generate(own, draft, one, greedy(Chain(3), 12, (EOS,)))
         assert drafted.tokens == expected
         assert all(c.num_accepted == c.num_drafted for c in drafted.cycles[:-1])
     with pytest.raises(UserError, match="a model of text alone"):

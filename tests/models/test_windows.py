@@ -12,6 +12,7 @@ from draftsmith.models.families.table import training_of
 from draftsmith.models.targets.qwen import model as qwen
 from draftsmith.models.targets.qwen.model import see_patches
 from draftsmith.models.targets.qwen.windows import WINDOWS, attend_in_windows, use_windows
+from tensors import close_by_largest as close
 from torch.nn import functional as F
 
 PARTS = ("vision_tower", "projector", "language_model")
@@ -22,12 +23,6 @@ PICTURES = {
     "uneven": [PatchGrid(1, 10, 6), PatchGrid(1, 4, 14), PatchGrid(1, 10, 6)],
     "clip": [PatchGrid(3, 8, 6, seconds=0.5)],
 }
-
-
-def close(found, expected, tolerance=1e-6):
-    """To this share of the largest value."""
-    scale = expected.abs().max().clamp(min=1e-30)
-    torch.testing.assert_close(found / scale, expected / scale, atol=tolerance, rtol=tolerance)
 
 
 @pytest.fixture

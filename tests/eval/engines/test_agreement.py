@@ -76,14 +76,11 @@ AT_ONCE, CUT = replace(GOOD, group=TOGETHER), replace(GOOD, group=PIECES)
 WRONG_CUT = replace(CUT, equal=90)
 
 
-@pytest.mark.parametrize(
-    ("cells", "kind", "words"),
-    [
-        ([GOOD, AT_ONCE, WRONG_CUT], "eagle", "last state of each piece"),
-        ([GOOD, AT_ONCE, WRONG_CUT], "dflash", "reads a prompt's later pieces otherwise"),
-        ([GOOD, replace(AT_ONCE, equal=90), CUT], "eagle", "mixes up requests"),
-    ],
-)
+@pytest.mark.parametrize(("cells", "kind", "words"), [
+    ([GOOD, AT_ONCE, WRONG_CUT], "eagle", "last state of each piece"),
+    ([GOOD, AT_ONCE, WRONG_CUT], "dflash", "reads a prompt's later pieces otherwise"),
+    ([GOOD, replace(AT_ONCE, equal=90), CUT], "eagle", "mixes up requests"),
+])  # fmt: skip
 def test_what_only_batches_or_pieces_show(cells, kind, words):
     ((_, hint),) = found(*cells, kind=kind)
     assert words in hint

@@ -16,7 +16,6 @@ from draftsmith.models.drafters.manifest import MANIFEST
 from draftsmith.models.formats import export_drafter
 from draftsmith.models.formats.plugin import PATCHES
 from served_heads import save_draft, save_drawn, save_itself
-from served_pair import build
 
 pytestmark = [
     pytest.mark.slow,
@@ -31,13 +30,6 @@ OTHERWISE = {
     "sparrow": {"vata": False, "ivsb": False, "train_visual_share": 1.0},
     "vispec": {"vata": True},
 }
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pair")
-    build(folder, steps=2, rows=4)
-    return folder / "target"
 
 
 @pytest.fixture(autouse=True)
@@ -94,13 +86,10 @@ def test_every_chain_is_as_here(target, tmp_path, monkeypatch, case):
     assert cells["text"].good and not cells["one picture"].good and not cells["two pictures"].good and found.faults
 
 
-@pytest.mark.parametrize(
-    ("engine", "on", "words"),
-    [
-        ({}, "0", rf"patches of vLLM, which are off: serve it with {PATCHES}=1"),
-        ({"enable_prefix_caching": True}, "1", "serve it with --no-enable-prefix-caching"),
-    ],
-)
+@pytest.mark.parametrize(("engine", "on", "words"), [
+    ({}, "0", rf"patches of vLLM, which are off: serve it with {PATCHES}=1"),
+    ({"enable_prefix_caching": True}, "1", "serve it with --no-enable-prefix-caching"),
+])  # fmt: skip
 def test_vllm_itself_refuses_what_it_would_serve_wrongly(target, tmp_path, monkeypatch, engine, on, words):
     folder = exported("T", target, tmp_path)
     monkeypatch.setenv(PATCHES, on)

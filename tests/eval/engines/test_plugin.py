@@ -15,7 +15,6 @@ from draftsmith.eval.engines.program import PYTHON, find_python, run_program
 from draftsmith.models.drafters.manifest import MANIFEST
 from draftsmith.models.formats import export_drafter
 from served_heads import save_draft, save_drawn
-from served_pair import build
 
 pytestmark = [
     pytest.mark.slow,
@@ -23,13 +22,6 @@ pytestmark = [
 ]
 DRAWN = Path(__file__).with_name("drawn_program.py")
 _REPAIRS = "DRAFTSMITH_VLLM_REPAIRS"
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pair")
-    build(folder, steps=2, rows=4)
-    return folder / "target"
 
 
 def verified(folder, tmp_path):

@@ -14,16 +14,8 @@ from draftsmith.models.targets.causal.section import CausalTarget
 from draftsmith.models.targets.llava.section import LlavaTarget
 from draftsmith.recipes.commands.cli import main
 from served_heads import save_draft, save_drawn
-from served_pair import build
 
 TOKENS = 8
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pair")
-    build(folder, steps=2, rows=4)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+import visual_tiny as generators
 from draftsmith.core.batch import ImageRequest
 from draftsmith.core.errors import UserError
 from draftsmith.data.shards.codes import ShardData, ShardSamples
@@ -25,44 +26,13 @@ from draftsmith.models.decoding.neighbours import load_neighbours
 from draftsmith.models.decoding.rows import Guidance
 from draftsmith.models.decoding.warp import Distributions, Warp
 from draftsmith.models.drafters.eagle import EagleConfig
-from draftsmith.models.targets.anole.target import AnoleTarget
 from draftsmith.models.targets.llamagen.target import LlamaGenTarget
-from draftsmith.models.targets.llamagen.transformer import LlamaGen, LlamaGenConfig
-from transformers import ChameleonConfig, ChameleonForConditionalGeneration
 
 from ..rows import a_row
 
-GRID, CODES, FEATURES = 4, 24, 8
+GRID, CODES = 4, 24
 CELLS = GRID * GRID
 EAGLE = EagleConfig(kind="eagle")
-
-
-def llamagen(condition: str = "text", guidance: Guidance | None = None) -> LlamaGenTarget:
-    config = LlamaGenConfig(
-        num_layers=2, num_heads=2, dim=32, ffn_hidden=48, vocab_size=CODES, grid=GRID, condition=condition,
-        num_classes=5, caption_dim=FEATURES, caption_slots=6, init_std=0.25, dropout=0.0,
-    )  # fmt: skip
-    model = LlamaGen(config)
-    model.reset_parameters(torch.Generator().manual_seed(0))
-    torch.nn.init.normal_(model.output.weight, std=0.3, generator=torch.Generator().manual_seed(1))
-    return LlamaGenTarget(model, guidance or Guidance(3.0, interval=6))
-
-
-def anole() -> AnoleTarget:
-    """Its head hides the padding that guidance brings, and codes are not tokens."""
-    names = {f"IMGIMG{''.join('ABCDEFGHIJ'[int(d)] for d in str(c))}Z": c + 4 for c in range(CODES)}
-    after = CODES + 4
-    markers = {"<eoss>": after, "<racm3:break>": after + 1, "<reserved08706>": after + 2, "<image>": after + 3}
-    torch.manual_seed(0)
-    vq = {"base_channels": 32, "channel_multiplier": [1, 1], "num_res_blocks": 1, "latent_channels": 8, "embed_dim": 4,
-          "num_embeddings": CODES, "resolution": 8, "attn_resolutions": []}  # fmt: skip
-    config = ChameleonConfig(
-        vocab_size=after + 14, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, max_position_embeddings=64, vq_config=vq, initializer_range=0.25, pad_token_id=1,
-        vocabulary_map={"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, **names, **markers},
-    )  # fmt: skip
-    model = ChameleonForConditionalGeneration(config).eval()
-    return AnoleTarget(model, guidance=Guidance(3.0), num_image_tokens=CELLS)
 
 
 def head_of(target):
@@ -74,11 +44,13 @@ def head_of(target):
     return head
 
 
+TEXT = generators.llamagen("text", loud=0.1)
 TARGETS = {
-    "text": lambda: (llamagen(), torch.randn(4, FEATURES, generator=torch.Generator().manual_seed(3))),
-    "class": lambda: (llamagen("class"), torch.tensor(3)),
-    "one row": lambda: (llamagen(guidance=Guidance(1.0)), torch.randn(2, FEATURES)),
-    "anole": lambda: (anole(), torch.tensor([CODES + 9, CODES + 10, CODES + 12])),
+    "text": lambda: (generators.target(TEXT, 3.0, 6), torch.randn(4, 12, generator=torch.Generator().manual_seed(3))),
+    "class": lambda: (generators.target(generators.llamagen("class", loud=0.1), 3.0, 6), torch.tensor(3)),
+    "one row": lambda: (generators.target(TEXT), torch.randn(2, 12)),
+    # Its head hides the padding that guidance brings, and codes are not tokens.
+    "anole": lambda: (generators.anole(), torch.tensor([25, 26, 28])),
 }
 
 

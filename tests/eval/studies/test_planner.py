@@ -27,7 +27,7 @@ from draftsmith.eval.studies.planner import (
 )
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.trainers.evaluate.probes import planned
-from rows import a_row
+from rows import a_row, empty_row
 from test_end_token import ends_inside, greedy
 from tiny import llava, near, proposal, request, self_draft, target
 
@@ -114,9 +114,8 @@ def test_rates_by_rank(watched):
     places = [place for request_places in watched[0].requests for place in request_places]
     rates = rates_by_rank(places, levels=3, width=3)
     roots = [place for place in places if place.depth == 0 and place.children == 3]
-    assert rates[0][0] == pytest.approx(
-        sum(p.accepted == 0 for p in places if p.depth == 0) / sum(p.depth == 0 for p in places)
-    )
+    firsts = [place for place in places if place.depth == 0]
+    assert rates[0][0] == pytest.approx(sum(place.accepted == 0 for place in firsts) / len(firsts))
     assert rates[0][2] == pytest.approx(sum(p.accepted == 2 for p in roots) / len(roots))
     assert rates[1][2] is None and rates[2] == [None] * 3, "never offered"
 
@@ -136,8 +135,7 @@ def test_bins_and_lags(tmp_path):
     assert (tmp_path / "bins.png").stat().st_size > 1000 and (tmp_path / "lags.png").stat().st_size > 1000
 
 
-NO_TIMES = dict.fromkeys(("plain_cycle_s", "draft_s", "draft_cycle_s", "verify_s", "rule_s", "cycle_s"), 0.0)
-NO_CYCLE = a_row(request="r0", total_s=0.1, plain_total_s=0.1, accepted=(), stop="eos", **NO_TIMES)
+NO_CYCLE = empty_row(stop="eos")
 
 
 def test_nothing_is_planned_of_nothing():

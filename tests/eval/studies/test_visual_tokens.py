@@ -7,11 +7,11 @@ import pytest
 import tiny
 import tiny_qwen
 import torch
+from decodings import greedy
 from draftsmith.core.batch import IMAGE, TEXT
 from draftsmith.core.errors import UserError
 from draftsmith.eval.loop import Decoding, generate
-from draftsmith.eval.policies import Chain, Draw
-from draftsmith.eval.rules import RULES
+from draftsmith.eval.policies import Chain
 from draftsmith.eval.studies import visual_tokens as analysis
 from draftsmith.eval.studies.visual_tokens import Question, attention_shares, importance, kinds_of, retention
 from draftsmith.models.decoding.cache import Cache
@@ -21,6 +21,7 @@ from draftsmith.models.decoding.tree import chain
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.targets.base import Taps
+from family_checks import longer
 from test_head_decoding import loud_head, settings_of
 
 LAYERS = 3
@@ -32,7 +33,7 @@ def target():
 
 
 def plain(length: int) -> Decoding:
-    return Decoding(Chain(1), RULES["greedy"], Draw("top-k"), Warp(0.0), length, (tiny.EOS,))
+    return greedy(Chain(1), length, (tiny.EOS,))
 
 
 def prompt_states(target, request):
@@ -94,16 +95,13 @@ def test_what_is_decoded_behind_the_prompt_does_not_see_them_either(target):
     """A chain after the prompt, against the same tokens as part of it."""
     request, places = tiny.request(3), tiny.request(3).modality != TEXT
     root, drafted = 11, [12, 13]
-    longer = replace(
-        request,
-        ids=torch.cat([request.ids, torch.tensor([root, *drafted])]),
-        modality=torch.cat([request.modality, torch.zeros(3, dtype=torch.int8)]),
-    )
     for layer in (0, 1):
         with unseen_from(target.decoder, places, layer):
             session, _ = target.prefill(request, Taps(), capacity=8)
             step = target.verify(session, root, chain(torch.tensor(drafted)))
-        torch.testing.assert_close(step.logits[-1], by_hand(target, longer, layer), atol=2e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            step.logits[-1], by_hand(target, longer(request, [root, *drafted]), layer), atol=2e-5, rtol=1e-5
+        )
 
 
 def test_afterwards_everything_is_seen_again(target):

@@ -13,25 +13,10 @@ from heads_tiny import config_of, text_config
 from pydantic import TypeAdapter, ValidationError
 from visual_tiny import llamagen, target
 
-LVLM = {"kind": "lvlm", "path": "somewhere"}
-SECTIONS = {
-    "lvlm": LVLM,
-    "eagle": {"kind": "eagle"},
-    "eagle3": {"kind": "eagle3"},
-    "sparrow": {"kind": "sparrow"},
-    "msd": {"kind": "msd"},
-    "vispec": {"kind": "vispec"},
-    "hivis": {"kind": "hivis"},
-    "medusa": {"kind": "medusa"},
-    "dflash": {"kind": "dflash"},
-    "dspark": {"kind": "dspark"},
-    "dflash2": {"kind": "dflash2"},
-    "peagle": {"kind": "peagle"},
-    "mtp": {"kind": "mtp"},
-    "pruned": {"kind": "pruned"},
-    "ngram": {"kind": "ngram"},
-    "suffix": {"kind": "suffix"},
-    "jacobi": {"kind": "jacobi"},
+ALONE = ("eagle", "eagle3", "sparrow", "msd", "vispec", "hivis", "medusa", "dflash", "dspark", "dflash2", "peagle",
+         "mtp", "pruned", "ngram", "suffix", "jacobi")  # fmt: skip
+SECTIONS = {kind: {"kind": kind} for kind in ALONE} | {
+    "lvlm": {"kind": "lvlm", "path": "somewhere"},
     "llamagen": {"kind": "llamagen", "path": "somewhere", "size": "B"},
     "ensemble": {"kind": "ensemble", "members": ["a", "b"]},
 }
@@ -39,15 +24,10 @@ SECTIONS = {
 CHANGES = {
     "lvlm": {"mode": "MT"},
     "eagle": {"vata": True, "positions": "compact"},
-    "eagle3": {"vata": True},
     "sparrow": {"vata": False, "positions": "flat", "visual_share": 0.5, "share_by": "text", "share_layer": 1},
-    "msd": {"vata": True},
-    "vispec": {"vata": True},
     "hivis": {"positions": "flat"},
-    "peagle": {"vata": True},
-    "dflash": {"positions": "compact", "vata": True},
-    "dspark": {"positions": "compact", "vata": True},
-    "dflash2": {"positions": "compact", "vata": True},
+    **{kind: {"vata": True} for kind in ("eagle3", "msd", "vispec", "peagle")},
+    **{kind: {"positions": "compact", "vata": True} for kind in ("dflash", "dspark", "dflash2")},
     "pruned": {"ratio": 0.5, "attention_share": 0.2, "positions": "target"},
     "llamagen": {"cfg_scale": 3.0},
 }
@@ -83,17 +63,14 @@ def test_decoding_changes_what_decoding_alone_reads(kind):
     assert before == section(kind), "the trained section stays as it was"
 
 
-@pytest.mark.parametrize(
-    ("kind", "settings", "says"),
-    [
-        ("sparrow", {"visual_shares": 0.5}, "did you mean 'visual_share'"),
-        ("sparrow", {"ivsb": False}, "ivsb is no decoding setting of this drafter"),
-        ("hivis", {"vata": True}, "kind hivis has positions"),
-        ("medusa", {"num_heads": 2}, "kind medusa has none"),
-        ("lvlm", {"modes": "T"}, "did you mean 'mode'"),
-        ("ensemble", {"weights": {"kind": "grid"}}, "weights is no decoding setting"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "settings", "says"), [
+    ("sparrow", {"visual_shares": 0.5}, "did you mean 'visual_share'"),
+    ("sparrow", {"ivsb": False}, "ivsb is no decoding setting of this drafter"),
+    ("hivis", {"vata": True}, "kind hivis has positions"),
+    ("medusa", {"num_heads": 2}, "kind medusa has none"),
+    ("lvlm", {"modes": "T"}, "did you mean 'mode'"),
+    ("ensemble", {"weights": {"kind": "grid"}}, "weights is no decoding setting"),
+])  # fmt: skip
 def test_other_settings_are_refused_with_the_nearest(kind, settings, says):
     with pytest.raises(ValueError, match=says):
         section(kind).for_decoding(**settings)
@@ -108,17 +85,14 @@ def test_values_are_checked_as_in_a_recipe(kind, settings):
         section(kind).for_decoding(**settings)
 
 
-@pytest.mark.parametrize(
-    ("settings", "draws_images", "says"),
-    [
-        ({"vata": True}, True, "vata: nothing reads it: it is of eagle heads for language models"),
-        ({"mtp_steps": 2}, True, "mtp_steps: nothing reads it"),
-        ({"num_heads": 2}, False, "num_heads: nothing reads it: it is of eagle heads for image generators"),
-        ({"loss": {"guided": 1.0}}, False, "loss: nothing reads it"),
-        ({"intermediate_size": 8}, True, None),
-        ({"intermediate_size": 8, "image": "placeholder"}, False, None),
-    ],
-)
+@pytest.mark.parametrize(("settings", "draws_images", "says"), [
+    ({"vata": True}, True, "vata: nothing reads it: it is of eagle heads for language models"),
+    ({"mtp_steps": 2}, True, "mtp_steps: nothing reads it"),
+    ({"num_heads": 2}, False, "num_heads: nothing reads it: it is of eagle heads for image generators"),
+    ({"loss": {"guided": 1.0}}, False, "loss: nothing reads it"),
+    ({"intermediate_size": 8}, True, None),
+    ({"intermediate_size": 8, "image": "placeholder"}, False, None),
+])  # fmt: skip
 def test_settings_of_eagle_that_nothing_reads_beside_a_target(settings, draws_images, says):
     config = config_of(kind="eagle", **settings)
     if says is None:

@@ -9,21 +9,14 @@ from draftsmith.eval.loop import generate
 from draftsmith.eval.policies import Chain, Product
 from draftsmith.models.decoding.rows import Guidance
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.dflash2 import Dflash2Config, GroupedConvolution
 from draftsmith.models.drafters.dflash_training import draw_blocks
 from draftsmith.models.drafters.dflash_walk import Walk
-from tiny import llava
-from tiny import target as language
+from tensors import check_travels
 from torch.nn import functional as F
 from visual_tiny import code_batch, greedy, llamagen, plain, request, step_of, target
 
 SECOND = {"kind": "dflash2", "conv_group_size": 8, "selector_rank": 6, "selector_top_k": 4}
-
-
-@pytest.fixture(scope="module")
-def big():
-    return language(llava(0, layers=5))
 
 
 def test_a_convolution_by_hand():
@@ -160,9 +153,7 @@ def test_pictures_are_the_targets():
 
 def test_drafts_travel(big, tmp_path):
     config, head = draft(big, **SECOND)
-    config.save(head, tmp_path / "draft", config.manifest(big, TargetIdentity({"kind": "llava"})))
-    again = config.load(tmp_path / "draft", big)
-    assert all(torch.equal(again.state_dict()[name], value) for name, value in head.state_dict().items())
+    check_travels(config, head, big, tmp_path / "draft")
     for name in ("conv_group_size", "selector_rank", "selector_top_k"):
         other = Dflash2Config.model_validate(config.model_dump() | {name: 2})
         with pytest.raises(UserError, match=f"{name} is .*, expected 2"):

@@ -4,26 +4,18 @@ from dataclasses import replace
 
 import pytest
 import torch
+from decodings import greedy
 from dflash_tiny import ROWS, SMALL, draft, rows_of
 from draftsmith.core.refused import Refused
-from draftsmith.eval.loop import Decoding, generate
-from draftsmith.eval.policies import Chain, Draw, Product
-from draftsmith.eval.rules import Greedy
-from draftsmith.models.decoding.warp import Warp
+from draftsmith.eval.loop import generate
+from draftsmith.eval.policies import Chain, Product
 from draftsmith.models.drafters import dflash_training
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.dflash_confidence import DflashConfidence, kept_levels
 from draftsmith.models.drafters.dflash_training import draw_blocks
 from heads_tiny import config_of
-from tiny import llava
 from tiny import request as ask
-from tiny import target as language
-
-
-@pytest.fixture(scope="module")
-def big():
-    return language(llava(0, layers=5))
 
 
 def gradients(config, head, big, batch, states):
@@ -130,10 +122,6 @@ def test_blocks_are_cut_where_the_running_product_falls(big):
 
 def replace_cut(config, below):
     return config.model_copy(update={"cut_below": below})
-
-
-def greedy(policy, length):
-    return Decoding(policy, Greedy(), Draw("top-k"), Warp(), length, ())
 
 
 def test_it_learns_where_the_draft_is_wrong(big):

@@ -14,20 +14,17 @@ from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.dflash_training import draw_blocks
+from tensors import loud, same_weights
 from torch.nn import functional as F
 from visual_tiny import DFLASH, anole, code_batch, greedy, llamagen, plain, request, step_of, target, trained
 
 LEVELS = DFLASH.block_size - 1
 
 
-def loud(big, config=DFLASH):
+def loud_head(big, config=DFLASH):
     """A head whose every weight matters."""
     torch.manual_seed(0)
-    head = config.build(big)
-    for parameter in head.parameters():
-        noise = torch.randn_like(parameter)
-        parameter.data = noise / parameter.shape[-1] ** 0.5 if parameter.dim() > 1 else parameter.data + 0.2 * noise
-    return head.requires_grad_(False)
+    return loud(config.build(big), norms=0.2).requires_grad_(False)
 
 
 def settings(name):
@@ -95,7 +92,7 @@ def written_out(big, head, states, row, anchor):
 def test_blocks_of_a_decoding_are_those_of_training_and_of_the_reference(name):
     """From the first code to the last cells, behind which a block has no cell of its own."""
     big, asked = settings(name)
-    head = loud(big)
+    head = loud_head(big)
     codes = big.codes(plain(big, asked))
     batch = batch_of(big, asked, codes)
     states = big.states(batch, DFLASH.taps_for(big.shape, training=True))
@@ -131,7 +128,7 @@ def test_blocks_of_a_decoding_are_those_of_training_and_of_the_reference(name):
 def test_the_loss_is_over_codes_and_rows_that_are_real():
     big = target(llamagen("text"), 3.0)
     config = DflashConfig(kind="dflash", block_size=4, num_layers=1, taps=(1,))
-    head = loud(big, config)
+    head = loud_head(big, config)
     codes = torch.randint(0, 24, (3, 16), generator=torch.Generator().manual_seed(0))
     whole = code_batch(big.model, codes, uncond=torch.tensor([False, True, False]))
     training = config.training_objective(head, big)
@@ -161,13 +158,12 @@ def test_a_short_training_learns_to_draw_as_the_target():
 
 def test_heads_travel_and_know_their_target(tmp_path):
     big = target(llamagen("text"), 3.0)
-    head = loud(big)
+    head = loud_head(big)
     manifest = DFLASH.manifest(big, TargetIdentity({"kind": "llamagen"}))
     assert manifest["method"] == "dflash" and "tokenizer_sha256" not in manifest
     DFLASH.save(head, tmp_path / "head", manifest | {"target": None})
     again = DFLASH.load(tmp_path / "head", big)
-    for name, value in head.state_dict().items():
-        assert torch.equal(again.state_dict()[name], value), name
+    assert same_weights(again, head)
     with pytest.raises(UserError, match="num_layers is 2, expected 1"):
         DflashConfig(kind="dflash", block_size=5, num_layers=1, taps=(1, 2)).load(tmp_path / "head", big)
     with pytest.raises(UserError, match=r"does not fit|expected"):

@@ -10,9 +10,8 @@ import torch
 from dflash_tiny import ROWS, SMALL, decoded, draft, rows_of
 from draftsmith.core.errors import UserError
 from draftsmith.core.refused import Refused
-from draftsmith.eval.loop import Decoding, generate
-from draftsmith.eval.policies import Chain, Draw, Product
-from draftsmith.eval.rules import Greedy
+from draftsmith.eval.loop import generate
+from draftsmith.eval.policies import Chain, Product
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.dflash import DflashConfig
@@ -32,9 +31,8 @@ from draftsmith.models.losses import divergence
 from draftsmith.models.targets.base import language_shape
 from heads_tiny import config_of
 from published_tiny import target_config
-from tiny import llava
+from tensors import check_gradients, gradients_of, loud, same_weights
 from tiny import request as ask
-from tiny import target as language
 from torch.nn import functional as F
 from visual_tiny import code_batch, greedy, llamagen, plain, request, step_of, target
 
@@ -53,11 +51,6 @@ LOSSES = {
     "kl": {"token_divergence": "kl", "weight": 1.0, "ce_weight": 0.0},
     "ce": {"token_divergence": "ce", "weight": 1.0, "ce_weight": 0.5},
 }
-
-
-@pytest.fixture(scope="module")
-def big():
-    return language(llava(0, layers=5))
 
 
 def block_of(config):
@@ -91,9 +84,7 @@ def test_the_loss_by_hand(big, name, loss):
     batch, states = rows_of(big, *ROWS)
     training = config.training_objective(head, big)
     actual = training(batch, states)
-    actual.loss_sum.backward()
-    found = {n: p.grad.clone() for n, p in head.named_parameters()}
-    head.zero_grad()
+    found = gradients_of(actual.loss_sum, head)
     count, first, ids = head.shape.num_drafts, block_of(config), head.draft_ids
     assert count == (4 if not config.sample_from_anchor else 5)
     rows = training.sequences(batch, states)
@@ -138,10 +129,7 @@ def test_the_loss_by_hand(big, name, loss):
                 run = run + 1 if hit and run == k else run
             accepted += share * run
     torch.testing.assert_close(actual.loss_sum, total.detach(), rtol=1e-4, atol=1e-4)
-    wanted = torch.autograd.grad(total, [*head.parameters()], allow_unused=True)
-    for (n, gradient), other in zip(found.items(), wanted, strict=True):
-        torch.testing.assert_close(gradient, other, rtol=2e-3, atol=2e-4, msg=n)
-        assert gradient.any(), n
+    check_gradients(found, total, head)
     assert float(actual.metrics["accepted"]) == pytest.approx(accepted, rel=1e-4, abs=1e-5)
 
 
@@ -199,7 +187,7 @@ def test_chances_are_read_along_the_likeliest_path(big):
     seen, drafter = [], config.drafter(head, big)
     kept = head.confidence
     head.confidence = lambda outputs, before: seen.append(before.tokens.tolist()) or kept(outputs, before)
-    result = generate(big, drafter, ask(3, 1), Decoding(Chain(5), Greedy(), Draw("top-k"), Warp(), 16, ()))
+    result = generate(big, drafter, ask(3, 1), greedy(Chain(5), 16))
     assert len(seen) == len(result.cycles)
     whole = config.model_copy(update={"cut_below": None})
     drafts = []
@@ -210,7 +198,7 @@ def test_chances_are_read_along_the_likeliest_path(big):
             drafts.append(tree.tokens.tolist())
             return tree
 
-    generate(big, whole.drafter(head, big), ask(3, 1), Decoding(Watched(5), Greedy(), Draw("top-k"), Warp(), 16, ()))
+    generate(big, whole.drafter(head, big), ask(3, 1), greedy(Watched(5), 16))
     assert seen[0][1:] == drafts[0][:4]
 
 
@@ -244,9 +232,7 @@ def image_draft(big, **settings):
     )  # fmt: skip
     torch.manual_seed(0)
     head = config.build(big)
-    for parameter in head.parameters():
-        if parameter.dim() > 1:
-            parameter.data = torch.randn_like(parameter) / parameter.shape[-1] ** 0.5
+    loud(head)
     return config, head.requires_grad_(False)
 
 
@@ -422,9 +408,7 @@ def test_speculators_layout_comes_back_bit_for_bit(tmp_path, settings):
     assert values["enable_confidence_head"] is (config.confidence is not None)
     back = import_head("dspark", str(tmp_path / "there"), beside.get_text_config(), embedding=None)
     assert back.config.shape(shape) == config.shape(shape)
-    theirs = back.head.state_dict()
-    assert head.state_dict().keys() == theirs.keys()
-    assert all(torch.equal(value, theirs[name]) for name, value in head.state_dict().items())
+    assert same_weights(head, back.head)
     with pytest.raises(UserError, match="a draft of kind dspark, and dflash is asked for"):
         import_head("dflash", str(tmp_path / "there"), beside.get_text_config(), embedding=None)
 

@@ -10,11 +10,12 @@ from draftsmith.models.drafters.goal_scores import GoalScores
 from draftsmith.models.drafters.plain_module import ShapeAlone
 from draftsmith.recipes.sections import kinds, sections
 from heads_tiny import case_for, config_of
+from live_tensors import Watched
+from tensors import loud
 from tiny import llava
 from tiny import target as language
 from tiny_gemma import model as gemma
 from tiny_gemma import target as gemma_target
-from torch.utils._python_dispatch import TorchDispatchMode
 
 CONFIDENCE = {"confidence": {}}
 KINDS = {
@@ -31,20 +32,6 @@ class Draft(OwnVocabulary):
     def __init__(self, ids, vocab_size):
         super().__init__()
         self.score_ids(32, vocab_size, ids)
-
-
-class Widest(TorchDispatchMode):
-    """The last dimension of the widest float tensor that anything makes."""
-
-    def __init__(self):
-        super().__init__()
-        self.width = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        made = func(*args, **kwargs or {})
-        if isinstance(made, torch.Tensor) and made.is_floating_point() and made.dim() == 2 and func.is_view is False:
-            self.width = max(self.width, made.shape[1])
-        return made
 
 
 @pytest.mark.parametrize(
@@ -88,9 +75,15 @@ def test_a_head_whose_rows_cannot_be_read_is_run_whole():
 def test_the_memory_of_a_step_is_counted_in_parts(monkeypatch):
     monkeypatch.setattr(goal_scores, "ROWS", 40)
     target, draft = language(llava(0)), Draft(torch.arange(9), 64).to("meta")
-    with Widest() as widest:
+    widths = []
+
+    def note(func, made):
+        """The last dimensions of the float tables [R,V] that anything makes."""
+        widths.extend(t.shape[1] for t in made if t.is_floating_point() and t.dim() == 2 and func.is_view is False)
+
+    with Watched(note):
         found = GoalScores(ShapeAlone(target.shape), draft)(torch.empty(4, 32, device="meta"))
-    assert found.scores.shape == (4, 9) and widest.width == 40
+    assert found.scores.shape == (4, 9) and max(widths) == 40
 
 
 def test_every_kind_with_a_vocabulary_of_its_own_is_here():
@@ -112,9 +105,7 @@ def test_losses_and_gradients_are_those_of_the_whole(kind, monkeypatch):
     torch.manual_seed(0)
     counts = torch.randperm(target.vocab_size)
     head = config.build(target, count_tokens=lambda: counts)
-    for parameter in head.parameters():
-        if parameter.dim() > 1:
-            parameter.data = torch.randn_like(parameter) / parameter.shape[-1] ** 0.5
+    loud(head)
     batch, states = case_for(config, target, everything=True)
     found = []
     for whole in (True, False):

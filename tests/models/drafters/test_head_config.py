@@ -45,9 +45,8 @@ def test_a_stretched_rotation_of_three_rows():
 
 def test_rotations_that_a_layer_does_not_know():
     dynamic = stretched_text("dynamic", factor=2.0)
-    assert config_of(kind="msd").layer(language_shape(dynamic)).rope_scaling is None, (
-        "plain, up to what it was trained for"
-    )
+    plain = config_of(kind="msd").layer(language_shape(dynamic))
+    assert plain.rope_scaling is None, "plain, up to what it was trained for"
     long = stretched_text("longrope", factor=2.0, short_factor=[1.0] * 16, long_factor=[2.0] * 16)
     with pytest.raises(UserError, match=r"by longrope.*\n.*drafter.rope: plain"):
         config_of(kind="msd").layer(language_shape(long))
@@ -66,15 +65,10 @@ def test_settings_beside_the_states_change_none(kind):
     for name in config.beside_states:
         was, field = getattr(config, name), type(config).model_fields[name]
         choices = [value for value in get_args(field.annotation) if isinstance(value, str) and value != was]
-        other = (
-            choices[0]
-            if choices
-            else not was
-            if isinstance(was, bool)
-            else None
-            if name in SECTIONS
-            else (was or 1) + 1
-        )
+        if choices:
+            other = choices[0]
+        else:
+            other = not was if isinstance(was, bool) else None if name in SECTIONS else (was or 1) + 1
         changed = config.model_copy(update={name: other})
         assert changed.taps_for(shape, training=True) == wanted, name
         assert states_settings(changed) == states_settings(config), name
@@ -90,13 +84,11 @@ def test_what_each_kind_wants():
     of = lambda **settings: config_of(**settings).taps_for(shape, training=True)  # noqa: E731
     assert of(kind="sparrow") == Taps(feature=True, visual_layers=(4,))
     single = language_shape(text_config(layers=1))
-    assert config_of(kind="sparrow").taps_for(single, training=True).visual_layers == (1,), (
-        "half of one layer is that one"
-    )
+    half = config_of(kind="sparrow").taps_for(single, training=True)
+    assert half.visual_layers == (1,), "half of one layer is that one"
     assert of(kind="sparrow", middle_layer=6, state=-2) == Taps(feature=True, text_layers=(7,), visual_layers=(6,))
-    assert (
-        of(kind="sparrow", ivsb=False) == of(kind="msd") == of(kind="vispec") == Taps(feature=True, visual_layers=(0,))
-    )
+    for settings in ({"kind": "sparrow", "ivsb": False}, {"kind": "msd"}, {"kind": "vispec"}):
+        assert of(**settings) == Taps(feature=True, visual_layers=(0,))
     assert of(kind="hivis") == Taps(feature=True)
     assert of(kind="eagle") == Taps(feature=True, visual_layers=(0,), everywhere=True)
     assert of(kind="eagle", vata=True) == Taps(feature=True)

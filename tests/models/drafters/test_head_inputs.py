@@ -14,16 +14,13 @@ def laid_out(row: str, visual: str, **more):
     return lay_out(visual, modality, torch.ones_like(modality).bool(), **more)
 
 
-@pytest.mark.parametrize(
-    ("visual", "more", "expected"),
-    [
-        ("none", {}, [3, 4, 8, 9]),
-        ("direct", {}, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),
-        ("compressed", {"num_vectors": 1}, [2, 3, 4, 7, 8, 9]),
-        ("compressed", {"num_vectors": 9}, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),
-        ("direct", {"keep": torch.tensor([[0, 1, 0, 0, 0, 0, 0, 1, 0, 0, 0]]).bool()}, [0, 3, 4, 6, 8, 9]),
-    ],
-)
+@pytest.mark.parametrize(("visual", "more", "expected"), [
+    ("none", {}, [3, 4, 8, 9]),
+    ("direct", {}, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),
+    ("compressed", {"num_vectors": 1}, [2, 3, 4, 7, 8, 9]),
+    ("compressed", {"num_vectors": 9}, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),
+    ("direct", {"keep": torch.tensor([[0, 1, 0, 0, 0, 0, 0, 1, 0, 0, 0]]).bool()}, [0, 3, 4, 6, 8, 9]),
+])  # fmt: skip
 def test_which_slots_are_kept(visual, more, expected):
     layout = laid_out("tvvvttvvvtt", visual, **more)
     assert layout.index[0].tolist() == expected and layout.runs == ((0, 1, 4), (0, 6, 9))

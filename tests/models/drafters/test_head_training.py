@@ -15,6 +15,7 @@ from draftsmith.models.drafters.head_objective import HeadObjective
 from draftsmith.models.drafters.head_training import _gaps, is_blind
 from draftsmith.models.training_passes import TrainingPasses
 from heads_tiny import OTHER_SIZES, ROWS, SETTINGS, built, case_for, config_of, outputs, rows_of, states_batch, tables
+from tensors import learn
 from torch.nn import functional as F
 
 over_sizes = pytest.mark.parametrize("sizes", [{}, OTHER_SIZES], ids=["small", "other"])
@@ -80,16 +81,7 @@ def test_every_batch_touches_every_weight(name, rows):
 @pytest.mark.parametrize("name", ["sparrow", "vispec", "eagle3-read"])
 def test_it_learns(name):
     config, target, training = built(name)
-    training.train()
-    batch, states = case_for(config, target)
-    optimizer = torch.optim.Adam([p for _, p in training.parts()["head"]], lr=5e-3)
-    losses = []
-    for _ in range(20):
-        step = training(batch, states)
-        optimizer.zero_grad()
-        step.loss_sum.backward()
-        optimizer.step()
-        losses.append(step.loss_sum.item())
+    losses = learn(training.train(), *case_for(config, target), steps=20, lr=5e-3)
     assert losses[-1] < 0.75 * losses[0]
 
 

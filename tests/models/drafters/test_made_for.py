@@ -45,16 +45,13 @@ def test_a_head_loads_beside_its_own_target(tmp_path, method):
 
 
 @pytest.mark.parametrize("method", [EAGLE, MEDUSA], ids=["eagle", "medusa"])
-@pytest.mark.parametrize(
-    ("made_for", "problem"),
-    [
-        (section("class"), "condition is class, expected text"),
-        (section(grid=8), "grid is 8, expected 4"),
-        (section(shape={**section().shape.model_dump(), "num_layers": 3}), "num_layers is 3, expected 2"),
-        (section(shape={**section().shape.model_dump(), "vocab_size": 30}), "vocab_size is 30, expected 24"),
-        (AnoleTargetConfig(kind="anole"), "kind is anole, expected llamagen"),
-    ],
-)
+@pytest.mark.parametrize(("made_for", "problem"), [
+    (section("class"), "condition is class, expected text"),
+    (section(grid=8), "grid is 8, expected 4"),
+    (section(shape={**section().shape.model_dump(), "num_layers": 3}), "num_layers is 3, expected 2"),
+    (section(shape={**section().shape.model_dump(), "vocab_size": 30}), "vocab_size is 30, expected 24"),
+    (AnoleTargetConfig(kind="anole"), "kind is anole, expected llamagen"),
+])  # fmt: skip
 def test_a_head_of_another_target_of_one_width_is_refused(tmp_path, method, made_for, problem):
     teacher = target(llamagen("text"))
     with pytest.raises(UserError) as caught:

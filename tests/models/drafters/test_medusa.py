@@ -4,12 +4,12 @@ import json
 
 import pytest
 import torch
+from decodings import greedy
 from draftsmith.core.batch import Batch, Request
 from draftsmith.core.errors import UserError
 from draftsmith.core.refused import Refused
-from draftsmith.eval.loop import Decoding, generate
-from draftsmith.eval.policies import Chain, Draw, Static
-from draftsmith.eval.rules import Greedy
+from draftsmith.eval.loop import generate
+from draftsmith.eval.policies import Chain, Static
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.draft_vocabulary import OwnVocabulary, likeliest_ids
@@ -25,16 +25,13 @@ from draftsmith.models.drafters.medusa import (
 from draftsmith.models.losses import divergence
 from draftsmith.models.targets.base import Taps
 from heads_tiny import case_for, config_of, tables
+from tensors import close, unchanged
 from tiny import llava
 from tiny import request as spoken_to
 from tiny import target as language
 from torch import nn
 from torch.nn import functional as F
 from visual_tiny import MEDUSA, code_batch, llamagen, request, step_of, target, trained, true_features
-
-
-def close(actual, expected, tolerance):
-    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=0)
 
 
 def setting(condition="text", *, num_heads=3, num_layers=1, seed=0):
@@ -104,9 +101,8 @@ def features_by_hand(model, batch, row):
 def test_the_loss_by_hand(kind, condition):
     """Level i of state j against code j + i + 1, or the distribution there; level i has i places fewer."""
     model, head, batch = setting(condition)
-    result = step_of(
-        MedusaImageTraining(head, target(model), MedusaLoss(token_divergence=kind, decay=0.5)), target(model), batch
-    )
+    training = MedusaImageTraining(head, target(model), MedusaLoss(token_divergence=kind, decay=0.5))
+    result = step_of(training, target(model), batch)
     total, ranks, first = 0.0, [], 0.0
     for row in (0, 1):
         states, codes = features_by_hand(model, batch, row), batch.codes[row]
@@ -115,9 +111,8 @@ def test_the_loss_by_hand(kind, condition):
                 scores = model.output(head(states[place])[level])
                 there = model.output(states[place + level + 1])
                 wanted = codes[place + level + 1]
-                loss = (
-                    F.cross_entropy(scores, wanted) if kind == "ce" else divergence("kl", there[None], scores[None])[0]
-                )
+                far = divergence("kl", there[None], scores[None])[0]
+                loss = F.cross_entropy(scores, wanted) if kind == "ce" else far
                 total = total + 0.5**level * loss
                 if level == 0:
                     first += loss
@@ -174,16 +169,15 @@ def test_images_shorter_than_the_levels():
 
 def test_only_the_heads_are_trained():
     model, head, batch = setting()
-    before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    training = MedusaImageTraining(head, target(model), MedusaLoss()).train()
-    step_of(training, target(model), batch).loss_sum.backward()
-    assert all(weight.grad.any() and weight.grad.isfinite().all() for weight in head.parameters())
-    assert all(weight.grad is None for weight in model.parameters())
-    assert {name for name, _ in training.parts()["heads"]} == set(head.state_dict())
-    assert set(training.state_dict()) == {f"head.{name}" for name in head.state_dict()}
-    _, losses = trained(target(model), MEDUSA, steps=20)
+    with unchanged(model):
+        training = MedusaImageTraining(head, target(model), MedusaLoss()).train()
+        step_of(training, target(model), batch).loss_sum.backward()
+        assert all(weight.grad.any() and weight.grad.isfinite().all() for weight in head.parameters())
+        assert all(weight.grad is None for weight in model.parameters())
+        assert {name for name, _ in training.parts()["heads"]} == set(head.state_dict())
+        assert set(training.state_dict()) == {f"head.{name}" for name in head.state_dict()}
+        _, losses = trained(target(model), MEDUSA, steps=20)
     assert losses[-1] < 0.7 * losses[0]
-    assert all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
 
 
 def test_levels_are_numbered_from_the_token_behind_the_last_committed():
@@ -228,15 +222,12 @@ def test_heads_travel(tmp_path):
     assert config.load(tmp_path, target(model), dtype=torch.bfloat16).heads[0][0].linear.weight.dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize(
-    ("changes", "dim", "problem"),
-    [
-        ({"num_heads": 5}, 32, "heads.3.0.linear.weight"),
-        ({"num_heads": 2}, 32, "heads.2.0.linear.weight"),
-        ({"num_layers": 2}, 32, "heads.0.1.linear.weight"),
-        ({}, 64, "heads.0.0.linear.weight"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "dim", "problem"), [
+    ({"num_heads": 5}, 32, "heads.3.0.linear.weight"),
+    ({"num_heads": 2}, 32, "heads.2.0.linear.weight"),
+    ({"num_layers": 2}, 32, "heads.0.1.linear.weight"),
+    ({}, 64, "heads.0.0.linear.weight"),
+])  # fmt: skip
 def test_heads_of_another_shape_are_refused_by_name(tmp_path, changes, dim, problem):
     MEDUSA.save(setting()[1], tmp_path, {})
     other = target(llamagen("text", dim=dim))
@@ -286,10 +277,8 @@ def test_the_loss_over_language_by_hand(kind, size):
     big, batch, states = spoken("tttaaaaa", "taaattaa", "ttttttta")
     own_ids = None if size is None else torch.arange(5, 5 + 2 * size, 2)
     ids = torch.arange(64) if own_ids is None else own_ids
-    head, config = (
-        loud(3, ids=own_ids),
-        MedusaConfig(kind="medusa", num_heads=3, loss={"token_divergence": kind, "decay": 0.5}),
-    )
+    head = loud(3, ids=own_ids)
+    config = MedusaConfig(kind="medusa", num_heads=3, loss={"token_divergence": kind, "decay": 0.5})
     training = config.training_objective(head, big)
     training.lm.chunk = 2
     actual = training(batch, states)
@@ -371,14 +360,13 @@ class Foresees(OwnVocabulary):
 def test_heads_that_are_right_are_accepted_at_every_level(images, policy):
     """Anything misplaced by one would show in the first cycle; heads that answer one token late are not accepted."""
     big, asked = language(llava(1)), spoken_to(5, images)
-    greedy = Decoding(policy, Greedy(), Draw("top-k"), Warp(), 16, ())
-    answer = generate(big, None, asked, Decoding(Chain(1), Greedy(), Draw("top-k"), Warp(), 24, ())).tokens
+    answer = generate(big, None, asked, greedy(Chain(1))).tokens
     oracle = Foresees(big, asked, answer, 4)
-    result = generate(big, MEDUSA.drafter(oracle, big), asked, greedy)
+    result = generate(big, MEDUSA.drafter(oracle, big), asked, greedy(policy, 16))
     assert result.tokens == answer[:16]
     assert all(cycle.num_accepted == cycle.num_drafted for cycle in result.cycles)
     assert max(cycle.num_drafted for cycle in result.cycles) == (4 if policy.name == "chain" else 3)
-    late = generate(big, MEDUSA.drafter(Late(oracle), big), asked, greedy)
+    late = generate(big, MEDUSA.drafter(Late(oracle), big), asked, greedy(policy, 16))
     assert late.tokens == answer[:16] and any(cycle.num_accepted < cycle.num_drafted for cycle in late.cycles)
 
 

@@ -37,17 +37,14 @@ def side_by_side():
     return Request(ids, (ids == IMAGE_ID).to(torch.int8), torch.zeros(2, 3, 16, 16), "r")
 
 
-@pytest.mark.parametrize(
-    ("mode", "between"),
-    [
-        ("M", [IMAGE_ID] * 8),
-        ("P", [IMAGE_ID] * 2),
-        ("T", [5, 5]),
-        ("T-text", [20, 21, 22, 20, 21, 22]),
-        ("T-raw", [IMAGE_ID, IMAGE_ID]),
-        ("C", [30, 31, 41, 42, 30, 31]),
-    ],
-)
+@pytest.mark.parametrize(("mode", "between"), [
+    ("M", [IMAGE_ID] * 8),
+    ("P", [IMAGE_ID] * 2),
+    ("T", [5, 5]),
+    ("T-text", [20, 21, 22, 20, 21, 22]),
+    ("T-raw", [IMAGE_ID, IMAGE_ID]),
+    ("C", [30, 31, 41, 42, 30, 31]),
+])  # fmt: skip
 def test_two_pictures_side_by_side(mode, between):
     asked = side_by_side()
     view = STANDS.view(asked, mode)

@@ -1,18 +1,19 @@
 """Native MTP heads: transformers' own layer, the same answers, training as decoding runs, and the target's folder."""
 
 import json
-from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import tiny_qwen
 import torch
+from decodings import greedy
 from draftsmith.core.errors import UserError
 from draftsmith.core.refused import Refused
 from draftsmith.eval.engines.ours import Exported
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Dynamic
-from draftsmith.eval.rules import Greedy, Sampling
+from draftsmith.eval.rules import Sampling
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.mtp import PREFIX, MtpConfig
@@ -20,9 +21,11 @@ from draftsmith.models.formats import export_drafter
 from draftsmith.models.hub import tensors_under
 from draftsmith.models.targets.base import language_shape
 from draftsmith.recipes.load import load
+from exact import chances, check_drawn
+from family_checks import all_logits, longer
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
-from test_exactness import chi_square
+from tensors import learn, same_weights
 from transformers import AutoModelForImageTextToText
 from transformers.models.qwen3_5.modeling_qwen3_5 import (
     Qwen3_5DecoderLayer,
@@ -46,29 +49,15 @@ def loud(seed=0, config=CONFIG):
     return head
 
 
-def answered(extra):
-    """The request with tokens after it."""
-    ids, kinds = torch.tensor(extra, dtype=torch.int64), SEEN.modality[:1].repeat(len(extra))
-    return type(SEEN)(torch.cat([SEEN.ids, ids]), torch.cat([SEEN.modality, kinds]), SEEN.pixels, "r", SEEN.pictures)
-
-
 @pytest.fixture(scope="module")
 def learned():
     """A head that trained on the target's answers to the request, and its losses."""
     head, generator = loud(), torch.Generator().manual_seed(0)
     settings = Decoding(Chain(1), Sampling(), Draw("sample"), Warp(1.0, top_k=3), 3, ())
     answers = [generate(TARGET, CONFIG.drafter(head, TARGET), SEEN, settings, generator).tokens for _ in range(12)]
-    batch = tiny_qwen.batch_of(*map(answered, answers))
+    batch = tiny_qwen.batch_of(*(longer(SEEN, answer) for answer in answers))
     states = TARGET.states(batch, CONFIG.taps_for(TARGET.shape, training=True))
-    trained, losses = CONFIG.training_objective(head.train(), TARGET), []
-    optimizer = torch.optim.Adam(head.parameters(), 5e-3)
-    for _ in range(60):
-        step = trained(batch, states)
-        optimizer.zero_grad()
-        step.loss_sum.backward()
-        optimizer.step()
-        losses.append(float(step.loss_sum.detach()))
-    return head, losses
+    return head, learn(CONFIG.training_objective(head.train(), TARGET), batch, states, steps=60, lr=5e-3)
 
 
 def test_it_is_a_layer_of_the_target_between_norms():
@@ -94,34 +83,18 @@ def test_it_is_a_layer_of_the_target_between_norms():
 
 @pytest.mark.parametrize("policy", [Chain(3), Dynamic(total=12, depth=3, width=4)], ids=["chain", "tree"])
 def test_answers_are_the_targets(policy):
-    made = generate(
-        TARGET, CONFIG.drafter(loud(), TARGET), SEEN, Decoding(policy, Greedy(), Draw("top-k"), Warp(), 16, ())
-    )
+    made = generate(TARGET, CONFIG.drafter(loud(), TARGET), SEEN, greedy(policy, 16))
     assert made.tokens == tiny_qwen.reference(MODEL, "qwen3_5", SEEN, 16)
     assert len(made.cycles) < 16, "nothing was accepted, so that nothing was tested"
 
 
 def test_draws_are_distributed_as_the_targets(learned):
     """Two tokens at temperature 1, the second of which needs the head's exact q."""
-    warp, count, drafter = Warp(1.0, top_k=3), 250, CONFIG.drafter(learned[0], TARGET)
+    warp, drafter, generator = Warp(1.0, top_k=3), CONFIG.drafter(learned[0], TARGET), torch.Generator().manual_seed(3)
     settings = Decoding(Chain(2), Sampling(), Draw("sample"), warp, 3, ())
-
-    def probabilities(extra):
-        return warp(TARGET.prefill(answered(extra), drafter.taps, capacity=1)[1].logits[-1])
-
-    expected = {}
-    first = probabilities([])
-    for a in first.nonzero().flatten().tolist():
-        second = probabilities([a])
-        expected |= {(a, b): float(first[a] * second[b]) for b in second.nonzero().flatten().tolist()}
-    generator, seen, accepted = torch.Generator().manual_seed(3), Counter(), Counter()
-    for _ in range(count):
-        made = generate(TARGET, drafter, SEEN, settings, generator)
-        seen[tuple(made.tokens[:2])] += 1
-        accepted.update(min(cycle.num_accepted, 1) for cycle in made.cycles)
-    assert set(seen) <= set(expected) and accepted[0] and accepted[1]
-    observed = torch.tensor([seen[pair] for pair in expected], dtype=torch.float64)
-    assert chi_square(observed, count * torch.tensor([*expected.values()], dtype=torch.float64)) < 1
+    expected = chances(lambda ids: warp(all_logits(TARGET, longer(SEEN, ids))[-1]), 2)
+    results = check_drawn(expected, lambda: generate(TARGET, drafter, SEEN, settings, generator), 250, least=0)
+    assert {min(cycle.num_accepted, 1) for result in results for cycle in result.cycles} == {0, 1}
 
 
 def test_training_reads_what_decoding_reads():
@@ -134,7 +107,7 @@ def test_training_reads_what_decoding_reads():
     assert len(passes) == 3
     proposal = CONFIG.drafter(head, TARGET)
     ids = SEEN.ids.tolist()
-    prompt = type(SEEN)(SEEN.ids[:-3], SEEN.modality[:-3], SEEN.pixels, "prompt", SEEN.pictures)
+    prompt = replace(SEEN, ids=SEEN.ids[:-3], modality=SEEN.modality[:-3])
     _, step = TARGET.prefill(prompt, proposal.taps, capacity=8)
     proposal.start(prompt, step, Warp(1.0), capacity=8)
     proposal.begin(ids[-3])
@@ -182,19 +155,15 @@ def trained(folder: Path, head, target: Path) -> Path:
     return folder
 
 
-def same(one, two) -> bool:
-    return all(torch.equal(value, two.state_dict()[name]) for name, value in one.state_dict().items())
-
-
 @pytest.mark.parametrize("shards", [False, True])
 def test_the_shipped_head_needs_no_training(tmp_path, shards):
     head = loud()
     place = shipped(tmp_path / "target", head, shards=shards)
     assert CONFIG.provides() == {"drafter"}
-    assert same(head, CONFIG.load(None, TARGET, identity=identity(place)))
+    assert same_weights(head, CONFIG.load(None, TARGET, identity=identity(place)))
     other = shipped(tmp_path / "finetuned")
     named = MtpConfig(kind="mtp", path=str(place))
-    assert same(head, named.load(None, TARGET, identity=identity(other)))
+    assert same_weights(head, named.load(None, TARGET, identity=identity(other)))
 
 
 @pytest.mark.parametrize("shards", [False, True])
@@ -205,7 +174,7 @@ def test_a_trained_head_goes_back_into_the_folder(tmp_path, shards, had):
     export = export_drafter(trained(tmp_path / "stage", new, place), tmp_path / "out", "vllm")
     read = {PREFIX + name: value for name, value in tensors_under(PREFIX, str(tmp_path / "out"), "", where="").items()}
     assert {PREFIX + name for name in new.state_dict()} == set(read)
-    assert same(new, CONFIG.load(None, TARGET, identity=identity(tmp_path / "out")))
+    assert same_weights(new, CONFIG.load(None, TARGET, identity=identity(tmp_path / "out")))
     # The target is as it was, for transformers and in each file.
     loaded = AutoModelForImageTextToText.from_pretrained(tmp_path / "out").eval()
     asked = tiny_qwen.published("qwen3_5", SEEN)
@@ -252,15 +221,12 @@ def test_a_head_of_another_kind_is_refused(tmp_path):
         CONFIG.load(stage, TARGET, identity=identity(place))
 
 
-@pytest.mark.parametrize(
-    ("kind", "changes", "words"),
-    [
-        ("qwen3_vl", {}, "ships no head for several tokens that is known here"),
-        ("qwen3_5_moe", {}, "has experts"),
-        ("qwen3_5", {"mtp_num_hidden_layers": 2}, "mtp_num_hidden_layers 2"),
-        ("qwen3_5", {"mtp_use_dedicated_embeddings": True}, "mtp_use_dedicated_embeddings True"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "changes", "words"), [
+    ("qwen3_vl", {}, "ships no head for several tokens that is known here"),
+    ("qwen3_5_moe", {}, "has experts"),
+    ("qwen3_5", {"mtp_num_hidden_layers": 2}, "mtp_num_hidden_layers 2"),
+    ("qwen3_5", {"mtp_use_dedicated_embeddings": True}, "mtp_use_dedicated_embeddings True"),
+])  # fmt: skip
 def test_targets_without_such_a_head(kind, changes, words):
     config = tiny_qwen.model(kind).config.get_text_config()
     for name, value in changes.items():

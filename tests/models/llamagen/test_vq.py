@@ -22,15 +22,10 @@ def tensor(name: str) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def recorded() -> VqTokenizer:
-    config = VqConfig(
-        base_channels=int(VECTORS["cfg/base_channels"]),
-        ch_mult=VECTORS["cfg/ch_mult"].tolist(),
-        num_res_blocks=int(VECTORS["cfg/num_res_blocks"]),
-        z_channels=int(VECTORS["cfg/z_channels"]),
-        codebook_size=int(VECTORS["cfg/codebook_size"]),
-        codebook_dim=int(VECTORS["cfg/codebook_embed_dim"]),
-        groups=int(VECTORS["cfg/groupnorm_groups"]),
-    )
+    names = {name: name for name in ("base_channels", "num_res_blocks", "z_channels", "codebook_size")}
+    names |= {"codebook_dim": "codebook_embed_dim", "groups": "groupnorm_groups"}
+    sizes = {ours: int(VECTORS[f"cfg/{theirs}"]) for ours, theirs in names.items()}
+    config = VqConfig(ch_mult=VECTORS["cfg/ch_mult"].tolist(), **sizes)
     model = VqTokenizer(config).eval()
     weights = {n.removeprefix("weights/"): tensor(n) for n in VECTORS.files if n.startswith("weights/")}
     assert weights.keys() == model.state_dict().keys()
@@ -67,15 +62,12 @@ def test_encoding_gives_the_recorded_codes(recorded):
 @torch.no_grad()
 def test_the_codebook_is_normalised_where_the_stored_rows_are_not(recorded):
     torch.testing.assert_close(recorded.codebook, tensor("normalised_codebook"), atol=1e-6, rtol=0)
-    for codes, rows, tolerance in (
-        ("encode_indices", "encode_quantized", 1e-5),
-        ("given_indices", "given_lookup", 1e-6),
-    ):
+    cases = (("encode_indices", "encode_quantized", 1e-5), ("given_indices", "given_lookup", 1e-6))
+    for codes, rows, tolerance in cases:
         result = recorded.codebook[tensor(codes)].transpose(1, 2).reshape(tensor(rows).shape)
         torch.testing.assert_close(result, tensor(rows), atol=tolerance, rtol=0)
-    raw = torch.cdist(
-        recorded.pre_quant(tensor("image")).flatten(2).transpose(1, 2), recorded.quantize.embedding.weight
-    )
+    cells = recorded.pre_quant(tensor("image")).flatten(2).transpose(1, 2)
+    raw = torch.cdist(cells, recorded.quantize.embedding.weight)
     assert not torch.equal(raw.argmin(-1), tensor("encode_indices")), "the vectors would not tell the two apart"
 
 

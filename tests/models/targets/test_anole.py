@@ -4,19 +4,20 @@ import json
 import random
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tensors
 import torch
+from decodings import greedy
 from draftsmith.core.batch import CodeBatch, ImageRequest
 from draftsmith.core.errors import UserError
-from draftsmith.eval.loop import Decoding, generate
-from draftsmith.eval.policies import Chain, Draw, Static
-from draftsmith.eval.rules import Greedy
+from draftsmith.eval.loop import generate
+from draftsmith.eval.policies import Chain, Static
 from draftsmith.models.decoding.rows import Guidance
-from draftsmith.models.decoding.tree import Tree, chain
-from draftsmith.models.decoding.warp import Warp
+from draftsmith.models.decoding.tree import chain
 from draftsmith.models.drafters.eagle import EagleConfig
 from draftsmith.models.targets.anole.section import (
     AnoleTargetConfig,
@@ -30,6 +31,7 @@ from draftsmith.models.targets.anole.target import (
     read_ids,
 )
 from draftsmith.models.targets.base import Taps
+from exact import path_to, random_tree
 from pydantic import ValidationError
 from transformers import ChameleonConfig, ChameleonForConditionalGeneration, LlamaConfig
 
@@ -85,8 +87,7 @@ def tiny(seed: int = 0) -> ChameleonForConditionalGeneration:
     return model
 
 
-def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-4) -> None:
-    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=0)
+close = partial(tensors.close, tolerance=1e-4)
 
 
 def request(*text: int) -> ImageRequest:
@@ -151,10 +152,6 @@ def test_the_guided_pair(recorded):
     close_where_allowed(torch.cat([step.logits, verified.logits]), tensor("guided/combined_masked"))
 
 
-def greedy(policy, count: int) -> Decoding:
-    return Decoding(policy, Greedy(), Draw("top-k"), Warp(), count, ())
-
-
 def test_greedy_decoding_gives_the_recorded_tokens(recorded):
     expected = tensor("guided/greedy_tokens").tolist()
     target = AnoleTarget(recorded)
@@ -185,20 +182,6 @@ def test_whole_sequences_have_the_recorded_states(recorded, attention):
 # ---- against the slow way
 
 
-def random_tree(dice: random.Random, num_nodes: int) -> Tree:
-    parents = tuple(dice.randrange(-1, node) for node in range(num_nodes))
-    tokens = torch.tensor([4 + dice.randrange(NUM_CODES) for _ in parents])
-    return Tree(tokens, parents, (-1,) * num_nodes)
-
-
-def path_to(tree: Tree, node: int) -> list[int]:
-    path: list[int] = []
-    while node != -1:
-        path.insert(0, node)
-        node = tree.parents[node]
-    return path
-
-
 @torch.no_grad()
 def plain_states(model, ids: list[int]) -> torch.Tensor:
     return model.model(input_ids=torch.tensor([ids]), use_cache=False).last_hidden_state[0]
@@ -213,21 +196,21 @@ def test_tree_verification_equals_one_path_at_a_time(seed, guidance):
     prompts = [[0, *text, 22, 21], [0, 21]][: target.guidance.num_rows]
     session, step = target.prefill(request(*text), Taps(text_layers=(0, 1, 2), feature=True), capacity=40)
     for row, prompt in enumerate(prompts):
-        close(step.feature[row, -len(prompt) :], plain_states(model, prompt), 2e-5)
+        close(step.feature[row, -len(prompt) :], plain_states(model, prompt), tolerance=2e-5)
     committed = [int(step.logits[-1].argmax())]
     checked = 0
     for _ in range(4):
-        tree = random_tree(dice, dice.randrange(1, 9))
+        tree = random_tree(dice, dice.randrange(1, 9), NUM_CODES, first=4)
         step = target.verify(session, committed[-1], tree)
         assert step.layers.keys() == {0, 1, 2} and step.layers[2].shape == step.feature.shape
         for node in range(-1, tree.num_nodes):
             follow = [*committed, *(int(tree.tokens[n]) for n in path_to(tree, node))]
             expected = [plain_states(model, [*prompt, *follow])[-1] for prompt in prompts]
-            close(step.feature[:, node + 1], torch.stack(expected), 2e-5)
+            close(step.feature[:, node + 1], torch.stack(expected), tolerance=2e-5)
             scores = [model.lm_head(state)[4:20] for state in expected]
             alone = len(scores) == 1 or 0 <= guidance.interval < len(follow) - 1
             guided = scores[0] if alone else scores[1] + guidance.scale * (scores[0] - scores[1])
-            close(step.logits[node + 1, 4:20], guided, 2e-4)
+            close(step.logits[node + 1, 4:20], guided, tolerance=2e-4)
             checked += 1
         kept = path_to(tree, dice.randrange(-1, tree.num_nodes))
         target.commit(session, kept)
@@ -242,7 +225,7 @@ def test_padding_and_siblings_would_show():
     _, one = target.prefill(request(25, 31), Taps(feature=True), capacity=1)
     _, two = target.prefill(request(26, 31), Taps(feature=True), capacity=1)
     assert (one.feature[0, -1] - two.feature[0, -1]).abs().max() > 0.1
-    close(one.feature[1, -1], two.feature[1, -1], 1e-6)
+    close(one.feature[1, -1], two.feature[1, -1], tolerance=1e-6)
     assert (one.feature[0, -1] - one.feature[1, -1]).abs().max() > 0.1
 
 
@@ -259,7 +242,7 @@ def test_sequences_of_unequal_texts_equal_their_prefills():
         prompt = [0, 21] if uncond[row] else [0, *text.tolist(), 22, 21]
         whole = [*prompt, *(codes[row] + 4).tolist()]
         assert sequence.ids[row].tolist() == [1] * (12 - len(whole)) + whole
-        close(sequence.feature[row, -len(whole) :], plain_states(model, whole), 2e-5)
+        close(sequence.feature[row, -len(whole) :], plain_states(model, whole), tolerance=2e-5)
         assert sequence.positions[0][row, -len(whole) :].tolist() == list(range(len(whole)))
 
 
@@ -279,10 +262,9 @@ def test_a_head_drafts_and_greedy_output_stays_the_targets(policy):
 
 def test_the_targets_weights_do_not_move():
     model = tiny()
-    before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    target = AnoleTarget(model)
-    generate(target, None, request(), greedy(Chain(1), 4))
-    assert all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
+    with tensors.unchanged(model):
+        target = AnoleTarget(model)
+        generate(target, None, request(), greedy(Chain(1), 4))
     assert not any(weight.requires_grad for weight in model.parameters()) and not model.training
     assert target.embedding is model.model.embed_tokens.weight
 
@@ -297,27 +279,20 @@ def test_ids_come_from_the_vocabulary_and_default_to_the_published():
     assert code_name(12) == "IMGIMGBCZ"
 
 
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        ({code_name(3): 8, code_name(4): 7}, "image code 3 has id 8, expected 7"),
-        ({code_name(16): 24}, "image code 16 has id 24, expected 20"),
-        ({code_name(40): 24}, "image code 16 has id none"),
-        ({"<eoss>": 34}, "end_of_image 34"),
-    ],
-)
-def test_a_wrong_vocabulary_is_refused(change, problem):
-    config = tiny_config(vocabulary_map={**VOCABULARY, **change})
+CODES_ALONE = {name: number for name, number in VOCABULARY.items() if name.startswith("IMGIMG")}
+
+
+@pytest.mark.parametrize(("vocabulary", "problem"), [
+    (VOCABULARY | {code_name(3): 8, code_name(4): 7}, "image code 3 has id 8, expected 7"),
+    (VOCABULARY | {code_name(16): 24}, "image code 16 has id 24, expected 20"),
+    (VOCABULARY | {code_name(40): 24}, "image code 16 has id none"),
+    (VOCABULARY | {"<eoss>": 34}, "end_of_image 34"),
+    ({"<image>": 23}, "names no image code"),
+    (CODES_ALONE, "outside the model's 34: end_of_image 8196"),
+])  # fmt: skip
+def test_a_wrong_vocabulary_is_refused(vocabulary, problem):
     with pytest.raises(UserError, match=re.escape(problem)):
-        read_ids(config)
-
-
-def test_a_vocabulary_without_codes_or_with_markers_outside_is_refused():
-    with pytest.raises(UserError, match="names no image code"):
-        read_ids(tiny_config(vocabulary_map={"<image>": 23}))
-    codes_only = {name: number for name, number in VOCABULARY.items() if name.startswith("IMGIMG")}
-    with pytest.raises(UserError, match="outside the model's 34: end_of_image 8196"):
-        read_ids(tiny_config(vocabulary_map=codes_only))
+        read_ids(tiny_config(vocabulary_map=vocabulary))
 
 
 def test_special_ids_in_a_text_are_refused():

@@ -48,16 +48,13 @@ def test_eager_and_sdpa_say_the_same_tokens(family, tmp_path):
     assert len({tuple(one) for one in said.values()}) == 1, said
 
 
-@pytest.mark.parametrize(
-    ("name", "problem"),
-    [
-        ("flash_attention_2", "takes no mask of its own, and a tree's nodes would attend to each other: use sdpa"),
-        ("paged|flash_attention_3", "takes no mask of its own"),
-        ("kernels-community/flash-attn2", "takes no mask of its own"),
-        ("flex_attention", "takes no mask of its own"),
-        ("spda", "'spda' is not among auto, eager, sdpa"),
-    ],
-)
+@pytest.mark.parametrize(("name", "problem"), [
+    ("flash_attention_2", "takes no mask of its own, and a tree's nodes would attend to each other: use sdpa"),
+    ("paged|flash_attention_3", "takes no mask of its own"),
+    ("kernels-community/flash-attn2", "takes no mask of its own"),
+    ("flex_attention", "takes no mask of its own"),
+    ("spda", "'spda' is not among auto, eager, sdpa"),
+])  # fmt: skip
 def test_what_cannot_verify_a_tree_is_refused_with_what_can(name, problem):
     with pytest.raises(UserError) as error:
         load(["recipe=llava15-68m", f"target.attn_implementation={name}"])

@@ -4,47 +4,40 @@ import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
+import family_checks as family
 import pytest
 import tiny_qwen
 import torch
+from decodings import greedy
 from draftsmith.core.errors import UserError
 from draftsmith.core.pictures import PatchGrid, Picture, whole_picture
 from draftsmith.core.refused import Refused
-from draftsmith.core.states import Taps, feature_places, visual_places
-from draftsmith.eval.loop import Decoding, generate
-from draftsmith.eval.policies import Chain, Draw, Dynamic, Product, Static
-from draftsmith.eval.rules import Greedy
-from draftsmith.models.decoding.batched import write_answers
+from draftsmith.core.states import Taps
+from draftsmith.eval.loop import generate
+from draftsmith.eval.policies import Chain, Dynamic, Product, Static
 from draftsmith.models.decoding.removal import unseen_from
 from draftsmith.models.decoding.tree import Tree
-from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.draft_vocabulary import lm_head_rows
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.drafters.pruned import PrunedConfig
 from draftsmith.models.families.load import build_target, check_kind, load_target
-from draftsmith.models.families.memory import cache_bytes, weight_bytes
+from draftsmith.models.families.memory import weight_bytes
 from draftsmith.models.families.table import training_of
 from draftsmith.models.formats.expressible import check_expressible
 from draftsmith.models.formats.source import Source, Target
 from draftsmith.models.targets.causal.section import CausalTarget
 from draftsmith.models.targets.gemma.section import GemmaTargetConfig
 from draftsmith.models.targets.verification import why_not
-from draftsmith.trainers.estimate.passes import Pass, moment
 from draftsmith.trainers.serve.engine_section import VllmEngine
-from drawn_pairs import check_pairs
 from heads_tiny import config_of
-from live_tensors import Live
 from tiny_gemma import (
-    EOS,
     IDS,
     IMAGE_ID,
     SHAPES,
     TOKENS,
     VOCAB,
     WINDOW,
-    longer,
     model,
     published,
     reference,
@@ -53,7 +46,6 @@ from tiny_gemma import (
     text_values,
     tower_values,
 )
-from torch import nn
 from transformers import Gemma4AudioConfig, Gemma4ForCausalLM, Gemma4TextConfig
 from transformers import Gemma4ForConditionalGeneration as Published
 
@@ -68,38 +60,23 @@ HEADS = [
 every_shape = pytest.mark.parametrize("shape", SHAPES)
 
 
-def greedy(policy, max_new_tokens: int = 12) -> Decoding:
-    return Decoding(policy, Greedy(), Draw("top-k"), Warp(), max_new_tokens, (EOS,))
-
-
-def all_logits(own, asked) -> torch.Tensor:
-    """[T,V] of a prompt, through our prefill."""
-    _, step = own.prefill(asked, Taps(feature=True), capacity=1)
-    return own.scores(step.feature[0])
-
-
 @every_shape
 @pytest.mark.parametrize("pictures", [*CASES, ()])
 def test_a_prompt_scores_as_in_transformers(shape, pictures):
     asked, llm = request(pictures), MODELS[shape]
-    with torch.no_grad():
-        expected = llm(**published(asked)).logits[0]
-    ours = all_logits(target(llm), asked)
-    kept = ~ours[0].isinf()
+    ours, _, kept = family.check_scores(target(llm), asked, published(asked), 2e-4)
     assert kept.sum() == TOKENS - 1 and not kept[IMAGE_ID] and len(asked.ids) >= WINDOW
-    torch.testing.assert_close(ours[:, kept], expected[:, kept], atol=2e-4, rtol=0)
     assert ours[:, kept].abs().max() < llm.config.text_config.final_logit_softcapping
     if pictures:
-        blind = copy.copy(asked)
-        object.__setattr__(blind, "pixels", 1 - asked.pixels)
-        assert (all_logits(target(llm), blind)[-1, kept] - ours[-1, kept]).abs().max() > 1e-3
+        blind = replace(asked, pixels=1 - asked.pixels)
+        assert (family.all_logits(target(llm), blind)[-1, kept] - ours[-1, kept]).abs().max() > 1e-3
 
 
 def test_what_only_a_two_way_picture_sees_changes_its_states():
     """The same weights, causal in pictures: the text before them scores alike, and what is after does not."""
     asked, one_way = request(CASES[0]), copy.deepcopy(MODELS["large"])
     one_way.config.text_config.use_bidirectional_attention = None
-    both, causal = (all_logits(target(one), asked) for one in (MODELS["large"], one_way))
+    both, causal = (family.all_logits(target(one), asked) for one in (MODELS["large"], one_way))
     start = int((asked.ids == IMAGE_ID).nonzero()[0])
     assert torch.equal(both[:start], causal[:start])
     assert not torch.allclose(both[start + 1], causal[start + 1])
@@ -108,17 +85,11 @@ def test_what_only_a_two_way_picture_sees_changes_its_states():
 @every_shape
 @pytest.mark.parametrize("policy", [Chain(3), Static(TREE)], ids=["chain", "static"])
 def test_a_copy_as_draft_is_always_right_and_changes_nothing(shape, policy):
-    own = target(MODELS[shape])
-    draft = IndependentProposal(target(copy.deepcopy(MODELS[shape])).decoder, "M", newline_id=7)
-    accepted: list[int] = []
+    llm, accepted = MODELS[shape], []
     for number, pictures in enumerate([(), CASES[1]]):
         asked = request(pictures, seed=number)
-        drafted = generate(own, draft, asked, greedy(policy))
-        deepest = [min(c.num_drafted, c.num_emitted) for c in drafted.cycles]
-        assert [c.num_accepted for c in drafted.cycles][:-1] == deepest[:-1]
-        accepted += deepest[:-1]
-        assert drafted.tokens == generate(own, None, asked, greedy(policy)).tokens
-        assert drafted.tokens == reference(MODELS[shape], asked, 12)
+        expected = reference(llm, asked, 12)
+        accepted += family.check_copy(target(llm), target(copy.deepcopy(llm)), asked, policy, expected)
     assert 3 in accepted
 
 
@@ -141,7 +112,7 @@ def test_a_tree_is_its_paths_one_by_one_also_after_commits_and_in_chunks(shape, 
         step = own.verify(session, root, tree)
         for node, ids in paths.items():
             with torch.no_grad():
-                alone = llm(**published(longer(asked, [*before, *ids]))).logits[0, -1]
+                alone = llm(**published(family.longer(asked, [*before, *ids]))).logits[0, -1]
             kept = ~step.logits[0].isinf()
             torch.testing.assert_close(step.logits[node + 1, kept], alone[kept].float(), atol=1e-5, rtol=0)
         own.commit(session, path)
@@ -154,7 +125,7 @@ def test_chunks_never_cut_a_two_way_picture():
     own = target(llm, prefill_chunk=4)
     forward = own.decoder.forward
     own.decoder.forward = lambda embeds, *more, **named: ran.append(embeds.shape[1]) or forward(embeds, *more, **named)
-    torch.testing.assert_close(all_logits(own, asked), all_logits(target(llm), asked), atol=1e-5, rtol=0)
+    torch.testing.assert_close(family.all_logits(own, asked), family.all_logits(target(llm), asked), atol=1e-5, rtol=0)
     assert sum(ran) == len(asked.ids) and 9 <= max(ran) <= 12 and ran[-1] <= 4
 
 
@@ -166,22 +137,8 @@ batch_of = partial(tiny_qwen.batch_of, image_size=16)
 def test_states_are_the_taps_of_a_prefill_and_what_training_sees(shape, packed):
     own = target(MODELS[shape])
     asked = [request(CASES[1], seed=7), request((), seed=8), request(CASES[0], seed=9)]
-    batch = batch_of(*asked)
-    batch = replace(batch, packed=packed)
-    states = own.states(batch, Taps(feature=True, text_layers=(1,), visual_layers=(0, 2)))
-    text = feature_places(batch.modality, batch.attention_mask, batch.loss_mask)
-    visual = visual_places(batch.modality, batch.attention_mask)
-    for row, one in enumerate(asked):
-        length = len(one.ids)
-        _, step = own.prefill(one, Taps(text_layers=(0, 1, 2), feature=True), capacity=1)
-        for ours, theirs, kept in (
-            (states.feature, step.feature, text), (states.layers[1], step.layers[1], text),
-            (states.layers[0], step.layers[0], visual), (states.layers[2], step.layers[2], visual),
-        ):  # fmt: skip
-            assert theirs.shape[-1] == 32
-            here = kept[row, :length]
-            torch.testing.assert_close(ours[row, :length][here], theirs[0][here], atol=1e-4, rtol=0)
-            assert ours[row, :length][~here].abs().sum() == 0
+    batch = replace(batch_of(*asked), packed=packed)
+    states, text, _ = family.check_states(own, asked, batch, (0, 2), 1e-4)
     with torch.no_grad():
         module = training_of(MODELS[shape], ("projector",), gradient_checkpointing=False)
         hidden = module.hidden_states(batch)
@@ -193,28 +150,14 @@ def test_states_are_the_taps_of_a_prefill_and_what_training_sees(shape, packed):
 
 @every_shape
 def test_answers_in_batches_are_those_of_single_requests(shape):
-    asked = [request(CASES[1]), request((), seed=1), request(CASES[0], seed=2)]
-    own = target(MODELS[shape])
-    expected = [generate(own, None, one, greedy(Chain(1), 8)).tokens for one in asked]
-    written = write_answers(own.decoder, asked, Warp(), limits=[8] * 3, seeds=[0] * 3, eos_ids=(EOS,))
-    assert [w.ids for w in written] == expected
+    family.check_batches(target(MODELS[shape]), [request(CASES[1]), request((), seed=1), request(CASES[0], seed=2)])
 
 
 @every_shape
 @pytest.mark.parametrize("settings", HEADS, ids=lambda settings: settings["kind"])
 def test_heads_change_nothing(shape, settings):
-    own, config = target(MODELS[shape]), config_of(**settings)
-    torch.manual_seed(1)
-    head = config.build(own, count_tokens=lambda: torch.arange(VOCAB))
-    for parameter in head.parameters():
-        if parameter.dim() > 1:
-            nn.init.normal_(parameter, std=0.3)
     trees = {"dflash": Product(8, 3, 3), "eagle3": Dynamic(8, 2, 3), "medusa": Static([(0,), (1,), (0, 0)])}
-    asked = request(CASES[1], seed=3)
-    plain = generate(own, None, asked, greedy(Chain(1))).tokens
-    for policy in (Chain(3), trees[settings["kind"]]):
-        drafted = generate(own, config.drafter(head, own), asked, greedy(policy))
-        assert drafted.tokens == plain and sum(c.num_drafted for c in drafted.cycles) > 0
+    family.check_head(target(MODELS[shape]), settings, (Chain(3), trees[settings["kind"]]), request(CASES[1], seed=3))
 
 
 @every_shape
@@ -223,8 +166,8 @@ def test_the_target_itself_with_a_pruned_cache_changes_nothing(shape, positions)
     own = target(MODELS[shape])
     config = PrunedConfig.model_validate({"kind": "pruned", "model": "target", "ratio": 0.5, "positions": positions})
     asked = request(CASES[1], seed=4)
-    drafted = generate(own, config.drafter(config.load(None, own), own), asked, greedy(Chain(3)))
-    assert drafted.tokens == generate(own, None, asked, greedy(Chain(1))).tokens
+    drafted = generate(own, config.drafter(config.load(None, own), own), asked, greedy(Chain(3), 12, family.EOS))
+    assert drafted.tokens == generate(own, None, asked, greedy(Chain(1), 12, family.EOS)).tokens
     assert sum(c.num_drafted for c in drafted.cycles) > 0
 
 
@@ -248,31 +191,14 @@ def test_what_a_head_mirrors(shape):
 @every_shape
 @pytest.mark.parametrize("policy", [Chain(2), Static([(0,), (1,), (0, 0)])], ids=["chain", "static"])
 def test_a_draw_of_many_is_distributed_as_the_target(shape, policy):
-    """Temperature 1, a draft that is often wrong, two tokens of the target's own 5 likeliest: chi-square."""
-    own, asked = target(MODELS[shape]), request(((1, 2),), words=2)
-    noisy = copy.deepcopy(MODELS[shape])
-    noisy.lm_head.weight = nn.Parameter(
-        noisy.lm_head.weight + 0.1 * torch.randn(VOCAB, 32, generator=torch.Generator().manual_seed(1))
-    )
-    draft = IndependentProposal(target(noisy).decoder, "M", newline_id=7)
-    check_pairs(own, draft, asked, policy, all_logits, longer)
+    draft = IndependentProposal(target(family.noisy(MODELS[shape], 0.1)).decoder, "M", newline_id=7)
+    family.check_draws(target(MODELS[shape]), draft, request(((1, 2),), words=2), policy)
 
 
 @every_shape
 def test_a_dry_runs_memory(shape):
-    llm, asked = MODELS[shape], request(((8, 20),), words=2)
-    actual = sum(p.numel() * p.element_size() for p in llm.parameters())
-    assert sum(weight_bytes(llm.config, "float32").values()) == actual
-    positions = len(asked.ids) + 10
-    with Live() as live:
-        session, _ = target(llm).prefill(asked, Taps(), capacity=10)
-    layers = session.cache.own_layers
-    held = sum(p.numel() * p.element_size() for layer in layers for p in (layer.keys, layer.values))
+    layers = family.check_memory(MODELS[shape], target, request(((8, 20),), words=2), more_per_position=8)
     assert len(layers) == (2 if shape == "small" else 4)
-    assert held + 8 * positions == cache_bytes(llm.config, "float32", positions)
-    section = SimpleNamespace(kind=llm.config.model_type, target=lambda model, **_: target(model))
-    counted = moment(llm.config, section, "float32", Pass(positions))
-    assert 0.5 < counted / (live.most - held) < 2, (counted, live.most - held)
 
 
 # ---- sections, files, and what is refused with the reason
@@ -284,17 +210,19 @@ def section(shape: str = "large", **settings):
     return GemmaTargetConfig.model_validate(values)
 
 
+def loaded(folder: Path, **more):
+    how = {"num_token_ids": TOKENS, "image_token_id": IMAGE_ID, "device": torch.device("cpu")}
+    return load_target(GemmaTargetConfig(kind="gemma4", path=str(folder)), folder, **how, **more)
+
+
 @every_shape
 def test_a_new_target_is_saved_and_read_again(shape, tmp_path):
     torch.manual_seed(0)
     llm = build_target(section(shape), IDS)
     llm.save_pretrained(tmp_path)
-    path = GemmaTargetConfig(kind="gemma4", path=str(tmp_path))
-    how = {"num_token_ids": TOKENS, "image_token_id": IMAGE_ID, "device": torch.device("cpu")}
-    read = load_target(path, tmp_path, **how)
-    asked = request(CASES[1])
-    assert torch.equal(all_logits(read, asked), all_logits(target(llm.eval()), asked))
-    tables = load_target(path, tmp_path, **how, tables_only=True)
+    read, asked = loaded(tmp_path), request(CASES[1])
+    assert torch.equal(family.all_logits(read, asked), family.all_logits(target(llm.eval()), asked))
+    tables = loaded(tmp_path, tables_only=True)
     assert torch.equal(tables.embedding, read.embedding) and tables.shape.num_layers == 4
     some = torch.randn(3, 32)
     assert torch.equal(tables.scores(some), read.scores(some))
@@ -311,50 +239,49 @@ def test_the_tower_of_sounds_is_left_out(tmp_path):
     sounding = Published(config)
     sounding.load_state_dict(llm.state_dict(), strict=False)
     sounding.save_pretrained(tmp_path)
-    path = GemmaTargetConfig(kind="gemma4", path=str(tmp_path))
-    how = {"num_token_ids": TOKENS, "image_token_id": IMAGE_ID, "device": torch.device("cpu")}
-    read, asked = load_target(path, tmp_path, **how), request(CASES[0])
-    assert torch.equal(all_logits(read, asked), all_logits(target(llm), asked))
+    read, asked = loaded(tmp_path), request(CASES[0])
+    assert torch.equal(family.all_logits(read, asked), family.all_logits(target(llm), asked))
     assert read.decoder.model.model.audio_tower is None
     assert sum(weight_bytes(config, "float32").values()) == 4 * sum(p.numel() for p in llm.parameters())
 
 
-def test_what_cannot_be_exact_is_refused():
-    asked = request(CASES[0])
+TEXT = {"model_type": "gemma4_text", **text_values("large")}
+EXPERTS = {"enable_moe_block": True, "num_experts": 2, "top_k_experts": 1, "moe_intermediate_size": 8}
+CLIP = {"model_type": "clip_vision_model", "hidden_size": 16, "num_attention_heads": 2}
+
+
+@pytest.mark.parametrize(("error", "refused", "why"), [
+    (UserError, lambda: build_target(section(language_model=TEXT | EXPERTS), IDS), "mixture of experts"),
+    (UserError, lambda: model("large", use_bidirectional_attention="all"), "see each other: it writes no text"),
+    (UserError, lambda: model("small", hidden_size_per_layer_input=0), "transformers' own forward fails"),
+    (UserError, lambda: check_kind(section(), "gemma4_unified", "google/gemma-4-12B-it"), "it has no tower"),
+    (UserError, lambda: check_kind(section(), "gemma3", "google/gemma-3-4b-it"), "is of model_type 'gemma3'"),
+    (UserError, lambda: build_target(section(vision_tower=CLIP), IDS),
+     "is of model_type gemma4_vision, and is a clip_vision_model"),
+    (ValueError, lambda: section(tensor_parallel_size=2), "never cut here"),
+    (Refused, lambda: VllmEngine(kind="vllm").check(section(), states=False, aspect="square"),
+     "expands the pictures of a gemma4"),
+    # Five of six of its layers see a window: the text model alone is no causal_lm target.
+    (UserError, lambda: CausalTarget(Gemma4ForCausalLM(Gemma4TextConfig(vocab_size=VOCAB, **text_values("large"))),
+                                     num_token_ids=TOKENS), "some layers of gemma4_text see a window alone"),
+])  # fmt: skip
+def test_what_cannot_be_exact_is_refused(error, refused, why):
+    with pytest.raises(error, match=why):
+        refused()
+
+
+def test_pictures_of_another_family_are_refused():
     for other in (Picture(4, 1, newline="one_token"), whole_picture(PatchGrid(1, 4, 4))):
-        cut = copy.copy(asked)
-        object.__setattr__(cut, "pictures", (other,))
         with pytest.raises(UserError, match="3 x 3 patches a token"):
-            target(MODELS["large"]).prefill(cut, Taps(), capacity=1)
-    experts = {"enable_moe_block": True, "num_experts": 2, "top_k_experts": 1, "moe_intermediate_size": 8}
-    with pytest.raises(UserError, match="mixture of experts"):
-        build_target(section(language_model={"model_type": "gemma4_text", **text_values("large"), **experts}), IDS)
-    with pytest.raises(UserError, match="see each other: it writes no text"):
-        model("large", use_bidirectional_attention="all")
-    with pytest.raises(UserError, match="transformers' own forward fails"):
-        model("small", hidden_size_per_layer_input=0)
-    with pytest.raises(UserError, match="it has no tower"):
-        check_kind(section(), "gemma4_unified", "google/gemma-4-12B-it")
-    with pytest.raises(UserError, match="is of model_type 'gemma3'"):
-        check_kind(section(), "gemma3", "google/gemma-3-4b-it")
-    clip = {"model_type": "clip_vision_model", "hidden_size": 16, "num_attention_heads": 2}
-    with pytest.raises(UserError, match="is of model_type gemma4_vision, and is a clip_vision_model"):
-        build_target(section(vision_tower=clip), IDS)
-    with pytest.raises(ValueError, match="never cut here"):
-        section(tensor_parallel_size=2)
-    with pytest.raises(Refused, match="expands the pictures of a gemma4"):
-        VllmEngine(kind="vllm").check(section(), states=False, aspect="square")
+            target(MODELS["large"]).prefill(replace(request(CASES[0]), pictures=(other,)), Taps(), capacity=1)
 
 
 def test_saved_experts_are_refused(tmp_path):
     values = MODELS["large"].config.to_dict()
-    values["text_config"] |= {
-        "enable_moe_block": True, "num_experts": 2, "top_k_experts": 1, "moe_intermediate_size": 8,
-    }  # fmt: skip
+    values["text_config"] |= EXPERTS
     Published(type(MODELS["large"].config)(**values)).save_pretrained(tmp_path)
-    path = GemmaTargetConfig(kind="gemma4", path=str(tmp_path))
     with pytest.raises(UserError, match="mixture of experts"):
-        load_target(path, tmp_path, num_token_ids=TOKENS, image_token_id=IMAGE_ID, device=torch.device("cpu"))
+        loaded(tmp_path)
 
 
 @every_shape
@@ -379,23 +306,15 @@ def test_checkpointing_changes_no_gradient(shape):
 def test_visual_tokens_are_hidden_from_some_layers(shape):
     """Hidden from all layers, pictures change nothing of the text after them; from none, everything is as ever."""
     own, asked = target(MODELS[shape]), request(CASES[1], seed=9)
-    other = copy.copy(asked)
-    object.__setattr__(other, "pixels", 1 - asked.pixels)
+    other = replace(asked, pixels=1 - asked.pixels)
     places = asked.modality != 0
     with unseen_from(own.decoder, places, 0):
-        hidden = [all_logits(own, one)[-1] for one in (asked, other)]
+        hidden = [family.all_logits(own, one)[-1] for one in (asked, other)]
     torch.testing.assert_close(*hidden, atol=1e-5, rtol=0)
-    seen = all_logits(own, asked)
+    seen = family.all_logits(own, asked)
     with unseen_from(own.decoder, places, 4):
-        torch.testing.assert_close(all_logits(own, asked), seen, atol=1e-5, rtol=0)
-    assert not torch.allclose(seen[-1], all_logits(own, other)[-1], atol=1e-3)
-
-
-def test_its_text_model_alone_is_refused_by_the_reason():
-    """Five of six of its layers see a window: it is no causal_lm target."""
-    config = Gemma4TextConfig(vocab_size=VOCAB, **text_values("large"))
-    with pytest.raises(UserError, match="some layers of gemma4_text see a window alone"):
-        CausalTarget(Gemma4ForCausalLM(config), num_token_ids=TOKENS)
+        torch.testing.assert_close(family.all_logits(own, asked), seen, atol=1e-5, rtol=0)
+    assert not torch.allclose(seen[-1], family.all_logits(own, other)[-1], atol=1e-3)
 
 
 def test_graphs_are_not_captured(monkeypatch):
@@ -413,8 +332,4 @@ def test_exports_say_what_is_known_of_engines(engine):
 
 
 def test_weights_do_not_move():
-    own, before = target(copy.deepcopy(MODELS["small"])), MODELS["small"].state_dict()
-    own.states(batch_of(request()), Taps(feature=True))
-    after = own.decoder.model.state_dict()
-    assert all(torch.equal(before[name], after[name]) for name in before)
-    assert not any(p.requires_grad for p in own.decoder.model.parameters())
+    family.check_frozen(MODELS["small"], target, batch_of(request()))

@@ -4,19 +4,16 @@ What they share with other Qwen-VLs is in `test_qwen.py`: transformers' scores, 
 """
 
 import copy
-from collections import Counter, defaultdict
+from dataclasses import replace
 
+import family_checks as family
 import pytest
 import tiny_qwen
 import torch
 from draftsmith.core.errors import UserError
 from draftsmith.core.states import Taps
-from draftsmith.eval.loop import Decoding, generate
-from draftsmith.eval.policies import Chain, Draw, Static
-from draftsmith.eval.rules import Sampling
-from draftsmith.models.decoding.removal import unseen_from
+from draftsmith.eval.policies import Chain, Static
 from draftsmith.models.decoding.tree import Tree
-from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.eagle3 import Eagle3Config
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.drafters.sparrow import SparrowConfig
@@ -49,7 +46,7 @@ def test_a_rolled_back_state_is_that_of_plain_decoding(chunk):
     """After every acceptance: none, some and all of a chain's and of a tree's nodes."""
     own = tiny_qwen.target(copy.deepcopy(MODEL).double(), prefill_chunk=chunk)
     request = asked()
-    request = type(request)(request.ids, request.modality, request.pixels.double(), request.name, request.pictures)
+    request = replace(request, pixels=request.pixels.double())
     session, _ = own.prefill(request, Taps(), capacity=40)
     plain, _ = own.prefill(request, Taps(), capacity=40)
     chain = Tree(torch.tensor([21, 22, 23, 24]), (-1, 0, 1, 2), (0,) * 4)
@@ -103,52 +100,16 @@ def test_transformers_refuses_what_is_done_here():
 
 
 @pytest.mark.slow  # about 40 seconds; the default tier has the exact comparison with the step recurrence
-def test_a_draw_of_many_is_distributed_as_the_target():
-    """Chains and trees at temperature 1, against the target's own probabilities of three tokens (chi-square)."""
+@pytest.mark.parametrize(("policy", "draw"), [(Chain(3), "sample"), (Static(BUSH), "sample"), (Static(BUSH), "top-k")])
+def test_a_draw_of_many_is_distributed_as_the_target(policy, draw):
+    """Three tokens, by chains and trees."""
     torch.manual_seed(1)
     near = copy.deepcopy(MODEL)
     for weight in near.parameters():
         weight.data += 0.03 * torch.randn_like(weight)
-    own, request, warp, count = tiny_qwen.target(MODEL), asked(seed=2, words=5), Warp(1.0, top_k=3), 300
     drafter = IndependentProposal(tiny_qwen.target(near).decoder, "M", newline_id=7)
-
-    def probabilities(extra: tuple[int, ...]) -> torch.Tensor:
-        _, step = own.prefill(longer(request, extra), Taps(), capacity=1)
-        return warp(step.logits[-1])
-
-    expected: dict = defaultdict(float)
-    first = probabilities(())
-    for a in first.nonzero().flatten().tolist():
-        second = probabilities((a,))
-        for b in second.nonzero().flatten().tolist():
-            for c, chance in enumerate(probabilities((a, b)).tolist()):
-                if chance:
-                    expected[a, b, c] = float(first[a]) * float(second[b]) * chance
-    for policy, draw in ((Chain(3), "sample"), (Static(BUSH), "sample"), (Static(BUSH), "top-k")):
-        generator = torch.Generator().manual_seed(3)
-        decoding = Decoding(policy, Sampling(), Draw(draw), warp, 4, ())
-        seen: Counter = Counter()
-        accepted = drafted = 0
-        for _ in range(count):
-            result = generate(own, drafter, request, decoding, generator)
-            seen[tuple(result.tokens[:3])] += 1
-            accepted += sum(c.num_accepted for c in result.cycles)
-            drafted += sum(c.num_drafted for c in result.cycles)
-        assert set(seen) <= set(expected) and 0 < accepted < drafted
-        common = {key: chance for key, chance in expected.items() if chance * count >= 8}
-        rare, told = 1 - sum(common.values()), [seen[key] for key in common]
-        observed = torch.tensor([*told, count - sum(told)], dtype=torch.float64)
-        wanted = count * torch.tensor([*common.values(), rare], dtype=torch.float64)
-        freedom = len(wanted) - 1
-        statistic = float(((observed - wanted) ** 2 / wanted.clamp(min=1e-9))[wanted > 1e-9].sum())
-        point = freedom * (1 - 2 / (9 * freedom) + 3.72 * (2 / (9 * freedom)) ** 0.5) ** 3
-        assert statistic < point, (policy, draw, statistic, point)
-
-
-def longer(request, extra: tuple[int, ...]):
-    kinds = torch.cat([request.modality, torch.zeros(len(extra), dtype=torch.int8)])
-    ids = torch.cat([request.ids, torch.tensor(extra, dtype=torch.int64)])
-    return type(request)(ids, kinds, request.pixels, request.name, request.pictures)
+    request = asked(seed=2, words=5)
+    family.check_draws(tiny_qwen.target(MODEL), drafter, request, policy, draw=draw, tokens=3, top_k=3, count=300)
 
 
 # ---- what is refused, with the reason
@@ -165,14 +126,9 @@ def test_attention_of_a_layer_that_recurs():
         SparrowConfig(kind="sparrow", vata=False, visual_share=0.5, share_layer=2).attention_layers(shape)
 
 
-def test_hiding_tokens_from_layers_and_graphs():
-    own = tiny_qwen.target(MODEL)
-    with (
-        pytest.raises(UserError, match="a recurrent state cannot forget"),
-        unseen_from(own.decoder, torch.ones(3) > 0, 2),
-    ):
-        pass
-    decoder = copy.copy(own.decoder)
+def test_graphs():
+    """That tokens cannot be hidden from layers is in test_visual_tokens.py."""
+    decoder = copy.copy(tiny_qwen.target(MODEL).decoder)
     decoder.__class__ = type("OnGpu", (HybridDecoder,), {"device": torch.device("cuda")})
     assert "recurrent layers" in (why_not(decoder) or "")
 

@@ -9,17 +9,15 @@ from draftsmith.core.batch import CodeBatch
 from draftsmith.eval.loop import generate
 from draftsmith.eval.policies import Chain
 from draftsmith.models.decoding.rows import Guidance
-from draftsmith.models.decoding.tree import ROOT, Tree, chain, no_tree
+from draftsmith.models.decoding.tree import ROOT, chain, no_tree
 from draftsmith.models.targets.base import Taps
 from draftsmith.models.targets.llamagen.target import LlamaGenTarget
+from exact import path_to, random_tree
+from tensors import close, unchanged
 from visual_tiny import arrays, code_batch, greedy, llamagen, plain, published, request, sequence, target, true_features
 
 CASES = [("t2i", "a"), ("t2i", "b"), ("c2i", "a"), ("c2i", "b")]
 INTERVAL = {"t2i": "cfg7.5_interval4", "c2i": "cfg4.0_interval2"}
-
-
-def close(actual, expected, tolerance):
-    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=0)
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join(case))
@@ -66,19 +64,6 @@ def test_sequences_hold_the_recorded_features(recorded, side):
     assert torch.equal(result.mask[:, :num_condition], wanted) and result.mask[:, num_condition:].all()
 
 
-def random_tree(dice: random.Random, vocab: int, size: int) -> Tree:
-    parents = tuple(dice.randrange(ROOT, node) for node in range(size))
-    return Tree(torch.tensor([dice.randrange(vocab) for _ in parents]), parents, (ROOT,) * size)
-
-
-def path_to(tree: Tree, node: int) -> list[int]:
-    path = []
-    while node != ROOT:
-        path.append(node)
-        node = tree.parents[node]
-    return path[::-1]
-
-
 @pytest.mark.parametrize("condition", ["class", "text"])
 @pytest.mark.parametrize(("scale", "interval"), [(1.0, -1), (3.0, -1), (3.0, 4)])
 def test_a_tree_is_one_path_at_a_time(condition, scale, interval):
@@ -93,7 +78,7 @@ def test_a_tree_is_one_path_at_a_time(condition, scale, interval):
         assert step.prompt.mask.sum() == rows * (1 if condition == "class" else len(asked.condition))
         committed: list[int] = [int(step.logits[-1].argmax())]
         while len(committed) < 13:
-            tree = random_tree(dice, 24, dice.randrange(7))
+            tree = random_tree(dice, dice.randrange(7), 24)
             step = generator.verify(session, committed[-1], tree)
             assert step.prompt is None and sorted(step.layers) == [0, 1, 2]
             for node in range(ROOT, tree.num_nodes):
@@ -191,10 +176,9 @@ def test_a_bfloat16_model_keeps_its_rotation_in_float32():
 
 def test_the_targets_weights_do_not_move():
     model = llamagen("text")
-    before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    generator = target(model.train(), 3.0)
-    plain(generator, request(model))
-    sequence(generator, code_batch(model, torch.zeros(1, 16, dtype=torch.int64)), torch.zeros(1).bool())
-    assert all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
+    with unchanged(model):
+        generator = target(model.train(), 3.0)
+        plain(generator, request(model))
+        sequence(generator, code_batch(model, torch.zeros(1, 16, dtype=torch.int64)), torch.zeros(1).bool())
     assert not any(weight.requires_grad for weight in model.parameters()) and not model.training
     assert generator.embedding is model.tok_embeddings.weight

@@ -112,17 +112,14 @@ def broken(**values) -> PreTrainedConfig:
     return config
 
 
-@pytest.mark.parametrize(
-    ("values", "size", "said"),
-    [
-        ({}, 4, ("num_key_value_heads is 2, which 4 ranks cannot share evenly", "use 2")),
-        ({"num_attention_heads": 3, "num_key_value_heads": 3, "hidden_size": 30}, 2, ("num_attention_heads is 3",)),
-        ({"intermediate_size": 63}, 2, ("intermediate_size is 63",)),
-        ({"vocab_size": 61}, 2, ("vocab_size is 61",)),
-        ({"quantization_config": {"quant_method": "awq"}}, 2, ("quantised",)),
-        ({"num_experts": 4}, 2, ("mixture of experts", "device_map: auto")),
-    ],
-)
+@pytest.mark.parametrize(("values", "size", "said"), [
+    ({}, 4, ("num_key_value_heads is 2, which 4 ranks cannot share evenly", "use 2")),
+    ({"num_attention_heads": 3, "num_key_value_heads": 3, "hidden_size": 30}, 2, ("num_attention_heads is 3",)),
+    ({"intermediate_size": 63}, 2, ("intermediate_size is 63",)),
+    ({"vocab_size": 61}, 2, ("vocab_size is 61",)),
+    ({"quantization_config": {"quant_method": "awq"}}, 2, ("quantised",)),
+    ({"num_experts": 4}, 2, ("mixture of experts", "device_map: auto")),
+])  # fmt: skip
 def test_what_cannot_be_cut_is_refused_with_its_number(values, size, said):
     with pytest.raises(UserError) as refused:
         check_cut(broken(**values), size, "somewhere")

@@ -5,25 +5,21 @@ import gc
 import weakref
 from dataclasses import replace
 
+import family_checks as family
 import pytest
+import tiny_qwen
 import torch
+from decodings import greedy
 from draftsmith.core.errors import UserError
 from draftsmith.core.pictures import TEXT, Picture
-from draftsmith.core.states import Taps, feature_places, visual_places
-from draftsmith.data.collate import Sample, collate
-from draftsmith.eval.loop import Decoding, generate
-from draftsmith.eval.policies import Chain, Draw, Static
-from draftsmith.eval.rules import Greedy
+from draftsmith.core.states import Taps
+from draftsmith.eval.loop import generate
+from draftsmith.eval.policies import Chain, Static
 from draftsmith.models.decoding import decoder as decoders
-from draftsmith.models.decoding.batched import write_answers
-from draftsmith.models.decoding.tree import Tree
-from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.targets.llava.section import LlavaTarget
+from live_tensors import Watched
 from tiny import llava
-from tiny_qwen import EOS, KINDS, model, published, reference, request, target
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from tiny_qwen import KINDS, model, published, reference, request, target
 
 MODELS = {kind: model(kind) for kind in KINDS}
 CASES = [((4, 6),), ((4, 4), (2, 8))]
@@ -32,33 +28,12 @@ TREE = [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
-def greedy(policy, max_new_tokens: int = 14) -> Decoding:
-    return Decoding(policy, Greedy(), Draw("top-k"), Warp(), max_new_tokens, (EOS,))
-
-
-def all_logits(own, asked) -> torch.Tensor:
-    """[T,V] of a prompt, through our prefill."""
-    _, step = own.prefill(asked, Taps(feature=True), capacity=1)
-    return own.scores(step.feature[0])
-
-
-def longer(asked, ids):
-    """The request with these ids after it."""
-    extra = torch.tensor(ids)
-    kinds = torch.cat([asked.modality, torch.zeros(len(ids), dtype=torch.int8)])
-    return replace(asked, ids=torch.cat([asked.ids, extra]), modality=kinds)
-
-
 @every_kind
 @pytest.mark.parametrize(("images", "clip"), [(CASES[0], None), (CASES[1], None), (CASES[0], CLIP), ((), CLIP)])
 def test_a_prompt_scores_as_in_transformers(kind, images, clip):
     asked, llm = request(kind, images, clip), MODELS[kind]
-    with torch.no_grad():
-        expected = llm(**published(kind, asked)).logits[0]
-    ours = all_logits(target(llm, resume="longer_side"), asked)
-    kept = ~ours[0].isinf()
-    torch.testing.assert_close(ours[:, kept], expected[:, kept], atol=3e-4, rtol=0)
-    trained = all_logits(target(llm), asked)
+    _, expected, kept = family.check_scores(target(llm, resume="longer_side"), asked, published(kind, asked), 3e-4)
+    trained = family.all_logits(target(llm), asked)
     differs = (trained[-1, kept] - expected[-1, kept]).abs().max() > 1e-2
     assert differs == (clip is not None and not kind.startswith("qwen3"))
 
@@ -67,17 +42,12 @@ def test_a_prompt_scores_as_in_transformers(kind, images, clip):
 @every_kind
 @pytest.mark.parametrize("policy", [Chain(3), Static(TREE)], ids=["chain", "static"])
 def test_a_copy_as_draft_is_always_right_and_changes_nothing(kind, policy):
-    own = target(MODELS[kind])
-    draft = IndependentProposal(target(copy.deepcopy(MODELS[kind])).decoder, "M", newline_id=7)
+    llm = MODELS[kind]
     for number, (images, clip) in enumerate([((), None), (CASES[1], None), ((), CLIP), (CASES[0], CLIP)]):
         asked = request(kind, images, clip, seed=number)
-        plain = generate(own, None, asked, greedy(policy)).tokens
-        drafted = generate(own, draft, asked, greedy(policy))
-        assert drafted.tokens == plain
-        deepest = [min(c.num_drafted, c.num_emitted) for c in drafted.cycles]
-        assert [c.num_accepted for c in drafted.cycles][:-1] == deepest[:-1]
-        if clip is None:  # the library's decoding goes on elsewhere than its prompts, after a clip
-            assert plain == reference(MODELS[kind], kind, asked, 14)
+        # The library's decoding goes on elsewhere than its prompts, after a clip.
+        expected = None if clip else reference(llm, kind, asked, 14)
+        family.check_copy(target(llm), target(copy.deepcopy(llm)), asked, policy, expected, 14)
 
 
 @every_kind
@@ -86,8 +56,8 @@ def test_decoding_behind_a_clip_is_one_forward_over_everything(kind):
     asked = request(kind, CASES[0], CLIP, seed=3)
     for resume in ("max_plus_one", "longer_side"):
         own = target(MODELS[kind], resume=resume)
-        tokens = generate(own, None, asked, greedy(Chain(1), 8)).tokens
-        whole = all_logits(own, longer(asked, tokens[:-1]))[len(asked.ids) - 1 :]
+        tokens = generate(own, None, asked, greedy(Chain(1), 8, family.EOS)).tokens
+        whole = family.all_logits(own, family.longer(asked, tokens[:-1]))[len(asked.ids) - 1 :]
         assert whole.argmax(-1).tolist() == tokens
 
 
@@ -96,16 +66,7 @@ def test_a_tree_is_its_paths_one_by_one(kind):
     own, asked = target(MODELS[kind]), request(kind, CASES[1], CLIP, seed=5)
     session, _ = own.prefill(asked, Taps(), capacity=20)
     assert (session.rope_delta != 0) == any(p.num_tokens > 1 for p in asked.pictures)
-    tree = Tree(torch.tensor([11, 12, 13, 14, 15]), (-1, -1, 0, 0, 2), (0,) * 5)
-    paths = {0: [11], 1: [12], 2: [11, 13], 3: [11, 14], 4: [11, 13, 15]}
-    before = [9]
-    for root, path in ((9, [0, 2]), (21, [0, 3])):
-        step = own.verify(session, root, tree)
-        for node, ids in paths.items():
-            alone = all_logits(own, longer(asked, [*before, *ids]))[-1]
-            torch.testing.assert_close(step.logits[node + 1], alone, atol=2e-4, rtol=0)
-        own.commit(session, path)
-        before += [*[int(tree.tokens[n]) for n in path], 21]
+    family.check_tree(own, own, session, asked)
 
 
 def in_float64(kind, asked):
@@ -135,18 +96,6 @@ def test_chunks_are_the_whole_prompt(kind):
             torch.testing.assert_close(parts.attention[layer], whole.attention[layer], atol=1e-5, rtol=0)
 
 
-class _Largest(TorchDispatchMode):
-    """The most numbers that one tensor had."""
-
-    most = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        sizes = [part.numel() for part in tree_leaves(result) if isinstance(part, torch.Tensor)]
-        self.most = max([self.most, *sizes])
-        return result
-
-
 def test_in_chunks_nothing_grows_with_places_times_places_and_untapped_states_go():
     """What lets 25k visual tokens fit: no [T,T] in any layer, and states of the tapped layers alone stay."""
     asked, llm = request("qwen2_5_vl", ((4, 4),), (80, 8, 8), words=40), MODELS["qwen2_5_vl"]
@@ -157,9 +106,10 @@ def test_in_chunks_nothing_grows_with_places_times_places_and_untapped_states_go
     ]
     for chunk in (None, 64):
         made.clear()
-        with _Largest() as largest:
-            _, step = target(llm, prefill_chunk=chunk).prefill(asked, Taps(text_layers=(2,), feature=True), capacity=1)
-        most[chunk] = largest.most
+        sizes, taps = [], Taps(text_layers=(2,), feature=True)
+        with Watched(lambda _, made, sizes=sizes: sizes.extend(part.numel() for part in made)):
+            _, step = target(llm, prefill_chunk=chunk).prefill(asked, taps, capacity=1)
+        most[chunk] = max(sizes)
     for hook in hooks:
         hook.remove()
     # The patches of the clip are the most that is left; a whole prompt needs no mask of its places, either.
@@ -196,38 +146,18 @@ def test_attention_is_averaged_as_it_is_seen(queries, chunk, monkeypatch):
 
 def batch_of(kind, louder=1.0):
     asked = [request(kind, CASES[0], CLIP, seed=7), request(kind, (), seed=8), request(kind, CASES[1], seed=9)]
-    samples = [
-        Sample(
-            r.ids.tolist(), [n >= len(r.ids) - 3 for n in range(len(r.ids))], r.modality.tolist(),
-            None if r.pixels is None else r.pixels * louder, r.name, r.pictures,
-        )
-        for r in asked
-    ]  # fmt: skip
-    return collate(samples, pad_id=0, image_size=8), asked
+    loud = [r if r.pixels is None else replace(r, pixels=r.pixels * louder) for r in asked]
+    return tiny_qwen.batch_of(*loud), asked
 
 
 @every_kind
 def test_states_are_the_taps_of_a_prefill(kind):
     own, (batch, asked) = target(MODELS[kind], prefill_chunk=6), batch_of(kind)
-    wanted = Taps(feature=True, text_layers=(1,), visual_layers=(0, 3))
-    states = own.states(batch, wanted)
+    states, _, steps = family.check_states(own, asked, batch, (0, 3), 2e-4)
     assert states.positions.shape == (3, *batch.ids.shape)
-    text, visual = (
-        feature_places(batch.modality, batch.attention_mask, batch.loss_mask),
-        visual_places(batch.modality, batch.attention_mask),
-    )
-    for row, one in enumerate(asked):
-        length = len(one.ids)
-        _, step = own.prefill(one, Taps(text_layers=(0, 1, 3), feature=True), capacity=1)
-        assert torch.equal(states.positions[:, row, :length], step.prompt.positions[:, 0])
+    for row, (one, step) in enumerate(zip(asked, steps, strict=True)):
+        assert torch.equal(states.positions[:, row, : len(one.ids)], step.prompt.positions[:, 0])
         assert torch.equal(step.prompt.modality[0], one.modality)
-        for ours, theirs, kept in (
-            (states.feature, step.feature, text), (states.layers[1], step.layers[1], text),
-            (states.layers[0], step.layers[0], visual), (states.layers[3], step.layers[3], visual),
-        ):  # fmt: skip
-            here = kept[row, :length]
-            torch.testing.assert_close(ours[row, :length][here], theirs[0][here], atol=2e-4, rtol=0)
-            assert ours[row, :length][~here].abs().sum() == 0
 
 
 @every_kind
@@ -280,13 +210,8 @@ def test_tiles_are_refused():
 @every_kind
 def test_answers_in_batches_are_those_of_single_requests(kind):
     asked = [request(kind, CASES[0], CLIP), request(kind, (), seed=1), request(kind, CASES[1], seed=2)]
-    own = target(MODELS[kind])
-    expected = [generate(own, None, r, greedy(Chain(1), 9)).tokens for r in asked]
     for chunk in (None, 5):
-        written = write_answers(
-            own.decoder, asked, Warp(), limits=[9] * 3, seeds=[0] * 3, eos_ids=(EOS,), prefill_chunk=chunk
-        )
-        assert [w.ids for w in written] == expected
+        family.check_batches(target(MODELS[kind]), asked, 9, chunk)
 
 
 def test_other_families_say_so():

@@ -1,6 +1,7 @@
 """States of whole sequences: the numbers of a prefill's taps, with the pictures, and nothing that was not asked for."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import tiny_qwen
@@ -28,14 +29,8 @@ def target(family: str) -> LlavaTarget:
 def batch_of(family: str, *, louder: float = 1.0) -> tuple[Batch, list]:
     """A row with pictures and a shorter one without; the last ids of both are supervised."""
     asked = [request(family, *PICTURES[family][:1], frames=PICTURES[family][1]), request(family, [])]
-    samples = [
-        Sample(
-            r.ids.tolist(), [n >= len(r.ids) - 4 for n in range(len(r.ids))], r.modality.tolist(),
-            None if r.pixels is None else r.pixels * louder, r.name, r.pictures,
-        )
-        for r in asked
-    ]  # fmt: skip
-    return collate(samples, pad_id=0, image_size=SIDE), asked
+    loud = [replace(asked[0], pixels=asked[0].pixels * louder), asked[1]]
+    return tiny_qwen.batch_of(*loud, image_size=SIDE, last=4), asked
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -133,13 +128,10 @@ def test_the_tables_of_a_quantised_target_are_read_without_its_kernels(method, t
     assert torch.equal(tables.decoder.language_model.norm.weight, made.model.language_model.norm.weight)
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda state, name: state.pop(name), "lm_head.weight is missing"),
-        (lambda state, name: state.update({name: torch.ones(2, 2)}), r"lm_head.weight is \[2, 2\], expected"),
-    ],
-)
+@pytest.mark.parametrize(("change", "said"), [
+    (lambda state, name: state.pop(name), "lm_head.weight is missing"),
+    (lambda state, name: state.update({name: torch.ones(2, 2)}), r"lm_head.weight is \[2, 2\], expected"),
+])  # fmt: skip
 def test_a_target_with_other_tensors_than_its_config_says_is_refused(tmp_path, change, said):
     """transformers would draw what is missing at random, and say so in a log alone."""
     made = model("llava")
