@@ -7,18 +7,19 @@ Letters: R rows, N new positions, K places seen, D width, H heads, G key-value h
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ..attention import attend
 from ..layer import LayerShape
 from ..training_passes import TrainingPasses
 from . import unwrapped
-from .cache import Cache
+
+if TYPE_CHECKING:
+    from .cache import Cache
 
 
 class DecoderLayer(nn.Module):
@@ -46,13 +47,14 @@ def through(
 ) -> Tensor:  # fmt: skip
     """States [R,N,D] after a layer whose attention reads `inputs` [R,N,...]; the rest as of `DecoderLayer.forward`."""
     attention, mlp, norm = layer.self_attn, layer.mlp, layer.post_attention_layernorm
-    if isinstance(cache, Cache) and (plain := unwrapped.head_layer_of(attention, mlp, norm, cache)) is not None:
+    kept = None if isinstance(cache, TrainingPasses) else cache
+    if kept is not None and (plain := unwrapped.head_layer_of(attention, mlp, norm, kept)) is not None:
 
         def turn(heads: Tensor) -> Tensor:
             turned: Tensor = attention.turn(heads, rope)
             return turned
 
-        return unwrapped.step(plain, states, inputs, turn, for_heads(mask), cache.own_layers[0])
+        return unwrapped.step(plain, states, inputs, turn, for_heads(mask), kept.own_layers[0])
     states = states + attention(inputs, rope, mask, cache)
     return states + mlp(norm(states))
 
@@ -239,6 +241,7 @@ def _frequencies(shape: LayerShape) -> tuple[Tensor, float]:
         return 1.0 / shape.rope_theta**powers, 1.0
     rope = {"rope_theta": shape.rope_theta, **shape.rope_scaling}
     from transformers import LlamaConfig  # brings the code of models
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     config = LlamaConfig(
         hidden_size=shape.hidden_size, num_attention_heads=shape.num_heads, head_dim=shape.head_dim,

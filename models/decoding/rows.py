@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 from pydantic import AfterValidator, Field
 from torch import Tensor
 
 from ...core.states import uploaded
-from .cache import Cache
+
+if TYPE_CHECKING:
+    from .cache import Cache
 
 Reduce = Callable[[Tensor], Tensor]  # [R,F,V] -> [F,V]
 
@@ -65,6 +67,8 @@ class Places:
 
 def stacked(caches: Sequence[Cache], capacity: int) -> Cache:
     """One cache with a row for each of several single-row caches; their committed positions end at the same index."""
+    from .cache import Cache
+
     joint = Cache(len(caches[0].layers), capacity)
     for layer, like in zip(joint.own_layers, caches[0].own_layers, strict=True):
         keys, values = (part[:, :, :1].expand(len(caches), -1, -1, -1) for part in (like.keys, like.values))

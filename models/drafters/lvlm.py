@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import torch
-import transformers
 from pydantic import Field, model_validator
 from torch import nn
-from transformers import PreTrainedConfig
-from transformers.utils import cached_file
 
 from ...core.checksums import check_sums
 from ...core.errors import UserError
@@ -44,6 +41,10 @@ from .graph import GraphedChain
 from .independent import IndependentProposal
 from .manifest import MANIFEST, read_manifest
 from .modes import ImageSubstitutes, Mode
+
+if TYPE_CHECKING:
+    import transformers
+    from transformers import PreTrainedConfig
 
 # What others take of a draft's family they ask for here: drafts are LLaVAs.
 LvlmTraining = LlavaTraining
@@ -139,8 +140,10 @@ class LvlmConfig(PublishedDrafter):
         seed: int = 0,
     ) -> transformers.PreTrainedModel:
         """As `build_drafter`; `target` may be a loaded target, its model, or the model's config."""
+        from transformers import PreTrainedConfig, PreTrainedModel
+
         assert ids is not None, "a draft shares the target's special ids"
-        plain = isinstance(target, transformers.PreTrainedModel | PreTrainedConfig)
+        plain = isinstance(target, PreTrainedModel | PreTrainedConfig)
         return build_drafter(self, target if plain else target.decoder.model, ids, seed=seed)
 
     def load(
@@ -161,7 +164,7 @@ class LvlmConfig(PublishedDrafter):
         return load_drafter(ours, tokenizer_hash=tokenizer, dtype=dtype, device=target.device)
 
     def save(self, module: nn.Module, folder: Path, manifest: JsonMapping) -> None:
-        save_lvlm(cast(transformers.PreTrainedModel, module), folder, manifest)
+        save_lvlm(cast("transformers.PreTrainedModel", module), folder, manifest)
 
     def lines(self, shape: TargetShape, config: PreTrainedConfig) -> list[str]:
         """Return the number of parameters of each part and the size of the vocabulary."""
@@ -185,7 +188,7 @@ class LvlmConfig(PublishedDrafter):
         decoder = target.decoder  # type: ignore[attr-defined]
         substitutes = options.substitutes
         return proposal(
-            cast(transformers.PreTrainedModel, module),
+            cast("transformers.PreTrainedModel", module),
             self.mode,
             num_token_ids=decoder.num_token_ids,
             never=decoder.never,
@@ -252,6 +255,8 @@ def build_drafter(
     config: LvlmConfig, target: transformers.PreTrainedModel | PreTrainedConfig, ids: TokenIds, *, seed: int
 ) -> transformers.PreTrainedModel:
     """A float32 draft before its first stage. A whole target is needed only for `vision_tower: target`."""
+    import transformers
+
     full = target.config if isinstance(target, transformers.PreTrainedModel) else target
     assert config.language_model is not None and config.vision_tower is not None
     joined = drafter_config(config, full, ids, network=True)
@@ -334,6 +339,8 @@ def load_strangers(
 
 def _folder_of_ours(config: LvlmConfig) -> Path | None:
     """The folder of a published draft with our manifest; None: it has none, or cannot be reached, as loading tells."""
+    from transformers.utils import cached_file
+
     path = Path(str(config.path))
     if path.is_dir():
         return path if (path / MANIFEST).is_file() else None

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 from pydantic import Field
-from transformers import PreTrainedConfig
 
 from ...core.errors import UserError, did_you_mean
 from ...core.import_paths import OrImported
@@ -22,7 +21,7 @@ from ..targets.section import TargetSection
 from .table import FAMILIES, LANGUAGE_TARGETS, family_of
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 # A recipe's `target` of the language tracks.
 TargetConfig = Annotated[LANGUAGE_TARGETS, Field(discriminator="kind"), OrImported(TargetSection)]

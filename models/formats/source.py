@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
-from transformers import PreTrainedConfig
 
 from ...core.errors import UserError
 from ...core.files import checked
@@ -29,6 +28,9 @@ from ..folders import read_values
 from ..hub import read_config
 from ..shipped import PREFIX, opened_target
 from ..targets.base import TargetShape, language_shape
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 ReadConfig = HeadConfig | DflashConfig | MedusaConfig  # of drafters that read states
 Files = tuple[JsonObject, dict[str, Tensor]]  # config.json, model.safetensors

@@ -10,15 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from transformers import PreTrainedConfig
-
 from ...core.pictures import Picture
 from ..decoding.decoder import CachedDecoder
 from ..hub import config_value, transformers_class
 from ..training import ModelTraining
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 class Pictures:

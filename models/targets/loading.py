@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from transformers import PreTrainedConfig
-from transformers.utils import logging
 
 from ...core.errors import UserError
 from ...core.finite import check_module
@@ -17,7 +15,7 @@ from ..hub import config_value, read_config
 from .parallel import parallel_plan
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 # Tables that follow from the config: older checkpoints hold them.
 _DERIVED = ("position_ids", "rotary_emb.inv_freq")
@@ -94,6 +92,8 @@ def load_weights(
 
 def _tables(maker: Any, source: str | Path, config: PreTrainedConfig, arguments: dict[str, Any]) -> Any:
     """The model without its layers; its config says how many it has."""
+    from transformers.utils import logging
+
     text, vision = config.get_text_config(), config_value(config, "vision_config")
     for part in (config, text):  # layers alone are quantised, and their kernels may not be installed here
         if config_value(part, "quantization_config") is not None:

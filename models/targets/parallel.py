@@ -6,12 +6,15 @@ tower is whole on every rank, as transformers' plans leave it.
 
 from __future__ import annotations
 
-from transformers import PreTrainedConfig
-from transformers.distributed import DistributedConfig
+from typing import TYPE_CHECKING
 
 from ...core import ranks
 from ...core.errors import UserError
 from ..hub import config_value, num_experts, recurrent_layers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+    from transformers.distributed import DistributedConfig
 
 KEY = "target.tensor_parallel_size"
 # Of a decoder of Llama's shape. Qwen3-VL's dense language models have no plan of their own in transformers.
@@ -40,6 +43,8 @@ def parallel_plan(config: PreTrainedConfig, size: int, source: str, *, key: str 
     Raises:
         UserError: it cannot be cut so; names the number that stands in the way.
     """
+    from transformers.distributed import DistributedConfig
+
     text = config.get_text_config()
     check_cut(config, size, source, key=key)
     if text.model_type not in _OURS:

@@ -144,7 +144,7 @@ def test_a_disk_that_is_full_when_it_comes_back(server, folder, monkeypatch):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("draftsmith.trainers.publish.hub_upload.hf_hub_download", full)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", full)
     with pytest.raises(UserError, match="No space left") as caught:
         Upload(server, folder, public=True)
     assert "make room" in caught.value.hint and server.repositories[REPO].private
@@ -244,7 +244,7 @@ def test_without_rights_the_namespace_is_named(server, folder):
 
 
 def test_without_a_login(server, folder, monkeypatch):
-    monkeypatch.setattr("draftsmith.trainers.publish.hub_upload.get_token", lambda: None)
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     with pytest.raises(UserError, match="not logged in") as caught:
         Upload(server, folder, token=None)
     assert "hf auth login" in caught.value.hint and server.requests == []

@@ -17,12 +17,10 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import ChameleonConfig
 
 from ....core.batch import CodeBatch, ImageRequest
 from ....core.errors import UserError
 from ....core.states import Taps, TargetStates
-from ...decoding.cache import Cache
 from ...decoding.decoder import CachedDecoder, DecoderStates
 from ...decoding.rows import Guidance
 from ...decoding.tapped import Tapped
@@ -33,7 +31,9 @@ from ..base import Prompt, TargetShape, TargetStep, check_layers, guided_batch
 from ..llamagen.target import both_sides
 
 if TYPE_CHECKING:
-    from transformers import ChameleonForConditionalGeneration
+    from transformers import ChameleonConfig, ChameleonForConditionalGeneration
+
+    from ...decoding.cache import Cache
 
 DEFAULT_GUIDANCE = Guidance(3.0)
 

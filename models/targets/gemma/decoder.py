@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from ....core.pictures import TEXT, Picture
 from ....core.states import uploaded
 from ...attention import added
-from ...decoding.cache import Cache
 from ...decoding.decoder import CachedDecoder, PromptRows, with_features
 from ...hub import own_layers
 from .model import apart, blocks_of, capped, layer_tables, see_whole, windowed
-from .windowed import WindowedCache
+
+if TYPE_CHECKING:
+    from ...decoding.cache import Cache
 
 
 class GemmaDecoder(CachedDecoder):
@@ -43,6 +44,8 @@ class GemmaDecoder(CachedDecoder):
 
     def new_cache(self, capacity: int) -> Cache:
         """An empty cache of `capacity` positions."""
+        from .windowed import WindowedCache
+
         return WindowedCache(self._own_layers, capacity)
 
     def embed(
@@ -101,6 +104,8 @@ class GemmaDecoder(CachedDecoder):
         self, embeds: Tensor, cache: Cache, places: Tensor, full: Tensor | None, additive: torch.dtype | None,
         more: Mapping[str, Any],
     ) -> dict[str, Any]:  # fmt: skip
+        from .windowed import WindowedCache
+
         assert isinstance(cache, WindowedCache), "a cache that knows no positions"
         own, tables = embeds[..., : self._width], embeds[..., self._width :]
         keys = cache.place(places, len(embeds))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +17,14 @@ from torch.nn import functional as F
 
 from ....core.errors import UserError
 from ....core.positions import Resume
-from ...decoding.cache import Cache
 from ...decoding.decoder import DecoderStates, PromptRows
 from ...hub import RECURS, recurrent_layers
 from ..qwen.decoder import QwenDecoder
 from .delta_rule import Step
-from .recurrent import HybridCache, RecurrentLayer
+
+if TYPE_CHECKING:
+    from ...decoding.cache import Cache
+    from .recurrent import RecurrentLayer
 
 
 class HybridDecoder(QwenDecoder):
@@ -43,6 +45,8 @@ class HybridDecoder(QwenDecoder):
 
     def new_cache(self, capacity: int) -> Cache:
         """An empty cache of `capacity` positions."""
+        from .recurrent import HybridCache
+
         return HybridCache(self.recurs, capacity, self._window)
 
     def run(
@@ -56,6 +60,8 @@ class HybridDecoder(QwenDecoder):
         chunk: int | None = None,
     ) -> DecoderStates:
         """As every decoder's. Raises `UserError` where attention is wanted of a layer that has none."""
+        from .recurrent import HybridCache
+
         assert isinstance(cache, HybridCache) and prompts.row is None, "samples in one row would share a state"
         if recurring := [layer for layer in attention if self.recurs[layer]]:
             raise UserError(
@@ -81,6 +87,8 @@ def _forward(
     self: Any, hidden_states: Tensor, cache_params: Any = None, attention_mask: Tensor | None = None, **more: Any
 ) -> Tensor:
     """As transformers' forward of a gated DeltaNet; [R,N,width] of both states."""
+    from .recurrent import HybridCache
+
     if not isinstance(cache_params, HybridCache):
         return type(self).forward(self, hidden_states, cache_params, attention_mask, **more)
     layer: RecurrentLayer = cache_params.layers[self.layer_idx]

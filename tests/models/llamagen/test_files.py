@@ -167,7 +167,7 @@ def test_a_hub_id_fetches_its_files_and_their_sums(tmp_path, monkeypatch):
         asked.update(options, source=source)
         return str(tmp_path)
 
-    monkeypatch.setattr(folders, "snapshot_download", download)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     assert files.load_llamagen("someone/llamagen", revision="abc").config == CLASS
     assert asked == {
         "source": "someone/llamagen",
