@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
@@ -19,6 +17,7 @@ SPECIAL = ("<unk>", "<s>", "</s>", "<pad>", "<image>")
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
     """Train on `texts`; the result has at most `vocab_size` ids, 256 of them bytes."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=False))
