@@ -13,16 +13,14 @@ import time
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...core.errors import first_line
+from .cache import Cache
 from .parallel import is_cut
-
-if TYPE_CHECKING:
-    from .cache import Cache
 
 Run = Callable[..., tuple[Tensor, ...]]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +23,8 @@ from ..hub import config_value
 from ..packed_row import PackedRow, reads_bounds
 from ..parts import language_model_of, placeholder_ids
 from . import unwrapped
+from .cache import Cache
 from .tapped import LanguageModel, Tapped
-
-if TYPE_CHECKING:
-    from .cache import Cache
 
 _ATTENTION_CHUNK = 256  # positions per chunk where attention weights are wanted: scores are [R,heads,N,P+N]
 
@@ -125,9 +123,9 @@ class CachedDecoder:
 
     def new_cache(self, capacity: int) -> Cache:
         """An empty cache of `capacity` positions."""
-        from .cache import Cache
+        from .model_cache import ModelCache
 
-        return Cache(self.num_layers, capacity)
+        return ModelCache(self.num_layers, capacity)
 
     def embed(
         self,

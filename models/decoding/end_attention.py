@@ -7,17 +7,15 @@ Letters: D width, H heads, K places.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...core.errors import UserError
 from ..hub import has_windows
+from .cache import Cache, CacheLayer
 from .parallel import all_heads
-
-if TYPE_CHECKING:
-    from .cache import Cache, CacheLayer
 
 
 class _Committed:

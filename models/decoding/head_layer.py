@@ -7,7 +7,7 @@ Letters: R rows, N new positions, K places seen, D width, H heads, G key-value h
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +17,7 @@ from ..attention import attend
 from ..layer import LayerShape
 from ..training_passes import TrainingPasses
 from . import unwrapped
-
-if TYPE_CHECKING:
-    from .cache import Cache
+from .cache import Cache
 
 
 class DecoderLayer(nn.Module):
@@ -47,14 +45,13 @@ def through(
 ) -> Tensor:  # fmt: skip
     """States [R,N,D] after a layer whose attention reads `inputs` [R,N,...]; the rest as of `DecoderLayer.forward`."""
     attention, mlp, norm = layer.self_attn, layer.mlp, layer.post_attention_layernorm
-    kept = None if isinstance(cache, TrainingPasses) else cache
-    if kept is not None and (plain := unwrapped.head_layer_of(attention, mlp, norm, kept)) is not None:
+    if isinstance(cache, Cache) and (plain := unwrapped.head_layer_of(attention, mlp, norm, cache)) is not None:
 
         def turn(heads: Tensor) -> Tensor:
             turned: Tensor = attention.turn(heads, rope)
             return turned
 
-        return unwrapped.step(plain, states, inputs, turn, for_heads(mask), kept.own_layers[0])
+        return unwrapped.step(plain, states, inputs, turn, for_heads(mask), cache.own_layers[0])
     states = states + attention(inputs, rope, mask, cache)
     return states + mlp(norm(states))
 

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import torch
 from pydantic import AfterValidator, Field
 from torch import Tensor
 
 from ...core.states import uploaded
-
-if TYPE_CHECKING:
-    from .cache import Cache
+from .cache import Cache
 
 Reduce = Callable[[Tensor], Tensor]  # [R,F,V] -> [F,V]
 
@@ -66,10 +64,12 @@ class Places:
 
 
 def stacked(caches: Sequence[Cache], capacity: int) -> Cache:
-    """One cache with a row for each of several single-row caches; their committed positions end at the same index."""
-    from .cache import Cache
+    """One cache of a model of transformers with a row for each of several single-row caches; their committed positions
+    end at the same index.
+    """
+    from .model_cache import ModelCache
 
-    joint = Cache(len(caches[0].layers), capacity)
+    joint = ModelCache(len(caches[0].layers), capacity)
     for layer, like in zip(joint.own_layers, caches[0].own_layers, strict=True):
         keys, values = (part[:, :, :1].expand(len(caches), -1, -1, -1) for part in (like.keys, like.values))
         layer.lazy_initialization(keys, values)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +20,7 @@ from torch.nn import functional as F
 
 from ..attention import FEW, GROUPED, attend, hidden_below
 from ..hub import config_value
-
-if TYPE_CHECKING:
-    from .cache import Cache, CacheLayer
+from .cache import Cache, CacheLayer
 
 # Families of transformers whose layers are alike, but for biases and norms of heads.
 FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}

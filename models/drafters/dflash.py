@@ -20,6 +20,7 @@ from ...core.json_types import JsonMapping, JsonObject
 from ...core.pictures import TEXT
 from ...core.states import uploaded
 from ..attention import attend_all
+from ..decoding.cache import Cache
 from ..decoding.warp import Warp
 from ..targets.base import Target, TargetShape, TargetStep
 from ..targets.verified import Verified
@@ -136,8 +137,6 @@ class DflashProposal:
     @torch.inference_mode()
     def start(self, request: object, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
         """Make keys and values of the prompt's states; no attention is needed for that."""
-        from ..decoding.cache import Cache
-
         prompt = prefill.prompt
         assert prompt is not None and prompt.modality is not None, "this target does not tell what it prefilled"
         assert len(prompt.ids) == 1, "drafts of language models read one row"

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from ...core.batch import CodeBatch
 from ...core.states import TargetStates, uploaded
 from ..attention import attend, attend_all
+from ..decoding.cache import Cache
 from ..decoding.warp import Warp
 from ..layer import LayerShape
 from ..targets.base import Target, TargetStep
@@ -75,8 +76,6 @@ class DflashImageProposal:
     @torch.inference_mode()
     def start(self, request: object, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
         """Make keys and values of the condition's states; no attention is needed for that."""
-        from ..decoding.cache import Cache
-
         prompt = prefill.prompt
         assert prompt is not None, "this target does not tell what it prefilled"
         self._warp, self._guidance, size = warp, prompt.guidance, self.head.shape.block_size

@@ -8,7 +8,7 @@ Letters: B rows, N inputs, D width, V' draft vocabulary, V the target's.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field, model_validator
@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from ...core.errors import UserError
+from ..decoding.cache import Cache
 from ..decoding.head_layer import GatedFeedForward, HeadAttention, RMSNorm, Rotary, Rotation, through
 from ..layer import LayerShape
 from ..targets.base import Target, TargetShape
@@ -28,9 +29,6 @@ from .head_inputs import Image, Reads, Visual
 from .head_module import StateHead
 from .head_objective import HeadObjective
 from .mirrored import mirrored_layer
-
-if TYPE_CHECKING:
-    from ..decoding.cache import Cache
 
 EAGLE3_LOSS = HeadObjective(token=1.0, decay=0.8, noise=0.0)
 

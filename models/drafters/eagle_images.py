@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -25,6 +25,7 @@ from ...core.loss import StepLoss
 from ...core.placement import fill, without_storage
 from ...core.section import Section
 from ...core.states import Taps, TargetStates, at_places, places_of, uploaded
+from ..decoding.cache import Cache
 from ..decoding.warp import Warp
 from ..folders import check_shapes, shapes_of
 from ..layer import LayerShape
@@ -36,9 +37,6 @@ from .head_files import head_state, stored_layer, weights_file
 from .head_module import FusedHead
 from .head_training import add_noise, row_uniforms
 from .recursion import Recursive
-
-if TYPE_CHECKING:
-    from ..decoding.cache import Cache
 
 
 class EagleLoss(Section):

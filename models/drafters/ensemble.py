@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field, model_validator
@@ -21,6 +21,7 @@ from ...core.errors import did_you_mean
 from ...core.fields import shorthand
 from ...core.refused import Refused
 from ...core.section import Section
+from ..decoding.cache import Cache
 from ..decoding.decoder import CachedDecoder
 from ..decoding.rows import Places, stacked
 from ..decoding.warp import Warp
@@ -39,9 +40,6 @@ from .weights import (
     mixture,
     reached,
 )
-
-if TYPE_CHECKING:
-    from ..decoding.cache import Cache
 
 
 class EnsembleConfig(Section):

@@ -8,12 +8,12 @@ Letters: R rows, N new tokens, L capacity, G levels, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..decoding.cache import Cache
 from ..decoding.captured import Graphs
 from ..decoding.decoder import CachedDecoder
 from ..decoding.expansions import Expansions
@@ -23,9 +23,6 @@ from ..decoding.upload import upload
 from .ensemble import EnsembleConfig, EnsembleProposal, spelled_out
 from .modes import ImageSubstitutes, Mode, View
 from .weights import mixture
-
-if TYPE_CHECKING:
-    from ..decoding.cache import Cache
 
 
 class GraphedChain(EnsembleProposal):

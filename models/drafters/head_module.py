@@ -7,17 +7,13 @@ Letters: B rows, N inputs, D width, S joined states, K positions seen, V vocabul
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
 
+from ..decoding.cache import Cache
 from ..decoding.head_layer import DecoderLayer, Rotary, Rotation
 from ..layer import LayerShape
 from .draft_vocabulary import OwnVocabulary
-
-if TYPE_CHECKING:
-    from ..decoding.cache import Cache
 
 
 class StateHead(OwnVocabulary):

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ...core.batch import Request
+from ..decoding.cache import Cache
 from ..decoding.decoder import CachedDecoder
 from ..decoding.expansions import Expansions, accepted_expansions
 from ..decoding.rows import Places
@@ -24,9 +24,6 @@ from ..pictures import flat_view, without_first
 from ..targets.base import Taps, TargetStep
 from ..targets.verified import Verified
 from .modes import ImageSubstitutes, Mode, View
-
-if TYPE_CHECKING:
-    from ..decoding.cache import Cache
 
 
 class IndependentProposal:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, cast
+from typing import ClassVar, Literal, cast
 
 import torch
 from pydantic import Field, model_validator
@@ -23,6 +23,7 @@ from ...core.errors import UserError
 from ...core.json_types import JsonMapping, text_at
 from ...core.placement import fill, without_storage
 from ...core.refused import Refused
+from ..decoding.cache import Cache
 from ..decoding.head_layer import GatedFeedForward, HeadAttention, Rotary, Rotation, rotate_halves
 from ..families.table import text_of
 from ..folders import check_shapes, shapes_of, write_folder
@@ -38,9 +39,6 @@ from .head_inputs import Image, Reads, Visual
 from .head_module import StateHead
 from .head_objective import HeadObjective
 from .manifest import MANIFEST
-
-if TYPE_CHECKING:
-    from ..decoding.cache import Cache
 
 PREFIX = "mtp."
 MTP_LOSS = HeadObjective(token=1.0, decay=0.6, noise=0.0)

@@ -8,21 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..decoding.cache import Cache
 from ..decoding.captured import PassGraphs
 from ..decoding.expansions import Expansions
 from ..decoding.head_layer import Rotary, Rotation, rotation
 from ..decoding.upload import upload, upload_tokens
 from ..decoding.warp import Warp
-
-if TYPE_CHECKING:
-    from ..decoding.cache import Cache
 
 
 class Recursive:
@@ -55,11 +52,7 @@ class Recursive:
 
     def _new_cache(self, needed: int) -> Cache:
         """An empty cache of at least `needed` positions."""
-        if self.graphs is not None:
-            return self.graphs.new_cache(needed)
-        from ..decoding.cache import Cache
-
-        return Cache(1, needed)
+        return Cache(1, needed) if self.graphs is None else self.graphs.new_cache(needed)
 
     def _in_place(self, name: str, value: Tensor) -> Tensor:
         """`value`, which `_run` reads in all passes of a request; graphs find it at one address for all requests."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from ...core.batch import Batch, Request
 from ...core.errors import UserError
 from ...core.pictures import TEXT
 from ...core.states import Taps, TargetStates, feature_places, visual_places
+from ..decoding.cache import Cache
 from ..decoding.captured import PassGraphs
 from ..decoding.decoder import CachedDecoder, DecoderStates, PromptRows
 from ..decoding.end_attention import check_end_attention, end_attention
@@ -29,9 +30,6 @@ from ..hub import rope_of
 from ..packed_row import PackedRow
 from . import verification
 from .base import Prompt, TargetShape, TargetStep, check_layers, language_shape
-
-if TYPE_CHECKING:
-    from ..decoding.cache import Cache
 
 
 @dataclass(frozen=True)

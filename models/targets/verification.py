@@ -6,20 +6,16 @@ Letters: N nodes with the root, padded; K places, V vocabulary, D width.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..decoding.cache import Cache
 from ..decoding.captured import PassGraphs, why_nowhere
 from ..decoding.decoder import CachedDecoder, DecoderStates
 from ..decoding.tree import Tree
 from ..decoding.upload import upload
 from ..hub import has_windows, num_experts, recurrent_layers, rope_of
-
-if TYPE_CHECKING:
-    from ..decoding.cache import Cache
 
 NODES = (1, 8, 16, 32, 64, 128)
 _SHORTEST = 256

@@ -13,6 +13,7 @@ from ...core import ranks
 from ...core.errors import UserError
 from ...core.notices import notice
 from ...core.section import Section
+from ...models.decoding.cache import Cache
 from ...models.decoding.captured import PassGraphs
 from ...models.drafters import head_graphs
 from ...models.drafters.beside import members_in
@@ -103,8 +104,6 @@ def capture_heads(
     config: GraphsConfig, target: LanguageTarget, drafting: Sequence[Drafting], capacity: int, *, stage: str
 ) -> None:
     """Let the passes of the methods' heads be graphs; arguments and errors as above."""
-    from ...models.decoding.cache import Cache
-
     setting = _Setting(config.head, f"stages.{stage}.graphs.head")
     of_method = [(one, heads) for one in drafting if (heads := [*_heads(one.drafter)])]
     why, on_gpu = head_graphs.why_not(target), target.device.type == "cuda"

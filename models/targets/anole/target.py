@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from ....core.batch import CodeBatch, ImageRequest
 from ....core.errors import UserError
 from ....core.states import Taps, TargetStates
+from ...decoding.cache import Cache
 from ...decoding.decoder import CachedDecoder, DecoderStates
 from ...decoding.rows import Guidance
 from ...decoding.tapped import Tapped
@@ -32,8 +33,6 @@ from ..llamagen.target import both_sides
 
 if TYPE_CHECKING:
     from transformers import ChameleonConfig, ChameleonForConditionalGeneration
-
-    from ...decoding.cache import Cache
 
 DEFAULT_GUIDANCE = Guidance(3.0)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +18,10 @@ from torch import Tensor, nn
 from ....core.pictures import TEXT, Picture
 from ....core.states import uploaded
 from ...attention import added
+from ...decoding.cache import Cache
 from ...decoding.decoder import CachedDecoder, PromptRows, with_features
 from ...hub import own_layers
 from .model import apart, blocks_of, capped, layer_tables, see_whole, windowed
-
-if TYPE_CHECKING:
-    from ...decoding.cache import Cache
 
 
 class GemmaDecoder(CachedDecoder):

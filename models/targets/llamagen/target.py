@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -16,15 +16,13 @@ from torch.nn import functional as F
 
 from ....core.batch import CodeBatch, ImageRequest
 from ....core.states import Taps, TargetStates
+from ...decoding.cache import Cache
 from ...decoding.rows import Guidance
 from ...decoding.tree import Tree
 from ...decoding.upload import upload_tokens, upload_tree
 from ...layer import LayerShape
 from ..base import Prompt, TargetShape, TargetStep, check_layers, guided_batch
 from .transformer import LlamaGen, LlamaGenConfig, LlamaGenStates, pad_left, sequence_mask
-
-if TYPE_CHECKING:
-    from ...decoding.cache import Cache
 
 
 @dataclass
@@ -199,8 +197,6 @@ class LlamaGenTarget:
         self, requests: Sequence[ImageRequest], taps: Taps, capacity: int
     ) -> tuple[LlamaGenSession, LlamaGenStates]:
         """Runs B conditions: rows are the B with their conditions, then, under guidance, the B without."""
-        from ...decoding.cache import Cache
-
         config, num_rows = self.model.config, self.guidance.num_rows
         uncond = (torch.arange(num_rows, device=self.device) == 1).repeat_interleave(len(requests))
         conditions = [request.condition.to(self.device) for request in requests]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -20,10 +20,8 @@ from torch.nn import functional as F
 from ....core.section import Section
 from ....core.states import uploaded
 from ...attention import attend, hidden_below
+from ...decoding.cache import Cache
 from ...decoding.head_layer import RMSNorm, for_heads, rope_table, rotate_pairs
-
-if TYPE_CHECKING:
-    from ...decoding.cache import Cache
 
 # name -> (layers, heads, width): the published sizes.
 SIZES: dict[str, tuple[int, int, int]] = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +17,11 @@ from torch.nn import functional as F
 
 from ....core.errors import UserError
 from ....core.positions import Resume
+from ...decoding.cache import Cache
 from ...decoding.decoder import DecoderStates, PromptRows
 from ...hub import RECURS, recurrent_layers
 from ..qwen.decoder import QwenDecoder
 from .delta_rule import Step
-
-if TYPE_CHECKING:
-    from ...decoding.cache import Cache
-    from .recurrent import RecurrentLayer
 
 
 class HybridDecoder(QwenDecoder):
@@ -87,7 +84,7 @@ def _forward(
     self: Any, hidden_states: Tensor, cache_params: Any = None, attention_mask: Tensor | None = None, **more: Any
 ) -> Tensor:
     """As transformers' forward of a gated DeltaNet; [R,N,width] of both states."""
-    from .recurrent import HybridCache
+    from .recurrent import HybridCache, RecurrentLayer
 
     if not isinstance(cache_params, HybridCache):
         return type(self).forward(self, hidden_states, cache_params, attention_mask, **more)
