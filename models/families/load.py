@@ -16,8 +16,8 @@ from ..parts import TokenIds
 from ..stored import resolved_dtype
 from ..targets.language import LanguageTarget
 from ..targets.loading import load_weights
-from ..targets.parallel import check_ranks, parallel_plan
 from ..targets.section import TargetSection
+from .parallel import check_ranks, parallel_plan
 from .table import FAMILIES, LANGUAGE_TARGETS, family_of
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from draftsmith.eval.rules import Greedy, Sampling
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.pruned import PrunedConfig, PrunedProposal
 from draftsmith.models.families.load import load_target
+from draftsmith.models.families.parallel import check_cut
 from draftsmith.models.targets.causal.section import CausalTargetConfig
 from draftsmith.models.targets.llava.section import LlavaTargetConfig
-from draftsmith.models.targets.parallel import check_cut
 from draftsmith.models.targets.qwen.section import QwenTargetConfig
 from ranks_run import run_ranks
 from tiny_saved import ALL, SIZES, saved
