@@ -61,6 +61,8 @@ class Text:
     # Pairs of a head that turn by each coordinate, where a config says nothing, and whether the coordinates alternate.
     mrope_section: tuple[int, ...] = ()
     mrope_interleaved: bool = False
+    # transformers has no tensor parallel plan for its decoder, which is of Llama's shape: ours cuts it.
+    lacks_parallel_plan: bool = False
     # A head for several next tokens comes with the weights: one more attending layer (`mtp.*`).
     ships_mtp: bool = False
 
