@@ -109,7 +109,8 @@ class Section(BaseModel, metaclass=_Told):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:
-        return _with_real_numbers(handler(source), cls)
+        # A class that is complete, inside another or in a union, has been through this.
+        return handler(source) if cls.__pydantic_complete__ else _with_real_numbers(handler(source), cls)
 
 
 def parts(value: object) -> Iterable[tuple[Any, Any]]:

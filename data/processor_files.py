@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from transformers import AutoTokenizer
-
 from ..core.errors import UserError
 from ..core.files import read_json
 from ..core.generation_config import generation_ends
@@ -56,6 +54,8 @@ def load_processor(
 
 
 def _loaded(source: str | Path, revision: str | None, family: PictureFamily | None, *, text_only: bool) -> Processor:
+    from transformers import AutoTokenizer
+
     key = f"processor {str(source)!r}"
     tokenizer = cast("PreTrainedTokenizerFast", AutoTokenizer.from_pretrained(source, revision=revision))
     if not tokenizer.chat_template:

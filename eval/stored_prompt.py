@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-import transformers
 
 from ..core.errors import UserError
 from ..models.drafters.manifest import MANIFEST
@@ -19,6 +18,8 @@ def measure(speculator: Speculator, asked: UserRequest, folder: Path) -> Expecte
     Raises:
         UserError: the drafter changes what the target says, or it says nothing, so that nothing was drafted.
     """
+    import transformers
+
     generation = speculator.say(asked, folder).generation
     if not generation.cycles:
         raise UserError("the answer to the stored prompt ends with its first token: nothing is drafted, and nothing "

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from huggingface_hub import snapshot_download
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -39,6 +38,8 @@ def write_folder(folder: Path, values: JsonMapping, state: Mapping[str, Tensor])
 
 def find_folder(source: str | Path, revision: str | None, *, files: Sequence[str] = (CONFIG, WEIGHTS)) -> Path:
     """A directory, or a Hub id downloaded, no more than the `files` that are read; held against its checksums."""
+    from huggingface_hub import snapshot_download
+
     if Path(source).is_dir():
         check_sums(Path(source), only=files)
         return Path(source)

@@ -13,12 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-import transformers
-from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError
 from safetensors import safe_open
 from torch import Tensor
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedConfig
 
 from ..core.errors import UserError, did_you_mean, first_line
 from ..core.files import read_json
@@ -37,7 +33,7 @@ from .inline import inline_config
 from .shipped import PREFIX
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 PINNED = Path(__file__).parent / "configs"
 
@@ -109,6 +105,8 @@ def read_config(
         key: the recipe's key, for error messages.
         network: False reads pinned configs and local directories only (`dry_run`).
     """
+    from transformers import AutoConfig
+
     if isinstance(source, dict):
         return inline_config(source, key)
     if Path(source).is_dir():
@@ -134,6 +132,8 @@ def load_language_model(
     source: ModelSource, config: PreTrainedConfig, *, key: str, revision: str | None
 ) -> PreTrainedModel:
     """A causal language model in float32: pretrained where `source` names one, random where it is a config."""
+    from transformers import AutoModelForCausalLM
+
     if isinstance(source, dict):
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     return _load(AutoModelForCausalLM, source, key=key, revision=revision)
@@ -143,6 +143,8 @@ def load_vision_tower(
     source: ModelSource, config: PreTrainedConfig, *, key: str, revision: str | None
 ) -> PreTrainedModel:
     """A vision tower in float32. A config of both CLIP towers is read for its vision half."""
+    from transformers import AutoModel
+
     if isinstance(source, dict):
         return AutoModel.from_config(config, dtype=torch.float32)
     if config.model_type == "clip_vision_model":
@@ -159,6 +161,8 @@ def config_value(config: object, name: str, default: object = None) -> Any:
 
 def transformers_class(name: str) -> Any:
     """A class of transformers by its name: its code is imported when it is asked for."""
+    import transformers
+
     return getattr(transformers, name)
 
 
@@ -302,6 +306,9 @@ def fetch_file(source: str, name: str, revision: str | None) -> Path | None:
     Raises:
         OSError, ValueError: the Hub cannot be asked.
     """
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
+
     if Path(source).is_dir():
         path = Path(source) / name
         return path if path.is_file() else None

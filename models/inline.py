@@ -10,10 +10,9 @@ import functools
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator
-from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 from ..core.errors import UserError, did_you_mean
 from ..core.json_types import JsonObject, object_at, text_at
@@ -21,6 +20,9 @@ from ..core.pretrained import MOST_SIZES
 from ..core.refused import Refused
 from ..core.secrets import shortened
 from .inline_keys import check_known
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 # Of models to train our own arithmetic wants one number for these, where transformers takes lists, too.
 _WHOLE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "image_size", "patch_size")
@@ -83,6 +85,8 @@ def new_config(values: JsonObject, *, uneven: bool = False) -> PreTrainedConfig:
     Args:
         uneven: its layers may differ in their sizes; who asks for it reads them layer by layer.
     """
+    from transformers import CONFIG_MAPPING, AutoConfig
+
     values = dict(values)
     model_type = values.pop("model_type", None)
     if model_type is None:

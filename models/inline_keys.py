@@ -6,14 +6,15 @@ only warns (`RotaryEmbeddingConfigMixin.validate_rope`).
 
 from __future__ import annotations
 
-from typing import Any
-
-from transformers import CONFIG_MAPPING, PreTrainedConfig
+from typing import TYPE_CHECKING, Any
 
 from ..core.errors import did_you_mean, first_line
 from ..core.json_types import JsonObject, object_at, text_at
 from ..core.refused import Refused
 from ..core.secrets import shortened
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 # Keys of configs from before transformers 5, which reads them into `rope_parameters` and `dtype`.
 _EARLIER = {
@@ -70,6 +71,8 @@ def _defaults(config_class: type[PreTrainedConfig], key: str) -> PreTrainedConfi
 
 def _class_of(values: JsonObject, part: object, key: str) -> Any:
     """Of a part of a config: as it says itself, or as its family has it."""
+    from transformers import CONFIG_MAPPING
+
     if (named := text_at(values, "model_type")) is not None and named in CONFIG_MAPPING:
         return CONFIG_MAPPING[named]
     if not hasattr(part, "sub_configs"):  # transformers' AutoConfig, which stands for any

@@ -73,6 +73,11 @@ class LayerShape:
         return None
 
 
+# Families of transformers' language models whose layers are a Llama's (model_type -> prefix of their classes), but for
+# biases of queries, keys and values in one, and norms of heads in another: servers know such heads by these names, too.
+QKV_BIASED, NORMS_HEADS = "qwen2", "qwen3"
+LLAMA_LIKE = {"llama": "Llama", "mistral": "Mistral", QKV_BIASED: "Qwen2", NORMS_HEADS: "Qwen3"}
+
 # Stretched rotations that a layer knows, and the numbers that each has.
 STRETCHED = {
     "linear": ("factor",),

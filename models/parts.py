@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig
 
 from .hub import config_value
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 Part = Literal["vision_tower", "projector", "language_model"]
 PARTS: tuple[Part, ...] = get_args(Part)

@@ -90,7 +90,8 @@ def _prompts(plan: Planned) -> list[str]:
             count = len(prompts_of(source, plan.recipe.target))
             lines.append(f"  {path}: {count:,} prompts")
         except UserError as error:
-            lines.append(f"  {path} cannot be used: {error.problem}" + (f", {error.found_at}" if error.found_at else ""))
+            at = f", {error.found_at}" if error.found_at else ""
+            lines.append(f"  {path} cannot be used: {error.problem}{at}")
     return lines
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from ..core.errors import UserError
 from ..core.json_types import value_at, walk
 from ..core.section import Section
-from ..models.targets.parallel import check_ranks
+from ..models.families.parallel import check_ranks
 from ..trainers.run.stage import Planned
 from ..trainers.stages.train import TrainStage
 from .schema import Recipe

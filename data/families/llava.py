@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import transformers
 from PIL import Image
 
 from ...core.errors import UserError
@@ -201,6 +200,8 @@ class LlavaFamily(PictureFamily):
         if self.maker is None:
             super().save(processor, folder)
             return
+        import transformers
+
         getattr(transformers, self.maker)(
             image_processor=self.saved_images(processor),
             tokenizer=processor.tokenizer,

@@ -16,10 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
-import transformers
 from PIL import Image
 from torch import Tensor
-from transformers import PreTrainedConfig
 
 from ...core.errors import UserError
 from ...core.json_types import JsonMapping, JsonObject
@@ -31,7 +29,7 @@ from ..pictures.visual_budget import FrameTokens, tile_frames
 from .prompt_templates import LLAMA3, Template
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+    from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 Aspect = Literal["square", "pad", "anyres", "anyres_max_9"]
 # The fewest and the most pixels of a picture whose size decides; None: as the processor's files say.
@@ -324,6 +322,8 @@ class Processor:
 
 def pil(name: str) -> Any:
     """An image processor's PIL backend: no torchvision on the main path, and the two differ in the last bits."""
+    import transformers
+
     return getattr(transformers, f"{name}ImageProcessorPil", None) or getattr(transformers, f"{name}ImageProcessor")
 
 

@@ -7,15 +7,19 @@ blank is part of the following word, and a beginning-of-text id is added.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import PreTrainedTokenizerFast
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 SPECIAL = ("<unk>", "<s>", "</s>", "<pad>", "<image>")
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
     """Train on `texts`; the result has at most `vocab_size` ids, 256 of them bytes."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=False))
     # "first": only a text's start gets a blank, so "</s>USER" keeps its pieces, as in the targets' tokenizer.
     # Punctuation stands alone: a small vocabulary should not spend pieces on "circle?" beside "circle".

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
-import transformers
-from huggingface_hub import try_to_load_from_cache
 
 from ...core.errors import UserError
 from ...core.files import read_text
@@ -51,6 +49,8 @@ def states_identity(
         target: its name, revision and weights, see `weights_identity`.
         engine: that computed them; None: the target's own passes, of which an identity says nothing.
     """
+    import transformers
+
     known = {
         "target": dict(target),
         "processor": processor_settings(processor),
@@ -99,6 +99,8 @@ def weights_identity(source: str | Path, *, path: str | None, revision: str | No
 
 def _commit(name: str, revision: str | None) -> str | None:
     """The commit of a branch when it was fetched (name of the snapshot folder). None if nothing was fetched."""
+    from huggingface_hub import try_to_load_from_cache
+
     cached = try_to_load_from_cache(name, "config.json", revision=revision)
     return Path(cached).parent.name if isinstance(cached, str) else None
 

@@ -11,13 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-import transformers
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import AutoTokenizer, CLIPConfig, PreTrainedTokenizerBase
 
 from ...core.errors import UserError
 from ...core.finite import check_module
@@ -26,6 +24,10 @@ from ...core.pretrained import check_quantised, reading_pretrained
 from .extractors import Extractor, standardize
 from .metric_pictures import Picture, crop_bicubic, crop_lanczos, pad_bicubic
 from .metric_weights import WeightName, load_state, read_state, unfit
+
+if TYPE_CHECKING:
+    import transformers
+    from transformers import PreTrainedTokenizerBase
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # of all CLIP models here
 CROP = 256  # LANTERN crops as for FID first
@@ -65,6 +67,9 @@ def hps_pair(path: Path, clip_folder: Path, device: torch.device | str, config: 
 
     Raises `UserError` where the file is not that model.
     """
+    import transformers
+    from transformers import CLIPConfig
+
     with torch.device(device):
         model = transformers.CLIPModel(CLIPConfig(**config)).eval()
     load_state(model, transformers_names(read_state(path, "hpsv2")), path, "hpsv2")
@@ -174,6 +179,8 @@ def _telling(folder: Path, name: WeightName, what: str) -> Iterator[None]:
 
 
 def _load_clip(folder: Path, name: WeightName, device: torch.device | str) -> transformers.CLIPModel:
+    import transformers
+
     with _telling(folder, name, "no CLIP model"):
         loaded: Any = transformers.CLIPModel.from_pretrained(
             folder, local_files_only=True, dtype=torch.float32, weights_only=True, output_loading_info=True
@@ -188,6 +195,8 @@ def _load_clip(folder: Path, name: WeightName, device: torch.device | str) -> tr
 
 
 def _load_tokenizer(folder: Path, model: transformers.CLIPModel) -> PreTrainedTokenizerBase:
+    from transformers import AutoTokenizer
+
     with _telling(folder, "clip", "no tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     text_config: Any = model.config.text_config

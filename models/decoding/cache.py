@@ -1,33 +1,30 @@
 """A preallocated key-value cache whose length belongs to the caller.
 
 Verification writes a tree's nodes after the committed tokens. `commit` keeps the accepted path, and a rollback only
-changes the length. transformers' models use it through its own layer interface. Letters: R rows, H heads, L capacity, D
-head width.
+changes the length. Heads and our own models use it as it is, transformers' models as `ModelCache`. Letters: R rows,
+H heads, L capacity, D head width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache as TransformersCache
-from transformers.cache_utils import CacheLayerMixin
 
 from ...core.states import uploaded
 
 
-class CacheLayer(CacheLayerMixin):
+class CacheLayer:
     """Keys and values [R,H,L,D] of one layer, written at `length`."""
 
-    is_croppable = True
     keys: Tensor
     values: Tensor
 
     def __init__(self, capacity: int):
-        super().__init__()
+        self.is_initialized = False
         self.capacity = capacity
         self.length = 0
         self.places: Tensor | None = None  # [N] int64 on the device: write there and hand over the first `reach`
@@ -57,35 +54,21 @@ class CacheLayer(CacheLayerMixin):
         self.values[:, :, self.length : end] = value_states
         return self.keys[:, :, :end], self.values[:, :, :end]
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """The number of keys that a mask covers for this number of queries, and their offset; for transformers."""
-        return self.length + int(query_length), 0
 
-    def get_seq_length(self) -> int:
-        """Committed positions; for transformers."""
-        return self.length
-
-    def get_max_length(self) -> int:
-        """Capacity; for transformers."""
-        return self.capacity
-
-    def get_max_cache_shape(self) -> int:  # the name before transformers 5.20
-        """Capacity, under the name that transformers had before 5.20."""
-        return self.capacity
-
-
-class Cache(TransformersCache):
+class Cache:
     """The key-value cache of every model. A forward writes after `length`; the caller commits by moving `length`."""
 
+    layer_class: ClassVar[type[CacheLayer]] = CacheLayer
+
     def __init__(self, num_layers: int, capacity: int):
-        super().__init__(layers=[CacheLayer(capacity) for _ in range(num_layers)])
+        self.layers: list[Any] = [self.layer_class(capacity) for _ in range(num_layers)]
         self.capacity = capacity
         # What `unwrapped` found in the model whose keys these are, in a tuple; None: nobody looked yet.
         self.looked_at: tuple[Any] | None = None
 
     @property
     def own_layers(self) -> list[CacheLayer]:
-        """`layers` with their type: the base class allows layers of other kinds, which this cache never has."""
+        """`layers` with their type: caches of some families have layers of other kinds beside these."""
         return cast(list[CacheLayer], self.layers)
 
     @property

@@ -123,7 +123,9 @@ class CachedDecoder:
 
     def new_cache(self, capacity: int) -> Cache:
         """An empty cache of `capacity` positions."""
-        return Cache(self.num_layers, capacity)
+        from .model_cache import ModelCache
+
+        return ModelCache(self.num_layers, capacity)
 
     def embed(
         self,

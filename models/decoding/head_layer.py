@@ -12,7 +12,6 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ..attention import attend
 from ..layer import LayerShape
@@ -239,6 +238,7 @@ def _frequencies(shape: LayerShape) -> tuple[Tensor, float]:
         return 1.0 / shape.rope_theta**powers, 1.0
     rope = {"rope_theta": shape.rope_theta, **shape.rope_scaling}
     from transformers import LlamaConfig  # brings the code of models
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     config = LlamaConfig(
         hidden_size=shape.hidden_size, num_attention_heads=shape.num_heads, head_dim=shape.head_dim,

@@ -64,8 +64,12 @@ class Places:
 
 
 def stacked(caches: Sequence[Cache], capacity: int) -> Cache:
-    """One cache with a row for each of several single-row caches; their committed positions end at the same index."""
-    joint = Cache(len(caches[0].layers), capacity)
+    """One cache of a model of transformers with a row for each of several single-row caches; their committed positions
+    end at the same index.
+    """
+    from .model_cache import ModelCache
+
+    joint = ModelCache(len(caches[0].layers), capacity)
     for layer, like in zip(joint.own_layers, caches[0].own_layers, strict=True):
         keys, values = (part[:, :, :1].expand(len(caches), -1, -1, -1) for part in (like.keys, like.values))
         layer.lazy_initialization(keys, values)

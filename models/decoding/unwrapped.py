@@ -20,10 +20,8 @@ from torch.nn import functional as F
 
 from ..attention import FEW, GROUPED, attend, hidden_below
 from ..hub import config_value
+from ..layer import LLAMA_LIKE
 from .cache import Cache, CacheLayer
-
-# Families of transformers whose layers are alike, but for biases and norms of heads.
-FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 
 _EPSILON = "variance_epsilon"  # as transformers' norms call it
 
@@ -214,5 +212,5 @@ def _part(kind: type) -> str | None:
         return str(ours)
     family = kind.__module__.removeprefix("transformers.models.").partition(".")[0]
     named = kind.__module__ == f"transformers.models.{family}.modeling_{family}"
-    prefix = FAMILIES.get(family)
+    prefix = LLAMA_LIKE.get(family)
     return kind.__name__.removeprefix(prefix) if named and prefix and kind.__name__.startswith(prefix) else None

@@ -51,6 +51,8 @@ AnyDrafter = Annotated[
     Field(discriminator="kind"),
     OrImported(DrafterConfig),
 ]
+# Reads a section where pydantic does not read it within another; built once.
+DRAFTER: TypeAdapter[DrafterConfig] = TypeAdapter(AnyDrafter)
 
 
 def members_of(config: DrafterConfig, context: object = None) -> list[Any]:
@@ -59,5 +61,5 @@ def members_of(config: DrafterConfig, context: object = None) -> list[Any]:
     Args:
         context: of pydantic's validation.
     """
-    read = TypeAdapter(AnyDrafter).validate_python
+    read = DRAFTER.validate_python
     return [member if isinstance(member, str) else read(member, context=context) for member in config.mixed]

@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 import numpy as np
 import torch
-import transformers
 from pydantic import Field
 from torch import Tensor
-from transformers import AutoConfig, AutoTokenizer
 
 from ...core.batch import Request
 from ...core.errors import UserError
@@ -111,6 +109,8 @@ _CLASSES = {
 
 def num_published(config: Florence2Captions | BlipCaptions | Blip2Captions) -> int | None:
     """Parameters of a published captioner, without weights and without a network; None: nothing here says."""
+    from transformers import AutoConfig
+
     if not Path(config.path).is_dir():
         return _PARAMETERS.get(config.path.rstrip("/").split("/")[-1])
     with reading_pretrained(config.path, "cannot load a captioner from", key=_KEY, where=config.path, hint=_CURE):
@@ -247,6 +247,9 @@ _CURE = (
 
 def _reader(name: str, config: _Published) -> tuple[Any, Any]:
     """Tokenizer and image processor, apart: the joint classes want torchvision."""
+    import transformers
+    from transformers import AutoTokenizer
+
     images = getattr(transformers, f"{name}Pil", None) or getattr(transformers, name)
     problem = "cannot read the tokenizer or image processor of the captioner"
     with reading_pretrained(config.path, problem, key=_KEY, where=config.path, hint=_CURE, weights=False):

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import torch
-import transformers
 from pydantic import Field, model_validator
 from torch import nn
-from transformers import PreTrainedConfig
-from transformers.utils import cached_file
 
 from ...core.checksums import check_sums
 from ...core.errors import UserError
@@ -44,6 +41,9 @@ from .graph import GraphedChain
 from .independent import IndependentProposal
 from .manifest import MANIFEST, read_manifest
 from .modes import ImageSubstitutes, Mode
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 # What others take of a draft's family they ask for here: drafts are LLaVAs.
 LvlmTraining = LlavaTraining
@@ -137,10 +137,12 @@ class LvlmConfig(PublishedDrafter):
         count_tokens: CountTokens | None = None,
         ids: TokenIds | None = None,
         seed: int = 0,
-    ) -> transformers.PreTrainedModel:
+    ) -> PreTrainedModel:
         """As `build_drafter`; `target` may be a loaded target, its model, or the model's config."""
+        from transformers import PreTrainedConfig, PreTrainedModel
+
         assert ids is not None, "a draft shares the target's special ids"
-        plain = isinstance(target, transformers.PreTrainedModel | PreTrainedConfig)
+        plain = isinstance(target, PreTrainedModel | PreTrainedConfig)
         return build_drafter(self, target if plain else target.decoder.model, ids, seed=seed)
 
     def load(
@@ -150,7 +152,7 @@ class LvlmConfig(PublishedDrafter):
         *,
         dtype: torch.dtype | None = None,
         identity: TargetIdentity | None = None,
-    ) -> transformers.PreTrainedModel:
+    ) -> PreTrainedModel:
         """Load a draft of ours, or one without our manifest; `dtype` None: the section's, or else the target's."""
         model = target.decoder.model  # type: ignore[attr-defined]
         dtype = dtype or (torch_dtype(self.dtype) if self.dtype else model.dtype)
@@ -161,7 +163,7 @@ class LvlmConfig(PublishedDrafter):
         return load_drafter(ours, tokenizer_hash=tokenizer, dtype=dtype, device=target.device)
 
     def save(self, module: nn.Module, folder: Path, manifest: JsonMapping) -> None:
-        save_lvlm(cast(transformers.PreTrainedModel, module), folder, manifest)
+        save_lvlm(cast("PreTrainedModel", module), folder, manifest)
 
     def lines(self, shape: TargetShape, config: PreTrainedConfig) -> list[str]:
         """Return the number of parameters of each part and the size of the vocabulary."""
@@ -185,7 +187,7 @@ class LvlmConfig(PublishedDrafter):
         decoder = target.decoder  # type: ignore[attr-defined]
         substitutes = options.substitutes
         return proposal(
-            cast(transformers.PreTrainedModel, module),
+            cast("PreTrainedModel", module),
             self.mode,
             num_token_ids=decoder.num_token_ids,
             never=decoder.never,
@@ -249,10 +251,12 @@ def scale_positions(text: PreTrainedConfig, scaling: RopeScaling) -> None:
 
 
 def build_drafter(
-    config: LvlmConfig, target: transformers.PreTrainedModel | PreTrainedConfig, ids: TokenIds, *, seed: int
-) -> transformers.PreTrainedModel:
+    config: LvlmConfig, target: PreTrainedModel | PreTrainedConfig, ids: TokenIds, *, seed: int
+) -> PreTrainedModel:
     """A float32 draft before its first stage. A whole target is needed only for `vision_tower: target`."""
-    full = target.config if isinstance(target, transformers.PreTrainedModel) else target
+    from transformers import PreTrainedModel
+
+    full = target.config if isinstance(target, PreTrainedModel) else target
     assert config.language_model is not None and config.vision_tower is not None
     joined = drafter_config(config, full, ids, network=True)
     text = read_config(config.language_model, key="drafter.language_model", revision=config.revision)
@@ -260,7 +264,7 @@ def build_drafter(
         config.language_model, text, key="drafter.language_model", revision=config.revision
     ) if not isinstance(config.language_model, dict) else None  # fmt: skip
     if config.vision_tower == "target":
-        assert isinstance(target, transformers.PreTrainedModel)
+        assert isinstance(target, PreTrainedModel)
         tower = target.model.vision_tower
     elif isinstance(config.vision_tower, dict):
         tower = None
@@ -273,7 +277,7 @@ def build_drafter(
     )
 
 
-def save_lvlm(model: transformers.PreTrainedModel, folder: Path, manifest: JsonMapping) -> None:
+def save_lvlm(model: PreTrainedModel, folder: Path, manifest: JsonMapping) -> None:
     """A directory that plain `from_pretrained` of the model's class loads, plus our small manifest."""
     name_accelerator()
     model.save_pretrained(folder)
@@ -282,7 +286,7 @@ def save_lvlm(model: transformers.PreTrainedModel, folder: Path, manifest: JsonM
 
 def load_drafter(
     folder: Path, *, tokenizer_hash: str | None, dtype: torch.dtype, device: torch.device | None = None
-) -> transformers.PreTrainedModel:
+) -> PreTrainedModel:
     """A trained draft on `device`; None: the CPU.
 
     Args:
@@ -307,7 +311,7 @@ def load_drafter(
 
 def load_strangers(
     config: LvlmConfig, target: PreTrainedConfig, *, dtype: torch.dtype, device: torch.device | None = None
-) -> transformers.PreTrainedModel:
+) -> PreTrainedModel:
     """A published draft without our manifest: taken at its word, as far as the sizes that must agree do.
 
     Raises:
@@ -334,6 +338,8 @@ def load_strangers(
 
 def _folder_of_ours(config: LvlmConfig) -> Path | None:
     """The folder of a published draft with our manifest; None: it has none, or cannot be reached, as loading tells."""
+    from transformers.utils import cached_file
+
     path = Path(str(config.path))
     if path.is_dir():
         return path if (path / MANIFEST).is_file() else None
@@ -346,14 +352,14 @@ def _folder_of_ours(config: LvlmConfig) -> Path | None:
     return None if manifest is None else find_folder(str(config.path), config.revision, files=("*",))
 
 
-def as_target(model: transformers.PreTrainedModel, *, num_token_ids: int, image_token_id: int) -> LlavaTarget:
+def as_target(model: PreTrainedModel, *, num_token_ids: int, image_token_id: int) -> LlavaTarget:
     """The draft as it answers on its own. One without a newline reads one tile of what a target reads in several."""
     reads_tiles = False if family_of(model.config).one_tile else None
     return LlavaTarget(model, num_token_ids=num_token_ids, image_token_id=image_token_id, reads_tiles=reads_tiles)
 
 
 def proposal(
-    model: transformers.PreTrainedModel,
+    model: PreTrainedModel,
     mode: Mode | EnsembleConfig,
     *,
     num_token_ids: int,
@@ -378,13 +384,7 @@ def proposal(
     decoder = LlavaDecoder(model, num_token_ids=num_token_ids, never=never)
     if chain is not None and decoder.device.type == "cuda":
         return GraphedChain(
-            decoder,
-            mode,
-            newline_id=newline_id,
-            gamma=chain,
-            capacity=capacity,
-            substitutes=substitutes,
-            record=record,
+            decoder, mode, newline_id=newline_id, gamma=chain, capacity=capacity, substitutes=substitutes, record=record
         )
     config = spelled_out(mode)
     if len(config.members) == 1:

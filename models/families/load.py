@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 from pydantic import Field
-from transformers import PreTrainedConfig
 
 from ...core.errors import UserError, did_you_mean
 from ...core.import_paths import OrImported
@@ -17,12 +16,12 @@ from ..parts import TokenIds
 from ..stored import resolved_dtype
 from ..targets.language import LanguageTarget
 from ..targets.loading import load_weights
-from ..targets.parallel import check_ranks
 from ..targets.section import TargetSection
+from .parallel import check_ranks, parallel_plan
 from .table import FAMILIES, LANGUAGE_TARGETS, family_of
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 # A recipe's `target` of the language tracks.
 TargetConfig = Annotated[LANGUAGE_TARGETS, Field(discriminator="kind"), OrImported(TargetSection)]
@@ -91,14 +90,17 @@ def target_weights(
 ) -> PreTrainedModel:
     """The model of a target's kind, from published weights or a stage's folder. Raises `UserError` for another kind."""
     revision = None if Path(source).is_dir() else config.revision
-    model_type = read_config(str(source), key=key, revision=revision).model_type
-    check_kind(config, model_type, str(source))
-    check_ranks(tensor_parallel_size, key=f"{key.removesuffix('.path')}.tensor_parallel_size")
+    stored = read_config(str(source), key=key, revision=revision)
+    check_kind(config, stored.model_type, str(source))
     held: dict[str, Any] = {
         "dtype": dtype, "device": device, "device_map": device_map, "offload": offload, "tables_only": tables_only,
-        "tensor_parallel_size": tensor_parallel_size, "attn_implementation": attn_implementation,
+        "attn_implementation": attn_implementation,
     }  # fmt: skip
-    return load_weights(config.model_class(model_type, str(source)), source, revision=revision, key=key, **held)
+    if tensor_parallel_size > 1:
+        cut = f"{key.removesuffix('.path')}.tensor_parallel_size"
+        check_ranks(tensor_parallel_size, key=cut)
+        held["plan"] = parallel_plan(stored, tensor_parallel_size, str(source), key=cut)
+    return load_weights(config.model_class(stored.model_type, str(source)), source, revision=revision, key=key, **held)
 
 
 def check_kind(config: TargetConfig, model_type: str, source: str) -> None:

@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from transformers import PreTrainedConfig
-
 from ..hub import config_value, has_windows, kv_shapes, own_layers, recurrent_layers
 from ..parts import num_parameters
 from .sizes import empty_model, parameter_counts
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Modules of a decoder layer that a tensor parallel plan leaves whole on every rank.

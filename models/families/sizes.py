@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedConfig
 
 from ..parts import is_tied, num_parameters
 from .table import family_of, new_model
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 def empty_model(config: PreTrainedConfig, dtype: torch.dtype | None = None) -> PreTrainedModel:

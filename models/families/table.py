@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
 
-from transformers import PreTrainedConfig
-
 from ..parts import Part
 from ..targets.anole.section import AnoleTargetConfig, refuse_lumina
 from ..targets.causal.family import CAUSAL
@@ -27,7 +25,7 @@ from ..targets.section import TargetSection
 from ..training import ModelTraining
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 LANGUAGE_TARGETS = (
     LlavaTargetConfig

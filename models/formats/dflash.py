@@ -21,8 +21,9 @@ from ..drafters.dflash_module import DflashHead
 from ..drafters.dspark import DsparkConfig, DsparkShape
 from ..folders import CONFIG
 from ..hub import usual_heads
+from ..layer import NORMS_HEADS
 from .expressible import Engine
-from .llama_layer import NORMS_HEADS, layer_settings, llama_values
+from .llama_layer import layer_settings, llama_values
 from .published_head import State
 from .source import Files, Source, proposals
 

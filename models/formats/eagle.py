@@ -16,10 +16,11 @@ from ...core.json_types import JsonObject
 from ...core.pretrained import read_safetensors
 from ..drafters.head_config import DirectHeadConfig, HeadConfig
 from ..folders import WEIGHTS, check_shapes, shapes_of
+from ..layer import LLAMA_LIKE, QKV_BIASED
 from ..targets.base import TargetShape
 from .eagle3 import TAPS
 from .expressible import Engine
-from .llama_layer import QKV_BIASED, llama_values
+from .llama_layer import llama_values
 from .plugin import plugins_name, served_by_plugin
 from .published_head import State
 from .source import Files, Source
@@ -61,7 +62,7 @@ def from_ours(engine: Engine, source: Source, copied: Tensor | None, *, pictures
         # Its fc always has a bias, which stays as it was drawn where the file has none.
         state.setdefault("fc.bias", torch.zeros(shape.hidden_size, dtype=head.dtype))
         if shape.qkv_bias:
-            values |= QKV_BIASED
+            values |= {"architectures": [f"{LLAMA_LIKE[QKV_BIASED]}ForCausalLMEagle"], "model_type": QKV_BIASED}
         else:
             values["architectures"] = ["LlamaForCausalLMEagle"]
     else:

@@ -23,10 +23,6 @@ _KEYS = {
     "head_dim": "head_dim",
 }
 
-# As what transformers and SGLang know a head whose layer is a Llama's, but norms heads or has biases of q, k and v.
-NORMS_HEADS = "qwen3"
-QKV_BIASED: JsonObject = {"architectures": ["Qwen2ForCausalLMEagle"], "model_type": "qwen2"}
-
 
 def llama_values(shape: LayerShape, text: PreTrainedConfig) -> JsonObject:
     """A one-layer Llama of the head's shape, for readers of transformers 4 and 5."""

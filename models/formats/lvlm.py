@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from ...core.errors import UserError
 from ...core.pretrained import read_safetensors
@@ -29,7 +28,7 @@ from .plugin import SECTION, served_by_plugin
 from .source import Files, Target
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 LEFT_OUT = ("architectures", "dtype", "torch_dtype", "transformers_version", "_name_or_path")
@@ -46,6 +45,8 @@ def from_ours(
     Raises:
         UserError: the engine takes no draft models, or this one does not fit the target.
     """
+    from transformers import AutoModelForCausalLM
+
     where = str(folder)
     if engine not in ("vllm", "sglang"):
         raise UserError(
@@ -145,6 +146,8 @@ def _text_draft(model: PreTrainedModel, target: Target, *, where: str) -> PreTra
     Raises:
         UserError: its vocabulary is larger than the target's, or its positions have three coordinates.
     """
+    from transformers import AutoModelForCausalLM
+
     text, rows = model.config.get_text_config(), target.text.vocab_size
     if "mrope_section" in rope_of(text):
         raise UserError(

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
-from transformers import AutoTokenizer
 
 from ...core.errors import UserError
 from ...core.files import checked
@@ -120,6 +119,8 @@ def _equal(own: torch.Tensor, theirs: torch.Tensor | None) -> bool:
 
 def _newline(target: Target) -> int:
     """Id of a newline, as our loop reads it from the target's tokenizer."""
+    from transformers import AutoTokenizer
+
     place = str(target.place)
     with reading_pretrained(place, "cannot load the target's tokenizer", weights=False):
         tokenizer = AutoTokenizer.from_pretrained(place)

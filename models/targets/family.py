@@ -10,15 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from transformers import PreTrainedConfig
-
 from ...core.pictures import Picture
 from ..decoding.decoder import CachedDecoder
 from ..hub import config_value, transformers_class
 from ..training import ModelTraining
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 class Pictures:
@@ -63,6 +61,8 @@ class Text:
     # Pairs of a head that turn by each coordinate, where a config says nothing, and whether the coordinates alternate.
     mrope_section: tuple[int, ...] = ()
     mrope_interleaved: bool = False
+    # transformers has no tensor parallel plan for its decoder, which is of Llama's shape: ours cuts it.
+    lacks_parallel_plan: bool = False
     # A head for several next tokens comes with the weights: one more attending layer (`mtp.*`).
     ships_mtp: bool = False
 

@@ -6,18 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from transformers import PreTrainedConfig
-from transformers.utils import logging
 
 from ...core.errors import UserError
 from ...core.finite import check_module
 from ...core.placement import check_spread, onto, spread
 from ...core.pretrained import check_quantised, reading_pretrained
 from ..hub import config_value, read_config
-from .parallel import parallel_plan
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers.distributed import DistributedConfig
 
 # Tables that follow from the config: older checkpoints hold them.
 _DERIVED = ("position_ids", "rotary_emb.inv_freq")
@@ -33,7 +31,7 @@ def load_weights(
     device: torch.device | None = None,
     device_map: str | None = None,
     offload: str | None = None,
-    tensor_parallel_size: int = 1,
+    plan: DistributedConfig | None = None,
     tables_only: bool = False,
     attn_implementation: str = "auto",
     whole: bool = False,
@@ -47,7 +45,7 @@ def load_weights(
             shows on a GPU.
         device_map: accelerate's way to spread them over this node's GPUs; for a single rank.
         offload: as of `core.placement.spread`.
-        tensor_parallel_size: ranks that hold it together; all of them call.
+        plan: how the ranks that hold it together cut it; all of them call. None: each holds all of it.
         tables_only: as of `load_target`.
         attn_implementation: of the language model and the tower; auto: as transformers chooses.
         whole: refuse tensors that the config has no place for, too.
@@ -58,9 +56,7 @@ def load_weights(
     """
     section = key.removesuffix(".path")
     placed = onto(device) if device_map is None else spread(device_map, offload=offload, key=section)
-    if tensor_parallel_size > 1:
-        config = read_config(str(source), key=key, revision=revision)
-        plan = parallel_plan(config, tensor_parallel_size, str(source), key=f"{section}.tensor_parallel_size")
+    if plan is not None:
         placed = {"distributed_config": plan}
     arguments: dict[str, Any] = {"revision": revision, "dtype": dtype, "weights_only": True, **placed}
     if attn_implementation != "auto":
@@ -94,6 +90,8 @@ def load_weights(
 
 def _tables(maker: Any, source: str | Path, config: PreTrainedConfig, arguments: dict[str, Any]) -> Any:
     """The model without its layers; its config says how many it has."""
+    from transformers.utils import logging
+
     text, vision = config.get_text_config(), config_value(config, "vision_config")
     for part in (config, text):  # layers alone are quantised, and their kernels may not be installed here
         if config_value(part, "quantization_config") is not None:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_serializer, field_validator, model_validator
-from transformers import PreTrainedConfig
 
 from ...core.errors import UserError
 from ...core.fields import AttentionName, DeviceMap, Dtype, Place, Revision
@@ -17,7 +16,7 @@ from ..shipped import shipped_folder, shipped_name
 from .family import Family
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 class TargetSection(Kinded):

@@ -6,6 +6,7 @@ from draftsmith.models.attention import GROUPED, attend, attend_all, behind_all,
 from draftsmith.models.decoding.cache import Cache
 from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.head_layer import DecoderLayer, Rotary
+from draftsmith.models.decoding.model_cache import ModelCache
 from draftsmith.models.layer import LayerShape
 from draftsmith.models.targets.llamagen.transformer import LlamaGen, LlamaGenConfig
 from tensors import close_by_largest as close
@@ -94,7 +95,7 @@ def test_passes_that_need_no_mask_have_none(kv_heads, calls):
     ids = torch.arange(3, 15)[None]
     expected = reference.model(input_ids=ids).last_hidden_state
     calls.clear()
-    cache, found = Cache(2, 20), []
+    cache, found = ModelCache(2, 20), []
     for start, stop in ((0, 6), (6, 7), (7, 12)):
         positions = torch.arange(start, stop)[None]
         found.append(decoder.forward(decoder.embed(ids[:, start:stop]), cache, positions).feature)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from draftsmith.models.decoding.cache import Cache
+from draftsmith.models.decoding.model_cache import ModelCache
 
 ROWS, HEADS, WIDTH, CAPACITY, LAYERS = 2, 3, 4, 12, 2
 
@@ -13,12 +13,12 @@ def states(*numbers: int) -> torch.Tensor:
     return (places + 100 * torch.arange(ROWS)[:, None, None, None]).expand(ROWS, HEADS, len(numbers), WIDTH).clone()
 
 
-def write(cache: Cache, *numbers: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def write(cache: ModelCache, *numbers: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """As the layers of a model do. Values are the keys' negatives."""
     return [cache.update(states(*numbers), -states(*numbers), layer) for layer in range(LAYERS)]
 
 
-def held(cache: Cache) -> list[int]:
+def held(cache: ModelCache) -> list[int]:
     """What the first row's committed positions hold; the same in every layer, and in keys and values."""
     layers = [layer.keys[0, 0, : layer.length, 0].tolist() for layer in cache.own_layers]
     values = [(-layer.values[0, 0, : layer.length, 0]).tolist() for layer in cache.own_layers]
@@ -27,9 +27,9 @@ def held(cache: Cache) -> list[int]:
 
 
 @pytest.fixture
-def cache() -> Cache:
+def cache() -> ModelCache:
     """Of five committed positions."""
-    cache = Cache(LAYERS, CAPACITY)
+    cache = ModelCache(LAYERS, CAPACITY)
     write(cache, 0, 1, 2, 3, 4)
     cache.advance(5)
     return cache

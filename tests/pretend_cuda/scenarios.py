@@ -20,6 +20,7 @@ from draftsmith.eval.policies import Chain, Draw, Dynamic
 from draftsmith.eval.rules import Greedy, Sampling
 from draftsmith.models.decoding.cache import Cache
 from draftsmith.models.decoding.captured import PassGraphs
+from draftsmith.models.decoding.model_cache import ModelCache
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters import head_graphs
 from draftsmith.models.drafters.graph import GraphedChain
@@ -193,7 +194,7 @@ def two_devices():
 
 def _committed(*devices):
     """What a cache holds whose layers lie on these devices once the second and fourth of four new positions count."""
-    cache = Cache(len(devices), 12)
+    cache = ModelCache(len(devices), 12)
     for layer, device in enumerate(devices):
         keys = torch.arange(9.0, device=device).view(1, 1, 9, 1)
         cache.update(keys, -keys, layer)

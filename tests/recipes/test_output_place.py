@@ -69,4 +69,4 @@ def test_two_suites_with_sets_of_one_name():
     for names, suites in (({"b"}, [suite("b")]), (set(), [suite("b", "c"), suite("c")])):
         with pytest.raises(UserError, match="two benchmarks have sets called") as caught:
             refuse_twice("evaluate", names, [(section, held) for held in suites])
-        assert "key stages.evaluate.benchmarks" in (caught.value.where or "")
+        assert caught.value.key == "stages.evaluate.benchmarks"

@@ -537,7 +537,7 @@ def test_a_crash_is_told_without_secrets(tmp_path, capfd, monkeypatch):
 
 
 def test_a_login_that_is_missing_is_told_before_anything_is_built(published, monkeypatch):
-    monkeypatch.setattr("draftsmith.trainers.publish.hub_upload.get_token", lambda: None)
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     with pytest.raises(UserError, match="not logged in"):
         run(published, *SETTINGS, "stages.early={kind: publish, repo: me/tiny-draft}", stages=("early",))
     assert not (published / "early" / "repository").exists()

@@ -140,7 +140,7 @@ def test_a_repository_that_could_not_be_made_private(server, folder):
 
 def test_a_disk_that_is_full_when_it_comes_back(server, folder, monkeypatch):
     full = raising(OSError(errno.ENOSPC, "No space left on device"))
-    monkeypatch.setattr("draftsmith.trainers.publish.hub_upload.hf_hub_download", full)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", full)
     caught = fails_with("No space left", Upload, server, folder, public=True)
     assert "make room" in caught.hint and server.repositories[REPO].private
 
@@ -218,7 +218,7 @@ def test_a_folder_that_does_not_load_stays_private(server, folder):
 def test_without_rights_a_login_or_a_network_it_is_said_why(server, folder, monkeypatch):
     assert "may write to you" in fails_with("you/llava-draft", Upload, server, folder, repo="you/llava-draft").hint
     server.requests.clear()
-    monkeypatch.setattr("draftsmith.trainers.publish.hub_upload.get_token", lambda: None)
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     assert "hf auth login" in fails_with("not logged in", Upload, server, folder, token=None).hint
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     fails_with("HF_HUB_OFFLINE", Upload, server, folder)

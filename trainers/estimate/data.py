@@ -5,10 +5,9 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from transformers import PreTrainedConfig
 
 from ...core.errors import UserError
 from ...core.json_types import listed
@@ -24,6 +23,9 @@ from ...models.families.generators import language_section
 from ...models.hub import config_value
 from ..run.stage import Planned
 from ..train.settings import RecordsSettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 LOOKED_AT = 500  # records whose pictures are opened at most: a head costs little, and a clip is read through
 

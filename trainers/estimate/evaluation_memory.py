@@ -16,9 +16,9 @@ from ...models.drafters.lvlm import LvlmConfig
 from ...models.families.generators import language_section
 from ...models.families.load import TargetConfig, target_config
 from ...models.families.memory import BYTES, cache_bytes, graph_bytes, weight_bytes
+from ...models.families.parallel import check_cut
 from ...models.hub import has_windows, num_experts, recurrent_layers
 from ...models.targets.base import language_shape
-from ...models.targets.parallel import check_cut
 from ...models.targets.verification import NODES, lengths_up_to
 from ..evaluate.evaluate_settings import EvaluateSettings
 from ..run.hardware import Hardware

@@ -12,11 +12,10 @@ import copy
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig
 
 from ...core.pictures import IMAGE, TEXT, Picture
 from ...core.section import torch_dtype
@@ -28,6 +27,9 @@ from ...models.families.table import family_of
 from ...models.hub import config_value, num_deepstack, rope_of
 from ...models.targets.verification import DYNAMIC
 from .counted import META, along, most_bytes
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 _LAYERS = 2  # of a shallow copy, or more where layers are of several kinds
 _TILES = 32  # that a tower of single tiles reads at once

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import operator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from transformers import PreTrainedConfig
 
 from ...core.errors import UserError
 from ...core.states import Taps
@@ -22,6 +22,9 @@ from ..run.stage import Planned
 from ..serve.states_builder import StatesStore
 from .data import OnDisk, image_reader_of, on_disk, samples, text_lengths, visual_tokens
 from .models import target_shape
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 _WORD = 1.4  # approximate ids of a word: no tokenizer is asked
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig
 
 from ...core import ranks
 from ...core.batch import IMAGE, TEXT, Batch, CodeBatch
@@ -45,7 +44,7 @@ from .models import drafter_parameters, mirrored_shape, target_shape
 from .passes import Pass, fill_with_pictures, moment
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 _LAYERS = 12  # of a decoder that are counted at once; more add equal steps
 _ROW = 4096  # positions of rows that are counted at once

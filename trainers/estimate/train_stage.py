@@ -5,11 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sized
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
-from transformers import PreTrainedConfig
 
 from ...data.dataset import ConversationData
 from ...data.families.processor import is_tiled
@@ -29,6 +28,9 @@ from .evaluation_memory import Memory
 from .models import drafter_parameters, target_shape
 from .states_size import describe_states
 from .train_memory import lvlm_parts
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 _GIB = 2**30
 _UNKNOWN = "  samples unknown: the data is not on disk and the recipe declares none (expected.samples)"

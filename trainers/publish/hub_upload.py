@@ -14,18 +14,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
-
-from huggingface_hub import (
-    CommitInfo,
-    CommitOperationAdd,
-    CommitOperationDelete,
-    HfApi,
-    constants,
-    get_token,
-    hf_hub_download,
-)
-from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...core.checksums import CARD, SUMS, check_sums, sha256_of
 from ...core.errors import UserError
@@ -34,6 +23,9 @@ from ...core.secrets import HIDDEN, shortened
 from ...models.drafters.manifest import MANIFEST
 from ..run.stopping import Stop, Stopped
 from .awaited import awaited, pause
+
+if TYPE_CHECKING:
+    from huggingface_hub import CommitInfo, CommitOperationAdd
 
 Done = TypeVar("Done")
 # Answers that another try may change: time-outs, conflicts with another commit, limits, and servers' own troubles.
@@ -115,6 +107,8 @@ class Hub:
         wait: Callable[[float], None] | None = None,
         stop: Stop | None = None,
     ):
+        from huggingface_hub import HfApi, constants, get_token
+
         self.say, self.attempts, self._stop = say, attempts, stop or Stop()
         self.wait = wait or (lambda seconds: pause(seconds, self._stop, "between two tries of a request to the Hub"))
         self.token = token or get_token()
@@ -187,6 +181,8 @@ class Hub:
         Args:
             proposed: file that remembers a pull request, which a stopped run would propose a second time.
         """
+        from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
         names = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
         what = {"repo": to.repo, "files": sha256_of(folder / SUMS)}
         if to.pull_request and (earlier := _earlier(proposed, what)) is not None:
@@ -227,6 +223,8 @@ class Hub:
         awaited(send, self._stop, _SENDING)
 
     def _fetch(self, repo: str, revision: str, into: Path, place: str) -> None:
+        from huggingface_hub import hf_hub_download
+
         for name in self._api.list_repo_files(repo, revision=revision):
 
             def fetch(name: str = name) -> str:
@@ -239,6 +237,8 @@ class Hub:
 
     def _tried(self, to: Destination, what: str, action: Callable[[], Done], *, attempts: int | None = None) -> Done:
         """An action's result, tried again where that may help. Raises `UserError` without the client's exceptions."""
+        from huggingface_hub.errors import OfflineModeIsEnabled, RepositoryNotFoundError
+
         problem: UserError | None = None
         attempts = attempts or self.attempts
         for attempt in range(attempts):
@@ -289,6 +289,8 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 def _status(error: BaseException) -> int | None:
     """The HTTP status behind an exception or one of its causes."""
+    from huggingface_hub.errors import HfHubHTTPError
+
     answers = (e.response for e in _causes(error) if isinstance(e, HfHubHTTPError) and e.response is not None)
     return next((int(answer.status_code) for answer in answers), None)
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoTokenizer
 
 from ...core import ranks
 from ...core.errors import UserError
@@ -187,6 +186,8 @@ def _words(context: Context) -> PreTrainedTokenizerBase | None:
     """The tokenizer of captions, for a text encoder that is trained along: the recipe's, or the synthetic dataset's;
     None: there is no such encoder.
     """
+    from transformers import AutoTokenizer
+
     target = image_section(context.target)
     if not target.trains_text_encoder:
         return None

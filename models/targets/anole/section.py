@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
 
 import torch
-import transformers
 from torch import Tensor
-from transformers import AutoTokenizer, ChameleonConfig
 
 from ....core.errors import UserError
 from ....core.fields import DeviceMap, Dtype, Place, Revision
@@ -26,6 +24,9 @@ from ..drawing import Conditions, Drawer, Folders, ImageTargetSection
 from ..llamagen.training import to_model, to_pixels
 from .target import DEFAULT_GUIDANCE, AnoleTarget, anole_shape
 from .vqgan import encode_images, load_encoder, load_vqgan
+
+if TYPE_CHECKING:
+    from transformers import ChameleonConfig
 
 PINNED = "chameleon-anole-7b"  # the config that dry runs build
 PUBLISHED = "leloy/Anole-7b-v0.1-hf"
@@ -113,6 +114,8 @@ class AnoleTargetConfig(ImageTargetSection):
 
     def count(self) -> dict[str, int]:
         """Parameters of the transformer."""
+        import transformers
+
         with torch.device("meta"):
             model = transformers.ChameleonForConditionalGeneration(self.model_config_of())
         return {"transformer": sum(p.numel() for p in model.parameters())}
@@ -163,6 +166,8 @@ class _TextIds:
     """Ids [t] of a caption, without special ones."""
 
     def __init__(self, config: AnoleTargetConfig):
+        from transformers import AutoTokenizer
+
         with reading_pretrained(config.path, "cannot load the tokenizer of", key="target.path", weights=False):
             self.tokenizer = AutoTokenizer.from_pretrained(config.path, revision=config.revision)
 
@@ -193,6 +198,8 @@ def load_anole(
     Raises:
         UserError: it cannot be read, is no Chameleon, or lacks weights.
     """
+    import transformers
+
     _chameleon(read_config(str(path), key="target.path", revision=revision), path)
     maker: Any = transformers.ChameleonForConditionalGeneration
     hint = "check the name and the network; the layout is transformers', in safetensors"
@@ -217,6 +224,8 @@ def load_anole(
 
 def _chameleon(config: Any, path: str | Path) -> ChameleonConfig:
     """`config` if it is one of Chameleon's own; Lumina-mGPT's says chameleon too."""
+    from transformers import ChameleonConfig
+
     if any("XLLMX" in name for name in config.architectures or ()):
         refuse_lumina()
     if not isinstance(config, ChameleonConfig):

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import ChameleonConfig
 
 from ....core.batch import CodeBatch, ImageRequest
 from ....core.errors import UserError
@@ -33,7 +32,7 @@ from ..base import Prompt, TargetShape, TargetStep, check_layers, guided_batch
 from ..llamagen.target import both_sides
 
 if TYPE_CHECKING:
-    from transformers import ChameleonForConditionalGeneration
+    from transformers import ChameleonConfig, ChameleonForConditionalGeneration
 
 DEFAULT_GUIDANCE = Guidance(3.0)
 

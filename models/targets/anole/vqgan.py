@@ -12,13 +12,12 @@ import math
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-import transformers
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import ChameleonVQVAEConfig
 
 from ....core.errors import UserError
 from ....core.finite import check_weights
@@ -26,6 +25,9 @@ from ....core.pretrained import read_safetensors
 from ...folders import WEIGHTS, check_shapes, find_folder, shapes_of
 from ..llamagen.published_files import load_pickle, weights_in
 from ..llamagen.vq import IMAGES_PER_PASS, Attention, ResBlock, Upsample, VqConfig, norm
+
+if TYPE_CHECKING:
+    import transformers
 
 GROUPS = 32  # of the group norms, here as in transformers' encoder
 _DECODER = ("decoder.", "post_quant_conv.", "quantize.")
@@ -145,6 +147,8 @@ def encode_images(model: nn.Module, pixels: Tensor) -> Tensor:
         UserError: weights below float32. Distances are differences of large squares, and half precision picks
             other codes.
     """
+    import transformers
+
     vq = model if isinstance(model, transformers.ChameleonVQVAE) else model.get_submodule("model.vqmodel")
     assert isinstance(vq, transformers.ChameleonVQVAE), type(vq)
     if vq.quant_conv.weight.dtype != torch.float32:
@@ -179,6 +183,9 @@ def load_vqgan(source: str | Path, *, revision: str | None = None) -> VqGan:
 
 def load_encoder(source: str | Path, *, revision: str | None = None) -> transformers.ChameleonVQVAE:
     """The encoding half in float32, in transformers' class, from the same files as `load_vqgan`."""
+    import transformers
+    from transformers import ChameleonVQVAEConfig
+
     state, where = _read(source, revision)
     shape = _infer_config(state, where)
     config = ChameleonVQVAEConfig(

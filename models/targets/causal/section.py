@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from pydantic import model_validator
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from ....core.errors import UserError
 from ...decoding.decoder import CachedDecoder
@@ -21,7 +20,7 @@ from ..section import TargetSection
 from .family import FAMILIES
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 _HINT = "use a model of Llama's shape (llama, qwen2, qwen3, mistral without windows)"
 
@@ -50,9 +49,13 @@ class CausalTargetConfig(TargetSection):
         return text
 
     def new(self, config: PreTrainedConfig) -> PreTrainedModel:
+        from transformers import AutoModelForCausalLM
+
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
     def model_class(self, model_type: str, source: str) -> Any:
+        from transformers import AutoModelForCausalLM
+
         return AutoModelForCausalLM
 
     def target(self, model: PreTrainedModel, *, num_token_ids: int, image_token_id: int | None) -> CausalTarget:

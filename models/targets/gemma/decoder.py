@@ -22,7 +22,6 @@ from ...decoding.cache import Cache
 from ...decoding.decoder import CachedDecoder, PromptRows, with_features
 from ...hub import own_layers
 from .model import apart, blocks_of, capped, layer_tables, see_whole, windowed
-from .windowed import WindowedCache
 
 
 class GemmaDecoder(CachedDecoder):
@@ -43,6 +42,8 @@ class GemmaDecoder(CachedDecoder):
 
     def new_cache(self, capacity: int) -> Cache:
         """An empty cache of `capacity` positions."""
+        from .windowed import WindowedCache
+
         return WindowedCache(self._own_layers, capacity)
 
     def embed(
@@ -101,6 +102,8 @@ class GemmaDecoder(CachedDecoder):
         self, embeds: Tensor, cache: Cache, places: Tensor, full: Tensor | None, additive: torch.dtype | None,
         more: Mapping[str, Any],
     ) -> dict[str, Any]:  # fmt: skip
+        from .windowed import WindowedCache
+
         assert isinstance(cache, WindowedCache), "a cache that knows no positions"
         own, tables = embeds[..., : self._width], embeds[..., self._width :]
         keys = cache.place(places, len(embeds))

@@ -12,9 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-import transformers
 from torch import Tensor
-from transformers import PreTrainedConfig
 
 from ....core.errors import UserError
 from ....core.pictures import Picture
@@ -22,7 +20,7 @@ from ...hub import config_value
 from ...parts import TokenIds
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 GEMMA = "gemma4"  # model_type
 SOFT_TOKENS = 280  # that a picture has at most, of the published files
@@ -30,6 +28,8 @@ SOFT_TOKENS = 280  # that a picture has at most, of the published files
 
 def gemma_config(text: PreTrainedConfig, vision: PreTrainedConfig, ids: TokenIds) -> PreTrainedConfig:
     """Join two configs into a Gemma 4. Raises `UserError` where one is another family's, or as `check_text`."""
+    import transformers
+
     for part, wanted, key in ((text, "gemma4_text", "language_model"), (vision, "gemma4_vision", "vision_tower")):
         if part.model_type != wanted:
             raise UserError(

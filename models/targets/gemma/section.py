@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import model_validator
-from transformers import PreTrainedConfig
 
 from ....core.batch import Request
 from ....core.refused import Refused
@@ -21,7 +20,7 @@ from .family import FAMILIES
 from .model import check_text, gemma_config
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 class GemmaTargetConfig(TargetSection):

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from ....core.states import uploaded
-from ...decoding.cache import Cache
+from ...decoding.model_cache import ModelCache
 
 
-class WindowedCache(Cache):
+class WindowedCache(ModelCache):
     """As every cache; `place` comes before the forward that writes keys and values.
 
     Args:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torch import Tensor
-from transformers import InternVLConfig, PreTrainedConfig
 
 from ....core.errors import UserError
 from ...hub import config_value
@@ -19,7 +18,7 @@ from ..llava.decoder import LlavaDecoder
 from ..llava.training import LlavaTraining
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 INTERNVL = "internvl"  # model_type
 
@@ -33,6 +32,8 @@ def internvl_config(text: PreTrainedConfig, vision: PreTrainedConfig, ids: Token
     Raises:
         UserError: the tower is another family's, or its patches do not merge 2 x 2.
     """
+    from transformers import InternVLConfig
+
     if vision.model_type != "internvl_vision":
         raise UserError(
             f"an InternVL's tower is of model_type internvl_vision, and this one is a {vision.model_type}",

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import model_validator
-from transformers import PreTrainedConfig
 
 from ....core.batch import Request
 from ....core.errors import UserError
@@ -21,7 +20,7 @@ from .family import FAMILIES
 from .model import InternVLDecoder, internvl_config
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 class InternVLTargetConfig(TargetSection):

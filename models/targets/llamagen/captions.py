@@ -19,9 +19,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_plus
 
 import torch
-import transformers
 from torch import Tensor
-from transformers import AutoTokenizer
 
 from ....core.finite import check_module
 from ....core.placement import onto
@@ -52,6 +50,8 @@ class TextFeatures:
         device: torch.device | str = "cpu",
         revision: str | None = None,
     ):
+        from transformers import AutoTokenizer
+
         with reading_pretrained(source, "cannot load the text encoder", hint=_CURE):
             self.tokenizer = AutoTokenizer.from_pretrained(source, revision=revision)
         encoder = load_text_encoder(source, dtype=dtype, revision=revision, device=torch.device(device))
@@ -83,6 +83,8 @@ def load_text_encoder(
     Raises:
         UserError: it cannot be read, lacks a weight, or has one that is not finite.
     """
+    import transformers
+
     encoders: Any = transformers.T5EncoderModel  # its annotations refuse a revision of None
     with reading_pretrained(source, "cannot load the text encoder", hint=_CURE):
         # The decoder's weights in a full T5 are left out; older files are read with weights_only: no code runs.

@@ -6,10 +6,9 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
-import transformers
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
@@ -31,6 +30,9 @@ from .target import LlamaGenTarget, llamagen_shape
 from .training import LlamaGenTraining, VqTraining, to_model, to_pixels
 from .transformer import LlamaGen, LlamaGenConfig, published
 from .vq import VqConfig, VqTokenizer
+
+if TYPE_CHECKING:
+    import transformers
 
 Size = Literal["B", "L", "XL", "XXL", "XXXL", "1B", "3B", "7B"]
 # What a recipe says of a LlamaGen's shape, held against its weights; a head's manifest repeats it.
@@ -303,6 +305,8 @@ def build_text_encoder(
     config: LlamaGenTargetConfig, *, vocab_size: int, pad_id: int
 ) -> transformers.T5EncoderModel | None:
     """The inline one, random; None where it comes from outside (its features then lie in the shards)."""
+    import transformers
+
     if (given := config.own_text_encoder) is None:
         return None
     values = {k: v for k, v in given.items() if k != "model_type"}

@@ -11,13 +11,12 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor, nn
-from transformers import PreTrainedConfig
 
 from ....core.errors import UserError
 from ...hub import config_value
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 ProjectorInput = Literal["tower", "projected"]
 _SECTION = "draftsmith"

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from ....core.errors import UserError
 from ....core.json_types import JsonObject
@@ -23,7 +22,7 @@ from ...parts import TokenIds, _vocabulary_weights, grow_vocabulary
 from .made_for_engines import reading_of
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 LlavaKind = Literal["llava", "llava_next", "llava_onevision"]
 # model_type -> name of transformers' class.
@@ -49,6 +48,8 @@ def llava_config(
     Args:
         family: NeXT and OneVision get a newline and their resolutions, in multiples of the tower's own.
     """
+    from transformers import CONFIG_MAPPING
+
     if not -vision.num_hidden_layers - 1 <= vision_feature_layer <= vision.num_hidden_layers:
         raise UserError(
             f"vision_feature_layer is {vision_feature_layer}, and the tower has {vision.num_hidden_layers} layers",

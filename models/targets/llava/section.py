@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
 from pydantic import model_validator
 from torch import nn
-from transformers import PreTrainedConfig
 
 from ....core.batch import IMAGE, Request
 from ....core.errors import UserError
@@ -23,7 +22,7 @@ from .family import FAMILIES
 from .model import LlavaKind, assemble, llava_config
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 class LlavaTargetConfig(TargetSection):

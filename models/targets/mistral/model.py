@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
-from transformers import LlavaConfig, Mistral3Config, PreTrainedConfig
 
 from ....core.errors import UserError
 from ....core.json_types import JsonObject
@@ -22,7 +21,7 @@ from ...hub import config_value
 from ...parts import TokenIds
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 MistralKind = Literal["mistral3", "pixtral"]
 MISTRAL3, TOWER = "mistral3", "pixtral"  # model types of the whole and of the tower
@@ -35,6 +34,8 @@ def merge_of(config: PreTrainedConfig) -> int:
 
 def mistral_config(kind: str, text: PreTrainedConfig, vision: PreTrainedConfig, ids: TokenIds) -> PreTrainedConfig:
     """Join two configs into a Mistral 3 or a Pixtral. Raises `UserError` where the tower is another family's."""
+    from transformers import LlavaConfig, Mistral3Config
+
     if vision.model_type != TOWER:
         raise UserError(
             f"the tower of a {kind} is of model_type pixtral, and this one is a {vision.model_type}",

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import model_validator
-from transformers import PreTrainedConfig
 
 from ....core.batch import Request
 from ....core.errors import UserError
@@ -23,7 +22,7 @@ from .family import FAMILIES
 from .model import TOWER, MistralKind, merge_of, mistral_config
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 class MistralTargetConfig(TargetSection):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import isqrt
 from typing import TYPE_CHECKING
 
@@ -65,7 +66,7 @@ FAMILIES = {
     "qwen2_5_vl": _family("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", {"qwen2_5_vl_text": _VL2}, _STATES),
     "qwen3_vl": _family(
         "qwen3_vl", "Qwen3VLForConditionalGeneration",
-        {"qwen3_vl_text": _VL3, "qwen3": QWEN3, "qwen3_moe": QWEN3}, _STATES,
+        {"qwen3_vl_text": replace(_VL3, lacks_parallel_plan=True), "qwen3": QWEN3, "qwen3_moe": QWEN3}, _STATES,
     ),
     "qwen3_vl_moe": _family("qwen3_vl", "Qwen3VLMoeForConditionalGeneration", {"qwen3_vl_moe_text": _VL3}, _STATES),
 }  # fmt: skip

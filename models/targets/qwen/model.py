@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from ....core.json_types import JsonObject
 from ....core.pictures import Picture
@@ -24,11 +23,13 @@ from ...parts import TokenIds
 from .windows import tower_inputs
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 def qwen_config(kind: str, text: JsonObject, vision: JsonObject, ids: TokenIds) -> PreTrainedConfig:
     """Join the inline halves of a tiny Qwen-VL; `model_type` of the text config may name the mixture of experts."""
+    from transformers import CONFIG_MAPPING
+
     family = str(text.get("model_type", kind)).removesuffix("_text")
     assert family.startswith(kind) and ids.video is not None, (kind, family, ids)
     of_text = {key: value for key, value in text.items() if key != "model_type"}

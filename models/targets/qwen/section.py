@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 from torch import nn
-from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from ....core.batch import Request
 from ....core.errors import UserError
@@ -23,7 +22,7 @@ from .family import FAMILIES
 from .model import qwen_config
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 class QwenSection(TargetSection):
@@ -47,6 +46,8 @@ class QwenSection(TargetSection):
             if named not in own:
                 problem = f"a target of kind {self.base_kind} has none of model_type {named}"
                 raise Refused("language_model.model_type", problem, f"write {' or '.join(own)}")
+            from transformers import CONFIG_MAPPING
+
             config: Any = CONFIG_MAPPING[named.removesuffix("_text")]
             check_part(self.vision_tower, config.sub_configs["vision_config"], "vision_tower")
         return self

@@ -15,12 +15,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers.vision_utils import (
-    get_vision_cu_seqlens,
-    get_vision_interpolation_indices_and_weights,
-    get_vision_position_ids,
-    get_vision_window_index,
-)
 
 from ....core.states import uploaded
 from ...attention import as_interface
@@ -99,6 +93,13 @@ def tower_inputs(tower: Any, sizes: Tensor, device: torch.device) -> dict[str, A
         sizes: [I,3] frames, rows and columns of patches, on the CPU.
         device: of the tower.
     """
+    from transformers.vision_utils import (
+        get_vision_cu_seqlens,
+        get_vision_interpolation_indices_and_weights,
+        get_vision_position_ids,
+        get_vision_window_index,
+    )
+
     config, merge = tower.config, tower.config.spatial_merge_size
     # Our attention reads where windows begin on the host, other kernels on the device.
     reads = torch.device("cpu") if config._attn_implementation == WINDOWS else device

@@ -22,7 +22,6 @@ from ...decoding.decoder import DecoderStates, PromptRows
 from ...hub import RECURS, recurrent_layers
 from ..qwen.decoder import QwenDecoder
 from .delta_rule import Step
-from .recurrent import HybridCache, RecurrentLayer
 
 
 class HybridDecoder(QwenDecoder):
@@ -43,6 +42,8 @@ class HybridDecoder(QwenDecoder):
 
     def new_cache(self, capacity: int) -> Cache:
         """An empty cache of `capacity` positions."""
+        from .recurrent import HybridCache
+
         return HybridCache(self.recurs, capacity, self._window)
 
     def run(
@@ -56,6 +57,8 @@ class HybridDecoder(QwenDecoder):
         chunk: int | None = None,
     ) -> DecoderStates:
         """As every decoder's. Raises `UserError` where attention is wanted of a layer that has none."""
+        from .recurrent import HybridCache
+
         assert isinstance(cache, HybridCache) and prompts.row is None, "samples in one row would share a state"
         if recurring := [layer for layer in attention if self.recurs[layer]]:
             raise UserError(
@@ -81,6 +84,8 @@ def _forward(
     self: Any, hidden_states: Tensor, cache_params: Any = None, attention_mask: Tensor | None = None, **more: Any
 ) -> Tensor:
     """As transformers' forward of a gated DeltaNet; [R,N,width] of both states."""
+    from .recurrent import HybridCache, RecurrentLayer
+
     if not isinstance(cache_params, HybridCache):
         return type(self).forward(self, hidden_states, cache_params, attention_mask, **more)
     layer: RecurrentLayer = cache_params.layers[self.layer_idx]

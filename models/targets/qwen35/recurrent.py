@@ -17,7 +17,8 @@ from torch.nn import functional as F
 from transformers.cache_utils import CacheLayerMixin
 
 from ....core.states import uploaded
-from ...decoding.cache import Cache, CacheLayer
+from ...decoding.cache import CacheLayer
+from ...decoding.model_cache import ModelCache, ModelCacheLayer
 from .delta_rule import Step, Written, behind, over_chain, over_tree
 
 
@@ -149,7 +150,7 @@ class RecurrentLayer(CacheLayerMixin):
         return self.capacity
 
 
-class HybridCache(Cache):
+class HybridCache(ModelCache):
     """The cache of a decoder of whose layers some recur.
 
     Args:
@@ -160,7 +161,7 @@ class HybridCache(Cache):
     def __init__(self, recurs: Sequence[bool], capacity: int, window: int):
         super().__init__(len(recurs), capacity)
         self.layers: list[Any] = [
-            RecurrentLayer(capacity, window) if recurring else CacheLayer(capacity) for recurring in recurs
+            RecurrentLayer(capacity, window) if recurring else ModelCacheLayer(capacity) for recurring in recurs
         ]
         self.recurs = tuple(recurs)
         self._prompt = False

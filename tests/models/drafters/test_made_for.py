@@ -5,7 +5,6 @@ import json
 import pytest
 import torch
 from draftsmith.core.errors import UserError
-from draftsmith.models import folders
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.eagle import EagleConfig
 from draftsmith.models.targets.anole.section import AnoleTargetConfig
@@ -119,7 +118,7 @@ def test_a_head_on_the_hub_comes_with_its_manifest(tmp_path, monkeypatch):
         asked.append((name, revision, set(allow_patterns)))
         return str(tmp_path)
 
-    monkeypatch.setattr(folders, "snapshot_download", download)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     assert EagleConfig(kind="eagle", path="org/head", revision="r").fetched() == tmp_path
     files = {"config.json", "draftsmith.json", "model.safetensors", "pytorch_model.bin", "SHA256SUMS"}
     assert asked == [("org/head", "r", files)]

@@ -150,8 +150,12 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_new_one(tmp_path, monkeyp
 def test_a_hub_id_fetches_its_files_and_their_sums(tmp_path, monkeypatch):
     files.save_model(llamagen(CLASS), tmp_path)
     asked = {}
-    download = lambda source, **options: asked.update(options, source=source) or str(tmp_path)  # noqa: E731
-    monkeypatch.setattr(folders, "snapshot_download", download)
+
+    def download(source, **options):
+        asked.update(options, source=source)
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     assert files.load_llamagen("someone/llamagen", revision="abc").config == CLASS
     patterns = ["config.json", "model.safetensors", "SHA256SUMS"]
     assert asked == {"source": "someone/llamagen", "revision": "abc", "allow_patterns": patterns}

@@ -15,13 +15,13 @@ from draftsmith.eval.rules import Greedy, Sampling
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.pruned import PrunedConfig, PrunedProposal
 from draftsmith.models.families.load import load_target
+from draftsmith.models.families.parallel import check_cut, parallel_plan
 from draftsmith.models.targets.causal.section import CausalTargetConfig
 from draftsmith.models.targets.llava.section import LlavaTargetConfig
-from draftsmith.models.targets.parallel import check_cut
 from draftsmith.models.targets.qwen.section import QwenTargetConfig
 from ranks_run import run_ranks
 from tiny_saved import ALL, SIZES, saved
-from transformers import LlamaConfig, PreTrainedConfig
+from transformers import LlamaConfig, PreTrainedConfig, Qwen3VLConfig
 
 DECODED = {
     "chain": (Chain(3), Greedy(), 0.0),
@@ -133,6 +133,13 @@ def test_a_model_without_a_plan_is_refused():
     config.base_model_tp_plan = None
     with pytest.raises(UserError, match="no tensor parallel plan for llama"):
         check_cut(config, 2, "somewhere")
+
+
+def test_our_plan_cuts_what_transformers_has_none_for():
+    config = Qwen3VLConfig()
+    assert config.text_config.base_model_tp_plan is None, "transformers has one by now: lacks_parallel_plan goes"
+    plan = parallel_plan(config, 2, "somewhere").tp_plan
+    assert plan["model.language_model.layers.*.self_attn.o_proj"] == "rowwise" and len(plan) == 9
 
 
 def test_the_run_has_as_many_ranks_as_hold_the_target(tmp_path):

@@ -6,20 +6,23 @@ tower is whole on every rank, as transformers' plans leave it.
 
 from __future__ import annotations
 
-from transformers import PreTrainedConfig
-from transformers.distributed import DistributedConfig
+from typing import TYPE_CHECKING
 
 from ...core import ranks
 from ...core.errors import UserError
 from ..hub import config_value, num_experts, recurrent_layers
+from .table import text_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+    from transformers.distributed import DistributedConfig
 
 KEY = "target.tensor_parallel_size"
-# Of a decoder of Llama's shape. Qwen3-VL's dense language models have no plan of their own in transformers.
+# Of a decoder of Llama's shape for which transformers has no plan.
 _LAYER = {
     "self_attn.q_proj": "colwise", "self_attn.k_proj": "colwise", "self_attn.v_proj": "colwise",
     "self_attn.o_proj": "rowwise", "mlp.gate_proj": "colwise", "mlp.up_proj": "colwise", "mlp.down_proj": "rowwise",
 }  # fmt: skip
-_OURS = ("qwen3_vl_text",)
 # What must be a multiple of the number of ranks, as the text config calls it.
 _CUT = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
 
@@ -41,9 +44,11 @@ def parallel_plan(config: PreTrainedConfig, size: int, source: str, *, key: str 
     Raises:
         UserError: it cannot be cut so; names the number that stands in the way.
     """
+    from transformers.distributed import DistributedConfig
+
     text = config.get_text_config()
     check_cut(config, size, source, key=key)
-    if text.model_type not in _OURS:
+    if not text_of(text).lacks_parallel_plan:
         return DistributedConfig(tp_size=size, tp_plan="auto")
     plan = {f"model.language_model.layers.*.{name}": style for name, style in _LAYER.items()}
     # A tied head is the embedding's own matrix, and cut with it.
@@ -70,7 +75,7 @@ def check_cut(config: PreTrainedConfig, size: int, source: str, *, key: str = KE
         raise UserError(f"{text.model_type} has recurrent layers, whose states are not cut over ranks", key=key,
                         where=source,
                         hint="leave the key out: device_map: auto spreads the target, in one process")  # fmt: skip
-    if text.model_type not in _OURS and not config_value(text, "base_model_tp_plan"):
+    if not text_of(text).lacks_parallel_plan and not config_value(text, "base_model_tp_plan"):
         raise UserError(f"transformers has no tensor parallel plan for {text.model_type}", key=key, where=source,
                         hint="leave the key out: device_map: auto spreads the target, in one process")  # fmt: skip
     for name in _CUT:
