@@ -22,7 +22,7 @@ from ...core.loss import StepLoss
 from ...core.pictures import TEXT
 from ...core.states import OnDevice, TargetStates, uploaded
 from ..attention import attend, hidden_below
-from ..losses import Divergence, divergence
+from ..losses import Divergence, cross_entropy_over, divergence
 from ..targets.base import Target
 from .dflash_confidence import acceptance, confidence_loss
 from .dflash_module import DflashHead
@@ -300,28 +300,32 @@ class Places:
             theirs = self.goals(self.sources[piece], ours, sums=keeps)
             if keeps:
                 self.acceptances.append(acceptance(theirs, ours))
+        own, inside = self.entries(labels)
+        weight, beside = self.share
         if self.name == "ce" or theirs is None:
-            right, known = self.entries(labels)
-            terms = F.cross_entropy(ours, right, reduction="none")
+            self.rank(piece, ours, own, inside)
+            terms = (weight + beside) * cross_entropy_over(ours, own) * inside
         else:
-            right, known = theirs.scores.argmax(-1), theirs.known
-            terms = divergence(self.name, theirs.scores, ours)
+            self.rank(piece, ours, theirs.scores.argmax(-1), theirs.known)
+            apart = divergence(self.name, theirs.scores, ours)
             if self.keeps_acceptance and of_terms:
-                self.acceptances.append(1 - terms.detach())
-        terms = self.share[0] * terms * known
-        if self.share[1]:
-            entry, inside = self.entries(labels)
-            terms = terms + self.share[1] * F.cross_entropy(ours, entry, reduction="none") * inside
-        with torch.no_grad():
-            score = ours.gather(1, right[:, None])
-            better = torch.where(ours.amax(-1) > score[:, 0], 3, 0)
-            rows = uploaded(self.first[piece].nonzero()[:, 0], ours.device)
-            better[rows] = (ours[rows] > score[rows]).sum(-1)
-            self.ranks.append(torch.where(known, better, ours.shape[-1]))
-            if self.num_candidates:
-                values, entries_of = ours.topk(self.num_candidates, dim=-1)
-                self.candidates.append((values, entries_of))
+                self.acceptances.append(1 - apart.detach())
+            terms = weight * apart * theirs.known
+            if beside:
+                terms = terms + beside * cross_entropy_over(ours, own) * inside
         return (terms * self.weights[piece]).sum(), torch.zeros((), device=ours.device)
+
+    @torch.no_grad()
+    def rank(self, piece: slice, ours: Tensor, right: Tensor, known: Tensor) -> None:
+        """Note how many of the scores [C,V] stand above those of the entries `right` [C], and the likeliest."""
+        score = ours.gather(1, right[:, None])
+        better = torch.where(ours.amax(-1) > score[:, 0], 3, 0)
+        rows = uploaded(self.first[piece].nonzero()[:, 0], ours.device)
+        better[rows] = (ours[rows] > score[rows]).sum(-1)
+        self.ranks.append(torch.where(known, better, ours.shape[-1]))
+        if self.num_candidates:
+            values, entries_of = ours.topk(self.num_candidates, dim=-1)
+            self.candidates.append((values, entries_of))
 
     def goals(self, sources: Tensor, ours: Tensor, *, sums: bool) -> Goals:
         """Of the states at `sources` [C,2]. Blocks overlap: a state that scores several places is read once."""
