@@ -9,7 +9,7 @@ Letters: S positions, C positions of a chunk, D width, V vocabulary, M further s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import torch
@@ -21,6 +21,10 @@ Divergence = Literal["soft_ce", "kl", "reverse_kl", "jsd", "tvd", "tvd_plus", "l
 
 # Stands for the logarithm of 0 where differences of logarithms are taken: minus infinity would make them no number.
 NEVER = -1e30
+
+# Scores that a loss goes through at once: fresh memory costs a CPU more than what is written to it, and a GPU waits for
+# many small calls.
+AT_ONCE, AT_ONCE_ON_CPU = 1 << 25, 1 << 19
 
 
 def divergence(
@@ -47,25 +51,35 @@ class _OfScores(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, target_scores: Tensor, name: str) -> Tensor:
         ctx.dtype = scores.dtype
-        both = [one if one.dtype == torch.float64 else one.float() for one in (target_scores, scores)]
-        if name == "kl":
-            log_p, log_q = (torch.log_softmax(one, dim=-1).clamp_(min=NEVER) for one in both)
-            p = log_p.exp()
-            value = log_p.sub_(log_q).mul_(p).sum(-1)
-            ctx.gradient = log_q.exp_().sub_(p)
-            return value
-        p, q = (one.softmax(-1) for one in both)
-        apart = p.sub_(q).neg_()
-        value = 0.5 * apart.abs().sum(-1)
-        side = apart.sign_()
-        ctx.gradient = side.sub_((q * side).sum(-1, keepdim=True)).mul_(q).mul_(0.5)
-        return value
+        ctx.gradient = torch.empty_like(scores, dtype=torch.float64 if scores.dtype == torch.float64 else torch.float32)
+        values = []
+        for target, draft, gradient in _rows(target_scores, scores, ctx.gradient):
+            both = [one if one.dtype == torch.float64 else one.float() for one in (target, draft)]
+            if name == "kl":
+                log_p, log_q = (torch.log_softmax(one, dim=-1).clamp_(min=NEVER) for one in both)
+                p = log_p.exp()
+                values.append(log_p.sub_(log_q).mul_(p).sum(-1))
+                gradient.copy_(log_q.exp_().sub_(p))
+            else:
+                p, q = (one.softmax(-1) for one in both)
+                apart = p.sub_(q).neg_()
+                values.append(0.5 * apart.abs().sum(-1))
+                side = apart.sign_()
+                gradient.copy_(side.sub_((q * side).sum(-1, keepdim=True)).mul_(q).mul_(0.5))
+        return torch.cat(values)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         found, ctx.gradient = ctx.gradient, None
         return found.mul_(gradient.unsqueeze(-1)).to(ctx.dtype), None, None
+
+
+def _rows(scores: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """A few rows at a time of scores [S,...,V], and the same ones of `others` [S,...]."""
+    most = AT_ONCE_ON_CPU if scores.device.type == "cpu" else AT_ONCE
+    rows = max(1, most // scores.shape[-1])
+    return zip(*(one.split(rows) for one in (scores, *others)), strict=True)
 
 
 def log_probs(scores: Tensor) -> Tensor:
@@ -98,6 +112,32 @@ class _SoftCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         q, ctx.log_q = ctx.log_q.exp_(), None
         return q.sub_(ctx.p.unsqueeze(1)).mul_(gradient.unsqueeze(-1)), None, None
+
+
+def cross_entropy_over(scores: Tensor, labels: Tensor) -> Tensor:
+    """The bits of `F.cross_entropy(scores, labels, reduction="none")`, [S,V] and [S] -> [S]. Scores are overwritten, by
+    log-probabilities and then by their gradient: it is the last that reads them.
+    """
+    return _CrossEntropy.apply(scores, labels)
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, labels: Tensor) -> Tensor:
+        # Autograd notices the writing where an operation before has kept the scores for its backward pass.
+        ctx.log_q, ctx.labels = scores.detach(), labels[:, None]
+        for (piece,) in _rows(ctx.log_q):
+            piece.copy_(piece.log_softmax(-1))
+        return -ctx.log_q.gather(1, ctx.labels)[:, 0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        log_q, ctx.log_q = ctx.log_q, None
+        for piece, labels, by_label in _rows(log_q, ctx.labels, -gradient[:, None]):
+            of_log_q = torch.zeros_like(piece).scatter_(1, labels, by_label)
+            piece.copy_(torch._log_softmax_backward_data(of_log_q, piece, -1, piece.dtype))
+        return log_q, None
 
 
 def divergence_of_logs(

@@ -1,6 +1,9 @@
 """The comparison with peers' loops: what needs no clone runs at a tiny size, and differences end a run."""
 
 import argparse
+import importlib
+import itertools
+import math
 import re
 import sys
 import types
@@ -20,6 +23,7 @@ from peers import (
     official_blocks,
     ours,
     pairs,
+    specforge_dflash,
     speculators_eagle3,
     speculators_step,
     step_pairs,
@@ -199,6 +203,32 @@ def test_steps_of_blocks_give_a_row_for_each_kind_and_length(tiny, monkeypatch, 
     what = [f"{kind}, {length}, tiny" for kind in speculators_step.KINDS for length in (32, 40)]
     assert [row[0] for row in rows if row[0] in what] == what * 2, "each is missed, and taken apart"
     assert {row[4] for row in rows if row[0] in what and len(row) == 6} == {"0e+00, 0e+00"}
+
+
+def test_steps_of_blocks_beside_specforge_have_a_row_for_each_length(tiny, monkeypatch, capsys):
+    monkeypatch.setattr(specforge_dflash, "Theirs", BlockTwin)
+    monkeypatch.setattr(speculators_step, "BAR", 1e6)
+    specforge_dflash.specforge_dflash(argparse.Namespace(seed=0, pairs=1, sizes=[tiny], lengths=(32, 40)))
+    rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert [row[0] for row in rows[2:]] == ["DFlash, 32, tiny", "DFlash, 40, tiny"]
+    weights = speculators_step.KINDS["DFlash"][0].loss.weights(16)
+    gammas = [1 / math.log(one / two) for one, two in itertools.pairwise(weights)]
+    assert gammas == pytest.approx([specforge_dflash.GAMMA] * 14), "they decay as ours do"
+
+
+def test_specforges_algorithms_are_found_one_by_one(tmp_path, monkeypatch):
+    for name in ("", "common/", "other/"):
+        file = tmp_path / "SpecForge" / "specforge" / "algorithms" / name / "__init__.py"
+        file.parent.mkdir(parents=True)
+        file.write_text("raise AssertionError('it registers every method')")
+    (file.parents[2] / "__init__.py").touch()
+    (file.parents[1] / "common" / "model.py").write_text("METHOD = 'DFlash'")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "modules", {**sys.modules})
+    clones.specforge(tmp_path, "common")
+    assert importlib.import_module("specforge.algorithms.common.model").METHOD == "DFlash"
+    with pytest.raises(AssertionError, match="registers every method"):
+        importlib.import_module("specforge.algorithms.other")
 
 
 @pytest.mark.parametrize("kind", speculators_step.KINDS)

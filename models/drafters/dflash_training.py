@@ -21,8 +21,8 @@ from ...core.batch import Batch
 from ...core.loss import StepLoss
 from ...core.pictures import TEXT
 from ...core.states import OnDevice, TargetStates, uploaded
-from ..attention import attend
-from ..losses import Divergence, divergence
+from ..attention import attend, hidden_below
+from ..losses import Divergence, cross_entropy_over, divergence
 from ..targets.base import Target
 from .dflash_confidence import acceptance, confidence_loss
 from .dflash_module import DflashHead
@@ -139,7 +139,8 @@ class DflashTraining(nn.Module):
         outputs = self.outputs(rows, states, blocks).unflatten(1, (-1, shape.block_size))[:, :, shape.first :]
         before = rows.before(blocks.anchors, shape.num_drafts)
         trained = torch.arange(shape.num_drafts) < drawn.lengths[..., None]  # [B,A,K]
-        at: Any = tuple(uploaded(trained.nonzero().T.contiguous(), device))  # row, block and place of each: [S]
+        chosen = trained.nonzero().T.contiguous()
+        at: Any = tuple(uploaded(chosen, device))  # row, block and place of each: [S]
         row, block, mask = at
         places = blocks.anchors[row, block] + mask  # of the states that score them
         assert states.feature is not None
@@ -147,7 +148,7 @@ class DflashTraining(nn.Module):
         weights = uploaded(torch.tensor(self.weights), device)[mask] * blocks.share[row]
         compare = Places(
             self.loss.token_divergence, self.goal_scores, states.feature, drawn.sources(trained), labels, weights,
-            keeps_acceptance=self.config.confidence is not None, share=self.loss.shares(),
+            first=chosen[2] == 0, keeps_acceptance=self.config.confidence is not None, share=self.loss.shares(),
             num_candidates=self.head.num_candidates,
         )  # fmt: skip
         read = self.head.for_loss(outputs, before)[at]
@@ -188,7 +189,10 @@ class DflashTraining(nn.Module):
         positions = self.placed(torch.cat([rows.positions, (starts + within).flatten(1)], dim=1))
         context = head.context(torch.cat([states.layers[tap] for tap in shape.taps], dim=-1))
         first = head.blocks(rows.ids.gather(1, blocks.anchors), self.target.embedding)
-        masks = block_masks(kept, blocks, shape.block_size, shape.sliding_window)
+        masks = [
+            hidden_below(mask, context.dtype)  # once, and not in each layer's attention
+            for mask in block_masks(kept, blocks, shape.block_size, shape.sliding_window)
+        ]
         sizes = [mask.shape[2] for mask in masks]
 
         def seen(number: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -244,7 +248,8 @@ def block_masks(kept: Tensor, blocks: Blocks, block_size: int, window: int | Non
 
 
 class Places:
-    """What is compared at each trained place of blocks; `ranks` gathers how many tokens each right one ranks behind.
+    """What is compared at each trained place of blocks; `ranks` gathers how many tokens score above each right one:
+    exact at the first place of a block, 0 or more elsewhere.
 
     Args:
         name: of a divergence from the target's distribution, or ce.
@@ -252,6 +257,7 @@ class Places:
         feature: [B,T,D] of the target.
         sources: [S,2] as of `Blocks.sources`: what scores the tokens `labels` [S].
         weights: [S].
+        first: [S] bool on the CPU, a block's first place. A count over the vocabulary costs a CPU half of its product.
         keeps_acceptance: `acceptances` gathers how likely each place's draft is accepted at temperature 1.
         share: weights of the comparison itself, and of a cross-entropy with `labels` beside it.
         num_candidates: `candidates` gathers so many of each place's likeliest entries: scores and entries, [C,k] each.
@@ -259,12 +265,12 @@ class Places:
 
     def __init__(
         self, name: Literal["ce"] | Divergence, scores: GoalScores, feature: Tensor, sources: Tensor, labels: Tensor,
-        weights: Tensor, *, keeps_acceptance: bool = False, share: tuple[float, float] = (1.0, 0.0),
+        weights: Tensor, *, first: Tensor, keeps_acceptance: bool = False, share: tuple[float, float] = (1.0, 0.0),
         num_candidates: int = 0,
     ):  # fmt: skip
         self.name, self.scores, self.ids = name, scores, scores.draft.draft_ids
         self.feature, self.sources, self.labels, self.weights = feature, sources, labels, weights
-        self.ranks: list[Tensor] = []
+        self.first, self.ranks = first, list[Tensor]()
         self.keeps_acceptance, self.acceptances = keeps_acceptance, list[Tensor]()
         self.share, self.num_candidates, self.candidates = share, num_candidates, list[tuple[Tensor, Tensor]]()
 
@@ -294,25 +300,32 @@ class Places:
             theirs = self.goals(self.sources[piece], ours, sums=keeps)
             if keeps:
                 self.acceptances.append(acceptance(theirs, ours))
+        own, inside = self.entries(labels)
+        weight, beside = self.share
         if self.name == "ce" or theirs is None:
-            right, known = self.entries(labels)
-            terms = F.cross_entropy(ours, right, reduction="none")
+            self.rank(piece, ours, own, inside)
+            terms = (weight + beside) * cross_entropy_over(ours, own) * inside
         else:
-            right, known = theirs.scores.argmax(-1), theirs.known
-            terms = divergence(self.name, theirs.scores, ours)
+            self.rank(piece, ours, theirs.scores.argmax(-1), theirs.known)
+            apart = divergence(self.name, theirs.scores, ours)
             if self.keeps_acceptance and of_terms:
-                self.acceptances.append(1 - terms.detach())
-        terms = self.share[0] * terms * known
-        if self.share[1]:
-            entry, inside = self.entries(labels)
-            terms = terms + self.share[1] * F.cross_entropy(ours, entry, reduction="none") * inside
-        with torch.no_grad():
-            better = (ours > ours.gather(1, right[:, None])).sum(-1)
-            self.ranks.append(torch.where(known, better, ours.shape[-1]))
-            if self.num_candidates:
-                values, entries_of = ours.topk(self.num_candidates, dim=-1)
-                self.candidates.append((values, entries_of))
+                self.acceptances.append(1 - apart.detach())
+            terms = weight * apart * theirs.known
+            if beside:
+                terms = terms + beside * cross_entropy_over(ours, own) * inside
         return (terms * self.weights[piece]).sum(), torch.zeros((), device=ours.device)
+
+    @torch.no_grad()
+    def rank(self, piece: slice, ours: Tensor, right: Tensor, known: Tensor) -> None:
+        """Note how many of the scores [C,V] stand above those of the entries `right` [C], and the likeliest."""
+        score = ours.gather(1, right[:, None])
+        better = torch.where(ours.amax(-1) > score[:, 0], 3, 0)
+        rows = uploaded(self.first[piece].nonzero()[:, 0], ours.device)
+        better[rows] = (ours[rows] > score[rows]).sum(-1)
+        self.ranks.append(torch.where(known, better, ours.shape[-1]))
+        if self.num_candidates:
+            values, entries_of = ours.topk(self.num_candidates, dim=-1)
+            self.candidates.append((values, entries_of))
 
     def goals(self, sources: Tensor, ours: Tensor, *, sums: bool) -> Goals:
         """Of the states at `sources` [C,2]. Blocks overlap: a state that scores several places is read once."""

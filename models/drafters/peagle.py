@@ -162,14 +162,16 @@ class PeagleTraining(HeadTraining):
         blocks = drawn.to(device)
         outputs = self.outputs(batch, states, blocks.anchors)  # [B,A,K,D]
         trained = torch.arange(count) < drawn.lengths[..., None]
-        row, block, place = uploaded(trained.nonzero().T.contiguous(), device)
+        chosen = trained.nonzero().T.contiguous()
+        row, block, place = uploaded(chosen, device)
         at = blocks.anchors[row, block] + place
         assert states.feature is not None
         weights = uploaded(self.place_weights, device)[place] * blocks.share[row]
         name = self.loss.token_divergence
         compare = Places(
-            name, self.goal_scores, states.feature, drawn.sources(trained), batch.ids[row, at + 1], weights
-        )
+            name, self.goal_scores, states.feature, drawn.sources(trained), batch.ids[row, at + 1], weights,
+            first=chosen[2] == 0,
+        )  # fmt: skip
         loss, _ = self.lm(self.head.hidden(outputs[row, block, place]), compare)
         sums = compare.hits(trained.shape, (row, block, place), blocks.share)
         return StepLoss(loss, batch.loss_mask[:, 1:].sum(), dict(zip(self.metrics, sums, strict=True)))

@@ -9,8 +9,8 @@
 3. `generate` of jadohu/LANTERN: the same tree over a LlamaGen with guidance, exact and relaxed.
 4. `dflash_generate` of z-lab/dflash and the decoding loop of deepseek-ai/DeepSpec: DFlash's and DSpark's blocks.
 5. The EAGLE-3 training step of SafeAILab/EAGLE, at four lengths.
-6. The training steps of vllm-project/speculators: DFlash's and DSpark's at three lengths, EAGLE-3's at four.
-7. The EAGLE-3 training step of sgl-project/SpecForge, at four lengths.
+6. The training steps of vllm-project/speculators: DFlash's, DSpark's and EAGLE-3's, at four lengths.
+7. The training steps of sgl-project/SpecForge: EAGLE-3's and DFlash's, at four lengths.
 
 FOLDER holds clones, which are read and not installed:
 
@@ -41,6 +41,7 @@ from peers.official_blocks import official_blocks
 from peers.official_eagle import official_eagle
 from peers.official_lantern import official_lantern
 from peers.ours import SIZES
+from peers.specforge_dflash import specforge_dflash
 from peers.specforge_eagle3 import specforge_eagle3
 from peers.speculators_eagle3 import speculators_eagle3
 from peers.speculators_step import speculators
@@ -50,7 +51,7 @@ from transformers.utils import logging
 LOOPS = {"assisted": assisted, "eagle": official_eagle, "lantern": official_lantern, "blocks": official_blocks}
 STEPS = {
     "training": training, "speculators": speculators, "speculators-eagle3": speculators_eagle3,
-    "specforge-eagle3": specforge_eagle3,
+    "specforge-eagle3": specforge_eagle3, "specforge-dflash": specforge_dflash,
 }  # fmt: skip
 
 

@@ -41,6 +41,18 @@ def empty_module(name: str, folder: Path | None = None, **names: Any) -> None:
         module.__path__ = [str(folder)]
 
 
+def specforge(peers: Path, method: str) -> None:
+    """SpecForge's clone, of whose `algorithms` this one is importable: the package registers all, and reads their
+    configs.
+
+    Raises:
+        UserError: as of `clone`.
+    """
+    folder = clone(peers, SPECFORGE) / "specforge" / "algorithms"
+    empty_module("specforge.algorithms", folder)
+    empty_module(f"specforge.algorithms.{method}", folder / method)
+
+
 @contextmanager
 def crops_to_lengths() -> Iterator[None]:
     """Let caches be cropped to a length, which transformers 5 takes for a mistake: it counts what is removed. Until the

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from draftsmith.core.batch import Batch
 from draftsmith.core.states import TargetStates
-from peers.clones import SPECFORGE, clone, empty_module
+from peers.clones import empty_module, specforge
 from peers.speculators_eagle3 import DECAY, HEAD, SCORES, Ours, over_states
 from torch import Tensor
 from transformers import LlamaConfig
@@ -28,9 +28,7 @@ class Theirs:
     """A step of theirs, over the same head."""
 
     def __init__(self, arguments: argparse.Namespace, ours: Ours):
-        folder = clone(arguments.peers, SPECFORGE) / "specforge"
-        for name in ("algorithms", "algorithms.eagle3"):  # which register every method, and read their configs
-            empty_module(f"specforge.{name}", folder / name.replace(".", "/"))
+        specforge(arguments.peers, "eagle3")
         torch.compile(len)  # torch looks for Triton now, and finds none
         empty_module("triton", jit=lambda kernel: kernel)  # of which no kernel is called
         empty_module("triton.language", constexpr=int)

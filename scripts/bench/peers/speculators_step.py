@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM, Qwen3Config
 
 BAR = 0.65  # of their step
-LENGTHS = (64, 256, 1024)
+LENGTHS = (64, 256, 512, 1024)
 TOKENS_OF_A_BLOCK = 8  # of a sample: DeepSpec draws 512 blocks of up to 4,096 tokens
 # Of TVD's gradients, which jump where the two distributions cross: rounding alone turns 3 of 7 million signs.
 CROSSINGS = 2e-4
@@ -69,7 +69,7 @@ class Ours:
         blocks = dflash_training.Blocks(
             anchors[None], torch.full((1, len(anchors)), self.head.shape.num_drafts), supervised / len(anchors)
         )
-        with watched([(dflash_training, "draw_blocks")], partial(_drawn, blocks)):
+        with watched([(dflash_training, "draw_blocks")], partial(drawn, blocks)):
             found = self.training(batch, states)
         return found.loss_sum / found.num_tokens
 
@@ -121,7 +121,7 @@ class Theirs:
     def loss(self, batch: Batch, states: TargetStates, anchors: Tensor) -> Tensor:
         """As `Ours.loss`."""
         joined = torch.cat([states.layers[tap] for tap in TAPS], dim=-1)
-        with watched([(self.core, "select_anchors")], partial(_drawn, (anchors, torch.ones_like(anchors).bool()))):
+        with watched([(self.core, "select_anchors")], partial(drawn, (anchors, torch.ones_like(anchors).bool()))):
             _, loss, _ = self.model(
                 joined, batch.ids, batch.loss_mask, states.layers[TAPS[-1] + 1], torch.zeros_like(batch.ids),
                 max_anchors=len(anchors), **self.options,
@@ -129,14 +129,14 @@ class Theirs:
         return loss * self.factor
 
 
-def _drawn(same: Any, draw: Callable) -> Callable:
+def drawn(same: Any, draw: Callable) -> Callable:
     """`draw`, whose answer is replaced."""
 
-    def drawn(*arguments: Any) -> Any:
+    def replaced(*arguments: Any) -> Any:
         draw(*arguments)
         return same
 
-    return drawn
+    return replaced
 
 
 def with_bias(head: Any) -> Any:
@@ -185,21 +185,30 @@ class Samples:
         return self.batch, self.states, torch.tensor(sorted(drawn))
 
 
-def speculators(arguments: argparse.Namespace) -> None:
-    """Prints a table: every kind, size and length; and one of where missed steps go."""
+def over_blocks(
+    arguments: argparse.Namespace, what: str, kinds: Iterable[str],
+    theirs_of: Callable[[argparse.Namespace, Ours, dict[str, float]], step_pairs.Trained],
+) -> None:  # fmt: skip
+    """Prints a table, headed `what`: every kind, size and length; and one of where missed steps go."""
     missed = {}
-    step_pairs.head("speculators' step, tokens of a sample", BAR)
+    step_pairs.head(what, BAR)
     for size in arguments.sizes:
         torch.manual_seed(arguments.seed)
         model = LlamaForCausalLM(target_config(size, TAPS[-1] + 1)).eval()
         target = CausalTarget(model, num_token_ids=SIZES[size]["vocab_size"])
-        for kind, (settings, losses) in KINDS.items():
+        for kind in kinds:
+            settings, losses = KINDS[kind]
             ours = Ours(target, settings)
-            theirs = Theirs(arguments, ours, losses)
+            theirs = theirs_of(arguments, ours, losses)
             for length in arguments.lengths or LENGTHS:
                 samples = Samples(target, model, length, settings.block_size)
-                what = f"{kind}, {length}, {size}"
+                row = f"{kind}, {length}, {size}"
                 apart = CROSSINGS if "tv" in losses else step_pairs.TOLERANCE
-                if shares := step_pairs.compare(what, ours, theirs, samples, arguments.pairs, BAR, apart):
-                    missed[what] = shares
+                if shares := step_pairs.compare(row, ours, theirs, samples, arguments.pairs, BAR, apart):
+                    missed[row] = shares
     step_pairs.profiles(missed)
+
+
+def speculators(arguments: argparse.Namespace) -> None:
+    """Prints the tables of `over_blocks`."""
+    over_blocks(arguments, "speculators' step, tokens of a sample", KINDS, Theirs)
