@@ -252,6 +252,8 @@ def entered(place: str, arguments: list[str]) -> list[tuple[str, str]]:
 
 def main() -> None:
     """Print the table, or what a function enters."""
+    if len(sys.argv) > 1 and ":" not in sys.argv[1]:
+        raise SystemExit(__doc__)
     if len(sys.argv) > 1:
         seen = entered(sys.argv[1], sys.argv[2:])
         for path, name in seen:
