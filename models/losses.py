@@ -24,7 +24,7 @@ NEVER = -1e30
 
 # Scores that a loss goes through at once: fresh memory costs a CPU more than what is written to it, and a GPU waits for
 # many small calls.
-AT_ONCE, AT_ONCE_ON_CPU = 1 << 25, 1 << 19
+AT_ONCE, AT_ONCE_ON_CPU = 1 << 23, 1 << 19
 
 
 def divergence(

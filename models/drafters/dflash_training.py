@@ -21,7 +21,7 @@ from ...core.batch import Batch
 from ...core.loss import StepLoss
 from ...core.pictures import TEXT
 from ...core.states import OnDevice, TargetStates, uploaded
-from ..attention import attend, hidden_below
+from ..attention import attend
 from ..losses import Divergence, cross_entropy_over, divergence
 from ..targets.base import Target
 from .dflash_confidence import acceptance, confidence_loss
@@ -189,10 +189,7 @@ class DflashTraining(nn.Module):
         positions = self.placed(torch.cat([rows.positions, (starts + within).flatten(1)], dim=1))
         context = head.context(torch.cat([states.layers[tap] for tap in shape.taps], dim=-1))
         first = head.blocks(rows.ids.gather(1, blocks.anchors), self.target.embedding)
-        masks = [
-            hidden_below(mask, context.dtype)  # once, and not in each layer's attention
-            for mask in block_masks(kept, blocks, shape.block_size, shape.sliding_window)
-        ]
+        masks = block_masks(kept, blocks, shape.block_size, shape.sliding_window)
         sizes = [mask.shape[2] for mask in masks]
 
         def seen(number: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
