@@ -34,6 +34,7 @@ COMMANDS = {
     "peers-training": "python scripts/bench/benchmark_peers.py --peers {peers} --only training",
     "peers-speculators-eagle3": "python scripts/bench/benchmark_peers.py --peers {peers} --only speculators-eagle3",
     "peers-specforge": "python scripts/bench/benchmark_peers.py --peers {peers} --only specforge-eagle3",
+    "peers-specforge-dflash": "python scripts/bench/benchmark_peers.py --peers {peers} --only specforge-dflash",
     "peers-blocks": "python scripts/bench/benchmark_peers.py --peers {peers} --only blocks",
     "peers-speculators": "python scripts/bench/benchmark_peers.py --peers {peers} --only speculators",
     "data": "python scripts/bench/benchmark_data.py",

@@ -254,7 +254,7 @@ class Places:
         feature: [B,T,D] of the target.
         sources: [S,2] as of `Blocks.sources`: what scores the tokens `labels` [S].
         weights: [S].
-        first: [S] bool on the CPU, a block's first place. A count over the vocabulary costs a CPU half of its product.
+        first: [S] bool on the CPU: a block's first place. Counting at all costs a CPU a third of their product.
         keeps_acceptance: `acceptances` gathers how likely each place's draft is accepted at temperature 1.
         share: weights of the comparison itself, and of a cross-entropy with `labels` beside it.
         num_candidates: `candidates` gathers so many of each place's likeliest entries: scores and entries, [C,k] each.

@@ -80,7 +80,8 @@ def benchmark_bounds() -> Rows:
         ("peers-blocks", "DFlash's and DSpark's cycles"), ("peers-training", "EAGLE's training step of EAGLE-3"),
         ("peers-speculators-eagle3", "speculators' training step of EAGLE-3"),
         ("peers-specforge", "SpecForge's training step of EAGLE-3"),
-        ("peers-speculators", "DFlash's and DSpark's training steps"),
+        ("peers-specforge-dflash", "SpecForge's training step of DFlash"),
+        ("peers-speculators", "speculators' training steps of DFlash and DSpark"),
     ):  # fmt: skip
         lines = benchmarks.printed(name)
         medians = [float(line[1].split()[0]) for line in lines[1:]]

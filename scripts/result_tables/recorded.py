@@ -24,7 +24,7 @@ TABLES: dict[str, Callable[[], Rows]] = {}
 LATER = {
     "compare", "lvlm", "smollm2", "smollm2-full", "dflash", "visual-ar-blocks", "engines-own", "peers-blocks",
     "peers-speculators", "data", "peers", "peers-512", "peers-training", "peers-speculators-eagle3", "peers-specforge",
-    "starting",
+    "peers-specforge-dflash", "starting",
 }  # fmt: skip
 # The stage that measured, where it is not `evaluate`.
 _STAGES = {"suite": "suite", "lvlm-distilled": "compare"}
