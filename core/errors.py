@@ -41,8 +41,13 @@ class UserError(Exception):
     @property
     def found_at(self) -> str:
         """What is told of where it was found: the file or record, and the key."""
-        shown = self.key if self.key and not self.problem.startswith(self.key) else None
-        return ", ".join(part for part in (self.where, shown and f"key {shown}") if part)
+        key = f"key {self.key}" if self.key and not self.begins_with_key else None
+        return ", ".join(part for part in (self.where, key) if part)
+
+    @property
+    def begins_with_key(self) -> bool:
+        """Whether the problem shows the key."""
+        return self.key is not None and re.match(rf"{re.escape(self.key)}(?![\w/-])", self.problem) is not None
 
 
 class NotFound(UserError):

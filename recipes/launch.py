@@ -71,8 +71,8 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
     from .preflight_placement import check_places
 
     recipe, options = loaded.recipe, loaded.options
-    check_engine(recipe.engine)
     with blamed(loaded.asked):
+        check_engine(recipe.engine)
         planned = plan(recipe, loaded.path)
         check_places(recipe, planned, options.stages)
         check_parallel(recipe, planned, options.stages, dry_run=options.dry_run)
@@ -178,7 +178,7 @@ def _refuse_missing(loaded: Loaded, planned: Sequence[Planned], command: str) ->
         missing = missing_data(stage.name, stage.stage, make_context(stage, output / stage.name, inputs))
         looked = weight_findings(stage.name, stage.stage, loaded.recipe)
         for finding in (*missing, *(one for one in looked if one.level == "fault")):
-            raise UserError(finding.what, where=finding.subject,
+            raise UserError(finding.what, key=finding.subject,
                             hint=f'{finding.hint}; or name the stages whose data is there: "stages=[...]"')  # fmt: skip
 
 
@@ -203,7 +203,7 @@ def _look_at_data(loaded: Loaded, planned: Sequence[Planned], command: str) -> N
         context = make_context(stage, output / stage.name, inputs)
         for finding in data_findings(stage.name, stage.stage, context, finished=kept, count=8):
             if any_fault([finding]) or finding.what.startswith(ABSENT):
-                raise UserError(f"restart={options.restart}: {finding.what}", where=finding.subject, hint=finding.hint)
+                raise UserError(f"restart={options.restart}: {finding.what}", key=finding.subject, hint=finding.hint)
 
 
 def context_maker(loaded: Loaded, command: str, tell: Callable[[str], None] = say) -> Callable[..., Any]:

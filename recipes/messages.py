@@ -86,7 +86,7 @@ def placed(error: UserError, asked: Asked) -> UserError:
         return error  # of a file of data, or of weights
     place = asked.place(key) if key is not None and is_ours else str(asked.path)
     # The key is what the command line shows, or the problem.
-    shown = key is None or "command line: " in place or error.problem.startswith(key)
+    shown = key is None or "command line: " in place or error.begins_with_key
     place = place if shown else f"{place}, key {key}"
     where = place if error.where in (None, str(asked.path)) else f"{error.where}; {place}"
     return UserError(_cut(error.problem), where=where, hint=_cut(error.hint or "") or None)

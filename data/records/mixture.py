@@ -147,7 +147,7 @@ def expand(names: Sequence[Name]) -> list[Share]:
         UserError: a pattern without a match, a mixture that cannot be read, or that names missing files.
     """
     for file in _files(sources := _sources(names)):
-        matched(str(file.path), "key path")
+        matched(str(file.path), "path")
     shares = [share for source in sources for share in _shares(source)]
     seen: Counter[Source] = Counter()
     numbered = []
@@ -189,7 +189,7 @@ def _sources(names: Iterable[Name]) -> list[Source]:
     sources: list[Source] = []
     for name in names:
         if isinstance(name, str | Path):
-            sources += [JsonFile(path) for path in braces(str(name), "key path")]
+            sources += [JsonFile(path) for path in braces(str(name), key="path")]
         else:
             sources.append(name)
         if len(sources) > MOST_NAMES:
@@ -274,7 +274,7 @@ def _entries(path: Path, file: Path) -> list[Share]:
             _check_strategy(strategy, f"{place} ({source})")
             shares.append(Share(source.inside(path.parent), strategy, place))
             continue
-        for name in braces(_path(section, place), place):
+        for name in braces(_path(section, place), where=place):
             shares.append(Share(JsonFile(path.parent / name), strategy, place))
     return shares
 

@@ -16,7 +16,7 @@ _GROUP, _NUMBER = re.compile(r"\{([^{}]*)\}"), re.compile("\0(\\d+)\0")
 _RANGE = re.compile(r"(-?\d+|[A-Za-z])\.\.(-?\d+|[A-Za-z])(?:\.\.(-?\d+))?")
 
 
-def braces(name: str, where: str) -> list[Path]:
+def braces(name: str, *, key: str | None = None, where: str | None = None) -> list[Path]:
     """A name as it is where such a file exists, else with its braces expanded and its glob patterns matched, sorted.
 
     A pattern that matches nothing stands for itself: `matched` tells of it.
@@ -26,7 +26,7 @@ def braces(name: str, where: str) -> list[Path]:
     try:
         names = expanded(name) if "{" in name else [name]
     except ValueError as error:
-        raise UserError(f"braces that do not expand: {name!r} ({error})", where=where,
+        raise UserError(f"braces that do not expand: {name!r} ({error})", key=key, where=where,
                         hint="write them as {a,b}.json") from error  # fmt: skip
     return [Path(match) for one in names for match in (sorted(glob(one)) if is_pattern(one) else []) or [one]]
 
@@ -59,7 +59,7 @@ def _count(name: str) -> int:
 
 def unmatched(name: str) -> list[str]:
     """Of `braces(name, ...)` the patterns that match nothing."""
-    return [str(path) for path in braces(name, "key path") if is_pattern(str(path)) and not glob(str(path))]
+    return [str(path) for path in braces(name) if is_pattern(str(path)) and not glob(str(path))]
 
 
 def is_pattern(name: str) -> bool:
@@ -71,6 +71,6 @@ def matched(name: str, key: str) -> str:
     if is_pattern(name) and not glob(name):
         folder = Path(name).parent
         missing = "" if folder.is_dir() or has_magic(str(folder)) else ", which is no folder"
-        raise NotFound(f"no file matches the pattern {Path(name).name!r} in {folder}{missing}", where=key,
+        raise NotFound(f"no file matches the pattern {Path(name).name!r} in {folder}{missing}", key=key,
                         hint="correct the pattern or the folder")  # fmt: skip
     return name

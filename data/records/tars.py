@@ -89,7 +89,7 @@ def expand_paths(path: str | list[str]) -> list[Path]:
             ) from error
         for name in names:
             matches = [name] if os.path.exists(name) or not glob.has_magic(name) else sorted(glob.glob(name))
-            paths += map(Path, matches or [matched(name, "key path")])
+            paths += map(Path, matches or [matched(name, "path")])
         if len(paths) > MOST_NAMES:
             raise UserError(
                 f"more than {MOST_NAMES:,} tar files", where="`path` of the data section", hint="name fewer"

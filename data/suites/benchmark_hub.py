@@ -135,7 +135,9 @@ def _table(name: str, about: BenchmarkSet, config: str | None) -> Any:
             )
         return rows
     problem = "; ".join(error.problem for error in problems)
-    raise UserError(problem, where=problems[0].where, hint=f"{problems[0].hint}; a gated set needs `hf auth login`")
+    first = problems[0]
+    hint = f"{first.hint}; a gated set needs `hf auth login`"
+    raise UserError(problem, key=first.key, where=first.where, hint=hint)
 
 
 def _joined(name: str, about: BenchmarkSet, rows: Sequence[tuple[str | None, JsonObject]]) -> list[Any]:

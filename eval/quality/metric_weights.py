@@ -71,10 +71,10 @@ def find(metric: Metric, name: WeightName, weights: Mapping[WeightName, str]) ->
     sentence = f"the metric {metric!r} needs {source.what} from {source.origin}"
     hint = f"download it and set weights: {{{name}: <its path>}}, or leave {metric!r} out of metrics"
     if name not in weights:
-        raise UserError(f"{sentence}, and the recipe names no place for it", where=f"weights.{name}", hint=hint)
+        raise UserError(f"{sentence}, and the recipe names no place for it", key=f"weights.{name}", hint=hint)
     path = Path(weights[name]).expanduser()
     if not path.exists():
-        raise UserError(f"{sentence}, and there is nothing at {path}", where=f"weights.{name}", hint=hint)
+        raise UserError(f"{sentence}, and there is nothing at {path}", key=f"weights.{name}", hint=hint)
     return path
 
 
@@ -110,5 +110,5 @@ def unfit(path: Path, name: WeightName, problem: str) -> UserError:
     """The error about a file or folder that is there and is not what the metric asks for."""
     source = SOURCES[name]
     return UserError(
-        f"{path.name} {problem}", where=f"weights.{name}: {path}", hint=f"use {source.what} from {source.origin}"
+        f"{path.name} {problem}", key=f"weights.{name}", where=str(path), hint=f"use {source.what} from {source.origin}"
     )

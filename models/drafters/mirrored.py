@@ -96,10 +96,13 @@ def _mrope_section(config: Mirroring, text: PreTrainedConfig, rope: JsonMapping)
         raise UserError(
             f"drafter.positions: mrope, and the target ({text.model_type}) turns {share:g} of each attention head: a "
             "head's layer turns all of it, and three positions would be shared out otherwise",
+            key="drafter.positions",
             hint="use compact or flat",
         )
     if not section:
         raise UserError(
-            f"drafter.positions: mrope, and the target ({text.model_type}) has no M-RoPE", hint="use compact or flat"
+            f"drafter.positions: mrope, and the target ({text.model_type}) has no M-RoPE",
+            key="drafter.positions",
+            hint="use compact or flat",
         )
     return section

@@ -112,6 +112,7 @@ def check_kind(config: TargetConfig, model_type: str, source: str) -> None:
     hint = f"write kind: {FAMILIES[model_type, ''].kind}" if model_type in known else did_you_mean(model_type, known)
     raise UserError(
         f"target.path: {source!r} is of model_type {model_type!r}, expected {' or '.join(own)}",
+        key="target.path",
         hint=config.lookalikes.get(model_type, hint),
     )
 

@@ -10,6 +10,7 @@ import math
 import random
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.dry_run import dry_run
 from draftsmith.recipes.launch import run_recipe
 from draftsmith.recipes.load import RUN_OPTIONS, checked, find_recipe, load, recipe_names
-from draftsmith.recipes.messages import Asked, blamed
+from draftsmith.recipes.messages import Asked, blamed, placed
 from draftsmith.recipes.origins import resolved
 from draftsmith.recipes.plan import plan
 from draftsmith.recipes.schema import Recipe
@@ -308,3 +309,26 @@ def test_every_wrong_value_at_every_key(name):
     cases = [(place, label) for place in places(tree) for label in BAD]
     for place, label in random.Random(name).sample(cases, len(cases) // 20):
         check(name, tree, place, label, described=True)
+
+
+@pytest.mark.parametrize(("key", "where", "says"), [
+    ("stages.world.kind", None, "command line: stages.world.kind=x"),
+    ("stages.world", None, "a.yaml with command line: stages.world.kind=x"),
+    ("target.path", None, "a.yaml, key target.path"),
+    ("target.path", "weights", "weights; a.yaml, key target.path"),
+    ("suite.data", None, "a.yaml, key suite.data"),
+    ("suite.data", "rows.json", "rows.json"),
+    (None, "rows.json", "rows.json"),
+    (None, None, "a.yaml"),
+])  # fmt: skip
+def test_the_key_of_an_error_says_who_set_it(key, where, says):
+    tree = {"target": {"path": "p"}, "stages": {"world": {"kind": "y"}}}
+    asked = Asked(Path("a.yaml"), [("stages.world.kind", "x")], tree, dict.fromkeys(("target", "stages")), RUN_OPTIONS)
+    assert placed(UserError("it is wrong", key=key, where=where), asked).where == says
+
+
+def test_a_key_that_begins_the_problem_is_not_said_twice():
+    assert UserError("repo is no name", key="repo").found_at == ""
+    assert UserError("stages.a.b: 3 is none", key="stages.a").found_at == ""
+    assert UserError("repository/x holds files", key="repo").found_at == "key repo"
+    assert UserError("no such set", key="suite.sets", where="rows.json").found_at == "rows.json, key suite.sets"

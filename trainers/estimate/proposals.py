@@ -73,7 +73,7 @@ def proposals(plan: Planned, wanted: Callable[[Method], bool] = lambda method: T
 def _of_method(plan: Planned, name: str, method: Method) -> Iterator[tuple[DrafterConfig, Hashable]]:
     """(section as it decodes, key of its weights) of each drafter of a method."""
     for maker, section in _sources(plan, method):
-        config = decoding_with(section, method.settings, name)
+        config = decoding_with(section, method.settings, f"stages.{plan.name}.methods.{name}")
         if not config.mixed:
             yield config, _key(maker, section, config)
         for member in members_of(config):

@@ -56,4 +56,5 @@ class EngineConfig(Section):
 def check_engine(config: EngineConfig) -> None:
     """Refuse what this machine cannot run, before anything is built."""
     if config.precision == "fp16" and not torch.cuda.is_available():
-        raise UserError("engine.precision: fp16 does not run on a CPU", hint="use fp32 or bf16, or a machine with CUDA")
+        raise UserError("engine.precision: fp16 does not run on a CPU", key="engine.precision",
+                        hint="use fp32 or bf16, or a machine with CUDA")  # fmt: skip

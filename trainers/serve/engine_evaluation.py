@@ -99,6 +99,6 @@ def export_settings(exported: Exported, gamma: int, key: str) -> JsonObject:
         return asked
     if gamma < exported.chain:
         raise UserError(f"in vLLM it drafts {exported.chain} tokens at once, and the method's chain has {gamma}",
-                        where=f"{key}.tree", hint=f"tree: {{kind: chain, gamma: {exported.chain}}}")  # fmt: skip
+                        key=f"{key}.tree", hint=f"tree: {{kind: chain, gamma: {exported.chain}}}")  # fmt: skip
     parallel = {"parallel_drafting": True} if exported.parallel else {}
     return asked | {"num_speculative_tokens": exported.chain, **parallel}

@@ -42,7 +42,7 @@ def open_codes(stage: CodesSettings, context: Context, seed: int) -> Training:
     """A head of an image generator, or a model of the synthetic dataset: image tokenizer, reader, generator."""
     if stage.model in ("vq", "target") and not image_section(context.target).is_trained_here:
         raise UserError(f"model: {stage.model} for {context.target.kind}, which is published and not trained here",
-                        where=f"stages.{context.name}.model", hint="train its head: model: drafter")  # fmt: skip
+                        key=f"stages.{context.name}.model", hint="train its head: model: drafter")  # fmt: skip
     samples = ShardSamples(shards_of(stage.data, context), stage.data)
     if not len(samples):
         raise UserError("no sample to train on", where=str(samples.reader.folder), hint="check data and held_out")

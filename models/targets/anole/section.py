@@ -215,7 +215,7 @@ def load_anole(
     if missing:
         # transformers would go on with random values.
         problem = f"target.path: {str(path)!r} lacks {len(missing)} weights, {missing[0]} the first"
-        raise UserError(problem, hint=f"download it again, or name {PUBLISHED}")
+        raise UserError(problem, key="target.path", hint=f"download it again, or name {PUBLISHED}")
     if device_map is not None:
         check_spread(model, device_map, offload=None, key="target")
     check_module(model, path)
@@ -230,7 +230,7 @@ def _chameleon(config: Any, path: str | Path) -> ChameleonConfig:
         refuse_lumina()
     if not isinstance(config, ChameleonConfig):
         problem = f"target.path: {str(path)!r} is a {config.model_type}, expected a chameleon"
-        raise UserError(problem, hint=f"name {PUBLISHED}")
+        raise UserError(problem, key="target.path", hint=f"name {PUBLISHED}")
     return config
 
 
@@ -248,6 +248,6 @@ def refuse_lumina() -> NoReturn:
         "Lumina-mGPT is not supported: transformers has no class for it (its weights do not fit Chameleon's query and "
         "key norms), its pictures come in many sizes with announcing and row-end tokens that no head, tree or image "
         "decoder here knows, and its own code needs an older transformers and is installed with flash-attn",
-        where="target.kind",
+        key="target.kind",
         hint="use kind: anole, the same family with 512 x 512 pictures, or kind: llamagen",
     )

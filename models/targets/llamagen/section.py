@@ -190,7 +190,7 @@ class LlamaGenTargetConfig(ImageTargetSection):
         if part == "vq":
             if self.own_vq is None:
                 problem = "target.vq is a directory, and a stage trains vq"
-                raise UserError(problem, hint="spell out its shape in target.vq")
+                raise UserError(problem, key="target.vq", hint="spell out its shape in target.vq")
             tokenizer = VqTokenizer(self.own_vq) if folder is None else load_vq(folder)
             if folder is None:
                 tokenizer.reset_parameters(torch.Generator().manual_seed(seed))
