@@ -99,6 +99,7 @@ def test_users_and_passwords_of_addresses(address, hidden):
     ('Authorization: Digest username="u", response="0a1b"\nx', "Authorization: Digest <hidden>\nx"),
     ("Authorization: AWS4-HMAC-SHA256 Credential=AB, Signature=0a1b", "Authorization: AWS4-HMAC-SHA256 <hidden>"),
     ("sent bearer hunter2hunter2", "sent bearer <hidden>"),
+    ("sent basic QWxhZGRpbjpvcGVuIHNlc2FtZQ==", "sent basic <hidden>"),
     ("x-api-key: hunterhunter, X-Auth-Token: 'hunter'", "x-api-key: <hidden>, X-Auth-Token: '<hidden>'"),
     ("Ocp-Apim-Subscription-Key: hunter", "Ocp-Apim-Subscription-Key: <hidden>"),
     ("Set-Cookie: id=hunterhunter; Path=/", "Set-Cookie: <hidden>"),

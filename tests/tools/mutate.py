@@ -147,7 +147,9 @@ def _pytest(copy: Path, tests: Sequence[str], log: Path) -> None:
     os.environ.update(ENVIRONMENT | {"PYTHONPATH": str(copy.parent)})
     os.chdir(copy)
     multiprocessing.set_start_method("fork", force=True)  # as in a process that nobody forked
-    sys.path[:] = [str(copy.parent), *(path for path in sys.path if path not in ("", str(ROOT), str(ROOT.parent)))]
+    # `copy` as well, as `python -m pytest` has it: ranks that are started anew import `tests.trainers...`.
+    known = [path for path in sys.path if path not in ("", str(ROOT), str(ROOT.parent))]
+    sys.path[:] = [str(copy.parent), str(copy), *known]
     import pytest
 
     sys.exit(pytest.main(["-x", "-q", "-rfE", "--tb=no", "-p", "no:cacheprovider", *tests]))
