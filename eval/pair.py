@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import TypeAdapter
 from torch import nn
 
 from ..core.files import checked
@@ -18,13 +17,11 @@ from ..core.generation_config import generation_ends
 from ..core.json_types import JsonMapping
 from ..data.families.processor import Processor
 from ..data.processor_files import load_processor
-from ..models.drafters import AnyDrafter
+from ..models.drafters import DRAFTER
 from ..models.drafters.base import PLAIN, Drafter, DrafterConfig, DraftingOptions, TargetIdentity
 from ..models.drafters.manifest import MANIFEST, read_manifest
 from ..models.families.generators import AnyTarget, Generator, load_generator
 from ..models.families.load import load_target
-
-_DRAFTER: TypeAdapter[DrafterConfig] = TypeAdapter(AnyDrafter)
 
 
 @dataclass(frozen=True)
@@ -118,4 +115,4 @@ def trained_section(folder: Path, *, hint: str) -> DrafterConfig | None:
         UserError: it is no drafter's, with `hint`.
     """
     written = read_manifest(folder).get("drafter")
-    return None if written is None else checked(written, _DRAFTER, where=f"{folder / MANIFEST}, drafter", hint=hint)
+    return None if written is None else checked(written, DRAFTER, where=f"{folder / MANIFEST}, drafter", hint=hint)

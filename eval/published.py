@@ -30,7 +30,7 @@ from ..data.media import ImageReader
 from ..data.pictures.picture_marks import IMAGE_MARK
 from ..data.processor_files import load_processor
 from ..models.decoding.warp import Warp
-from ..models.drafters import AnyDrafter
+from ..models.drafters import DRAFTER
 from ..models.drafters.base import PLAIN, Drafter, DrafterConfig, DraftingOptions
 from ..models.drafters.manifest import MANIFEST, read_manifest
 from ..models.drafters.modes import ImageSubstitutes
@@ -48,7 +48,6 @@ KEY = "published"
 LOST_TARGET = "the target of this drafter was on the disk of whoever trained it"
 _GIVE_TARGET = "give its folder as target="
 _PUBLISHER = "use the version that published it, or fetch the folder again"
-_DRAFTER: TypeAdapter[DrafterConfig] = TypeAdapter(AnyDrafter)
 _TARGET: TypeAdapter[AnyTarget] = TypeAdapter(AnyTarget)
 # Part -> folder or Hub id. A language target is one part; a generator may keep its tokenizer and encoder elsewhere.
 Sources = Mapping[str, str | Path]
@@ -207,7 +206,7 @@ def _sections(section: PublishedSection, path: Path, allow_import: bool) -> tupl
     # A folder may hold a number that its recipe wrote by hand when that was not checked.
     written = section.target | ({"num_token_ids": None} if "num_token_ids" in section.target else {})
     config = _checked(written, _TARGET, f"{path}, {KEY}.target", allow_import)
-    trained = _checked(section.drafter, _DRAFTER, f"{path}, {KEY}.drafter", allow_import)
+    trained = _checked(section.drafter, DRAFTER, f"{path}, {KEY}.drafter", allow_import)
     try:
         trained.for_decoding(**_changed(section))
     except ValueError as error:  # pydantic's, too

@@ -10,7 +10,6 @@ from pydantic import (
     Field,
     PrivateAttr,
     SerializeAsAny,
-    TypeAdapter,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -25,7 +24,7 @@ from ..core.secrets import as_written, only_variables, variables_of, written_ove
 from ..core.section import Section, within, written_kind
 from ..core.tracking import TrackingConfig
 from ..data.captioned.prompts import PromptSource
-from ..models.drafters import AnyDrafter
+from ..models.drafters import DRAFTER, AnyDrafter
 from ..models.drafters.base import DrafterConfig
 from ..models.families.generators import AnyTarget
 from ..models.families.table import REFUSED
@@ -106,7 +105,7 @@ class Recipe(Section):
             raise Refused(
                 "kind", problem, f"{close}kinds here are {', '.join(possible)}, and MODULE:CLASS of another package"
             )
-        drafter = TypeAdapter(AnyDrafter).validate_python(value, context=info.context)
+        drafter = DRAFTER.validate_python(value, context=info.context)
         drafter.check_settings(target.draws_images)
         return drafter
 

@@ -51,6 +51,8 @@ AnyDrafter = Annotated[
     Field(discriminator="kind"),
     OrImported(DrafterConfig),
 ]
+# Reads one. To make a reader takes longer than to read a whole recipe, which holds dozens of drafters.
+DRAFTER: TypeAdapter[DrafterConfig] = TypeAdapter(AnyDrafter)
 
 
 def members_of(config: DrafterConfig, context: object = None) -> list[Any]:
@@ -59,5 +61,5 @@ def members_of(config: DrafterConfig, context: object = None) -> list[Any]:
     Args:
         context: of pydantic's validation.
     """
-    read = TypeAdapter(AnyDrafter).validate_python
+    read = DRAFTER.validate_python
     return [member if isinstance(member, str) else read(member, context=context) for member in config.mixed]

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any, Literal, cast
 
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 from torch import Tensor
 from transformers import PreTrainedConfig
 
@@ -17,8 +17,7 @@ from ...core.files import checked
 from ...core.generation_config import generation_ends
 from ...core.json_types import JsonObject, object_at, text_at, value_at
 from ...core.pretrained import CPU
-from ..drafters import AnyDrafter
-from ..drafters.base import DrafterConfig
+from ..drafters import DRAFTER
 from ..drafters.dflash import DflashConfig
 from ..drafters.head_config import HeadConfig
 from ..drafters.head_files import head_state
@@ -34,7 +33,6 @@ ReadConfig = HeadConfig | DflashConfig | MedusaConfig  # of drafters that read s
 Files = tuple[JsonObject, dict[str, Tensor]]  # config.json, model.safetensors
 # Drafted tokens that the speculators format names as its default.
 CHAIN = 5
-_DRAFTER: TypeAdapter[DrafterConfig] = TypeAdapter(AnyDrafter)
 
 
 @dataclass(frozen=True)
@@ -193,7 +191,7 @@ def _trained_config(manifest: JsonObject, folder: Path) -> ReadConfig:
     if manifest.get("method") == "dflash":
         return checked(written, DflashConfig, where=f"{folder / MANIFEST}, drafter", hint=hint)
     try:
-        config = _DRAFTER.validate_python(written or {})
+        config = DRAFTER.validate_python(written or {})
     except ValidationError as error:
         raise UserError(
             f"{MANIFEST} does not hold the head's settings: {error.errors()[0]['msg']}", where=str(folder / MANIFEST),

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Discriminator, Tag, TypeAdapter, ValidationError
+from pydantic import Discriminator, Tag, ValidationError
 
 from ...core.json_types import JsonObject
 from ...core.refused import Refused
-from ...models.drafters import AnyDrafter
+from ...models.drafters import DRAFTER
 from ...models.drafters.base import DrafterConfig
 from ...models.families.generators import AnyTarget
 from .train import Chosen
@@ -62,7 +62,7 @@ def _trains_on(section: JsonObject, target: AnyTarget, drafter: DrafterConfig | 
         return "codes" if target.draws_images else "records"
     if own is not None:
         try:
-            drafter = TypeAdapter(AnyDrafter).validate_python(own, context=context)
+            drafter = DRAFTER.validate_python(own, context=context)
         except ValidationError:  # the stage's own validation says what is wrong with it, and where
             return "codes" if target.draws_images else "states"
     if drafter is None or drafter.trains_on is None:
