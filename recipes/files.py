@@ -259,11 +259,11 @@ def of_other_files(section: JsonObject, top: JsonObject) -> tuple[str, ...]:
 
 def value_of(key: str, text: str) -> Json:
     """What `key=text` of the command line says, read as YAML. Raises `UserError` where it cannot be."""
-    place = f"command line: {redact_argument(f'{key}={text}')}"
     try:
         yaml.load(text, Loader=_StrictLoader)
-        return interpolation.value_of(text, place)
+        return interpolation.value_of(text, "command line")
     except UserError as error:
+        place = f"command line: {redact_argument(f'{key}={text}')}"
         raise UserError(error.problem, where=place, hint=error.hint) from error
     except (yaml.YAMLError, interpolation.Fault, ValueError, RecursionError) as error:
         hint = _environment_hint(error) or "quote it as YAML would want it"

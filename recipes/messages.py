@@ -54,11 +54,10 @@ class Asked:
     def place(self, key: str) -> str:
         """Who set what is wrong at `key`: the command line, the file, or the file with what the command line adds."""
         for setting, text in reversed(self.settings):
-            given = "command line: " + redact_argument(f"{setting}={trees.shown(text)}")
-            if f"{key}.".startswith(f"{setting}."):
-                return given
-            if setting.startswith(f"{key}."):
-                return f"{self.path} with {given}" if self._writes(key) else given
+            is_whole = f"{key}.".startswith(f"{setting}.")
+            if is_whole or setting.startswith(f"{key}."):
+                given = "command line: " + redact_argument(f"{setting}={trees.shown(text)}")
+                return given if is_whole or not self._writes(key) else f"{self.path} with {given}"
         return str(self.path)
 
     def _writes(self, key: str) -> bool:

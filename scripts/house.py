@@ -96,7 +96,7 @@ def imports(files: dict[str, ast.Module]) -> list[Import]:
         typed = {
             id(inner)
             for node in ast.walk(tree)
-            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+            if isinstance(node, ast.If) and any("TYPE_CHECKING" in vars(part).values() for part in ast.walk(node.test))
             for inner in ast.walk(node)
         }
         for node in ast.walk(tree):

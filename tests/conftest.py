@@ -42,6 +42,7 @@ gc.disable()
 
 
 def pytest_collection_finish():
+    gc.freeze()  # what was imported and collected is none
     gc.enable()
 
 

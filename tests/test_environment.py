@@ -23,7 +23,8 @@ case "$1 $2" in
         [ "${{*: -1}}" != "${{CUT:-}}" ] || exit 9 ;;
     "demo "*) echo "$1" >> "$CALLS"
         echo "from ${{DRAFTSMITH_CALLED_FROM:-here}} as ${{DRAFTSMITH_SHOWN_AS:-draftsmith}}" ;;
-    "-m pytest") echo "${{1/-m/tests}}" >> "$CALLS" ;;
+    "-m pytest") echo "${{1/-m/tests}}" >> "$CALLS"
+        echo "$*" ;;
     *) echo "not expected: $*" >&2; exit 3 ;;
 esac
 """
@@ -93,6 +94,13 @@ def test_an_install_that_was_cut_is_finished_by_the_other_command(clone, cut):
     (whole / "RECORD").touch()
     assert the_tests(clone)[0] == [f"pip {TORCH}", DEV, TESTS]
     assert whole.is_dir() and not half.exists(), "pip would take a package without its list of files for installed"
+
+
+@pytest.mark.parametrize("threads", [{}, {"OMP_NUM_THREADS": "1"}])
+def test_the_tests_have_a_worker_more_than_cores(clone, threads):
+    """nproc takes OMP_NUM_THREADS for the number of cores: there were two workers on every machine."""
+    said = clone("test", "--tier=core", **threads)[1].stdout.split()
+    assert said[said.index("--numprocesses") + 1] == str(len(os.sched_getaffinity(0)) + 1)
 
 
 def test_an_addition_that_was_cut_is_finished(clone):

@@ -4,6 +4,7 @@ Today's exceptions stand in `layout_exceptions.yaml`, which may only shrink: a t
 """
 
 import ast
+import functools
 import importlib.util
 import re
 import sys
@@ -18,8 +19,6 @@ ROOT = Path(__file__).resolve().parents[1]
 _SPEC = importlib.util.spec_from_file_location("house", ROOT / "scripts" / "house.py")
 house = sys.modules["house"] = importlib.util.module_from_spec(_SPEC)  # its classes look their module up
 _SPEC.loader.exec_module(house)
-FILES = house.trees()
-IMPORTS = house.imports(FILES)
 EXCEPTIONS = yaml.safe_load(Path(__file__).with_name("layout_exceptions.yaml").read_text())
 LAYERS = {"core": 0, "data": 1, "models": 1, "eval": 2, "trainers": 3, "recipes": 4}
 DOORS = {
@@ -39,6 +38,17 @@ DOORS = {
     "torchmetrics": {"eval/text_quality.py"},
     "nltk": {"eval/text_quality.py"},
 }
+
+
+@functools.cache
+def files_of_ours() -> dict[str, ast.Module]:
+    """Not at the import, which each worker of the tests does."""
+    return house.trees()
+
+
+@functools.cache
+def imports_of_ours() -> list:
+    return house.imports(files_of_ours())
 
 
 def sources() -> list[Path]:
@@ -190,12 +200,14 @@ def holds(found, name: str):
 
 def test_each_extra_exists():
     parts = [part for group in house.EXTRAS.values() for part in group]
-    assert not [part for part in parts if not any(path.startswith(part) for path in FILES)]
+    assert not [part for part in parts if not any(path.startswith(part) for path in files_of_ours())]
 
 
 def test_core_never_imports_extras():
-    reached = {(i.path, i.target) for i in IMPORTS if not house.is_extra(i.path) and house.is_extra(i.target)}
-    assert {path for path, _ in reached} >= {path for path in UNIONS if path in FILES}, "a union of core alone"
+    reached = {(i.path, i.target) for i in imports_of_ours() if not house.is_extra(i.path) and house.is_extra(i.target)}
+    assert {path for path, _ in reached} >= {path for path in UNIONS if path in files_of_ours()}, (
+        "a union of core alone"
+    )
     holds([pair for pair in reached if pair[0] not in UNIONS], "core_imports_extras")
 
 
@@ -230,15 +242,17 @@ def test_tests_of_the_core_need_no_extra_that_can_be_deleted():
 
 
 def test_files_are_short():
-    assert not [path for path in FILES if len((ROOT / path).read_text().splitlines()) > 400]
+    assert not [path for path in files_of_ours() if len((ROOT / path).read_text().splitlines()) > 400]
 
 
 def test_rooms_are_layered():
-    unknown = {r for r in map(house.room, FILES) if r.startswith(("data/", "trainers/", "models/"))} - FLOORS.keys()
+    unknown = {
+        r for r in map(house.room, files_of_ours()) if r.startswith(("data/", "trainers/", "models/"))
+    } - FLOORS.keys()
     assert unknown <= {"trainers/serve/workers"}, "a room without a floor"
     upward = {
         (i.path, i.target)
-        for i in IMPORTS
+        for i in imports_of_ours()
         if FLOORS.get(house.room(i.path), 99) < FLOORS.get(house.room(i.target), -1)
         and house.room(i.path).split("/")[0] == house.room(i.target).split("/")[0]
     }
@@ -246,38 +260,38 @@ def test_rooms_are_layered():
 
 
 def test_no_two_rooms_import_each_other():
-    holds(house.two_way(IMPORTS), "two_way")
+    holds(house.two_way(imports_of_ours()), "two_way")
 
 
 def test_no_circles_of_files():
-    assert house.circles(IMPORTS) == EXCEPTIONS["circles"]
+    assert house.circles(imports_of_ours()) == EXCEPTIONS["circles"]
 
 
 def test_no_import_of_ours_for_types_alone():
     """An arrow that only a type checker sees is an arrow."""
-    holds({(i.path, i.target) for i in IMPORTS if i.for_types}, "for_types")
+    holds({(i.path, i.target) for i in imports_of_ours() if i.for_types}, "for_types")
 
 
 def test_no_string_names_a_module_of_ours():
-    holds(names_of_modules(FILES), "modules_in_strings")
+    holds(names_of_modules(files_of_ours()), "modules_in_strings")
 
 
 def test_no_decision_on_the_text_of_an_error():
-    holds(decisions_on_errors(FILES), "texts_of_errors")
+    holds(decisions_on_errors(files_of_ours()), "texts_of_errors")
 
 
 def test_no_comparison_with_the_name_of_a_class():
-    holds(decisions_on_names(FILES), "names_of_classes")
+    holds(decisions_on_names(files_of_ours()), "names_of_classes")
 
 
 def test_few_files_name_a_family():
     assert EXCEPTIONS["files_that_name"].keys() == set(house.FAMILIES)
-    named = {family: len(house.naming(FILES, family)) for family in house.FAMILIES}
+    named = {family: len(house.naming(files_of_ours(), family)) for family in house.FAMILIES}
     assert not {family: n for family, n in named.items() if n > EXCEPTIONS["files_that_name"][family]}
 
 
 def test_a_file_name_stands_once_or_is_listed():
-    assert house.repeated_names(FILES) == EXCEPTIONS["repeated"]
+    assert house.repeated_names(files_of_ours()) == EXCEPTIONS["repeated"]
 
 
 def test_the_rules_see_what_they_forbid():
@@ -308,7 +322,7 @@ def f(error: ValueError, kind: type):
 def test_arguments_that_docstrings_explain_exist():
     """Of functions, and of classes with a constructor or fields."""
     gone = []
-    for path, tree in FILES.items():
+    for path, tree in files_of_ours().items():
         for node in ast.walk(tree):
             text = ast.get_docstring(node) if isinstance(node, ast.FunctionDef | ast.ClassDef) else None
             explained = re.split(r"\n\n|\n(?=\S)", (text or "").partition("Args:\n")[2])[0]

@@ -51,7 +51,7 @@ AnyDrafter = Annotated[
     Field(discriminator="kind"),
     OrImported(DrafterConfig),
 ]
-# Reads a section where pydantic does not read it within another; built once.
+# Reads one. To make a reader takes longer than to read a whole recipe, which holds dozens of drafters.
 DRAFTER: TypeAdapter[DrafterConfig] = TypeAdapter(AnyDrafter)
 
 

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import torch
-from pydantic import TypeAdapter
 from torch import Tensor
 
 from ...core.errors import UserError
 from ...core.json_types import JsonObject
-from ..drafters import AnyDrafter
+from ..drafters import DRAFTER
 from ..drafters.head_config import HeadConfig
 from ..drafters.head_inputs import Image
 from ..drafters.head_module import StateHead
@@ -106,7 +105,7 @@ def import_head(
     if kind in ("eagle", *_OF_EAGLE3):
         settings |= _at_pictures(kind, image, sees, where)
     settings |= _attention(state, prefix, text, where)
-    config = cast(HeadConfig, TypeAdapter[Any](AnyDrafter).validate_python(settings))
+    config = cast(HeadConfig, DRAFTER.validate_python(settings))
     head = _load(config, state, text, where)
     if "norm_eps" in of_layer:
         notes.append(f"norms add {of_layer['norm_eps']:g}, the target's {text.rms_norm_eps:g}: kept as norm_eps")

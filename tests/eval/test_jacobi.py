@@ -1,5 +1,6 @@
 """A generator that drafts for itself: pictures are distributed as its own under each coupling, and codes stay."""
 
+import functools
 import itertools
 from collections import Counter, defaultdict
 from dataclasses import replace
@@ -60,6 +61,18 @@ class Tabled:
         return found
 
 
+@functools.cache
+def _cut(warp, shape, values):
+    return Warp.truncate(warp, torch.tensor(values).view(shape))
+
+
+class Remembering(Warp):
+    """Cuts each distribution of the table once: they are few, and are warped ten times for each picture."""
+
+    def truncate(self, probs):
+        return _cut(self, probs.shape, tuple(probs.flatten().tolist()))
+
+
 def started(config, target, **changes):
     proposal = config.drafter(None, type("T", (), {"shape": type("S", (), {"grid": GRID}), "vocab_size": CODES}))
     for name, value in changes.items():
@@ -85,11 +98,16 @@ def statistic(seen, expected, count):
     return chi_square(values, count * torch.tensor([*common.values(), 1 - sum(common.values())], dtype=torch.float64))
 
 
-@pytest.mark.parametrize("initial", INITIAL)
-@pytest.mark.parametrize("coupling", COUPLINGS)
+@pytest.mark.parametrize(
+    ("coupling", "initial"),
+    # Guesses of one code, whichever it is, are one kind of q: one of the two for each coupling.
+    [pytest.param(*case, marks=pytest.mark.slow if case in {("maximal", "left"), ("gumbel", "above"),
+                                                            ("independent", "left")} else ())
+     for case in itertools.product(COUPLINGS, INITIAL)],
+)  # fmt: skip
 def test_codes_are_distributed_as_the_targets(coupling, initial):
     """Whole pictures of five codes over several cycles; windows reach over a rejected code into the next cycles."""
-    model, warp, count = Tabled(), Warp(0.9, top_p=0.95), 3000
+    model, warp, count = Tabled(), Remembering(0.9, top_p=0.95), 3000
     drafter = started(JacobiConfig(kind="jacobi", coupling=coupling, initial=initial), model)
     seen, accepted = drawn(model, drafter, warp, count)
     expected = model.expected(warp)

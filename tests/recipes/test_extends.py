@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from draftsmith.core import section
 from draftsmith.core.errors import UserError
 from draftsmith.recipes import files
 from draftsmith.recipes.dry_run import dry_run
@@ -106,6 +107,13 @@ def test_a_dry_run_has_the_stages_that_are_asked_for(capsys):
     assert main(["recipe=demo/lvlm", "dry_run=true", "stages=[pretrain,evaluate]"]) == 0
     titles = [line for line in capsys.readouterr().out.splitlines() if line.startswith("stage ")]
     assert [title.split(":")[0] for title in titles] == ["stage pretrain (train)", "stage evaluate (evaluate)"]
+
+
+def test_to_read_a_recipe_again_makes_no_schema_of_sections(monkeypatch):
+    """pydantic takes longer to make the one of all drafters than to read an ensemble's member by it."""
+    load(["recipe=demo/compare"])
+    monkeypatch.setattr(section, "_with_real_numbers", lambda schema, cls: pytest.fail(f"of {cls.__name__}"))
+    load(["recipe=demo/compare"])
 
 
 def test_a_file_is_parsed_once_until_it_changes(tmp_path, monkeypatch):

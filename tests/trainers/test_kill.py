@@ -17,7 +17,7 @@ from stages_run import TINY_DATASET
 from training import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
-STEPS = 24
+STEPS, STOPPED = 14, 5  # behind the checkpoint of step 3, with steps left in which a signal arrives
 SETTINGS = [
     *TINY_DATASET,
     f"stages.target.steps={STEPS}",
@@ -73,6 +73,13 @@ def alone(tmp_path_factory) -> Path:
     return output
 
 
+def begun(alone: Path, folder: Path) -> Path:
+    """A run whose stages before the target are finished."""
+    for stage in ("world", "seeing"):
+        shutil.copytree(alone / stage, folder / "run" / stage)
+    return folder / "run"
+
+
 def wait_for_steps(output: Path, count: int, alive: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 120
     while len(losses(output)) < count:
@@ -90,10 +97,9 @@ def check_same(output: Path, alone: Path, said: str) -> None:
 
 def test_two_ranks_of_which_one_is_killed_resume_bit_equal(alone, tmp_path):
     """Without a launcher, whose processes take most of the time of the cases below."""
-    output = tmp_path / "run"
-    shutil.copytree(alone / "world", output / "world")
+    output = begun(alone, tmp_path)
     ranks = start_ranks(2, MAIN, "recipe=demo/lvlm-from-nothing", f"output={output}", *SETTINGS, cwd=ROOT)
-    wait_for_steps(output, 8, ranks[1].process.is_alive)
+    wait_for_steps(output, STOPPED, ranks[1].process.is_alive)
     os.kill(ranks[1].process.pid, signal.SIGKILL)
     # The same command at once: it waits for ranks that are still alive, and never writes beside them.
     text = finish(output)
@@ -106,10 +112,9 @@ def test_two_ranks_of_which_one_is_killed_resume_bit_equal(alone, tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
 @pytest.mark.parametrize("receiver", ["runner", "launcher", "rank"])
 def test_two_ranks_resume_bit_equal(alone, tmp_path, number, receiver):
-    output = tmp_path / "run"
-    shutil.copytree(alone / "world", output / "world")
+    output = begun(alone, tmp_path)
     runner = start(output)
-    wait_for_steps(output, 8, lambda: runner.poll() is None)
+    wait_for_steps(output, STOPPED, lambda: runner.poll() is None)
     os.kill(victim(runner, receiver), number)
     text = finish(output)
     runner.communicate(timeout=120)
@@ -143,15 +148,14 @@ sys.exit(main(sys.argv[1:]))
 
 
 def test_sigterm_to_one_of_two_ranks_stops_both_and_the_same_command_goes_on(alone, tmp_path):
-    output = tmp_path / "run"
-    shutil.copytree(alone / "world", output / "world")
+    output = begun(alone, tmp_path)
     arguments = ["recipe=demo/lvlm-from-nothing", f"output={output}", *SETTINGS]
-    result = run_ranks(2, ASKED, *arguments, cwd=ROOT, timeout=120, STEP="8", ASKED="1")
+    result = run_ranks(2, ASKED, *arguments, cwd=ROOT, timeout=120, STEP=str(STOPPED), ASKED="1")
     assert [code for code, _ in result] == [143, 143], result
-    assert "stopped after step 8: the same command continues from there" in result[0][1]
-    assert sorted(losses(output)) == list(range(1, 9)) and not (output / "target" / "done.json").exists()
+    assert f"stopped after step {STOPPED}: the same command continues from there" in result[0][1]
+    assert sorted(losses(output)) == list(range(1, STOPPED + 1)) and not (output / "target" / "done.json").exists()
     text = finish(output)
-    assert "resuming from" in text and "step 8" in text
+    assert "resuming from" in text and f"step {STOPPED}" in text
     assert losses(output) == losses(alone)
     weights = "model.safetensors"
     assert (output / "target" / weights).read_bytes() == (alone / "target" / weights).read_bytes()

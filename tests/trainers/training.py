@@ -1,6 +1,7 @@
 """A training run small enough to be repeated for every step that it could be stopped at."""
 
 import functools
+import gc
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -72,6 +73,8 @@ def engine_config(zero: int, precision: str = "fp32") -> EngineConfig:
 def engine(model, optim: OptimConfig, *, steps: int, zero: int = 0, precision="fp32", micro=2, accumulation=2,
            config: EngineConfig | None = None) -> Engine:  # fmt: skip
     init_distributed()
+    # DeepSpeed searches for garbage up to twelve times for an engine, each time through all that earlier ones left.
+    gc.freeze()
     return Engine(
         model, build_optimizer(model.parts(), optim), rate_multiplier(optim, steps),
         config or engine_config(zero, precision), micro_batch_size=micro, accumulation=accumulation,
