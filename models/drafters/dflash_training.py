@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -140,8 +140,7 @@ class DflashTraining(nn.Module):
         before = rows.before(blocks.anchors, shape.num_drafts)
         trained = torch.arange(shape.num_drafts) < drawn.lengths[..., None]  # [B,A,K]
         chosen = trained.nonzero().T.contiguous()
-        at: Any = tuple(uploaded(chosen, device))  # row, block and place of each: [S]
-        row, block, mask = at
+        row, block, mask = at = tuple(uploaded(chosen, device))  # of each: [S]
         places = blocks.anchors[row, block] + mask  # of the states that score them
         assert states.feature is not None
         labels = rows.ids[row, places + 1]

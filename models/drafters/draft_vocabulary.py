@@ -7,7 +7,6 @@ Letters: N outputs, D width, V' draft vocabulary, V the target's.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +25,7 @@ class OwnVocabulary(nn.Module):
 
     lm_head: nn.Linear | None
     vocab_size: int  # the target's
+    d2t: Tensor
 
     def score_ids(self, width: int, vocab_size: int, ids: Tensor | None) -> None:
         """Make the LM head over `ids`, [V'] int64 ascending; None: there is none. A subclass's `__init__` calls it."""
@@ -41,8 +41,7 @@ class OwnVocabulary(nn.Module):
         """[V'] int64 ascending; None: the whole vocabulary."""
         if self.lm_head is None:
             return None
-        offsets: Any = self.d2t
-        return offsets + torch.arange(len(offsets), device=offsets.device)
+        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
     @property
     def ids_of_fresh(self) -> Tensor | None:

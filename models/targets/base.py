@@ -53,7 +53,7 @@ class TargetStep:
     def along(self, rows: Sequence[int]) -> TargetStep:
         """The step at the chosen positions (row 0 is the root)."""
         # Rows from the first on are a slice; others are looked up with one copy of their numbers.
-        index: Any = slice(len(rows))
+        index: slice | Tensor = slice(len(rows))
         if list(rows) != list(range(len(rows))):
             index = uploaded(torch.tensor(list(rows)), self.logits.device)
         return TargetStep(
