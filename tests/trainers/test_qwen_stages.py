@@ -76,7 +76,7 @@ def test_a_native_head_is_trained_and_goes_back_into_the_target(recipe_of, tmp_p
     told = "\n".join(heads_run.run(tmp_path))
     assert "Greedy outputs are identical to plain decoding" in told
     export_drafter(tmp_path / "head", tmp_path / "out", "vllm", target=str(tmp_path / "target"))
-    shipped = tensors_under("mtp.", str(tmp_path / "out"), "head", where="")
+    shipped = tensors_under("mtp.", str(tmp_path / "out"), "head", key="drafter")
     trained = load_file(tmp_path / "head" / "model.safetensors")
     assert {f"mtp.{name}" for name in shipped} == set(trained)
     assert all(torch.equal(value, trained[f"mtp.{name}"]) for name, value in shipped.items())

@@ -172,7 +172,9 @@ def test_a_trained_head_goes_back_into_the_folder(tmp_path, shards, had):
     place = shipped(tmp_path / "target", loud(1) if had else None, shards=shards)
     new = loud(2)
     export = export_drafter(trained(tmp_path / "stage", new, place), tmp_path / "out", "vllm")
-    read = {PREFIX + name: value for name, value in tensors_under(PREFIX, str(tmp_path / "out"), "", where="").items()}
+    read = {
+        PREFIX + name: value for name, value in tensors_under(PREFIX, str(tmp_path / "out"), "", key="drafter").items()
+    }
     assert {PREFIX + name for name in new.state_dict()} == set(read)
     assert same_weights(new, CONFIG.load(None, TARGET, identity=identity(tmp_path / "out")))
     # The target is as it was, for transformers and in each file.
