@@ -82,6 +82,7 @@ from draftsmith.trainers.run.stopping import Stop
 
 def work(stage, context):
     if os.environ["HOW"] == "stopped":
+        time.sleep(2)  # the other rank has heard of it by then
         os.kill(os.getpid(), signal.SIGSTOP)
     time.sleep(6)
 
@@ -108,8 +109,9 @@ def test_a_rank_that_publishes_is_waited_for_and_one_that_is_stopped_there_is_no
     started[1].process.join(60)
     started[0].process.kill()
     code, text = end_ranks(started)[1]
-    assert code == 1 and "Traceback" not in text
-    assert text.splitlines()[-1].startswith("error: rank 1 has waited ") and "for rank 0, which has given" in text
+    assert code == 1 and "Traceback" not in text, text
+    last = text.splitlines()[-1]
+    assert last.startswith("error: rank 1 has waited ") and "for rank 0, which has given" in last, text
 
 
 # A picture of rank 1's rows is cut on the disk after all ranks have looked at the data.
