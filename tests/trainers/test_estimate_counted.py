@@ -6,7 +6,7 @@ import heads_tiny
 import pytest
 import torch
 import visual_tiny
-from draftsmith.models.drafters import DflashConfig, MedusaConfig
+from draftsmith.models.drafters import DflashConfig, MedusaConfig, dflash_training
 from draftsmith.models.drafters.plain_module import ShapeAlone
 from draftsmith.trainers.estimate import counted
 from draftsmith.trainers.estimate.counted import META, along, most_bytes
@@ -87,7 +87,9 @@ def test_kernels_of_shapes_that_were_seen_are_counted_as_if_they_ran(monkeypatch
 
 @pytest.mark.parametrize("config", [visual_tiny.EAGLE, MedusaConfig(kind="medusa", num_heads=3),
                                     DflashConfig(kind="dflash", block_size=4, num_layers=1, taps=(1,))])  # fmt: skip
-def test_a_step_of_an_image_generators_head_is_what_real_tensors_take(config):
+def test_a_step_of_an_image_generators_head_is_what_real_tensors_take(config, monkeypatch):
+    # A GPU's step is counted, where more blocks attend at once than on the CPU that runs it here.
+    monkeypatch.setattr(dflash_training, "BLOCKS_ON_CPU", dflash_training.BLOCKS)
     model = visual_tiny.llamagen("text", 0, grid=8, vocab=256, dim=32)
     target = visual_tiny.target(model)
     batch = visual_tiny.code_batch(model, torch.randint(0, 24, (3, 64)))
@@ -100,5 +102,4 @@ def test_a_step_of_an_image_generators_head_is_what_real_tensors_take(config):
     places = states.ids.shape[1] - 64
     own, theirs = _codes(3, places, 64, target.shape, taps, "float32")
     counted = most_bytes(lambda: _backward(empty, empty(own, theirs)))
-    # Where anchors will lie is not known: masks of blocks are counted as if each saw all states, a tenth of this step.
-    assert 0.9 < counted / live.most < 1.12, (counted, live.most)
+    assert 0.9 < counted / live.most < 1.1, (counted, live.most)
