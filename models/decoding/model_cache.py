@@ -12,16 +12,11 @@ from transformers.cache_utils import CacheLayerMixin
 from .cache import Cache, CacheLayer
 
 
-class ModelCacheLayer(CacheLayer, CacheLayerMixin):
-    """A layer that answers what transformers asks of one."""
+class SizedLayer(CacheLayerMixin):
+    """What transformers asks of a layer, by `length` (committed positions) and `capacity`."""
 
-    is_croppable = True
-    keys: Tensor
-    values: Tensor
-
-    def __init__(self, capacity: int):
-        CacheLayerMixin.__init__(self)
-        CacheLayer.__init__(self, capacity)
+    length: int
+    capacity: int
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """The number of keys that a mask covers for this number of queries, and their offset."""
@@ -38,6 +33,18 @@ class ModelCacheLayer(CacheLayer, CacheLayerMixin):
     def get_max_cache_shape(self) -> int:  # the name before transformers 5.20
         """Capacity, under the name that transformers had before 5.20."""
         return self.capacity
+
+
+class ModelCacheLayer(CacheLayer, SizedLayer):
+    """A layer that answers what transformers asks of one."""
+
+    is_croppable = True
+    keys: Tensor
+    values: Tensor
+
+    def __init__(self, capacity: int):
+        SizedLayer.__init__(self)
+        CacheLayer.__init__(self, capacity)
 
 
 class ModelCache(Cache, TransformersCache):

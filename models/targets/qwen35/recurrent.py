@@ -14,15 +14,14 @@ from typing import Any, NoReturn, cast
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers.cache_utils import CacheLayerMixin
 
 from ....core.states import uploaded
 from ...decoding.cache import CacheLayer
-from ...decoding.model_cache import ModelCache, ModelCacheLayer
+from ...decoding.model_cache import ModelCache, ModelCacheLayer, SizedLayer
 from .delta_rule import Step, Written, behind, over_chain, over_tree
 
 
-class RecurrentLayer(CacheLayerMixin):
+class RecurrentLayer(SizedLayer):
     """State and window of the convolution after `base` committed places, and what places from there on have written.
 
     Args:
@@ -132,22 +131,6 @@ class RecurrentLayer(CacheLayerMixin):
     ) -> tuple[Tensor, Tensor]:
         """Raises `AssertionError`: a recurrent layer has no keys."""
         raise AssertionError("a recurrent layer has no keys and values")
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """As an attending layer's, for transformers."""
-        return self.length + int(query_length), 0
-
-    def get_seq_length(self) -> int:
-        """Committed positions; for transformers."""
-        return self.length
-
-    def get_max_length(self) -> int:
-        """Capacity; for transformers."""
-        return self.capacity
-
-    def get_max_cache_shape(self) -> int:
-        """Capacity, under the name that transformers had before 5.20."""
-        return self.capacity
 
 
 class HybridCache(ModelCache):
