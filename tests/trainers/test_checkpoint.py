@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import shutil
 
 import numpy as np
@@ -36,10 +37,10 @@ def dies_at(last):
     return log
 
 
-def small_engine(config=None):
-    linear = torch.nn.Linear(2, 2)
+def small_engine(config=None, name="0"):
+    module = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2)})
     init_distributed()
-    return Engine(linear, torch.optim.SGD(linear.parameters(), lr=1.0), lambda step: 1.0, config or EngineConfig(),
+    return Engine(module, torch.optim.SGD(module.parameters(), lr=1.0), lambda step: 1.0, config or EngineConfig(),
                   micro_batch_size=1, accumulation=1, clip_norm=None)  # fmt: skip
 
 
@@ -334,6 +335,15 @@ def test_frozen_weights_stay_out(tmp_path):
         run(tmp_path, steps=3, every=1, model=module(parts=("projector",)), log=dies_at(2))
     written = torch.load(next(tmp_path.rglob("mp_rank_00_model_states.pt")), weights_only=False)["module"]
     assert written and all("multi_modal_projector" in name for name in written)
+
+
+@pytest.mark.parametrize("zero", [0, 1, 3])
+def test_weights_of_other_names_are_refused(zero, tmp_path):
+    engine, others = (small_engine(EngineConfig(zero_stage=zero), named) for named in ("gate", "gate_proj"))
+    engine.save(tmp_path, {})
+    engine.load(tmp_path)
+    said = "without ['gate_proj.bias', 'gate_proj.weight'], with ['gate.bias', 'gate.weight']"
+    fails_with(re.escape(said), others.load, tmp_path)
 
 
 @pytest.mark.parametrize("zero", [0, 2])

@@ -285,9 +285,29 @@ class Engine:
         return count * ((4 if self.config.precision == "fp32" else 2) + 8 + 4 * master)
 
     def load(self, folder: Path) -> dict[str, Any]:
-        """Read what `save` wrote. Raises `UserError` for a file that holds more than data: nothing in one is run."""
-        with _patient_barriers():
-            path, client_state = self._engine.load_checkpoint(str(folder), tag="engine", load_module_strict=False)
+        """Read what `save` wrote.
+
+        Raises:
+            UserError: a file holds more than data (nothing in one is run), or weights of other names.
+        """
+        frozen = {n for n, p in self.module.named_parameters(remove_duplicate=False) if not p.requires_grad}
+
+        def compare(_: nn.Module, keys: Any) -> None:
+            lost = sorted(set(keys.missing_keys) - frozen)
+            if lost or keys.unexpected_keys:
+                raise UserError(
+                    f"its weights are not this model's: without {lost}, with {sorted(keys.unexpected_keys)}",
+                    where=str(folder),
+                    hint="another version of the model wrote it: resume with that version, or remove the folder",
+                )
+
+        # Not strict: frozen weights stay out. The rest is compared.
+        hook = self.module.register_load_state_dict_post_hook(compare)
+        try:
+            with _patient_barriers():
+                path, client_state = self._engine.load_checkpoint(str(folder), tag="engine", load_module_strict=False)
+        finally:
+            hook.remove()
         assert path is not None, f"DeepSpeed found no checkpoint in {folder}"
         return client_state
 
