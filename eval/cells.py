@@ -35,6 +35,7 @@ class MethodInfo:
     adaptive: bool = False  # the tree's shape follows the drafter's confidence (SAGE)
     parts: Mapping[str, bool] | None = None  # of a hidden-state head: which of Sparrow's parts are on
     visual_skip: float | None = None  # ViSkip's threshold
+    is_exact: bool = False  # its rule claims it (`RuleSection`); ours are known by name, in reports of before as well
 
     def to_json(self) -> JsonObject:
         """Field name -> value; ViSkip's threshold only where it is on."""
@@ -43,7 +44,7 @@ class MethodInfo:
     @property
     def relaxed(self) -> bool:
         """Outputs are not distributed as the target's."""
-        return self.rule not in ("exact", "block")
+        return not self.is_exact and self.rule not in ("exact", "block")
 
 
 @dataclass(frozen=True)

@@ -62,9 +62,8 @@ def test_each_point_of_the_acceptance_curve_has_its_n():
 
 
 def test_a_rule_that_nobody_has_shown_to_be_exact_counts_as_relaxed():
-    assert (
-        not MethodInfo().relaxed and not MethodInfo(rule="block").relaxed and MethodInfo(rule="my.rules:Loose").relaxed
-    )
+    assert not MethodInfo().relaxed and not MethodInfo(rule="block").relaxed
+    assert MethodInfo(rule="my.rules:Loose").relaxed and not MethodInfo(rule="my.rules:Same", is_exact=True).relaxed
 
 
 def test_a_relaxed_rule_is_not_held_to_plain_decoding():

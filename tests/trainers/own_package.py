@@ -26,6 +26,8 @@ class Two(TreeSection):
 
 
 class Same(RuleSection):
+    is_exact: ClassVar[bool] = True
+
     def build(self, temperature):
         return RULES["sampling" if temperature else "greedy"]
 

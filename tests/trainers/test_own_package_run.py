@@ -46,6 +46,7 @@ def _folder(finished):
 def test_outputs_are_plain_decodings_and_the_report_names_what_drafted(finished):
     report = (finished / "evaluate" / "report.md").read_text()
     assert "her_package.others:Same" in report and "hers" in report and "2/2" in report
+    assert "Relaxed acceptance" not in report, "her rule says that it is exact"
     rows = [json.loads(line) for line in (finished / "evaluate" / "rows.jsonl").read_text().splitlines()]
     assert {row["temperature"] for row in rows} == {0.0, 1.0}
     for name in ("head/draftsmith.json", "publish/repository/draftsmith.json"):

@@ -127,6 +127,7 @@ def infos(drafting: Sequence[Drafting]) -> dict[str, MethodInfo]:
             adaptive=policy.name == "sage",
             parts=one.config.parts,
             visual_skip=method.visual_skip,
+            is_exact=method.is_exact,
         )
     return by_method
 
