@@ -330,4 +330,4 @@ class _Frozen(torch.autograd.Function):
         gradient, d_added = ctx.gradient, ctx.d_added
         ctx.gradient = ctx.d_added = None
         d_added = None if d_added is None else d_added.mul_(d_loss).to(ctx.dtype)
-        return gradient * d_loss.to(gradient), d_added, None, None, None, None, None
+        return (gradient.to(d_loss) * d_loss).to(gradient), d_added, None, None, None, None, None

@@ -303,6 +303,17 @@ def test_tvd_plus_points_where_tvd_points():
     torch.testing.assert_close(draft.grad.double(), wanted / (mean * (1 - mean)).sqrt(), atol=1e-5, rtol=1e-4)
 
 
+def test_one_over_the_number_of_tokens_is_not_rounded_to_16_bits():
+    torch.manual_seed(0)
+    weight, hidden = torch.randn(7, 4), torch.randn(5, 4).bfloat16().requires_grad_()
+    head = losses.FrozenHead(lambda states: F.linear(states.float(), weight), 3, torch.bfloat16)
+    gradients = []
+    for tokens in (1, 333):
+        loss, _ = head(hidden, lambda piece, ours: (ours.square().sum(), torch.zeros(1)))
+        gradients += torch.autograd.grad(loss / tokens, hidden)
+    assert torch.equal(gradients[1], (gradients[0].float() / 333).bfloat16())
+
+
 def test_list_mle_is_plackett_luce():
     """Minus the logarithm of the chance to draw the target's best tokens in their order, one after the other."""
     generator = torch.Generator().manual_seed(0)
