@@ -6,15 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+Level = Literal["ok", "warning", "fault"]
+
 
 @dataclass(frozen=True)
 class Finding:
     """The result of one check."""
 
-    level: Literal["ok", "warning", "fault"]
+    level: Level
     subject: str
     what: str
     hint: str | None = None
+    is_absent: bool = False  # what it is of is not on disk
 
     def __post_init__(self) -> None:
         assert self.level == "ok" or self.hint, f"{self.subject}: what is wrong has a hint"

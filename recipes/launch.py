@@ -190,7 +190,7 @@ def _look_at_data(loaded: Loaded, planned: Sequence[Planned], command: str) -> N
     from ..core.results import DONE, read_mark
     from ..trainers.run.run import built_on
     from .finding import any_fault
-    from .preflight_data import ABSENT, data_findings
+    from .preflight_data import data_findings
 
     output, options = Path(loaded.recipe.output), loaded.options
     assert options.restart is not None
@@ -202,7 +202,7 @@ def _look_at_data(loaded: Loaded, planned: Sequence[Planned], command: str) -> N
         kept = {t for t, maker in stage.inputs.items() if maker not in stale and read_mark(output / maker / DONE)}
         context = make_context(stage, output / stage.name, inputs)
         for finding in data_findings(stage.name, stage.stage, context, finished=kept, count=8):
-            if any_fault([finding]) or finding.what.startswith(ABSENT):
+            if any_fault([finding]) or finding.is_absent:
                 raise UserError(f"restart={options.restart}: {finding.what}", key=finding.subject, hint=finding.hint)
 
 

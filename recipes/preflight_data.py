@@ -41,10 +41,9 @@ from ..trainers.run.stage import Stage
 from ..trainers.run.stage_records import data_files
 from ..trainers.stages.encode import EncodeStage, resolved
 from ..trainers.train.preflight import render
-from .finding import Finding, fault, ok, warning
+from .finding import Finding, Level, fault, ok, warning
 from .preflight_sets import published_set, quality_findings
 
-ABSENT = "not on disk"  # how the finding begins
 SHOWN_IDS = 1200  # characters of a rendered sample
 TOLERANCE = 0.05  # of the declared number of records
 
@@ -222,8 +221,9 @@ def _absent(
     output = context.folder.parent.resolve()
     is_ours = all(Path(path).resolve().is_relative_to(output) for path in paths)
     hint = f"fetch it before the run, or name another place: {subject}.path=..."
-    finding = warning if is_fetched or is_ours else fault
-    return finding(subject, f"{ABSENT}: {', '.join(paths)}", f"{hint}: {cure}" if cure else hint)
+    level: Level = "warning" if is_fetched or is_ours else "fault"
+    what = f"not on disk: {', '.join(paths)}"
+    return Finding(level, subject, what, f"{hint}: {cure}" if cure else hint, is_absent=True)
 
 
 def _encoded(subject: str, data: Found, files: list[Name], processor: Processor, count: int) -> tuple[int, Finding]:

@@ -157,7 +157,7 @@ _TESTS = ("search", "match", "fullmatch", "startswith", "endswith")
 
 
 def decisions_on_errors(files: dict[str, ast.Module]) -> Iterator[tuple[str, str]]:
-    """(file, code) of each comparison or search in the text of an exception."""
+    """(file, code) of each comparison or search in the text of an exception or a finding, or in a name given to one."""
     for path, tree in files.items():
         errors = {node.name for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler) and node.name}
         errors |= {
@@ -165,8 +165,16 @@ def decisions_on_errors(files: dict[str, ast.Module]) -> Iterator[tuple[str, str
             for node in ast.walk(tree)
             if isinstance(node, ast.arg) and re.search(r"Error\b|Exception\b", ast.unparse(node.annotation or node))
         }
-        text = re.compile(rf"(str|first_line)\(({'|'.join(errors)})\)|\b({'|'.join(errors)})\.(problem|args)\b")
-        for node in ast.walk(tree) if errors else ():
+        said = rf"(str|first_line)\(({'|'.join(errors) or '-'})\)|\b\w+\.(problem|args)\b|\bfinding\.what\b"
+        named = {
+            part.id
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Assign) and re.match(said, ast.unparse(node.value))
+            for part in node.targets
+            if isinstance(part, ast.Name)
+        }
+        text = re.compile("|".join([said, *(rf"\b{name}\b" for name in named)]))
+        for node in ast.walk(tree):
             called = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _TESTS
             compared = isinstance(node, ast.Compare) and isinstance(
                 node.ops[0], ast.In | ast.NotIn | ast.Eq | ast.NotEq
