@@ -336,24 +336,25 @@ class Weights(Stage):
     """Leaves weights, which differ from run to run, and ends as a stage that is killed."""
 
     def run(self, context) -> None:
-        weights(context.folder, len(list(context.folder.parent.glob("target*"))))
+        weights(context.folder, len(list(context.folder.parent.glob("language*"))))
         raise KeyboardInterrupt
 
 
 def test_what_the_run_itself_writes_is_nothing_outside(tmp_path, monkeypatch):
-    """`vision_tower: target` in the run's own folder named its stage target: each start restarted it anew."""
+    """A folder that the stage itself writes was weights from outside: each start restarted it anew."""
     monkeypatch.chdir(tmp_path)
-    words = ["recipe=demo/lvlm-from-nothing", "output=.", "restart=target", "stages=[target]",
-             "drafter.language_model=target"]  # fmt: skip
-    weights(tmp_path / "target")
+    words = ["recipe=demo/lvlm-from-nothing", "output=.", "restart=language", "stages=[language]",
+             "drafter.language_model=./language"]  # fmt: skip
+    weights(tmp_path / "language")
     for _ in range(3):
         loaded = load(words)
-        planned = next(p for p in plan(loaded.recipe, loaded.path) if p.name == "target")
+        planned = next(p for p in plan(loaded.recipe, loaded.path) if p.name == "language")
+        assert "drafter.language_model" in planned.settings["outside"]
         only = [replace(planned, stage=Weights(), inputs={}, earlier={})]
-        restart = pending_restart(only, tmp_path, ["target"], "target", words, lambda text: None)
+        restart = pending_restart(only, tmp_path, ["language"], "language", words, lambda text: None)
         with pytest.raises(KeyboardInterrupt):
             run_stages(only, contexts(print), output=tmp_path, chosen=None, restart=restart, say=print, words=words)
-    assert sorted(path.name for path in tmp_path.glob("target*")) == ["target", "target.before-1"]
+    assert sorted(path.name for path in tmp_path.glob("language*")) == ["language", "language.before-1"]
 
 
 def test_a_word_is_no_path(tmp_path, monkeypatch):
