@@ -26,7 +26,6 @@ RESULTS = SCRIPTS.parent / "docs" / "results" / "benchmarks"
 # Results of others are kept, too: their scripts settled their questions and are gone.
 # Name -> command, run at the root of the clone; its folders in braces are given as NAME=FOLDER.
 COMMANDS = {
-    "loop": "python scripts/bench/benchmark_loop.py",
     "peers": "python scripts/bench/benchmark_peers.py --peers {peers} --sizes 'demo size'"
     " --only assisted eagle lantern",
     "peers-512": "python scripts/bench/benchmark_peers.py --peers {peers} --sizes 'width 512' --cycles 3 --checked 1"
@@ -37,8 +36,6 @@ COMMANDS = {
     "peers-specforge-dflash": "python scripts/bench/benchmark_peers.py --peers {peers} --only specforge-dflash",
     "peers-blocks": "python scripts/bench/benchmark_peers.py --peers {peers} --only blocks",
     "peers-speculators": "python scripts/bench/benchmark_peers.py --peers {peers} --only speculators",
-    "data": "python scripts/bench/benchmark_data.py",
-    "loader": "python scripts/bench/benchmark_data.py --loader",
     "ensemble": "python scripts/bench/benchmark_ensemble.py --requests 20",
     "latency": "python scripts/papers/measure_latency.py --quick --output {latency}",
     "lantern": "python -m pytest -q -s -m 'slow or not slow' tests/eval/test_lantern_residual.py",

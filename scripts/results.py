@@ -2,7 +2,7 @@
 """Tables and figures of README.md and of docs/ that show what was measured, written from what was measured.
 
     scripts/results.py record runs/compare-0 runs/compare-1 runs/compare-2    # finished runs, into docs/results
-    scripts/results.py measure CLONE loop vata                                # benchmark scripts on a clone's code
+    scripts/results.py measure CLONE states starting                          # benchmark scripts on a clone's code
     scripts/results.py measure CLONE peers peers=FOLDER                       # one that needs a folder
     scripts/results.py write                                                  # the tables of every page, the figure
     scripts/results.py check                                                  # exit code 1 where one is another

@@ -1,6 +1,6 @@
-"""Two clocks, and where the time of a run goes: methods of single objects are watched while it runs.
+"""Where this thread's time of a run goes: methods of single objects are watched while it runs.
 
-On a CPU the time of this thread alone counts beside the wall's: it does not run where the thread waits for a core.
+This thread does not run where it waits for a core, so other work on the machine counts little.
 """
 
 import time
@@ -9,33 +9,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
-
-import numpy as np
-import torch
-from draftsmith.scripts.timing import row, spread, wall
-
-
-def one_thread() -> bool:
-    """Whether all work is this thread's, so that its own time tells something."""
-    return not torch.cuda.is_available() and torch.get_num_threads() == 1
-
-
-def both() -> np.ndarray:
-    """[2] seconds: wall, and this thread's alone (not a number where others work for it)."""
-    return np.array([wall(), time.thread_time() if one_thread() else np.nan])
-
-
-def compared(what: str, bound: str, ratios: Sequence[np.ndarray], **style: Any) -> None:
-    """Print ratios of neighbouring runs, each [2] for the two clocks."""
-    row(what, bound, *(spread([r[clock] for r in ratios], **style) for clock in (0, 1)), len(ratios))
-
-
-def own_clock(share: float) -> np.ndarray:
-    """[2] a metered share, under the clock that `Meter` reads."""
-    return np.array([np.nan, share] if one_thread() else [share, np.nan])
-
-
-PERCENT: dict[str, Any] = {"digits": 2, "scale": 100.0, "unit": "%"}
 
 
 def watched(functions: Sequence[tuple[Any, str]], watch: Callable[[Callable], Callable]) -> ExitStack:
@@ -47,16 +20,16 @@ def watched(functions: Sequence[tuple[Any, str]], watch: Callable[[Callable], Ca
 
 
 class Meter:
-    """Seconds of named parts by the better clock; what one part calls of another is the other's."""
+    """This thread's seconds in named parts; what one part calls of another is the other's."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
-        self._open, self._since = ["loop"], self._now()
+        self._open, self._since = ["loop"], time.thread_time()
 
     def restart(self) -> None:
         """Forget all seconds so far."""
         self.seconds.clear()
-        self._since = self._now()
+        self._since = time.thread_time()
 
     def part(self, name: str) -> Callable[[Callable], Callable]:
         """A decorator that adds the time of a function's calls to part `name`."""
@@ -82,10 +55,6 @@ class Meter:
         return {name: seconds / total for name, seconds in self.seconds.items()}
 
     def _charge(self) -> None:
-        moment = self._now()
+        moment = time.thread_time()
         self.seconds[self._open[-1]] += moment - self._since
         self._since = moment
-
-    @staticmethod
-    def _now() -> float:
-        return time.thread_time() if one_thread() else wall()

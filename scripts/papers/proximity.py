@@ -1,29 +1,26 @@
 """Whether near codes of the codebook are interchangeable, and how much LANTERN gains from it.
 
 Drawing with every token replaced by a near one (section 4.1, appendix C), patches of near and far codes (figure 6), and
-the tables of a sweep over k, delta and temperature (tables 3, 7, 9 to 11). Scripts of the same names write them.
+the tables of a sweep over k, delta and temperature (tables 3, 7, 10 and 11). Scripts of the same names write them.
 Letters: C codes, d their width, n codes shown or cells of a picture, N drafts, V vocabulary, G cells along a side.
 """
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from draftsmith.core.batch import ImageRequest
-from draftsmith.eval.intervals import bootstrap, quartiles
-from draftsmith.eval.lantern import LanternConfig
+from draftsmith.eval.intervals import bootstrap
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
-from draftsmith.eval.rules import Greedy, Rule, Verified, inverse_cdf
-from draftsmith.eval.studies.drawn.relaxation import bound_cost
+from draftsmith.eval.rules import Greedy, inverse_cdf
 from draftsmith.eval.tables import Column, Table, Value, text
 from draftsmith.models.decoding.neighbours import Metric, NeighbourTable
 from draftsmith.models.decoding.tree import Tree
-from draftsmith.models.decoding.warp import Distributions, Warp
+from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.targets.base import Taps, TargetStep
 from torch import Tensor
 
@@ -250,68 +247,3 @@ def counts_table(counts: Sequence[int], columns: Mapping[str, Sequence[tuple[flo
         rows.append((count, *((value, *ends) for value, ends in cells)))
     shown = (Column(name, unit="x", kind="interval", ranked=False) for name in columns)
     return Table("", (Column("captions", "d"), *shown), tuple(rows))
-
-
-# ---- what the bound costs
-
-
-class Recording:
-    """A rule that keeps what another one was given: each draft of the first `cycles` with the p that judges it."""
-
-    def __init__(self, rule: Rule, cycles: int, *, greedy: bool):
-        self.rule, self.cycles, self.greedy = rule, cycles, greedy
-        self.name = rule.name
-        self._p: list[Tensor] = []
-        self._drafts: list[Tensor] = []
-
-    def __call__(self, tree: Tree, p: Tensor | Distributions, uniforms: Sequence[float]) -> Verified:
-        if tree.num_nodes and len(self._p) < self.cycles:
-            rows = torch.tensor(tree.parents, device=p.device) + 1
-            given = Distributions.of(p).whole()
-            self._p.append((given.softmax(-1) if self.greedy else given)[rows])
-            self._drafts.append(tree.tokens.to(p.device))
-        return self.rule(tree, p, uniforms)
-
-    def recorded(self) -> tuple[Tensor, Tensor]:
-        """p [N,V] and the drafts [N]."""
-        assert self._p, "no cycle has drafted yet"
-        return torch.cat(self._p), torch.cat(self._drafts)
-
-
-@dataclass(frozen=True)
-class Cost:
-    """The sets of one bound: how long a cycle's take, and what they come to."""
-
-    divergence: str
-    delta: float
-    ms: float  # median over rounds
-    ms_spread: Spread  # quartiles over rounds
-    size: float  # mean tokens of A
-    mass: float  # mean of p over A
-
-
-def compare_costs(
-    configs: Sequence[LanternConfig], table: NeighbourTable, p: Tensor, drafts: Tensor, *, rounds: int = 9
-) -> list[Cost]:
-    """Bounds timed in turn on the same rows, so that a slow moment hits all alike (table 9)."""
-    measured = [[bound_cost(config, table, p, drafts, repeats=9) for config in configs] for _ in range(rounds)]
-    costs = []
-    for of_one in zip(*measured, strict=True):
-        first, times = of_one[0], [cost.ms for cost in of_one]
-        costs.append(
-            Cost(first.divergence, first.delta, statistics.median(times), quartiles(times), first.size, first.accept)
-        )
-    return costs
-
-
-def costs_table(timed: Sequence[Cost], points: Mapping[Setting, Point]) -> Table:
-    """What the sets of each bound cost, beside the rule and the cycle that they are a part of (table 9)."""
-    columns = (text(""), Column("delta", "g"), Column("sets of a cycle, ms [quartiles]", ".3f", kind="interval"),
-               Column("rule, ms"), Column("whole cycle, ms"), Column("tokens in A", ".1f"),
-               Column("p of A", ".3f"))  # fmt: skip
-    rows = tuple(
-        (cost.divergence, cost.delta, (cost.ms, *cost.ms_spread), point.table["rule_ms"], point.table["cycle_ms"],
-         cost.size, cost.mass)
-        for cost, point in zip(timed, points.values(), strict=True)
-    )  # fmt: skip
-    return Table("", columns, rows)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Sweep LANTERN's relaxed acceptance over k, its bound and temperature: its figure 5 and tables 3, 7 and 9 to 11.
+"""Sweep LANTERN's relaxed acceptance over k, its bound and temperature: its figure 5 and tables 3, 7, 10 and 11.
 
     scripts/papers/sweep_lantern.py recipe=NAME output=RUN [key=value ...] ["k=[100,300]"] ["delta=[0.1]"] [own options]
 
@@ -14,7 +14,8 @@ Takes a finished run of a recipe, or one whose weights are published, and the re
 prompts, truncation, quality metrics, the synthetic dataset's reader, and the tree of one method. Other keys are the
 recipe's, as for draftsmith; recipe=RUN/recipe.yaml is a run's own recipe. For each prompt the exact rule and all
 settings are decoded in turn by the evaluate stage's own code, which writes its report to RUN/sweep; beside it come
-sweep.md, sweep.json and the trade-off plots. Under `deepspeed` the ranks share the prompts.
+sweep.md, sweep.json and the trade-off plots. Under `deepspeed` the ranks share the prompts. Table 9, the time of the
+bounds, is in the report of the stage's `probes.analysis`.
 
 Own options:
 """
@@ -23,37 +24,27 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import torch
 from draftsmith.core import ranks
 from draftsmith.core.errors import UserError, did_you_mean
 from draftsmith.core.secrets import redact_argument, redact_tree
-from draftsmith.data.captioned.prompts import ImagePrompt
 from draftsmith.eval import tables
-from draftsmith.eval.lantern import LanternConfig, lantern
-from draftsmith.eval.loop import Decoding, generate
+from draftsmith.eval.lantern import LanternConfig
 from draftsmith.eval.measured_rows import PLAIN, Row, grouped
-from draftsmith.eval.pair import open_pair
-from draftsmith.eval.policies import Draw
 from draftsmith.eval.quality import LOWER_IS_BETTER
 from draftsmith.eval.row_columns import read_rows
-from draftsmith.eval.rules import RULES
 from draftsmith.eval.studies.drawn.method_figures import TradeOff, trade_off
-from draftsmith.models.decoding.warp import Warp
 from draftsmith.recipes.commands.cli import say
 from draftsmith.scripts.papers import proximity
 from draftsmith.scripts.papers.finished import Finished, ScriptOptions, run_script
-from draftsmith.scripts.papers.proximity import Bound, Cost, Point, Setting
-from draftsmith.trainers.evaluate.drafters import Drafters
+from draftsmith.scripts.papers.proximity import Bound, Point, Setting
 from draftsmith.trainers.run.context import Context
 from draftsmith.trainers.stages.evaluate import EvaluateStage
 from pydantic import Field, model_validator
 
 EXACT = "exact rule"
-RECORDED = 10  # cycles whose sets are timed: with 59 drafts each, 40 MB of p for 16384 codes
 Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 
@@ -151,35 +142,12 @@ def swept(options: Options, stage: EvaluateStage, where: str) -> EvaluateStage:
     return EvaluateStage.model_validate(values)
 
 
-@torch.inference_mode()
-def costs(options: Options, stage: EvaluateStage, context: Context, prompt: ImagePrompt) -> list[Cost]:
-    """The sets of each pair's bounds, timed on p as decoding by the exact rule meets it at the warmest temperature."""
-    pair = open_pair(context.target, context.inputs, device=context.device())
-    generator = pair.generator
-    assert generator is not None
-    method, target, warmest = stage.methods[EXACT], generator.target, max(options.temperatures)
-    drafters = Drafters(stage, context, pair)
-    policy = method.policy(grid=target.grid, seed=context.seed)
-    (drafting, *_) = drafters.open(EXACT, method, method.rule_at, policy)
-    rule = proximity.Recording(RULES[method.rule_name(warmest)], RECORDED, greedy=warmest == 0)
-    warp = Warp(warmest, stage.top_k, stage.top_p)
-    decoding = Decoding(policy, rule, Draw(method.draw), warp, target.num_codes, ())
-    request = generator.request(prompt.caption, prompt.label, prompt.key)
-    generate(target, drafting.drafter, request, decoding, torch.Generator().manual_seed(context.seed))
-    rules = [stage.methods[s.name].rule for s in options.pairs]
-    configs = [config for config in rules if isinstance(config, LanternConfig)]  # all are: for the type checker
-    folder = context.folder / "neighbours"
-    relaxed = lantern(configs[0], generator.codebook.to(target.device), greedy=False, offset=generator.first_id,
-                      seed=context.seed, folder=folder)  # fmt: skip
-    return proximity.compare_costs(configs, relaxed.table, *rule.recorded())
-
-
 def points_of(report: dict[str, Any], temperature: float, settings: Sequence[Setting]) -> dict[Setting, Point]:
     """Setting -> its measured speed and quality at one temperature."""
     return {s: proximity.point_of(report, temperature, s.name) for s in settings}
 
 
-def markdown(options: Options, report: dict[str, Any], rows: Sequence[Row], timed: list[Cost]) -> str:
+def markdown(options: Options, report: dict[str, Any], rows: Sequence[Row]) -> str:
     """The whole page."""
     lines = ["# LANTERN over k, delta and temperature, measured", ""]
     for temperature in options.temperatures:
@@ -190,11 +158,10 @@ def markdown(options: Options, report: dict[str, Any], rows: Sequence[Row], time
         points = points_of(report, warmest, [s for s in options.grid if s.k == max(options.k)])
         lines += [f"## Distances between codes, temperature {warmest:g}", ""]
         lines += tables.markdown(proximity.measures_table(points, metrics_of(report)))
-    if timed:
+    if options.pairs:
         points = points_of(report, warmest, options.pairs)
         lines += [f"## TVD and JSD, temperature {warmest:g}", ""]
         lines += tables.markdown(proximity.measures_table(points, metrics_of(report)))
-        lines += tables.markdown(proximity.costs_table(timed, points))
     quality_notes = {m: f["what"] for m, f in proximity.scores_of(report, warmest, PLAIN).items()}
     lines += [
         "Speedup: wall clock with prefill against plain decoding of the same target, temperature and run; quartiles "
@@ -276,7 +243,7 @@ def run(arguments: list[str]) -> None:
     opened.refuse_old("sweep.json")
     stage = swept(options, opened.stage, str(opened.loaded.path))
     inputs = opened.inputs(stage.needs())
-    _, prompts = opened.prompts(inputs)
+    opened.prompts(inputs)  # that there are so many
     context = Context(
         name=options.name, folder=folder, seed=recipe.seed, fingerprint="", target=recipe.target,
         drafter=recipe.drafter, engine=recipe.engine, tracking=recipe.tracking, inputs=inputs, say=say,
@@ -288,13 +255,11 @@ def run(arguments: list[str]) -> None:
         return
     report = json.loads((folder / "report.json").read_text())
     rows = read_rows(folder / "rows.jsonl")
-    timed = costs(options, stage, context, prompts[0]) if options.pairs else []
     plot(folder, options, report)
-    text = markdown(options, report, rows, timed)
+    text = markdown(options, report, rows)
     (folder / "sweep.md").write_text(text)
     settings = {s.name: s.to_json() for s in (*options.grid, *options.pairs)}
-    data = {"about": report["about"], "settings": settings, "cells": report["cells"], "quality": report["quality"],
-            "costs": [asdict(cost) for cost in timed]}  # fmt: skip
+    data = {"about": report["about"], "settings": settings, "cells": report["cells"], "quality": report["quality"]}
     (folder / "sweep.json").write_text(json.dumps(data, indent=1))
     say(text)
 
