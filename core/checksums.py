@@ -13,14 +13,13 @@ from pathlib import Path
 
 from .errors import UserError
 from .files import read_text
+from .results import LOADED
 from .secrets import shortened
 
 SUMS, CARD = "SHA256SUMS", "README.md"
 _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 # What a Hub and its client put beside the files.
 _FOREIGN = {".git", ".cache", ".gitattributes"}
-# Formats that loaders pick up by their name alone: a file of these that nobody listed may change what is loaded.
-_LOADED = {".json", ".safetensors", ".bin", ".pt", ".pth", ".model", ".py", ".jinja"}
 _CURE = "fetch it again, or publish it anew: what is checked here is what was published"
 
 
@@ -71,7 +70,7 @@ def check_sums(folder: Path, only: Sequence[str] | None = None) -> None:
             raise UserError(f"{name} is not as it was published: its checksum differs", where=str(path), hint=_CURE)
     if only is None:
         for name in _files(folder):
-            if name not in listed and "/" not in name and Path(name).suffix in _LOADED:
+            if name not in listed and "/" not in name and Path(name).suffix in LOADED:
                 raise UserError(f"{name} is not one of the published files", where=str(folder / name), hint=_CURE)
 
 

@@ -74,28 +74,16 @@ def walk(tree: object, place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
         yield from walk(value, (*place, str(key)))
 
 
-def with_texts(tree: object, change: Callable[[str], Json]) -> Json:
-    """The tree with every text that is no key changed; tuples become lists."""
-    match tree:
-        case dict():
-            return {key: with_texts(value, change) for key, value in tree.items()}
-        case list() | tuple():
-            return [with_texts(value, change) for value in tree]
-        case str():
-            return change(tree)
-    return tree
-
-
-def with_floats(tree: object, change: Callable[[float], Json]) -> Json:
-    """The tree with every number with a fraction changed; tuples become lists."""
+def with_each(tree: object, kind: type[T], change: Callable[[T], Json]) -> Json:
+    """The tree with every value of one kind (text, numbers with a fraction) changed that is no key; tuples become
+    lists.
+    """
     match tree:
         case Mapping():
-            return {key: with_floats(value, change) for key, value in tree.items()}
+            return {key: with_each(value, kind, change) for key, value in tree.items()}
         case list() | tuple():
-            return [with_floats(value, change) for value in tree]
-        case float():
-            return change(tree)
-    return tree
+            return [with_each(value, kind, change) for value in tree]
+    return change(tree) if isinstance(tree, kind) else tree
 
 
 def flat(tree: object, key: str = "") -> JsonObject:

@@ -137,10 +137,6 @@ def fill(
     if device.type == "cpu":
         module.load_state_dict(state)
     else:
-        moved = {name: _moved(value, device, dtype) for name, value in state.items()}
+        moved = {name: t.to(device, dtype if t.is_floating_point() else None) for name, t in state.items()}
         module.load_state_dict(moved, assign=True)
     module.to(device, dtype)
-
-
-def _moved(value: Tensor, device: torch.device, dtype: torch.dtype | None) -> Tensor:
-    return value.to(device, dtype if value.is_floating_point() else None)

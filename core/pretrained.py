@@ -63,12 +63,17 @@ class Index:
 
 
 @contextmanager
-def without_bars() -> Iterator[None]:
-    """Without transformers' progress bars, where a person waits for an answer and not for weights."""
+def without_bars(*, in_terminals: bool = False) -> Iterator[None]:
+    """Without transformers' bars over the tensors that it loads, which are noise in a log and in a notebook.
+
+    Args:
+        in_terminals: nor there, where a person waits for an answer and not for weights.
+    """
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+    shown = logging.is_progress_bar_enabled() and (in_terminals or not sys.stderr.isatty())
+    if shown:
+        logging.disable_progress_bar()
     try:
         yield
     finally:
@@ -220,21 +225,6 @@ def name_accelerator() -> None:
 
 
 @contextmanager
-def _bars_in_terminals() -> Iterator[None]:
-    """transformers draws a bar over the tensors that it loads, which is noise in a log and in a notebook."""
-    from transformers.utils import logging
-
-    drawn = logging.is_progress_bar_enabled() and not sys.stderr.isatty()
-    if drawn:
-        logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if drawn:
-            logging.enable_progress_bar()
-
-
-@contextmanager
 def reading_pretrained(
     source: str | Path,
     problem: str,
@@ -254,7 +244,7 @@ def reading_pretrained(
     """
     check_pretrained(source, weights=weights)
     try:
-        with _bars_in_terminals():
+        with without_bars():
             yield
     except UserError:
         raise

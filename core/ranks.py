@@ -26,12 +26,12 @@ T = TypeVar("T")
 
 def rank() -> int:
     """Global rank; before the process group exists, what the launcher has set."""
-    return _group().get_rank() if _running() else int(os.environ.get("RANK", "0"))
+    return _group().get_rank() if has_group() else int(os.environ.get("RANK", "0"))
 
 
 def world_size() -> int:
     """Number of ranks; before the process group exists, what the launcher has set."""
-    return _group().get_world_size() if _running() else int(os.environ.get("WORLD_SIZE", "1"))
+    return _group().get_world_size() if has_group() else int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def local_rank() -> int:
@@ -96,21 +96,16 @@ def share(count: int, *, in_step: bool = False) -> range:
 
 def barrier() -> None:
     """Wait until every rank reaches this call. Uses gloo, which has no watchdog timeout."""
-    if _running():
+    if has_group():
         with pulse().meeting():
             _group().barrier(group=_patient(_group().group.WORLD))
-
-
-def has_group() -> bool:
-    """Whether the process group exists: ranks can ask one another."""
-    return _running()
 
 
 def is_first_to(what: str) -> bool:
     """Returns True for the first rank that asks about `what` and False for every later call. Used to print a message
     once, whether one rank or all ranks have it.
     """
-    if not _running() or world_size() == 1:
+    if not has_group() or world_size() == 1:
         return is_main()
     try:
         with pulse().asking():
@@ -121,14 +116,14 @@ def is_first_to(what: str) -> bool:
 
 def tell(what: str) -> None:
     """Leave a mark that `was_told` finds on every rank, without waiting for any of them."""
-    if _running() and world_size() > 1:
+    if has_group() and world_size() > 1:
         with suppress(RuntimeError):  # rank 0, which holds the store, has ended
             _store().set(_key(what), "1")
 
 
 def was_told(what: str) -> bool:
     """Whether some rank has called `tell`. One question to rank 0's store, a fraction of a millisecond."""
-    if not _running() or world_size() == 1:
+    if not has_group() or world_size() == 1:
         return False
     try:
         with pulse().asking():
@@ -150,7 +145,7 @@ def draw(what: str) -> int:
 
 def any_rank(value: bool) -> bool:
     """Whether the value is true on any rank; all ranks call."""
-    if not _running() or world_size() == 1:
+    if not has_group() or world_size() == 1:
         return value
     import torch
 
@@ -162,7 +157,7 @@ def any_rank(value: bool) -> bool:
 
 def gather(value: T) -> list[T]:
     """Every rank's value, on every rank, in rank order."""
-    if not _running():
+    if not has_group():
         return [value]
     values: list[Any] = [None] * world_size()
     with pulse().meeting():
@@ -172,7 +167,7 @@ def gather(value: T) -> list[T]:
 
 def broadcast(value: object) -> Any:
     """Broadcast rank 0's value to every rank."""
-    if not _running():
+    if not has_group():
         return value
     box = [value]
     with pulse().meeting():
@@ -225,7 +220,7 @@ def lost_by(error: BaseException) -> str | None:
     """Which rank has ended, where that is why a call to the others failed: `rank 1`, `another rank`; None: the error is
     something else. It may take five seconds.
     """
-    if not _running() or world_size() == 1:
+    if not has_group() or world_size() == 1:
         return None
     causes: list[BaseException] = []
     cause: BaseException | None = error
@@ -257,7 +252,8 @@ def _key(what: str) -> str:
     return hashlib.sha256(what.encode()).hexdigest()
 
 
-def _running() -> bool:
+def has_group() -> bool:
+    """Whether the process group exists: ranks can ask one another."""
     # A process that has not imported torch has joined no group: `--help` need not wait for the import.
     return "torch.distributed" in sys.modules and _group().is_available() and _group().is_initialized()
 

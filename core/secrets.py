@@ -13,7 +13,7 @@ from html import escape
 from typing import Any
 from urllib.parse import quote
 
-from .json_types import Json, walk, with_texts
+from .json_types import Json, walk, with_each
 from .markdown import plain
 from .secret_rules import ENVIRONMENT, NAME, hits
 
@@ -131,7 +131,7 @@ def as_written(text: object, variables: Mapping[str, str]) -> Json:
                 text = text.replace(spelling, variables[value])
         return text
 
-    return with_texts(text, asking)
+    return with_each(text, str, asking)
 
 
 def redact_output() -> None:

@@ -30,7 +30,7 @@ from .section import Section
 # Longest waits for wandb's server: at a stage's start, for what is left at its end, and where weights are part of that.
 START_S, FINISH_S, WEIGHTS_S = 30, 60, 600
 ID_FILE = "wandb-id"  # in a stage's folder: a resumed stage goes on in the same wandb run
-# Units of metrics: looked up by the whole name, then by its beginning or end. Shares and counts have no unit.
+# Units of metrics: looked up by the whole name, then by its end. Shares and counts have no unit.
 UNITS = {
     "loss": "per supervised token",
     "token_loss": "nats per supervised token",
@@ -38,7 +38,6 @@ UNITS = {
     "tokens_per_s": "supervised tokens/s",
     "tau": "tokens per target pass",
 }
-STARTS = {"tau_": UNITS["tau"]}
 ENDS = {"_per_s": "per second", "_ms": "ms", "_s": "s", "_bytes": "bytes", "_gib": "GiB"}
 
 
@@ -264,9 +263,9 @@ def unit(name: str) -> str | None:
     plain = name.removeprefix("val_")
     if plain in UNITS:
         return UNITS[plain]
-    units = [u for start, u in STARTS.items() if plain.startswith(start)]
-    units += [u for end, u in ENDS.items() if plain.endswith(end)]
-    return units[0] if units else None
+    if plain.startswith("tau_"):
+        return UNITS["tau"]
+    return next((u for end, u in ENDS.items() if plain.endswith(end)), None)
 
 
 def wandb_login() -> str | None:

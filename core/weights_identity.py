@@ -17,7 +17,7 @@ from typing import Any
 import xxhash
 
 from .errors import UserError
-from .results import BEGUN, DONE, LOADED
+from .results import BEGUN, DONE, LOADED, Stamp
 
 WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".ckpt"}
 # Of a stage's folder: they hold times.
@@ -29,8 +29,6 @@ _WHOLE = 2**26  # bytes; larger files are sampled
 _PIECE = 2**12  # bytes at each place that is looked at
 _PIECES = 1024  # places in a large file that is no safetensors
 _LONGEST_HEADER = 2**27  # bytes
-
-Stamp = tuple[int, int, int, int]
 
 
 def weights_identity(path: Path) -> str | None:

@@ -188,28 +188,26 @@ class ConversationDataset:
         With `on_error: skip` a record that turns out to be unusable keeps its place with nothing to learn
         from, and is listed; its neighbour never takes the place.
         """
-        try:
-            encoded, media = self._read(index)
-            pixels, pictures = (media.pixels(), media.pictures) if media is not None else (None, ())
-        except UserError as error:
-            if self._stops(error):
-                raise self._named(index, error) from error
-            self._list(index, error.problem)
-            return replace(empty_sample(self.processor.pad_id), sample_id=self.sample_id(index))
-        return Sample(encoded.ids, encoded.loss_mask, encoded.modality, pixels, self.sample_id(index), pictures)
+        return self._sample(index, pixels=True)
 
     def counted(self, index: int) -> Sample:
         """Sample `index` without its pixels, which costs the heads of its files; one that is left out has nothing to
         learn from.
         """
+        return self._sample(index, pixels=False)
+
+    def _sample(self, index: int, *, pixels: bool) -> Sample:
         name = self.sample_id(index)
         try:
-            encoded = self._read(index)[0]
+            encoded, media = self._read(index)
+            shown, pictures = (media.pixels(), media.pictures) if pixels and media is not None else (None, ())
         except UserError as error:
             if self._stops(error):
                 raise self._named(index, error) from error
+            if pixels:
+                self._list(index, error.problem)
             return replace(empty_sample(self.processor.pad_id), sample_id=name)
-        return Sample(encoded.ids, encoded.loss_mask, encoded.modality, None, name)
+        return Sample(encoded.ids, encoded.loss_mask, encoded.modality, shown, name, pictures)
 
     def _read(self, index: int) -> tuple[Encoded, Media | None]:
         """The sample cut to max_length, and its pictures if it kept them."""
@@ -322,40 +320,27 @@ class ConversationDataset:
         Without `pixels` it can only be counted. A prompt of far more than `most` ids is refused before it is tokenized.
         """
         record, file = self.record(index), int(self.places[index, 0])
-        turns = record["conversations"]
+        turns, name = record["conversations"], self.sample_id(index)
+
+        def asked(reader: ImageReader, media: Media) -> Request:
+            encoded = encode(
+                turns, self.form, reader.processor, pictures=media.pictures, open_ended=True, record=record, most=most
+            )
+            modality = torch.tensor(encoded.modality, dtype=torch.int8)
+            shown = media.pixels() if pixels else None
+            return Request(torch.tensor(encoded.ids), modality, shown, name, media.pictures, originals=seen)
+
         try:
             media = self._media(record, file)
             seen = media.originals() if originals else ()
-            request = self._asked(record, media, self.processor, index, seen, pixels, most)
-            if self._drafter_image_reader is not None:
-                media = self._media(record, file, self._drafter_image_reader)
-                processor = self._drafter_image_reader.processor
-                view = self._asked(record, media, processor, index, seen, pixels, most)
-                request = replace(request, drafter_view=view)
+            request = asked(self._image_reader, media)
+            if (own := self._drafter_image_reader) is not None:
+                request = replace(request, drafter_view=asked(own, self._media(record, file, own)))
         except TooLong as error:
             raise self.too_long(error.at_least or 0) from error
         except UserError as error:
             raise self._named(index, error) from error
         return request, turns[-1]["value"] if turns[-1]["from"] == "gpt" else None
-
-    def _asked(
-        self,
-        record: JsonObject,
-        media: Media,
-        processor: Processor,
-        index: int,
-        originals: tuple[object, ...],
-        pixels: bool,
-        most: int | None,
-    ) -> Request:
-        turns = record["conversations"]
-        encoded = encode(
-            turns, self.form, processor, pictures=media.pictures, open_ended=True, record=record, most=most
-        )
-        modality = torch.tensor(encoded.modality, dtype=torch.int8)
-        ids, name = torch.tensor(encoded.ids), self.sample_id(index)
-        shown = media.pixels() if pixels else None
-        return Request(ids, modality, shown, name, media.pictures, originals=originals)
 
     def identity(self) -> str:
         """Hash of what the samples are made from, for a stage's fingerprint."""

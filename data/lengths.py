@@ -13,7 +13,6 @@ import numpy as np
 from ..core.errors import UserError
 from .dataset import ConversationDataset
 from .families.prompt_templates import SYSTEM
-from .records.mixture import fewest_ids
 from .text_pieces import TooLong
 
 LOOKED_AT = 2000  # samples that are encoded at most
@@ -80,7 +79,7 @@ def _bounds(dataset: ConversationDataset, prompts: bool) -> tuple[np.ndarray, np
     # The plain template leaves the question out, a target's own may drop thoughts, and a mark is no word.
     template = dataset.form.template
     words = 0 * dataset.lengths if template in ("plain", "chat") else abs(dataset.lengths) - images - clips
-    least = fewest_ids(words, images, tokens_per_image=per_image)
+    least = words.astype(np.int64) + images * per_image  # no word has less than one, whatever the tokenizer
     # No id has less than a byte of its own, and a record's quotation marks and names outweigh a template's words.
     most = sizes + images * (per_image + 3) + len(dataset.form.system or SYSTEM) + _ROOM
     most = most + len(dataset.config.question_end)

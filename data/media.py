@@ -106,21 +106,18 @@ class Media:
         """
         if not self._by_file:
             return None
-        with self._enough_memory():
-            return self._pixels()
-
-    def _pixels(self) -> Tensor:
         reader, processor = self._image_reader, self._image_reader.processor
         family, count = processor.picture_family, len(self._files)
         fits = functools.partial(family.check_canvas, processor=processor, aspect=reader.aspect, num_images=count)
-        images = [load_image(file, check=fits) for file in self._files]
         squared = functools.partial(family.check_canvas, processor=processor, aspect="square", num_images=1)
-        clips = [clip.frames(check=squared) for clip in self._clips]
-        layouts = [picture for (picture,) in self._by_file[:count]]
-        each = family.pixels(images, layouts, processor, reader.resizing) if images else []
-        of_clips = zip(clips, self._by_file[count:], strict=True)
-        each += [family.clip_pixels(frames, pictures[0], processor) for frames, pictures in of_clips]
-        return torch.cat([each[place] for place in self._order])
+        with self._enough_memory():
+            images = [load_image(file, check=fits) for file in self._files]
+            clips = [clip.frames(check=squared) for clip in self._clips]
+            layouts = [picture for (picture,) in self._by_file[:count]]
+            each = family.pixels(images, layouts, processor, reader.resizing) if images else []
+            of_clips = zip(clips, self._by_file[count:], strict=True)
+            each += [family.clip_pixels(frames, pictures[0], processor) for frames, pictures in of_clips]
+            return torch.cat([each[place] for place in self._order])
 
     def originals(self) -> tuple[Image.Image, ...]:
         """RGB, in the order of the marks; of a clip its middle frame. Raises as `pixels`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import torch
@@ -203,16 +203,9 @@ class AnswerCollate:
         batch = collate([row.sample for row in rows], pad_id=self.pad_id, image_size=self.image_size)
         if not self.num_kept:
             return batch
-        kept = [row.kept for row in rows if row.kept is not None]
         nothing = KeptScores(
             torch.zeros(0, self.num_kept, dtype=torch.int64), torch.zeros(0, self.num_kept), torch.zeros(0)
         )
-        return replace(batch, states=TargetStates(kept=_joined([nothing, *kept])))
-
-
-def _joined(kept: Sequence[KeptScores]) -> KeptScores:
-    return KeptScores(
-        torch.cat([k.ids for k in kept]),
-        torch.cat([k.log_probs for k in kept]),
-        torch.cat([k.log_rest for k in kept]),
-    )
+        kept = [nothing, *(row.kept for row in rows if row.kept is not None)]
+        joined = KeptScores(*(torch.cat([vars(k)[f.name] for k in kept]) for f in fields(KeptScores)))
+        return replace(batch, states=TargetStates(kept=joined))

@@ -233,7 +233,7 @@ def assemble(
         folders["target"] = opened_target(named, where="target")
     config, trained = _sections(section, folder / MANIFEST, allow_import)
     opened = _drawing if config.draws_images else _answering
-    with without_bars():
+    with without_bars(in_terminals=True):
         return opened(folder, section, config, trained, folders, device)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ..core.json_types import Json, JsonMapping, JsonObject, with_floats
+from ..core.json_types import Json, JsonMapping, JsonObject, with_each
 from ..core.markdown import plain
 from ..core.secrets import as_written, redact, redact_markdown
 from . import figures
@@ -82,7 +82,7 @@ class Report:
 
 def nulls(value: object) -> Json:
     """The value with null, which JSON has, for NaN, which it has not."""
-    return with_floats(value, lambda number: None if math.isnan(number) else number)
+    return with_each(value, float, lambda number: None if math.isnan(number) else number)
 
 
 def build(

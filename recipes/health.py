@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import torch
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from ..core import ranks
@@ -54,8 +55,8 @@ def reinstall() -> str:
 
 def pins() -> dict[str, str]:
     """name -> version of `constraints.txt`, which also lies in the wheel."""
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
-    return {_plain(name): version for name, sign, version in (line.partition("==") for line in lines) if sign}
+    lines = (line.partition("==") for line in (ROOT / "constraints.txt").read_text().splitlines())
+    return {canonicalize_name(name): version for name, sign, version in lines if sign}
 
 
 def packages(installed: dict[str, str | None] | None = None) -> list[Finding]:
@@ -69,7 +70,7 @@ def packages(installed: dict[str, str | None] | None = None) -> list[Finding]:
     findings, same = [], []
     for requirement in wanted:
         name, version = requirement.name, have.get(requirement.name)
-        pin = tested.get(_plain(name))
+        pin = tested.get(canonicalize_name(name))
         if version is None:
             findings.append(fault(name, f"not installed; {requirement} is required", reinstall()))
         elif not requirement.specifier.contains(version, prereleases=True):
@@ -124,29 +125,24 @@ def disk(folder: Path) -> list[Finding]:
     """Room where runs are written, where models are kept, and in shared memory (loader workers)."""
     from huggingface_hub import constants
 
-    places = {"disk of runs": (folder, 20), "disk of models": (Path(constants.HF_HUB_CACHE), 20)}
+    places = [
+        ("disk of runs", folder, 20, "choose another output="),
+        ("disk of models", Path(constants.HF_HUB_CACHE), 20, "set HF_HOME to a larger disk"),
+    ]
     if Path("/dev/shm").is_dir():
-        places["shared memory"] = (Path("/dev/shm"), 1)
+        places.append(("shared memory", Path("/dev/shm"), 1, "num_workers: 0, or a container with --shm-size"))
     findings = []
-    for subject, (path, wanted) in places.items():
+    for subject, path, wanted, cure in places:
         there = next(p for p in (path, *path.parents) if p.exists())
         free = shutil.disk_usage(there).free / GIB
         text = f"{free:,.1f} GiB free under {there}"
         if not os.access(there, os.W_OK):
-            findings.append(fault(subject, f"{there} cannot be written", _move(subject)))
+            findings.append(fault(subject, f"{there} cannot be written", cure))
         elif free < wanted:
-            findings.append(warning(subject, f"{text}, less than {wanted}", _move(subject)))
+            findings.append(warning(subject, f"{text}, less than {wanted}", cure))
         else:
             findings.append(ok(subject, text))
     return findings
-
-
-def _move(subject: str) -> str:
-    return {
-        "disk of runs": "choose another output=",
-        "disk of models": "set HF_HOME to a larger disk",
-        "shared memory": "num_workers: 0, or a container with --shm-size",
-    }[subject]
 
 
 def memory() -> list[Finding]:
@@ -234,8 +230,3 @@ def _answers(subject: str, address: str, timeout_s: float, hint: str) -> Finding
     except (OSError, ValueError) as error:
         return fault(subject, f"{address} does not answer: {first_line(error)}", hint)
     return ok(subject, f"{address} answers")
-
-
-def _plain(name: str) -> str:
-    """A package's name as indexes compare it."""
-    return re.sub(r"[-_.]+", "-", name).lower()

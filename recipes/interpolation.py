@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ..core.errors import UserError
-from ..core.json_types import Json, JsonObject, parts, text_at, walk, with_texts
+from ..core.json_types import Json, JsonObject, parts, text_at, walk, with_each
 from ..core.secret_rules import ENVIRONMENT
 from ..core.secrets import AsWritten
 
@@ -57,9 +57,9 @@ def _followed(raw: object, where: str, is_own: bool) -> Json:
         return raw
     _Cost(raw, where).check()
     if not is_own:
-        with_texts(raw, lambda text: _refuse_others(text, where))
+        with_each(raw, str, lambda text: _refuse_others(text, where))
     OmegaConf.register_resolver(f"draftsmith.{_ENV}", _token, replace=True)
-    tokens = OmegaConf.create(with_texts(raw, _with_tokens))
+    tokens = OmegaConf.create(with_each(raw, str, _with_tokens))
     try:
         resolved = OmegaConf.to_container(tokens, resolve=True)
     except Fault as error:
@@ -67,7 +67,7 @@ def _followed(raw: object, where: str, is_own: bool) -> Json:
             raise
         raise UserError("a resolver stands around an environment variable, and would change what it gives",
                         where=where, hint="write ${oc.env:NAME} alone: numbers are read so") from error  # fmt: skip
-    return with_texts(resolved, lambda text: _read(text, where, is_own))
+    return with_each(resolved, str, lambda text: _read(text, where, is_own))
 
 
 def _asked(text: str) -> list[re.Match[str]]:

@@ -20,7 +20,7 @@ from ...core.fields import Place, Seed
 from ...core.files import LOG_BYTES, read_text
 from ...core.json_types import JsonObject, object_at, text_at
 from ...core.section import Section
-from . import Captioned, CocoSource, TarSource, read
+from . import CaptionedSource, CocoSource, TarSource, read, usable
 
 
 @dataclass(frozen=True)
@@ -142,16 +142,11 @@ def _filled(path: Path) -> Iterator[tuple[int, str]]:
     return ((number, line) for number, line in enumerate(lines) if line.strip())
 
 
-def _coco(path: Path, source: PromptSource) -> Iterator[ImagePrompt]:
-    return _captions(CocoSource(kind="coco", annotations=str(path), which=source.which))
+def _captions(path: Path, source: PromptSource) -> Iterator[ImagePrompt]:
+    captioned: CaptionedSource = TarSource(kind="webdataset", path=str(path))
+    if path.suffix == ".json":
+        captioned = CocoSource(kind="coco", annotations=str(path), which=source.which)
+    return (ImagePrompt(item.key, item.caption) for item in usable(read(captioned)))
 
 
-def _tar(path: Path, source: PromptSource) -> Iterator[ImagePrompt]:
-    return _captions(TarSource(kind="webdataset", path=str(path)))
-
-
-def _captions(source: CocoSource | TarSource) -> Iterator[ImagePrompt]:
-    return (ImagePrompt(item.key, item.caption) for item in read(source) if isinstance(item, Captioned))
-
-
-_READERS = {".json": _coco, ".jsonl": _json_lines, ".tsv": _parti, ".txt": _lines, ".tar": _tar}
+_READERS = {".json": _captions, ".jsonl": _json_lines, ".tsv": _parti, ".txt": _lines, ".tar": _captions}

@@ -25,7 +25,7 @@ from ...core.json_types import JsonObject, list_at, object_at, text_at, value_at
 from ...core.words import counted
 from .patterns import MOST_NAMES, braces, matched
 from .records import RecordFile, file_identity, open_records
-from .shipped import commands_for, fetch_commands, shipped
+from .shipped import PUBLISHED, fetch_commands, shipped
 from .shipped import identity as shipped_identity
 from .table_records import Columns, TableRecords
 from .tar_records import TarRecords
@@ -242,7 +242,10 @@ def _shares(source: Source, *, check: bool = True) -> list[Share]:
 def missing_hint(names: Iterable[Name]) -> str | None:
     """How to fetch published files, and what mixtures that ship with the project name; None: nothing is known of it."""
     paths = [file.path for file in _files(_sources(names))]
-    own = [fetch_commands(place) if (place := shipped(path)) is not None else commands_for(path) for path in paths]
+    own = [
+        fetch_commands(place) if (place := shipped(path)) is not None else PUBLISHED.get(path.as_posix(), ())
+        for path in paths
+    ]
     return " && ".join(command for commands in own for command in commands) or None
 
 
@@ -389,12 +392,3 @@ def _problems(file: RecordFile, learned: bool) -> dict[int, str]:
         return file.problems
     unanswered = np.flatnonzero(file.columns["answers"] == 0).tolist()
     return dict(sorted((dict.fromkeys(unanswered, NO_ANSWER) | file.problems).items()))
-
-
-def fewest_ids(words: np.ndarray, images: np.ndarray, *, tokens_per_image: int) -> np.ndarray:
-    """[n] int64 ids that samples have at least, whatever the tokenizer: no word has less than one; clips not counted.
-
-    Args:
-        words: of the text, without its marks.
-    """
-    return words.astype(np.int64) + images.astype(np.int64) * tokens_per_image

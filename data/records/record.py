@@ -10,7 +10,7 @@ from operator import itemgetter
 import numpy as np
 
 from ...core.errors import encodable
-from ...core.json_types import Json, JsonObject, all_are, object_at, text_at
+from ...core.json_types import Json, JsonObject, object_at, text_at
 from ..families.prompt_templates import ROLES, SYSTEM_ROLES
 from ..pictures.embedded import Embedded
 from ..pictures.picture_marks import IMAGE_MARK, MARKS, VIDEO_MARK
@@ -75,7 +75,8 @@ def _check_turns(turns: list[Json], images: int, clips: int) -> str | None:
             return "the roles human (user) and gpt (assistant) do not alternate"
         else:
             expected = "human" if role == "gpt" else "gpt"
-        if (calls := turn.get("tool_calls")) and not _are_calls(calls):
+        calls = turn.get("tool_calls")
+        if calls and not (isinstance(calls, list) and None not in [text_at(c, "function", "name") for c in calls]):
             return "tool_calls is no list of calls, each with a function's name"
         if not isinstance(turn.get("reasoning", ""), str):
             return "a turn's reasoning is no text"
@@ -98,10 +99,6 @@ _HANDED: dict[str, type] = {"tools": list, "chat_template_kwargs": dict}
 _EVERY_ROLE = (*ROLES, *SYSTEM_ROLES, "tool")  # no set: a file may have a list there, which has no hash
 
 
-def _are_calls(calls: object) -> bool:
-    return all_are(calls, dict) and all(text_at(call, "function", "name") is not None for call in calls)
-
-
 # JSON's "\ud83d" without its other half, which neither a tokenizer nor a file takes.
 _BROKEN = "has half a character (a lone surrogate)"
 
@@ -113,18 +110,10 @@ def num_learned(record: JsonObject) -> int:
     return sum(turn["from"] == "gpt" and turn.get("weight") != 0 for turn in turns[first:])
 
 
-def num_images(record: JsonObject) -> int:
-    """Pictures that a record names: `image` is absent, one path, or a list of paths."""
-    return len(paths(record, "image"))
-
-
-def num_clips(record: JsonObject) -> int:
-    """Clips that a record names under `video`, as under `image`; a clip's mark is <image> or <video>."""
-    return len(paths(record, "video"))
-
-
 def paths(record: JsonObject, key: str) -> list[Json]:
-    """The paths (or `Embedded` bytes) that a record names under `key`: none, one, or a list."""
+    """The paths (or `Embedded` bytes) that a record names under `key` (image, video): none, one, or a list. A clip's
+    mark is <image> or <video>.
+    """
     named = record.get(key)
     return [] if not named else named if isinstance(named, list) else [named]
 
@@ -139,7 +128,7 @@ def with_end(record: JsonObject, end: str) -> JsonObject:
 
 def without_marks(record: JsonObject) -> list[JsonObject]:
     """The turns with every picture's mark, and the line break after it, taken away."""
-    marks = MARKS[num_clips(record) > 0]
+    marks = MARKS[bool(paths(record, "video"))]
 
     def stripped(text: str) -> str:
         return marks.sub("", re.sub(f"({marks.pattern})\n", "", text)).strip()

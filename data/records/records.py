@@ -27,7 +27,7 @@ from ...core.json_types import Json, JsonObject, value_at
 from ...core.locks import Lock
 from . import scan
 from .kept_arrays import read_arrays, write_arrays
-from .record import check_record, num_clips, num_images, num_learned, num_words, usual_text
+from .record import check_record, num_learned, num_words, paths, usual_text
 from .workers import num_processes, quiet_worker
 
 _FORMAT = 7  # of a kept index and of the checks it holds: count up when either changes
@@ -287,7 +287,7 @@ def scan_part(entries: Iterable[scan.Entry]) -> Part:
             continue
         if text is None:
             text = " ".join([turn["value"] for turn in record["conversations"]]).encode()
-            images, clips, learned = num_images(record), num_clips(record), num_learned(record)
+            images, clips, learned = len(paths(record, "image")), len(paths(record, "video")), num_learned(record)
         else:  # question and answer in turn, which all count
             images, clips, learned = bool(record.get("image")), 0, len(record["conversations"]) // 2
         texts.append(text)

@@ -15,9 +15,9 @@ from ...core.json_types import JsonObject
 
 FOLDER = Path(__file__).parents[1] / "mixtures"
 PLACE = Path("data")
-# Files of the Hub, by the place at which recipes name them. Pictures of LLaVA-Instruct (coco, gqa, ocr_vqa, textvqa,
-# vg) are their own publishers': LLaVA's README says where.
-_PUBLISHED = {
+# Files of the Hub, by the place at which recipes name them -> the commands that fetch them. Pictures of LLaVA-Instruct
+# (coco, gqa, ocr_vqa, textvqa, vg) are their own publishers': LLaVA's README says where.
+PUBLISHED = {
     "data/LLaVA-Pretrain/blip_laion_cc_sbu_558k.json": (
         "hf download liuhaotian/LLaVA-Pretrain blip_laion_cc_sbu_558k.json images.zip --repo-type dataset --local-dir "
         "data/LLaVA-Pretrain",
@@ -40,11 +40,6 @@ def identity(path: Path) -> str:
     """Hash of what a shipped mixture says: its comments may change from version to version."""
     tree = read_yaml(path, JsonObject, hint="install draftsmith again")
     return hashlib.sha256(json.dumps([path.name, tree]).encode()).hexdigest()
-
-
-def commands_for(path: Path) -> list[str]:
-    """The commands that fetch a published file that recipes name as `data/...`; empty for any other."""
-    return list(_PUBLISHED.get(path.as_posix(), ()))
 
 
 def fetch_commands(path: Path) -> list[str]:

@@ -61,7 +61,8 @@ class SkippedLog:
         """What the log holds, whoever wrote it."""
         if self.path is None or not self.path.is_file():
             return Listed()
-        lines = _lines(self.path)
+        hint = "delete the file: the next run writes it again"
+        lines = read_small(self.path, hint=hint, max_bytes=LOG_BYTES).splitlines()
         notes = [note for line in lines if (note := _parsed(line)) is not None]
         if damaged := len(lines) - len(notes):
             notice(f"{self.path}: {damaged} damaged or cut lines are passed over")
@@ -75,10 +76,6 @@ class SkippedLog:
 class _Note:
     record: int | None
     reason: str
-
-
-def _lines(path: Path) -> list[bytes]:
-    return read_small(path, hint="delete the file: the next run writes it again", max_bytes=LOG_BYTES).splitlines()
 
 
 def _parsed(line: bytes) -> _Note | None:

@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -53,6 +53,9 @@ class TarRecords(Section):
     # Local tar files; braces and glob patterns are expanded: "shards/{000..999}.tar". All of them count as one set.
     path: Place | tuple[Place, ...]
 
+    opens_fast: ClassVar[bool] = True  # opening reads no more than an index needs
+    is_remote: ClassVar[bool] = False
+
     @property
     def source_name(self) -> str:
         """The last part of the first pattern; tars keep it when their folder moves."""
@@ -75,16 +78,6 @@ class TarRecords(Section):
             return bool(self._shards())
         except UserError:
             return False
-
-    @property
-    def opens_fast(self) -> bool:
-        """Whether opening reads no more than an index needs."""
-        return True
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether it is on the Hub."""
-        return False
 
     def identity(self) -> str:
         """Hash of all tars, as files are hashed."""

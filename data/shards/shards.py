@@ -23,6 +23,7 @@ import xxhash
 from torch import Tensor
 
 from ...core import ranks
+from ...core.checksums import sha256_of
 from ...core.errors import UserError
 from ...core.files import checked, parse_json, read_json, read_small, unwritable, write_whole
 from ...core.json_types import JsonMapping, JsonObject
@@ -285,9 +286,8 @@ class ShardReader:
             check_size(self.folder, shard)
             self._starts(shard)
             path = tar_path(self.folder, shard.index)
-            with open(path, "rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != shard.sha256:
-                    raise edited(path, "its checksum is not the manifest's")
+            if sha256_of(path) != shard.sha256:
+                raise edited(path, "its checksum is not the manifest's")
 
     def _starts(self, shard: Shard) -> tuple[np.ndarray, np.ndarray]:
         if shard.index not in self._index:

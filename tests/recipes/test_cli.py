@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 import yaml
 from command_line import prints
-from draftsmith.recipes.commands import cli, stages
+from draftsmith.recipes.commands import cli, demo, stages
 from draftsmith.recipes.commands.cli import COMMANDS, main
 from draftsmith.recipes.commands.completion import SHELLS
 from draftsmith.recipes.exit_codes import CRASH, EXIT_CODES, FAULTS, MISTAKE, OK, STOPPED
 from draftsmith.recipes.launch import typed
 from draftsmith.recipes.load import load, recipe_names
 from draftsmith.recipes.origins import COMMAND_LINE, DEFAULT, shown, values
+from draftsmith.trainers.run.launcher import num_ranks
 from fails import fails_with, raising
 
 OWN, BASE = "lvlm/llava15-160m.yaml", "extended lvlm/llava15-68m.yaml"
@@ -285,7 +286,7 @@ def test_help_has_examples_that_parse(name, capsys):
     ([], "recipe=demo/lvlm", []),
     (["compare", "seed=1"], "recipe=demo/compare", ["seed=1"]),
     (["demo/video"], "recipe=demo/video", []),
-    (["output=there", "dry_run=true"], "recipe=demo/lvlm", ["output=there", "dry_run=true"]),
+    (["output=there", "dry_run=false"], "recipe=demo/lvlm", ["output=there", "dry_run=false"]),
 ])  # fmt: skip
 def test_a_demo_is_started_by_the_launcher_without_a_checkout(words, recipe, settings, monkeypatch):
     started = []
@@ -300,6 +301,16 @@ def test_a_demo_is_started_by_the_launcher_without_a_checkout(words, recipe, set
     # The same numbers on every machine, and no network.
     assert environment["OMP_NUM_THREADS"] == "1" and environment["HF_HUB_OFFLINE"] == "1"
     assert environment["WANDB_MODE"] == "offline" and environment["PATH"]
+
+
+def test_a_dry_run_of_a_demo_is_this_process_alone_and_of_as_many_ranks_as_would_start(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("os.execve", raising(AssertionError("a process was started")))
+    for name, value in {**demo.environment(), "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)  # what the command sets is taken back
+    output = tmp_path / "run"
+    said = prints(capsys, ["demo", "lvlm-from-nothing", f"output={output}", "dry_run=true"], OK)
+    assert said.startswith(f"dry run: nothing is written, no network is used ({num_ranks()} rank(s))\n")
+    assert "stage finetune (train)" in said and not output.exists()
 
 
 def completed(words: list[str]) -> list[str]:

@@ -13,6 +13,7 @@ from draftsmith.recipes.commands.cli import main
 from draftsmith.recipes.exit_codes import FAULTS, OK
 from draftsmith.recipes.finding import Finding, any_fault, fault, ok, shown, warning
 from fails import fails_with, raising
+from packaging.utils import canonicalize_name
 
 GIB = 2**30
 
@@ -45,7 +46,7 @@ def test_lines_have_their_hints_and_a_sum():
 
 
 def test_versions_against_what_is_required_and_what_was_tested():
-    have = {r.name: health.pins()[health._plain(r.name)] for r in health.requirements()}
+    have = {r.name: health.pins()[canonicalize_name(r.name)] for r in health.requirements()}
     assert levels(health.packages(have)) == {"packages": "ok"}
     have |= {"torch": "2.13.0+cpu", "transformers": "4.57.6", "wandb": None, "peft": "0.20.0"}
     result = health.packages(have)

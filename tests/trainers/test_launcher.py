@@ -83,7 +83,7 @@ def test_a_rank_without_the_word_waits_for_the_one_that_has_it(monkeypatch, caps
     """Its exit would make the launcher end rank 0 before that has told the mistake."""
     waited = []
     monkeypatch.setattr(time, "sleep", waited.append)
-    monkeypatch.setattr(ranks, "_running", lambda: False)  # earlier tests of this process may have made a group
+    monkeypatch.setattr(ranks, "has_group", lambda: False)  # earlier tests of this process may have made a group
     monkeypatch.setenv("RANK", "1")
     monkeypatch.delenv("CROSS_RANK", raising=False)
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ...core.json_types import Json, with_texts
+from ...core.json_types import Json, with_each
 
 _PART = r"[^\s/\\'\"`,;:=(){}\[\]<>|&]+"
 _HOME = re.compile(rf"/(?:home|Users)/{_PART}")
@@ -15,7 +15,7 @@ _PLACE = re.compile(rf"(?<![\w.~/*)\]}}>-])(?:(?:/{_PART}){{2,}}|~(?:/{_PART})+|
 
 def without_places(value: object) -> Json:
     """A text, or a nested structure of them, with the last names of the paths in it."""
-    return with_texts(value, _text)
+    return with_each(value, str, _text)
 
 
 def _text(text: str) -> str:

@@ -44,6 +44,13 @@ def ending(code: object, heard: Heard) -> tuple[int, str]:
     return 128 - number, f"error: a rank of this run was ended by {name}{cure}\n  hint:  the same command continues"
 
 
+def num_ranks() -> int:
+    """Ranks that are started here: one for each GPU, at most two, or two on a CPU."""
+    import torch
+
+    return min(RANKS, torch.cuda.device_count() or os.cpu_count() or 1)
+
+
 def main(words: list[str], *, verbose: bool) -> int:
     """Start the ranks of a module and wait for them. Returns the exit code.
 
@@ -53,8 +60,7 @@ def main(words: list[str], *, verbose: bool) -> int:
     """
     import torch
 
-    gpus = torch.cuda.device_count()
-    count = min(RANKS, gpus or os.cpu_count() or 1)
+    gpus, count = torch.cuda.device_count(), num_ranks()
     if not gpus:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # named: else each process warns that it has looked for a GPU
     shown = os.environ.get("CUDA_VISIBLE_DEVICES", "") if gpus else ""

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from ...core.batch import Request
 from ...core.errors import UserError
-from ...core.json_types import Json, JsonObject, list_at, with_floats
+from ...core.json_types import Json, JsonObject, list_at, with_each
 from ...data.answers import SKIPPED, Answer, kept_tensors, text_ids
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
@@ -190,7 +190,7 @@ class Texts:
 
 def _finite(value: object) -> Json:
     """A JSON value whose numbers that are no numbers are text: an id of a table may be NaN, and no JSON holds one."""
-    return with_floats(value, lambda number: number if math.isfinite(number) else str(number))
+    return with_each(value, float, lambda number: number if math.isfinite(number) else str(number))
 
 
 def _shown(image: object) -> Any:

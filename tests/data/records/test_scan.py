@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 from draftsmith.data.records import records, scan
-from draftsmith.data.records.record import check_record, num_clips, num_images, num_learned, num_words, usual_text
+from draftsmith.data.records.record import check_record, num_learned, num_words, paths, usual_text
 from small_records import talk
 
 BLANKS = [character for character in map(chr, range(0x3001)) if character.isspace()]
@@ -59,7 +59,7 @@ def test_a_usual_record_is_one_that_nothing_is_wrong_with(image):
                 usual += 1
                 assert problem is None, record
                 assert text.decode() == " ".join(turn["value"] for turn in record["conversations"])
-                assert (num_images(record), num_clips(record)) == (bool(record.get("image")), 0)
+                assert [len(paths(record, key)) for key in ("image", "video")] == [bool(record.get("image")), 0]
                 assert num_learned(record) == len(record["conversations"]) // 2
     assert usual > 30 and refused > 500
     assert usual_text("no record") is usual_text([]) is None and usual_text(USUAL) is not None
