@@ -33,8 +33,7 @@ from .benchmarks import (
     of_class,
 )
 from .clock import ClockName
-from .graphs import GraphsConfig
-from .methods import PRESETS, RENAMED, Method, decoding_with, named_members
+from .methods import PRESETS, RENAMED, GraphsConfig, Method, decoding_with, named_members
 from .probe_settings import Probes
 from .requests import Lengths, check_length
 
