@@ -183,6 +183,19 @@ def training_loader(
     )
 
 
+def held_out_loader(samples: Samples, collate: Collate, rows: int, order: Order | None = None) -> Loader:
+    """One pass over held-out samples, which the ranks share.
+
+    Args:
+        rows: of one forward on one rank.
+    """
+    batch_size = rows * ranks.world_size()
+    return Loader(
+        samples, seed=0, batch_size=batch_size, micro_batch_size=rows, collate=collate, order=order,
+        total_steps=steps_per_epoch(len(samples), batch_size), rank=ranks.rank(), world_size=ranks.world_size(),
+    )  # fmt: skip
+
+
 def seed_all(seed: int) -> None:
     """Seed the global generators of Python, NumPy and torch."""
     random.seed(seed)
