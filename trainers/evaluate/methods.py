@@ -128,11 +128,6 @@ class Method(Section):
         return self.drafter if isinstance(self.drafter, DrafterConfig) else None
 
     @property
-    def member_names(self) -> list[str]:
-        """Members of an ensemble that are named: methods and drafters."""
-        return [] if self.section is None else [member for member in self.section.mixed if isinstance(member, str)]
-
-    @property
     def member_sections(self) -> dict[int, DrafterConfig]:
         """Place in the ensemble -> section, of the members that are spelt out."""
         members = [] if self.section is None else members_of(self.section)
@@ -142,11 +137,6 @@ class Method(Section):
     def settings(self) -> JsonObject:
         """What this method changes in its drafter's section."""
         return {key: value for key, value in self if key in SETTINGS and value is not None}
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether its outputs are distributed as plain decoding's."""
-        return self.rule.is_exact
 
     def allowed(self, temperature: float) -> bool:
         """Whether `temperatures` has it (None: any). 0 also needs `draw: top-k` and another rule than `block`."""
@@ -231,7 +221,8 @@ def named_members(method: Method, methods: Mapping[str, Method], within: tuple[s
         ValueError: an ensemble is a member of itself.
     """
     names: set[str] = set()
-    for member in method.member_names:
+    mixed = () if method.section is None else method.section.mixed
+    for member in (member for member in mixed if isinstance(member, str)):
         if member in within:
             raise ValueError(f"methods.{member}: an ensemble is a member of itself, by way of {' and '.join(within)}")
         names |= named_members(methods[member], methods, (*within, member)) if member in methods else {member}
