@@ -110,7 +110,7 @@ class FitSettings(Stage):
 
 
 def fit(stage: FitSettings, context: Context, training: Training) -> Engine:
-    """Train the module (a `Trainable`), or go on from its newest checkpoint; returns its engine."""
+    """Train the module, or go on from its newest checkpoint; returns its engine."""
     training.module.to(ranks.device())  # before its optimizer, which is fused where the weights are on a GPU
     optimizer = build_optimizer(training.module.parts(), stage.optim)  # type: ignore[operator]
     engine = Engine(
