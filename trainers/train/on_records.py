@@ -36,9 +36,8 @@ from .distill import frozen_target, other_pictures, training_data, training_modu
 from .engine import Engine
 from .fit import held_out_loader, training_loader
 from .loop import Training, Validate
-from .packed_rows import row_tokens
 from .preflight import preflight
-from .settings import RecordsSettings
+from .settings import RecordsSettings, row_tokens
 from .validate import RecordsValidation, validate
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ def _batches(
         return {"grouped": stage.group_by_modality}
     answered = samples if isinstance(samples, AnsweredSamples) else None
     lengths = count_samples(StatesSamples(dataset, answered), context).signed
-    counted: dict[str, object] = {"lengths": lengths, "max_tokens": row_tokens(stage, context, lengths)}
+    counted: dict[str, object] = {"lengths": lengths, "max_tokens": row_tokens(stage, context.name, lengths)}
     if stage.window is None:
         return counted | {"grouped": stage.group_by_modality}
     return counted | {

@@ -41,8 +41,7 @@ from ..serve.states_builder import (
 from .drafter import Requests, TrainedDrafter
 from .fit import SCRATCH, held_out_loader, training_loader
 from .loop import Training
-from .packed_rows import row_tokens
-from .settings import StatesSettings
+from .settings import StatesSettings, row_tokens
 from .states_source import Cached, CachedStates, FirstEpoch, FirstEpochStates, Online, OnlineStates, States
 
 
@@ -54,7 +53,7 @@ def open_heads(stage: StatesSettings, context: Context, seed: int) -> Training:
     train, held_out = split(states.draws, stage.held_out)
     if not len(train) or (stage.validation is not None and not len(held_out)):
         raise UserError("no sample to train on, or none held out", hint="check the data and held_out")
-    max_tokens = row_tokens(stage, context, states.lengths[train])
+    max_tokens = row_tokens(stage, context.name, states.lengths[train])
     order = training_order(stage, states.lengths[train], seed)
     total = stage.steps or steps_per_epoch(len(order), stage.batch_size) * (stage.epochs or 0)
     context.say(f"{len(train):,} samples, {len(held_out):,} held out; {total:,} steps of {stage.batch_size}")
