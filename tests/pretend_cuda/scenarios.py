@@ -26,7 +26,8 @@ from draftsmith.models.drafters import head_graphs
 from draftsmith.models.drafters.graph import GraphedChain
 from draftsmith.models.targets import verification
 from draftsmith.models.targets.llava.decoder import LlavaDecoder
-from draftsmith.trainers.evaluate.graphs import GraphsConfig, about_graphs, capture_heads, capture_target
+from draftsmith.trainers.evaluate.graphs import about_graphs, capture_heads, capture_target
+from draftsmith.trainers.evaluate.methods import GraphsConfig
 from draftsmith.trainers.train.engine import init_distributed
 
 from pretend_cuda.captures import Captures

@@ -13,7 +13,8 @@ from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.beside import capture_seconds
 from draftsmith.recipes.load import load
 from draftsmith.trainers.evaluate.drafters import Drafters
-from draftsmith.trainers.evaluate.graphs import GraphsConfig, about_graphs, capture_heads, capture_target
+from draftsmith.trainers.evaluate.graphs import about_graphs, capture_heads, capture_target
+from draftsmith.trainers.evaluate.methods import GraphsConfig
 from fails import fails_with
 from test_head_decoding import loud_head, settings_of
 from tiny import llava, target

@@ -169,7 +169,7 @@ def test_a_batch_without_supervised_tokens_is_an_error(tmp_path):
 
 
 def test_an_unexpected_skipped_step_raises(tmp_path, monkeypatch):
-    monkeypatch.setattr(Engine, "num_skipped", property(lambda self: self.num_updates))
+    monkeypatch.setattr(Engine, "num_skipped", property(lambda self: self._engine.global_steps))
     with pytest.raises(TrainingError, match="the engine skipped the update"):
         run(tmp_path, steps=2)
 

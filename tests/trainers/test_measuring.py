@@ -54,7 +54,7 @@ def decoded(monkeypatch):
 
 
 def of(stage, folder):
-    context = SimpleNamespace(seed=3, folder=folder, say=lambda line: None, stop=Stop(), line=None, name="evaluate")
+    context = SimpleNamespace(seed=3, folder=folder, say=lambda line: None, stop=Stop(), progress=StageLine("evaluate"))
     return Measuring(stage, context, None, [Drafting()], (), tokenizer=object())
 
 
@@ -149,7 +149,7 @@ def test_the_progress_has_the_best_tau_so_far(decoded, tmp_path, monkeypatch):
     stage.temperatures, stage.max_new_tokens, stage.repeats = [0.0], [8], 1
     measuring_ = of(stage, tmp_path)
     line = StageLine("evaluate")
-    measuring_ = replace(measuring_, context=SimpleNamespace(**vars(measuring_.context) | {"line": line}))
+    measuring_ = replace(measuring_, context=SimpleNamespace(**vars(measuring_.context) | {"progress": line}))
     emitted = {("M", 0): (6, 4), ("EAGLE", 0): (8, 3), ("M", 1): (20, 4), ("EAGLE", 1): (4, 3)}
     methods = (measuring.PLAIN, "M", "EAGLE")
     shown = []

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from draftsmith.core import ranks
 from draftsmith.data.collate import ConversationCollate
+from draftsmith.trainers.train import drafter
 from draftsmith.trainers.train import on_codes as codes
 from draftsmith.trainers.train import on_records as conversations
 from draftsmith.trainers.train import on_states as heads_on_states
@@ -21,7 +22,7 @@ COUNT, SIZE = 11, 3
 RECORDS = RecordsValidation(every=1, micro_batch_size=2, data={"path": "held_out.json"}, against_target=False)
 SETTINGS = HeadValidation(every=1, micro_batch_size=2)
 STAGE = SimpleNamespace(model="drafter", validation=SETTINGS, decoding=None, window=None, data=None, format=None)
-DRAFTER = SimpleNamespace(context=SimpleNamespace(stop=None), keep_best=lambda *values: None)
+DRAFTER = SimpleNamespace(stage=STAGE, context=SimpleNamespace(stop=None), keep_best=lambda *values: None)
 
 
 @dataclass
@@ -50,13 +51,15 @@ def of_conversations(monkeypatch):
 
 
 def of_heads(monkeypatch):
-    return heads_on_states._validation(STAGE, States(), np.arange(COUNT), DRAFTER, 9)
+    held_out = heads_on_states._held_out(STAGE, States(), np.arange(COUNT))
+    return drafter.TrainedDrafter.validation(DRAFTER, held_out, None, 9)
 
 
 def of_codes(monkeypatch):
     monkeypatch.setattr(codes, "shards_of", lambda *asked: None)
     monkeypatch.setattr(codes, "ShardSamples", lambda *asked, **more: Samples(COUNT))
-    return codes._validation(STAGE, DRAFTER.context, DRAFTER, Codes(), None, 9)
+    held_out = codes._held_out(STAGE, DRAFTER.context, Codes())
+    return drafter.TrainedDrafter.validation(DRAFTER, lambda: held_out, None, 9)
 
 
 @pytest.mark.parametrize("make", [of_conversations, of_heads, of_codes])
@@ -68,8 +71,7 @@ def test_ranks_share_the_held_out_samples(monkeypatch, make):
         return {}
 
     monkeypatch.setattr(conversations, "validate", scores)
-    monkeypatch.setattr(heads_on_states, "held_out_scores", scores)
-    monkeypatch.setattr(codes, "held_out_scores", scores)
+    monkeypatch.setattr(drafter, "held_out_scores", scores)
     monkeypatch.setattr(ranks, "world_size", lambda: SIZE)
     for rank in range(SIZE):
         monkeypatch.setattr(ranks, "rank", lambda rank=rank: rank)

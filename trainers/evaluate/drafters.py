@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from torch import nn
 
@@ -23,6 +23,7 @@ from ...models.drafters.base import PLAIN, Drafter, DrafterConfig, DraftingOptio
 from ...models.drafters.beside import visual_counts
 from ...models.drafters.manifest import MANIFEST
 from ..run.context import Context
+from .evaluate_settings import EvaluateSettings
 from .methods import Method, decoding_with
 from .requests import Opened
 
@@ -90,42 +91,11 @@ class Source:
     folder: Path | None
 
 
-class DraftGraphs(Protocol):
-    """What drafters read of a stage's `graphs`."""
-
-    @property
-    def draft(self) -> bool: ...
-
-
-class Drafts(Protocol):
-    """What opening drafters asks of an `evaluate` stage's section."""
-
-    @property
-    def drafters(self) -> Mapping[str, DrafterConfig]: ...
-
-    @property
-    def methods(self) -> Mapping[str, Method]: ...
-
-    @property
-    def graphs(self) -> DraftGraphs: ...
-
-
 class Drafters:
     """Opens the drafters of an `evaluate` stage's section."""
 
-    def __init__(
-        self,
-        stage: Drafts,
-        context: Context,
-        pair: Pair,
-        *,
-        options: DraftingOptions = PLAIN,
-    ):
-        self.context, self.pair, self.options = context, pair, options
-        # The evaluation's own sections by name, and the methods that members of an ensemble may name.
-        self.named: Mapping[str, DrafterConfig] = stage.drafters
-        self.methods: Mapping[str, Method] = stage.methods
-        self.graphs: bool = stage.graphs.draft
+    def __init__(self, stage: EvaluateSettings, context: Context, pair: Pair, *, options: DraftingOptions = PLAIN):
+        self.stage, self.context, self.pair, self.options = stage, context, pair, options
 
     def all(
         self,
@@ -143,7 +113,7 @@ class Drafters:
         """
         return [
             drafting
-            for name, method in self.methods.items()
+            for name, method in self.stage.methods.items()
             if wanted(method)
             for drafting in self.open(
                 name, method, partial(method.rule_at, codes=codes), method.policy(grid=grid, seed=self.context.seed)
@@ -193,17 +163,16 @@ class Drafters:
         return sources
 
     def _named(self, name: str) -> Source:
-        if name in self.named:
+        if name in self.stage.drafters:
             key = f"stages.{self.context.name}.drafters.{name}"
-            return Source(name, as_saved(self.named[name], key), None)
+            return Source(name, as_saved(self.stage.drafters[name], key), None)
         folder = self.context.inputs[f"drafter/{name}"]
         # A stage may have trained another drafter than the recipe's.
         return Source(name, _trained(folder) or cast(DrafterConfig, self.context.drafter), folder)
 
     def _options(self, method: Method, policy: TreePolicy) -> DraftingOptions:
-        capacity = self.options.capacity + policy.max_nodes
-        chain = method.chain if self.graphs else None
-        return replace(self.options, chain=chain, capacity=capacity)
+        chain = method.chain if self.stage.graphs.draft else None
+        return replace(self.options, chain=chain, capacity=self.options.capacity + policy.max_nodes)
 
     def _drafter(self, source: Source, config: DrafterConfig, options: DraftingOptions, name: str) -> Drafter:
         if config.mixed:
@@ -217,8 +186,8 @@ class Drafters:
             if not isinstance(member, str):
                 section = as_saved(member, self._key(name))
                 members.append(self._drafter(Source(member.display_name, section, None), section, options, name))
-            elif member in self.methods:
-                method = self.methods[member]
+            elif member in self.stage.methods:
+                method = self.stage.methods[member]
                 (source,) = self._one_source(member, method)
                 config_of_member = decoding_with(source.config, method.settings, self._key(member))
                 members.append(self._drafter(source, config_of_member, options, member))

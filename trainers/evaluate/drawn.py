@@ -26,7 +26,7 @@ from .pictures_of_rows import PicturesOfRows, codes_of, drawn_tokens
 from .reporting import Reporting, picture_grids
 from .requests import PromptSet
 from .studies import CHECKS_OF_PICTURES, OF_PICTURES
-from .untimed import Untimed, scores_table
+from .untimed import draw_untimed, scores_table
 
 
 def run(stage: EvaluateSettings, context: Context) -> None:
@@ -83,7 +83,7 @@ def _scored(
     measuring: Measuring,
 ) -> None:
     """Draw and judge, without the clock."""
-    pictures = Untimed(stage, context, generator, prompts, measuring).all()
+    pictures = draw_untimed(stage, context, generator, prompts, measuring)
     with context.stop.together():
         if ranks.is_main():
             tokens = {t: {m: [p.tokens for p in of] for m, of in by.items()} for t, by in pictures.items()}

@@ -37,7 +37,7 @@ class _Whole:
         return request
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ServedMeasuring(Measuring):
     """One engine's requests.
 
@@ -45,9 +45,9 @@ class ServedMeasuring(Measuring):
         by: a method with one of its drafters; None: plain decoding.
     """
 
-    section: VllmEvaluation | None = None
-    process: EngineProcess | None = None
-    processor: Processor | None = None
+    section: VllmEvaluation
+    process: EngineProcess
+    processor: Processor
     by: Drafting | None = None
 
     def check_positions(self, requests: RequestSet) -> None:
@@ -59,7 +59,6 @@ class ServedMeasuring(Measuring):
 
     def _at(self, requests: RequestSet, temperature: float, max_new_tokens: int) -> Measured:
         stem = self.stem(requests, temperature, max_new_tokens)
-        assert self.section is not None
         log = ResumeLog(stem)
         first, rows = f"{PLAIN}, {self.section.concurrency[0]}", Rows()
         for together in self.section.concurrency:
@@ -90,7 +89,6 @@ class ServedMeasuring(Measuring):
         Args:
             plain: plain decoding's; None: this is plain decoding.
         """
-        assert self.section is not None
         opened = {n: one for n in range(len(requests)) if (one := requests.open(n, _Whole)) is not None}
         cell: list[JsonObject | None] = [None] * len(requests)
         if not opened:
@@ -115,7 +113,6 @@ class ServedMeasuring(Measuring):
 
     def _ask(self, opened: dict[int, Opened], temperature: float, most: int, together: int) -> list[Answer]:
         """The engine's answers to these requests, of which so many run at once."""
-        assert self.section is not None and self.process is not None and self.processor is not None
         asked, pictures, of, warp = [], dict[str, Tensor](), [], self.warp(temperature)
         for number, one in opened.items():
             request: Any = one.request

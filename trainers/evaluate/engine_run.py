@@ -7,8 +7,7 @@ with its answers, and later turns of a conversation follow them.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -120,7 +119,6 @@ def _report(
     stage: EvaluateSettings, context: Context, measuring: ServedMeasuring, rows: Rows, version: str, early: list[str]
 ) -> None:
     section, device = measuring.section, device_name(context.device())
-    assert section is not None
     about = {
         "engine": f"vLLM {version}, {', '.join(map(str, section.concurrency))} requests at once, one process for plain "
                   "decoding and one for each method",
@@ -182,7 +180,6 @@ def _talks(stage: EvaluateSettings, opening: Opening) -> list[TurnsRun]:
     return turn_runs(of_class(stage.benchmarks, SetsBenchmark), opening)
 
 
-@contextmanager
 def _opened(
     stage: EvaluateSettings,
     context: Context,
@@ -190,17 +187,16 @@ def _opened(
     plan: Served,
     most_pictures: int,
     room: int,
-) -> Iterator[EngineProcess]:
+) -> AbstractContextManager[EngineProcess]:
     """The engine of a plan; it is started with its first job, if there is one left to do."""
     source = context.target_source()
     config = read_config(str(source), key="target", revision=context.target.revision).get_text_config()
     longest = stage.capacity + room
     held = config_value(config, "max_position_embeddings", None)
-    with engine_process(
+    return engine_process(
         section, context, key="engine", layers=None, max_length=longest if held is None else min(longest, held - 1),
         most_pictures=most_pictures, worker="timed_vllm", more=plan.more,
-    ) as process:  # fmt: skip
-        yield process
+    )  # fmt: skip
 
 
 def _methods(stage: EvaluateSettings, context: Context, python: str, *, pictures: bool) -> list[Served]:

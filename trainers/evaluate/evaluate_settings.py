@@ -33,8 +33,7 @@ from .benchmarks import (
     of_class,
 )
 from .clock import ClockName
-from .graphs import GraphsConfig
-from .methods import PRESETS, RENAMED, Method, decoding_with, named_members
+from .methods import PRESETS, RENAMED, GraphsConfig, Method, decoding_with, named_members
 from .probe_settings import Probes
 from .requests import Lengths, check_length
 
@@ -216,13 +215,6 @@ class EvaluateSettings(Stage):
                 )
         return self
 
-    @model_validator(mode="after")
-    def _by_one_clock(self) -> EvaluateSettings:
-        for key, section in self._own_drafters():
-            if self.clock == "thread" and section.base_kind == "pruned":
-                raise Refused(key, "times its pruning by the wall's clock, and clock is thread", "leave clock out")
-        return self
-
     def names_of(self, thing: str) -> list[str]:
         return [*self.methods, *self.drafters] if thing == "drafter" else []
 
@@ -263,7 +255,10 @@ class EvaluateSettings(Stage):
                 raise Refused(key, error.problem, error.hint) from error
 
     @model_validator(mode="after")
-    def _from_one_place(self) -> EvaluateSettings:
+    def _fitting_drafters(self) -> EvaluateSettings:
+        for key, section in self._own_drafters():
+            if self.clock == "thread" and section.base_kind == "pruned":
+                raise Refused(key, "times its pruning by the wall's clock, and clock is thread", "leave clock out")
         for key, section in self._own_drafters():
             for field in section.beside_path():
                 problem = f"nothing reads it beside {key}.path, whose weights bring it with them"
@@ -372,7 +367,7 @@ class EvaluateSettings(Stage):
     def is_drawn(self, method: Method) -> bool:
         """Whether a method's pictures are drawn; a table of quality alone needs no exact method's."""
         untimed = self.drawing.untimed
-        return untimed is None or untimed.exact_methods or not method.is_exact
+        return untimed is None or untimed.exact_methods or not method.rule.is_exact
 
 
 def _check_settings(name: str, method: Method, drafter: DrafterConfig) -> None:

@@ -27,7 +27,6 @@ from ...eval.row_columns import Rows
 from ...eval.rules import RULES
 from ...models.decoding.warp import Warp
 from ..run.context import Context
-from ..run.progress import StageLine
 from ..run.too_long import before_decoding
 from .clock import clock_of
 from .drafters import Drafting
@@ -60,11 +59,6 @@ class Measured:
 
     rows: Rows
     plain: list[Row | None]
-
-    @property
-    def num_left_out(self) -> int:
-        """Requests that could not be read and have no rows."""
-        return sum(row is None for row in self.plain)
 
 
 @dataclass(frozen=True)
@@ -103,11 +97,7 @@ class Measuring:
     def announce(self, sets: Sequence[RequestSet], *, others: bool = False) -> None:
         """Tell how many requests all ranks will decode; `others`: and more, which are not known yet."""
         total = 0 if others else sum(map(len, sets)) * len(self.stage.temperatures) * len(self.lengths)
-        self._line.count("request", total)
-
-    @property
-    def _line(self) -> StageLine:
-        return self.context.line or StageLine(self.context.name)
+        self.context.progress.count("request", total)
 
     @property
     def lengths(self) -> list[int]:
@@ -116,7 +106,7 @@ class Measuring:
 
     def tell(self, requests: RequestSet, measured: Measured) -> None:
         """Log how many requests of a set were decoded, and note those left out for the report."""
-        count = measured.num_left_out
+        count = sum(row is None for row in measured.plain)
         if count:
             self.left_out[requests.name] = f"{count} of {len(requests)} (skipped.jsonl)"
         listed = f", {count} left out: {self.context.folder / 'skipped.jsonl'}" if count else ""
@@ -135,7 +125,7 @@ class Measuring:
             requests = sets[part]
             opened = requests.open(index, self.target)
             if opened is None:
-                self._line.advance()
+                self.context.progress.advance()
                 return None
             common = {
                 "benchmark": requests.benchmark, "request": opened.request.name, "temperature": temperature,
@@ -146,12 +136,12 @@ class Measuring:
             for row in rows[1:]:  # the first is plain decoding's
                 emitted, cycles = so_far.get(row.method, (0, 0))
                 so_far[row.method] = emitted + row.num_emitted, cycles + row.num_cycles
-            self._line.note(*best_so_far(so_far))
-            self._line.advance()
+            self.context.progress.note(*best_so_far(so_far))
+            self.context.progress.advance()
             return [row.to_json() for row in rows]
 
         def before(part: int, left: Sequence[int]) -> None:
-            self._line.skip(len(sets[part]) - len(left))
+            self.context.progress.skip(len(sets[part]) - len(left))
             self._warm_up(sets[part], left, decodings, temperature)
 
         kept = resumed_in_turn(
@@ -161,7 +151,7 @@ class Measuring:
             self.context.stop,
             before=before,
             expected=lambda part, index: sets[part].expected(index),
-            others=self._line.add,
+            others=self.context.progress.add,
         )
         return [_measured(values, stem) for values, stem in zip(kept, stems, strict=True)]
 

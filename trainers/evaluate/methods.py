@@ -45,6 +45,26 @@ RuleConfig = Annotated[
 SETTINGS = ("mode", "vata", "positions", "visual_share", "share_by", "share_layer", "cut_below", "cfg_scale")
 
 
+# auto: on a GPU, as far as captures succeed. true: nothing else will do. false: never.
+Wanted = Literal["auto"] | bool
+
+
+class GraphsConfig(Section):
+    """CUDA graphs: one launch for a whole pass. On a CPU nothing is captured."""
+
+    # The chain of a draft LVLM, where every proposal is the likeliest chain.
+    draft: bool = True
+    # The target's passes, plain decoding's among them: for fixed numbers of nodes and lengths, captured when they first
+    # come up (the clock stands still meanwhile). Its cache is then held for the longest request.
+    # Neither is written where it is auto: evaluations that left `graphs` alone before there was auto stay finished.
+    target: Wanted = Field("auto", exclude_if=lambda value: value == "auto")
+    # The passes of heads that read the target's states: what a cycle begins with, and each level of any tree or chain.
+    head: Wanted = Field("auto", exclude_if=lambda value: value == "auto")
+    # Places of a request that graphs of the target and of heads are made for; longer ones are decoded eagerly, and
+    # counted. null: the longest prompt of the data sections with an answer.
+    length: int | None = Field(None, ge=1)
+
+
 class Method(Section):
     """One way of decoding."""
 
@@ -108,11 +128,6 @@ class Method(Section):
         return self.drafter if isinstance(self.drafter, DrafterConfig) else None
 
     @property
-    def member_names(self) -> list[str]:
-        """Members of an ensemble that are named: methods and drafters."""
-        return [] if self.section is None else [member for member in self.section.mixed if isinstance(member, str)]
-
-    @property
     def member_sections(self) -> dict[int, DrafterConfig]:
         """Place in the ensemble -> section, of the members that are spelt out."""
         members = [] if self.section is None else members_of(self.section)
@@ -122,11 +137,6 @@ class Method(Section):
     def settings(self) -> JsonObject:
         """What this method changes in its drafter's section."""
         return {key: value for key, value in self if key in SETTINGS and value is not None}
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether its outputs are distributed as plain decoding's."""
-        return self.rule.is_exact
 
     def allowed(self, temperature: float) -> bool:
         """Whether `temperatures` has it (None: any). 0 also needs `draw: top-k` and another rule than `block`."""
@@ -211,7 +221,8 @@ def named_members(method: Method, methods: Mapping[str, Method], within: tuple[s
         ValueError: an ensemble is a member of itself.
     """
     names: set[str] = set()
-    for member in method.member_names:
+    mixed = () if method.section is None else method.section.mixed
+    for member in (member for member in mixed if isinstance(member, str)):
         if member in within:
             raise ValueError(f"methods.{member}: an ensemble is a member of itself, by way of {' and '.join(within)}")
         names |= named_members(methods[member], methods, (*within, member)) if member in methods else {member}

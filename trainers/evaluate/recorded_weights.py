@@ -23,17 +23,15 @@ from .requests import ConversationSet
 def recorded_weights(measuring: Measuring, sets: Sequence[ConversationSet], rows: Rows) -> list[ReportSection]:
     """A section with the figures, where `record_weights` asks for them; `rows` are not read."""
     count = measuring.stage.record_weights
-    drawn = [figure for requests in sets for figure in record_weights(measuring, requests, count)]
+    drawn = [figure for requests in sets for figure in _figures(measuring, requests, count)] if count else []
     return [weights_section(drawn)] if drawn else []
 
 
-def record_weights(measuring: Measuring, requests: ConversationSet, count: int) -> list[WeightsFigure]:
+def _figures(measuring: Measuring, requests: ConversationSet, count: int) -> list[WeightsFigure]:
     """The first `count` requests of a set, decoded once more by each ensemble of modes, after all that is timed.
 
-    Writes `weights/SET-DRAFTER-METHOD.json` and `.png` in the stage's folder; none where `count` is 0.
+    Writes `weights/SET-DRAFTER-METHOD.json` and `.png` in the stage's folder.
     """
-    if not count:
-        return []
     folder = measuring.context.folder / "weights"
     folder.mkdir(parents=True, exist_ok=True)
     temperature = min(measuring.stage.temperatures)

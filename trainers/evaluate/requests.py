@@ -198,7 +198,7 @@ class Opening:
         if not first.column("clips").any():
             medium: Medium = "image" if first.column("images").any() else "text"
             return [ConversationSet(name, medium, "", first, originals=self.originals)]
-        lengths = lengths_of(self.lengths, name)
+        lengths = self.lengths.get(name, []) if isinstance(self.lengths, dict) else self.lengths
         if not lengths:
             return [ConversationSet(name, "video", "", first, originals=self.originals)]
         sets: list[ConversationSet] = []
@@ -298,11 +298,6 @@ def at_length(
     frames = tokens.frames(str(length)) if asked is None else asked
     settings = video.model_copy(update={"num_frames": frames, "fps": None, "min_frames": min(frames, video.min_frames)})
     return settings, label(str(length) if asked is None else tokens.total(frames))
-
-
-def lengths_of(lengths: Lengths, name: str) -> list[Length]:
-    """Those of the set `name`; none: its clips are decoded once, as they come."""
-    return lengths.get(name, []) if isinstance(lengths, dict) else lengths
 
 
 def check_length(length: Length) -> None:

@@ -74,25 +74,17 @@ class ResumeLog:
 Unit = list[tuple[int, int]]  # items (number of the log, index) that one rank does one after the other
 
 
-def resumed(
-    stem: Path,
-    count: int,
-    work: Callable[[int], object],
-    stop: Stop,
-    *,
-    before: Callable[[Sequence[int]], None] = lambda left: None,
-) -> list[Json]:
+def resumed(stem: Path, count: int, work: Callable[[int], object], stop: Stop) -> list[Json]:
     """What `work` returns for each of `count` items, of all ranks: kept as soon as it is there, and not done again.
 
     Args:
         stem: of the log's files.
         work: index -> a value of JSON types; None: the item is left out, and tried again by the next run.
-        before: is told the items that are left to do.
 
     Raises:
         Stopped: on all ranks, where one was asked to stop: after the item in hand, which is kept.
     """
-    return resumed_in_turn([stem], [count], lambda _, index: work(index), stop, before=lambda _, left: before(left))[0]
+    return resumed_in_turn([stem], [count], lambda _, index: work(index), stop)[0]
 
 
 def resumed_in_turn(

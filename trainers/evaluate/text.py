@@ -81,7 +81,17 @@ def run(stage: EvaluateSettings, context: Context) -> None:
     about = _about(stage, rows) | about_graphs(stage.graphs, target, measuring.drafting)
     with context.stop.together():
         if ranks.is_main():
-            _report(stage, context, measuring, runs, sets, rows, about, notes, early, bound)
+            for suite_run in runs:
+                about |= suite_run.about()
+            reporting = Reporting(stage, context, measuring, rows, about)
+            sections = [section for study in OF_ROWS for section in study(measuring, rows)]
+            sections += [suite_run.report(rows, notes) for suite_run in runs]
+            sections += [section for section in [turns_section(rows, early)] if section is not None]
+            reporting.write(*sections, binding=bound)
+            # Runs after the report is written, so that a failing study loses no measurements.
+            more = [section for study in OF_TEXT for section in study(measuring, sets, rows)]
+            if more:
+                reporting.write(*sections, *more, binding=bound, again=True)
         elif context.is_in_step:
             _decode_along(context, measuring, sets, rows)
     for suite_run in runs:
@@ -91,34 +101,8 @@ def run(stage: EvaluateSettings, context: Context) -> None:
     ranks.barrier()
 
 
-def _report(
-    stage: EvaluateSettings,
-    context: Context,
-    measuring: Measuring,
-    runs: list[TabedRun],
-    sets: list[ConversationSet],
-    rows: Rows,
-    about: JsonObject,
-    notes: list[str],
-    early: list[str],
-    bound: JsonObject | None,
-) -> None:
-    """The report, by rank 0 alone, and then the studies that decode again."""
-    for suite_run in runs:
-        about |= suite_run.about()
-    reporting = Reporting(stage, context, measuring, rows, about)
-    sections = [section for study in OF_ROWS for section in study(measuring, rows)]
-    sections += [suite_run.report(rows, notes) for suite_run in runs]
-    sections += [section for section in [turns_section(rows, early)] if section is not None]
-    reporting.write(*sections, binding=bound)
-    # Runs after the report is written, so that a failing study loses no measurements.
-    more = [section for study in OF_TEXT for section in study(measuring, sets, rows)]
-    if more:
-        reporting.write(*sections, *more, binding=bound, again=True)
-
-
 def _decode_along(context: Context, measuring: Measuring, sets: list[ConversationSet], rows: Rows) -> None:
-    """What `_report` decodes, on a rank that holds a part of the target. Its figures and numbers are thrown away."""
+    """What the studies decode, on a rank that holds a part of the target. Its figures and numbers are thrown away."""
     with tempfile.TemporaryDirectory() as folder:
         context = replace(context, folder=Path(folder), say=lambda text: None)
         for study in OF_TEXT:

@@ -6,16 +6,16 @@ Methods of an exact rule have plain decoding's distribution: their pictures are 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 from ...core.batch import ImageRequest
 from ...core.json_types import JsonMapping
 from ...data.captioned.prompts import ImagePrompt
-from ...eval.loop import generate
+from ...eval.loop import Decoding, generate
 from ...eval.measured_rows import PLAIN
 from ...eval.tables import Column, Table, text
 from ...models.decoding.batched import draw_pictures
+from ...models.decoding.warp import Warp
 from ...models.families.generators import Generator
 from ..run.context import Context
 from .drafters import Drafting
@@ -26,65 +26,49 @@ from .measuring import Measuring
 Pictures = Mapping[float, Mapping[str, Sequence[KeptPicture]]]  # temperature -> method -> one of each prompt
 
 
-@dataclass(frozen=True)
-class Untimed:
-    """Draws what a table of quality needs.
+def draw_untimed(
+    stage: EvaluateSettings,
+    context: Context,
+    generator: Generator,
+    prompts: Sequence[ImagePrompt],
+    measuring: Measuring,
+) -> Pictures:
+    """What a table of quality needs: plain decoding's pictures, then those of each method, at every temperature.
 
     Args:
         stage: the evaluate stage's section, whose benchmark has `untimed`.
         measuring: with the drafters of the methods that are drawn.
     """
+    target, untimed = generator.target, stage.drawing.untimed
+    assert untimed is not None, "see `stage`"
 
-    stage: EvaluateSettings
-    context: Context
-    generator: Generator
-    prompts: Sequence[ImagePrompt]
-    measuring: Measuring
+    def request(number: int) -> ImageRequest:
+        prompt = prompts[number]
+        return generator.request(prompt.caption, prompt.label, prompt.key)
 
-    def all(self) -> Pictures:
-        """Plain decoding's pictures first, then those of each method, at every temperature."""
-        return {temperature: self._at(temperature) for temperature in self.stage.temperatures}
-
-    def _at(self, temperature: float) -> dict[str, list[KeptPicture]]:
-        untimed = self.stage.drawing.untimed
-        assert untimed is not None, "see `stage`"
-        size = untimed.batch_size
-        pictures = {PLAIN: self._drawn(temperature, None, lambda some: self._plainly(some, temperature), size)}
-        self._say(PLAIN, temperature)
-        decodings = self.measuring.decodings(temperature, self.generator.target.num_codes)
-        for drafting, decoding in decodings.items():
-
-            def one(
-                some: Sequence[int], drafting: Drafting = drafting, decoding: object = decoding
-            ) -> list[KeptPicture]:
-                return [self._drafted(number, drafting, decoding) for number in some]
-
-            pictures[drafting.title] = self._drawn(temperature, drafting, one, 1)
-            self._say(drafting.title, temperature)
-        return pictures
-
-    def _drawn(self, temperature: float, drafting: Drafting | None, draw: object, size: int) -> list[KeptPicture]:
-        identity = identity_of(self.stage, self.context, temperature, drafting)
-        return drawn_once(self.context.folder.parent, identity, self.prompts, draw, self.context.stop, batch_size=size)
-
-    def _plainly(self, numbers: Sequence[int], temperature: float) -> list[KeptPicture]:
-        target, warp = self.generator.target, self.measuring.warp(temperature)
-        requests = [self._request(number) for number in numbers]
-        seeds = [self.measuring.seed(number) for number in numbers]
-        drawn = draw_pictures(target, requests, warp, seeds=seeds)
+    def plainly(warp: Warp, numbers: Sequence[int]) -> list[KeptPicture]:
+        seeds = [measuring.seed(number) for number in numbers]
+        drawn = draw_pictures(target, [request(number) for number in numbers], warp, seeds=seeds)
         return [KeptPicture(tuple(tokens), len(tokens) - 1) for tokens in drawn]
 
-    def _drafted(self, number: int, drafting: Drafting, decoding: Any) -> KeptPicture:
-        uniforms = self.measuring.uniforms(number)
-        result = generate(self.generator.target, drafting.drafter, self._request(number), decoding, uniforms)
-        return KeptPicture(tuple(result.tokens), len(result.cycles))
+    def drafted(drafting: Drafting, decoding: Decoding, numbers: Sequence[int]) -> list[KeptPicture]:
+        results = (generate(target, drafting.drafter, request(n), decoding, measuring.uniforms(n)) for n in numbers)
+        return [KeptPicture(tuple(result.tokens), len(result.cycles)) for result in results]
 
-    def _request(self, number: int) -> ImageRequest:
-        prompt = self.prompts[number]
-        return self.generator.request(prompt.caption, prompt.label, prompt.key)
+    def drawn(temperature: float, by: Drafting | None, draw: object, batch_size: int = 1) -> list[KeptPicture]:
+        identity = identity_of(stage, context, temperature, by)
+        its = drawn_once(context.folder.parent, identity, prompts, draw, context.stop, batch_size=batch_size)
+        method = PLAIN if by is None else by.title
+        context.say(f"{len(prompts)} pictures of {method} at temperature {temperature:g}")
+        return its
 
-    def _say(self, method: str, temperature: float) -> None:
-        self.context.say(f"{len(self.prompts)} pictures of {method} at temperature {temperature:g}")
+    pictures: dict[float, dict[str, list[KeptPicture]]] = {}
+    for temperature in stage.temperatures:
+        plain = partial(plainly, measuring.warp(temperature))
+        its = pictures[temperature] = {PLAIN: drawn(temperature, None, plain, untimed.batch_size)}
+        for drafting, decoding in measuring.decodings(temperature, target.num_codes).items():
+            its[drafting.title] = drawn(temperature, drafting, partial(drafted, drafting, decoding))
+    return pictures
 
 
 def scores_table(pictures: Pictures, quality: Mapping[float, Mapping[str, JsonMapping]], note: str) -> Table:

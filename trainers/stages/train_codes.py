@@ -35,8 +35,8 @@ class TrainCodes(CodesSettings, TrainHead):
             wanted["tokenizer"] = None
         if self.decoding is not None:
             wanted |= {"vq": None, "text": None}
-            if self.decoding.from_stage is not None:
-                wanted["data"] = self.decoding.from_stage
+            if self.decoding.prompts.from_stage is not None:
+                wanted["data"] = self.decoding.prompts.from_stage
         return wanted if self.earlier is None else wanted | {self.model: self.earlier}
 
     def misfits(self, thing: str, makers: Sequence[Planned], inputs: Mapping[str, Planned]) -> dict[str, str]:

@@ -53,7 +53,7 @@ class TrainStates(StatesSettings, TrainHead):
     def needs(self) -> dict[str, str | None]:
         wanted = sample_needs(self.data, self.answers) | {"processor": None, "target": None}
         wanted |= {"states" if name is None else f"states/{name}": name for name in self.source.stages}
-        take_data(wanted, "decoding", None if self.decoding is None else self.decoding.from_stage)
+        take_data(wanted, "decoding", None if self.decoding is None else self.decoding.data.from_stage)
         return wanted if self.earlier is None else wanted | {"drafter": self.earlier}
 
     def runs_target(self) -> dict[str, str]:

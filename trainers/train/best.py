@@ -1,4 +1,4 @@
-"""What heads share while they train: their held-out scores, and which weights were best so far."""
+"""What trainings share: held-out scores, and which weights of a head were best so far."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,20 +15,22 @@ from torch import Tensor, nn
 
 from ...core import ranks
 from ...core.files import read_json
+from ...core.loss import StepLoss
 from ...data.loader import StepBatches
 from ..run.stopping import Stop
 from .engine import Engine
-from .loop import Source
 
 SCORE = "score.json"  # beside the best weights
 _AGAIN = "restart the stage (restart=STAGE): without it nobody knows how good the weights beside it are"
 
 
-def held_out_scores(engine: Engine, steps: Iterable[StepBatches], source: Source, stop: Stop) -> dict[str, float]:
+def held_out_scores(
+    engine: Engine, steps: Iterable[StepBatches], score: Callable[[Any], StepLoss], stop: Stop
+) -> dict[str, float]:
     """`val_loss` and the loss's metrics as means over the supervised positions of all ranks.
 
     Args:
-        source: where the target's states come from.
+        score: a batch on the engine's device -> its loss.
 
     Raises:
         Stopped: on all ranks, between two batches.
@@ -38,8 +41,7 @@ def held_out_scores(engine: Engine, steps: Iterable[StepBatches], source: Source
         for step in steps:
             for batch in step.micro:
                 stop.agree("in a validation")
-                batch = batch.to(engine.device)
-                loss = engine(batch, source(batch))
+                loss = score(batch.to(engine.device))
                 for name, value in {"loss": loss.loss_sum, "tokens": loss.num_tokens, **loss.metrics}.items():
                     sums[name] = sums.get(name, torch.zeros((), dtype=torch.float64)) + value.double().cpu()
     engine.module.train()

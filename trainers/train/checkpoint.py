@@ -134,13 +134,7 @@ def load(engine: Engine, checkpoint: Found) -> None:
     restore_random_state(load_data(checkpoint.path / _random(ranks.rank())))
 
 
-def verify(path: Path) -> str | None:
-    """What is wrong with a checkpoint's files, or None."""
-    checkpoint = _verified(path)
-    return checkpoint if isinstance(checkpoint, str) else None
-
-
-def _verified(path: Path) -> State | str:
+def verified(path: Path) -> State | str:
     """The state that a checkpoint's manifest names, or what is wrong with its files."""
     try:
         manifest = read_json(path / MANIFEST, _Manifest, hint="")
@@ -167,7 +161,7 @@ def _verified(path: Path) -> State | str:
 def _newest_good(folder: Path, fingerprint: str) -> Found | None:
     notes: list[str] = []
     for path in sorted(folder.glob("step-*"), reverse=True):
-        state = _verified(path)
+        state = verified(path)
         if isinstance(state, str):
             notes.append(state)
             continue

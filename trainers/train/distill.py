@@ -19,7 +19,7 @@ from ...data.dataset import ConversationData, ConversationDataset
 from ...data.end_tokens import end_ids
 from ...data.families.processor import Processor
 from ...data.loader import Collate, Samples, StepBatches
-from ...data.sources import AnswerCollate, AnsweredSamples, OpenBatch
+from ...data.sources import AnswerCollate, AnsweredSamples
 from ...models.decoding.batched import write_answers
 from ...models.decoding.decoder import CachedDecoder
 from ...models.decoding.warp import Warp
@@ -171,13 +171,13 @@ class DraftWriter:
             decoder = family_of(module.model.config).decoder(
                 module.model, num_token_ids=self.processor.num_token_ids, never=(self.processor.image_token_id,)
             )
-            micro = [self._filled(decoder, batch, batches.step) for batch in batches.micro]
+            micro = [
+                batch.filled(self._answers(decoder, batch.requests, batches.step) if batch.requests else [])
+                for batch in batches.micro
+            ]
         finally:
             module.train()  # the decoder puts the model into evaluation mode
         return replace(batches, micro=micro)
-
-    def _filled(self, decoder: CachedDecoder, batch: OpenBatch, step: int) -> Any:
-        return batch.filled(self._answers(decoder, batch.requests, step) if batch.requests else [])
 
     def _answers(self, decoder: CachedDecoder, requests: Sequence[Request], step: int) -> list[list[int]]:
         settings = self.samples.config.draft

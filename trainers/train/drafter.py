@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ from torch import nn
 from ...core import ranks
 from ...core.errors import UserError
 from ...core.import_paths import code_of
-from ...core.json_types import JsonMapping
+from ...core.json_types import JsonMapping, JsonObject
+from ...data.loader import StepBatches
 from ...eval.loop import Decoding, Generation, generate
 from ...eval.policies import Draw
 from ...eval.rules import RULES
@@ -24,10 +25,11 @@ from ...models.drafters.head_objective import HeadObjective
 from ...models.drafters.outside import find_start, load_start
 from ...models.targets.base import Target
 from ..run.context import Context
-from .best import Best
+from .best import Best, held_out_scores
 from .engine import Engine
 from .fit import SCRATCH
 from .layouts import PUBLISHED
+from .loop import Source, Validate
 from .settings import HeadSettings
 
 _EMPTY = "is the template right? Does the target answer the questions of `decoding`?"
@@ -147,6 +149,30 @@ class TrainedDrafter:
         if self.stage.select == "tau":
             raise UserError(problem, key=f"stages.{self.context.name}.select", hint=_EMPTY)
         self.context.say(f"{self.context.name}: {problem}: {_EMPTY}")
+
+    def validation(
+        self, held_out: Callable[[], Iterable[StepBatches]] | None, source: Source, total: int
+    ) -> Validate | None:
+        """Held-out loss and accuracies, and now and then tau in a real decoding loop.
+
+        Args:
+            held_out: makes a pass over the held-out samples; None: none are scored.
+            source: where the target's states for them come from.
+        """
+        decoding, stop = self.stage.decoding, self.context.stop
+        if held_out is None and decoding is None:
+            return None
+
+        def validate(engine: Engine, step: int) -> JsonObject:
+            values: JsonObject = {}
+            if held_out is not None:
+                values |= held_out_scores(engine, held_out(), lambda batch: engine(batch, source(batch)), stop)
+            if decoding is not None and (step % decoding.every == 0 or step == total):
+                values |= self.decode(engine, step)
+            self.keep_best(engine, values, step)
+            return values
+
+        return validate
 
     def keep_best(self, engine: Engine, values: JsonMapping, step: int) -> None:
         """Keep these weights beside the stage's result where a held-out accuracy or tau is the best so far."""

@@ -254,11 +254,6 @@ class Engine:
         self._finite = torch.ones((), device=self.device)
 
     @property
-    def num_updates(self) -> int:
-        """Optimizer steps as DeepSpeed counts them: skipped ones count too."""
-        return self._engine.global_steps
-
-    @property
     def num_skipped(self) -> int:
         """Optimizer steps that DeepSpeed skipped because of an overflow."""
         return self._engine.skipped_steps
@@ -284,7 +279,7 @@ class Engine:
         master = bool(self.config.zero_stage) or self.config.precision != "fp32"
         return count * ((4 if self.config.precision == "fp32" else 2) + 8 + 4 * master)
 
-    def load(self, folder: Path) -> dict[str, Any]:
+    def load(self, folder: Path) -> None:
         """Read what `save` wrote.
 
         Raises:
@@ -305,11 +300,10 @@ class Engine:
         hook = self.module.register_load_state_dict_post_hook(compare)
         try:
             with _patient_barriers():
-                path, client_state = self._engine.load_checkpoint(str(folder), tag="engine", load_module_strict=False)
+                path, _ = self._engine.load_checkpoint(str(folder), tag="engine", load_module_strict=False)
         finally:
             hook.remove()
         assert path is not None, f"DeepSpeed found no checkpoint in {folder}"
-        return client_state
 
     def full_weights(self) -> Any:
         """Context in which rank 0 sees whole parameters, in the precision that forwards use, under any ZeRO stage."""

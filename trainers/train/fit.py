@@ -110,7 +110,7 @@ class FitSettings(Stage):
 
 
 def fit(stage: FitSettings, context: Context, training: Training) -> Engine:
-    """Train the module (a `Trainable`), or go on from its newest checkpoint; returns its engine."""
+    """Train the module, or go on from its newest checkpoint; returns its engine."""
     training.module.to(ranks.device())  # before its optimizer, which is fused where the weights are on a GPU
     optimizer = build_optimizer(training.module.parts(), stage.optim)  # type: ignore[operator]
     engine = Engine(
@@ -181,6 +181,19 @@ def training_loader(
         start_step=start_step,
         num_workers=stage.num_workers,
     )
+
+
+def held_out_loader(samples: Samples, collate: Collate, rows: int, order: Order | None = None) -> Loader:
+    """One pass over held-out samples, which the ranks share.
+
+    Args:
+        rows: of one forward on one rank.
+    """
+    batch_size = rows * ranks.world_size()
+    return Loader(
+        samples, seed=0, batch_size=batch_size, micro_batch_size=rows, collate=collate, order=order,
+        total_steps=steps_per_epoch(len(samples), batch_size), rank=ranks.rank(), world_size=ranks.world_size(),
+    )  # fmt: skip
 
 
 def seed_all(seed: int) -> None:

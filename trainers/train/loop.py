@@ -7,10 +7,10 @@ whether every gradient of this step is finite; it stands before the update, and 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -36,14 +36,6 @@ def no_states(batch: object) -> None:
     return None
 
 
-class Trainable(Protocol):
-    """A module whose forward returns a `StepLoss`."""
-
-    def parts(self) -> Mapping[str, Sequence[tuple[str, nn.Parameter]]]:
-        """Part -> its trainable parameters with their names, for the optimizer's groups."""
-        ...
-
-
 # engine, step -> what is logged: numbers, and paths of pictures
 Validate = Callable[[Engine, int], Mapping[str, float | Path]]
 # engine, a step's batches -> the same with what the model itself has to write for them
@@ -55,7 +47,8 @@ class Training:
     """One training, ready to run.
 
     Args:
-        module: `forward(batch, states)` returns a `StepLoss`.
+        module: `forward(batch, states)` returns a `StepLoss`; `parts()` its trainable parameters with their names, by
+            part, for the optimizer's groups.
         steps: first step -> a loader of this rank.
         total: optimizer steps.
         source: batch -> the target's states for it: computed, read with the batch, or none.
@@ -140,21 +133,7 @@ def train(
 
     if resumed is not None and not resumed.validated:
         _validated(engine, training, step, log, save)
-    _steps(engine, training, step, stop or Stop(), log, log_every, save, checkpoints.every, tick)
-
-
-def _steps(
-    engine: Engine,
-    training: Training,
-    step: int,
-    stop: Stop,
-    log: Log,
-    log_every: int,
-    save: Callable[[int, bool], None],
-    save_every: int | None,
-    tick: Callable[[int], None],
-) -> None:
-    loader = training.steps(step)
+    loader, stop = training.steps(step), stop or Stop()
     batches = _with_next(iter(loader))
     skipped = engine.num_skipped
     sums = _Sums(torch.zeros((), device=engine.device))
@@ -203,7 +182,7 @@ def _steps(
             raise Stopped(f"after step {step}", step)
         if due:
             _validated(engine, training, step, log, save)
-        if save_every and step % save_every == 0 and not last:
+        if checkpoints.every and step % checkpoints.every == 0 and not last:
             save(step, True)
     ranks.pulse().begin("its result")
 

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from ...core import ranks
 from ...core.errors import UserError
-from ...core.json_types import JsonObject
 from ...core.pretrained import reading_pretrained
 from ...data.captioned.prompts import read_prompts
-from ...data.loader import Collate, Loader, steps_per_epoch
+from ...data.loader import Collate, Loader
 from ...data.shards.codes import CodeCollate, PictureCollate, ShardData, ShardSample, ShardSamples
 from ...data.stage_folders import CODES, DATASET_FOLDER, TOKENIZER
 from ...eval.figures import save_grid
@@ -27,11 +26,10 @@ from ...models.targets.drawing import TEXT_ENCODER
 from ..readers import Reader, captioned, new_reader
 from ..run.context import Context
 from ..run.stage import Planned
-from .best import held_out_scores
 from .drafter import Requests, TrainedDrafter
 from .engine import Engine
-from .fit import training_loader
-from .loop import Source, Training, Validate
+from .fit import held_out_loader, training_loader
+from .loop import Training
 from .settings import CodesSettings
 
 if TYPE_CHECKING:
@@ -70,13 +68,14 @@ def _open_head(stage: CodesSettings, context: Context, seed: int, samples: Shard
     )  # fmt: skip
     taps = drafter.config.taps_for(target.shape, training=True)
     source = functools.partial(target.states, taps=taps)
+    held_out = _held_out(stage, context, collate)
     return Training(
         drafter.module,
         functools.partial(training_loader, stage, samples, collate, seed=seed, total=total),
         total,
         lambda engine: drafter.finish(engine, total, seed),
         source=source,
-        validate=_validation(stage, context, drafter, collate, source, total),
+        validate=drafter.validation(None if held_out is None else lambda: held_out, source, total),
         validate_every=stage.checked_every,
     )
 
@@ -201,35 +200,16 @@ def _words(context: Context) -> PreTrainedTokenizerBase | None:
     return tokenizer
 
 
-def _validation(
-    stage: CodesSettings, context: Context, drafter: TrainedDrafter, collate: CodeCollate, source: Source, total: int
-) -> Validate | None:
-    """Held-out loss and accuracies, and now and then tau in a real decoding loop."""
-    settings, decoding = stage.validation, stage.decoding
-    if settings is None and decoding is None:
+def _held_out(stage: CodesSettings, context: Context, collate: CodeCollate) -> Loader | None:
+    """The samples that are scored while a head trains; None: none are."""
+    if stage.validation is None:
         return None
-    loader: Loader | None = None
-    if settings is not None:
-        held_out = ShardSamples(shards_of(stage.data, context), stage.data, held_out=True)
-        if not len(held_out):
-            raise UserError("no held-out sample", where=str(stage.data), hint="raise data.held_out")
-        rows, count = settings.rows(16), min(len(held_out), settings.max_samples or len(held_out))
-        batch_size = rows * ranks.world_size()
-        # Every condition is given: dropout is training's.
-        loader = Loader(
-            _First(held_out, count), seed=0, batch_size=batch_size, micro_batch_size=rows,
-            total_steps=steps_per_epoch(count, batch_size), collate=replace(collate, dropout=0.0),
-            rank=ranks.rank(), world_size=ranks.world_size(),
-        )  # fmt: skip
-
-    def validate(engine: Engine, step: int) -> JsonObject:
-        values: JsonObject = {} if loader is None else held_out_scores(engine, loader, source, context.stop)
-        if decoding is not None and (step % decoding.every == 0 or step == total):
-            values |= drafter.decode(engine, step)
-        drafter.keep_best(engine, values, step)
-        return values
-
-    return validate
+    held_out = ShardSamples(shards_of(stage.data, context), stage.data, held_out=True)
+    if not len(held_out):
+        raise UserError("no held-out sample", where=str(stage.data), hint="raise data.held_out")
+    count = min(len(held_out), stage.validation.max_samples or len(held_out))
+    # Every condition is given: dropout is training's.
+    return held_out_loader(_First(held_out, count), replace(collate, dropout=0.0), stage.validation.rows(16))
 
 
 class _First:

@@ -13,7 +13,7 @@ from ...data.collate import ConversationCollate
 from ...data.dataset import ConversationDataset
 from ...data.families.processor import Processor
 from ...data.families.table import FAMILIES as PICTURE_FAMILIES
-from ...data.loader import Loader, Samples, steps_per_epoch
+from ...data.loader import Samples
 from ...data.order import BucketedOrder
 from ...data.records.skipped import Listed
 from ...data.sources import AnsweredSamples
@@ -34,11 +34,10 @@ from ..run.too_long import before_training
 from ..serve.states_builder import count_samples
 from .distill import frozen_target, other_pictures, training_data, training_module
 from .engine import Engine
-from .fit import training_loader
+from .fit import held_out_loader, training_loader
 from .loop import Training, Validate
-from .packed_rows import row_tokens
 from .preflight import preflight
-from .settings import RecordsSettings
+from .settings import RecordsSettings, row_tokens
 from .validate import RecordsValidation, validate
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ def _batches(
         return {"grouped": stage.group_by_modality}
     answered = samples if isinstance(samples, AnsweredSamples) else None
     lengths = count_samples(StatesSamples(dataset, answered), context).signed
-    counted: dict[str, object] = {"lengths": lengths, "max_tokens": row_tokens(stage, context, lengths)}
+    counted: dict[str, object] = {"lengths": lengths, "max_tokens": row_tokens(stage, context.name, lengths)}
     if stage.window is None:
         return counted | {"grouped": stage.group_by_modality}
     return counted | {
@@ -111,18 +110,8 @@ def _validation(
                 hint="set validation.against_target: false",
             )
         target = module.target_beside or frozen_target(context)
-    rows = settings.rows(8)
-    batch_size = rows * ranks.world_size()
-    loader = Loader(
-        dataset,
-        seed=0,
-        batch_size=batch_size,
-        micro_batch_size=rows,
-        total_steps=steps_per_epoch(len(dataset), batch_size),
-        collate=ConversationCollate(processor.pad_id, processor.image_size),
-        rank=ranks.rank(),
-        world_size=ranks.world_size(),
-    )
+    collate = ConversationCollate(processor.pad_id, processor.image_size)
+    loader = held_out_loader(dataset, collate, settings.rows(8))
     return lambda engine, step: validate(engine, loader, target, context.stop)
 
 

@@ -7,8 +7,8 @@ pictures is `visual_share: linear` over data that has both kinds.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,10 +16,9 @@ from torch import Tensor
 
 from ...core import ranks
 from ...core.errors import UserError
-from ...core.json_types import JsonObject
 from ...data.end_tokens import end_ids
 from ...data.families.processor import Processor
-from ...data.loader import Collate, Loader, Samples, steps_per_epoch
+from ...data.loader import Collate, Loader, Samples, StepBatches, steps_per_epoch
 from ...data.order import WINDOW, BucketedOrder, Order, RisingVisualOrder
 from ...data.stage_folders import STATES
 from ...data.states.reader import StatesReader
@@ -39,13 +38,10 @@ from ..serve.states_builder import (
     open_target,
     wanted_taps,
 )
-from .best import held_out_scores
 from .drafter import Requests, TrainedDrafter
-from .engine import Engine
-from .fit import SCRATCH
-from .loop import Training, Validate
-from .packed_rows import row_tokens
-from .settings import StatesSettings
+from .fit import SCRATCH, held_out_loader, training_loader
+from .loop import Training
+from .settings import StatesSettings, row_tokens
 from .states_source import Cached, CachedStates, FirstEpoch, FirstEpochStates, Online, OnlineStates, States
 
 
@@ -57,7 +53,7 @@ def open_heads(stage: StatesSettings, context: Context, seed: int) -> Training:
     train, held_out = split(states.draws, stage.held_out)
     if not len(train) or (stage.validation is not None and not len(held_out)):
         raise UserError("no sample to train on, or none held out", hint="check the data and held_out")
-    max_tokens = row_tokens(stage, context, states.lengths[train])
+    max_tokens = row_tokens(stage, context.name, states.lengths[train])
     order = training_order(stage, states.lengths[train], seed)
     total = stage.steps or steps_per_epoch(len(order), stage.batch_size) * (stage.epochs or 0)
     context.say(f"{len(train):,} samples, {len(held_out):,} held out; {total:,} steps of {stage.batch_size}")
@@ -69,11 +65,9 @@ def open_heads(stage: StatesSettings, context: Context, seed: int) -> Training:
     )  # fmt: skip
 
     def make_loader(samples: Samples, collate: Collate, first: int, last: int) -> Loader:
-        return Loader(
-            samples, seed=seed, batch_size=stage.batch_size, micro_batch_size=stage.micro, total_steps=last,
-            collate=collate, rank=ranks.rank(), world_size=ranks.world_size(), start_step=first,
-            num_workers=stage.num_workers, order=order, max_tokens=max_tokens,
-        )  # fmt: skip
+        return training_loader(
+            stage, samples, collate, first, seed=seed, total=last, order=order, max_tokens=max_tokens
+        )
 
     return Training(
         drafter.module,
@@ -81,7 +75,7 @@ def open_heads(stage: StatesSettings, context: Context, seed: int) -> Training:
         total,
         lambda engine: drafter.finish(engine, total, seed),
         source=states,
-        validate=_validation(stage, states, held_out, drafter, total),
+        validate=drafter.validation(_held_out(stage, states, held_out), states.held_out, total),
         validate_every=stage.checked_every,
     )
 
@@ -143,38 +137,22 @@ def training_order(stage: StatesSettings, lengths: np.ndarray, seed: int) -> Ord
     )
 
 
-def _validation(
-    stage: StatesSettings, states: States, held_out: np.ndarray, drafter: TrainedDrafter, total: int
-) -> Validate | None:
-    """Held-out loss and accuracies, and now and then tau in a real decoding loop."""
-    settings, decoding = stage.validation, stage.decoding
-    if settings is None and decoding is None:
+def _held_out(
+    stage: StatesSettings, states: States, held_out: np.ndarray
+) -> Callable[[], Iterable[StepBatches]] | None:
+    """Makes a pass over the samples that are scored while a head trains; None: none are."""
+    settings = stage.validation
+    if settings is None:
         return None
-    steps: Any = None
-    if settings is not None:
-        held_out = held_out[: settings.max_samples]
-        batch_size = settings.rows(16) * ranks.world_size()
-        order = BucketedOrder(states.lengths[held_out], 0, batch_size, stage.window or WINDOW)
+    held_out, rows = held_out[: settings.max_samples], settings.rows(16)
+    batch_size = rows * ranks.world_size()
+    order = BucketedOrder(states.lengths[held_out], 0, batch_size, stage.window or WINDOW)
 
-        def make_loader(samples: Samples, collate: Collate, first: int, last: int) -> Loader:
-            return Loader(
-                samples, seed=0, batch_size=batch_size, micro_batch_size=settings.rows(16), total_steps=last,
-                collate=collate, rank=ranks.rank(), world_size=ranks.world_size(), start_step=first, order=order,
-            )  # fmt: skip
+    def make_loader(samples: Samples, collate: Collate, first: int, last: int) -> Loader:
+        return held_out_loader(samples, collate, rows, order)
 
-        last = steps_per_epoch(len(held_out), batch_size)
-        steps = functools.partial(states.steps, held_out, make_loader, 0, last, trains=False)
-
-    stop = drafter.context.stop
-
-    def validate(engine: Engine, step: int) -> JsonObject:
-        values: JsonObject = {} if steps is None else held_out_scores(engine, steps(), states.held_out, stop)
-        if decoding is not None and (step % decoding.every == 0 or step == total):
-            values |= drafter.decode(engine, step)
-        drafter.keep_best(engine, values, step)
-        return values
-
-    return validate
+    last = steps_per_epoch(len(held_out), batch_size)
+    return functools.partial(states.steps, held_out, make_loader, 0, last, trains=False)
 
 
 def _requests(stage: StatesSettings, context: Context, processor: Processor) -> Requests | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal, Self
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from ...core.fields import MOST_ANSWER, Temperature, TopK, TopP
@@ -16,7 +17,7 @@ from ...core.section import Section
 from ...data.captioned.prompts import PromptSource
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
-from ...data.packing import PackingConfig
+from ...data.packing import PackingConfig, check_lengths
 from ...data.shards.codes import ShardData
 from ...data.sources import AnswersConfig, learns_records
 from ...eval.policies import TreeConfig
@@ -53,11 +54,6 @@ class TextCheck(DecodingCheck):
     # Tokens of an answer; null: 64.
     max_new_tokens: int | None = Field(None, ge=1, le=MOST_ANSWER)
 
-    @property
-    def from_stage(self) -> str | None:
-        """The stage whose data it decodes."""
-        return self.data.from_stage
-
     @model_validator(mode="after")
     def _of_text(self) -> TextCheck:
         if not self.tree.for_text:
@@ -70,11 +66,6 @@ class PicturesCheck(DecodingCheck):
     """The check of an image generator's drafter, which also keeps the pictures that come out."""
 
     prompts: PromptSource
-
-    @property
-    def from_stage(self) -> str | None:
-        """The stage whose captions it draws."""
-        return self.prompts.from_stage
 
 
 class TrainSettings(FitSettings):
@@ -338,6 +329,18 @@ class RecordsSettings(TrainSettings):
             if distills.temperature != 1:
                 raise ValueError("probabilities: kept were taken at temperature 1: set objective.temperature to 1")
         return self
+
+
+def row_tokens(stage: StatesSettings | RecordsSettings, name: str, lengths: np.ndarray) -> int | None:
+    """Tokens of a packed row, which the longest of these samples must fit; None: the stage does not pack.
+
+    Args:
+        name: of the stage.
+    """
+    if stage.packing is None:
+        return None
+    check_lengths(lengths, stage.packing.max_tokens, f"stages.{name}.packing.max_tokens")
+    return stage.packing.max_tokens
 
 
 def _check_packing(stage: StatesSettings | RecordsSettings) -> None:

@@ -9,18 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
-import torch.distributed as dist
 from pydantic import Field
 from torch import Tensor
 
-from ...core import ranks
 from ...core.batch import Batch
+from ...core.loss import StepLoss
 from ...core.section import Section
 from ...data.dataset import ConversationData
 from ...data.loader import StepBatches
 from ...models.drafters.distillation import Teacher
 from ..run.stopping import Stop
+from .best import held_out_scores
 from .engine import Engine
 
 if TYPE_CHECKING:
@@ -71,24 +70,13 @@ def validate(
     Raises:
         Stopped: on all ranks, between two batches.
     """
-    sums = torch.zeros(4, dtype=torch.float64, device=engine.device)  # loss, right, agreed, tokens
-    engine.module.eval()
-    with torch.no_grad():
-        for step in steps:
-            for batch in step.micro:
-                stop.agree("in a validation")
-                batch = batch.to(engine.device)
-                choice = None if target is None else target_choice(target, batch)
-                loss = engine(batch, None, choice)
-                agreed = loss.metrics.get("agreement", torch.zeros_like(loss.loss_sum))
-                values = [loss.loss_sum, loss.metrics["accuracy"], agreed, loss.num_tokens]
-                sums += torch.stack([value.double() for value in values])
-    engine.module.train()
-    with ranks.pulse().meeting():
-        dist.all_reduce(sums)
-    loss_sum, right, agreed_sum, tokens = sums.tolist()
-    metrics = {"val_loss": loss_sum / tokens, "val_accuracy": right / tokens}
-    return metrics if target is None else metrics | {"val_agreement": agreed_sum / tokens}
+
+    def score(batch: Batch) -> StepLoss:
+        return engine(batch, None, None if target is None else target_choice(target, batch))
+
+    scores = held_out_scores(engine, steps, score, stop)
+    names = ["val_loss", "val_accuracy", *([] if target is None else ["val_agreement"])]
+    return {name: scores[name] for name in names}
 
 
 def target_choice(target: PreTrainedModel, batch: Batch) -> Tensor:
