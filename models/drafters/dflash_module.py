@@ -153,10 +153,6 @@ class DflashHead(OwnVocabulary):
         """The dtype of the weights, read from `fc`."""
         return self.fc.weight.dtype
 
-    def fresh(self) -> DflashHead:
-        """Another head of the same shape and vocabulary in float32, with weights of its own."""
-        return type(self)(self.shape, self.ids_of_fresh)
-
     def context(self, states: Tensor) -> Tensor:
         """True states [B,C,J*D] -> what every layer makes keys and values of, [B,C,D]."""
         return self.hidden_norm(self.fc(states.to(self.dtype)))

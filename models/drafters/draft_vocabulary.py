@@ -44,7 +44,7 @@ class OwnVocabulary(nn.Module):
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
     @property
-    def ids_of_fresh(self) -> Tensor | None:
+    def ids_on_host(self) -> Tensor | None:
         """The ids on the CPU, for another module like this one."""
         return None if self.draft_ids is None else self.draft_ids.cpu()
 

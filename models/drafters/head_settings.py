@@ -171,7 +171,8 @@ class HeadSettings(PublishedDrafter):
         return head
 
     def copy_of(self, module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
-        copy = cast(StateHead, module).fresh()
+        head = cast(StateHead, module)
+        copy = self.module(head.shape, head.ids_on_host)
         copy.load_state_dict(state)
         return copy
 

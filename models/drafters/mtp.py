@@ -203,9 +203,6 @@ class MtpHead(StateHead):
         self.score_ids(width, shape.vocab_size, None)
         self.rotary = Rotary(replace(shape, own_head_dim=shape.turned))
 
-    def fresh(self) -> StateHead:
-        return MtpHead(self.shape)
-
     def forward(
         self,
         embeds: Tensor,
