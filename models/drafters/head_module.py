@@ -91,4 +91,5 @@ class FusedHead(StateHead):
         if direct is not None:
             where, values = direct
             inputs = torch.where(where.unsqueeze(-1), values, inputs)
-        return self.layers[0](inputs, self.rotary.of(positions), mask, cache)
+        rope = positions if isinstance(positions, Rotation) else self.rotary(positions)
+        return self.layers[0](inputs, rope, mask, cache)
