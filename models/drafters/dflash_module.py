@@ -185,15 +185,6 @@ class DflashHead(OwnVocabulary):
         assert self.confidence_head is not None
         return self.confidence_head(outputs)
 
-    def spread(self, own: Tensor, elsewhere: float) -> Tensor:
-        """[...,V'] of the draft's vocabulary -> [...,V], with `elsewhere` at ids that are not drafted."""
-        ids = self.draft_ids
-        if ids is None:
-            return own
-        whole = own.new_full((*own.shape[:-1], self.shape.layer.vocab_size), elsewhere)
-        whole[..., ids] = own
-        return whole
-
 
 def even_taps(num_layers: int, count: int) -> tuple[int, ...]:
     """`count` layers of a target of `num_layers`, evenly from the second to the last but two, as published drafts

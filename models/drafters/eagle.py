@@ -101,9 +101,6 @@ class EagleConfig(FusedHeadConfig):
             intermediate_size=self.intermediate_size or mirrored.intermediate_size,
         )  # fmt: skip
 
-    def module(self, layer: LayerShape, draft_ids: Tensor | None) -> FusedHead:
-        return FusedHead(layer, draft_ids, fc_bias=self.fc_bias)
-
     def taps_for(self, shape: TargetShape, *, training: bool) -> Taps:
         """Ask an image generator for the feature; with `loss.guided`, training also runs without the condition."""
         if shape.draws_images:
