@@ -276,18 +276,13 @@ class CachedDecoder:
             adds = embeds.shape[1] <= FEW and self._plain(cache, attention, more) is not None
             dtype = embeds.dtype if adds else torch.bool
             full = self._mask(embeds, cache.length, mask, wants_weights=bool(attention), dtype=dtype)
-        return self._through(embeds, cache, positions, full, layers, attention, more)
+        return self.forward_seeing(embeds, cache, positions, full, layers, attention, more)
 
     def forward_seeing(
-        self, embeds: Tensor, cache: Cache, positions: Tensor, seen: Tensor, *, layers: Sequence[int] = ()
-    ) -> DecoderStates:
-        """As `forward`, with a mask [1,1,N,K] bool over all K places that the cache hands over (`Cache.written_at`)."""
-        return self._through(embeds, cache, positions, seen, layers)
-
-    def _through(
         self, embeds: Tensor, cache: Cache, positions: Tensor, full: Tensor | None, layers: Sequence[int],
         attention: Sequence[int] = (), more: Mapping[str, Any] | None = None,
     ) -> DecoderStates:  # fmt: skip
+        """As `forward`, with a mask [R,1,N,K] bool or additive over all K places that the cache hands over."""
         places = self.coordinates(positions)
         if (plain := self._plain(cache, attention, more)) is not None:
             feature, states = unwrapped.run(self.language_model, plain, embeds, cache, places, full, layers)

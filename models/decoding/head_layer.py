@@ -7,7 +7,7 @@ Letters: R rows, N new positions, K places seen, D width, H heads, G key-value h
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -77,16 +77,15 @@ class HeadAttention(nn.Module):
     """Self-attention of Llama's layout, with the biases and norms that the shape names."""
 
     unwrapped_as = "HeadAttention"
-    projection: ClassVar[type[nn.Linear]] = nn.Linear  # of queries, keys and values
 
     def __init__(self, shape: LayerShape):
         super().__init__()
         self.head_dim = shape.head_dim
         self.shape = shape
         width, inner, shared = shape.attention_input or shape.hidden_size, shape.num_heads, shape.num_kv_heads
-        self.q_proj = self.projection(width, inner * shape.head_dim, bias=shape.qkv_bias)
-        self.k_proj = self.projection(width, shared * shape.head_dim, bias=shape.qkv_bias)
-        self.v_proj = self.projection(width, shared * shape.head_dim, bias=shape.qkv_bias)
+        self.q_proj = nn.Linear(width, inner * shape.head_dim, bias=shape.qkv_bias)
+        self.k_proj = nn.Linear(width, shared * shape.head_dim, bias=shape.qkv_bias)
+        self.v_proj = nn.Linear(width, shared * shape.head_dim, bias=shape.qkv_bias)
         self.o_proj = nn.Linear(inner * shape.head_dim, shape.hidden_size, bias=False)
         self.q_norm, self.k_norm = _head_norm(shape, inner), _head_norm(shape, shared)
 
@@ -96,21 +95,20 @@ class HeadAttention(nn.Module):
             return rope(heads)
         return (rotate_pairs if self.shape.rope == "grid" else rotate_halves)(heads, rope)
 
-    def projected(self, states: Any, cache: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [R,N,H*E], keys and values [R,N,G*E] of what `forward` is given."""
-        return self.q_proj(states), self.k_proj(states), self.v_proj(states)
-
     def forward(
         self, states: Tensor, rope: Tensor | Rotation, mask: Tensor | None, cache: Cache | TrainingPasses | None
     ) -> Tensor:
         """States [R,N,D] -> [R,N,D]; arguments as in `DecoderLayer.forward`."""
-        return self.o_proj(self.mixed(*self.projected(states, cache), rope, mask, cache))
+        read, keys, values = self.q_proj(states), self.k_proj(states), self.v_proj(states)
+        return self.o_proj(self.mixed(read, keys, values, rope, mask, cache))
 
     def mixed(
         self, read: Tensor, keys: Tensor, values: Tensor, rope: Tensor | Rotation, mask: Tensor | None,
         cache: Cache | TrainingPasses | None,
     ) -> Tensor:  # fmt: skip
-        """Values [R,N,H*E] that the queries `read` find; shapes as of `projected`, the rest as of `forward`."""
+        """Values [R,N,H*E] that the queries `read` [R,N,H*E] find among `keys` and `values` [R,N,G*E]; the rest as of
+        `forward`.
+        """
         shape = self.shape
         q = self.q_norm(read.unflatten(-1, (shape.num_heads, self.head_dim)))  # [R,N,H,E]
         k = self.k_norm(keys.unflatten(-1, (shape.num_kv_heads, self.head_dim)))
@@ -213,10 +211,6 @@ class Rotary:
             angles = (angles * self._axes.to(angles.device)[:, None, None]).sum(0)
         turned = torch.stack([angles.cos(), angles.sin()], dim=-1)
         return turned if self._gain == 1.0 else self._gain * turned
-
-    def of(self, positions: Tensor | Rotation) -> Tensor | Rotation:
-        """What turns heads at `positions`, or a rotation that was found in a table, as it is."""
-        return positions if isinstance(positions, Rotation) else self(positions)
 
     def table(self, length: int, device: torch.device) -> Tensor | None:
         """[length,2*E] float32: where `rotation` finds the first `length` positions; None: of a grid, which has one."""

@@ -1,12 +1,11 @@
-"""Rows: several views of one request in one batch, and the rule that makes one distribution of them.
+"""Rows: several views of one request in one batch, where each stands in a cache, and guidance over two of them.
 
-Guidance pairs (conditional, unconditional) and ensemble members are both rows with a reduction, and
-they nest. Letters: R rows, F nodes, V vocabulary.
+Letters: R rows, F nodes, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -16,8 +15,6 @@ from torch import Tensor
 
 from ...core.states import uploaded
 from .cache import Cache
-
-Reduce = Callable[[Tensor], Tensor]  # [R,F,V] -> [F,V]
 
 
 class Places:
@@ -87,37 +84,16 @@ def fill(joint: Cache, caches: Sequence[Cache]) -> None:
             layer.values[row, :, prefix - part.length : prefix] = part.values[0, :, : part.length]
 
 
-def first_row(scores: Tensor) -> Tensor:
-    """The reduction of a single row."""
-    return scores[0]
-
-
-def guide(scale: float, inner: Reduce | None = None, *, banned: bool = True) -> Reduce:
-    """Classifier-free guidance over halves [cond rows; uncond rows]: uncond + s (cond - uncond), then `inner`.
+def guide(scores: Tensor, scale: float, *, banned: bool = True) -> Tensor:
+    """Classifier-free guidance of scores [2,F,V], with and without the condition: uncond + s (cond - uncond), [F,V].
 
     Args:
         banned: whether some scores are minus infinity; to look for them takes ten times as long as the arithmetic.
     """
-
-    def reduce(scores: Tensor) -> Tensor:
-        cond, uncond = scores.chunk(2)
-        guided = (cond - uncond).mul_(scale).add_(uncond)
-        if banned:
-            # Ids that must not come have minus infinity on both sides, and their difference is not a number.
-            guided = guided.masked_fill(cond.isneginf() | uncond.isneginf(), float("-inf"))
-        return (inner or first_row)(guided)
-
-    return reduce
-
-
-def mix(weights: Tensor, temperature: float) -> Reduce:
-    """An ensemble: sum of weights [R] times softmax(scores / T), as log-probabilities so that reductions nest."""
-
-    def reduce(scores: Tensor) -> Tensor:
-        probs = torch.softmax(scores.float() / (temperature or 1.0), dim=-1)
-        return torch.einsum("r,rfv->fv", weights.to(probs), probs).log()
-
-    return reduce
+    cond, uncond = scores
+    guided = (cond - uncond).mul_(scale).add_(uncond)
+    # Ids that must not come have minus infinity on both sides, and their difference is not a number.
+    return guided.masked_fill(cond.isneginf() | uncond.isneginf(), float("-inf")) if banned else guided
 
 
 @dataclass(frozen=True)
@@ -147,7 +123,7 @@ class Guidance:
         alone = [step - 1 > self.interval >= 0 for step in steps]
         if all(alone):
             return scores[0]
-        guided = guide(self.scale, banned=banned)(scores)
+        guided = guide(scores, self.scale, banned=banned)
         if not any(alone):
             return guided
         return torch.where(uploaded(torch.tensor(alone), scores.device)[:, None], scores[0], guided)

@@ -83,9 +83,9 @@ class Tree:
             paths.append((*(paths[parent] if parent != ROOT else ()), node))
         return tuple(sorted(leaves, key=paths.__getitem__))
 
-    def ancestor_mask(self, device: torch.device | str = "cpu") -> Tensor:
+    def ancestor_mask(self) -> Tensor:
         """[N+1,N+1] bool, root first: row i sees itself and its ancestors."""
-        return ancestor_mask(self.parents).to(device)
+        return ancestor_mask(self.parents)
 
 
 def ancestor_mask(parents: tuple[int, ...]) -> Tensor:

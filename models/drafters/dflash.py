@@ -86,7 +86,8 @@ class DflashConfig(DflashSettings):
         return super().begin_from(folder, target, identity)
 
     def copy_of(self, module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
-        copy = cast(DflashHead, module).fresh()
+        head = cast(DflashHead, module)
+        copy = self.head_class(head.shape, head.ids_on_host)
         copy.load_state_dict(state)
         return copy
 

@@ -153,10 +153,6 @@ class DflashHead(OwnVocabulary):
         """The dtype of the weights, read from `fc`."""
         return self.fc.weight.dtype
 
-    def fresh(self) -> DflashHead:
-        """Another head of the same shape and vocabulary in float32, with weights of its own."""
-        return type(self)(self.shape, self.ids_of_fresh)
-
     def context(self, states: Tensor) -> Tensor:
         """True states [B,C,J*D] -> what every layer makes keys and values of, [B,C,D]."""
         return self.hidden_norm(self.fc(states.to(self.dtype)))
@@ -188,15 +184,6 @@ class DflashHead(OwnVocabulary):
         """Logits [...] float32 of acceptance of what stands at places with outputs [...,D]."""
         assert self.confidence_head is not None
         return self.confidence_head(outputs)
-
-    def spread(self, own: Tensor, elsewhere: float) -> Tensor:
-        """[...,V'] of the draft's vocabulary -> [...,V], with `elsewhere` at ids that are not drafted."""
-        ids = self.draft_ids
-        if ids is None:
-            return own
-        whole = own.new_full((*own.shape[:-1], self.shape.layer.vocab_size), elsewhere)
-        whole[..., ids] = own
-        return whole
 
 
 def even_taps(num_layers: int, count: int) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ Letters: R rows, F nodes, S answered nodes, K places that answer, D width, N wid
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -20,6 +20,8 @@ from ..decoding.expansions import Expansions
 from ..decoding.rows import Guidance
 from ..decoding.tree import ROOT
 from ..decoding.warp import Warp
+
+Reduce = Callable[[Tensor], Tensor]  # guidance over what the rows add to scores
 
 
 class Before(NamedTuple):
@@ -48,20 +50,6 @@ class Conditional(Protocol):
             reduce: [R,F,...] of the rows -> [F,...] as guidance joins them.
         """
         ...
-
-
-class Reduce(Protocol):
-    """Guidance over what the rows add to scores."""
-
-    def __call__(self, rows: Tensor) -> Tensor: ...
-
-
-class Answers(Protocol):
-    """The proposals of one cycle, as `Drafter.root` and `Drafter.expand` return them."""
-
-    def root(self) -> Tensor: ...
-
-    def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor: ...
 
 
 class Levels:
@@ -138,7 +126,7 @@ def _places(depths: list[int], device: torch.device) -> slice | Tensor:
 def answers_of(
     head: Any, scores: Tensor, outputs: Tensor, warp: Warp, first: Tensor, guidance: Guidance,
     *, above: Tensor | None = None, step: int = 0,
-) -> Answers:  # fmt: skip
+) -> Levels | Walk:  # fmt: skip
     """A walk where the draft's places read the token before them, else levels; arguments as of `Walk`."""
     if not head.walks:
         return Levels(scores, warp)

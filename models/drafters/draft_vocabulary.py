@@ -44,7 +44,7 @@ class OwnVocabulary(nn.Module):
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
     @property
-    def ids_of_fresh(self) -> Tensor | None:
+    def ids_on_host(self) -> Tensor | None:
         """The ids on the CPU, for another module like this one."""
         return None if self.draft_ids is None else self.draft_ids.cpu()
 
@@ -63,11 +63,11 @@ class OwnVocabulary(nn.Module):
             return scores(outputs.to(dtype))
         return self.vocabulary(self.lm_head(outputs.to(self.lm_head.weight.dtype)))
 
-    def vocabulary(self, scores: Tensor) -> Tensor:
-        """[...,V'] of `lm_head` -> [...,V] float32, minus infinity for all other ids."""
+    def vocabulary(self, scores: Tensor, elsewhere: float = float("-inf")) -> Tensor:
+        """[...,V'] of `lm_head` -> [...,V] float32, with `elsewhere` at all other ids."""
         if scores.shape[-1] == self.vocab_size:  # ids ascend, so all of them are in order
             return scores.float()
-        whole = scores.new_full((*scores.shape[:-1], self.vocab_size), float("-inf"), dtype=torch.float32)
+        whole = scores.new_full((*scores.shape[:-1], self.vocab_size), elsewhere, dtype=torch.float32)
         whole[..., self.draft_ids] = scores.float()
         return whole
 

@@ -180,8 +180,7 @@ class DsparkHead(DflashHead):
         assert self.markov_head is not None
         embedded = self.markov_head.embedded(before).expand(len(outputs), -1, -1)
         factor, state = self.markov_head.factor(embedded, outputs, state)
-        bias = self.markov_head.markov_w2(factor).float()
-        return scores + reduce(self.spread(bias, 0.0)), state
+        return scores + reduce(self.vocabulary(self.markov_head.markov_w2(factor), elsewhere=0.0)), state
 
 
 class DsparkConfig(DflashConfig):

@@ -10,6 +10,7 @@ Letters: R rows, B samples, N new positions, T positions, F nodes, D width, V vo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Literal, cast
@@ -100,9 +101,6 @@ class EagleConfig(FusedHeadConfig):
             intermediate_size=self.intermediate_size or mirrored.intermediate_size,
         )  # fmt: skip
 
-    def module(self, layer: LayerShape, draft_ids: Tensor | None) -> FusedHead:
-        return FusedHead(layer, draft_ids, fc_bias=self.fc_bias)
-
     def taps_for(self, shape: TargetShape, *, training: bool) -> Taps:
         """Ask an image generator for the feature; with `loss.guided`, training also runs without the condition."""
         if shape.draws_images:
@@ -124,6 +122,14 @@ class EagleConfig(FusedHeadConfig):
             return super().read(folder, target, dtype, identity)
         check_made_for(folder, target, identity)
         return load_eagle(folder, target.embedding.to(dtype), self.layer(target.shape), self).to(dtype)
+
+    def copy_of(self, module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
+        if not isinstance(module, ImageEagleHead):
+            return super().copy_of(module, state)
+        copy = ImageEagleHead(module.shape, fc_bias=module.fc.bias is not None)
+        copy.own_embedding = module.own_embedding
+        copy.load_state_dict(state)
+        return copy
 
     def save(self, module: nn.Module, folder: Path, manifest: JsonMapping) -> None:
         if isinstance(module, ImageEagleHead):

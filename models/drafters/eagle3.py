@@ -151,17 +151,6 @@ class Eagle3Head(StateHead):
         if fc_norm:
             self.fc_norm = nn.ModuleList(RMSNorm(width, shape.norm_eps) for _ in range(3))
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Return the dtype of the weights, read from `fc`."""
-        return self.fc.weight.dtype
-
-    def fresh(self) -> Eagle3Head:
-        """Return another head of the same shape and draft vocabulary, with weights of its own."""
-        assert self.ids_of_fresh is not None
-        norms = {"fc_norm": self.fc_norm is not None, "norm_output": self.norm_output}
-        return Eagle3Head(self.shape, self.ids_of_fresh, **norms)
-
     def fuse(self, states: Tensor) -> Tensor:
         """[B,N,3*D] -> [B,N,D]."""
         if self.fc_norm is not None:

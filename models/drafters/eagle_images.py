@@ -72,12 +72,6 @@ class ImageEagleHead(FusedHead):
         self.embed_tokens = embedding.requires_grad_(False)
         self.own_embedding = False
 
-    def fresh(self) -> ImageEagleHead:
-        """Keep `own_embedding`; the embedding holds random rows until others are loaded or shared."""
-        head = ImageEagleHead(self.shape, fc_bias=self.fc.bias is not None)
-        head.own_embedding = self.own_embedding
-        return head
-
     def share_embedding(self, weight: Tensor) -> None:
         """Use the target's rows [V,D] as they are, without a copy."""
         self.embed_tokens.weight = nn.Parameter(weight.detach(), requires_grad=False)

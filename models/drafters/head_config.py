@@ -84,11 +84,8 @@ class FusedHeadConfig(HeadConfig):
     def reads(self, shape: TargetShape, *, training: bool) -> Reads:
         """Join one state; layer 0 gives visual tokens their embedding where `image_input` is "projected"."""
         image = 0 if self.image_input(training=training) == "projected" else None
-        return Reads(self.state_layers(shape), self.visual_layer(shape, training=training), image)
-
-    def state_layers(self, shape: TargetShape) -> tuple[int, ...]:
-        """Return the layer that enters as the state, num_layers - 1; none where the feature does."""
-        return () if self.state == "feature" else (shape.num_layers - 1,)
+        state = () if self.state == "feature" else (shape.num_layers - 1,)
+        return Reads(state, self.visual_layer(shape, training=training), image)
 
     def visual_layer(self, shape: TargetShape, *, training: bool) -> int | None:
         """The layer that visual inputs are made of; None: they are none, or ordinary."""

@@ -38,10 +38,6 @@ class StateHead(OwnVocabulary):
         """Return the dtype of the weights, read from `fc`."""
         return self.fc.weight.dtype
 
-    def fresh(self) -> StateHead:
-        """Another head of the same shape in float32, with weights of its own."""
-        raise NotImplementedError
-
     def fuse(self, states: Tensor) -> Tensor:
         """True states [B,N,S*D] -> the state half of the layer's input [B,N,D]."""
         return states
@@ -63,10 +59,6 @@ class FusedHead(StateHead):
         self.layers = nn.ModuleList([DecoderLayer(shape)])
         self.score_ids(shape.hidden_size, shape.vocab_size, draft_ids)
         self.rotary = Rotary(shape)
-
-    def fresh(self) -> StateHead:
-        """Another head of the same shape in float32, with weights of its own."""
-        return type(self)(self.shape, self.ids_of_fresh, fc_bias=self.fc.bias is not None)
 
     def joined(self, embeds: Tensor, states: Tensor, image: Tensor | None, depths: Tensor | None) -> Tensor:
         """What enters the layer, [B,N,D]; arguments as of `forward`."""
@@ -99,4 +91,5 @@ class FusedHead(StateHead):
         if direct is not None:
             where, values = direct
             inputs = torch.where(where.unsqueeze(-1), values, inputs)
-        return self.layers[0](inputs, self.rotary.of(positions), mask, cache)
+        rope = positions if isinstance(positions, Rotation) else self.rotary(positions)
+        return self.layers[0](inputs, rope, mask, cache)

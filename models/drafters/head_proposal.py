@@ -90,7 +90,8 @@ class HeadProposal(Recursive):
             if start:
                 mask = torch.ones(stop - start, stop, dtype=torch.bool, device=positions.device).tril_(start)
             states, places = piece.fused(self.head), positions[..., start:stop]
-            self._read(piece.embeds, states, places, mask, self._true_steps(stop - start), piece.direct, piece.image)
+            true = torch.zeros(stop - start, dtype=torch.int64, device=self.target.embedding.device)
+            self._read(piece.embeds, states, places, mask, true, piece.direct, piece.image)
             self._cache.advance(stop - start)
 
     def _true(self, step: TargetStep) -> Tensor:
@@ -116,10 +117,6 @@ class HeadProposal(Recursive):
         if image is None and self._image is not None:
             image = self._image.expand(-1, states.shape[1], -1)
         return self.head(embeds, states, positions, mask, self._cache, direct=direct, image=image, depths=depths)
-
-    def _true_steps(self, count: int) -> Tensor:
-        """[count] zeros: steps of true states since the last true state."""
-        return torch.zeros(count, dtype=torch.int64, device=self.target.embedding.device)
 
     def _probabilities(self, hidden: Tensor, steps: Sequence[int]) -> Tensor:
         scores = self.head.draft_scores(hidden[0], self.target.scores, self._embedding.dtype)

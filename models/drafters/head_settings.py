@@ -171,17 +171,15 @@ class HeadSettings(PublishedDrafter):
         return head
 
     def copy_of(self, module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
-        copy = cast(StateHead, module).fresh()
+        head = cast(StateHead, module)
+        copy = self.module(head.shape, head.ids_on_host)
         copy.load_state_dict(state)
         return copy
 
     def empty(self, shape: TargetShape) -> nn.Module:
         with torch.device("meta"):
-            return self.module(self.layer(shape), self._any_ids())
-
-    def _any_ids(self) -> Tensor | None:
-        """Draft ids of the right number, for counting."""
-        return None if self.draft_vocab_size is None else torch.arange(self.draft_vocab_size)
+            ids = None if self.draft_vocab_size is None else torch.arange(self.draft_vocab_size)
+            return self.module(self.layer(shape), ids)
 
     def written_settings(self) -> JsonObject:
         """Settings whose other value is another head; the manifest names them."""

@@ -56,9 +56,6 @@ class HivisHead(FusedHead):
             self.steps = nn.Embedding(num_steps, shape.hidden_size)
             nn.init.zeros_(self.steps.weight)
 
-    def fresh(self) -> HivisHead:
-        return HivisHead(self.shape, self.ids_of_fresh, fc_bias=self.fc.bias is not None, num_steps=self.num_steps)
-
     def joined(self, embeds: Tensor, states: Tensor, image: Tensor | None, depths: Tensor | None) -> Tensor:
         """Add the step vector of each input's depth, if there are any; larger depths take the last vector."""
         inputs = super().joined(embeds, states, image, depths)

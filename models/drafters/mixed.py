@@ -8,7 +8,6 @@ Letters: M members, F nodes, P positions, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -21,7 +20,7 @@ from ...core.states import Taps
 from ..decoding.warp import Warp
 from ..targets.base import Target, TargetStep
 from ..targets.verified import Verified
-from .base import PLAIN, Drafter, DrafterConfig, DraftingOptions, TargetIdentity
+from .base import PLAIN, Drafter, DrafterConfig, DraftingOptions
 from .beside import may_pass
 from .weights import FixedWeights, Weights, WeightsConfig, mixture, reached
 
@@ -49,19 +48,8 @@ class MixedConfig(DrafterConfig):
         self.weights.check(len(self.members))
         return self
 
-    def load(
-        self,
-        folder: Path | None,
-        target: Target,
-        *,
-        dtype: torch.dtype | None = None,
-        identity: TargetIdentity | None = None,
-    ) -> Any:
-        """Raise `AssertionError`: an evaluation loads the members one by one."""
-        raise AssertionError("an evaluation opens the members and mixes them: they have no module of their own")
-
     def drafter(self, module: Any, target: Target, options: DraftingOptions = PLAIN) -> Drafter:
-        """`module` holds the members' proposals."""
+        """`module` holds the members' proposals: an evaluation opens them one by one, and there is nothing to load."""
         return MixedProposal(module, self.weights.build(len(self.members)), target.vocab_size)
 
 

@@ -83,7 +83,7 @@ class ImageSubstitutes:
         if mode == "M":
             return View(request)
         if mode == "P":
-            return View(with_shorter_pictures(request, _POOL), _POOL)
+            return View(pooled_view(request, _POOL), _POOL)
         runs = picture_runs(request)
         if not runs:
             return View(request)
@@ -114,11 +114,6 @@ def picture_runs(request: Request) -> list[tuple[int, int]]:
 def without_pictures(request: Request, newline_id: int) -> Request:
     """Mode T: each picture's run of ids becomes one newline, and the pixels go."""
     return _replaced(request, [[newline_id]] * len(picture_runs(request)))
-
-
-def with_shorter_pictures(request: Request, pool: int) -> Request:
-    """Mode P: each picture's run keeps about one id in `pool` x `pool`; the pixels stay."""
-    return pooled_view(request, pool)
 
 
 def _replaced(request: Request, words: Sequence[Sequence[int]]) -> Request:

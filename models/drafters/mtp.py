@@ -32,7 +32,7 @@ from ..layer import LayerShape
 from ..shipped import opened_target
 from ..targets.base import Target, TargetShape
 from ..training_passes import TrainingPasses
-from .base import CountTokens, TargetIdentity
+from .base import TargetIdentity
 from .head_config import HeadConfig
 from .head_files import check_manifest
 from .head_inputs import Image, Reads, Visual
@@ -122,10 +122,6 @@ class MtpConfig(HeadConfig):
     def module(self, layer: LayerShape, draft_ids: Tensor | None) -> StateHead:
         return MtpHead(cast(MtpShape, layer))
 
-    def build(self, target: Target, *, count_tokens: CountTokens | None = None) -> StateHead:
-        """A head with random weights (`from: scratch`)."""
-        return self.module(self.layer(target.shape), None)
-
     def provides(self) -> set[str]:
         """The target's folder has the head, so no stage must train one."""
         return {"drafter"}
@@ -203,9 +199,6 @@ class MtpHead(StateHead):
         self.score_ids(width, shape.vocab_size, None)
         self.rotary = Rotary(replace(shape, own_head_dim=shape.turned))
 
-    def fresh(self) -> StateHead:
-        return MtpHead(self.shape)
-
     def forward(
         self,
         embeds: Tensor,
@@ -260,7 +253,7 @@ class GatedAttention(HeadAttention):
     def forward(
         self, states: Tensor, rope: Tensor | Rotation, mask: Tensor | None, cache: Cache | TrainingPasses | None
     ) -> Tensor:
-        both, keys, values = self.projected(states, cache)
+        both, keys, values = self.q_proj(states), self.k_proj(states), self.v_proj(states)
         read, gate = both.unflatten(-1, (self.shape.num_heads, 2 * self.head_dim)).chunk(2, dim=-1)
         mixed = self.mixed(read.flatten(-2), keys, values, rope, mask, cache)
         return self.o_proj(mixed * gate.flatten(-2).sigmoid())

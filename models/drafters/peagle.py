@@ -127,11 +127,6 @@ class PeagleHead(Eagle3Head):
         self.mask_hidden = nn.Parameter(torch.randn(1, 1, 3 * shape.hidden_size))
         self.mask_embedding = nn.Parameter(torch.zeros(shape.hidden_size)) if learns_mask else None
 
-    def fresh(self) -> PeagleHead:
-        """Return another head of the same shape and draft vocabulary, with weights of its own."""
-        assert self.ids_of_fresh is not None
-        return PeagleHead(self.shape, self.ids_of_fresh, learns_mask=self.mask_embedding is not None)
-
     def masks(self, rows: int, count: int, embedding: Tensor, mask_token_id: int | None) -> tuple[Tensor, Tensor]:
         """Embeddings and fused states [B,count,D] of masked entries; `embedding` [V,D] is the target's."""
         own = self.mask_embedding

@@ -67,10 +67,6 @@ class VispecHead(FusedHead):
             self.img_fc.weight.copy_(torch.eye(width, 2 * width))
             self.img_fc.bias.zero_()
 
-    def fresh(self) -> VispecHead:
-        bias = self.fc.bias is not None
-        return VispecHead(self.shape, self.ids_of_fresh, fc_bias=bias, num_queries=self.num_queries)
-
     def joined(self, embeds: Tensor, states: Tensor, image: Tensor | None, depths: Tensor | None) -> Tensor:
         """Join the states with the global vectors `image` [B,N,D] by `img_fc` first."""
         assert image is not None

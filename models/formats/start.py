@@ -67,12 +67,9 @@ def _check_settings(config: HeadConfig, told: HeadConfig, settings: JsonObject, 
     ours, theirs = config.reads(shape, training=True), told.reads(shape, training=True)
     if ours.state != theirs.state:
         _refuse("layers that it reads", list(theirs.state) or "feature", list(ours.state) or "feature", settings, where)
-    biases = dict(told).get("fc_bias"), dict(config).get("fc_bias")  # both have one, or none, as their kind has
-    if biases[0] != biases[1]:
-        _refuse("fc_bias", *biases, settings, where)
-    queries = told.written_settings().get("num_queries"), config.written_settings().get("num_queries")
-    if queries[0] != queries[1]:
-        _refuse("num_queries", *queries, settings, where)
+    for name in ("fc_bias", "num_queries", "fc_norm", "norm_output"):  # both have one, or none, as their kind has
+        if dict(told).get(name) != dict(config).get(name):
+            _refuse(name, dict(told).get(name), dict(config).get(name), settings, where)
 
 
 # How positions turn where they have three rows: decoding's choice.

@@ -78,7 +78,7 @@ def verify(
         new = seen.index_select(1, behind.clamp(0, nodes - 1)) & (behind < nodes)
         full = ((behind < 0) | new)[None, None]  # [1,1,N,K]
         with cache.written_at(past + torch.arange(nodes, device=past.device), length):
-            states = decoder.forward_seeing(decoder.embed(ids[None]), cache, positions[None], full, layers=layers)
+            states = decoder.forward_seeing(decoder.embed(ids[None]), cache, positions[None], full, layers)
         return decoder.logits(states.feature[0]), states.feature, *(states.layers[layer] for layer in layers)
 
     inputs = _inputs(decoder.device, tree, root, first, cache.length, nodes)

@@ -3,6 +3,7 @@
 import torch
 from draftsmith.core.batch import Request
 from draftsmith.eval.policies import Chain
+from draftsmith.models.decoding.rows import guide
 from draftsmith.models.decoding.tree import ROOT
 from draftsmith.models.drafters.modes import without_pictures
 from draftsmith.models.targets.base import Taps, TargetStep
@@ -51,6 +52,15 @@ def picture(request):
 
 def no_picture(request):
     return without_pictures(request, 5)
+
+
+def guidance(scale):
+    return lambda scores: guide(scores, scale)
+
+
+def mix(weights):
+    """An ensemble's scores: logarithms of the mixed distributions of rows [R,F,V]."""
+    return lambda scores: torch.einsum("r,rfv->fv", weights, scores.softmax(-1)).log()
 
 
 class RowsProposal:

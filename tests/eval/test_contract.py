@@ -11,7 +11,7 @@ from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Static
 from draftsmith.eval.rules import Sampling
 from draftsmith.models.attention import GROUPED
-from draftsmith.models.decoding.rows import first_row, guide, mix
+from draftsmith.models.decoding.rows import guide
 from draftsmith.models.decoding.tree import ROOT
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.targets.llava.decoder import LlavaDecoder
@@ -22,6 +22,8 @@ from fakes import (
     ReadsFeatures,
     ReadsHistory,
     RowsProposal,
+    guidance,
+    mix,
     no_picture,
     picture,
     states,
@@ -55,14 +57,14 @@ def not_vacuous(cycles):
 
 @POLICIES
 def test_rows_with_a_reduction(big, near, policy):
-    ensemble = RowsProposal(decoder(near), [picture, no_picture], mix(torch.tensor([0.5, 0.5]), 0.0))
+    ensemble = RowsProposal(decoder(near), [picture, no_picture], mix(torch.tensor([0.5, 0.5])))
     not_vacuous(compare(lambda: target(big), ensemble, policy, images=2))
 
 
 def test_an_ensemble_of_one_copy_is_accepted_whole(big):
     for weights in ([1.0], [0.5, 0.5]):
         views = [picture] * len(weights)
-        ensemble = RowsProposal(decoder(big), views, mix(torch.tensor(weights), 0.0))
+        ensemble = RowsProposal(decoder(big), views, mix(torch.tensor(weights)))
         cycles = compare(lambda: target(big), ensemble, Chain(4))
         assert all(c.num_accepted == c.num_drafted for c in cycles)
         assert sum(c.num_accepted for c in cycles) > 30
@@ -71,9 +73,9 @@ def test_an_ensemble_of_one_copy_is_accepted_whole(big):
 @POLICIES
 def test_a_guided_target_with_guided_and_plain_drafts(big, near, policy):
     """Guidance never leaves target and drafter: the loop sees one distribution."""
-    make = lambda: GuidedTarget(decoder(big), guide(2.0))  # noqa: E731
+    make = lambda: GuidedTarget(decoder(big), guidance(2.0))  # noqa: E731
     not_vacuous(compare(make, proposal(near), policy))
-    copied = RowsProposal(decoder(big), [picture, no_picture], guide(2.0))
+    copied = RowsProposal(decoder(big), [picture, no_picture], guidance(2.0))
     cycles = compare(make, copied, Chain(3))
     assert all(c.num_accepted == c.num_drafted for c in cycles)
     # Not the unguided target in disguise.
@@ -82,21 +84,17 @@ def test_a_guided_target_with_guided_and_plain_drafts(big, near, policy):
     assert generate(make(), None, asked, greedy(policy)).tokens != unguided
 
 
-def test_reductions_nest():
-    scores = torch.randn(4, 2, 7)
-    weights = torch.tensor([0.3, 0.7])
-    nested = guide(1.5, mix(weights, 1.0))(scores)
-    guided = scores[2:] + 1.5 * (scores[:2] - scores[2:])
-    expected = (0.3 * guided[0].softmax(-1) + 0.7 * guided[1].softmax(-1)).log()
-    assert torch.allclose(nested, expected, atol=1e-6)
-    assert torch.allclose(guide(1.0)(scores[:2]), first_row(scores), atol=1e-6)
+def test_guidance_moves_away_from_the_row_without_a_condition():
+    scores = torch.randn(2, 2, 7)
+    assert torch.allclose(guide(scores, 1.5), scores[1] + 1.5 * (scores[0] - scores[1]), atol=1e-6)
+    assert torch.allclose(guide(scores, 1.0), scores[0], atol=1e-6)
 
 
 def test_guidance_keeps_out_what_neither_row_may_say():
     """Minus infinity less minus infinity is not a number, and `argmax` would return exactly that place."""
     scores = torch.randn(2, 3, 5)
     scores[:, :, 3] = float("-inf")
-    guided = guide(3.0)(scores)
+    guided = guide(scores, 3.0)
     assert guided[:, 3].isneginf().all()
     assert guided[:, [0, 1, 2, 4]].isfinite().all()
 

@@ -78,6 +78,6 @@ def test_a_wide_beam_is_ranked_as_a_narrow_one():
 
 def test_guidance_where_nothing_is_banned():
     scores = torch.randn(2, 5, 30, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(guide(3.0, banned=False)(scores), guide(3.0)(scores))
+    assert torch.equal(guide(scores, 3.0, banned=False), guide(scores, 3.0))
     scores[:, :, 4] = float("-inf")
-    assert guide(3.0)(scores)[:, 4].isneginf().all() and guide(3.0, banned=False)(scores)[:, 4].isnan().all()
+    assert guide(scores, 3.0)[:, 4].isneginf().all() and guide(scores, 3.0, banned=False)[:, 4].isnan().all()

@@ -31,11 +31,10 @@ from draftsmith.eval.policies import (
 from draftsmith.eval.policies.adt import Shape, acceptance_rate, adapt, flock
 from draftsmith.eval.policies.dynamic import candidates
 from draftsmith.eval.rules import Sampling
-from draftsmith.models.decoding.rows import guide
 from draftsmith.models.decoding.tree import ROOT, ancestor_mask
 from draftsmith.models.decoding.warp import Warp
 from exact import Expands, prefixes, told
-from fakes import CannotExpand, GuidedTarget, ReadsFeatures, RowsProposal, Wrapped, no_picture, picture
+from fakes import CannotExpand, GuidedTarget, ReadsFeatures, RowsProposal, Wrapped, guidance, no_picture, picture
 from pydantic import TypeAdapter, ValidationError
 from test_contract import compare, decoder, greedy, not_vacuous
 from test_exactness import NoResidual, outcomes
@@ -307,8 +306,8 @@ PRUNING = pytest.mark.parametrize(
 @PRUNING
 def test_greedy_output_is_plain_decoding(big, near, policy):
     not_vacuous(compare(lambda: target(big), proposal(near), policy))
-    guided = lambda: GuidedTarget(decoder(big), guide(2.0))  # noqa: E731
-    not_vacuous(compare(guided, RowsProposal(decoder(near), [picture, no_picture], guide(2.0)), policy, seeds=1))
+    guided = lambda: GuidedTarget(decoder(big), guidance(2.0))  # noqa: E731
+    not_vacuous(compare(guided, RowsProposal(decoder(near), [picture, no_picture], guidance(2.0)), policy, seeds=1))
     not_vacuous(compare(lambda: target(big), ReadsFeatures(near), policy, seeds=1))
     assert max(c.num_drafted for c in compare(lambda: target(big), CannotExpand(near), policy)) <= 2
 

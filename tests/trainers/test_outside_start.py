@@ -300,6 +300,8 @@ def test_heads_of_another_kind_target_or_making_are_refused(made, tmp_path):
     refused("trained with norm_eps 1e-05", "msd", published(made, "msd", tmp_path / "norms", rms_norm_eps=1e-5))
     moved = published(made, "eagle3", tmp_path / "moved", eagle_aux_hidden_state_layer_ids=[1, 2, 4])
     refused(r"layers that it reads \[1, 2, 4\], and the recipe's drafter has \[1, 2, 3\]", "eagle3", moved)
+    normed = published(made, "eagle3", tmp_path / "normed", norm_output=True)
+    refused("trained with norm_output True, and the recipe's drafter has False", "eagle3", normed)
     refused("is no directory, and cannot be fetched", "msd", tmp_path / "nowhere")
     sparrow = SparrowConfig(kind="sparrow", gap_share=0.0)
     refused("published heads that are read are EAGLE, EAGLE-3, P-EAGLE, MSD", "msd", eagle_folder, config=sparrow)
