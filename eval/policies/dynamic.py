@@ -18,11 +18,10 @@ from torch import Tensor
 
 from ...core.fields import MOST_LEVELS, MOST_NODES
 from ...models.decoding.tree import ROOT, Tree
-from ...models.targets.verified import Verified
-from .base import Draw, Expand, TreeSection
+from .base import Draw, Expand, TreePolicy, TreeSection
 
 
-class Dynamic:
+class Dynamic(TreePolicy):
     """The best `total - 1` of K + D * K * K candidates.
 
     Args:
@@ -38,17 +37,11 @@ class Dynamic:
         self.num_nodes, self.width, self.num_levels = total - 1, min(width, total - 1), depth + 1
         self.max_nodes = most_written(self.num_nodes, depth=depth, width=self.width)
 
-    def start(self) -> None:
-        return None
-
     def grow(self, root: Tensor, expand: Expand, draw: Draw, *, max_levels: int) -> Tree:
         assert not draw.sampled, "check_combination refuses this"
         levels = min(self.num_levels, max_levels)
         beam = candidates(root, expand, width=self.width, levels=levels, draw=draw)
         return beam.best(self.num_nodes, planned=self.num_levels)
-
-    def observe(self, verified: Verified) -> None:
-        return None
 
 
 @dataclass(frozen=True)

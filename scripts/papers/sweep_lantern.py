@@ -33,14 +33,14 @@ from draftsmith.core.errors import UserError, did_you_mean
 from draftsmith.core.secrets import redact_argument, redact_tree
 from draftsmith.data.captioned.prompts import ImagePrompt
 from draftsmith.eval import tables
-from draftsmith.eval.lantern import LanternConfig, lantern
+from draftsmith.eval.lantern import LanternConfig
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.measured_rows import PLAIN, Row, grouped
 from draftsmith.eval.pair import open_pair
 from draftsmith.eval.policies import Draw
 from draftsmith.eval.quality import LOWER_IS_BETTER
 from draftsmith.eval.row_columns import read_rows
-from draftsmith.eval.rules import RULES
+from draftsmith.eval.rules import RULES, Codes
 from draftsmith.eval.studies.drawn.method_figures import TradeOff, trade_off
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.recipes.commands.cli import say
@@ -168,9 +168,8 @@ def costs(options: Options, stage: EvaluateStage, context: Context, prompt: Imag
     generate(target, drafting.drafter, request, decoding, torch.Generator().manual_seed(context.seed))
     rules = [stage.methods[s.name].rule for s in options.pairs]
     configs = [config for config in rules if isinstance(config, LanternConfig)]  # all are: for the type checker
-    folder = context.folder / "neighbours"
-    relaxed = lantern(configs[0], generator.codebook.to(target.device), greedy=False, offset=generator.first_id,
-                      seed=context.seed, folder=folder)  # fmt: skip
+    codebook, folder = generator.codebook.to(target.device), context.folder / "neighbours"
+    relaxed = configs[0].build_for_codes(warmest, Codes(codebook, generator.first_id, context.seed, folder))
     return proximity.compare_costs(configs, relaxed.table, *rule.recorded())
 
 
