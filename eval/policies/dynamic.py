@@ -9,7 +9,7 @@ Letters: C candidates, D expansions, F nodes expanded at once, K width, N nodes 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -48,7 +48,8 @@ class Dynamic(TreePolicy):
 class Candidates:
     """Every child that was scored, in order of creation: by level, by rank of its parent, likeliest first.
 
-    Candidates come in groups of `width`: the root's, then those of expansion 0, expansion 1, ... They are arrays of the
+    Candidates come in groups of `width`: the root's, then those of expansion 0, expansion 1, ... Number c stands in
+    the group of expansion c // width - 1. They are arrays of the
     host: a beam is so small that each operation on it would take longer as one on tensors, and a wide one has thousands
     of candidates, which lists would take as long for as a small target's pass.
     """
@@ -64,7 +65,7 @@ class Candidates:
         # Candidate -> its node and its expansion; the entry after the last candidate is the root's.
         node, expansion = (np.full(len(self.scores) + 1, ROOT) for _ in range(2))
         node[chosen], expansion[self.expanded] = np.arange(len(chosen)), np.arange(len(self.expanded))
-        above = np.append(self.expanded, len(self.scores))[parent_expansion(chosen, self.width)]
+        above = np.append(self.expanded, len(self.scores))[chosen // self.width - 1]
         return Tree(
             torch.from_numpy(self.tokens[chosen]),
             tuple(node[above].tolist()), tuple(expansion[chosen].tolist()), planned=planned,
@@ -91,7 +92,7 @@ def candidates(root: Tensor, expand: Expand, *, width: int, levels: int, draw: D
         if not len(beam):
             break
         drafted = torch.from_numpy(tokens[-1][beam])  # the drafter takes them over with all that it needs
-        parents = parent_expansion(first + beam, width).tolist()
+        parents = ((first + beam) // width - 1).tolist()
         below, probs = read_ranked(draw.ranked(expand(parents, drafted), width))
         # A probability rounded above 1 would score a child above its parent.
         reached = scores[-1][beam, None] * np.minimum(probs, 1.0)
@@ -121,11 +122,6 @@ def _likeliest(scores: np.ndarray, count: int) -> np.ndarray:
     """
     ranked = np.argsort(-scores, kind="stable")[:count]
     return ranked[scores[ranked] > 0]
-
-
-def parent_expansion(candidate: Any, width: int) -> Any:
-    """The expansion whose group a candidate stands in (or each of an array); the first group is the root's."""
-    return candidate // width - 1
 
 
 def most_written(num_nodes: int, *, depth: int, width: int) -> int:
