@@ -162,7 +162,7 @@ def common_table(cells: Sequence[Cell], quality: Quality) -> Table:
     columns: list[Measure] = [
         *_place_columns(cells),
         (Column("n", "d"), lambda c: c.summary.requests),
-        (Column("identical", kind="count"), _identical),
+        (Column("identical", kind="count"), lambda c: (c.summary.identical, c.summary.requests) if c.exact else None),
         (Column("tau [95%]", kind="interval"), lambda c: (c.summary.tau, *c.summary.tau_interval)),
         (Column("tau per request"), lambda c: c.summary.tau_mean_of_requests),
         (Column("accepted/cycle"), lambda c: c.summary.num_accepted),
@@ -173,11 +173,22 @@ def common_table(cells: Sequence[Cell], quality: Quality) -> Table:
         (Column("ESR [IQR]", unit="x", kind="interval"), lambda c: (c.summary.ESR, *c.summary.ESR_spread)),
         (Column("prefill", ".0%"), lambda c: c.summary.prefill_share),
     ]
-    lines: list[tuple[Value, ...]] = [tuple(value(cell) for _, value in columns) for cell in cells]
     metrics = sorted({metric for by_method in quality.values() for of in by_method.values() for metric in of})
-    if metrics:
-        lines = _with_quality(cells, [column for column, _ in columns], lines, quality, metrics)
-    scores = tuple(Column(metric, ".4g") for metric in metrics)
+
+    def score(temperature: float, method: str, metric: str) -> Value:
+        found = quality.get(temperature, {}).get(method, {}).get(metric)
+        return None if found is None else float(found["value"])
+
+    for m in metrics:
+        columns.append((Column(m, ".4g"), lambda c, m=m: score(c.temperature, c.method, m)))
+    lines: list[tuple[Value, ...]] = []
+    # With scores, each temperature's lines stand under those of plain decoding.
+    for t in dict.fromkeys(cell.temperature for cell in cells) if metrics else [None]:
+        if t is not None and PLAIN in quality.get(t, {}):
+            shown: dict[str, Value] = {"method": PLAIN, "T": t, "benchmark": cells[0].benchmark}
+            shown |= {m: score(t, PLAIN, m) for m in metrics}
+            lines.append(tuple(shown.get(column.name) for column, _ in columns))
+        lines += [tuple(value(cell) for _, value in columns) for cell in cells if t in (None, cell.temperature)]
     notes = {m: f for by_method in quality.values() for of in by_method.values() for m, f in of.items()}
     footnotes = [f"{m}: {f['what']}, n = {f['n']}" + (f" ({f['caution']})" if f.get("caution") else "")
             for m, f in sorted(notes.items())]  # fmt: skip
@@ -185,9 +196,7 @@ def common_table(cells: Sequence[Cell], quality: Quality) -> Table:
         footnotes.append(RELAXED)
     if any(cell.engine for cell in cells):
         footnotes.append(OF_ENGINES)
-    return Table(
-        "All results", (*(c for c, _ in columns), *scores), tuple(lines), note=NOTE, footnotes=tuple(footnotes)
-    )
+    return Table("All results", tuple(c for c, _ in columns), tuple(lines), note=NOTE, footnotes=tuple(footnotes))
 
 
 NOTE = (
@@ -199,35 +208,6 @@ NOTE = (
     "serving engine's plain step takes less time, so its T_q/T_p is larger, and drafting gains less there than these "
     "speedups say."
 )
-
-
-def _identical(cell: Cell) -> Value:
-    return (cell.summary.identical, cell.summary.requests) if cell.exact else None
-
-
-def _score(quality: Quality, temperature: float, method: str, metric: str) -> Value:
-    score = quality.get(temperature, {}).get(method, {}).get(metric)
-    return None if score is None else float(score["value"])
-
-
-def _with_quality(
-    cells: Sequence[Cell],
-    columns: Sequence[Column],
-    lines: Sequence[tuple[Value, ...]],
-    quality: Quality,
-    metrics: Sequence[str],
-) -> list[tuple[Value, ...]]:
-    """Lines with their scores, each temperature's under those of plain decoding."""
-    scored: list[tuple[Value, ...]] = []
-    for temperature in dict.fromkeys(cell.temperature for cell in cells):
-        if PLAIN in quality.get(temperature, {}):
-            shown: dict[str, Value] = {"method": PLAIN, "T": temperature, "benchmark": cells[0].benchmark}
-            plain = [shown.get(column.name) for column in columns]
-            scored.append((*plain, *(_score(quality, temperature, PLAIN, m) for m in metrics)))
-        for line, cell in zip(lines, cells, strict=True):
-            if cell.temperature == temperature:
-                scored.append((*line, *(_score(quality, temperature, cell.method, m) for m in metrics)))
-    return scored
 
 
 def cycles_table(cells: Sequence[Cell]) -> Table:

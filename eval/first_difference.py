@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ..core.batch import ImageRequest, Request
-from ..core.json_types import JsonObject
 from ..core.states import Taps
 from ..models.decoding.tree import Tree
 from ..models.targets.base import Target
@@ -36,10 +35,6 @@ class Difference:
     gap: float | None  # plain decoding's score of its own token less that of the other; None: an answer was cut
     ulps: float | None  # the gap in units in the last place
     tie: bool
-
-    def to_json(self) -> JsonObject:
-        """Field name -> value."""
-        return asdict(self)
 
 
 class _Watched(Greedy):

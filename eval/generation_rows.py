@@ -4,52 +4,32 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from ..core.json_types import JsonMapping
 from .loop import Generation
-from .measured_rows import Medium, Row
+from .measured_rows import Row
 
 
 def measure(
     plain: Sequence[Generation],
     drafted: Sequence[Generation],
     *,
-    benchmark: str,
-    method: str,
-    request: str,
-    temperature: float,
-    max_new_tokens: int,
-    medium: Medium,
-    drafter: str = "",
-    mode: str = "",
-    budget: str = "",
-    turn: str = "",
-    prompt_tokens: int = 0,
-    visual_tokens: int = 0,
     details: JsonMapping | None = None,
+    **about: Any,
 ) -> Row:
     """The row of a request that was decoded a few times plainly and by a method.
 
     Args:
         plain, drafted: one for each repeat. Plain decoding against itself is a row, too: its method is `PLAIN`.
         details: JSON values that only some methods have.
+        about: what was decoded and how, by the names of `Row`: benchmark, method, request, temperature, ...
     """
     first, cycles = drafted[0], [cycle for generation in drafted for cycle in generation.cycles]
     parts = [time_parts(generation) for generation in drafted]
     replayed = {part: sum(g.replayed[n] for g in drafted) for n, part in enumerate(("target", "drafter"))}
     return Row(
-        benchmark=benchmark,
-        method=method,
-        request=request,
-        drafter=drafter,
-        mode=mode,
-        temperature=temperature,
-        max_new_tokens=max_new_tokens,
-        medium=medium,
-        budget=budget,
-        turn=turn,
-        prompt_tokens=prompt_tokens,
-        visual_tokens=visual_tokens,
+        **about,
         tokens=tuple(first.tokens),
         plain_tokens=len(plain[0].tokens),
         stop=first.stop,

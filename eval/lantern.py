@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -72,9 +71,11 @@ class LanternConfig(RuleSection):
         self.num_neighbours(num_codes)
 
     def build_for_codes(self, temperature: float, codes: Codes) -> Lantern:
-        return lantern(
-            self, codes.codebook, greedy=temperature == 0, offset=codes.offset, seed=codes.seed, folder=codes.folder
+        needed = self.num_neighbours(len(codes.codebook))
+        table = load_neighbours(
+            codes.codebook, needed, metric=self.metric, offset=codes.offset, seed=codes.seed, folder=codes.folder
         )
+        return Lantern(self, table, greedy=temperature == 0)
 
     @property
     def reach(self) -> int:
@@ -197,36 +198,15 @@ class Lantern:
     def _residual(self, rest: Tensor, q: Tensor | None, members: Tensor, size: int) -> Tensor:
         """What the rejection of members[0] leaves of `rest` [V]; `size` of them are in A. q None: a point mass."""
         if self.config.residual == "paper":
-            left = _cleared(rest, members[:size])
+            left = rest.index_fill(0, members[:size], 0.0)
             return positive_part(left if q is None else left - q, rest)
         if q is not None:
-            return positive_part(rest - _cleared(q, members[1:] if size > 1 else members[:0]), rest)
-        left = _cleared(rest, members if size > 1 else members[:1])
+            return positive_part(rest - q.index_fill(0, members[1:] if size > 1 else members[:0], 0.0), rest)
+        left = rest.index_fill(0, members if size > 1 else members[:1], 0.0)
         # The k+1 neighbours may have held everything: any code then (released: any id, also one that is no code).
         codes = torch.zeros_like(rest)
         codes[self.table.offset : self.table.offset + self.table.num_codes] = 1 / self.table.num_codes
         return positive_part(left, codes)
-
-
-def lantern(
-    config: LanternConfig,
-    codebook: Tensor,
-    *,
-    greedy: bool,
-    offset: int = 0,
-    seed: int = 0,
-    folder: Path | None = None,
-) -> Lantern:
-    """The rule for a tokenizer's codebook [C,D], which lies where p will.
-
-    Args:
-        offset: a token's id is its code + offset.
-        seed: of random neighbours.
-        folder: keeps the neighbour table.
-    """
-    needed = config.num_neighbours(len(codebook))
-    table = load_neighbours(codebook, needed, metric=config.metric, offset=offset, seed=seed, folder=folder)
-    return Lantern(config, table, greedy)
 
 
 def moved_jsd(own: Tensor, moved: Tensor) -> Tensor:
@@ -240,12 +220,6 @@ def moved_jsd(own: Tensor, moved: Tensor) -> Tensor:
     limits = torch.finfo(middle.dtype)
     share = (half / middle.clamp(min=limits.tiny)).clamp(max=1 - limits.eps)
     return (moved * math.log(2) + own * torch.log1p(-share) + (own + moved) * torch.log1p(share)) / 2
-
-
-def _cleared(probs: Tensor, ids: Tensor) -> Tensor:
-    left = probs.clone()
-    left[ids] = 0.0
-    return left
 
 
 def _on_device(tree: Tree, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -80,12 +80,8 @@ class Decoding:
     max_new_tokens: int
     eos_ids: Collection[int]
     # ViSkip (MMSpec): a cycle drafts nothing where its last token came from a place that gave the picture at least this
-    # share of its attention. Exact with any drafter, tree and rule: see `_Run._hangs_on_picture`.
+    # share of its attention. Exact with any drafter, tree and rule: see `_Run._drafted`.
     visual_skip: float | None = None
-
-    def with_length(self, max_new_tokens: int) -> Decoding:
-        """A copy with this `max_new_tokens`."""
-        return replace(self, max_new_tokens=max_new_tokens)
 
 
 @dataclass(frozen=True)
@@ -172,16 +168,13 @@ class _Run:
         clock: Clock,
     ):
         self.target, self.drafter, self.decoding, self.generator = target, drafter, decoding, generator
+        self.seeing = cast(SeeingTarget, target)  # where pictures are asked for
         self.draw = replace(decoding.draw, ends=frozenset(decoding.eos_ids), warp=decoding.warp)
         self.clock, self.tokens = clock, list[int]()
         # Of the first cycles.
         self.looks = None if drafter is None else FirstProposals(drafter, target.vocab_size)
         self.watches = drafter is not None and decoding.visual_skip is not None
         self.visual_attention: float | None = None  # where the last committed token came from
-
-    @property
-    def _seeing(self) -> SeeingTarget:
-        return cast(SeeingTarget, self.target)
 
     @property
     def room(self) -> int:
@@ -205,15 +198,22 @@ class _Run:
         capacity = self.decoding.max_new_tokens + 1 + most_nodes
         more = {} if embedded is None else {"embedded": embedded}
         taps = drafter.taps if drafter else Taps()
-        taps = self._seeing.watched(taps) if self.watches else taps
+        taps = self.seeing.watched(taps) if self.watches else taps
         self.session, step = self.target.prefill(request, taps, capacity=capacity, **more)
-        self.tokens.append(_pick(warp(step.logits[-1]), warp, self.generator))
+        probs = warp(step.logits[-1])
+        if warp.greedy:
+            first = int(likeliest(probs))
+            if first < 0:
+                raise NotFinite(SCORES)
+        else:
+            first = inverse_cdf(probs, float(torch.rand((), generator=self.generator)))
+        self.tokens.append(first)
         if self.watches:
-            self.visual_attention = self._seeing.visual_attention(self.session, step)
+            self.visual_attention = self.seeing.visual_attention(self.session, step)
         begin = self.clock()
         if drafter is not None:
             drafter.start(request, step, warp, capacity=capacity)
-            drafter.begin(self.tokens[0])
+            drafter.begin(first)
             self.decoding.policy.start()
         return begin - start, self.clock() - begin
 
@@ -226,7 +226,10 @@ class _Run:
         step = self.target.verify(self.session, self.tokens[-1], tree)
         p = step.logits if warp.greedy else Distributions(step.logits, warp)
         scored = clock()
-        verified = self.decoding.rule(tree, p, _uniforms(tree.num_nodes, warp, self.generator))
+        uniforms: list[float] = []
+        if not warp.greedy:
+            uniforms = torch.rand(tree.num_nodes + 1, generator=self.generator, dtype=torch.float64).tolist()
+        verified = self.decoding.rule(tree, p, uniforms)
         if self.looks is not None:
             self.looks.settle()
         verified = verified.until_end(self.decoding.eos_ids)
@@ -240,7 +243,7 @@ class _Run:
             told = clock()
             policy.observe(verified)
             if self.watches:
-                self.visual_attention = self._seeing.visual_attention(self.session, kept)
+                self.visual_attention = self.seeing.visual_attention(self.session, kept)
             update_s = clock() - told
         self.tokens += [*verified.tokens, verified.bonus]
         most = tree.planned if drafter is None or drafter.max_levels is None else drafter.max_levels
@@ -251,21 +254,15 @@ class _Run:
             visual_attention=attention,
         )  # fmt: skip
 
-    @property
-    def _hangs_on_picture(self) -> bool:
-        """Whether this cycle is a step of plain decoding, by ViSkip (MMSpec, arXiv 2603.14989, and its released code).
-
-        Exact at every temperature: what is compared is a function of the prompt and the committed tokens. It is known
-        before this cycle's first draw, so given them the choice is made, and with a tree or without one the rule emits
-        tokens distributed as the target's. A choice that looked at the draft, or at the draws that accept it, would
-        not be exact. The drafter's `root` has run: it reads the newest tokens there in every cycle.
-        """
-        skip, attention = self.decoding.visual_skip, self.visual_attention
-        return skip is not None and attention is not None and attention >= skip
-
     def _drafted(self, drafter: Drafter) -> Tree:
         looks, root = self.looks if len(self.tokens) == 1 else None, drafter.root()
-        if drafter.max_levels == 0 or self._hangs_on_picture:
+        # ViSkip (MMSpec, arXiv 2603.14989, and its released code) makes this cycle a step of plain decoding. Exact at
+        # every temperature: what is compared is a function of the prompt and the committed tokens. It is known before
+        # this cycle's first draw, so given them the choice is made, and with a tree or without one the rule emits
+        # tokens distributed as the target's. A choice that looked at the draft, or at the draws that accept it, would
+        # not be exact. The drafter's `root` has run: it reads the newest tokens there in every cycle.
+        skip, attention = self.decoding.visual_skip, self.visual_attention
+        if drafter.max_levels == 0 or (skip is not None and attention is not None and attention >= skip):
             return no_tree()
         if looks is not None:
             looks.see("root", root)
@@ -287,19 +284,6 @@ class _Run:
         self.draw = replace(self.draw.seeded(self.generator, root.device), choose=choose)
         tree = self.decoding.policy.grow(root, expand, self.draw, max_levels=levels)
         return tree if tree.draft_probs is None else replace(tree, draft_probs=tree.draft_probs.to(self.target.device))
-
-
-def _pick(probs: Tensor, warp: Warp, generator: torch.Generator | None) -> int:
-    if warp.greedy:
-        token = int(likeliest(probs))
-        if token < 0:
-            raise NotFinite(SCORES)
-        return token
-    return inverse_cdf(probs, float(torch.rand((), generator=generator)))
-
-
-def _uniforms(num_nodes: int, warp: Warp, generator: torch.Generator | None) -> list[float]:
-    return [] if warp.greedy else torch.rand(num_nodes + 1, generator=generator, dtype=torch.float64).tolist()
 
 
 def _clock(target: Target, drafter: Drafter | None = None) -> Clock:

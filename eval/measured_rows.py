@@ -83,12 +83,6 @@ class Row:
         """Tokens of all cycles; the prefill's token is not among them."""
         return sum(self.emitted)
 
-    @property
-    def key(self) -> tuple[Json, ...]:
-        """The key that identifies this row within an evaluation. Rows are sorted by it before resampling."""
-        return (self.benchmark, self.turn, self.budget, self.temperature, self.max_new_tokens, self.method,
-                self.drafter, self.mode, self.engine, self.concurrency, self.request)  # fmt: skip
-
     def to_json(self) -> JsonObject:
         """JSON values, with the version of this form. An engine's fields stand there for an engine's rows alone."""
         if not self.engine:

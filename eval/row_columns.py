@@ -17,7 +17,8 @@ from ..core.files import read_json_lines
 from ..core.json_types import Json, JsonMapping, JsonObject
 from .measured_rows import Row
 
-# In this order rows are sorted: by request first, so that a bootstrap resamples the same requests for every method.
+# What identifies a row within an evaluation. In this order rows are sorted: by request first, so that a bootstrap
+# resamples the same requests for every method.
 KEY = ("request", "benchmark", "turn", "budget", "temperature", "max_new_tokens", "method", "drafter", "mode", "engine",
        "concurrency")  # fmt: skip
 NAMES = (*KEY, "medium", "stop")  # of few different values, strings but for three numbers

@@ -84,17 +84,7 @@ class Greedy:
         """`p` [N+1,V], row 0 at the root: probabilities or scores, only their largest entry counts."""
         best = likeliest(p)
         tokens, best_ids = read_with(tree, best)
-        path: list[int] = []
-        node = ROOT
-        while True:
-            match = [child for child in tree.children.get(node, ()) if tokens[child] == best_ids[node + 1]]
-            if not match:
-                break
-            node = match[0]
-            path.append(node)
-        if best_ids[node + 1] < 0:
-            raise NotFinite(SCORES)
-        return Verified(tuple(path), tuple(tokens[n] for n in path), best_ids[node + 1], p)
+        return _followed(tree, tokens, lambda node: best_ids[node + 1], p)
 
 
 class Sampling:
@@ -140,35 +130,27 @@ class Sampling:
 
 
 def _drawn_from_p(tree: Tree, p: Distributions, uniforms: Iterable[float]) -> Verified:
-    """The path of the tokens that each visited node draws from p; a node at depth d draws with uniform d."""
-    tokens, draw = _draws(tree, p, iter(uniforms))
-    path: list[int] = []
-    token = draw(ROOT)
-    while (child := _child_with(tree, path[-1] if path else ROOT, token, tokens)) is not None:
-        path.append(child)
-        token = draw(child)
-    return Verified(tuple(path), tuple(tokens[n] for n in path), token, p)
-
-
-def _draws(tree: Tree, p: Distributions, uniforms: Iterator[float]) -> tuple[list[int], Callable[[int], int]]:
-    """The tokens of all nodes, and what draws the next one at a node: at once for all, or one by one."""
+    """The path of the tokens that each visited node draws from p, one by one or at once for all nodes; a node at depth
+    d draws with uniform d.
+    """
+    draws = iter(uniforms)
     if p.one_by_one:
-        return tree.tokens.tolist(), lambda node: inverse_cdf(p.row(node + 1), float(next(uniforms)))
-    by_depth = [float(u) for u in itertools.islice(uniforms, tree.num_levels + 1)]
+        return _followed(tree, tree.tokens.tolist(), lambda node: inverse_cdf(p.row(node + 1), float(next(draws))), p)
+    by_depth = [float(u) for u in itertools.islice(draws, tree.num_levels + 1)]
     own = torch.tensor([by_depth[0], *(by_depth[depth] for depth in tree.depths)], dtype=torch.float64)
-    drawn = _at_uniforms(p.whole(), uploaded(own, p.device))
-    tokens, ids = read_with(tree, drawn)
-
-    def draw(node: int) -> int:
-        if (token := ids[node + 1]) < 0:
-            raise NotFinite(SCORES)
-        return token
-
-    return tokens, draw
+    tokens, ids = read_with(tree, _at_uniforms(p.whole(), uploaded(own, p.device)))
+    return _followed(tree, tokens, lambda node: ids[node + 1], p)
 
 
-def _child_with(tree: Tree, node: int, token: int, tokens: Sequence[int]) -> int | None:
-    return next((child for child in tree.children.get(node, ()) if tokens[child] == token), None)
+def _followed(tree: Tree, tokens: Sequence[int], after: Callable[[int], int], p: Tensor | Distributions) -> Verified:
+    """From the root down for as long as a child has the token that comes after its parent: -1 where there is none."""
+    path, token = list[int](), after(ROOT)
+    while match := [child for child in tree.children.get(path[-1] if path else ROOT, ()) if tokens[child] == token]:
+        path.append(match[0])
+        token = after(match[0])
+    if token < 0:
+        raise NotFinite(SCORES)
+    return Verified(tuple(path), tuple(tokens[n] for n in path), token, p)
 
 
 def _at_tokens(tree: Tree, p: Distributions) -> tuple[list[int], list[tuple[float, float]]]:

@@ -276,17 +276,7 @@ def paired_difference(first: Iterable[Row], second: Iterable[Row]) -> Difference
     if names[0] != names[1]:
         assert len(names[0]) == len(names[1]), "a request stands twice on one side"
         sides = [side.assign(drafter=side.drafter.rank(method="dense")) for side in sides]
-    key = [
-        "request",
-        "benchmark",
-        "turn",
-        "budget",
-        "temperature",
-        "max_new_tokens",
-        "engine",
-        "concurrency",
-        "drafter",
-    ]
+    key = [*(name for name in KEY if name not in ("method", "mode", "drafter")), "drafter"]
     assert not any(side.duplicated(key).any() for side in sides), "a request stands twice on one side"
     pairs = sides[0].merge(sides[1], on=key).sort_values(key)
     if pairs.empty:

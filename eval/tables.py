@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import singledispatch
 from typing import Literal
 
 from ..core.json_types import JsonMapping, JsonObject
@@ -199,51 +198,40 @@ def best(values: Sequence[Value]) -> list[Mark]:
     return [names[ranks.index(value)] if value in ranks else "" for value in printed]
 
 
-@singledispatch
 def markdown(part: Part, *, level: int = 2) -> list[str]:
     """The lines of a part of a page.
 
     Args:
         level: of a heading in it.
     """
-    raise AssertionError(part)
+    match part:
+        case str():
+            return [sentence(part), ""]
+        case Items():
+            return [*(f"- {sentence(entry)}" for entry in part.entries), ""]
+        case Figure():  # with its caption where it cannot be shown, and in a section under it, too
+            under = [sentence(part.caption), ""] if level > 2 else []
+            return [f"![{label(part.caption)}]({part.path})", "", *under]
+        case ReportSection():
+            inner = (line for each in part.content for line in markdown(each, level=level + 1))
+            return [f"{'#' * level} {sentence(part.title)}", "", *inner]
+        case Table():
+            return _table(part, level)
 
 
-@markdown.register
-def _(text: str, *, level: int = 2) -> list[str]:
-    return [sentence(text), ""]
-
-
-@markdown.register
-def _(items: Items, *, level: int = 2) -> list[str]:
-    return [*(f"- {sentence(entry)}" for entry in items.entries), ""]
-
-
-@markdown.register
-def _(figure: Figure, *, level: int = 2) -> list[str]:
-    """The picture, with its caption where it cannot be shown, and in a section under it, too."""
-    under = [sentence(figure.caption), ""] if level > 2 else []
-    return [f"![{label(figure.caption)}]({figure.path})", "", *under]
-
-
-@markdown.register
-def _(section: ReportSection, *, level: int = 2) -> list[str]:
-    inner = (line for part in section.content for line in markdown(part, level=level + 1))
-    return [f"{'#' * level} {sentence(section.title)}", "", *inner]
-
-
-@markdown.register
-def _(table: Table, *, level: int = 2) -> list[str]:
+def _table(table: Table, level: int) -> list[str]:
     """A table under its title; best in bold, second best underlined."""
     lines = [f"{'#' * level} {plain(table.title)}", ""] if table.title else []
+    signs = {"": "{}", "best": "**{}**", "second": "<u>{}</u>"}
     rows = [
         [
-            _marked(cell(column.shown(value)), mark)
+            signs[mark].format(cell(column.shown(value)))
             for column, value, mark in zip(table.columns, row, marks, strict=True)
         ]
         for row, marks in zip(table.rows, table.marks(), strict=True)
     ]
-    lines += [*_grid([cell(column.heading) for column in table.columns], rows), ""]
+    grid = ([cell(column.heading) for column in table.columns], ["---"] * len(table.columns), *rows)
+    lines += [*("| " + " | ".join(cells) + " |" for cells in grid), ""]
     if remark := table.remark():
         lines += [sentence(remark), ""]
     return [*lines, *(f"- {sentence(footnote)}" for footnote in table.footnotes), *([""] if table.footnotes else [])]
@@ -254,15 +242,7 @@ def words(head: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = ""
     return Table(title, tuple(map(text, head)), tuple(map(tuple, rows)), note=note)
 
 
-def _grid(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    return ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)]
-
-
 def interval(ends: Sequence[float]) -> str:
     """[low, high] with two decimals."""
     low, high = ends
     return f"[{low:.2f}, {high:.2f}]"
-
-
-def _marked(printed: str, mark: Mark) -> str:
-    return {"best": f"**{printed}**", "second": f"<u>{printed}</u>"}.get(mark, printed)

@@ -82,6 +82,8 @@ def proposes_nothing(q: Tensor) -> bool:
 
 
 class TreePolicy(Protocol):
+    """What grows a cycle's tree. A policy that learns nothing derives from this, and needs `grow` alone."""
+
     name: str
     prunes_by_token: bool  # drops drawn nodes by their scores: not exact with sampled draws
     num_levels: int
@@ -91,7 +93,7 @@ class TreePolicy(Protocol):
 
     def start(self) -> None:
         """A request begins. What was learned from the last one goes: a report must not depend on their order."""
-        ...
+        return None
 
     def grow(self, root: Tensor, expand: Expand, draw: Draw, *, max_levels: int) -> Tree:
         """A tree under the root, whose distribution is `root` [V], at most `max_levels` deep; leaves at `draw.ends`.
@@ -102,7 +104,7 @@ class TreePolicy(Protocol):
 
     def observe(self, verified: Verified) -> None:
         """Told the outcome of each cycle, for policies that adapt."""
-        ...
+        return None
 
 
 class TreeSection(Kinded):

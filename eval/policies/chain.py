@@ -13,11 +13,10 @@ from torch import Tensor
 
 from ...core.fields import MOST_NODES
 from ...models.decoding.tree import Tree, chain
-from ...models.targets.verified import Verified
-from .base import Draw, Expand, TreeSection, ends_read, proposes_nothing
+from .base import Draw, Expand, TreePolicy, TreeSection, ends_read, proposes_nothing
 
 
-class Chain:
+class Chain(TreePolicy):
     """`gamma` tokens in a row, fewer where one of them ends the answer."""
 
     name = "chain"
@@ -25,9 +24,6 @@ class Chain:
 
     def __init__(self, gamma: int):
         self.num_levels = self.num_nodes = self.max_nodes = gamma
-
-    def start(self) -> None:
-        return None
 
     def grow(self, root: Tensor, expand: Expand, draw: Draw, *, max_levels: int) -> Tree:
         levels = min(self.num_levels, max_levels)
@@ -44,9 +40,6 @@ class Chain:
             q = expand((level - 1,), token)
         joined = torch.cat(tokens) if tokens else torch.empty(0, dtype=torch.int64, device=root.device)
         return chain(joined, torch.stack(rows) if rows else None, planned=self.num_levels)
-
-    def observe(self, verified: Verified) -> None:
-        return None
 
 
 class ChainTree(TreeSection):

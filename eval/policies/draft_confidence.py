@@ -33,7 +33,7 @@ class Drafted:
 
     def __init__(self, root: Tensor, top_k: int, draw: Draw):
         self.top_k, self._draw = min(top_k, root.shape[-1]), draw
-        self._rows: list[Tensor] = [self.ranking(root[None])[0][0]]
+        self.rows: list[Tensor] = [self.ranking(root[None])[0][0]]
 
     def ranking(self, q: Tensor) -> tuple[Tensor, Tensor]:
         """The k largest of q [F,V], as `draw` cuts them: probabilities [F,k] and ids."""
@@ -41,7 +41,7 @@ class Drafted:
 
     def add(self, ranked: Tensor) -> None:
         """[F,k] of the next expansions."""
-        self._rows += ranked.unbind()
+        self.rows += ranked.unbind()
 
     def watch(self, expand: Expand) -> Expand:
         """`expand` that keeps what it returns."""
@@ -53,12 +53,9 @@ class Drafted:
 
         return watched
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
     def ranked(self, rows: Sequence[int]) -> Tensor:
         """[F,k] float64 on the CPU, likeliest first. One synchronisation."""
-        return torch.stack([self._rows[row] for row in rows]).double().cpu()
+        return torch.stack([self.rows[row] for row in rows]).double().cpu()
 
     def reached(self, tree: Tree, path: Sequence[int]) -> list[int]:
         """Rows at the root and along the accepted `path`, down to the last node that the drafter expanded."""

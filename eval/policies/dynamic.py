@@ -9,7 +9,7 @@ Letters: C candidates, D expansions, F nodes expanded at once, K width, N nodes 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -18,11 +18,10 @@ from torch import Tensor
 
 from ...core.fields import MOST_LEVELS, MOST_NODES
 from ...models.decoding.tree import ROOT, Tree
-from ...models.targets.verified import Verified
-from .base import Draw, Expand, TreeSection
+from .base import Draw, Expand, TreePolicy, TreeSection
 
 
-class Dynamic:
+class Dynamic(TreePolicy):
     """The best `total - 1` of K + D * K * K candidates.
 
     Args:
@@ -38,24 +37,19 @@ class Dynamic:
         self.num_nodes, self.width, self.num_levels = total - 1, min(width, total - 1), depth + 1
         self.max_nodes = most_written(self.num_nodes, depth=depth, width=self.width)
 
-    def start(self) -> None:
-        return None
-
     def grow(self, root: Tensor, expand: Expand, draw: Draw, *, max_levels: int) -> Tree:
         assert not draw.sampled, "check_combination refuses this"
         levels = min(self.num_levels, max_levels)
         beam = candidates(root, expand, width=self.width, levels=levels, draw=draw)
         return beam.best(self.num_nodes, planned=self.num_levels)
 
-    def observe(self, verified: Verified) -> None:
-        return None
-
 
 @dataclass(frozen=True)
 class Candidates:
     """Every child that was scored, in order of creation: by level, by rank of its parent, likeliest first.
 
-    Candidates come in groups of `width`: the root's, then those of expansion 0, expansion 1, ... They are arrays of the
+    Candidates come in groups of `width`: the root's, then those of expansion 0, expansion 1, ... Number c stands in
+    the group of expansion c // width - 1. They are arrays of the
     host: a beam is so small that each operation on it would take longer as one on tensors, and a wide one has thousands
     of candidates, which lists would take as long for as a small target's pass.
     """
@@ -71,7 +65,7 @@ class Candidates:
         # Candidate -> its node and its expansion; the entry after the last candidate is the root's.
         node, expansion = (np.full(len(self.scores) + 1, ROOT) for _ in range(2))
         node[chosen], expansion[self.expanded] = np.arange(len(chosen)), np.arange(len(self.expanded))
-        above = np.append(self.expanded, len(self.scores))[parent_expansion(chosen, self.width)]
+        above = np.append(self.expanded, len(self.scores))[chosen // self.width - 1]
         return Tree(
             torch.from_numpy(self.tokens[chosen]),
             tuple(node[above].tolist()), tuple(expansion[chosen].tolist()), planned=planned,
@@ -98,7 +92,7 @@ def candidates(root: Tensor, expand: Expand, *, width: int, levels: int, draw: D
         if not len(beam):
             break
         drafted = torch.from_numpy(tokens[-1][beam])  # the drafter takes them over with all that it needs
-        parents = parent_expansion(first + beam, width).tolist()
+        parents = ((first + beam) // width - 1).tolist()
         below, probs = read_ranked(draw.ranked(expand(parents, drafted), width))
         # A probability rounded above 1 would score a child above its parent.
         reached = scores[-1][beam, None] * np.minimum(probs, 1.0)
@@ -128,11 +122,6 @@ def _likeliest(scores: np.ndarray, count: int) -> np.ndarray:
     """
     ranked = np.argsort(-scores, kind="stable")[:count]
     return ranked[scores[ranked] > 0]
-
-
-def parent_expansion(candidate: Any, width: int) -> Any:
-    """The expansion whose group a candidate stands in (or each of an array); the first group is the root's."""
-    return candidate // width - 1
 
 
 def most_written(num_nodes: int, *, depth: int, width: int) -> int:

@@ -19,12 +19,11 @@ from torch import Tensor
 
 from ...core.fields import MOST_LEVELS, MOST_NODES
 from ...models.decoding.tree import ROOT, Tree
-from ...models.targets.verified import Verified
-from .base import Draw, Expand, TreeSection
+from .base import Draw, Expand, TreePolicy, TreeSection
 from .dynamic import read_ranked
 
 
-class Product:
+class Product(TreePolicy):
     """The best `total - 1` nodes of the product of up to `levels` levels.
 
     Args:
@@ -40,9 +39,6 @@ class Product:
         self.num_nodes, self.num_levels, self.width = total - 1, levels, width
         self.max_nodes = max(self.num_nodes, levels)
 
-    def start(self) -> None:
-        return None
-
     def grow(self, root: Tensor, expand: Expand, draw: Draw, *, max_levels: int) -> Tree:
         assert not draw.sampled, "check_combination refuses this"
         levels, width = min(self.num_levels, max_levels), min(self.width, root.shape[-1])
@@ -53,9 +49,6 @@ class Product:
         # One copy to the host for all levels.
         ids, probs = read_ranked((torch.cat([p for p, _ in ranked]), torch.cat([i for _, i in ranked])))
         return best_nodes(ids, probs, self.num_nodes, draw.ends, planned=self.num_levels)
-
-    def observe(self, verified: Verified) -> None:
-        return None
 
 
 def best_nodes(ids: np.ndarray, probs: np.ndarray, count: int, ends: frozenset[int], *, planned: int = 0) -> Tree:

@@ -133,7 +133,7 @@ class Sage:
             )
         )
         reached = drafted.reached(tree, verified.path)
-        which = {"deepest": reached[-1:], "root": [0], "mean": range(len(drafted))}[self.settings.confidence_from]
+        which = {"deepest": reached[-1:], "root": [0], "mean": range(len(drafted.rows))}[self.settings.confidence_from]
         ranked = drafted.ranked(which)
         self.confidence = float(confidence(ranked).mean())
         self._cap.observe(accepted)

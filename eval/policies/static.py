@@ -17,12 +17,11 @@ from ...core.errors import UserError, did_you_mean
 from ...core.fields import MOST_LEVELS, MOST_NODES
 from ...core.refused import Refused
 from ...models.decoding.tree import ROOT, Tree
-from ...models.targets.verified import Verified
-from .base import Draw, Expand, TreeSection, ends_read, proposes_nothing
+from .base import Draw, Expand, TreePolicy, TreeSection, ends_read, proposes_nothing
 from .choices import CHOICES
 
 
-class Static:
+class Static(TreePolicy):
     """A fixed tree given by choice paths, as Medusa's and EAGLE's lists: (0,), (1,), (0, 0), ...
 
     A path names the rank of the child taken at each level; every prefix of a path is a path.
@@ -48,9 +47,6 @@ class Static:
         self.num_levels, self.num_nodes = len(self.choices[-1]), len(self.choices)
         self.max_nodes = self.num_nodes
         self._inner = {path[:-1] for path in self.choices}  # paths that have children
-
-    def start(self) -> None:
-        return None
 
     def grow(self, root: Tensor, expand: Expand, draw: Draw, *, max_levels: int) -> Tree:
         tokens: dict[tuple[int, ...], Tensor] = {}  # in the order of `choices`
@@ -85,9 +81,6 @@ class Static:
         return Tree(
             joined, parents, slot_of, torch.stack(probs) if probs else None, tuple(rows), self.num_levels, by_path=True
         )
-
-    def observe(self, verified: Verified) -> None:
-        return None
 
 
 class StaticTree(TreeSection):

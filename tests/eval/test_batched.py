@@ -1,5 +1,7 @@
 """Answers written many at a time are those of the decoding loop, whatever stands beside them."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from draftsmith.eval.loop import Decoding, generate
@@ -55,7 +57,8 @@ def test_rows_end_at_their_own_end_token_and_limit(model):
     result = write(model, range(6), Warp(), eos=(end,))
     stops = set()
     for number, written in enumerate(result):
-        alone = generate(target(model), None, ASKED[number], greedy.with_length(max(2, LIMITS[number])))
+        limited = replace(greedy, max_new_tokens=max(2, LIMITS[number]))
+        alone = generate(target(model), None, ASKED[number], limited)
         assert written.ids == alone.tokens[: LIMITS[number]]
         assert written.stop == ("eos" if written.ids[-1] == end else "length")
         stops.add(written.stop)

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 from draftsmith.core.errors import UserError
-from draftsmith.eval.lantern import Lantern, LanternConfig, lantern, moved_jsd
+from draftsmith.eval.lantern import Lantern, LanternConfig, moved_jsd
 from draftsmith.eval.policies import Draw, Static
-from draftsmith.eval.rules import Greedy, Sampling
+from draftsmith.eval.rules import Codes, Greedy, Sampling
 from draftsmith.models.decoding.neighbours import NeighbourTable, load_neighbours, nearest
 from draftsmith.models.decoding.tree import ROOT, Tree, no_tree
 from draftsmith.models.decoding.warp import Warp
@@ -37,7 +37,7 @@ def config(form: str, k: int, delta: float, **more) -> LanternConfig:
 
 
 def rule(form: str, k: int, delta: float, *, greedy: bool = False, **more) -> Lantern:
-    return lantern(config(form, k, delta, **more), V["codebook"], greedy=greedy)
+    return config(form, k, delta, **more).build_for_codes(0.0 if greedy else 1.0, Codes(V["codebook"]))
 
 
 def named(setting: str) -> tuple[int, float]:
@@ -407,7 +407,7 @@ def test_the_relaxed_rule_strays_from_the_target(shape, draw):
     p, q = distributions(0, 3)
     result = []
     for delta in (0.0, 0.2, 0.5):
-        relaxed = lantern(config("paper", 3, delta), V["codebook"][:3].double(), greedy=False)
+        relaxed = config("paper", 3, delta).build_for_codes(1.0, Codes(V["codebook"][:3].double()))
         seen = emitted_distribution(relaxed, shape, draw, p, q, 3)
         assert float(seen.sum()) == pytest.approx(1, abs=1e-9)
         result.append(float((seen - wanted(p, 3)).abs().sum() / 2))
@@ -419,7 +419,7 @@ def test_a_single_proposal_strays_by_the_mass_moved_and_no_further_than_delta():
     shifts = []
     for seed, delta in ((0, 0.3), (1, 0.3), (2, 0.6), (3, 0.6)):
         p, q = distributions(seed, 6)
-        relaxed = lantern(config("paper", 6, delta), V["codebook"][:6].double(), greedy=False)
+        relaxed = config("paper", 6, delta).build_for_codes(1.0, Codes(V["codebook"][:6].double()))
         seen = emitted_distribution(relaxed, [(0,)], "top-k", p, q, 6).sum(-1)
         draft = q[()].argmax()[None]
         moved = float(relaxed.proximity(p[()][None], torch.tensor([0]), draft).mass - p[()][draft])
@@ -474,7 +474,7 @@ def test_the_set_member_by_member(kind, form):
     sizes = set()
     for setting in settings:
         made = LanternConfig(kind="lantern", k=12, residual=FORMS[form], **setting)
-        result = all_tokens(lantern(made, V["codebook"], greedy=False), p)
+        result = all_tokens(made.build_for_codes(1.0, Codes(V["codebook"])), p)
         for token in range(24):
             others = V["neighbours"][token][: 11 if form == "paper" else 12]
             bound = made.lambda_ * p[token] if kind == "multiplicative" else made.delta
@@ -493,7 +493,7 @@ def test_the_set_member_by_member(kind, form):
 
 def test_mass_that_is_no_code_lends_nothing_and_borrows_nothing():
     """Ids 0 to 3 and 28 on are words; the table holds 4 to 27."""
-    relaxed = lantern(config("paper", 24, 1.0), V["codebook"], greedy=False, offset=4)
+    relaxed = config("paper", 24, 1.0).build_for_codes(1.0, Codes(V["codebook"], offset=4))
     p = torch.full((1, 30), 1 / 30)
     tokens = torch.tensor([0, 3, 4, 27, 28, 29])
     mass, size = relaxed.proximity(p, torch.zeros_like(tokens), tokens)

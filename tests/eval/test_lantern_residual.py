@@ -8,9 +8,9 @@ import statistics
 
 import pytest
 import torch
-from draftsmith.eval.lantern import LanternConfig, lantern
+from draftsmith.eval.lantern import LanternConfig
 from draftsmith.eval.policies import Draw, Dynamic
-from draftsmith.eval.rules import Sampling
+from draftsmith.eval.rules import Codes, Sampling
 from draftsmith.models.decoding.tree import ROOT
 from draftsmith.models.decoding.warp import Warp
 
@@ -54,7 +54,7 @@ def test_what_each_rule_accepts(k, delta, expected):
     result = {}
     for residual in ("paper", "reference"):
         config = LanternConfig(kind="lantern", k=k, delta=delta, residual=residual)
-        result[residual] = [tau(lantern(config, codebook, greedy=False), seed) for seed in SEEDS]
+        result[residual] = [tau(config.build_for_codes(1.0, Codes(codebook)), seed) for seed in SEEDS]
     for name, values in result.items():
         print(f"k {k}, delta {delta}, {name}: {statistics.mean(values):.2f} [{min(values):.2f}, {max(values):.2f}]")
     assert [statistics.mean(values) for values in result.values()] == pytest.approx(expected, abs=0.02)

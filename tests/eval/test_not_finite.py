@@ -11,10 +11,10 @@ import torch
 from draftsmith.core.batch import ImageRequest
 from draftsmith.core.finite import NotFinite
 from draftsmith.eval.block import Block
-from draftsmith.eval.lantern import LanternConfig, lantern
+from draftsmith.eval.lantern import LanternConfig
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
-from draftsmith.eval.rules import RULES
+from draftsmith.eval.rules import RULES, Codes
 from draftsmith.models.decoding.batched import draw_pictures, write_answers
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.targets.llava.decoder import LlavaDecoder
@@ -29,8 +29,8 @@ CODEBOOK = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
 WAYS = {
     "greedy": (Warp(), RULES["greedy"], Draw("top-k")),
     "sampling": (Warp(1.0, 20, 0.9), RULES["sampling"], Draw("sample")),
-    "lantern": (Warp(), lantern(NEAR, CODEBOOK, greedy=True), Draw("top-k")),
-    "lantern, sampling": (Warp(1.0), lantern(NEAR, CODEBOOK, greedy=False), Draw("sample")),
+    "lantern": (Warp(), NEAR.build_for_codes(0.0, Codes(CODEBOOK)), Draw("top-k")),
+    "lantern, sampling": (Warp(1.0), NEAR.build_for_codes(1.0, Codes(CODEBOOK)), Draw("sample")),
     "block": (Warp(1.0), Block(), Draw("sample")),
 }
 

@@ -64,7 +64,7 @@ def test_rows_by_a_key_keep_their_order(rows):
 
 def test_order_and_parts_are_those_of_a_list(rows):
     held = Rows(rows).ordered()
-    in_order = sorted(rows, key=lambda row: (row.request, *map(str, row.key)))
+    in_order = sorted(rows, key=lambda row: [str(getattr(row, name)) for name in KEY])
     assert list(held) == in_order
     clips = held.where(held.has("benchmark", "clips"))
     assert list(clips) == [row for row in in_order if row.benchmark == "clips"] and not held.has("method", "none").any()

@@ -126,7 +126,7 @@ def test_online_growth(number):
     # A node's expansion is its expansion, and what was expanded was kept.
     for expansion, token in zip(tree.expansions, case["tokens"], strict=True):
         assert expansion < 0 or asked[expansion] == token
-    assert len(drafted) == len(asked) + 1
+    assert len(drafted.rows) == len(asked) + 1
     assert any(expansion >= 0 for expansion in tree.expansions)
 
 

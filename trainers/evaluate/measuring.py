@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -207,7 +207,7 @@ class Measuring:
         ours = next((g.tokens for g in (*drafted, *plain) if g.tokens != plain[0].tokens), None)
         assert ours is not None, "see `measure`"
         difference = first_difference(self.target, opened.request, plain[0].tokens, ours, plainly, embedded)
-        return replace(row, details={**row.details, "difference": difference.to_json()})
+        return replace(row, details={**row.details, "difference": asdict(difference)})
 
     def _about_plain(self, tokens: list[int], opened: Opened) -> JsonObject:
         """Whether the target's own answer is the data's, word for word."""

@@ -169,7 +169,7 @@ class Probing:
             raise UserError(f"layer {max(layers)}, and the target has {count}", key="probes.importance.layers",
                             hint=f"give layers from 0 to {count}")  # fmt: skip
         # Answers are compared with the right one, whatever the stage's temperatures are.
-        decoding = replace(self.decoding, rule=RULES["greedy"], warp=Warp(0.0)).with_length(settings.max_new_tokens)
+        decoding = replace(self.decoding, rule=RULES["greedy"], warp=Warp(0.0), max_new_tokens=settings.max_new_tokens)
         accuracy = {}
         for part in _longest(sets):
             if part.benchmark in settings.sets:

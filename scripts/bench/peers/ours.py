@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -67,5 +68,6 @@ def answer(
     target: Any, drafter: Any, decoding: Decoding, request: Request | ImageRequest, seed: int, tokens: int
 ) -> Answer:
     """Decode a request with our loop."""
-    done = generate(target, drafter, request, decoding.with_length(tokens), torch.Generator().manual_seed(seed))
+    decoding = replace(decoding, max_new_tokens=tokens)
+    done = generate(target, drafter, request, decoding, torch.Generator().manual_seed(seed))
     return Answer(done.tokens, [cycle.num_accepted for cycle in done.cycles])
