@@ -23,7 +23,7 @@ from .chat_template import render_chat
 from .families.processor import Processor
 from .families.prompt_templates import ROLES, SYSTEM_ROLES, Rendered
 from .families.table import ONE_MARK, TEMPLATES, ImageRule, TemplateName
-from .pictures.picture_marks import MARKS, VIDEO_MARK, place_marks, write_marks
+from .pictures.picture_marks import IMAGE_MARK, MARKS, VIDEO_MARK, place_marks, write_marks
 from .text_pieces import check_length, hf_pieces, official_pieces
 
 
@@ -196,9 +196,10 @@ def encode(
     _check_marks(marks.findall(rendered.text), [picture for picture, _ in runs], form, num_files=len(pictures))
     if most is not None:
         check_length(rendered.text, processor, most)
-    # Between special tokens the two are the same.
     apart = form.image_join == "official" and form.template != "chat"
-    pieces = official_pieces if apart or family.written else hf_pieces
+    # A tokenizer whose pictures are written otherwise need not know the mark; they stand between special tokens.
+    apart |= family.written is not None and not family.written.fullmatch(IMAGE_MARK)
+    pieces = official_pieces if apart else hf_pieces
     left = iter(runs)
     begin = [] if processor.bos_id is None or form.template == "chat" else [processor.bos_id]  # that writes its own
     ids, loss_mask, modality = begin, [False] * len(begin), [TEXT] * len(begin)

@@ -195,10 +195,12 @@ _CURE = "check the name and the network, or download it once and give the local 
 
 
 SINGLE = "model.safetensors"
-# Of a plain language model, and of models with a vision tower as older and newer transformers write them.
+# Of a plain language model, and of models with a vision tower as newer (Idefics' line apart) and older transformers
+# write them.
 _NAMES = (
     "model.embed_tokens.weight",
     "model.language_model.embed_tokens.weight",
+    "model.text_model.embed_tokens.weight",
     "language_model.model.embed_tokens.weight",
     "embed_tokens.weight",
 )

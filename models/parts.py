@@ -45,7 +45,9 @@ def placeholder_ids(config: PreTrainedConfig) -> tuple[int, ...]:
 
 def language_model_of(model: PreTrainedModel) -> nn.Module:
     """The decoder of a vision-language model, or of a causal language model, without the LM head."""
-    return dict(model.model.named_children()).get("language_model", model.model)
+    parts = dict(model.model.named_children())
+    # As transformers calls it in nearly all of them, and in Idefics' line.
+    return parts.get("language_model") or parts.get("text_model") or model.model
 
 
 def is_tied(config: PreTrainedConfig) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..hub import config_value, has_windows, kv_shapes, own_layers, recurrent_layers
-from ..parts import num_parameters
+from ..parts import language_model_of, num_parameters
 from .sizes import empty_model, parameter_counts
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ def weight_bytes(config: PreTrainedConfig, dtype: str, size: int = 1) -> dict[st
 def _share(config: PreTrainedConfig, size: int) -> int:
     """Parameters of the language model, with embedding and head, on one of `size` ranks."""
     model: PreTrainedModel = empty_model(config)
-    core = dict(model.model.named_children()).get("language_model", model.model)
-    whole = num_parameters([m for name, m in core.named_modules() if name.rsplit(".", 1)[-1].endswith(_WHOLE)])
+    named = language_model_of(model).named_modules()
+    whole = num_parameters([m for name, m in named if name.rsplit(".", 1)[-1].endswith(_WHOLE)])
     total = parameter_counts(config)["language_model"]
     return whole + (total - whole) // size
 

@@ -1,7 +1,5 @@
 """A family of pictures outside the package: the nearest one with marks of its own."""
 
-import re
-
 from draftsmith.data.conversations import PromptFormat, encode
 from draftsmith.data.families.llava import LLAVA, LlavaFamily
 from draftsmith.data.families.processor import Resizing
@@ -24,7 +22,7 @@ def test_its_marks_stand_in_the_conversation():
     tokenizer.chat_template = TEMPLATE
     mean = (0.5, 0.5, 0.5)
     made = LLAVA.new(tokenizer, image_size=24, patch_size=8, image_mean=mean, image_std=mean)
-    mine = MyFamily("mine", "MyProcessor", written=re.compile("<image>"))  # what the chat template writes
+    mine = MyFamily("mine", "MyProcessor")  # its chat template writes <image>; for another word, say `written`
     processor = made.of_family(mine)
     pictures = mine.layouts([(90, 30)], processor, Resizing(aspect="pad"))
     turns = [{"from": "human", "value": "<image>What is this?"}]
