@@ -127,7 +127,7 @@ def infos(drafting: Sequence[Drafting]) -> dict[str, MethodInfo]:
             adaptive=policy.name == "sage",
             parts=one.config.parts,
             visual_skip=method.visual_skip,
-            is_exact=method.is_exact,
+            is_exact=method.rule.is_exact,
         )
     return by_method
 
