@@ -75,6 +75,7 @@ def test_a_stage_is_trained_as_its_settings_say(tmp_path):
     """Rates of each part, schedule, betas, eps, decay and clipping; logged over the steps since the last line."""
     expected, losses = by_hand()
     engine, lines = trained(tmp_path, Samples())
+    assert engine.accumulation == BATCH, "by this bf16 knows whether there are gradients to sum in float32"
     for name, value in weights(engine).items():
         torch.testing.assert_close(value, expected[name], atol=2e-5, rtol=0)
     assert [*lines] == [2, 4, 5]
