@@ -20,6 +20,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
+
 ROOT = Path(__file__).resolve().parents[1]
 TOPS = ("core", "data", "models", "eval", "trainers", "recipes")
 
@@ -250,6 +252,21 @@ def entered(place: str, arguments: list[str]) -> list[tuple[str, str]]:
     return [*seen]
 
 
+def unwritten(sections: Iterable[Any]) -> list[str]:
+    """Keys of sections that stand in no recipe, and on no hand-written page of docs/ as code (backticks or a block)."""
+    pages = [p.read_text() for p in (ROOT / "docs").rglob("*.md") if p.parent.name not in ("decisions", "results")]
+    code = re.findall(r"(?ms)^```.*?^```|`[^`\n]*`|^    [^\n]*", "\n".join(pages))
+    written = set(re.findall(r"\w+", " ".join(code)))
+    waiting = [yaml.safe_load(p.read_text()) for p in (ROOT / "recipes").rglob("*.yaml")]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, dict):
+            written |= node.keys()
+        waiting += [*node.values()] if isinstance(node, dict) else node if isinstance(node, list) else []
+    keys = {field.alias or name for section in sections for name, field in section.model_fields.items()}
+    return sorted(keys - written)
+
+
 def main() -> None:
     """Print the table, or what a function enters."""
     if len(sys.argv) > 1 and ":" not in sys.argv[1]:
@@ -261,6 +278,8 @@ def main() -> None:
         classes = {(path, name.rpartition(".")[0]) for path, name in seen if "." in name and "<locals>" not in name}
         print(f"files {len({path for path, _ in seen})}, functions {len(seen)}, classes {len(classes)}")
         return
+    import reference  # imports the package
+
     files = trees()
     found = imports(files)
     lines = {path: len((ROOT / path).read_text().splitlines()) for path in files}
@@ -286,6 +305,7 @@ def main() -> None:
         "isinstance per 1,000": round(calls["isinstance"] / thousand, 1),
         "docstrings with shapes, of functions of tensors": f"{shapes} of {tensors} ({shapes / tensors:.0%})",
         "files that name a family beside its own": ", ".join(f"{f} {n}" for f, n in families.items()),
+        "settings in no recipe and on no hand-written page": len(unwritten(reference.reachable())),
     }
     for name, value in rows.items():
         print(f"| {name} | {value} |")

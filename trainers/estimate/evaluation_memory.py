@@ -1,7 +1,7 @@
 """Memory of an evaluation on its fullest GPU, in a dry run: target, caches, drafters, captioner, and what lives for a
 moment.
 
-Its drafters: `proposals.py`; of trainings: `training.py`; of image generators: `image_memory.py`.
+Its drafters: `proposals.py`; of trainings: `train_memory.py`; of image generators: `image_memory.py`.
 """
 
 from __future__ import annotations
