@@ -13,7 +13,6 @@ import logging
 import os
 import runpy
 import signal
-import socket
 import sys
 
 RANKS = 2
@@ -53,6 +52,8 @@ def main(words: list[str], *, verbose: bool) -> int:
     """
     import torch
 
+    from .rank_setup import free_port
+
     gpus = torch.cuda.device_count()
     count = min(RANKS, gpus or os.cpu_count() or 1)
     if not gpus:
@@ -60,11 +61,8 @@ def main(words: list[str], *, verbose: bool) -> int:
     shown = os.environ.get("CUDA_VISIBLE_DEVICES", "") if gpus else ""
     devices = shown.split(",")[:count] if shown else list(range(count))
     world = base64.urlsafe_b64encode(json.dumps({"localhost": devices}).encode()).decode()
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
     # The number of the node says that no runner of DeepSpeed's stands above (`trainers/run/guard.py`).
-    place = [f"--world_info={world}", "--node_rank=0", "--master_addr=127.0.0.1", f"--master_port={port}"]
+    place = [f"--world_info={world}", "--node_rank=0", "--master_addr=127.0.0.1", f"--master_port={free_port()}"]
     sys.argv = ["deepspeed.launcher.launch", *place, "--module", *words]
     heard = Heard()
     if not verbose:
