@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from draftsmith.core.batch import ImageRequest
-from draftsmith.data.captioned.prompts import ImagePrompt
+from draftsmith.data.captioned.prompts import ImagePrompt, PromptSource
 from draftsmith.data.shards.codes import ShardData, ShardSamples
 from draftsmith.data.shards.shards import ShardReader
 from draftsmith.eval.loop import Decoding, generate
@@ -145,16 +145,19 @@ def test_other_settings_in_the_same_folder_are_refused(made, tmp_path):
     fails_with("stage", run, made, tmp_path, stage(made, temperature=0.5), fingerprint="g")
 
 
-def test_answers_of_anole_are_ids_and_their_codes():
+def test_answers_of_anole_are_ids_and_their_codes(monkeypatch):
     """Greedily and guided: the text stands for what it was asked by, and no features are kept."""
     target = anole()
     texts = {"one": torch.tensor([25, 27, 31]), "two": torch.tensor([30])}
     generator = Generator(target, lambda caption, label: texts[caption], lambda codes: codes, torch.zeros(16, 4), 4)
-    greedy = regenerate.RegenerateStage(kind="regenerate", prompts={"path": "a.txt"}, temperature=0.0)
+    monkeypatch.setattr(pictures, "load_generator", lambda *_, **__: generator)
+    monkeypatch.setattr(pictures, "image_section", lambda target: SimpleNamespace(check_labels=list))
+    monkeypatch.setattr(pictures, "read_prompts", lambda source: [ImagePrompt(t, t) for t in texts])
     named = SimpleNamespace(target=SimpleNamespace(path="hub/anole", revision=None), fingerprint="f" * 40, seed=2,
-                            stop=Stop(), progress=StageLine("answers"))  # fmt: skip
+                            stop=Stop(), progress=StageLine("answers"), inputs={}, device=lambda: None)  # fmt: skip
     target.config._commit_hash = "c0ffee"
-    answers = [*pictures.draw(greedy, named, generator, [ImagePrompt(t, t) for t in texts], range(2))]
+    drawn = pictures.Pictures(PromptSource(path="a.txt"), named, warp=Warp(0.0), repeats=1, batch_size=16)
+    answers = [*drawn.answers(range(2))]
     decoding = Decoding(Chain(1), RULES["greedy"], Draw("top-k"), Warp(), target.num_codes, ())
     for number, (answer, text) in enumerate(zip(answers, texts.values(), strict=True)):
         assert answer.ids == generate(target, None, ImageRequest(text), decoding).tokens

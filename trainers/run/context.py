@@ -86,10 +86,6 @@ class Context:
             )
         return self.trackers[0]
 
-    def with_drafter(self, drafter: DrafterConfig | None) -> Context:
-        """The same context for a stage that names its own drafter. None keeps the recipe's."""
-        return self if drafter is None else replace(self, drafter=drafter)
-
     def processor(self) -> Processor:
         """The target's: of the synthetic dataset that a stage generated, or of the published target."""
         source = self.inputs.get("processor") or str(self.target.path)

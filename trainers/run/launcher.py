@@ -13,7 +13,6 @@ import logging
 import os
 import runpy
 import signal
-import socket
 import sys
 
 RANKS = 2
@@ -60,17 +59,16 @@ def main(words: list[str], *, verbose: bool) -> int:
     """
     import torch
 
+    from .rank_setup import free_port
+
     gpus, count = torch.cuda.device_count(), num_ranks()
     if not gpus:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # named: else each process warns that it has looked for a GPU
     shown = os.environ.get("CUDA_VISIBLE_DEVICES", "") if gpus else ""
     devices = shown.split(",")[:count] if shown else list(range(count))
     world = base64.urlsafe_b64encode(json.dumps({"localhost": devices}).encode()).decode()
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
     # The number of the node says that no runner of DeepSpeed's stands above (`trainers/run/guard.py`).
-    place = [f"--world_info={world}", "--node_rank=0", "--master_addr=127.0.0.1", f"--master_port={port}"]
+    place = [f"--world_info={world}", "--node_rank=0", "--master_addr=127.0.0.1", f"--master_port={free_port()}"]
     sys.argv = ["deepspeed.launcher.launch", *place, "--module", *words]
     heard = Heard()
     if not verbose:

@@ -22,16 +22,18 @@ _DAMAGED = "delete it: nothing is lost, but a command with restart= that was sto
 
 
 @dataclass(frozen=True)
-class _Entry:
+class Restarted:
+    """What a command has restarted."""
+
     stage: str
     kept: dict[str, str]  # stage -> the folder that its old results were moved to
     moved: bool  # False: moving was begun, and maybe not completed
-    when: str = "an unknown date"  # UTC
+    when: str = "an unknown date"  # date and time, UTC
 
 
 @dataclass(frozen=True)
 class _Record:
-    restarts: dict[str, _Entry] = field(default_factory=dict)  # by command
+    restarts: dict[str, Restarted] = field(default_factory=dict)  # by command
 
 
 def command_identity(words: Sequence[str], fingerprints: Mapping[str, str]) -> str:
@@ -44,26 +46,13 @@ def command_identity(words: Sequence[str], fingerprints: Mapping[str, str]) -> s
     return hashlib.sha256(json.dumps([list(words), dict(fingerprints)], sort_keys=True).encode()).hexdigest()[:32]
 
 
-@dataclass(frozen=True)
-class Restarted:
-    """What a command has restarted before.
-
-    Args:
-        when: date and time, UTC.
-    """
-
-    stage: str
-    when: str
-
-
 def restarted_before(output: Path, command: str) -> Restarted | None:
     """What a command restarted when it was first started; None: its restart is still to come.
 
     Args:
         command: of `command_identity`.
     """
-    entry = _read(output).restarts.get(command)
-    return None if entry is None else Restarted(entry.stage, entry.when)
+    return _read(output).restarts.get(command)
 
 
 def free_name(folder: Path) -> str:
@@ -78,7 +67,7 @@ def set_aside(output: Path, command: str, stage: str, stale: Collection[str], sa
     """Rename the folders of a stage and of all stages that build on it; nothing is deleted. Rank 0 calls."""
     kept = {name: free_name(output / name) for name in sorted(stale) if (output / name).exists()}
     output.mkdir(parents=True, exist_ok=True)
-    entry = _Entry(stage, kept, moved=False, when=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()))
+    entry = Restarted(stage, kept, moved=False, when=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()))
     # What another command restarted of these stages goes now: the same words then have nothing left to go on with.
     others = {name: other for name, other in _read(output).restarts.items() if other.stage not in stale}
     _write(output, _Record(others | {command: entry}))

@@ -19,7 +19,7 @@ from .context import Context
 
 _AGAIN = "run the stage again (restart=STAGE)"
 
-SAMPLE, REPORTS = "sample.txt", ("report",)
+SAMPLE = "sample.txt"
 # Of a stage's folder: what makes up the model, and what a reader of the report wants.
 RESULT, REPORT = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"), ("*.md", "*.html", "*.json", "*.png")
 NOT_RESULT = ("done.json", "fingerprint.json", "score.json", SAMPLE)
@@ -50,13 +50,11 @@ def track_sample(tracker: Tracker, folder: Path) -> None:
 
 
 def _hand_on(context: Context) -> None:
-    reports = [p for name in REPORTS if (p := context.folder / f"{name}.json").is_file()]
-    if reports:
+    report = context.folder / "report.json"
+    if report.is_file():
         tracker = context.tracker()
-        for path in reports:
-            rows = cells(read_json(path, JsonObject, hint=_AGAIN))
-            if rows:
-                tracker.table(path.stem, COLUMNS, [readable(row) for row in rows])
+        if rows := cells(read_json(report, JsonObject, hint=_AGAIN)):
+            tracker.table("report", COLUMNS, [readable(row) for row in rows])
         tracker.pictures(sorted(context.folder.glob("*.png")))
         tracker.artifact("report", _files(context.folder, REPORT, ("done.json", "fingerprint.json")), None)
     elif (context.folder / "model.safetensors").is_file():

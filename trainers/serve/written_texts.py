@@ -10,7 +10,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from ...core.batch import Request
 from ...core.errors import UserError
@@ -32,54 +32,43 @@ from .target_engine import TargetEngine
 STOPPED = "inside a shard of answers; the finished shards are kept"
 
 
-class AsksTexts(Protocol):
-    """What is read of the stage's section."""
-
-    @property
-    def data(self) -> ConversationData | None: ...
-    @property
-    def format(self) -> PromptFormat: ...
-    @property
-    def engine(self) -> TargetEngine: ...
-    @property
-    def keep_logprobs(self) -> int | None: ...
-    @property
-    def max_new_tokens(self) -> int: ...
-    @property
-    def batch_size(self) -> int: ...
-    @property
-    def sampling_temperature(self) -> float: ...
-    @property
-    def top_k(self) -> int: ...
-    @property
-    def top_p(self) -> float: ...
-
-
 class Texts:
     """Writes the answers of a `regenerate` stage, one for each record of its data.
 
     Args:
-        stage: its section.
+        form: how prompts are rendered.
+        max_new_tokens: of an answer.
+        kept: log-probabilities that are kept at each token; 0: none are.
+        batch_size: answers that our own passes write side by side.
     """
 
-    def __init__(self, stage: AsksTexts, context: Context):
-        assert stage.data is not None
-        self.stage, self.data, self.context = stage, stage.data, context
+    def __init__(
+        self,
+        data: ConversationData,
+        form: PromptFormat,
+        context: Context,
+        engine: TargetEngine,
+        *,
+        warp: Warp,
+        max_new_tokens: int,
+        kept: int,
+        batch_size: int,
+    ):
+        self.context, self.warp, self.max_new_tokens, self.kept = context, warp, max_new_tokens, kept
         self.processor = context.processor()
-        self.ends = end_ids(self.processor, stage.format)
-        self.dataset = open_records(stage.data, stage.format, context, self.processor, learned=False)
-        engine: TargetEngine = stage.engine
+        self.ends = end_ids(self.processor, form)
+        self.dataset = open_records(data, form, context, self.processor, learned=False)
         self.target = open_target(context, self.processor, tables_only=engine.is_served)
         check_fit(context, self.dataset, self.target.decoder, as_cut=False)
-        _check_kept(stage.keep_logprobs, self.processor.num_token_ids)
+        _check_kept(kept, self.processor.num_token_ids)
         self.engine = engine.installed_identity(f"stages.{context.name}.engine")
-        self.side_by_side = engine.side_by_side(stage.batch_size)
+        self.side_by_side = engine.side_by_side(batch_size)
         self.served = engine.open_answers(
-            context, self.processor, self._warp, self.ends, self.target.decoder.banned,
-            max_length=stage.data.max_length, most_pictures=int(self.dataset.column("images").max()),
+            context, self.processor, warp, self.ends, self.target.decoder.banned,
+            max_length=data.max_length, most_pictures=int(self.dataset.column("images").max()),
         )  # fmt: skip
         # Where the recipe names no number: what a killed process loses. An engine is handed a whole shard at once.
-        self.per_shard = 512 if self.served else max(64, stage.batch_size)
+        self.per_shard = 512 if self.served else max(64, batch_size)
         self._ends: Counter[str] = Counter()  # why the answers of this process stopped -> how many
         self._tokens, self._since = 0, time.monotonic()
         self.name = (
@@ -91,7 +80,7 @@ class Texts:
 
     def identity(self) -> JsonObject:
         """What the shards depend on besides the stage's fingerprint."""
-        known = {"tokenizer": self.processor.tokenizer_hash, "kept": self.stage.keep_logprobs or 0}
+        known = {"tokenizer": self.processor.tokenizer_hash, "kept": self.kept}
         return known if self.engine is None else known | {"engine": self.engine}
 
     def answers(self, numbers: range) -> list[Answer]:
@@ -132,10 +121,6 @@ class Texts:
             f"{len(reader):,} answers in {reader.folder} ({reasons or 'none left out'}); how the first ended: {shown}"
         )
 
-    @property
-    def _warp(self) -> Warp:
-        return Warp(self.stage.sampling_temperature, self.stage.top_k, self.stage.top_p)
-
     def _batch(self, numbers: list[int]) -> Callable[[], Iterator[Answer]]:
         """Ask for the answers to these records, and return what gives them."""
         asked = {number: self._request(number) for number in numbers}
@@ -153,15 +138,14 @@ class Texts:
         return finish
 
     def _write(self, requests: list[Request], seeds: list[int]) -> Callable[[], Sequence[Written]]:
-        stage = self.stage
-        limits = [min(stage.max_new_tokens, self.data.max_length - len(r.ids)) for r in requests]
+        limits = [min(self.max_new_tokens, self.dataset.config.max_length - len(r.ids)) for r in requests]
         if not requests:
             return lambda: []
         if self.served is not None:
             return self.served.begin(requests, limits, seeds)
-        keep = functools.partial(keep_scores, count=stage.keep_logprobs) if stage.keep_logprobs else None
+        keep = functools.partial(keep_scores, count=self.kept) if self.kept else None
         return functools.partial(
-            write_answers, self.target.decoder, requests, self._warp, limits=limits, seeds=seeds,
+            write_answers, self.target.decoder, requests, self.warp, limits=limits, seeds=seeds,
             eos_ids=self.ends, keep=keep, prefill_chunk=self.target.prefill_chunk, watch=self._wrote,
         )  # fmt: skip
 
@@ -199,8 +183,8 @@ def _shown(image: object) -> Any:
     return image if several is None else [str(one) for one in several]
 
 
-def _check_kept(count: int | None, num_ids: int) -> None:
-    if count is not None and count > num_ids - 2:
+def _check_kept(count: int, num_ids: int) -> None:
+    if count > num_ids - 2:
         raise UserError(
             f"keep_logprobs is {count}, and of {num_ids} ids the image's never comes and one must be left to the rest",
             hint=f"keep {num_ids - 2} or fewer: 64 already hold nearly all of the mass",

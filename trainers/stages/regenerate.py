@@ -7,7 +7,7 @@ after the shards that it finished.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -22,6 +22,7 @@ from ...data.dataset import ConversationData
 from ...data.shards.shards import ShardReader, claim, finish, unfinished, write_shard
 from ...data.stage_folders import CODES
 from ...data.states.estimate import RECORD_BYTES
+from ...models.decoding.warp import Warp
 from ...models.drafters.base import DrafterConfig
 from ...models.families.generators import AnyTarget
 from ..estimate.data import on_disk, samples
@@ -143,7 +144,16 @@ class RegenerateStage(Stage):
             self._write(context)
 
     def _write(self, context: Context) -> None:
-        source: Any = Pictures(self, context) if self.data is None else Texts(self, context)
+        warp = Warp(self.sampling_temperature, self.top_k, self.top_p)
+        source: Pictures | Texts
+        if self.prompts is not None:
+            source = Pictures(self.prompts, context, warp=warp, repeats=self.repeats, batch_size=self.batch_size)
+        else:
+            assert self.data is not None
+            source = Texts(
+                self.data, self.format, context, self.engine, warp=warp, max_new_tokens=self.max_new_tokens,
+                kept=self.keep_logprobs or 0, batch_size=self.batch_size,
+            )  # fmt: skip
         per_shard = self.samples_per_shard or source.per_shard
         folder = context.folder / self.shards
         identity = {"stage": context.fingerprint, **source.identity()}

@@ -9,6 +9,7 @@ trainers/train/loop.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
@@ -71,7 +72,7 @@ class TrainStage(TrainSettings):
 
     def run(self, context: Context) -> None:
         init_distributed()
-        context = context.with_drafter(self.own_drafter)
+        context = replace(context, drafter=self.own_drafter or context.drafter)
         seed = context.seed if self.seed is None else self.seed
         seed_all(seed)
         training = self.open(context, seed)
