@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
 from .secrets import redact
@@ -63,6 +63,15 @@ def encodable(text: str) -> str:
     escapes: no file and no terminal takes them.
     """
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, then what led to it, each once."""
+    seen: list[BaseException] = []
+    while error is not None and error not in seen:
+        yield error
+        seen.append(error)
+        error = error.__cause__ or error.__context__
 
 
 def first_line(error: Exception) -> str:

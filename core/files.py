@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, TypeVar, cast
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from .errors import NotFound, UserError, first_line
+from .errors import NotFound, UserError, causes, first_line
 from .file_kinds import HEAD, other_kind
 from .import_paths import NotImported
 from .json_types import JsonObject
@@ -289,15 +289,12 @@ _FULL_TEXTS = ("no space left", "disk is full", "quota exceeded", "file too larg
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
-def is_full(error: BaseException | None) -> bool:
+def is_full(error: BaseException) -> bool:
     """Whether an error, or one that led to it, says that a disk, a quota or a file's largest size is used up."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in _FULL:
-            return True
-        if any(text in str(error).lower() for text in _FULL_TEXTS):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+    return any(
+        (isinstance(one, OSError) and one.errno in _FULL) or any(text in str(one).lower() for text in _FULL_TEXTS)
+        for one in causes(error)
+    )
 
 
 def unwritable(path: Path, error: BaseException, *, needed: int | None = None, there: int | None = None) -> UserError:
@@ -308,7 +305,9 @@ def unwritable(path: Path, error: BaseException, *, needed: int | None = None, t
         there: bytes that were free; None: those that are now.
     """
     full = is_full(error)
-    problem = f"cannot be written: {_said(error) or (os.strerror(errno.ENOSPC) if full else str(error))}"
+    # The operating system's words, where it said the first of the errors that led to this one.
+    said = [one.strerror for one in causes(error) if isinstance(one, OSError) and one.strerror]
+    problem = f"cannot be written: {said[-1] if said else os.strerror(errno.ENOSPC) if full else error}"
     if not full and path.is_dir():
         hint = "remove it, and run the same command again: what is missing is made again"
         return UserError(f"a folder stands in the place of a file ({problem})", where=str(path), hint=hint)
@@ -319,16 +318,6 @@ def unwritable(path: Path, error: BaseException, *, needed: int | None = None, t
     room = f"{free:,} bytes are there" if needed is None else f"{needed:,} bytes are needed, and {free:,} are there"
     hint = "make room, and run the same command again: it goes on from what is saved"
     return UserError(f"{problem}; {room}", where=str(path), hint=hint)
-
-
-def _said(error: BaseException | None) -> str | None:
-    """The operating system's words, where it said the first of the errors that led to this one."""
-    said = None
-    while error is not None:
-        if isinstance(error, OSError) and error.strerror:
-            said = error.strerror
-        error = error.__cause__ or error.__context__
-    return said
 
 
 @contextmanager

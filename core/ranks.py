@@ -11,7 +11,7 @@ from datetime import timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .errors import UserError
+from .errors import UserError, causes
 from .heartbeat import BOUND_S, Heartbeat, Pulse
 
 if TYPE_CHECKING:
@@ -222,12 +222,7 @@ def lost_by(error: BaseException) -> str | None:
     """
     if not has_group() or world_size() == 1:
         return None
-    causes: list[BaseException] = []
-    cause: BaseException | None = error
-    while cause is not None and cause not in causes:
-        causes.append(cause)
-        cause = cause.__cause__ or cause.__context__
-    if not any(isinstance(one, _group().DistError) or _is_of_gloo(one) for one in causes):
+    if not any(isinstance(one, _group().DistError) or _is_of_gloo(one) for one in causes(error)):
         return None
     heartbeat = pulse().heartbeat
     return (heartbeat and heartbeat.lost()) or "another rank"

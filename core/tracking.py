@@ -12,7 +12,8 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlparse
@@ -95,7 +96,8 @@ class Tracker:
             return
         folder.mkdir(parents=True, exist_ok=True)
         if config.wandb is not None and self._mode(config.wandb) != "disabled":
-            self._attempt("wandb", lambda: self._start(config.wandb, recipe))
+            with self._attempt("wandb"):
+                self._start(config.wandb, recipe)
 
     def log(self, values: Mapping[str, float | Path], step: int) -> None:
         """Log values at an optimizer step as one line. A path is a picture: the line holds its name, and wandb receives
@@ -103,56 +105,76 @@ class Tracker:
         """
         if not ranks.is_main():
             return
-        line = json.dumps({"step": step, "time": time.time(), **values}, default=os.fspath) + "\n"
-        self._attempt("file", lambda: self._append(line))
-        if self._run is not None:
-            self._attempt("wandb", lambda: self._send(values, step))
+        self._unwritten.append(json.dumps({"step": step, "time": time.time(), **values}, default=os.fspath) + "\n")
+        with self._attempt("file"):
+            append_lines(self.path, "".join(self._unwritten).encode())
+            self._unwritten = []
+        if self._run is None:
+            return
+        with self._attempt("wandb"):
+            if fresh := {n: u for n in values if n not in self._units and (u := unit(n)) is not None}:
+                self._units |= fresh
+                self._run.config.update({"units": dict(self._units)}, allow_val_change=True)
+            self._run.log(_with_pictures(values), step=step)
 
-    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """A table for wandb: samples, or what an evaluation measured. Its file is the caller's."""
-        if self._run is not None:
-            self._attempt("wandb", lambda: self._send_table(name, columns, rows))
+        if self._run is None:
+            return
+        with self._attempt("wandb"):
+            import wandb
+
+            shown = [[redact(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
+            self._run.log({name: wandb.Table(columns=list(columns), data=shown, allow_mixed_types=True)})
 
     def pictures(self, files: Sequence[Path]) -> None:
         """Plots for wandb, named as their files."""
         if self._run is not None and files:
-            self._attempt("wandb", lambda: self._run.log(_with_pictures({file.stem: file for file in files})))
+            with self._attempt("wandb"):
+                self._run.log(_with_pictures({file.stem: file for file in files}))
 
     def artifact(
         self, kind: Literal["result", "checkpoint", "report"], files: Sequence[Path], step: int | None
     ) -> None:
         """Files of this stage, copied and sent while the run goes on."""
         wanted = {"result": ("results", "checkpoints"), "checkpoint": ("checkpoints",)}.get(kind)
-        if self._run is not None and (wanted is None or self.artifacts in wanted):
-            self._attempt("wandb", lambda: self._send_artifact(kind, files, step))
+        if self._run is None or (wanted is not None and self.artifacts not in wanted):
+            return
+        with self._attempt("wandb"):
+            import wandb
+
+            name = re.sub(r"[^A-Za-z0-9_.-]", "-", "-".join(part for part in (self.group, self.name, kind) if part))
+            artifact = wandb.Artifact(name, type=kind, metadata={} if step is None else {"step": step})
+            for path in files:
+                artifact.add_dir(str(path)) if path.is_dir() else artifact.add_file(str(path))
+            self._run.log_artifact(artifact, aliases=["latest"] if step is None else ["latest", f"step-{step}"])
 
     def rewind(self, step: int) -> None:
         """Drop lines after `step`: a resumed run writes them again, and each step stands once.
 
         wandb drops the repetition itself: a step below the last is not taken, and the numbers are the same.
         """
-        if ranks.is_main() and self.path.is_file():
-            self._attempt("file", lambda: self._keep_until(step))
+        if not ranks.is_main() or not self.path.is_file():
+            return
+        with self._attempt("file"):
+            lines = read_small(self.path, hint="delete it", max_bytes=LOG_BYTES).splitlines()
+            for number, line in enumerate(lines[:-1], 1):  # the last may be cut off by a crash, and is logged again
+                if _step(line) == _UNREADABLE:
+                    notice(f"{self.path}: line {number} cannot be read, and is left out of the log")
+            kept = [line for line in lines if _step(line) <= step]
+            aside = self.path.with_suffix(".partial")
+            aside.write_bytes(b"".join(line + b"\n" for line in kept))
+            os.replace(aside, self.path)
 
     def finish(self, exit_code: int = 0) -> None:
         """Close the wandb run; on other ranks, or without wandb, does nothing."""
-        if self._run is not None:
-            self._attempt("wandb", lambda: self._finish(exit_code))
-
-    def _keep_until(self, step: int) -> None:
-        lines = read_small(self.path, hint="delete it", max_bytes=LOG_BYTES).splitlines()
-        for number, line in enumerate(lines[:-1], 1):  # the last may be cut off by a crash, and is logged again
-            if _step(line) == _UNREADABLE:
-                notice(f"{self.path}: line {number} cannot be read, and is left out of the log")
-        kept = [line for line in lines if _step(line) <= step]
-        aside = self.path.with_suffix(".partial")
-        aside.write_bytes(b"".join(line + b"\n" for line in kept))
-        os.replace(aside, self.path)
-
-    def _append(self, line: str) -> None:
-        self._unwritten.append(line)
-        append_lines(self.path, "".join(self._unwritten).encode())
-        self._unwritten = []
+        if self._run is None:
+            return
+        with self._attempt("wandb"):
+            try:
+                self._run.finish(exit_code=exit_code)
+            except TimeoutError:
+                self.say(f"wandb did not take all of this run in time: send the rest later, {self._sync()}")
 
     def _mode(self, config: WandbConfig) -> object:
         if config.mode is not None:
@@ -208,12 +230,6 @@ class Tracker:
             into = "" if kept is None else f" --id {kept}"
             self.say(f"wandb does not answer ({redact(first_line(error))}): send this run later, {self._sync(into)}")
 
-    def _finish(self, exit_code: int) -> None:
-        try:
-            self._run.finish(exit_code=exit_code)
-        except TimeoutError:
-            self.say(f"wandb did not take all of this run in time: send the rest later, {self._sync()}")
-
     def _sync(self, options: str = "") -> str:
         return f"wandb sync{options} {self.folder / 'wandb'}/*run-*-{self._identity}"
 
@@ -227,31 +243,10 @@ class Tracker:
         (self.folder / ID_FILE).write_text(identity)
         return identity
 
-    def _send(self, values: Mapping[str, float | Path], step: int) -> None:
-        fresh = {n: u for n in values if n not in self._units and (u := unit(n)) is not None}
-        if fresh:
-            self._units |= fresh
-            self._run.config.update({"units": dict(self._units)}, allow_val_change=True)
-        self._run.log(_with_pictures(values), step=step)
-
-    def _send_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        import wandb
-
-        shown = [[redact(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
-        self._run.log({name: wandb.Table(columns=list(columns), data=shown, allow_mixed_types=True)})
-
-    def _send_artifact(self, kind: str, files: Sequence[Path], step: int | None) -> None:
-        import wandb
-
-        name = re.sub(r"[^A-Za-z0-9_.-]", "-", "-".join(part for part in (self.group, self.name, kind) if part))
-        artifact = wandb.Artifact(name, type=kind, metadata={} if step is None else {"step": step})
-        for path in files:
-            artifact.add_dir(str(path)) if path.is_dir() else artifact.add_file(str(path))
-        self._run.log_artifact(artifact, aliases=["latest"] if step is None else ["latest", f"step-{step}"])
-
-    def _attempt(self, where: str, action: Callable[[], object]) -> None:
+    @contextmanager
+    def _attempt(self, where: str) -> Iterator[None]:
         try:
-            action()
+            yield
         except Exception as error:  # a failed tracker must not end a run: the failure is printed and training continues
             if where not in self._failed:
                 self.say(f"tracking failed, and the run continues without it: {redact(str(error))}")

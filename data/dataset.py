@@ -21,7 +21,7 @@ from ..core.pictures import Picture
 from ..core.section import Section
 from .collate import Sample, empty_sample
 from .conversations import Encoded, PromptFormat, check_template, encode
-from .families.processor import Aspect, Processor
+from .families.processor import Aspect, Processor, Resizing
 from .media import ImageReader, Media
 from .pictures.tiles import Convention, Size
 from .pictures.videos import VideoSettings
@@ -89,6 +89,12 @@ class ConversationData(Section):
             raise ValueError("`from` is for splits that a stage wrote: name them alone, or leave `from` out")
         return self
 
+    def image_reader(self, processor: Processor, *, drafter: bool = False) -> ImageReader:
+        """A reader of pictures and clips; with `drafter`, in `drafter_aspect` where that is set."""
+        aspect = (self.drafter_aspect if drafter else None) or self.aspect
+        resizing = Resizing(aspect, self.anyres_convention, (self.min_pixels, self.max_pixels))
+        return ImageReader(processor, resizing, self.video, self.allow_outside)
+
 
 class ConversationDataset:
     """Samples in file order; which of them are used is fixed before training starts.
@@ -117,16 +123,9 @@ class ConversationDataset:
         if form.template == "chat":
             check_template(form, processor)  # a mistake in the recipe, not in each record
         self.config, self.form, self.processor = config, form, processor
-        limits = config.min_pixels, config.max_pixels
-        self._image_reader = ImageReader(
-            processor, config.aspect, config.anyres_convention, config.video, limits, config.allow_outside
-        )
-        self._drafter_image_reader = None
+        self._image_reader, self._drafter_image_reader = config.image_reader(processor), None
         if drafter_processor is not None:
-            aspect = config.drafter_aspect or config.aspect
-            self._drafter_image_reader = ImageReader(
-                drafter_processor, aspect, config.anyres_convention, config.video, limits, config.allow_outside
-            )
+            self._drafter_image_reader = config.image_reader(drafter_processor, drafter=True)
         self.log = SkippedLog(skipped_log)
         self._paths = files
         self.selection = Selection(files, cache=cache, seed=config.mixture_seed, learned=learned)

@@ -18,11 +18,11 @@ from torch import Tensor
 from ..core.errors import UserError
 from ..core.json_types import JsonObject
 from ..core.pictures import Picture
-from .families.processor import Aspect, Limits, Processor, Resizing
+from .families.processor import Processor, Resizing
 from .pictures.media_files import MediaFile, located
 from .pictures.picture_files import image_size, load_image
 from .pictures.picture_marks import IMAGE_MARK, MARKS
-from .pictures.tiles import Convention, Size
+from .pictures.tiles import Size
 from .pictures.videos import Clip, VideoSettings
 from .records.record import paths
 
@@ -32,17 +32,13 @@ class ImageReader:
     """Reads the images and clips of a record with the settings of a data section.
 
     Args:
-        aspect: what is done to images that are not square; nothing where the size of a picture decides.
-        convention: of tiled images.
-        pixel_limits: the fewest and the most pixels of an image whose size decides; None: the processor's.
+        resizing: what is done to images, as their family takes it.
         allow_outside: names of files may lead out of the data section's folders.
     """
 
     processor: Processor
-    aspect: Aspect
-    convention: Convention
+    resizing: Resizing
     video: VideoSettings
-    pixel_limits: Limits = (None, None)
     allow_outside: bool = False
 
     def media(self, record: JsonObject, images: Path, videos: Path) -> Media:
@@ -69,12 +65,7 @@ class ImageReader:
 
     def needs_sizes(self, num_images: int) -> bool:
         """Whether the layouts of a record's images depend on their sizes."""
-        return self.processor.picture_family.needs_sizes(self.aspect, num_images)
-
-    @property
-    def resizing(self) -> Resizing:
-        """What is done to images, as their family takes it."""
-        return Resizing(self.aspect, self.convention, self.pixel_limits)
+        return self.processor.picture_family.needs_sizes(self.resizing.aspect, num_images)
 
 
 @dataclass(frozen=True)
@@ -106,15 +97,15 @@ class Media:
         """
         if not self._by_file:
             return None
-        reader, processor = self._image_reader, self._image_reader.processor
+        processor, resizing = self._image_reader.processor, self._image_reader.resizing
         family, count = processor.picture_family, len(self._files)
-        fits = functools.partial(family.check_canvas, processor=processor, aspect=reader.aspect, num_images=count)
+        fits = functools.partial(family.check_canvas, processor=processor, aspect=resizing.aspect, num_images=count)
         squared = functools.partial(family.check_canvas, processor=processor, aspect="square", num_images=1)
         with self._enough_memory():
             images = [load_image(file, check=fits) for file in self._files]
             clips = [clip.frames(check=squared) for clip in self._clips]
             layouts = [picture for (picture,) in self._by_file[:count]]
-            each = family.pixels(images, layouts, processor, reader.resizing) if images else []
+            each = family.pixels(images, layouts, processor, resizing) if images else []
             of_clips = zip(clips, self._by_file[count:], strict=True)
             each += [family.clip_pixels(frames, pictures[0], processor) for frames, pictures in of_clips]
             return torch.cat([each[place] for place in self._order])

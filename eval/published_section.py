@@ -13,7 +13,7 @@ from ..core.fields import MOST_ANSWER, Seed, Temperature, TopK, TopP
 from ..core.json_types import JsonObject
 from ..core.section import Section
 from ..data.conversations import PromptFormat
-from ..data.families.processor import Aspect, Processor
+from ..data.families.processor import Aspect, Processor, Resizing
 from ..data.media import ImageReader
 from ..data.pictures.tiles import Convention
 from ..data.pictures.videos import VideoSettings
@@ -34,7 +34,8 @@ class ImageSettings(Section):
     def image_reader(self, processor: Processor, *, drafter: bool = False) -> ImageReader:
         """A reader of pictures and clips; with `drafter`, in `drafter_aspect` where that is set."""
         aspect = (self.drafter_aspect if drafter else None) or self.aspect
-        return ImageReader(processor, aspect, self.anyres_convention, self.video, (self.min_pixels, self.max_pixels))
+        resizing = Resizing(aspect, self.anyres_convention, (self.min_pixels, self.max_pixels))
+        return ImageReader(processor, resizing, self.video)
 
 
 class PublishedDecoding(Section):

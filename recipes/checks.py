@@ -17,7 +17,7 @@ from ..trainers.run.matching import stage_state
 from ..trainers.run.run import look_at_results
 from ..trainers.run.stage import Planned, WholeRecipe
 from .finding import Finding, fault, ok, warning
-from .launch import context_maker, say
+from .launch import looked_at, say
 from .load import Loaded
 from .preflight_data import data_findings, is_local
 from .preflight_weights import weight_findings
@@ -114,10 +114,7 @@ def stages_findings(
     loaded: Loaded, planned: list[Planned], chosen: tuple[str, ...], count: int, too_large: dict[str, str]
 ) -> list[Finding]:
     output, findings = Path(loaded.recipe.output), []
-    make_context = context_maker(loaded, "draftsmith check")
-    for stage in planned:
-        if stage.name not in chosen:
-            continue
+    for stage, context in looked_at(loaded, planned, "draftsmith check"):
         state = stage_state(stage, output)
         subject = f"stages.{stage.name}"
         if isinstance(state, UserError):
@@ -130,9 +127,7 @@ def stages_findings(
             continue
         if stage.name in too_large:
             findings.append(fault(subject, too_large[stage.name], "choose another output=, or a smaller states.dtype"))
-        inputs = {thing: output / maker for thing, maker in stage.inputs.items()}
-        finished = {thing for thing, folder in inputs.items() if read_mark(folder / DONE)}
-        context = make_context(stage, output / stage.name, inputs)
+        finished = {thing for thing, folder in context.inputs.items() if read_mark(folder / DONE)}
         findings += weight_findings(stage.name, stage.stage, loaded.recipe)
         findings += data_findings(stage.name, stage.stage, context, finished=finished, count=count)
     return findings

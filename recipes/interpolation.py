@@ -55,7 +55,7 @@ def value_of(text: str, where: str) -> Json:
 def _followed(raw: object, where: str, is_own: bool) -> Json:
     if not any("${" in (text_at(value) or "") for _, value in walk(raw)):
         return raw
-    _Cost(raw, where).check()
+    _Cost(raw, where).of(())
     if not is_own:
         with_each(raw, str, lambda text: _refuse_others(text, where))
     OmegaConf.register_resolver(f"draftsmith.{_ENV}", _token, replace=True)
@@ -92,12 +92,10 @@ class _Cost:
         self._known: dict[tuple[str, ...], tuple[int, int]] = {}
         self._open: set[tuple[str, ...]] = set()
 
-    def check(self) -> None:
-        """Raises `UserError` where it is more than a recipe takes, or goes in a circle."""
-        self._of(())
-
-    def _of(self, place: tuple[str, ...]) -> tuple[int, int]:
-        """(interpolations followed, letters) of what stands at a place."""
+    def of(self, place: tuple[str, ...]) -> tuple[int, int]:
+        """(interpolations followed, letters) of what stands at a place. Raises `UserError` where it is more than a
+        recipe takes, or goes in a circle.
+        """
         if place in self._known:
             return self._known[place]
         if place in self._open:
@@ -105,14 +103,14 @@ class _Cost:
         self._open.add(place)
         value = _at(self.tree, place)
         text = text_at(value) or ""
-        inner = [self._of((*place, str(name))) for name, _ in parts(value)]
+        inner = [self.of((*place, str(name))) for name, _ in parts(value)]
         letters = len(text) + len(inner)
         for asked in _asked(text):
             if asked["nests"] is not None and ":" not in asked["inner"]:
                 raise UserError("the name inside a ${...} is interpolated itself", where=f"{self.where}, key "
                                 f"{'.'.join(place)}", hint="write the name of the key out")  # fmt: skip
             target = self._target(asked["inner"], place)
-            inner += [(1, 0)] + ([] if target is None else [self._of(target)])
+            inner += [(1, 0)] + ([] if target is None else [self.of(target)])
         followed, letters = sum(part[0] for part in inner), letters + sum(part[1] for part in inner)
         if followed > MOST_FOLLOWED or letters > MOST_LETTERS:
             what = f"{MOST_FOLLOWED:,} interpolations" if followed > MOST_FOLLOWED else f"{MOST_LETTERS:,} letters"

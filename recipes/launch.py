@@ -67,8 +67,7 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
     from .dry_run import check_models
     from .ending import ending
     from .plan import plan
-    from .preflight_parallel import check_parallel
-    from .preflight_placement import check_places
+    from .preflight_parallel import check_parallel, check_places
 
     recipe, options = loaded.recipe, loaded.options
     with blamed(loaded.asked):
@@ -169,13 +168,10 @@ def _refuse_missing(loaded: Loaded, planned: Sequence[Planned], command: str) ->
     from .preflight_data import missing_data
     from .preflight_weights import weight_findings
 
-    output, options = Path(loaded.recipe.output), loaded.options
-    make_context = context_maker(loaded, command)
-    for stage in planned:
-        if is_done(stage, output) or (options.stages is not None and stage.name not in options.stages):
+    for stage, context in looked_at(loaded, planned, command):
+        if is_done(stage, context.folder.parent):
             continue
-        inputs = {thing: output / maker for thing, maker in stage.inputs.items()}
-        missing = missing_data(stage.name, stage.stage, make_context(stage, output / stage.name, inputs))
+        missing = missing_data(stage.name, stage.stage, context)
         looked = weight_findings(stage.name, stage.stage, loaded.recipe)
         for finding in (*missing, *(one for one in looked if one.level == "fault")):
             raise UserError(finding.what, key=finding.subject,
@@ -192,18 +188,25 @@ def _look_at_data(loaded: Loaded, planned: Sequence[Planned], command: str) -> N
     from .finding import any_fault
     from .preflight_data import data_findings
 
-    output, options = Path(loaded.recipe.output), loaded.options
-    assert options.restart is not None
-    make_context, stale = context_maker(loaded, command), built_on(planned, options.restart)
-    for stage in planned:
-        if stage.name not in stale or (options.stages is not None and stage.name not in options.stages):
+    restart = loaded.options.restart
+    assert restart is not None
+    stale = built_on(planned, restart)
+    for stage, context in looked_at(loaded, planned, command):
+        if stage.name not in stale:
             continue
-        inputs = {thing: output / maker for thing, maker in stage.inputs.items()}
-        kept = {t for t, maker in stage.inputs.items() if maker not in stale and read_mark(output / maker / DONE)}
-        context = make_context(stage, output / stage.name, inputs)
+        kept = {t for t, folder in context.inputs.items() if folder.name not in stale and read_mark(folder / DONE)}
         for finding in data_findings(stage.name, stage.stage, context, finished=kept, count=8):
             if any_fault([finding]) or finding.is_absent:
-                raise UserError(f"restart={options.restart}: {finding.what}", key=finding.subject, hint=finding.hint)
+                raise UserError(f"restart={restart}: {finding.what}", key=finding.subject, hint=finding.hint)
+
+
+def looked_at(loaded: Loaded, planned: Sequence[Planned], command: str) -> Iterator[tuple[Planned, Any]]:
+    """The stages that would run, each with the context in which its data is looked at."""
+    output, chosen, make_context = Path(loaded.recipe.output), loaded.options.stages, context_maker(loaded, command)
+    for stage in planned:
+        if chosen is None or stage.name in chosen:
+            inputs = {thing: output / maker for thing, maker in stage.inputs.items()}
+            yield stage, make_context(stage, output / stage.name, inputs)
 
 
 def context_maker(loaded: Loaded, command: str, tell: Callable[[str], None] = say) -> Callable[..., Any]:

@@ -65,8 +65,8 @@ class Loaded:
     tree: JsonObject
     path: Path
     options: Options
-    overrides: tuple[tuple[str, Json], ...] = ()  # of the command line: dotted key, value
-    asked: Asked | None = None  # who set what
+    overrides: tuple[tuple[str, Json], ...]  # of the command line: dotted key, value
+    asked: Asked  # who set what
 
 
 @dataclass(frozen=True)

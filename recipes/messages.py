@@ -67,13 +67,11 @@ class Asked:
 
 
 @contextmanager
-def blamed(asked: Asked | None) -> Iterator[None]:
+def blamed(asked: Asked) -> Iterator[None]:
     """Errors that name a key of the recipe also say who set it."""
     try:
         yield
     except UserError as error:
-        if asked is None:
-            raise
         raise placed(error, asked) from error
 
 

@@ -81,8 +81,8 @@ def shown(loaded: Loaded, *, defaults: bool = True) -> str:
         while same < min(len(before), len(value.place) - 1) and before[same] == value.place[same]:
             same += 1
         for depth in range(same, len(value.place) - 1):
-            lines.append((f"{'  ' * depth}{_key(value.place[depth])}:", ""))
-        key = f"{'  ' * (len(value.place) - 1)}{_key(value.place[-1])}: "
+            lines.append((f"{'  ' * depth}{_scalar(value.place[depth])}:", ""))
+        key = f"{'  ' * (len(value.place) - 1)}{_scalar(value.place[-1])}: "
         asks = value.place[-1] == "question_end" and value.value
         note = "; added to every question, null takes it away" if asks else ""
         lines.append((key + _scalar(value.value), value.origin + note))
@@ -127,11 +127,7 @@ def _file(path: Path) -> str:
     return str(path.relative_to(FOLDER)) if path.is_relative_to(FOLDER) else str(path)
 
 
-def _key(key: str) -> str:
-    return _scalar(key)
-
-
 def _scalar(value: object) -> str:
-    """A value on one line, as YAML reads it back."""
+    """A key or a value on one line, as YAML reads it back."""
     text = yaml.safe_dump(value, default_flow_style=True, width=1 << 30, allow_unicode=True, sort_keys=False)
     return text.removesuffix("\n").removesuffix("\n...")

@@ -156,6 +156,8 @@ def _settings(recipe: Recipe, name: str, inputs: dict[str, str], earlier: list[P
     drafter = _without_places(stage.reads_of_drafter(recipe.drafter))
     target = _without_places(stage.reads_of_target(recipe.target.model_dump(mode="json")))
     by_name = {p.name: p.fingerprint for p in earlier}
+    # What the recipe's own stages write changes with each run.
+    written = [os.path.realpath(Path(recipe.output) / name) for name in recipe.stages]
     return {
         "version": FINGERPRINTS,
         "stages": {name: section},
@@ -165,7 +167,7 @@ def _settings(recipe: Recipe, name: str, inputs: dict[str, str], earlier: list[P
         "drafter": drafter,
         "engine": recipe.engine.model_dump(mode="json", exclude={"wait_minutes"}) if stage.trains else None,
         "data": _data_identity([section, drafter]),
-        "outside": _outside({"target": target, "stages": {name: section}, "drafter": drafter}, _written(recipe)),
+        "outside": _outside({"target": target, "stages": {name: section}, "drafter": drafter}, written),
     }
 
 
@@ -183,11 +185,6 @@ def _as_written(settings: JsonObject) -> str:
     """Hash of what is hidden when settings are stored: two paths that look like keys are stored as equal text."""
     written = {key: value for key, value in settings.items() if key not in RULED}
     return hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()
-
-
-def _written(recipe: Recipe) -> list[str]:
-    """The folders that the recipe's own stages write: what lies there changes with each run."""
-    return [os.path.realpath(Path(recipe.output) / name) for name in recipe.stages]
 
 
 def _outside(section: object, written: Sequence[str], key: str = "") -> dict[str, str]:

@@ -1,11 +1,15 @@
-"""Refuses, before anything is loaded, what a target that several ranks hold together cannot do."""
+"""Refuses, before anything is loaded, what several ranks cannot do: with a model that each would spread over the GPUs
+of a node, and with a target that they hold together.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
+from ..core import ranks
 from ..core.errors import UserError
-from ..core.json_types import value_at, walk
+from ..core.json_types import text_at, value_at, walk
+from ..core.placement import check_one_rank
 from ..core.section import Section
 from ..models.families.parallel import check_ranks
 from ..trainers.run.stage import Planned
@@ -13,6 +17,22 @@ from ..trainers.stages.train import TrainStage
 from .schema import Recipe
 
 _SIZE = "tensor_parallel_size"
+
+
+def check_places(recipe: Recipe, planned: Sequence[Planned], chosen: Collection[str] | None) -> None:
+    """Raises `UserError` with the key of a device map that several ranks would read.
+
+    Args:
+        chosen: names of the stages that run; None: all.
+    """
+    if ranks.world_size() == 1:
+        return
+    loading = [p for p in planned if p.stage.loads_target and (chosen is None or p.name in chosen)]
+    sections = {"target": recipe.target, "drafter": recipe.drafter} if loading else {}
+    for key, section in [*sections.items(), *((f"stages.{p.name}", p.stage) for p in loading)]:
+        if section is not None:
+            for place, part in walk(section.model_dump(mode="json"), (key,)):
+                check_one_rank(text_at(part, "device_map"), key=".".join(place))
 
 
 def check_parallel(

@@ -184,8 +184,7 @@ def _grey(values: np.ndarray, image: Image.Image) -> Image.Image:
     values = values.astype(np.uint8)
     if _tag(image, _PHOTOMETRIC) == _WHITE_IS_ZERO:  # Pillow turns those of 8 bits alone
         values = 255 - values
-    rgb = Image.fromarray(values).convert("RGB")
-    return rgb
+    return Image.fromarray(values).convert("RGB")
 
 
 def _of_integers(values: np.ndarray, image: Image.Image) -> np.ndarray:

@@ -86,8 +86,9 @@ class JsonFile:
 
     def identity(self) -> str:
         """Hash of the file, or "absent"."""
-        own = shipped(self.path)
-        return _identity(self.path) if own is None else shipped_identity(own)
+        if (own := shipped(self.path)) is not None:
+            return shipped_identity(own)
+        return file_identity(self.path) if self.path.is_file() else "absent"
 
     def open(self, cache: Path) -> RecordFile:
         """Index it."""
@@ -210,10 +211,6 @@ def is_strategy(text: object) -> bool:
     """Whether `text` is a valid strategy (how much of a file is used)."""
     match = _STRATEGY.fullmatch(text_at(text) or "")
     return text == "all" or (match is not None and not (match["percent"] and int(match["amount"]) > 100))
-
-
-def _identity(path: Path) -> str:
-    return file_identity(path) if path.is_file() else "absent"
 
 
 def _shares(source: Source, *, check: bool = True) -> list[Share]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Protocol
 
@@ -314,12 +314,7 @@ def duplicates(hashes: np.ndarray) -> np.ndarray:
 
 
 def _keep(records: RecordFile, kept: Path) -> None:
-    extra = {
-        "problems": records.problems,
-        "id_kinds": records.id_kinds,
-        "duplicate_ids": records.duplicate_ids,
-        "first_duplicate": records.first_duplicate,
-    }
+    extra = {field.name: vars(records)[field.name] for field in fields(_Extra)}
     write_arrays(kept, records.columns | {"extra": np.array(json.dumps(extra))})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import fields
 from pathlib import Path
 
 import yaml
@@ -31,15 +32,7 @@ def _run(options: argparse.Namespace) -> int:
                         hint="see draftsmith import --help")  # fmt: skip
     from ..importing import ImportOptions, import_drafter
 
-    asked = ImportOptions(
-        source=options.drafter,
-        kind=options.kind,
-        target=options.target,
-        image=options.image,
-        revision=options.revision,
-        target_revision=options.target_revision,
-        no_weights=options.no_weights,
-    )
+    asked = ImportOptions(**{field.name: vars(options)[field.name] for field in fields(ImportOptions)})
     section, notes = import_drafter(asked, destination)
     say(f"written  {destination}")
     for note in notes:
@@ -54,7 +47,7 @@ def _import_target(options: argparse.Namespace, destination: Path) -> int:
     from ...models.formats import gguf
 
     with new_folder(destination) as folder:
-        notes = gguf.to_ours(Path(options.drafter), folder, dtype=torch_dtype(options.dtype or "float32"))
+        notes = gguf.to_ours(Path(options.source), folder, dtype=torch_dtype(options.dtype or "float32"))
     say(f"written  {destination}")
     for note in notes:
         say(f"note     {note}")
@@ -79,7 +72,8 @@ COMMAND = Command(
         ("draftsmith import SmolLM2-135M-Instruct.Q4_1.gguf weights/smollm2 --as target", "a language model's GGUF"),
     ),
     arguments=(
-        Argument("drafter", "Hub id or directory of the published drafter; the .gguf file of a target"),
+        Argument("source", "Hub id or directory of the published drafter; the .gguf file of a target",
+                 {"metavar": "drafter"}),
         Argument("destination", "a directory that does not exist yet"),
         Argument("--as", "eagle, eagle3, peagle, dflash, dspark, dflash2, msd, vispec, medusa, lantern, lvlm; a model: "
                  "target",

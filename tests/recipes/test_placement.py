@@ -10,7 +10,7 @@ from draftsmith.recipes.files import recipe_names, with_bases
 from draftsmith.recipes.launch import run_recipe
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
-from draftsmith.recipes.preflight_placement import check_places
+from draftsmith.recipes.preflight_parallel import check_places
 
 LARGE = {
     f"{method}-{size}" for method in ("specvlm", "sage")

@@ -137,8 +137,7 @@ def image_reader_of(
         absent, images, 0, patch, side, **nothing, picture_family=family,
         resolutions=tuple((a, b) for a, b in config_value(config, "image_grid_pinpoints") or ()),
     )  # fmt: skip
-    limits = data.min_pixels, data.max_pixels
-    return ImageReader(processor, data.aspect, data.anyres_convention, data.video, limits, data.allow_outside)
+    return data.image_reader(processor)
 
 
 def visual_tokens(files: OnDisk, data: ConversationData, image_reader: ImageReader) -> VisualTokens:

@@ -5,6 +5,7 @@ import torch
 from draftsmith.core.pictures import IMAGE, TEXT
 from draftsmith.data.conversations import PromptFormat, encode
 from draftsmith.data.families.gemma import GEMMA
+from draftsmith.data.families.processor import Resizing
 from draftsmith.data.media import ImageReader
 from draftsmith.data.pictures.videos import VideoSettings
 from draftsmith.data.processor_files import load_processor
@@ -96,7 +97,7 @@ def test_records_are_read_by_the_familys_own_rule_whatever_the_aspect(folder):
     made = processor()
     Image.new("RGB", (90, 20)).save(folder / "images" / "wide.png")
     for aspect in ("pad", "square", "anyres"):
-        reader = ImageReader(made, aspect, "hf", VideoSettings())
+        reader = ImageReader(made, Resizing(aspect), VideoSettings())
         media = reader.media({"image": "wide.png", "conversations": ASKED}, folder / "images", folder)
         assert len(media.pixels()) == sum(p.num_tiles for p in media.pictures)
         assert media.pictures == (image_picture((90, 20), made),)

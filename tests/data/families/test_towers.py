@@ -176,7 +176,7 @@ def test_records_are_read_by_the_familys_own_rule_whatever_the_aspect(kind, fold
     Image.new("RGB", (90, 20)).save(folder / "images" / "wide.png")
     record = {"image": "wide.png", "conversations": ASKED}
     for aspect in ("pad", "square", "anyres"):
-        reader = ImageReader(processor, aspect, "hf", VideoSettings())
+        reader = ImageReader(processor, Resizing(aspect), VideoSettings())
         media = reader.media(record, folder / "images", folder)
         pixels = media.pixels()
         assert len(pixels) == sum(p.num_tiles for p in media.pictures)
