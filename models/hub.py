@@ -128,30 +128,15 @@ def read_config(
         return AutoConfig.from_pretrained(source, revision=revision)
 
 
-def load_language_model(
-    source: ModelSource, config: PreTrainedConfig, *, key: str, revision: str | None
-) -> PreTrainedModel:
-    """A causal language model in float32: pretrained where `source` names one, random where it is a config."""
-    from transformers import AutoModelForCausalLM
-
-    if isinstance(source, dict):
-        return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    return _load(AutoModelForCausalLM, source, key=key, revision=revision)
+def load_language_model(source: str, *, key: str, revision: str | None) -> PreTrainedModel:
+    """A causal language model in float32."""
+    return _load("AutoModelForCausalLM", source, key=key, revision=revision)
 
 
-def load_vision_tower(
-    source: ModelSource, config: PreTrainedConfig, *, key: str, revision: str | None
-) -> PreTrainedModel:
+def load_vision_tower(source: str, config: PreTrainedConfig, *, key: str) -> PreTrainedModel:
     """A vision tower in float32. A config of both CLIP towers is read for its vision half."""
-    from transformers import AutoModel
-
-    if isinstance(source, dict):
-        return AutoModel.from_config(config, dtype=torch.float32)
-    if config.model_type == "clip_vision_model":
-        from transformers import CLIPVisionModel
-
-        return _load(CLIPVisionModel, source, key=key, revision=revision)
-    return _load(AutoModel, source, key=key, revision=revision)
+    name = "CLIPVisionModel" if config.model_type == "clip_vision_model" else "AutoModel"
+    return _load(name, source, key=key, revision=None)
 
 
 def config_value(config: object, name: str, default: object = None) -> Any:
@@ -179,7 +164,8 @@ def vision_half(config: PreTrainedConfig) -> PreTrainedConfig:
     return config_value(config, "vision_config", config)
 
 
-def _load(cls: Any, source: str, *, key: str, revision: str | None) -> PreTrainedModel:
+def _load(name: str, source: str, *, key: str, revision: str | None) -> PreTrainedModel:
+    cls = transformers_class(name)
     with reading_pretrained(source, "cannot load", key=key, hint=_CURE):
         # safetensors where the repository has them; older files are read with weights_only, which runs no code.
         model, info = cls.from_pretrained(

@@ -35,15 +35,9 @@ _RANGES = {
 }  # fmt: skip
 
 
-def _checked(values: JsonObject) -> JsonObject:
+def _checked(values: JsonObject, *, uneven: bool = False) -> JsonObject:
     _check_whole(values)
-    new_config(values)
-    return values
-
-
-def _checked_uneven(values: JsonObject) -> JsonObject:
-    _check_whole(values)
-    new_config(values, uneven=True)
+    new_config(values, uneven=uneven)
     return values
 
 
@@ -63,7 +57,7 @@ def _checked_t5(values: JsonObject) -> JsonObject:
 # A config in a recipe, with its model_type.
 InlineModel = Annotated[JsonObject, AfterValidator(_checked)]
 # That of a family whose layers may differ in their sizes.
-UnevenModel = Annotated[JsonObject, AfterValidator(_checked_uneven)]
+UnevenModel = Annotated[JsonObject, AfterValidator(functools.partial(_checked, uneven=True))]
 # Part of a model whose family says what it is: a tower of Qwen-VL.
 InlinePart = Annotated[JsonObject, AfterValidator(_checked_part)]
 # That of a T5 encoder, whose model_type need not be said.

@@ -51,32 +51,29 @@ class Graphs:
 
     def __init__(self, device: torch.device, failed: Callable[[str], None] | None = None):
         self.device, self.failed = device, failed
-        self.failure: str | None = None
+        self.failure: str | None = None  # why a capture failed, after which all passes are eager
         self.seconds = 0.0  # that captures took, or their failure
         self.num_replayed = 0  # calls
+        self.captured: dict[Hashable, Run] = {}
         self._pool: Any = None
-        self._captured: dict[Hashable, Run] = {}
-
-    def __len__(self) -> int:
-        return len(self._captured)
 
     def clear(self) -> None:
         """Forget all graphs, before tensors that they read go."""
-        self._captured.clear()
+        self.captured.clear()
         self._pool = None
 
     def __call__(self, key: Hashable, run: Run, *inputs: Tensor) -> tuple[Tensor, ...]:
         """What the function that was captured first for `key` and these shapes, `run` itself here, returns."""
         key = key, *(value.shape for value in inputs)
-        if self.failure is None and key not in self._captured:
+        if self.failure is None and key not in self.captured:
             start = time.perf_counter()
             try:
-                self._captured[key] = self._capture(run, inputs)
+                self.captured[key] = self._capture(run, inputs)
             except (RuntimeError, Warning) as error:
                 self.give_up(error)
             self.seconds += time.perf_counter() - start
         self.num_replayed += self.failure is None
-        return self._captured.get(key, run)(*inputs)
+        return self.captured.get(key, run)(*inputs)
 
     def give_up(self, error: Exception) -> None:
         """Run everything eagerly from here on, and say why; raise the error where nobody asked to be told."""
@@ -126,7 +123,7 @@ def _cause(error: Exception) -> str:
     return f"{type(error).__name__}: {first_line(error)}"
 
 
-class PassGraphs:
+class PassGraphs(Graphs):
     """Passes of one model over one request at a time, whose inputs and places are rounded up; a mask hides the rest.
 
     The cache's buffers stay where they are for every request. What was accepted is committed outside of the graphs.
@@ -142,34 +139,19 @@ class PassGraphs:
         self, device: torch.device, lengths: Sequence[int], counts: Sequence[int],
         make_cache: Callable[[int], Cache], failed: Callable[[str], None] | None = None,
     ):  # fmt: skip
+        super().__init__(device, failed)
         self.lengths, self.counts, self.make_cache = tuple(lengths), tuple(counts), make_cache
-        self.graphs = Graphs(device, failed)
         self.num_eager = 0  # passes
         self._cache: Cache | None = None
         self._lent: Cache | None = None  # to the request that decodes: the same buffers
         self._placed: dict[str, Tensor] = {}
 
     @property
-    def seconds(self) -> float:
-        """That captures took."""
-        return self.graphs.seconds
-
-    @property
-    def failure(self) -> str | None:
-        """Why a capture failed, after which all passes are eager."""
-        return self.graphs.failure
-
-    @property
-    def num_replayed(self) -> int:
-        """Passes that were no eager ones."""
-        return self.graphs.num_replayed
-
-    @property
     def summary(self) -> str:
         """For the report."""
         if self.failure is not None:
             return f"off since a capture failed ({self.failure}); replays before: {self.num_replayed:,}"
-        counts = f"{len(self.graphs)} captured in {self.seconds:.1f} s, {self.num_replayed:,} passes replayed"
+        counts = f"{len(self.captured)} captured in {self.seconds:.1f} s, {self.num_replayed:,} passes replayed"
         most = f"longer than {self.lengths[-1]:,} places, more than {self.counts[-1]} nodes, or layers are hooked"
         return counts + (f", {self.num_eager:,} eager ({most})" if self.num_eager else "")
 
@@ -183,7 +165,7 @@ class PassGraphs:
             try:
                 self._cache = self.make_cache(self.lengths[-1])
             except torch.OutOfMemoryError as error:  # it is longer than most requests
-                self.graphs.give_up(error)
+                self.give_up(error)
                 return self.make_cache(needed)
         self._cache.empty()
         self._lent = copy.copy(self._cache)
@@ -196,7 +178,7 @@ class PassGraphs:
         held = self._placed.get(name)
         if held is None or held.shape != value.shape:
             if held is not None:  # graphs read the old address
-                self.graphs.clear()
+                self.clear()
             self._placed[name] = value.clone()
         else:
             held.copy_(value)
@@ -222,7 +204,7 @@ class PassGraphs:
 
     def run(self, key: Hashable, run: Run, *inputs: Tensor) -> tuple[Tensor, ...]:
         """What `run` returns for padded inputs, by a graph where it can."""
-        outputs = self.graphs(key, run, *inputs)
+        outputs = self(key, run, *inputs)
         if self.failure is not None:  # the request goes on in the buffers, which end with it
             self.num_eager += 1
             self._cache = self._lent = None

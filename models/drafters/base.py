@@ -205,7 +205,7 @@ class DrafterConfig(Kinded):
         return self.model_copy(update={name: value for name, value in checked if name in settings})
 
     def check(self, shape: TargetShape) -> None:
-        """Raise `UserError` for a target that it cannot draft for, or a setting that would not be read there."""
+        """Raise `UserError` for a target that it cannot draft for; `check_settings` has looked at what it draws."""
 
     def taps_for(self, shape: TargetShape, *, training: bool) -> Taps:
         """What it asks of the target."""

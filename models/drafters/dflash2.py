@@ -12,7 +12,7 @@ k candidates, V vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, cast
 
 import torch
@@ -44,11 +44,7 @@ class Dflash2Shape(DflashShape):
     def to_dict(self) -> JsonObject:
         """Return also what is DFlash 2's, under the published names."""
         values = super().to_dict()
-        own = {name: value for name, value in vars(self).items() if name not in _OF_BLOCKS}
-        return values | {"dflash_config": values["dflash_config"] | own | {"conv_kernel_size": 2}}
-
-
-_OF_BLOCKS = {one.name for one in fields(DflashShape)}
+        return values | {"dflash_config": values["dflash_config"] | self.of_kind | {"conv_kernel_size": 2}}
 
 
 class GroupedConvolution(nn.Module):

@@ -10,7 +10,7 @@ width, K places of a block that answer, V vocabulary, V' the draft's.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +47,12 @@ class DflashShape:
     confidence: bool = False
     # Whether the last committed token's own place drafts the first token (DSpark), and not the first mask.
     sample_from_anchor: bool = False
+
+    @property
+    def of_kind(self) -> JsonObject:
+        """What a kind that grew out of DFlash adds to these."""
+        of_all = {one.name for one in fields(DflashShape)}
+        return {name: value for name, value in vars(self).items() if name not in of_all}
 
     @property
     def first(self) -> int:

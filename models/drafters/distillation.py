@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from pydantic import Field
@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from ...core.batch import Batch
 from ...core.loss import StepLoss
 from ...core.section import Section
-from ...core.states import KeptScores, Taps, TargetStates, at_places, places_of
+from ...core.states import KeptScores, TargetStates, at_places, places_of
 from ..families.table import training_of
 from ..losses import NEVER, ChunkedHead, Divergence, divergence_of_logs, log_probs
 from ..parts import Part
@@ -56,24 +56,9 @@ class DistillObjective(Section):
     chunk: int = Field(256, ge=1)
 
 
-class Goal(Protocol):
-    """The target's distributions at the supervised positions, one chunk at a time."""
-
-    def log_probs(self, piece: slice) -> Tensor:
-        """[C,N] over the outcomes that are compared."""
-        ...
-
-    def likeliest(self, log_p: Tensor, piece: slice) -> Tensor:
-        """[C] the likeliest tokens, given what `log_probs` returned for the chunk."""
-        ...
-
-    def outcomes(self, log_q: Tensor, piece: slice) -> Tensor:
-        """The draft's log-probabilities [C,V] over the same outcomes [C,N]."""
-        ...
-
-
 class OnlineGoal:
-    """The target's states [S,D]; its vocabulary is projected when a piece is asked for.
+    """The target's distributions at the supervised positions, one chunk at a time, of its states [S,D]; its vocabulary
+    is projected when a piece is asked for.
 
     Args:
         head: the target's LM head, called as a module.
@@ -84,18 +69,21 @@ class OnlineGoal:
         self.hidden, self.head, self.banned, self.temperature = hidden, head, banned, temperature
 
     def log_probs(self, piece: slice) -> Tensor:
+        """[C,N] over the outcomes that are compared."""
         scores = self.head(self.hidden[piece]).to(self.banned.device)
         return log_probs(scores.float().masked_fill_(self.banned, float("-inf")).div_(self.temperature))
 
     def likeliest(self, log_p: Tensor, piece: slice) -> Tensor:
+        """[C] the likeliest tokens, given what `log_probs` returned for the chunk."""
         return log_p.argmax(-1)
 
     def outcomes(self, log_q: Tensor, piece: slice) -> Tensor:
+        """The draft's log-probabilities [C,V] over the same outcomes [C,N]."""
         return log_q
 
 
 class KeptGoal:
-    """The target's likeliest tokens as they were kept, and all others as one outcome."""
+    """As `OnlineGoal`, of the target's likeliest tokens as they were kept, and all others as one outcome."""
 
     def __init__(self, kept: KeptScores):
         self.kept = kept
@@ -108,6 +96,9 @@ class KeptGoal:
 
     def outcomes(self, log_q: Tensor, piece: slice) -> Tensor:
         return with_rest(log_q, self.kept.ids[piece])
+
+
+Goal = OnlineGoal | KeptGoal
 
 
 def with_rest(logs: Tensor, ids: Tensor) -> Tensor:
@@ -127,9 +118,6 @@ def keep_scores(scores: Tensor, count: int) -> KeptScores:
     return KeptScores(ids, outcomes[:, :-1], outcomes[:, -1])
 
 
-FEATURE = Taps(feature=True)
-
-
 class Teacher:
     """The frozen target on a draft LVLM's batches. It is a plain object, so that no engine treats it as a submodule."""
 
@@ -144,7 +132,7 @@ class Teacher:
         return head
 
     @torch.no_grad()
-    def states(self, batch: Batch, taps: Taps = FEATURE) -> TargetStates:
+    def states(self, batch: Batch) -> TargetStates:
         """The feature [B,T,D] of every token."""
         return TargetStates(feature=self._module.hidden_states(batch))
 
@@ -198,7 +186,7 @@ class DistillTraining(LvlmTraining):
         assert states is not None, "distillation compares with the target"
         places = places_of(batch.predicting, batch.ids.device)
         labels = at_places(batch.ids, places, 1)  # [S]
-        goal: Goal = KeptGoal(states.kept) if states.kept is not None else self._online(states, places)
+        goal = KeptGoal(states.kept) if states.kept is not None else self._online(states, places)
         hidden = at_places(self.hidden_states(batch), places)  # [S,D]
         loss, sums = self.head(hidden, functools.partial(self._compare, goal, labels))
         return StepLoss(loss, batch.loss_mask[:, 1:].sum(), dict(zip(self.metrics, sums, strict=True)))

@@ -11,7 +11,7 @@ Letters: R rows, F nodes, A blocks, K places, D width, N rank, V vocabulary, V' 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar, Literal, Self, cast
 
 import torch
@@ -62,11 +62,7 @@ class DsparkShape(DflashShape):
 
     def to_dict(self) -> JsonObject:
         """Return also what the heads are, under the published names."""
-        own = {name: value for name, value in vars(self).items() if name not in _OF_BLOCKS}
-        return {**super().to_dict(), **own, "sample_from_anchor": self.sample_from_anchor}
-
-
-_OF_BLOCKS = {one.name for one in fields(DflashShape)}
+        return {**super().to_dict(), **self.of_kind, "sample_from_anchor": self.sample_from_anchor}
 
 
 class MarkovHead(nn.Module):

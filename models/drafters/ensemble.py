@@ -77,11 +77,6 @@ def preset(name: str) -> EnsembleConfig:
     return EnsembleConfig(name=name, members=members, weights=weights)
 
 
-def spelled_out(mode: Mode | EnsembleConfig) -> EnsembleConfig:
-    """The section of a mode that may be given by its name."""
-    return mode if isinstance(mode, EnsembleConfig) else preset(mode)
-
-
 # An entry of a recipe's list of modes: a name, or an ensemble spelt out.
 DraftingMode = Annotated[EnsembleConfig, shorthand(str, preset)]
 
@@ -164,7 +159,7 @@ class EnsembleProposal(IndependentProposal):
         q = self._warp.apply_temperature(self.decoder.logits(feature))
         if self.weights.adaptive or self.record:
             self._drafted.append(q)
-        return mixture(self.weights.current(), q)
+        return mixture(self.weights.current, q)
 
     @torch.inference_mode()
     def accept(self, verified: Verified) -> None:
@@ -202,7 +197,7 @@ class EnsembleProposal(IndependentProposal):
         trace.accepted += hits.tolist()
         trace.steps += range(self._emitted, self._emitted + len(p))
         trace.cycle_of_step += [len(trace.cycles)] * len(p)
-        trace.cycles.append(self.weights.current().tolist())
+        trace.cycles.append(self.weights.current.tolist())
 
 
 def _rows(parts: Sequence[Tensor], wanted: Sequence[int]) -> Tensor:

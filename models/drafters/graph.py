@@ -20,16 +20,15 @@ from ..decoding.expansions import Expansions
 from ..decoding.rows import fill, stacked
 from ..decoding.tree import ROOT
 from ..decoding.upload import upload
-from .ensemble import EnsembleConfig, EnsembleProposal, spelled_out
+from .ensemble import EnsembleProposal
 from .modes import ImageSubstitutes, Mode, View
-from .weights import mixture
+from .weights import Weights, mixture
 
 
 class GraphedChain(EnsembleProposal):
     """Proposes the likeliest chain of `gamma` tokens; for the chain policy with `draw: top-k`, and nothing else.
 
     Args:
-        mode: one mode, or several and their weights.
         capacity: positions that a request may take, prompt included; the graph reads all of them. A longer one
             starts with larger buffers and new graphs.
     """
@@ -37,7 +36,8 @@ class GraphedChain(EnsembleProposal):
     def __init__(
         self,
         decoder: CachedDecoder,
-        mode: Mode | EnsembleConfig,
+        members: Sequence[Mode],
+        weights: Weights,
         *,
         newline_id: int,
         gamma: int,
@@ -45,11 +45,7 @@ class GraphedChain(EnsembleProposal):
         substitutes: ImageSubstitutes | None = None,
         record: bool = False,
     ):
-        config = spelled_out(mode)
-        weights = config.weights.build(len(config.members))
-        super().__init__(
-            decoder, config.members, weights, newline_id=newline_id, substitutes=substitutes, record=record
-        )
+        super().__init__(decoder, members, weights, newline_id=newline_id, substitutes=substitutes, record=record)
         self.gamma, self.capacity, self.max_levels = gamma, capacity, gamma
         self._static: Cache | None = None
         self.graphs = Graphs(decoder.device)
@@ -77,7 +73,7 @@ class GraphedChain(EnsembleProposal):
         assert self._cache is not None
         pending = np.array(self._pending), np.array([self._cache.length])
         ids, length = upload(self.decoder.device, *pending)
-        each, self._probs = self.graphs(self._warp, self._chain, ids, length, self._padding, self.weights.current())
+        each, self._probs = self.graphs(self._warp, self._chain, ids, length, self._padding, self.weights.current)
         self._cache.advance(len(self._pending))
         self._expansions = Expansions()
         self._drafted = list(each)

@@ -127,12 +127,7 @@ class HeadSettings(PublishedDrafter):
         return mirrored_layer(self, shape.text, input_norm=True)
 
     def check(self, shape: TargetShape) -> None:
-        """Raise `UserError` for a target that draws images, or one that `mirrored_layer` refuses."""
-        if shape.draws_images:
-            raise UserError(
-                f"a {self.kind} head reads the hidden states of a language model, and the target draws images",
-                key="drafter.kind", hint="use eagle, medusa or llamagen for an image generator",
-            )  # fmt: skip
+        """Raise `UserError` for a target that `mirrored_layer` refuses."""
         self.layer(shape)
         if text_of(shape.text).scales_embeddings and self.image_input() == "projected" and not self.is_eagle3:
             raise UserError(

@@ -51,14 +51,6 @@ class SiblingConfig(DrafterConfig):
     def provides(self) -> set[str]:
         return {"drafter"}
 
-    def check(self, shape: TargetShape) -> None:
-        """Raise `UserError` for a target that answers in words."""
-        if not shape.draws_images:
-            raise UserError(
-                "a smaller LlamaGen draws images, and the target answers in words", key="drafter.kind",
-                hint="use kind: pruned with a smaller model of the target's family",
-            )  # fmt: skip
-
     def load(
         self,
         folder: Path | None,

@@ -35,12 +35,12 @@ from ..targets.llava.made_for_engines import own_projector as own_projector
 from ..targets.llava.model import assemble, llava_config
 from ..targets.llava.section import LlavaTarget
 from ..targets.llava.training import LlavaTraining
-from .base import PLAIN, CountTokens, Drafter, DraftingOptions, PublishedDrafter, TargetIdentity
-from .ensemble import DraftingMode, EnsembleConfig, EnsembleProposal, preset, spelled_out
+from .base import PLAIN, Drafter, DraftingOptions, PublishedDrafter, TargetIdentity
+from .ensemble import DraftingMode, EnsembleConfig, EnsembleProposal, preset
 from .graph import GraphedChain
 from .independent import IndependentProposal
 from .manifest import MANIFEST, read_manifest
-from .modes import ImageSubstitutes, Mode
+from .modes import ImageSubstitutes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -121,29 +121,6 @@ class LvlmConfig(PublishedDrafter):
                 "projector_input: projected reads the target's own features: it wants vision_tower: target, no newline"
             )
         return self
-
-    def check(self, shape: TargetShape) -> None:
-        """Raise `UserError` for a target that draws images."""
-        if shape.draws_images:
-            raise UserError(
-                "a draft LVLM answers about pictures, and the target draws them", key="drafter.kind",
-                hint="use eagle, medusa or llamagen for an image generator",
-            )  # fmt: skip
-
-    def build(
-        self,
-        target: Any,
-        *,
-        count_tokens: CountTokens | None = None,
-        ids: TokenIds | None = None,
-        seed: int = 0,
-    ) -> PreTrainedModel:
-        """As `build_drafter`; `target` may be a loaded target, its model, or the model's config."""
-        from transformers import PreTrainedConfig, PreTrainedModel
-
-        assert ids is not None, "a draft shares the target's special ids"
-        plain = isinstance(target, PreTrainedModel | PreTrainedConfig)
-        return build_drafter(self, target if plain else target.decoder.model, ids, seed=seed)
 
     def load(
         self,
@@ -259,17 +236,18 @@ def build_drafter(
     full = target.config if isinstance(target, PreTrainedModel) else target
     assert config.language_model is not None and config.vision_tower is not None
     joined = drafter_config(config, full, ids, network=True)
-    text = read_config(config.language_model, key="drafter.language_model", revision=config.revision)
-    language_model = load_language_model(
-        config.language_model, text, key="drafter.language_model", revision=config.revision
-    ) if not isinstance(config.language_model, dict) else None  # fmt: skip
+    language_model = None
+    if not isinstance(config.language_model, dict):
+        language_model = load_language_model(
+            config.language_model, key="drafter.language_model", revision=config.revision
+        )
     if config.vision_tower == "target":
         assert isinstance(target, PreTrainedModel)
         tower = target.model.vision_tower
     elif isinstance(config.vision_tower, dict):
         tower = None
     else:
-        tower = load_vision_tower(config.vision_tower, joined.vision_config, key="drafter.vision_tower", revision=None)
+        tower = load_vision_tower(config.vision_tower, joined.vision_config, key="drafter.vision_tower")
     projector = target.model.multi_modal_projector if config.projector_input == "projected" else None  # type: ignore[union-attr]
     generator = torch.Generator().manual_seed(seed)
     return assemble(
@@ -360,12 +338,11 @@ def as_target(model: PreTrainedModel, *, num_token_ids: int, image_token_id: int
 
 def proposal(
     model: PreTrainedModel,
-    mode: Mode | EnsembleConfig,
+    mode: EnsembleConfig,
     *,
     num_token_ids: int,
     newline_id: int,
-    image_token_id: int | None = None,
-    never: tuple[int, ...] = (),
+    never: tuple[int, ...],
     substitutes: ImageSubstitutes | None = None,
     chain: int | None = None,
     capacity: int = 0,
@@ -377,19 +354,14 @@ def proposal(
         substitutes: what stands for a picture in the text modes; needed for C and T-text.
         record: keep an ensemble's weights over time in its `trace`.
         chain: drafted tokens, where a cycle's proposal is the likeliest chain; on CUDA it is then one graph.
-        never: ids that are never proposed, beside `image_token_id`.
+        never: ids that are never proposed.
         capacity: positions that a request may take; for the graph.
     """
-    never = (*never, *(() if image_token_id is None else (image_token_id,)))
     decoder = LlavaDecoder(model, num_token_ids=num_token_ids, never=never)
+    shown: dict[str, Any] = {"newline_id": newline_id, "substitutes": substitutes}
+    members, weights = mode.members, mode.weights.build(len(mode.members))
     if chain is not None and decoder.device.type == "cuda":
-        return GraphedChain(
-            decoder, mode, newline_id=newline_id, gamma=chain, capacity=capacity, substitutes=substitutes, record=record
-        )
-    config = spelled_out(mode)
-    if len(config.members) == 1:
-        return IndependentProposal(decoder, config.members[0], newline_id=newline_id, substitutes=substitutes)
-    weights = config.weights.build(len(config.members))
-    return EnsembleProposal(
-        decoder, config.members, weights, newline_id=newline_id, substitutes=substitutes, record=record
-    )
+        return GraphedChain(decoder, members, weights, gamma=chain, capacity=capacity, record=record, **shown)
+    if len(members) == 1:
+        return IndependentProposal(decoder, members[0], **shown)
+    return EnsembleProposal(decoder, members, weights, record=record, **shown)

@@ -100,7 +100,7 @@ class MixedProposal:
 
     def _mixed(self, each: Sequence[Tensor]) -> Tensor:
         """[F,V] of the members' [F,V]. Drafts may have fewer rows of the vocabulary than the target, or more."""
-        weights = self.weights.current()
+        weights = self.weights.current
         is_on_cpu = all(part.device.type == "cpu" for part in each)  # of drafters that look their tokens up
         device = torch.device("cpu") if is_on_cpu else weights.device
         cut = [part[:, : self.vocab_size].to(device) for part in each]

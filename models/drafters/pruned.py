@@ -78,14 +78,6 @@ class PrunedConfig(DrafterConfig):
     def provides(self) -> set[str]:
         return {"drafter"}
 
-    def check(self, shape: TargetShape) -> None:
-        """Raise `UserError` for a target that draws images."""
-        if shape.draws_images:
-            raise UserError(
-                "a pruned prompt is one of visual tokens, and the target draws images", key="drafter.kind",
-                hint="use llamagen, a smaller image generator",
-            )  # fmt: skip
-
     def taps_for(self, shape: TargetShape, *, training: bool) -> Taps:
         recurs = recurrent_layers(shape.text) or (False,) * shape.num_layers
         layers = self.attention_layers or tuple(n for n, recurring in enumerate(recurs) if not recurring)
@@ -99,9 +91,24 @@ class PrunedConfig(DrafterConfig):
         dtype: torch.dtype | None = None,
         identity: TargetIdentity | None = None,
     ) -> Any:
-        """What drafts: the target itself, or its loaded sibling (no module of ours: nothing of it is trained)."""
+        """What drafts, which several proposals may share: the target itself, or its sibling. Raises `UserError` where
+        that cannot be loaded or is none.
+        """
         assert isinstance(target, LanguageTarget)
-        return load_reader(self, target)
+        if self.model == "target":
+            return target
+        if self.model.path is None:
+            raise UserError("the sibling has no path", key="drafter.model.path", hint="name its weights")
+        sibling = load_target(
+            self.model,
+            self.model.path,
+            num_token_ids=target.decoder.num_token_ids,
+            image_token_id=next(iter(target.decoder.never), None),
+            device=target.device,
+            key="drafter.model",
+        )
+        check_sibling(sibling, target)
+        return sibling
 
     def drafter(self, module: Any, target: Target, options: DraftingOptions = PLAIN) -> Drafter:
         assert isinstance(target, LanguageTarget)
@@ -249,24 +256,6 @@ class PrunedProposal(IndependentProposal):
         """[R,N,D] -> [N,V]. Siblings may differ in rows of the vocabulary that have no token."""
         q = super()._q(feature)[:, : self.vocab_size]
         return F.pad(q, (0, self.vocab_size - q.shape[-1]))
-
-
-def load_reader(config: PrunedConfig, target: LanguageTarget) -> LanguageTarget:
-    """What drafts; several proposals may share it. Raises `UserError` where the sibling cannot be loaded or is none."""
-    if config.model == "target":
-        return target
-    if config.model.path is None:
-        raise UserError("the sibling has no path", key="drafter.model.path", hint="name its weights")
-    sibling = load_target(
-        config.model,
-        config.model.path,
-        num_token_ids=target.decoder.num_token_ids,
-        image_token_id=next(iter(target.decoder.never), None),
-        device=target.device,
-        key="drafter.model",
-    )
-    check_sibling(sibling, target)
-    return sibling
 
 
 # Of transformers' vision configs: what decides how many tokens a picture has.

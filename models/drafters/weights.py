@@ -30,13 +30,10 @@ class Weights(Protocol):
     """The weights of one request. p and q are after the temperature and before top-k and top-p."""
 
     adaptive: bool
+    current: Tensor  # [R] float32 on the device, of sum 1
 
     def start(self, device: torch.device) -> None:
         """A request begins: equal weights (or the fixed ones), and no history."""
-        ...
-
-    def current(self) -> Tensor:
-        """[R] float32 on the device, of sum 1."""
         ...
 
     def observe(self, p: Tensor, q: Tensor) -> None:
@@ -128,10 +125,7 @@ class Fixed:
         self.values = [value / total for value in values]
 
     def start(self, device: torch.device) -> None:
-        self._current = torch.tensor(self.values, device=device)
-
-    def current(self) -> Tensor:
-        return self._current
+        self.current = torch.tensor(self.values, device=device)
 
     def observe(self, p: Tensor, q: Tensor) -> None:
         """Do nothing: the weights stay fixed."""
@@ -171,10 +165,7 @@ class GridSearch:
         points = grid(self.members, self.settings.parts)
         self.points = torch.tensor(points[::-1] if self.settings.order == "article" else points, device=device)
         self.hits, self.divergence = History(self.settings.window), History(self.settings.window)
-        self._current = torch.full((self.members,), 1 / self.members, device=device)
-
-    def current(self) -> Tensor:
-        return self._current
+        self.current = torch.full((self.members,), 1 / self.members, device=device)
 
     def observe(self, p: Tensor, q: Tensor) -> None:
         """Score every weight of the grid at each position, then take the best one over the history."""
@@ -191,7 +182,7 @@ class GridSearch:
         if divergence is not None:
             self.divergence.add(divergence)
         # `points[index]` would wait for the device.
-        self._current = self.points.index_select(0, self._best()[None])[0]
+        self.current = self.points.index_select(0, self._best()[None])[0]
 
     def _best(self) -> Tensor:
         """Index of the best weights; of equal ones argmin and argmax name the first. Nothing leaves the device."""
@@ -212,16 +203,13 @@ class InverseError:
 
     def start(self, device: torch.device) -> None:
         self.errors = History(self.settings.window)
-        self._current = self._weights(torch.ones(self.members, dtype=torch.float64, device=device))
-
-    def current(self) -> Tensor:
-        return self._current
+        self.current = self._weights(torch.ones(self.members, dtype=torch.float64, device=device))
 
     def observe(self, p: Tensor, q: Tensor) -> None:
         """Add each draft's errors, then weight the drafts by the inverse of the sums."""
         self.errors.add(errors(p, q, self.settings.error))
         total = self.errors.total()
-        self._current = self._weights(torch.where(total == 0, _FLAWLESS, 1 / total))
+        self.current = self._weights(torch.where(total == 0, _FLAWLESS, 1 / total))
 
     def _weights(self, raw: Tensor) -> Tensor:
         """[R] of sum 1 from raw weights; before the first cycle those are equal."""

@@ -76,26 +76,16 @@ def load_target(
 
 
 def target_weights(
-    config: TargetConfig,
-    source: str | Path,
-    *,
-    dtype: torch.dtype,
-    device: torch.device | None = None,
-    device_map: str | None = None,
-    offload: str | None = None,
-    tensor_parallel_size: int = 1,
-    tables_only: bool = False,
-    attn_implementation: str = "auto",
-    key: str = "target.path",
+    config: TargetConfig, source: str | Path, *, key: str = "target.path", tensor_parallel_size: int = 1, **held: Any
 ) -> PreTrainedModel:
-    """The model of a target's kind, from published weights or a stage's folder. Raises `UserError` for another kind."""
+    """The model of a target's kind, from published weights or a stage's folder. Raises `UserError` for another kind.
+
+    Args:
+        held: as of `load_weights`.
+    """
     revision = None if Path(source).is_dir() else config.revision
     stored = read_config(str(source), key=key, revision=revision)
     check_kind(config, stored.model_type, str(source))
-    held: dict[str, Any] = {
-        "dtype": dtype, "device": device, "device_map": device_map, "offload": offload, "tables_only": tables_only,
-        "attn_implementation": attn_implementation,
-    }  # fmt: skip
     if tensor_parallel_size > 1:
         cut = f"{key.removesuffix('.path')}.tensor_parallel_size"
         check_ranks(tensor_parallel_size, key=cut)

@@ -67,19 +67,16 @@ def _layer_bytes(text: PreTrainedConfig, width: int, places: int) -> float:
     return places * (text.hidden_size * (3 * width + 8) + 2 * heads * head * width + 3 * inner * width)
 
 
-def graph_bytes(
-    config: PreTrainedConfig, dtype: str, nodes: Sequence[int], lengths: Sequence[int], taps: int = 0
-) -> float:
+def graph_bytes(config: PreTrainedConfig, dtype: str, nodes: Sequence[int], lengths: Sequence[int]) -> float:
     """What CUDA graphs of a target's passes keep: what each of them returns, and one pool for what they compute with.
 
     Args:
         nodes: of the passes, with the root and padding.
         lengths: places that attention reads; there is a graph for each pair, if every pair comes up.
-        taps: layers whose states a pass returns.
     """
     text, width = config.get_text_config(), BYTES[dtype]
     # Scores in float32, and states, of each graph.
-    returned = sum(nodes) * len(lengths) * (4 * text.vocab_size + (1 + taps) * text.hidden_size * width)
+    returned = sum(nodes) * len(lengths) * (4 * text.vocab_size + text.hidden_size * width)
     scores = 0 if dtype == "float32" else max(nodes) * text.vocab_size * width
     # Grouped heads read keys and values as they are; the mask is made of three of its kind.
     return returned + _layer_bytes(text, width, max(nodes)) + 3 * max(nodes) * max(lengths) + scores

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..parts import is_tied, num_parameters
-from .table import family_of, new_model
+from .table import family_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def empty_model(config: PreTrainedConfig, dtype: torch.dtype | None = None) -> PreTrainedModel:
     """Of any target or drafter of the language tracks, on the meta device; `dtype` None: torch's default type."""
     with torch.device("meta"):
-        model: Any = new_model(config)
+        model: Any = family_of(config).new(config)
     made: PreTrainedModel = model if dtype is None else model.to(dtype)
     return made
 

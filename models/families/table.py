@@ -74,11 +74,6 @@ def family_of(config: PreTrainedConfig) -> Family:
     return family_named(config.model_type, tower_type(config))
 
 
-def new_model(config: PreTrainedConfig) -> PreTrainedModel:
-    """A model of the config's family with random weights."""
-    return family_of(config).new(config)
-
-
 def text_of(config: PreTrainedConfig) -> Text:
     """What heads take from the language model of a text config, beside the config."""
     name = config.model_type

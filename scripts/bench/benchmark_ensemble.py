@@ -102,7 +102,7 @@ def main() -> None:
     target = LlavaTarget(model, num_token_ids=vocabulary, image_token_id=IMAGE)
     substitutes = ImageSubstitutes(NEWLINE, (7, 8), (9, 10), lambda text: [20] * len(text), Words())
     shared: dict[str, Any] = {"newline_id": NEWLINE, "substitutes": substitutes}
-    named = {"num_token_ids": vocabulary, "image_token_id": IMAGE, **shared}
+    named = {"num_token_ids": vocabulary, "never": (IMAGE,), **shared}
     drafters = {name: proposal(draft, preset(name), **named) for name in ("M", "MT", "MTCP")}
     if device.type == "cuda":
         for name in ("M", "MTCP", "MTCP*"):

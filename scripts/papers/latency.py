@@ -19,6 +19,7 @@ from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.tree import no_tree
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.graph import GraphedChain
+from draftsmith.models.drafters.weights import Fixed
 from draftsmith.models.targets.base import Taps
 from draftsmith.models.targets.llava.model import selected_features
 from draftsmith.models.targets.llava.section import LlavaTarget
@@ -143,7 +144,9 @@ def step_times(
         for label, decoder in drafts.items():
             # Each chain commits one token; two more rounds of them warm up.
             more = num_rounds + gamma + 2
-            chain = GraphedChain(decoder, "T", newline_id=ANY_TOKEN, gamma=gamma, capacity=length + more)
+            chain = GraphedChain(
+                decoder, ["T"], Fixed((1.0,)), newline_id=ANY_TOKEN, gamma=gamma, capacity=length + more
+            )
             chain.start(blind, step, Warp(), capacity=more)
             actions[f"{label}, graph"], tokens[f"{label}, graph"] = partial(_draft, chain), gamma
     times = rounds(actions, num_rounds)

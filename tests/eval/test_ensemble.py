@@ -98,7 +98,7 @@ class Compared(EnsembleProposal):
         return self.compare(super().expand(parents, tokens), [s.expand(parents, tokens) for s in self.singles])
 
     def compare(self, found, apart):
-        expected = sum(w * q for w, q in zip(self.weights.current(), apart, strict=True))
+        expected = sum(w * q for w, q in zip(self.weights.current, apart, strict=True))
         assert torch.allclose(found, expected, atol=1e-5)
         self.compared += 1
         return found
@@ -222,15 +222,13 @@ class Told:
     """A rule that remembers how many positions it was told of, and whether p and q are those of the same places."""
 
     adaptive = True
+    current = torch.tensor([0.5, 0.5])
 
     def __init__(self):
         self.counts = []
 
     def start(self, device):
         return None
-
-    def current(self):
-        return torch.tensor([0.5, 0.5])
 
     def observe(self, p, q):
         assert p.shape == q.shape[1:] and len(q) == 2
@@ -263,14 +261,14 @@ def test_adaptive_weights_start_afresh_with_each_request(big, near):
     drafter, first, second = ensemble(near, preset("MT*")), ask(1, 1), ask(2, 2)
     alone = generate(target(big), ensemble(near, preset("MT*")), second, greedy(Chain(4))).cycles
     generate(target(big), drafter, first, greedy(Chain(4)))
-    learned = drafter.weights.current()
+    learned = drafter.weights.current
     behind = generate(target(big), drafter, second, greedy(Chain(4))).cycles
     assert [(c.num_drafted, c.num_accepted) for c in behind] == [(c.num_drafted, c.num_accepted) for c in alone]
     drafter.start(second, None, Warp(), capacity=20)
-    assert not torch.equal(drafter.weights.current(), learned), "guards this test"
+    assert not torch.equal(drafter.weights.current, learned), "guards this test"
     fresh = ensemble(near, preset("MT*"))
     fresh.start(second, None, Warp(), capacity=20)
-    assert torch.equal(drafter.weights.current(), fresh.weights.current())
+    assert torch.equal(drafter.weights.current, fresh.weights.current)
 
 
 def test_a_copy_tells_its_own_distributions(big):

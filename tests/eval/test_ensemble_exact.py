@@ -99,7 +99,7 @@ def continuation(drafter, shape, rule, scores, warp, vocab, length, seen):
         if len(prefix) > length:
             actual[prefix[1 : length + 1]] += weight
             return
-        seen.add(tuple(round(w, 6) for w in drafter.weights.current().tolist()))
+        seen.add(tuple(round(w, 6) for w in drafter.weights.current.tolist()))
         for tree, chance in proposals(drafter, shape, warp, vocab):
             rows = prefixes(tree, prefix)
             for tokens, more in outcomes(rule, tree, torch.stack([p(row) for row in rows])):

@@ -97,9 +97,9 @@ def test_recorded_passes_propose_what_eager_passes_propose(big, recorded, kind):
     """And nothing is captured for a request like one before."""
     eager, ours = pair(big, settings_of(kind), (64,))
     for seed in (1, 2, 1):
-        captured = len(ours.graphs.graphs)
+        captured = len(ours.graphs.captured)
         check(big, eager, ours, request(seed, images=seed % 2), length=8)
-    assert captured == len(ours.graphs.graphs) > 1 and ours.graphs.num_eager == 0
+    assert captured == len(ours.graphs.captured) > 1 and ours.graphs.num_eager == 0
 
 
 def test_positions_in_three_coordinates():

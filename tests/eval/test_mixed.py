@@ -93,12 +93,12 @@ def test_weights_start_afresh_with_each_request(big, pair, answered):
     """As an ensemble of modes: what one request taught says nothing of the next."""
     drafter, fresh = (mixed(pair, WEIGHTS["inverse"]).drafter(pair, big) for _ in range(2))
     generate(big, drafter, answered[0][0], greedy(Chain(3), 9))
-    learned = drafter.weights.current()
+    learned = drafter.weights.current
     for one in (drafter, fresh):
         step = big.prefill(answered[1][0], one.taps, capacity=20)[1]
         one.start(answered[1][0], step, Warp(), capacity=20)
-    assert torch.equal(drafter.weights.current(), fresh.weights.current())
-    assert not torch.equal(learned, fresh.weights.current()), "guards this test"
+    assert torch.equal(drafter.weights.current, fresh.weights.current)
+    assert not torch.equal(learned, fresh.weights.current), "guards this test"
 
 
 def test_weights_follow_the_better_member(big, answered):
@@ -114,7 +114,7 @@ def test_weights_follow_the_better_member(big, answered):
         seen = []
         for asked, plain in answered:
             assert generate(big, drafter, asked, greedy(Chain(3), 9)).tokens == plain
-            seen.append(float(drafter.weights.current()[1]))
+            seen.append(float(drafter.weights.current[1]))
         assert min(seen) > 0.85, kind
 
 

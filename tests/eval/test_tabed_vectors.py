@@ -80,7 +80,7 @@ class ScriptedEnsemble(EnsembleProposal):
         if self.block == len(self.logits):
             raise Finished
         self._expansions = type(self._expansions)()
-        self.weights_used.append(self.weights.current())
+        self.weights_used.append(self.weights.current)
         if self.block and isinstance(self.weights, InverseError):
             self.weights_raw.append(1 / self.weights.errors.total())
         return super().root()

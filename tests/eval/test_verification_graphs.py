@@ -50,7 +50,7 @@ def test_it_says_what_eager_passes_say(temperature):
             assert said(ours, drafter(ours), policy, asked, temperature) == expected, name
         graphs = ours.graphs
         assert graphs.num_replayed > 20 and graphs.num_eager == 0
-        lengths |= {key[0][0] for key in graphs.graphs._captured}
+        lengths |= {key[0][0] for key in graphs.captured}
     assert len(lengths) > 1
 
 
@@ -59,10 +59,10 @@ def test_recorded_passes_say_what_eager_passes_say(recorded):  # noqa: F811
     _, big, drafter, policy = list(cases())[-1]
     plain, ours = target(big), graphed(target(big), (64,))
     for seed in (1, 2, 1):
-        captured = len(ours.graphs.graphs)
+        captured = len(ours.graphs.captured)
         asked = request(seed, images=seed % 2)
         assert said(ours, drafter(ours), policy, asked, 1.0, 6) == said(plain, drafter(plain), policy, asked, 1.0, 6)
-    assert captured == len(ours.graphs.graphs) > 0 and ours.graphs.num_eager == 0
+    assert captured == len(ours.graphs.captured) > 0 and ours.graphs.num_eager == 0
 
 
 def test_what_a_pass_returns_outlives_the_next_ones(recorded):  # noqa: F811

@@ -3,7 +3,7 @@
 import torch
 from draftsmith.core.batch import IMAGE, TEXT, Request
 from draftsmith.core.pictures import PatchGrid, whole_picture
-from draftsmith.models.families.table import new_model
+from draftsmith.models.families.table import family_of
 from draftsmith.models.parts import TokenIds
 from draftsmith.models.targets.gemma.model import gemma_config
 from draftsmith.models.targets.gemma.section import GemmaTarget
@@ -42,7 +42,8 @@ def model(shape: str, seed: int = 0, **text):
     torch.manual_seed(seed)
     tower = tower_values() | {"standardize": shape == "large", "use_clipped_linears": shape == "small"}
     values = text_values(shape) | text
-    made = new_model(gemma_config(Gemma4TextConfig(**values), Gemma4VisionConfig(**tower), IDS)).float().eval()
+    config = gemma_config(Gemma4TextConfig(**values), Gemma4VisionConfig(**tower), IDS)
+    made = family_of(config).new(config).float().eval()
     with torch.no_grad():  # norms of ones and scalars of one would hide which of them is read
         for name, parameter in made.named_parameters():
             if "norm" in name or "position_embedding" in name:

@@ -5,7 +5,7 @@ classes.
 import torch
 from draftsmith.core.batch import IMAGE, TEXT, Request
 from draftsmith.core.pictures import PatchGrid, Picture, whole_picture
-from draftsmith.models.families.table import new_model
+from draftsmith.models.families.table import family_of
 from draftsmith.models.parts import TokenIds
 from draftsmith.models.targets.internvl.model import internvl_config
 from draftsmith.models.targets.internvl.section import InternVLTarget
@@ -64,10 +64,10 @@ def model(kind: str, seed: int = 0, **text):
     language = KINDS[kind](**(text_values() | own | text))
     if is_whole(kind):
         vision = PixtralVisionConfig(**tower_values(kind))
-        made = new_model(mistral_config(kind.split()[0], language, vision, IDS))
+        config = mistral_config(kind.split()[0], language, vision, IDS)
     else:
-        made = new_model(internvl_config(language, InternVLVisionConfig(**tower_values(kind)), IDS))
-    made = made.float().eval()
+        config = internvl_config(language, InternVLVisionConfig(**tower_values(kind)), IDS)
+    made = family_of(config).new(config).float().eval()
     # Random towers say little: louder pictures make blindness visible.
     made.model.multi_modal_projector.linear_2.weight.data *= 40
     return made

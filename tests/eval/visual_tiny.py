@@ -156,7 +156,7 @@ def embedded(model: LlamaGen, condition: torch.Tensor, rows: int) -> tuple[torch
 def true_features(model: LlamaGen, condition: torch.Tensor, rows: int, codes: list[int]) -> torch.Tensor:
     """[R,C+len(codes),D] by one teacher-forced pass without a cache."""
     num_condition, mask = embedded(model, condition, rows)
-    return model.features(num_condition, torch.tensor(codes, dtype=torch.int64).expand(rows, -1), mask)
+    return model.states(num_condition, torch.tensor(codes, dtype=torch.int64).expand(rows, -1), mask).feature
 
 
 def published(kind: str, case: str) -> SimpleNamespace:

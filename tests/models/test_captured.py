@@ -20,7 +20,7 @@ def test_a_recording_keeps_what_the_host_knew_and_reads_tensors_anew(recorded): 
     held.fill_(3.0)
     assert first == [2.0, 2.0] and graphs("key", run, torch.ones(2))[0].tolist() == [4.0, 4.0]
     assert graphs("key", run, torch.ones(3, 2))[0].tolist() == [[8.0, 8.0]] * 3, "other shapes are captured anew"
-    assert len(graphs) == 2
+    assert len(graphs.captured) == 2
     with pytest.raises(RuntimeError, match="value"):
         graphs("reads", lambda value: (value * float(value.sum()),), torch.ones(2))
     with pytest.raises(AssertionError, match="does not upload"):

@@ -65,9 +65,9 @@ DOORS = {
     "text-only target": (BIN, TEXT, lambda f: load_weights(LlamaForCausalLM, f, revision=None, dtype="auto", key="k")),
     "anole": (BIN, ANOLE, load_anole),
     "language model of a draft": (
-        BIN, TEXT, lambda f: load_language_model(str(f), read_config(str(f), key="k"), key="k", revision=None)),
+        BIN, TEXT, lambda f: load_language_model(str(f), key="k", revision=None)),
     "vision tower of a draft": (
-        BIN, VISION, lambda f: load_vision_tower(str(f), read_config(str(f), key="k"), key="k", revision=None)),
+        BIN, VISION, lambda f: load_vision_tower(str(f), read_config(str(f), key="k"), key="k")),
     "a target's embedding": (BIN, TEXT, lambda f: target_embedding(str(f), where="key target")),
     "captioner": (BIN, TEXT, captioner),
     "text encoder": (BIN, T5, TextFeatures),

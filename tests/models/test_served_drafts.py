@@ -12,6 +12,7 @@ from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.eval.engines import program
 from draftsmith.eval.pair import trained_section
 from draftsmith.models.decoding.warp import Warp
+from draftsmith.models.drafters.ensemble import preset
 from draftsmith.models.drafters.lvlm import LvlmConfig, build_drafter, load_drafter, proposal, save_lvlm
 from draftsmith.models.formats import export_drafter
 from draftsmith.models.formats.lvlm import from_plugin
@@ -103,7 +104,7 @@ def test_training_and_decoding_see_the_same(target):
     scores[IMAGE_ID] = float("-inf")  # never proposed
     ids, modality = given.ids[0], given.modality[0]
     request = Request(ids[:-1], modality[:-1], given.pixels, "a")
-    proposer = proposal(draft, "M", image_token_id=IMAGE_ID, num_token_ids=VOCAB, newline_id=3)
+    proposer = proposal(draft, preset("M"), never=(IMAGE_ID,), num_token_ids=VOCAB, newline_id=3)
     proposer.start(request, None, Warp(1.0), capacity=8)
     proposer.begin(int(ids[-1]))
     torch.testing.assert_close(proposer.root(), scores.softmax(-1), atol=1e-5, rtol=0)

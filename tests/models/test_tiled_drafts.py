@@ -15,6 +15,7 @@ from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import Greedy
 from draftsmith.models.decoding.warp import Warp
+from draftsmith.models.drafters.ensemble import preset
 from draftsmith.models.drafters.lvlm import (
     LvlmConfig,
     RopeScaling,
@@ -105,7 +106,7 @@ def test_a_draft_with_an_image_processor_of_its_own_is_saved_loaded_and_exact(tm
     )  # fmt: skip
     seen = []
     for llava in (draft, again):
-        drafter = proposal(llava, "M", num_token_ids=400, image_token_id=placeholder, newline_id=made.newline_id)
+        drafter = proposal(llava, preset("M"), num_token_ids=400, never=(placeholder,), newline_id=made.newline_id)
         decoding = Decoding(Chain(3), Greedy(), Draw("top-k"), Warp(), 12, ())
         given = replace(asked, drafter_view=view)
         plain = load_as_target(target, made)

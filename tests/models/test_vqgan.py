@@ -163,15 +163,14 @@ def test_pictures_to_codes_and_back(tmp_path):
     cells = encoder.quant_conv(encoder.encoder(images)).permute(0, 2, 3, 1)
     assert torch.equal(codes, torch.cdist(cells.flatten(1, 2), decoder.codebook).argmin(-1))
     assert decoder.decode(codes).shape == images.shape
-    # One by one, and in another shape.
+    # One by one.
     torch.testing.assert_close(decoder.decode(codes)[3:4], decoder.decode(codes[3:4]), atol=1e-4, rtol=0)
-    assert decoder.decode(codes, (4, 16)).shape == (5, 3, 16, 64)
     with pytest.raises(AssertionError):
         decoder.decode(codes[:, :60])
 
 
 def test_the_models_own_encoder(tmp_path):
-    """Through a Chameleon: ids less four; and half precision is refused, because it does pick other codes."""
+    """Through a Chameleon: ids less four; half precision, in which none is loaded, does pick other codes."""
     names = {"IMGIMG" + "".join("ABCDEFGHIJ"[int(d)] for d in str(code)) + "Z": code + 4 for code in range(24)}
     config = ChameleonConfig(
         vocab_size=40, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
@@ -182,12 +181,10 @@ def test_the_models_own_encoder(tmp_path):
     own = model.model.vqmodel.state_dict()
     model.model.vqmodel.load_state_dict({name: state[name] for name in own})
     images = pictures(3)
-    codes = encode_images(model, images)
+    codes = encode_images(model.model.vqmodel, images)
     assert torch.equal(codes, model.get_image_tokens(images) - 4)
     half = model.model.vqmodel.bfloat16().encode(images.bfloat16(), return_dict=True).image_tokens
     assert (half.view_as(codes) != codes).any()
-    with pytest.raises(UserError, match="half precision"):
-        encode_images(model, images)
 
 
 # ---- files

@@ -16,7 +16,7 @@ from draftsmith.models.drafters.head_files import head_state
 from draftsmith.models.drafters.medusa import MedusaConfig
 from draftsmith.models.families.load import load_lvlm
 from draftsmith.models.formats.published_head import read_published
-from draftsmith.models.hub import load_language_model, read_config, target_embedding
+from draftsmith.models.hub import load_language_model, target_embedding
 from draftsmith.models.shapes_reader import ShapesReader
 from draftsmith.models.targets.anole.section import load_anole
 from draftsmith.models.targets.anole.vqgan import VqGan, VqGanConfig, load_vqgan
@@ -71,7 +71,7 @@ def captioner(folder):
 
 
 def language(folder):
-    return load_language_model(str(folder), read_config(str(folder), key="k"), key="k", revision=None)
+    return load_language_model(str(folder), key="k", revision=None)
 
 
 MEDUSA, OF_CODES = MedusaConfig(kind="medusa", num_heads=2), image_target(llamagen())

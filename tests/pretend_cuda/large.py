@@ -17,6 +17,7 @@ from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.graph import GraphedChain
 from draftsmith.models.drafters.lvlm import LvlmConfig
 from draftsmith.models.drafters.medusa import MedusaConfig
+from draftsmith.models.drafters.weights import Fixed
 from draftsmith.models.families.load import load_target
 from draftsmith.models.targets.causal.section import CausalTargetConfig
 from draftsmith.models.targets.llamagen.files import load_llamagen, save_model
@@ -76,7 +77,7 @@ def _said(target, name, policy):
     draft = LlamaForCausalLM(config).eval().to(target.device)
     decoder = LlavaDecoder(draft, num_token_ids=target.decoder.num_token_ids, never=target.decoder.never)
     if policy is None:
-        drafter, policy = GraphedChain(decoder, "T", newline_id=5, gamma=3, capacity=128), Chain(3)
+        drafter, policy = GraphedChain(decoder, ["T"], Fixed((1.0,)), newline_id=5, gamma=3, capacity=128), Chain(3)
     else:
         drafter = tiny.IndependentProposal(decoder, "T", newline_id=5)
     decoding = Decoding(policy, Greedy(), Draw("top-k"), Warp(0.0), 10, ())

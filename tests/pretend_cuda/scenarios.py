@@ -24,6 +24,7 @@ from draftsmith.models.decoding.model_cache import ModelCache
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters import head_graphs
 from draftsmith.models.drafters.graph import GraphedChain
+from draftsmith.models.drafters.weights import Fixed
 from draftsmith.models.targets import verification
 from draftsmith.models.targets.llava.decoder import LlavaDecoder
 from draftsmith.trainers.evaluate.graphs import about_graphs, capture_heads, capture_target
@@ -65,7 +66,7 @@ def _case(name, device, spread=False):
         return big, heads.settings_of(name).drafter(draft, big), Dynamic(**TREE), asked
     if name == "graph":
         decoder = LlavaDecoder(draft, num_token_ids=tiny.TOKENS, never=(tiny.IMAGE_ID,))
-        return big, GraphedChain(decoder, "M", newline_id=5, gamma=4, capacity=96), Chain(4), asked
+        return big, GraphedChain(decoder, ["M"], Fixed((1.0,)), newline_id=5, gamma=4, capacity=96), Chain(4), asked
     if name == "dflash":
         return big, dflash_tiny.config_of(**dflash_tiny.SMALL).drafter(draft, big), Chain(4), asked
     policy = Dynamic(**TREE) if name == "draft tree" else Chain(4)
@@ -174,7 +175,7 @@ def wanted():
         parts = [part.graphs for part in (big, drafter) if part.graphs is not None]
         result[name] = {
             "requests": found, "notes": notes.getvalue().splitlines(), "about": about_graphs(config, big, drafting),
-            "held": [part._cache is not None or bool(part._placed) or len(part.graphs) > 0 for part in parts],
+            "held": [part._cache is not None or bool(part._placed) or bool(part.captured) for part in parts],
         }  # fmt: skip
     return result
 

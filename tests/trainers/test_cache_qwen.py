@@ -12,7 +12,7 @@ from draftsmith.data.pictures.videos import write_clip
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.data.shards.shards import ShardReader
 from draftsmith.models.drafters.sparrow import SparrowConfig
-from draftsmith.models.families.table import new_model
+from draftsmith.models.families.table import family_of
 from draftsmith.models.parts import TokenIds
 from draftsmith.models.targets.qwen.model import qwen_config
 from draftsmith.models.targets.qwen.section import QwenTargetConfig
@@ -41,7 +41,7 @@ def made(request, tmp_path_factory):
     )  # fmt: skip
     torch.manual_seed(0)
     config = qwen_config(kind, text_config(kind, 4, 32), vision_config(kind, 32), ids)
-    model = new_model(config)
+    model = family_of(config).new(config)
     model.save_pretrained(folder / "target")
     processor.save(folder / "target")
     shades = [Image.new("RGB", (16, 16), (15 * n, 255 - 15 * n, 90)) for n in range(16)]

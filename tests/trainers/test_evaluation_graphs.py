@@ -131,7 +131,7 @@ def test_captures_are_no_part_of_a_request_s_time(monkeypatch):
     capture_heads(GraphsConfig(), big, drafting, 500, stage="evaluate")
     big.graphs = PassGraphs(big.device, (64,), (8,), big.decoder.new_cache)
     for graphs, seconds in ((one.graphs, 1.0), (member.graphs, 2.0), (big.graphs, 4.0)):
-        graphs.graphs.seconds = seconds
+        graphs.seconds = seconds
     assert [capture_seconds(part) for part in (big, *(some.drafter for some in drafting), None)] == [4, 1, 2, 0, 0]
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: 100.0))

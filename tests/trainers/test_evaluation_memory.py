@@ -16,12 +16,13 @@ from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters import DflashConfig, LvlmConfig, MedusaConfig
 from draftsmith.models.drafters.base import DraftingOptions, TargetIdentity
 from draftsmith.models.drafters.head_config import HeadConfig
+from draftsmith.models.drafters.lvlm import build_drafter
 from draftsmith.models.drafters.modes import ImageSubstitutes
 from draftsmith.models.families.sizes import parameter_counts
 from draftsmith.models.parts import TokenIds
 from draftsmith.models.targets.base import Taps
 from draftsmith.models.targets.llamagen.vq import VqConfig, VqTokenizer
-from draftsmith.models.targets.llava.model import new_model
+from draftsmith.models.targets.llava.model import assemble
 from draftsmith.models.targets.llava.section import LlavaTarget
 from draftsmith.models.targets.verification import NODES, verify
 from draftsmith.recipes.load import load
@@ -72,7 +73,7 @@ def target_of(recipe) -> LlavaTarget:
     config = target_shape(recipe)
     torch.manual_seed(0)
     return LlavaTarget(
-        new_model(config).eval(), num_token_ids=config.text_config.vocab_size, image_token_id=config.image_token_index
+        assemble(config).eval(), num_token_ids=config.text_config.vocab_size, image_token_id=config.image_token_index
     )
 
 
@@ -90,7 +91,8 @@ def opened(plan, target, tmp_path, monkeypatch):
     """The evaluation's drafters, with random weights in the place of trained ones."""
     config = target.decoder.model.config
     ids = TokenIds(config.text_config.vocab_size, config.image_token_index, 1, 2, 3, 5, 6, 7)
-    monkeypatch.setattr(LvlmConfig, "load", lambda self, folder, big, **_: self.build(big, ids=ids).eval())
+    built = lambda self, folder, big, **_: build_drafter(self, big.decoder.model, ids, seed=0).eval()  # noqa: E731
+    monkeypatch.setattr(LvlmConfig, "load", built)
     for kind in (HeadConfig, MedusaConfig, DflashConfig):
         monkeypatch.setattr(kind, "load", lambda self, folder, big, **_: self.build(big).eval())
     folders = {f"drafter/{name}": tmp_path / name for name in ("finetune", "distill")}
@@ -160,7 +162,7 @@ def test_graphs_hold_a_cache_of_the_rounded_length_and_what_they_return():
             session.cache.crop_to(length - nodes[-1])
             trees = [chain(torch.zeros(n - 1, dtype=torch.int64)) for n in nodes]
             kept += [verify(graphs, target.decoder, session.cache, 7, tree, length, ()) for tree in trees]
-    assert len(kept) == len(nodes) * len(graphs.lengths) == len(graphs.graphs)
+    assert len(kept) == len(nodes) * len(graphs.lengths) == len(graphs.captured)
     assert 0.5 < parts["graphs"] / live.most < 2, (parts["graphs"], live.most)
     spread = evaluation_memory(asked(*few, "target.device_map=auto"))
     assert spread.on_gpu == spread.parts == before, "a target on several devices takes none"

@@ -14,7 +14,7 @@ import yaml
 from command_line import prints
 from draftsmith.data.families.table import FAMILIES
 from draftsmith.data.shapes.tokenizer import train_tokenizer
-from draftsmith.models.families.table import new_model
+from draftsmith.models.families.table import family_of
 from draftsmith.models.parts import TokenIds
 from draftsmith.models.targets.qwen.model import qwen_config
 from draftsmith.recipes.commands.cli import main
@@ -42,7 +42,7 @@ def folder(tmp_path_factory):
     )  # fmt: skip
     torch.manual_seed(0)
     config = qwen_config(KIND, text_config(KIND, 7, 32), vision_config(KIND, 32), ids)
-    new_model(config).save_pretrained(folder / "target")
+    family_of(config).new(config).save_pretrained(folder / "target")
     processor.save(folder / "target")
     lines = [line(number, url(number) if number % 2 else None) for number in range(20)]
     lines.insert(3, line(99, "https://example.com/a.png"))

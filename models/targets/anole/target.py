@@ -54,11 +54,6 @@ class AnoleIds:
     first_image: int = 4
     num_codes: int = 8192
 
-    @property
-    def markers(self) -> tuple[int, ...]:
-        """The ids of the special tokens, which the ids of a prompt's text must not include."""
-        return self.bos, self.pad, self.end_of_image, self.begin_of_image, self.end_of_turn
-
 
 _NAMES = {
     "bos": "<s>",
@@ -297,7 +292,7 @@ class AnoleTarget:
         return padded, places >= 0, places.clamp(min=0)
 
     def _check_text(self, text: Tensor) -> None:
-        special = sorted(set(text.tolist()) & set(self.ids.markers))
+        special = sorted({*text.tolist()} & {getattr(self.ids, name) for name in _NAMES})
         if special:
             raise UserError(
                 f"the text's ids hold special ones ({', '.join(map(str, special))}), which the target adds itself",

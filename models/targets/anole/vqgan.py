@@ -59,19 +59,14 @@ class VqGan(nn.Module):
         return self.quantize.embedding.weight
 
     @torch.no_grad()
-    def decode(self, codes: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
-        """Codes [B,n] int64 to images [B,3,S,S] in [-1,1].
-
-        Args:
-            shape: (h, w); None is square.
-        """
+    def decode(self, codes: Tensor) -> Tensor:
+        """Codes [B,n] int64 of square images to images [B,3,S,S] in [-1,1]."""
         side = math.isqrt(codes.shape[1])
-        shape = shape or (side, side)
-        assert codes.shape[1] == shape[0] * shape[1], (codes.shape, shape)
-        return torch.cat([self._images(part, shape) for part in codes.split(IMAGES_PER_PASS)])
+        assert codes.shape[1] == side**2, codes.shape
+        return torch.cat([self._images(part, side) for part in codes.split(IMAGES_PER_PASS)])
 
-    def _images(self, codes: Tensor, shape: tuple[int, int]) -> Tensor:
-        grid = self.quantize.embedding(codes).transpose(1, 2).unflatten(-1, shape)
+    def _images(self, codes: Tensor, side: int) -> Tensor:
+        grid = self.quantize.embedding(codes).transpose(1, 2).unflatten(-1, (side, side))
         return self.decoder(self.post_quant_conv(grid)).clamp(-1.0, 1.0)
 
 
@@ -137,25 +132,8 @@ class Level(nn.Module):
 
 
 @torch.no_grad()
-def encode_images(model: nn.Module, pixels: Tensor) -> Tensor:
-    """Images [B,3,S,S] in [-1,1] to codes [B,n] int64, row by row.
-
-    Args:
-        model: `load_encoder`'s, or a Chameleon model, whose `model.vqmodel` is taken.
-
-    Raises:
-        UserError: weights below float32. Distances are differences of large squares, and half precision picks
-            other codes.
-    """
-    import transformers
-
-    vq = model if isinstance(model, transformers.ChameleonVQVAE) else model.get_submodule("model.vqmodel")
-    assert isinstance(vq, transformers.ChameleonVQVAE), type(vq)
-    if vq.quant_conv.weight.dtype != torch.float32:
-        raise UserError(
-            f"images cannot be encoded in {vq.quant_conv.weight.dtype}: half precision picks other codes",
-            hint="take the encoder from the VQ-GAN's own file (load_encoder), which is float32",
-        )
+def encode_images(vq: transformers.ChameleonVQVAE, pixels: Tensor) -> Tensor:
+    """Images [B,3,S,S] in [-1,1] to codes [B,n] int64, row by row, by the encoder of `load_encoder`."""
     # One by one: the encoder keeps all its states, about 2 GB for a picture of 512 pixels.
     return torch.stack([vq.encode(picture, return_dict=True).image_tokens.flatten() for picture in pixels.split(1)])
 
@@ -182,7 +160,9 @@ def load_vqgan(source: str | Path, *, revision: str | None = None) -> VqGan:
 
 
 def load_encoder(source: str | Path, *, revision: str | None = None) -> transformers.ChameleonVQVAE:
-    """The encoding half in float32, in transformers' class, from the same files as `load_vqgan`."""
+    """The encoding half, in transformers' class, from the same files as `load_vqgan`. In float32: distances are
+    differences of large squares, and half precision picks other codes.
+    """
     import transformers
     from transformers import ChameleonVQVAEConfig
 

@@ -47,14 +47,13 @@ class TextFeatures:
         *,
         max_length: int = 120,
         dtype: torch.dtype = torch.bfloat16,
-        device: torch.device | str = "cpu",
-        revision: str | None = None,
+        device: torch.device | None = None,
     ):
         from transformers import AutoTokenizer
 
         with reading_pretrained(source, "cannot load the text encoder", hint=_CURE):
-            self.tokenizer = AutoTokenizer.from_pretrained(source, revision=revision)
-        encoder = load_text_encoder(source, dtype=dtype, revision=revision, device=torch.device(device))
+            self.tokenizer = AutoTokenizer.from_pretrained(source)
+        encoder = load_text_encoder(source, dtype=dtype, device=device)
         self.encoder = encoder.eval().requires_grad_(False)
         self.max_length = max_length
 
@@ -72,9 +71,7 @@ class TextFeatures:
 _CURE = "check the name and the network, or download it once and give the local directory"
 
 
-def load_text_encoder(
-    source: str | Path, *, dtype: torch.dtype, revision: str | None = None, device: torch.device | None = None
-) -> Any:
+def load_text_encoder(source: str | Path, *, dtype: torch.dtype, device: torch.device | None = None) -> Any:
     """A T5 encoder all of whose weights were read: transformers draws a missing one at random.
 
     Args:
@@ -85,11 +82,11 @@ def load_text_encoder(
     """
     import transformers
 
-    encoders: Any = transformers.T5EncoderModel  # its annotations refuse a revision of None
+    encoders: Any = transformers.T5EncoderModel
     with reading_pretrained(source, "cannot load the text encoder", hint=_CURE):
         # The decoder's weights in a full T5 are left out; older files are read with weights_only: no code runs.
         encoder, info = encoders.from_pretrained(
-            source, revision=revision, dtype=dtype, weights_only=True, output_loading_info=True, **onto(device)
+            source, dtype=dtype, weights_only=True, output_loading_info=True, **onto(device)
         )
     check_quantised(encoder, info, source)
     check_all_read(info, source)

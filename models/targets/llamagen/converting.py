@@ -95,7 +95,8 @@ def _from_pickle(asked: Conversion) -> _Read:
         grid = published_files.grid_of(path.name, asked.image_size)
         config = published_files.infer_config(state, grid=grid, size=asked.size, num_heads=asked.heads, where=str(path))
     expected = files.shapes_for(config)
-    state, unknown = published_files.leave_out(state, expected)
+    unknown = [name for name in state if name not in expected]
+    state = {name: tensor for name, tensor in state.items() if name in expected}
     folders.check_shapes(folders.shapes_of(state), expected, where=str(path))
     check_weights(state, path)
     return state, config, [*aside, *unknown]

@@ -67,7 +67,7 @@ def read_llamagen(
     config = config_in(folder, values)
     if is_lantern(values):
         expected = shapes_of(to_lantern(_meta_state(config), config)[0])
-        return from_lantern(read_weights(folder, expected, dtype, device), values)
+        return from_lantern(read_weights(folder, expected, dtype, device)), config
     return read_weights(folder, shapes_for(config), dtype, device), config
 
 

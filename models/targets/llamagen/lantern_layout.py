@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ....core.errors import UserError, did_you_mean
 from ....core.json_types import JsonMapping, JsonObject
-from ...folders import CONFIG, State
+from ...folders import State
 from .transformer import LlamaGenConfig
 
 _TO_LANTERN = {
@@ -70,8 +70,8 @@ def to_lantern(state: Mapping[str, Tensor], config: LlamaGenConfig) -> tuple[Sta
     return renamed, _lantern_values(config)
 
 
-def from_lantern(state: Mapping[str, Tensor], values: JsonMapping) -> tuple[State, LlamaGenConfig]:
-    """Weights under the official names, and the config, of a model in LANTERN's layout."""
+def from_lantern(state: Mapping[str, Tensor]) -> State:
+    """Weights of LANTERN's layout under the official names."""
     renamed: State = {}
     for name, tensor in state.items():
         layer = LAYER.fullmatch(name)
@@ -85,7 +85,7 @@ def from_lantern(state: Mapping[str, Tensor], values: JsonMapping) -> tuple[Stat
             renamed[f"{prefix}attention.wqkv.weight"] = torch.cat(thirds)
         elif part not in _QKV:
             renamed[prefix + _FROM_LANTERN[part]] = tensor
-    return renamed, lantern_config(values, where=CONFIG)
+    return renamed
 
 
 def _lantern_values(config: LlamaGenConfig) -> JsonObject:

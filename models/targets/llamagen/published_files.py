@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import pickle
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -132,12 +132,6 @@ def infer_vq_config(state: Mapping[str, Tensor], *, where: str = "") -> VqConfig
         )
     except ValidationError as error:
         raise UserError(error.errors()[0]["msg"], where=where or None, hint="give a published tokenizer") from error
-
-
-def leave_out(state: Mapping[str, Tensor], expected: Iterable[str]) -> tuple[State, list[str]]:
-    """The expected entries of a state dict, and the names of the others."""
-    wanted = set(expected)
-    return {n: t for n, t in state.items() if n in wanted}, [n for n in state if n not in wanted]
 
 
 def _shape(state: Mapping[str, Tensor], name: str, where: str) -> tuple[int, ...]:

@@ -204,9 +204,9 @@ class LlamaGenTargetConfig(ImageTargetSection):
         return LlamaGenTraining(transformer, encoder)
 
     def sample_condition(self, words: Any = None) -> Callable[[Any], Tensor]:
+        """Its label, or the features that were written with its codes."""
         if words is not None:
             return CaptionIds(words, self.model_config_of().num_condition_tokens)
-        """Its label, or the features that were written with its codes."""
         return functools.partial(_sample_label, _Label.of(self)) if self.condition == "class" else _sample_features
 
     def drawer(self, folders: Folders, *, device: torch.device) -> Drawer:

@@ -58,7 +58,8 @@ class LlamaGenTraining(nn.Module):
         else:
             features, mask = pad_left(self._features(batch.conditions), model.config.num_condition_tokens)
             condition = model.cls_embedding(features, batch.uncond)
-        hidden = model.features(condition, batch.codes[:, :-1], mask)[:, model.config.num_condition_tokens - 1 :]
+        whole = model.states(condition, batch.codes[:, :-1], mask).feature
+        hidden = whole[:, model.config.num_condition_tokens - 1 :]
         scores = model.output(hidden[batch.real]).float()
         codes = batch.codes[batch.real]
         loss = F.cross_entropy(scores.flatten(0, 1), codes.flatten(), reduction="sum")

@@ -110,7 +110,7 @@ class LlamaGenStates:
 
 
 class LlamaGen(nn.Module):
-    """The whole model. `decode` is the cached forward of the loop, `features` the teacher-forced one."""
+    """The whole model. `decode` is the cached forward of the loop, `states` the teacher-forced one."""
 
     def __init__(self, config: LlamaGenConfig):
         super().__init__()
@@ -172,10 +172,6 @@ class LlamaGen(nn.Module):
             if number + 1 in layers:
                 by_layer[number + 1] = states
         return LlamaGenStates(self.norm(states), by_layer)
-
-    def features(self, condition: Tensor, codes: Tensor, condition_mask: Tensor | None = None) -> Tensor:
-        """Final states [B,C+n,D] of whole sequences; arguments as of `states`."""
-        return self.states(condition, codes, condition_mask).feature
 
     def states(
         self, condition: Tensor, codes: Tensor, condition_mask: Tensor | None = None, *, layers: Sequence[int] = ()

@@ -87,11 +87,6 @@ def llava_config(
     )
 
 
-def new_model(config: PreTrainedConfig) -> PreTrainedModel:
-    """A model of the config's family with random weights."""
-    return model_class(config)(config)
-
-
 def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     """The class that holds the weights of a config: transformers', but for drafts on a target's projected features."""
     if reading_of(config).is_plain:
@@ -118,7 +113,7 @@ def assemble(
         target_projector: of a draft that reads the target's projected features.
         generator: draws the new vocabulary rows.
     """
-    model = new_model(config).float()
+    model = model_class(config)(config).float()
     if language_model is not None:
         if len(_vocabulary_weights(language_model)[0]) < config.text_config.vocab_size:
             grow_vocabulary(language_model, config.text_config.vocab_size, generator)

@@ -19,7 +19,7 @@ from ..language import LanguageTarget
 from ..section import TargetSection
 from .decoder import LlavaDecoder
 from .family import FAMILIES
-from .model import LlavaKind, assemble, llava_config
+from .model import LlavaKind, llava_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -61,9 +61,6 @@ class LlavaTargetConfig(TargetSection):
             layer = -1 if self.base_kind == "llava_onevision" else -2
         text = read_config(self.language_model, key="target.language_model")
         return llava_config(text, vision, ids, vision_feature_layer=layer, family=cast(LlavaKind, self.base_kind))
-
-    def new(self, config: PreTrainedConfig) -> PreTrainedModel:
-        return assemble(config)
 
     def target(self, model: PreTrainedModel, *, num_token_ids: int, image_token_id: int | None) -> LlavaTarget:
         if tower_type(model.config) == "pixtral":

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING
 
 from ....core.pictures import PatchGrid, Picture, whole_picture
 from ..family import Family, Pictures
-from .decoder import MistralDecoder
-from .model import MISTRAL3, TOWER, merge_of
-from .training import MistralTraining
+from .model import MISTRAL3, TOWER, MistralDecoder, MistralTraining, merge_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

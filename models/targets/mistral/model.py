@@ -1,4 +1,4 @@
-"""Mistral 3 and Pixtral of transformers: how their tower is run, their halves are put together, and a tiny one trains.
+"""Mistral 3 and Pixtral of transformers: how their tower is run, their halves are put together, and they are trained.
 
 The tower reads a picture whole, in as many patches as it has; Mistral 3 merges 2 x 2 of them. Rows of a picture's
 tokens end with tokens of text (`[IMG_BREAK]`, `[IMG_END]`), which have embeddings as other text has. Pixtral is a LLaVA
@@ -9,16 +9,21 @@ Letters: B rows, T tokens, P patches, C numbers of a patch, n visual tokens, D w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
+from ....core.batch import Batch
 from ....core.errors import UserError
 from ....core.json_types import JsonObject
-from ....core.pictures import Picture
+from ....core.pictures import PatchGrid, Picture, whole_picture
+from ...decoding.decoder import CachedDecoder
 from ...hub import config_value
+from ...packed_row import last_states
 from ...parts import TokenIds
+from ..llava.training import LlavaTraining
+from ..whole_pictures import WholePicturesTraining
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -69,3 +74,35 @@ def see_whole(model: PreTrainedModel, patches: Tensor, pictures: Sequence[Pictur
         more = (sizes,) if config.model_type == MISTRAL3 else ()
         features.append(core.multi_modal_projector(states, *more))
     return torch.cat(features)
+
+
+class MistralDecoder(CachedDecoder):
+    """A Mistral 3 or a Pixtral in eval mode."""
+
+    def see(self, pixels: Tensor, pictures: Sequence[Picture] = ()) -> Any:
+        """[n,D] of patches [P,C]."""
+        return see_whole(self.model, pixels, pictures)
+
+    def _features(self, seen: Any, pictures: Sequence[Picture], pool: int) -> Tensor:
+        assert pool == 1, "the patches of a picture that is read whole are merged as they are"
+        return seen
+
+
+class MistralTraining(WholePicturesTraining):
+    """The training forward over a Mistral 3 or a Pixtral: the common loss over states of its own."""
+
+    parts_of = staticmethod(LlavaTraining.parts_of)
+
+    def hidden_states(self, batch: Batch) -> Tensor:
+        """Final states [B,T,D] of the language model."""
+        embeds, _ = self._embeds(batch)
+        return last_states(self.model.model.language_model, batch, embeds, batch.positions[0])
+
+    def _see(self, pixels: Tensor, batch: Batch) -> Tensor:
+        return see_whole(self.model, pixels, batch.pictures)
+
+    def _see_nothing(self, batch: Batch) -> Tensor:
+        config = self.model.config
+        merge, side = merge_of(config), int(config.vision_config.patch_size)
+        patches = torch.zeros(merge**2, 3 * side**2, device=batch.ids.device)
+        return see_whole(self.model, patches, [whole_picture(PatchGrid(1, merge, merge, merge))])

@@ -17,9 +17,8 @@ from ..family import Family, tower_type
 from ..language import LanguageTarget
 from ..section import TargetSection
 from ..whole_pictures import check_whole
-from .decoder import MistralDecoder
 from .family import FAMILIES
-from .model import TOWER, MistralKind, merge_of, mistral_config
+from .model import TOWER, MistralDecoder, MistralKind, merge_of, mistral_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

@@ -64,7 +64,7 @@ def test_steps_and_weights(models, policy):
     used, root = [], drafter.root
 
     def watched():
-        used.append(drafter.weights.current().tolist())
+        used.append(drafter.weights.current.tolist())
         return root()
 
     drafter.root = watched

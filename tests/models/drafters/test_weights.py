@@ -42,7 +42,7 @@ def started(rule, members=3):
 def test_the_grid_against_the_whole_history(score, order, window):
     """Every weight, every position, one at a time, from the definition."""
     rule = started(GridWeights(kind="grid", parts=4, score=score, order=order, window=window))
-    assert rule.current().tolist() == pytest.approx([1 / 3] * 3)
+    assert rule.current.tolist() == pytest.approx([1 / 3] * 3)
     history, chosen = [], set()
     for p, q in blocks(1):
         rule.observe(p, q)
@@ -59,7 +59,7 @@ def test_the_grid_against_the_whole_history(score, order, window):
             key = {"hits-then-kl": (-hits, kl), "hits": (-hits,), "kl": (kl,), "tvd": (tvd,)}[score]
             if best is None or key < best[0]:
                 best = key, point
-        assert rule.current().tolist() == pytest.approx(best[1])
+        assert rule.current.tolist() == pytest.approx(best[1])
         chosen.add(best[1])
     assert len(chosen) > 1
 
@@ -85,7 +85,7 @@ def test_inverse_errors_against_the_whole_history(error, form, temperature, wind
             expected = torch.softmax(1 / sums / temperature, 0)
         else:
             expected = (1 / sums) ** (1 / temperature) / ((1 / sums) ** (1 / temperature)).sum()
-        assert rule.current().double().tolist() == pytest.approx(expected.tolist(), abs=1e-5)
+        assert rule.current.double().tolist() == pytest.approx(expected.tolist(), abs=1e-5)
 
 
 @pytest.mark.parametrize("rule", [GridWeights(kind="grid"), GridWeights(kind="grid", window=16),
@@ -108,14 +108,14 @@ def test_a_request_starts_afresh():
     built = started(GridWeights(kind="grid"))
     (p, q), *rest = blocks(3)
     built.observe(p, q)
-    first = built.current()
+    first = built.current
     for p2, q2 in rest:
         built.observe(p2, q2)
-    assert not torch.equal(built.current(), first)
+    assert not torch.equal(built.current, first)
     built.start(CPU)
-    assert built.current().tolist() == pytest.approx([1 / 3] * 3)
+    assert built.current.tolist() == pytest.approx([1 / 3] * 3)
     built.observe(p, q)
-    assert torch.equal(built.current(), first)
+    assert torch.equal(built.current, first)
 
 
 def test_a_draft_without_error_and_one_that_is_impossible():
@@ -125,13 +125,13 @@ def test_a_draft_without_error_and_one_that_is_impossible():
                  InverseWeights(kind="inverse", temperature=0.01), GridWeights(kind="grid")):  # fmt: skip
         built = started(rule, 2)
         built.observe(p, q)
-        assert built.current().isfinite().all()
-        assert built.current().tolist() == pytest.approx([1, 0], abs=1e-6)
+        assert built.current.isfinite().all()
+        assert built.current.tolist() == pytest.approx([1, 0], abs=1e-6)
     # Two that are right count alike: rounding must not turn an error of nothing into a gain.
     built = started(InverseWeights(kind="inverse"), 2)
     flat = torch.rand(1, 1000).softmax(-1)
     built.observe(flat, torch.stack([flat, flat]))
-    assert built.current().tolist() == pytest.approx([0.5, 0.5])
+    assert built.current.tolist() == pytest.approx([0.5, 0.5])
 
 
 def test_ties_go_to_the_first_of_the_grid():
@@ -141,7 +141,7 @@ def test_ties_go_to_the_first_of_the_grid():
         for score in ("hits", "hits-then-kl", "kl"):
             built = started(GridWeights(kind="grid", score=score, order=order, parts=2), 2)
             built.observe(same, q)
-            assert built.current().tolist() == first
+            assert built.current.tolist() == first
 
 
 def test_scoring_in_parts_is_scoring_at_once(monkeypatch):

@@ -47,7 +47,7 @@ def condition_of(model: LlamaGen) -> torch.Tensor:
 
 @torch.no_grad()
 def scores(model: LlamaGen) -> torch.Tensor:
-    return model.output(model.features(condition_of(model), torch.arange(20)[None]))
+    return model.output(model.states(condition_of(model), torch.arange(20)[None]).feature)
 
 
 # ---- directories
@@ -205,7 +205,7 @@ def test_lantern_names_mean_what_llama_means_by_them(config):
     llama.model.rotary_emb = OurRope(model.rope(torch.device("cpu")))
     condition, codes = condition_of(model), torch.arange(20)[None]
     embeds = torch.cat([condition, llama.model.embed_tokens(codes)], 1)
-    expected = model.output(model.features(condition, codes))
+    expected = model.output(model.states(condition, codes).feature)
     assert expected.std() > 0.1
     torch.testing.assert_close(llama(inputs_embeds=embeds).logits, expected, atol=1e-5, rtol=0)
 
@@ -214,7 +214,7 @@ def test_lantern_names_mean_what_llama_means_by_them(config):
 def test_lantern_and_back(config, tmp_path):
     model = llamagen(config)
     state, values = lantern_layout.to_lantern(model.state_dict(), config)
-    back, again = lantern_layout.from_lantern(state, values)
+    back, again = lantern_layout.from_lantern(state), lantern_layout.lantern_config(values, where="")
     slots = 120 if config is CLASS else config.caption_slots
     assert again == config.model_copy(update={"num_classes": values["num_classes"], "caption_slots": slots})
     assert same(back, model)

@@ -55,7 +55,7 @@ class Recorded:
     def features(self, side: str) -> torch.Tensor:
         """[B,n,D]: entry t predicts code t."""
         condition, mask = self.condition(side)
-        states = self.model.features(condition, self("image_tokens")[:, :-1], mask)
+        states = self.model.states(condition, self("image_tokens")[:, :-1], mask).feature
         return states[:, self.config.num_condition_tokens - 1 :]
 
 
@@ -105,7 +105,7 @@ def test_states_at_all_positions_padded_slots_included():
     condition, mask = recorded.condition("cond")
     row = int(recorded("feature_cond_all_sample"))
     assert mask is not None and not mask[row].all()
-    states = recorded.model.features(condition, recorded("image_tokens")[:, :-1], mask)[row]
+    states = recorded.model.states(condition, recorded("image_tokens")[:, :-1], mask).feature[row]
     close(states, recorded("feature_cond_all"), 1e-4)
 
 
