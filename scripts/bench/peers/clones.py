@@ -65,7 +65,7 @@ def speculators(peers: Path) -> None:
     empty_module("speculators.train.data", BatchType=dict)
 
 
-def joined(kind: type, base: Any, layer: Any, config: Any, weights: Mapping[str, Any]) -> Any:
+def joined(kind: Any, base: Any, layer: Any, config: Any, weights: Mapping[str, Any]) -> Any:
     """EAGLE's model, or LANTERN's, of its two parts; its own way to them reads folders.
 
     Args:
@@ -75,7 +75,7 @@ def joined(kind: type, base: Any, layer: Any, config: Any, weights: Mapping[str,
     missing = layer.load_state_dict(weights, strict=False).missing_keys
     assert not missing, missing
     layer.init_tree()
-    whole: Any = kind.__new__(kind)
+    whole = kind.__new__(kind)
     nn.Module.__init__(whole)
     whole.base_model, whole.ea_layer, whole.config = base, layer, config
     return whole

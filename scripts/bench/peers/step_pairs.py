@@ -168,5 +168,5 @@ def over(arguments: argparse.Namespace, what: str, bar: float, sides_of: Callabl
         columns = next(iter(missed.values()))
         print()
         table("shares of their step: ours, theirs", *columns)
-        for what, shares in missed.items():
-            row(what, *shares.values())
+        for place, parts_of_step in missed.items():
+            row(place, *parts_of_step.values())
