@@ -46,7 +46,6 @@ COMMANDS = {
     "engines": "python scripts/engine_table.py {engines} --drafters eagle eagle3 dflash peagle",
     "engines-own": "DRAFTSMITH_VLLM_PATCHES=1 python scripts/engine_table.py {engines} --targets llama llava"
     " --drafters medusa msd middle sparrow vispec lvlm lvlm_m lvlm_t",
-    "engine-losses": "python scripts/engine_losses.py {losses}",
 }
 # The exit code of a command that measured and found faults, which its table names.
 _CODES = {"engines": 3, "torture": 1}

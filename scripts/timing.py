@@ -1,4 +1,4 @@
-"""Functions of all benchmarks: alternating runs, medians with quartiles, fresh processes, and printed tables.
+"""Functions of all benchmarks: alternating runs, medians with quartiles, and printed tables.
 
 Machines are shared and warm up: only ratios of neighbours within one process say something, so nothing is timed alone.
 """
@@ -10,11 +10,9 @@ import os
 import platform
 import re
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -23,7 +21,6 @@ from draftsmith.core.secrets import redact_argument
 Name = TypeVar("Name", bound=Hashable)
 Action = Callable[[], Any]
 Clock = Callable[[], Any]  # the moment in seconds, or several clocks' as an array
-HIDDEN = argparse.SUPPRESS  # help of what only fresh processes are called with
 
 
 def options(description: str | None) -> argparse.ArgumentParser:
@@ -125,25 +122,3 @@ def table(*columns: str) -> None:
 def row(*cells: object) -> None:
     """Print a line of a Markdown table at once: the next one may take minutes."""
     print(f"| {' | '.join(map(str, cells))} |", flush=True)
-
-
-def fresh_process(*arguments: object, **environment: str) -> subprocess.Popen[str]:
-    """This script again, in a process of its own: what it holds in memory is then its own."""
-    return subprocess.Popen(
-        [sys.executable, sys.argv[0], *map(str, arguments)], env=os.environ | environment,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-
-
-def answer_of(process: subprocess.Popen[str]) -> str:
-    """The last line that a fresh process prints. Raises `SystemExit` with its errors where it fails."""
-    output, errors = process.communicate()
-    if process.returncode:
-        raise SystemExit(f"{' '.join(map(str, process.args))} failed:\n{errors}")  # type: ignore[arg-type]
-    return output.splitlines()[-1]
-
-
-def peak_mib() -> float:
-    """Memory that this process held at its peak; getrusage would begin with what its parent held."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) / 1024

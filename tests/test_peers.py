@@ -8,6 +8,7 @@ import re
 import sys
 import types
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -237,7 +238,7 @@ def test_a_step_of_blocks_trains_all_weights_at_the_anchors_that_it_is_given(tin
     model = LlamaForCausalLM(ours.target_config(tiny, 7)).eval()
     target = speculators_step.CausalTarget(model, num_token_ids=32)
     mine = speculators_step.Ours(target, speculators_step.KINDS[kind][0])
-    samples = speculators_step.Samples(target, model, 32, mine.head.shape.block_size)
+    samples = speculators_step.Samples(target, model, mine.head.shape.block_size, 32)
     batch, states, anchors = samples(3)
     scores = target.scores(states.feature[0, 7:-1])
     assert torch.equal(scores.argmax(-1), batch.ids[0, 8:]), "the answer is the target's likeliest"
@@ -256,9 +257,8 @@ def test_other_drafts_end_the_run(tiny):
     drafts = speculators_step.KINDS["DFlash"][0]
     drafter = drafts.drafter(drafts.build(target), target)
 
-    def mine(number: int, tokens: int) -> pairs.Answer:
-        return ours.answer(target, drafter, ours.settings(Chain(15), 0.0), ours.text(target, 8, number), number, tokens)
-
+    asked = partial(ours.text, target, 8)
+    mine = ours.side(target, drafter, ours.settings(Chain(15), 0.0), asked, {}).answer
     blocks: list[list[int]] = []
 
     def theirs(number: int, tokens: int) -> pairs.Answer:

@@ -1,21 +1,18 @@
 #!/usr/bin/env python
-"""Reading cached states compared with reading their files, the memory of writing them, and the size of each layout.
+"""Reading cached states compared with reading their files.
 
     scripts/bench/benchmark_states.py                            1.5 GB of made-up states at the width of a 7B target
     scripts/bench/benchmark_states.py --gigabytes 20 --folder /data/bench --workers 4     more than the machine's memory
     scripts/bench/benchmark_states.py --gigabytes 0.2 --repeats 2                         a look
 
-Reading: the loader's batches (records checked and parsed, ready to be moved to a device) against `read` of the same
+The loader's batches (records checked and parsed, ready to be moved to a device) against `read` of the same
 files front to back, in blocks of 8 MiB into memory of their own (a batch is new memory, too) and into one reused block,
 which is as fast as the disk or the page cache gets. Cold: the page cache is told to forget the files (posix_fadvise)
 before each pass, and records' checksums are compared; warm: a pass before has read the files, and checksums were
 compared then. All kinds take turns in each repeat, another first each time; median and range are shown.
-Holding: peak memory of a process that writes N and 4 N samples. Layouts: the same samples as other tools would keep
-them, from the bytes of the records themselves.
 """
 
 import argparse
-import json
 import os
 import statistics
 import tempfile
@@ -27,11 +24,10 @@ import numpy as np
 import torch
 from draftsmith.core.batch import Batch
 from draftsmith.core.pictures import IMAGE, TEXT
-from draftsmith.core.states import Taps, TargetStates, feature_places, visual_places
+from draftsmith.core.states import Taps, TargetStates
 from draftsmith.data.loader import Loader
 from draftsmith.data.order import BucketedOrder
 from draftsmith.data.shards.shards import claim, finish, tar_path
-from draftsmith.data.states.dtypes import StatesDtype
 from draftsmith.data.states.estimate import record_bytes, shown
 from draftsmith.data.states.memory import prefetched
 from draftsmith.data.states.reader import CachedCollate, CachedSamples, StatesReader
@@ -42,17 +38,6 @@ from draftsmith.scripts import timing
 BLOCK = 8 * 2**20
 # Mean tokens of a sample in the stages of a 7B target: text, visual.
 KINDS = {"text": (1328, 0), "Qwen picture": (960, 280), "OneVision picture": (960, 1900)}
-# An embedding is layer 0, wherever it is kept.
-LAYOUTS: dict[str, tuple[StatesDtype, Taps]] = {
-    "embeddings and last, everywhere": ("bf16", Taps(feature=True, text_layers=(0,), everywhere=True)),
-    "last and middle, everywhere": ("bf16", Taps(feature=True, text_layers=(14,), everywhere=True)),
-    "last at text, middle at visual tokens (Sparrow)": ("bf16", Taps(feature=True, visual_layers=(14,))),
-    "the same, int8 in 64-blocks": ("int8", Taps(feature=True, visual_layers=(14,))),
-    "the same, fp8": ("fp8", Taps(feature=True, visual_layers=(14,))),
-    "last at text (HiViS)": ("bf16", Taps(feature=True)),
-    "EAGLE-3, three taps and last, everywhere": ("bf16", Taps(feature=True, text_layers=(2, 14, 25), everywhere=True)),
-    "EAGLE-3, one tap at visual tokens": ("bf16", Taps(feature=True, text_layers=(2, 14, 25), visual_layers=(14,))),
-}
 
 
 def lengths(count: int) -> list[tuple[int, int]]:
@@ -196,49 +181,8 @@ def time_reading(folder: Path, options: argparse.Namespace) -> None:
         timing.row(name, *cells)
 
 
-def holding(options: argparse.Namespace) -> None:
-    """Peak memory of fresh processes that write."""
-    print()
-    timing.table("samples that a process writes", "bytes", "its peak memory")
-    for factor in (1, 4):
-        count = options.few * factor
-        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-            process = timing.fresh_process("--write", count, "--width", options.width, "--folder", folder)
-            held = json.loads(timing.answer_of(process))
-        timing.row(f"{count:,}", shown(held["bytes"]), f"{held['peak_mib']:.0f} MiB")
-
-
-def write_alone(options: argparse.Namespace) -> None:
-    """Write `options.write` samples, then print the peak memory in MiB and the bytes of the shards as JSON."""
-    folder = Path(options.folder) / "states"
-    write(folder, options.write, options.width, shard_bytes=200_000_000)
-    size = sum(path.stat().st_size for path in folder.glob("*.tar"))
-    print(json.dumps({"peak_mib": timing.peak_mib(), "bytes": size}))
-
-
-def layouts(options: argparse.Namespace) -> None:
-    """Bytes of the same samples in each layout: the first few are written, all are counted."""
-    sizes = lengths(options.few)
-    print(f"\nMean bytes of a sample, {options.few} samples of each kind at width {options.width}.\n")
-    timing.table("layout", *(f"{kind}, {' + '.join(map(str, filter(None, means)))}" for kind, means in KINDS.items()))
-    for name, (dtype, wanted) in LAYOUTS.items():
-        means = []
-        for kind in range(len(KINDS)):
-            mine = [kept_bytes(text, visual, wanted, dtype, options.width) for text, visual in sizes[kind::3]]
-            means.append(statistics.fmean(mine))
-        timing.row(name, *map(shown, means))
-
-
-def kept_bytes(text: int, visual: int, wanted: Taps, dtype: StatesDtype, width: int) -> float:
-    """Of one sample, from the places that its states are kept at."""
-    one = made_up(0, text, visual, Taps(feature=True), 1, torch.zeros(text + visual + 64, 1))
-    places = feature_places(one.modality, one.attention_mask, one.loss_mask)
-    seen = int(visual_places(one.modality, one.attention_mask).sum())
-    return record_bytes(wanted, width, dtype, text=int(places.sum()), visual=seen, position_rows=3)
-
-
 def main() -> None:
-    """Prints throughput of written and read states, and memory; `--write` is one fresh process."""
+    """Prints the rates of all kinds of reading."""
     parser = timing.options(__doc__)
     parser.add_argument("--gigabytes", type=float, default=1.5, help="of states that are written and read")
     parser.add_argument("--shard-gigabytes", type=float, default=0.5)
@@ -246,22 +190,15 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--workers", type=int, default=2, help="reading processes, beside none")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--few", type=int, default=30, help="samples of the other two measurements")
     parser.add_argument("--folder", default=None, help="where files are written; on the disk that is to be measured")
-    parser.add_argument("--write", type=int, help=timing.HIDDEN)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    if options.write:
-        write_alone(options)
-        return
     timing.header(f"width {options.width}, batches of {options.batch_size}")
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         mean = statistics.fmean(7168 * options.width / 3584 * sum(size) for size in lengths(30))
         count = max(3, round(options.gigabytes * 1e9 / mean))
         write(Path(folder) / "states", count, options.width, round(options.shard_gigabytes * 1e9))
         time_reading(Path(folder) / "states", options)
-    holding(options)
-    layouts(options)
 
 
 if __name__ == "__main__":

@@ -12,21 +12,18 @@ from typing import Any, TypeVar
 
 import psutil
 import torch
-from accelerate import init_empty_weights
 from draftsmith.models.drafters.captioners import Blip2Captions, BlipCaptions, Florence2Captions
 from draftsmith.models.drafters.lvlm import LvlmConfig, drafter_config
 from draftsmith.models.hub import read_config
 from draftsmith.models.parts import TokenIds
 from draftsmith.models.targets.llava.model import assemble, llava_config
 from draftsmith.scripts.timing import Action
-from torch import Tensor, nn
 from transformers import (
     Blip2ForConditionalGeneration,
     BlipForConditionalGeneration,
     CLIPVisionConfig,
     Florence2ForConditionalGeneration,
     LlamaConfig,
-    PreTrainedConfig,
     PreTrainedModel,
 )
 
@@ -109,39 +106,17 @@ def draft_config(name: str, target: Any, shape: Shape) -> Any:
 # Random weights
 
 
-def on_meta(build: Callable[[], Model], dtype: torch.dtype = torch.float32) -> Model:
-    """A model whose parameters take no memory yet; its buffers are real, since nothing would compute them again.
-
-    Args:
-        dtype: what `materialised` will use: some buffers (Florence-2's) take the default of where they are made.
-    """
+def random_model(build: Callable[[], Model], *, dtype: torch.dtype, device: torch.device, seed: int) -> Model:
+    """A model with random weights, drawn where they are to stay."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
+    torch.manual_seed(seed)
     try:
-        with init_empty_weights(include_buffers=False):
+        with device:
             model = build()
     finally:
         torch.set_default_dtype(before)
-    model.tie_weights()
-    return model
-
-
-def materialised(model: Model, *, dtype: torch.dtype, device: torch.device, seed: int) -> Model:
-    """Gives a model from `on_meta` random weights, drawn where they are to stay. Norms start as the identity."""
-    generator = torch.Generator(device).manual_seed(seed)
-    made: dict[Tensor, nn.Parameter] = {}  # tied weights are one
-    for module in model.modules():
-        for name, empty in list(module.named_parameters(recurse=False)):
-            if empty not in made:
-                values = torch.empty(empty.shape, dtype=dtype, device=device)
-                if empty.dim() > 1:
-                    values.normal_(std=0.02, generator=generator)
-                else:
-                    values.fill_(float("weight" in name))
-                made[empty] = nn.Parameter(values, requires_grad=False)
-            setattr(module, name, made[empty])
-    placed: Any = model  # buffers follow
-    return placed.to(device).eval()
+    return model.eval().requires_grad_(False)
 
 
 def random_llava(
@@ -170,17 +145,6 @@ def random_llava(
 
 
 # Memory
-
-
-def weight_bytes(model: nn.Module, dtype: torch.dtype) -> int:
-    """Bytes of all parameters of `model` if stored as `dtype`."""
-    return sum(p.numel() for p in model.parameters()) * dtype.itemsize
-
-
-def cache_bytes(text: PreTrainedConfig, positions: int, dtype: torch.dtype) -> int:
-    """Of keys and values of so many positions in all rows; `text` is the language model's config."""
-    head = text.hidden_size // text.num_attention_heads
-    return 2 * text.num_hidden_layers * text.num_key_value_heads * head * positions * dtype.itemsize
 
 
 def free_bytes(device: torch.device) -> int:

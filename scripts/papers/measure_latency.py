@@ -29,6 +29,8 @@ import torch
 from draftsmith.core.section import torch_dtype
 from draftsmith.eval.tables import Table, markdown
 from draftsmith.models.decoding.decoder import CachedDecoder
+from draftsmith.models.families.memory import cache_bytes
+from draftsmith.models.parts import num_parameters
 from draftsmith.models.targets.llava.decoder import LlavaDecoder
 from draftsmith.models.targets.llava.section import LlavaTarget
 from draftsmith.scripts.papers import latency_figures as latency_plots
@@ -36,13 +38,10 @@ from draftsmith.scripts.papers.latency import Measured, caption_times, grid_time
 from draftsmith.scripts.papers.latency_models import (
     CAPTIONERS,
     Shape,
-    cache_bytes,
     draft_config,
     free_bytes,
-    materialised,
-    on_meta,
+    random_model,
     target_config,
-    weight_bytes,
 )
 from draftsmith.scripts.papers.latency_report import captions_table, remarks_table, stages_table, steps_table
 from draftsmith.scripts.timing import Action, command, machine
@@ -100,17 +99,18 @@ class Run:
 
     def model(self, name: str, build: Callable[[], Any], *, beside: int) -> Any | None:
         """A random model, or None where it does not fit with `beside` bytes of caches and states."""
-        empty = on_meta(build, self.dtype)
-        if not self.fits(name, weight_bytes(empty, self.dtype) + beside):
+        with torch.device("meta"):
+            weights = num_parameters([build()]) * self.dtype.itemsize
+        if not self.fits(name, weights + beside):
             return None
-        return materialised(empty, dtype=self.dtype, device=self.device, seed=self.seed)
+        return random_model(build, dtype=self.dtype, device=self.device, seed=self.seed)
 
     def target(self, name: str, config: LlavaConfig) -> LlavaTarget | None:
         """With room for the caches of all prompts, and for the states of the longest one's prefill."""
         text: Any = config.text_config
         places = [n * config.image_seq_length + self.sizes.num_text + self.sizes.num_tokens for n in self.sizes.images]
         states = 16 * max(places) * text.intermediate_size * self.dtype.itemsize
-        beside = cache_bytes(text, 2 * sum(places), self.dtype) + states
+        beside = self._cache_bytes(config, 2 * sum(places)) + states
         model = self.model(name, lambda: LlavaForConditionalGeneration(config), beside=beside)
         ids = config.image_token_index
         return None if model is None else LlavaTarget(model, num_token_ids=ids, image_token_id=ids)
@@ -145,9 +145,11 @@ class Run:
         return fitting
 
     def _grid_bytes(self, config: LlavaConfig, rows: tuple[int, ...]) -> int:
-        text: Any = config.text_config
         places = max(self.sizes.lengths) + max(self.sizes.gammas)
-        return cache_bytes(text, sum(rows) * places, self.dtype) + GIB // 2
+        return self._cache_bytes(config, sum(rows) * places) + GIB // 2
+
+    def _cache_bytes(self, config: LlavaConfig, positions: int) -> int:
+        return cache_bytes(config, str(self.dtype).removeprefix("torch."), positions)
 
 
 Sections = dict[str, list[Measured]]

@@ -6,6 +6,7 @@ import argparse
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from draftsmith.eval.policies import Chain
 from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.targets.causal.section import CausalTarget
-from peers.ours import answer, parts, passes, prompt, settings, target_config, text
+from peers.ours import prompt, settings, side, target_config, text
 from peers.pairs import DRAFT, SCORES, TARGET, Answer, Profile, Side, compare
 from transformers import LlamaForCausalLM, set_seed
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
@@ -41,22 +42,16 @@ def assisted(size: str, arguments: argparse.Namespace) -> list[Profile]:
     for length in (1, 1024) if size == "demo size" else (1,):
         for temperature in (0.0, 1.0):
             decoding = settings(Chain(GAMMA), temperature, "sample" if temperature else "top-k")
-
-            def ours(number: int, tokens: int, length: int = length, decoding: Any = decoding) -> Answer:
-                return answer(target, drafter, decoding, text(target, length, number), number, tokens)
-
-            def theirs(number: int, tokens: int, length: int = length, sampled: bool = temperature > 0) -> Answer:
-                return _generate(reference, own_draft, length, number, tokens, sampled)
-
             what = f"transformers' assisted generation, {size}, T {temperature:g}, after {length} tokens"
-            mine = Side(passes(target), ours, parts(target, drafter, decoding, own_work))
+            mine = side(target, drafter, decoding, partial(text, target, length), own_work)
+            theirs = partial(_generate, reference, own_draft, length, temperature > 0)
             other = Side([(reference.model, "forward")], theirs)
             profiles.append(compare(what, mine, other, arguments, goal=0.60, equal=not temperature))
     return profiles
 
 
 @torch.inference_mode()
-def _generate(reference: Any, draft: Any, length: int, number: int, tokens: int, sampled: bool) -> Answer:
+def _generate(reference: Any, draft: Any, length: int, sampled: bool, number: int, tokens: int) -> Answer:
     ids = prompt(number, length, reference.config.vocab_size)[None]
     set_seed(number)
     with _accepted() as accepted:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypedDict
@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import transformers.utils
 from draftsmith.core.errors import UserError
+from torch import nn
 from transformers import Cache, DynamicCache
 
 EAGLE, LANTERN, DFLASH, DEEPSPEC = "EAGLE", "LANTERN", "dflash", "DeepSpec"
@@ -51,6 +52,47 @@ def specforge(peers: Path, method: str) -> None:
     folder = clone(peers, SPECFORGE) / "specforge" / "algorithms"
     empty_module("specforge.algorithms", folder)
     empty_module(f"specforge.algorithms.{method}", folder / method)
+
+
+def speculators(peers: Path) -> None:
+    """The installed speculators, without the rest of its package, which reads datasets and asks serving engines.
+
+    Raises:
+        UserError: as of `clone`.
+    """
+    clone(peers, SPECULATORS)
+    empty_module("speculators.train", peers)
+    empty_module("speculators.train.data", BatchType=dict)
+
+
+def joined(kind: Any, base: Any, layer: Any, config: Any, weights: Mapping[str, Any]) -> Any:
+    """EAGLE's model, or LANTERN's, of its two parts; its own way to them reads folders.
+
+    Args:
+        weights: of the layer, all that it has.
+    """
+    layer.diff_device = False
+    missing = layer.load_state_dict(weights, strict=False).missing_keys
+    assert not missing, missing
+    layer.init_tree()
+    whole = kind.__new__(kind)
+    nn.Module.__init__(whole)
+    whole.base_model, whole.ea_layer, whole.config = base, layer, config
+    return whole
+
+
+def accepted_by(owner: Any) -> list[Any]:
+    """The list that is filled with what each of their cycles accepts: `owner` has the `evaluate_posterior`."""
+    accepted: list[Any] = []
+    judge = owner.evaluate_posterior
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        outcome = judge(*arguments, **options)
+        accepted.append(outcome[1])
+        return outcome
+
+    owner.evaluate_posterior = noted
+    return accepted
 
 
 @contextmanager

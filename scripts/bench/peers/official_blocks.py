@@ -21,7 +21,7 @@ from draftsmith.eval.policies import Chain
 from draftsmith.models.targets.causal.section import CausalTarget
 from metering import watched
 from peers.clones import DEEPSPEC, DFLASH, clone, crops_to_lengths
-from peers.ours import SIZES, answer, parts, passes, prompt, settings, target_config, text
+from peers.ours import SIZES, prompt, settings, side, target_config, text
 from peers.pairs import DRAFT, SCORES, TARGET, Answer, Profile, Side, compare
 from peers.speculators_step import KINDS, TAPS, draft_config, with_bias
 from torch import Tensor
@@ -54,13 +54,12 @@ def official_blocks(size: str, arguments: argparse.Namespace) -> list[Profile]:
             for temperature in (0.0, 1.0):
                 drawn = "sample" if temperature and head.walks else "top-k"
                 decoding = settings(Chain(count), temperature, drawn)
-                ours = partial(_ours, target, drafter, length, decoding)
                 theirs = partial(generate, length, temperature)
                 what = f"{kind}'s loop, {size}, T {temperature:g}, after {length} tokens"
-                mine = Side(passes(target), ours, parts(target, drafter, decoding, own_work))
+                mine = side(target, drafter, decoding, partial(text, target, length), own_work)
                 other = Side([(reference.model, "forward")], theirs)
                 if not temperature:
-                    check_drafts(what, target, reference, ours, theirs, arguments)
+                    check_drafts(what, target, reference, mine.answer, theirs, arguments)
                 profiles.append(compare(what, mine, other, arguments, goal=0.75, equal=not temperature))
     return profiles
 
@@ -104,10 +103,6 @@ def check_drafts(
         for own, their in zip(mine, blocks, strict=False):  # ours may end with the answer
             if own != their[: len(own)]:  # and its last block with it
                 raise SystemExit(f"{what}: other drafts\nours   {own}\ntheirs {their}")
-
-
-def _ours(target: Any, drafter: Any, length: int, decoding: Any, number: int, tokens: int) -> Answer:
-    return answer(target, drafter, decoding, text(target, length, number), number, tokens)
 
 
 def _weights(model: LlamaForCausalLM, head: Any) -> Mapping[str, Tensor]:

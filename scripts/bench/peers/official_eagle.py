@@ -14,8 +14,8 @@ from draftsmith.eval.policies import Dynamic
 from draftsmith.models.drafters.eagle import EagleConfig
 from draftsmith.models.drafters.eagle3 import Eagle3Config
 from draftsmith.models.targets.causal.section import CausalTarget
-from peers.clones import EAGLE, clone
-from peers.ours import TREE, answer, parts, passes, prompt, settings, target_config, text
+from peers.clones import EAGLE, accepted_by, clone, joined
+from peers.ours import TREE, prompt, settings, side, target_config, text
 from peers.pairs import DRAFT, SCORES, TARGET, Answer, Profile, Side, compare
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, set_seed
@@ -43,17 +43,12 @@ def official_eagle(size: str, arguments: argparse.Namespace) -> list[Profile]:
         for length in lengths:
             for temperature in (0.0, 1.0):
                 decoding = settings(Dynamic(**TREE), temperature)
-                ours = partial(_ours, target, drafter, length, decoding)
                 theirs = partial(_generate, official, accepted, length, temperature)
                 what = f"{kind}'s loop, {size}, T {temperature:g}, after {length} tokens"
-                mine = Side(passes(target), ours, parts(target, drafter, decoding, own_work))
+                mine = side(target, drafter, decoding, partial(text, target, length), own_work)
                 other = Side([(official.base_model.model, "forward")], theirs)
                 profiles.append(compare(what, mine, other, arguments, goal=0.70, equal=not temperature))
     return profiles
-
-
-def _ours(target: Any, drafter: Any, length: int, decoding: Any, number: int, tokens: int) -> Answer:
-    return answer(target, drafter, decoding, text(target, length, number), number, tokens)
 
 
 def _generate(official: Any, accepted: list[Any], length: int, temperature: float, number: int, tokens: int) -> Answer:
@@ -82,26 +77,11 @@ def _official(kind: str, model: LlamaForCausalLM, head: nn.Module, target: Causa
     layer = made(plain_config(config), bias=kind == "EAGLE-1", **sizes).eval()
     if kind == "EAGLE-3":
         del layer.d2t, layer.t2d  # as its loader does where the head scores the whole vocabulary
-    layer.diff_device = False
     weights = {**head.state_dict(), "embed_tokens.weight": target.embedding}
-    missing = layer.load_state_dict(weights, strict=False).missing_keys
-    assert not missing, missing
-    layer.init_tree()
-    official = ea_model.EaModel.__new__(ea_model.EaModel)
-    nn.Module.__init__(official)
-    official.base_model, official.ea_layer, official.config = base, layer, config
+    official = joined(ea_model.EaModel, base, layer, config, weights)
     official.use_eagle3 = kind == "EAGLE-3"
     official.tokenizer = types.SimpleNamespace(eos_token_id=-1)
-    accepted: list[Any] = []
-    judge = ea_model.evaluate_posterior
-
-    def noted(*arguments: Any) -> Any:
-        outcome = judge(*arguments)
-        accepted.append(outcome[1])
-        return outcome
-
-    ea_model.evaluate_posterior = noted
-    return official, accepted
+    return official, accepted_by(ea_model)
 
 
 def plain_config(config: LlamaConfig) -> types.SimpleNamespace:

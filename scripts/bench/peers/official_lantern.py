@@ -26,8 +26,8 @@ from draftsmith.models.drafters.eagle import EagleConfig
 from draftsmith.models.targets.llamagen.lantern_layout import to_lantern
 from draftsmith.models.targets.llamagen.target import LlamaGenTarget
 from draftsmith.models.targets.llamagen.transformer import LlamaGen, LlamaGenConfig
-from peers.clones import LANTERN, clone, empty_module
-from peers.ours import SIZES, answer, parts, passes
+from peers.clones import LANTERN, accepted_by, clone, empty_module, joined
+from peers.ours import SIZES, side
 from peers.pairs import DRAFT, SCORES, TARGET, Answer, Profile, Side, compare
 from torch import nn
 from transformers import LlamaConfig, set_seed
@@ -54,7 +54,7 @@ def official_lantern(size: str, arguments: argparse.Namespace) -> list[Profile]:
     official = _official(arguments.peers, model, head)
     table = torch.randint(CODES, (CODES, NEIGHBOURS + 1), generator=torch.Generator().manual_seed(0))
     official.nearest_latents = table.numpy()
-    accepted = _accepted(official)
+    accepted = accepted_by(official)
     relaxed = LanternConfig(kind="lantern", k=NEIGHBOURS, delta=DELTA, residual="reference")
     modules = {TARGET: (model.cls_embedding, *model.layers, model.norm), DRAFT: (head.fc, *head.layers)}
     own_work = {part: [(module, "forward") for module in made_of] for part, made_of in modules.items()}
@@ -67,9 +67,6 @@ def official_lantern(size: str, arguments: argparse.Namespace) -> list[Profile]:
                 rule = Lantern(relaxed, NeighbourTable(table.int()), not temperature)
             decoding = Decoding(Dynamic(**TREE), rule, Draw("top-k"), Warp(temperature, NEIGHBOURS), 1, ())
 
-            def ours(number: int, tokens: int, decoding: Decoding = decoding) -> Answer:
-                return answer(target, drafter, decoding, ImageRequest(_caption(number), "1"), number, tokens)
-
             def theirs(number: int, tokens: int, name: str = name, temperature: float = temperature) -> Answer:
                 set_seed(number)
                 random.seed(number)
@@ -81,7 +78,7 @@ def official_lantern(size: str, arguments: argparse.Namespace) -> list[Profile]:
                 return Answer(codes[0].tolist(), [int(count) for count in accepted])
 
             what = f"LANTERN's loop ({name}), {size}, {CODES} codes, T {temperature:g}"
-            mine = Side(passes(target), ours, parts(target, drafter, decoding, own_work))
+            mine = side(target, drafter, decoding, lambda number: ImageRequest(_caption(number), "1"), own_work)
             other = Side([(official.base_model.model, "forward")], theirs)
             profiles.append(compare(what, mine, other, arguments, goal=0.65, equal=not temperature))
     return profiles
@@ -100,20 +97,6 @@ class _Captions:
     def get_text_embeddings(self, prompts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
         """[1,120,F] and their mask [1,120]."""
         return _caption(int(prompts[0]))[None], torch.ones(1, 120, dtype=torch.int64)
-
-
-def _accepted(official: Any) -> list[Any]:
-    """The list that is filled with what each of their cycles accepts."""
-    accepted: list[Any] = []
-    judge = official.evaluate_posterior
-
-    def noted(*arguments: Any, **options: Any) -> Any:
-        outcome = judge(*arguments, **options)
-        accepted.append(outcome[1])
-        return outcome
-
-    official.evaluate_posterior = noted
-    return accepted
 
 
 def _official(peers: Path, model: LlamaGen, head: nn.Module) -> Any:
@@ -141,11 +124,4 @@ def _official(peers: Path, model: LlamaGen, head: nn.Module) -> Any:
     assert not unknown.missing_keys, unknown.missing_keys
     plain = types.SimpleNamespace(**config.to_dict() | values | more | {"num_hidden_layers": 1, "rms_norm_eps": 1e-6})
     layer = Model(plain, bias=True, total_tokens=TREE["total"], depth=TREE["depth"], top_k=TREE["width"]).eval()
-    layer.diff_device = False
-    missing = layer.load_state_dict(head.state_dict(), strict=False).missing_keys
-    assert not missing, missing
-    layer.init_tree()
-    official = EaModel.__new__(EaModel)
-    nn.Module.__init__(official)
-    official.base_model, official.ea_layer, official.config = base, layer, config
-    return official
+    return joined(EaModel, base, layer, config, head.state_dict())

@@ -12,7 +12,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -104,24 +104,29 @@ class _Cycles:
         return counted
 
 
-def _run(side: Side, number: int, cycles: int, *, metered: bool = False) -> tuple[float, dict[str, float]]:
-    """Seconds of a cycle, and the share of each part."""
-    meter = Meter()
-    count = _Cycles(cycles, meter)
+def _run(side: Side, number: int, cycles: int, watcher: Any, *contexts: AbstractContextManager) -> float:
+    """Seconds of a cycle of one answer. `watcher` restarts where the timed cycles begin, within `contexts`."""
+    count = _Cycles(cycles, watcher)
     try:
         with ExitStack() as stack:
-            for part, methods in side.parts.items() if metered else ():
-                stack.enter_context(watched(methods, meter.part(part)))
-            stack.enter_context(watched(side.passes, count.watch))
+            for context in (*contexts, watched(side.passes, count.watch)):
+                stack.enter_context(context)
             side.answer(number, LONG)
     except _Enough:
-        return count.seconds / cycles, meter.shares()
+        return count.seconds / cycles
     raise SystemExit("an answer ended before its cycles")
 
 
 def cycle_seconds(side: Side, number: int, cycles: int = 6) -> float:
     """Thread seconds of a cycle of one answer."""
-    return _run(side, number, cycles)[0]
+    return _run(side, number, cycles, Meter())
+
+
+def cycle_shares(side: Side, number: int, cycles: int) -> dict[str, float]:
+    """The share of each part in the cycles of one answer."""
+    meter = Meter()
+    _run(side, number, cycles, meter, *(watched(methods, meter.part(part)) for part, methods in side.parts.items()))
+    return meter.shares()
 
 
 class _Products(TorchDispatchMode):
@@ -149,13 +154,8 @@ def products_of(side: Side, number: int, cycles: int) -> list[Callable[[], Any]]
     models takes less than they do.
     """
     products = _Products()
-    count = _Cycles(cycles, products)
-    try:
-        with products, watched(side.passes, count.watch):
-            side.answer(number, LONG)
-    except _Enough:
-        return products.calls
-    raise SystemExit("an answer ended before its cycles")
+    _run(side, number, cycles, products, products)
+    return products.calls
 
 
 @torch.inference_mode()
@@ -185,7 +185,7 @@ def compare(
             if number:  # the first warms up
                 found[index].append(seconds)
         found[2].append(replayed_seconds(products, arguments.cycles))
-    metered = [_run(ours, number, arguments.cycles, metered=True)[1] for number in range(1, 4)]
+    metered = [cycle_shares(ours, number, arguments.cycles) for number in range(1, 4)]
     shares = {part: statistics.median(run.get(part, 0.0) for run in metered) for part in (*ours.parts, REST)}
     own = sum(shares[part] for part in OWN_WORK)
     pairs, alone = ratios(*found[:2]), statistics.median(ratios(found[2][1:], found[1]))

@@ -19,6 +19,7 @@ import torch
 from draftsmith.core.batch import Batch
 from draftsmith.core.states import TargetStates
 from peers.clones import empty_module, specforge
+from peers.ours import layers_config
 from peers.speculators_eagle3 import DECAY, HEAD, SCORES, Ours, over_states
 from torch import Tensor
 from transformers import LlamaConfig
@@ -41,14 +42,7 @@ class Theirs:
         eagle3.LogSoftmaxLoss = types.SimpleNamespace(apply=loss._compute_loss)
         head, target = ours.head, ours.target
         self.taps = ours.settings.layers_of(target.shape)
-        layer, base = head.shape, target.decoder.model.config
-        config: Any = LlamaConfig(
-            hidden_size=layer.hidden_size, intermediate_size=layer.intermediate_size, head_dim=layer.head_dim,
-            num_attention_heads=layer.num_heads, num_key_value_heads=layer.num_kv_heads, vocab_size=layer.vocab_size,
-            num_hidden_layers=1, rms_norm_eps=layer.norm_eps, pad_token_id=None, attention_bias=False,
-            max_position_embeddings=base.max_position_embeddings, rope_parameters=dict(base.rope_parameters),
-            pretraining_tp=1,
-        )  # fmt: skip
+        config = layers_config(LlamaConfig, head.shape, target, pretraining_tp=1)
         config.draft_vocab_size = len(head.draft_ids)
         draft = LlamaForCausalLMEagle3(config, attention_backend="sdpa")
         draft.load_state_dict({**head.state_dict(), "embed_tokens.weight": target.embedding})

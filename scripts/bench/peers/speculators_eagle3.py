@@ -9,7 +9,8 @@ both sides only those inside are supervised. Their LM head, which they hold stil
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,13 +18,12 @@ from draftsmith.core.batch import Batch
 from draftsmith.core.states import Taps, TargetStates
 from draftsmith.models.drafters.draft_vocabulary import lm_head_rows
 from peers import step_pairs, training_step
-from peers.clones import SPECULATORS, clone, empty_module
-from peers.ours import target_config
+from peers.clones import speculators
+from peers.ours import layers_config, target_config
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 BAR = 0.65  # of their step
-LENGTHS = (64, 256, 512, 1024)
 DECAY = 0.8
 HEAD, SCORES = "the head's passes", "LM heads and losses"
 
@@ -46,26 +46,16 @@ class Theirs:
     """A step of theirs, over the same head."""
 
     def __init__(self, arguments: argparse.Namespace, ours: Ours):
-        clone(arguments.peers, SPECULATORS)
-        # The rest of that package reads datasets and asks serving engines.
-        empty_module("speculators.train", arguments.peers)
-        empty_module("speculators.train.data", BatchType=dict)
+        speculators(arguments.peers)
         from speculators.losses.utils import resolve_loss_config  # type: ignore[import-not-found]
         from speculators.models.eagle3 import core  # type: ignore[import-not-found]
 
         head, target = ours.head, ours.target
         self.taps = ours.settings.layers_of(target.shape)
         self.last = target.shape.num_layers
-        layer, config = head.shape, target.decoder.model.config
-        made = LlamaConfig(
-            hidden_size=layer.hidden_size, intermediate_size=layer.intermediate_size, head_dim=layer.head_dim,
-            num_attention_heads=layer.num_heads, num_key_value_heads=layer.num_kv_heads, vocab_size=layer.vocab_size,
-            num_hidden_layers=1, rms_norm_eps=layer.norm_eps, pad_token_id=None, attention_bias=False,
-            max_position_embeddings=config.max_position_embeddings, rope_parameters=dict(config.rope_parameters),
-        )  # fmt: skip
-        made._attn_implementation = "sdpa"
         settings = core.Eagle3SpeculatorConfig(
-            transformer_layer_config=made, draft_vocab_size=len(head.draft_ids), norm_before_residual=False,
+            transformer_layer_config=layers_config(LlamaConfig, head.shape, target, attn_implementation="sdpa"),
+            draft_vocab_size=len(head.draft_ids), norm_before_residual=False,
             eagle_aux_hidden_state_layer_ids=list(self.taps),
         )  # fmt: skip
         self.model = core.Eagle3DraftModel(settings)
@@ -126,21 +116,16 @@ class Samples:
 def over_states(
     arguments: argparse.Namespace, what: str, theirs_of: Callable[[argparse.Namespace, Ours], step_pairs.Trained]
 ) -> None:
-    """Prints a table, headed `what`: every size and length; and one of where missed steps go."""
-    missed = {}
-    step_pairs.head(what, BAR)
-    for size in arguments.sizes:
-        torch.manual_seed(arguments.seed)
+    """Prints the tables of `step_pairs.over`."""
+
+    def sides(size: str) -> Iterator[step_pairs.Sides]:
         model = LlamaForCausalLM(target_config(size, 7)).eval()
         # The likeliest token of a real target is nearly always one that a draft has.
         model.lm_head.weight.data[::4] *= 4
         ours = Ours(model)
-        theirs = theirs_of(arguments, ours)
-        for length in arguments.lengths or LENGTHS:
-            row = f"{length}, {size}"
-            if shares := step_pairs.compare(row, ours, theirs, Samples(ours, length), arguments.pairs, BAR):
-                missed[row] = shares
-    step_pairs.profiles(missed)
+        yield "", ours, theirs_of(arguments, ours), partial(Samples, ours), step_pairs.TOLERANCE
+
+    step_pairs.over(arguments, what, BAR, sides)
 
 
 def speculators_eagle3(arguments: argparse.Namespace) -> None:

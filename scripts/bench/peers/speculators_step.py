@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -24,14 +24,12 @@ from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.dspark import DsparkConfig
 from draftsmith.models.targets.causal.section import CausalTarget
 from metering import watched
-from peers import step_pairs
-from peers.clones import SPECULATORS, clone, empty_module
-from peers.ours import SIZES, prompt, target_config
+from peers import clones, step_pairs
+from peers.ours import SIZES, layers_config, prompt, target_config
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM, Qwen3Config
 
 BAR = 0.65  # of their step
-LENGTHS = (64, 256, 512, 1024)
 TOKENS_OF_A_BLOCK = 8  # of a sample: DeepSpec draws 512 blocks of up to 4,096 tokens
 # Of TVD's gradients, which jump where the two distributions cross: rounding alone turns 3 of 7 million signs.
 CROSSINGS = 2e-4
@@ -78,10 +76,7 @@ class Theirs:
     """A step of theirs, over the same draft."""
 
     def __init__(self, arguments: argparse.Namespace, ours: Ours, losses: dict[str, float]):
-        clone(arguments.peers, SPECULATORS)
-        # The rest of that package reads datasets and asks serving engines.
-        empty_module("speculators.train", arguments.peers)
-        empty_module("speculators.train.data", BatchType=dict)
+        clones.speculators(arguments.peers)
         from speculators.losses.utils import resolve_loss_config  # type: ignore[import-not-found]
         from speculators.models.dflash import core as dflash  # type: ignore[import-not-found]
         from speculators.models.dspark import core as dspark  # type: ignore[import-not-found]
@@ -148,21 +143,13 @@ def with_bias(head: Any) -> Any:
 
 def draft_config(head: Any, target: CausalTarget) -> Qwen3Config:
     """The draft's layers, as a config that published drafts have."""
-    layer, base = head.shape.layer, target.decoder.model.config
-    config = Qwen3Config(
-        hidden_size=layer.hidden_size, intermediate_size=layer.intermediate_size, head_dim=layer.head_dim,
-        num_attention_heads=layer.num_heads, num_key_value_heads=layer.num_kv_heads, vocab_size=layer.vocab_size,
-        num_hidden_layers=head.shape.num_layers, rms_norm_eps=layer.norm_eps, pad_token_id=None,
-        max_position_embeddings=base.max_position_embeddings, rope_parameters=dict(base.rope_parameters),
-    )  # fmt: skip
-    config._attn_implementation = "sdpa"
-    return config
+    return layers_config(Qwen3Config, head.shape.layer, target, head.shape.num_layers, attn_implementation="sdpa")
 
 
 class Samples:
     """One answer of the target of each length, its states, and other anchors for each number."""
 
-    def __init__(self, target: CausalTarget, model: Any, length: int, block_size: int):
+    def __init__(self, target: CausalTarget, model: Any, block_size: int, length: int):
         self.first, self.last = length // 4, length - block_size  # of the anchors, and behind them
         ids = prompt(0, self.first, target.vocab_size)[None]
         with torch.inference_mode():
@@ -189,24 +176,18 @@ def over_blocks(
     arguments: argparse.Namespace, what: str, kinds: Iterable[str],
     theirs_of: Callable[[argparse.Namespace, Ours, dict[str, float]], step_pairs.Trained],
 ) -> None:  # fmt: skip
-    """Prints a table, headed `what`: every kind, size and length; and one of where missed steps go."""
-    missed = {}
-    step_pairs.head(what, BAR)
-    for size in arguments.sizes:
-        torch.manual_seed(arguments.seed)
+    """Prints the tables of `step_pairs.over`: every kind at every size and length."""
+
+    def sides(size: str) -> Iterator[step_pairs.Sides]:
         model = LlamaForCausalLM(target_config(size, TAPS[-1] + 1)).eval()
         target = CausalTarget(model, num_token_ids=SIZES[size]["vocab_size"])
         for kind in kinds:
             settings, losses = KINDS[kind]
             ours = Ours(target, settings)
-            theirs = theirs_of(arguments, ours, losses)
-            for length in arguments.lengths or LENGTHS:
-                samples = Samples(target, model, length, settings.block_size)
-                row = f"{kind}, {length}, {size}"
-                apart = CROSSINGS if "tv" in losses else step_pairs.TOLERANCE
-                if shares := step_pairs.compare(row, ours, theirs, samples, arguments.pairs, BAR, apart):
-                    missed[row] = shares
-    step_pairs.profiles(missed)
+            theirs, samples = theirs_of(arguments, ours, losses), partial(Samples, target, model, settings.block_size)
+            yield f"{kind}, ", ours, theirs, samples, CROSSINGS if "tv" in losses else step_pairs.TOLERANCE
+
+    step_pairs.over(arguments, what, BAR, sides)
 
 
 def speculators(arguments: argparse.Namespace) -> None:

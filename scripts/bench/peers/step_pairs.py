@@ -5,19 +5,22 @@ Times are this thread's.
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Protocol
 
+import torch
 from draftsmith.scripts.timing import in_turn, ratios, row, spread, table
 from metering import Meter, watched
 from peers.pairs import Method
 from torch import Tensor, nn, optim
 from torch.profiler import ProfilerActivity, profile
 
+LENGTHS = (64, 256, 512, 1024)  # tokens of a sample
 TOLERANCE = 2e-5  # of losses and gradients, relative
 REST, BACKWARD, ADAMW = "the rest of the forward", "backward", "AdamW"
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "flash_attention_for_cpu")
@@ -32,6 +35,10 @@ class Trained(Protocol):
     watched: Mapping[str, Sequence[Method]]  # part of the loss -> what it is spent in
 
     def loss(self, *sample: Any) -> Tensor: ...
+
+
+# What its rows are of, ours, theirs, what makes samples of a length, and the tolerance of gradients.
+Sides = tuple[str, Trained, Trained, Callable[[int], Callable[[int], Sample]], float]
 
 
 def step(side: Trained, sample: Sample) -> None:
@@ -146,11 +153,20 @@ def compare(
     return missed
 
 
-def profiles(missed: Mapping[str, Mapping[str, str]]) -> None:
-    """Print where missed steps go."""
+def over(arguments: argparse.Namespace, what: str, bar: float, sides_of: Callable[[str], Iterable[Sides]]) -> None:
+    """Print a table, headed `what`: every size, pair of sides and length; and one of where missed steps go."""
+    missed: dict[str, Mapping[str, str]] = {}
+    head(what, bar)
+    for size in arguments.sizes:
+        torch.manual_seed(arguments.seed)
+        for name, ours, theirs, samples, gradients in sides_of(size):
+            for length in arguments.lengths or LENGTHS:
+                place = f"{name}{length}, {size}"
+                if shares := compare(place, ours, theirs, samples(length), arguments.pairs, bar, gradients):
+                    missed[place] = shares
     if missed:
         columns = next(iter(missed.values()))
         print()
         table("shares of their step: ours, theirs", *columns)
-        for what, shares in missed.items():
-            row(what, *shares.values())
+        for place, parts_of_step in missed.items():
+            row(place, *parts_of_step.values())

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import copy
 import types
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -27,7 +28,6 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 BAR = 0.75  # of their step
-LENGTHS = (64, 256, 512, 1024)
 
 
 class Ours:
@@ -106,16 +106,12 @@ def sample(number: int, length: int, vocab_size: int) -> tuple[Tensor, Tensor]:
 
 
 def training(arguments: argparse.Namespace) -> None:
-    """Prints a table: every size and length; and one of where missed steps go."""
-    missed = {}
-    step_pairs.head("tokens of a sample", BAR)
-    for size in arguments.sizes:
-        torch.manual_seed(arguments.seed)
+    """Prints the tables of `step_pairs.over`."""
+
+    def sides(size: str) -> Iterator[step_pairs.Sides]:
         model = LlamaForCausalLM(target_config(size, 7)).eval()
         ours = Ours(model)
-        theirs, vocab_size = Theirs(arguments, ours, model), SIZES[size]["vocab_size"]
-        for length in arguments.lengths or LENGTHS:
-            what, made = f"{length}, {size}", partial(sample, length=length, vocab_size=vocab_size)
-            if shares := step_pairs.compare(what, ours, theirs, made, arguments.pairs, BAR):
-                missed[what] = shares
-    step_pairs.profiles(missed)
+        samples = lambda length: partial(sample, length=length, vocab_size=SIZES[size]["vocab_size"])  # noqa: E731
+        yield "", ours, Theirs(arguments, ours, model), samples, step_pairs.TOLERANCE
+
+    step_pairs.over(arguments, "tokens of a sample", BAR, sides)
