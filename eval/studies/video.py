@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...data.pictures.visual_budget import visual_tokens
-from ..cells import MethodInfo
-from ..held_visual import HeldVisual
+from ..cells import HeldVisual, MethodInfo
 from ..intervals import ratio
 from ..measured_rows import PLAIN, Row, grouped
 from ..style import COLORS
